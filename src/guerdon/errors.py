@@ -1,0 +1,63 @@
+"""Every error guerdon raises on purpose: what happened, where, and what to do next.
+
+The command line prints the message of a `GuerdonError` as one clear line and exits with its `exit_code`;
+any other exception is a bug and keeps its traceback. This module does not know who raises or who catches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class GuerdonError(Exception):
+    """Base of all expected failures.
+
+    Attributes:
+        exit_code: the status that the command line leaves with.
+    """
+
+    exit_code = 2
+
+
+class ConfigError(GuerdonError, ValueError):
+    """The configuration is wrong: an unknown key, a value out of range, a knob that would do nothing."""
+
+
+class DataError(GuerdonError, ValueError):
+    """Data on disk is missing, truncated or of another shape than declared."""
+
+
+class CheckpointError(GuerdonError, RuntimeError):
+    """A checkpoint is incomplete, corrupt, or does not fit the model it is loaded into."""
+
+
+class MissingDependencyError(GuerdonError, ImportError):
+    """An optional package or a system library is not installed; the message says how to install it."""
+
+
+class TooManyFailuresError(GuerdonError, RuntimeError):
+    """Measurements failed more often than `max_failure_rate` allows. The run left a resumable checkpoint."""
+
+    exit_code = 3
+
+
+class JobError(GuerdonError, RuntimeError):
+    """Some jobs of a study failed; the others are intact."""
+
+    exit_code = 4
+
+
+@contextmanager
+def boundary(error: type[GuerdonError], what: str) -> Iterator[None]:
+    """Attribute any failure inside the block to one place.
+
+    A `GuerdonError` passes unchanged; every other exception becomes `error` with `what` in front and the
+    original as its cause. Use it where foreign code is called: simulators, renderers, file formats.
+    """
+    try:
+        yield
+    except GuerdonError:
+        raise
+    except Exception as exc:  # noqa: BLE001 - this is the named boundary
+        raise error(f"{what}: {type(exc).__name__}: {exc}") from exc

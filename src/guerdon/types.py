@@ -1,0 +1,251 @@
+"""The nouns of guerdon: `Episode`, `Step`, `Score`, `RewardModel`, and the `Rollout` that flows through RL.
+
+Arrays carry their dimensions in their names: T rows of an episode, B parallel streams of a rollout, H W C an
+image, A action size, S state size. This module knows nothing about files, simulators or neural networks.
+
+    episode = Episode(id="0", task="close the window", frames=frames_T_H_W_C, success=success_T)
+    score = model.score([episode])[0]
+    if score.failure is None: print(score.total)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float32]
+BoolArray = NDArray[np.bool_]
+ByteArray = NDArray[np.uint8]
+IntArray = NDArray[np.int64]
+
+Granularity = Literal["step", "total"]
+Modality = Literal["image", "state", "text"]
+
+
+class Step(NamedTuple):
+    """One row of an episode: a piece of text, or an action and the frame seen after it."""
+
+    index: int
+    text: str | None
+    action: FloatArray | None
+    frame: ByteArray | None
+    reward: float | None
+    success: bool | None
+
+
+@dataclass(frozen=True, eq=False)
+class Episode:
+    """What happened: a task in words, T rows, an outcome. Column-oriented and immutable.
+
+    Row t of a robot episode is the moment *after* action t: `actions[t]` led to `frames[t]` and `states[t]`,
+    which earned `rewards[t]`. Row 0 is the reset: its action is all zeros and its reward is 0. Any column may be
+    absent; those present share the length T.
+
+    Attributes:
+        id: unique within its data set.
+        task: what was asked for, in words.
+        frames: (T, H, W, 3) uint8.
+        states: (T, S) float32, the policy's observation.
+        actions: (T, A) float32.
+        rewards: (T,) float32, the environment's own reward.
+        success: (T,) bool, ground truth success at each row.
+        texts: T pieces of text.
+        outcome: did the whole episode succeed? None where nobody knows.
+        meta: where it came from (policy, seed, checkpoint); plain JSON values.
+    """
+
+    id: str
+    task: str
+    frames: ByteArray | None = None
+    states: FloatArray | None = None
+    actions: FloatArray | None = None
+    rewards: FloatArray | None = None
+    success: BoolArray | None = None
+    texts: tuple[str, ...] | None = None
+    outcome: bool | None = None
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        lengths = {name: len(column) for name, column in self.columns().items()}
+        if not lengths:
+            raise ValueError(f"episode {self.id!r} has no column: give frames, states, actions or texts")
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"episode {self.id!r} has columns of different lengths: {lengths}")
+        if self.frames is not None and (
+            self.frames.dtype != np.uint8 or self.frames.ndim != 4 or self.frames.shape[-1] != 3
+        ):
+            raise ValueError(
+                f"episode {self.id!r}: frames must be uint8 of shape (T, H, W, 3), "
+                f"got {self.frames.dtype} {self.frames.shape}"
+            )
+
+    def columns(self) -> dict[str, Any]:
+        """The per-row columns that are present, by field name."""
+        names = ("frames", "states", "actions", "rewards", "success", "texts")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns().values())))
+
+    def __getitem__(self, rows: slice) -> Episode:
+        """The same episode with only these rows (views, no copy); the outcome stays."""
+        return replace(self, **{name: column[rows] for name, column in self.columns().items()})
+
+    def take(self, rows: Sequence[int] | IntArray) -> Episode:
+        """The same episode with the rows of these indices, in their order."""
+        index = np.asarray(rows, dtype=np.int64)
+        picked = {
+            name: tuple(column[i] for i in index) if name == "texts" else column[index]
+            for name, column in self.columns().items()
+        }
+        return replace(self, **picked)
+
+    def steps(self) -> Iterator[Step]:
+        """The rows one by one."""
+        for t in range(len(self)):
+            yield Step(
+                index=t,
+                text=None if self.texts is None else self.texts[t],
+                action=None if self.actions is None else self.actions[t],
+                frame=None if self.frames is None else self.frames[t],
+                reward=None if self.rewards is None else float(self.rewards[t]),
+                success=None if self.success is None else bool(self.success[t]),
+            )
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a measurement is missing.
+
+    Attributes:
+        reason: a short stable word to count by, such as `no_frames` or `non_finite`.
+        detail: one line for a person.
+    """
+
+    reason: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.detail}" if self.detail else self.reason
+
+
+@dataclass(frozen=True, eq=False)
+class Score:
+    """What a reward model measured on one episode: values, or the reason why they are missing.
+
+    Attributes:
+        steps: (T,) float32, one finite value per row, or None when the model judges whole episodes only.
+        total: one finite value for the episode, or None when the model judges rows only.
+        failure: set exactly when both are missing.
+    """
+
+    steps: FloatArray | None = None
+    total: float | None = None
+    failure: Failure | None = None
+
+    def __post_init__(self) -> None:
+        measured = self.steps is not None or self.total is not None
+        if measured == (self.failure is not None):
+            raise ValueError("a Score has values or a Failure, never both and never neither")
+        if self.steps is not None and not np.isfinite(self.steps).all():
+            raise ValueError("a Score is never NaN or infinite: return Score(failure=Failure('non_finite'))")
+        if self.total is not None and not np.isfinite(self.total):
+            raise ValueError("a Score is never NaN or infinite: return Score(failure=Failure('non_finite'))")
+
+    @staticmethod
+    def from_values(values_T: NDArray[Any], *, total: float | None = None) -> Score:
+        """Per-row values as a Score; values that are not finite make it a `Failure('non_finite')`."""
+        steps = np.asarray(values_T, dtype=np.float32)
+        if not np.isfinite(steps).all() or (total is not None and not np.isfinite(total)):
+            bad = int((~np.isfinite(steps)).sum())
+            return Score(failure=Failure("non_finite", f"{bad} of {steps.size} values are not finite"))
+        return Score(steps=steps, total=total)
+
+
+@dataclass(frozen=True)
+class RewardInfo:
+    """What a reward model promises about its scores.
+
+    Attributes:
+        name: how logs and reports call it.
+        range: smallest and largest value it can give.
+        granularity: `step` (a value per row) or `total` (one per episode).
+        modality: what it looks at.
+        causal: the value of row t depends on rows up to t only.
+        frames_needed: how many trailing frames a value needs (0: it looks at no frame).
+        success_threshold: the value above which an episode counts as successful, for classifiers.
+    """
+
+    name: str
+    range: tuple[float, float]
+    granularity: Granularity = "step"
+    modality: Modality = "image"
+    causal: bool = True
+    frames_needed: int = 1
+    success_threshold: float | None = None
+
+
+@runtime_checkable
+class RewardModel(Protocol):
+    """Anything that measures episodes."""
+
+    @property
+    def info(self) -> RewardInfo:
+        """Range, granularity, modality and needs of this model."""
+        ...
+
+    def score(self, episodes: Sequence[Episode]) -> list[Score]:
+        """One Score per episode, in order. Never raises for a bad episode: that is a `Failure`."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Rollout:
+    """What happened in B parallel streams over T steps: the one thing that flows through the RL loop.
+
+    Attributes:
+        observations: (B, T, S) float32 for states or (B, T, H, W, C) uint8 for pixels, before the action.
+        actions: (B, T, A) float32.
+        log_probs: (B, T) float32, of the behaviour policy.
+        mask: (B, T) bool, False where a step does not exist (padding, a reset step).
+        terminated: (B, T) bool, the task's own end: no value beyond it.
+        truncated: (B, T) bool, cut off by a limit: the value goes on beyond it.
+        success: (B, T) bool, ground truth after the step. Nothing ever overwrites it.
+        rewards: source name to (B, T) float32. `env` is ground truth; the others are reward models.
+        failed: source name to (B, T) bool, True where the source's measurement is missing.
+        values: source name to (B, T) float32 estimates of the value before the step, or empty.
+        next_values: source name to (B, T) float32 estimates of the value after the step (of the terminal
+            observation where the episode ended), or empty.
+        group_ids: (B, T) int64, steps of episodes with the same start share an id; -1 where there is none.
+    """
+
+    observations: NDArray[Any]
+    actions: FloatArray
+    log_probs: FloatArray
+    mask: BoolArray
+    terminated: BoolArray
+    truncated: BoolArray
+    success: BoolArray
+    rewards: Mapping[str, FloatArray]
+    failed: Mapping[str, BoolArray] = field(default_factory=dict)
+    values: Mapping[str, FloatArray] = field(default_factory=dict)
+    next_values: Mapping[str, FloatArray] = field(default_factory=dict)
+    group_ids: IntArray | None = None
+
+    def __post_init__(self) -> None:
+        shape = self.mask.shape
+        for f in fields(self):
+            value = getattr(self, f.name)
+            arrays = value.values() if isinstance(value, Mapping) else [value]
+            for array in arrays:
+                if array is not None and array.shape[:2] != shape:
+                    raise ValueError(f"rollout field {f.name!r} has shape {array.shape}, expected {shape} first")
+
+    @property
+    def done(self) -> BoolArray:
+        """(B, T) bool, True at the last step of an episode."""
+        return self.terminated | self.truncated
