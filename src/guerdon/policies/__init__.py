@@ -1,1 +1,1 @@
-
+"""What acts: control policies for states and pixels, scripted experts."""

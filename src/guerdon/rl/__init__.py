@@ -1,1 +1,1 @@
-
+"""One loop for text and robots: rollout, score, shape, advantages, update."""

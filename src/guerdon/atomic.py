@@ -1,0 +1,99 @@
+"""Write files and folders so that a kill at any moment leaves the old bytes or the new ones, never a mixture.
+
+Everything is first written beside its final name, flushed to the disk, then renamed. A sealed folder carries a
+`COMPLETE` file with the SHA-256 of every other file in it, written last. This module does not know what it writes.
+
+    write_json(run / "run.json", {"seed": 0})
+    seal_folder(temporary, run / "checkpoints" / "step_000001000")
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from guerdon.errors import CheckpointError
+
+COMPLETE = "COMPLETE"
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file in one piece; creates its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text in one piece."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write indented JSON in one piece.
+
+    Raises:
+        ValueError: the value holds NaN or an infinity, which JSON cannot say.
+    """
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def sync(path: Path) -> None:
+    """Flush a file or a folder's entries to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def seal_folder(temporary: Path, final: Path) -> None:
+    """Write the hashes of a finished folder into its `COMPLETE`, flush it and rename it to `final`.
+
+    An older folder of that name is removed, after the new one is safe on the disk.
+    """
+    files = sorted(p for p in temporary.rglob("*") if p.is_file())
+    hashes = {str(p.relative_to(temporary)): sha256(p) for p in files}
+    for p in files:
+        sync(p)
+    write_json(temporary / COMPLETE, hashes)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    old = final.with_name(f".{final.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if final.exists():
+        os.replace(final, old)
+    os.replace(temporary, final)
+    sync(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def verify_folder(folder: Path) -> None:
+    """Check a sealed folder against its hashes.
+
+    Raises:
+        CheckpointError: it was never sealed, or a file is missing or altered.
+    """
+    seal = folder / COMPLETE
+    if not seal.is_file():
+        raise CheckpointError(f"{folder} is incomplete: it has no {COMPLETE} file, so its writer was cut off")
+    for name, wanted in json.loads(seal.read_text()).items():
+        file = folder / name
+        if not file.is_file():
+            raise CheckpointError(f"{file} is missing; the checkpoint cannot be used")
+        if sha256(file) != wanted:
+            raise CheckpointError(f"{file} does not have the bytes that were written; the checkpoint is corrupt")

@@ -1,0 +1,288 @@
+"""Read a study directory as it lies on disk: what finished, what failed, what is missing.
+
+Everything that reads results goes through here. A run is never dropped silently: a planned run without a
+directory is `missing`, one with `FAILED.json` is `failed`, one without `COMPLETE` is `unfinished`. A
+truncated JSON line (a killed process leaves one) is skipped and counted, and a number that is not finite
+becomes None. This module does not know statistics, HTML, or how runs are made.
+
+    study = read_study(Path("runs/demo"))
+    for run in study.runs: print(run.name, run.status, len(run.evals))
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from guerdon.errors import DataError
+
+Status = Literal["complete", "unfinished", "failed", "missing"]
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run: an arm, a task, a seed, and what its directory holds.
+
+    Attributes:
+        status: `complete`, `unfinished` (no `COMPLETE`), `failed` (`FAILED.json`), `missing` (no directory).
+        error: what `FAILED.json` says, else empty.
+        evals: evaluation lines in the order of their steps, the last one kept where a step occurs twice.
+        trains: training lines, likewise.
+        skipped_lines: lines that were not valid JSON objects (a kill leaves a truncated last line).
+        n_failures: rows of `failures.jsonl`.
+        config_text: the resolved configuration as written, empty when there is none.
+    """
+
+    task: str
+    arm: str
+    seed: int | None
+    path: Path
+    status: Status
+    error: str = ""
+    evals: tuple[Row, ...] = ()
+    trains: tuple[Row, ...] = ()
+    skipped_lines: int = 0
+    n_failures: int = 0
+    config_text: str = ""
+    info: Row = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """How the report calls the run: `task/arm/seed3`."""
+        return f"{self.task}/{self.arm}" + ("" if self.seed is None else f"/seed{self.seed}")
+
+    @property
+    def wall_seconds(self) -> float | None:
+        """Seconds from the start of the run to its last line of metrics."""
+        times = [t for row in (*self.evals, *self.trains) if (t := number(row, "wall_time")) is not None]
+        return max(times, default=None)
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """The evaluation of one reward model.
+
+    Attributes:
+        evaluation: the content of `evaluation.json`, with non-finite numbers as None.
+        pictures: title to SVG file.
+    """
+
+    task: str
+    name: str
+    evaluation: Row
+    pictures: Mapping[str, Path]
+
+
+@dataclass(frozen=True)
+class StudyRecord:
+    """A study: its plan and all that is on disk of it.
+
+    Attributes:
+        arms: arm name to label, in the order of the study.
+        notes: what was odd about the directory itself (unknown runs, unreadable files), one line each.
+    """
+
+    name: str
+    path: Path
+    arms: Mapping[str, str]
+    baseline: str
+    tasks: tuple[str, ...]
+    seeds: tuple[int, ...]
+    runs: tuple[RunRecord, ...]
+    cards: tuple[ModelCard, ...]
+    config_text: str
+    info: Row
+    notes: tuple[str, ...] = ()
+
+    def select(self, *, arm: str, task: str | None = None, status: Status | None = None) -> list[RunRecord]:
+        """The runs of an arm, of one task or of all, with one status or with any."""
+        return [
+            run
+            for run in self.runs
+            if run.arm == arm and task in (None, run.task) and status in (None, run.status)
+        ]
+
+
+def number(row: Row, key: str) -> float | None:
+    """A finite float from a row, or None where it is absent, null, not a number or not finite."""
+    value = row.get(key)
+    if isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The JSON objects of a JSONL file and the count of lines that were not one. No file: no lines."""
+    if not path.is_file():
+        return [], 0
+    rows: list[dict[str, Any]] = []
+    skipped = 0
+    for line in path.read_bytes().split(b"\n"):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line, parse_constant=lambda _: None)
+        except ValueError:
+            skipped += 1
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            skipped += 1
+    return rows, skipped
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object, or None where the file is absent, broken or not an object."""
+    try:
+        content = json.loads(path.read_bytes(), parse_constant=lambda _: None)
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def read_run(path: Path, *, task: str, arm: str, seed: int | None) -> RunRecord:
+    """One run directory as it lies on disk; never raises for what a killed run leaves behind."""
+    if not path.is_dir():
+        return RunRecord(task=task, arm=arm, seed=seed, path=path, status="missing")
+    rows, skipped = read_lines(path / "metrics.jsonl")
+    failures, skipped_failures = read_lines(path / "failures.jsonl")
+    status, error = _status(path)
+    return RunRecord(
+        task=task,
+        arm=arm,
+        seed=seed,
+        path=path,
+        status=status,
+        error=error,
+        evals=_by_step(rows, "eval"),
+        trains=_by_step(rows, "train"),
+        skipped_lines=skipped + skipped_failures,
+        n_failures=len(failures),
+        config_text=_read_text(path / "config.yaml"),
+        info=read_json(path / "run.json") or {},
+    )
+
+
+def read_study(study_dir: Path) -> StudyRecord:
+    """A study directory: its runs, and the plan of `study.json` (of `study.yaml` before the study has ended).
+
+    Raises:
+        DataError: the directory holds neither plan.
+    """
+    info = read_json(study_dir / "study.json")
+    config_text = _read_text(study_dir / "study.yaml")
+    notes = [] if info is not None else ["study.json is missing: the study has not ended, or was interrupted"]
+    plan = info if info is not None else _plan_from_yaml(study_dir, config_text)
+    arms = {str(name): _label(name, arm) for name, arm in _mapping(plan.get("arms")).items()}
+    if not arms:
+        raise DataError(
+            f"{study_dir}: the study plan names no arm; run `guerdon compare` on a study file first"
+        )
+    tasks = tuple(str(task) for task in plan.get("tasks") or ())
+    seeds = _seeds(plan.get("seeds"))
+    baseline = str(plan.get("baseline") or next(iter(arms)))
+    if baseline not in arms:
+        raise DataError(f"{study_dir}: the baseline {baseline!r} is none of the arms {sorted(arms)}")
+    root = study_dir / "runs"
+    runs = [
+        read_run(root / task / arm / f"seed{seed}", task=task, arm=arm, seed=seed)
+        for task in tasks
+        for arm in arms
+        for seed in seeds
+    ]
+    planned = {run.path for run in runs}
+    extra = [path for path in sorted(root.glob("*/*/seed*")) if path.is_dir() and path not in planned]
+    notes += [
+        f"{path.relative_to(study_dir)} is not part of the study's plan and is left out" for path in extra
+    ]
+    cards, card_notes = _read_cards(study_dir / "models")
+    return StudyRecord(
+        name=str(plan.get("name") or study_dir.resolve().name),
+        path=study_dir,
+        arms=arms,
+        baseline=baseline,
+        tasks=tasks,
+        seeds=seeds,
+        runs=tuple(runs),
+        cards=cards,
+        config_text=config_text,
+        info=plan,
+        notes=(*notes, *card_notes),
+    )
+
+
+def _plan_from_yaml(study_dir: Path, text: str) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(text) if text else None
+    except yaml.YAMLError as error:
+        raise DataError(f"{study_dir / 'study.yaml'}: not valid YAML: {error}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("compare"), dict):
+        raise DataError(
+            f"{study_dir}: neither study.json nor a study.yaml with a `compare` section; "
+            "run `guerdon compare` on a study file first, or give the directory that it wrote"
+        )
+    return {**content["compare"], "name": content.get("name")}
+
+
+def _seeds(value: Any) -> tuple[int, ...]:
+    if isinstance(value, int):
+        return tuple(range(value))
+    return tuple(int(seed) for seed in value or ())
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _label(name: str, arm: Any) -> str:
+    return str(_mapping(arm).get("label") or name)
+
+
+def _status(path: Path) -> tuple[Status, str]:
+    if (path / "COMPLETE").exists():
+        return "complete", ""
+    if (path / "FAILED.json").exists():
+        content = read_json(path / "FAILED.json") or {}
+        return "failed", str(content.get("error") or "no reason was written")
+    return "unfinished", ""
+
+
+def _by_step(rows: Sequence[Row], kind: str) -> tuple[Row, ...]:
+    kept = {
+        step: row for row in rows if row.get("kind") == kind and (step := number(row, "step")) is not None
+    }
+    return tuple(kept[step] for step in sorted(kept))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _read_cards(root: Path) -> tuple[tuple[ModelCard, ...], list[str]]:
+    cards: list[ModelCard] = []
+    notes: list[str] = []
+    for path in sorted(root.glob("*/*/evaluation.json")):
+        folder = path.parent
+        content = read_json(path)
+        if content is None:
+            notes.append(f"models/{folder.parent.name}/{folder.name}/evaluation.json cannot be read")
+            continue
+        pictures = {
+            str(title): folder / Path(str(file)).name
+            for title, file in _mapping(content.get("pictures")).items()
+        }
+        cards.append(ModelCard(folder.parent.name, folder.name, content, pictures))
+    return tuple(cards), notes

@@ -1,0 +1,146 @@
+"""Quality cards of reward models for the page: metrics with intervals, probes, and pictures as data URIs.
+
+Pictures go in as images, never as markup, so that nothing inside them can run; they share a budget of bytes.
+This module does not know how a reward model is evaluated, nor HTML.
+
+    cards, notes = card_views(study.cards, budget=600_000)
+    print(cards[0].metrics[0].name, cards[0].metrics[0].interval)
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from guerdon.compare import report_words as words
+from guerdon.compare.read_runs import ModelCard, Row, number
+from guerdon.evaluate.statistics import Interval
+
+PICTURE_HINTS = {
+    "reliability": "Look for points on the diagonal: of rows scored 0.8, eight in ten should succeed.",
+    "roc": "Look for a curve that hugs the upper left corner; the diagonal is chance.",
+    "precision": "Look for a curve that stays high to the right; the share of successes is chance.",
+    "ranking": "Look for points in rising order: the checkpoint that succeeds more should be scored higher.",
+    "histogram": "Look for two heaps that do not overlap: failures at low scores, successes at high ones.",
+    "value": "Look for values that rise as the task is being done.",
+}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric with its interval and the value of a trivial model (the majority class) beside it."""
+
+    name: str
+    interval: Interval
+    baseline: float | None
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One probe: what was expected, what was measured; `passed` is None where it does not apply."""
+
+    name: str
+    passed: bool | None
+    value: str
+    expected: str
+
+
+@dataclass(frozen=True)
+class CardView:
+    """A quality card ready for the page; pictures are (title, data URI, what to look for)."""
+
+    task: str
+    name: str
+    facts: Mapping[str, str]
+    metrics: tuple[Metric, ...]
+    probes: tuple[Probe, ...]
+    failures: Mapping[str, str]
+    pictures: tuple[tuple[str, str, str], ...]
+
+
+def card_views(cards: Sequence[ModelCard], *, budget: int) -> tuple[list[CardView], list[str]]:
+    """Cards for the page, with as many pictures as fit into `budget` bytes; a line for each left out."""
+    views: list[CardView] = []
+    notes: list[str] = []
+    for card in cards:
+        pictures = []
+        for title, path in card.pictures.items():
+            uri = _svg_uri(path)
+            if uri is None:
+                notes.append(f"{card.task}/{card.name}: picture {path.name} cannot be read")
+            elif len(uri) > budget:
+                notes.append(
+                    f"{card.task}/{card.name}: picture {path.name} is left out to keep this file small"
+                )
+            else:
+                budget -= len(uri)
+                pictures.append((title.replace("_", " "), uri, _hint(title)))
+        views.append(_view(card, tuple(pictures)))
+    return views, notes
+
+
+def _view(card: ModelCard, pictures: tuple[tuple[str, str, str], ...]) -> CardView:
+    content = card.evaluation
+    facts = {**_flat(content.get("model")), **_flat(content.get("data"))}
+    metrics = [
+        Metric(name.replace("_", " "), _interval(row), number(row, "baseline"))
+        for name, row in _rows(content.get("metrics"))
+    ]
+    probes = [
+        Probe(
+            name.replace("_", " "),
+            bool(row.get("passed")) if row.get("applicable", True) else None,
+            words.decimal(number(row, "value"), 3)
+            if number(row, "value") is not None
+            else _text(row.get("value")),
+            _text(row.get("expected")),
+        )
+        for name, row in _rows(content.get("probes"))
+    ]
+    return CardView(
+        task=card.task,
+        name=card.name,
+        facts=facts,
+        metrics=tuple(metrics),
+        probes=tuple(probes),
+        failures=_flat(content.get("failures")),
+        pictures=pictures,
+    )
+
+
+def _interval(row: Row) -> Interval:
+    return Interval(
+        number(row, "estimate"),
+        number(row, "low"),
+        number(row, "high"),
+        int(number(row, "n") or 0),
+        int(number(row, "n_undefined") or 0),
+    )
+
+
+def _rows(value: Any) -> list[tuple[str, Row]]:
+    items = value.items() if isinstance(value, dict) else ()
+    return [(str(name), row) for name, row in items if isinstance(row, dict)]
+
+
+def _flat(value: Any) -> dict[str, str]:
+    return words.flatten(value) if isinstance(value, dict) and value else {}
+
+
+def _text(value: Any) -> str:
+    return words.DASH if value is None else str(value)
+
+
+def _hint(title: str) -> str:
+    return next((hint for word, hint in PICTURE_HINTS.items() if word in title.lower()), "")
+
+
+def _svg_uri(path: Path) -> str | None:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    return "data:image/svg+xml;base64," + base64.b64encode(content).decode("ascii")

@@ -1,0 +1,284 @@
+"""The pictures of a study: learning curves with bands, verdict intervals, reward against success, alarms.
+
+Bands use complete runs only and end where the first of them ends, so every point of a band rests on the same
+runs; unfinished and failed runs are drawn as thin dotted lines. This module turns runs into arrays and arrays
+into SVG; it knows neither the page around them nor files.
+
+    panels = curve_panels(study, study.tasks)
+    print(panels[0].stat, panels[0].axis, panels[0].svg)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+
+from guerdon.compare.read_runs import RunRecord, StudyRecord, number
+from guerdon.compare.report_numbers import ArmRow, arm_styles, success_curve
+from guerdon.compare.report_svg import Box, Line, forest, line_chart, scatter
+from guerdon.evaluate.statistics import curve_band
+
+Float64 = NDArray[np.float64]
+Stat = Literal["mean", "iqm"]
+Axis = Literal["steps", "time"]
+
+MAX_POINTS = 40
+MAX_SCATTER = 400
+NOT_LEARNED = ("env", "combined")
+
+
+@dataclass(frozen=True)
+class CurvePanel:
+    """One learning-curve picture: mean or IQM, against steps or wall-clock (then in `unit`)."""
+
+    stat: Stat
+    axis: Axis
+    unit: str
+    svg: Markup
+
+
+@dataclass(frozen=True)
+class ScatterPanel:
+    """One source of one arm: its return against true success in training, and how the two correlate.
+
+    Attributes:
+        correlation: mean of the correlations that the runs logged, None where none was defined.
+        undefined: how many logged correlations were undefined.
+        logged: how many lines of training were logged.
+    """
+
+    arm: str
+    label: str
+    style: int
+    source: str
+    svg: Markup
+    correlation: float | None
+    undefined: int
+    logged: int
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A run whose learned return rose while success did not, and the steps at which it said so."""
+
+    run: RunRecord
+    steps: tuple[float, ...]
+
+
+def curve_panels(
+    study: StudyRecord, tasks: Sequence[str], *, width: float = 860, height: float = 360
+) -> list[CurvePanel]:
+    """Learning curves of true success over these tasks: mean and IQM, against steps and wall-clock."""
+    panels: list[CurvePanel] = []
+    where = "all tasks" if len(tasks) > 1 else tasks[0]
+    for axis in ("steps", "time"):
+        longest = max(
+            [x for run in study.runs if run.task in tasks for x in _axis_values(run, axis)], default=1.0
+        )
+        scale, unit = _unit(longest) if axis == "time" else (1.0, "")
+        box = Box(width, height, x=(0.0, (longest or 1.0) / scale), y=(0.0, 1.0))
+        label = f"wall-clock ({unit})" if axis == "time" else "environment steps"
+        for stat in ("mean", "iqm"):
+            lines = [
+                _arm_line(study, arm, style, tasks, axis=axis, stat=stat, scale=scale)
+                for arm, style in arm_styles(study).items()
+            ]
+            name = "mean" if stat == "mean" else "interquartile mean"
+            title = f"true success, {name} and 95% band, against {label}, {where}"
+            picture = line_chart(box, lines, title=title, x_label=label, y_label="true success")
+            panels.append(CurvePanel(stat, axis, unit, picture))
+    return panels
+
+
+def verdict_picture(rows: Sequence[ArmRow], baseline: str) -> Markup | None:
+    """The paired differences with their intervals against zero, or None where no arm has an interval."""
+    drawn = [
+        (row.arm, row.style, interval.estimate, interval.low, interval.high)
+        for row in rows
+        if row.difference is not None
+        and (interval := row.difference.interval).estimate is not None
+        and interval.low is not None
+        and interval.high is not None
+    ]
+    if not drawn:
+        return None
+    label = f"difference in final success from {baseline}"
+    return forest(drawn, title=f"{label}, 95% intervals", x_label=label)
+
+
+def scatter_panels(study: StudyRecord) -> list[ScatterPanel]:
+    """One panel per arm and learned source (the environment's own return for an arm that has none)."""
+    panels: list[ScatterPanel] = []
+    for arm, style in arm_styles(study).items():
+        runs = study.select(arm=arm)
+        shapes = {task: i for i, task in enumerate(study.tasks)}
+        for source in sources(runs):
+            svg = return_scatter(runs, source, style=style, shapes=shapes, arm=arm)
+            if svg is None:
+                continue
+            lines = [row for run in runs for row in run.trains]
+            known = [c for row in lines if (c := number(row, "reward_success_correlation")) is not None]
+            panels.append(
+                ScatterPanel(
+                    arm=arm,
+                    label=study.arms[arm],
+                    style=style,
+                    source=source,
+                    svg=svg,
+                    correlation=float(np.mean(known)) if known else None,
+                    undefined=len(lines) - len(known),
+                    logged=len(lines),
+                )
+            )
+    return panels
+
+
+def sources(runs: Sequence[RunRecord]) -> list[str]:
+    """The learned sources whose returns these runs logged; `env` where there is none but it was logged."""
+    keys = {
+        key.removeprefix("return/")
+        for run in runs
+        for row in run.trains
+        for key in row
+        if key[:7] == "return/"
+    }
+    learned = sorted(keys - set(NOT_LEARNED))
+    return learned or sorted(keys & {"env"})
+
+
+def return_scatter(
+    runs: Sequence[RunRecord], source: str, *, style: int, shapes: dict[str, int], arm: str
+) -> Markup | None:
+    """A source's return against true success, one mark per line of training (thinned, alarms kept)."""
+    points: list[tuple[float, float, float, int, bool]] = []
+    for run in runs:
+        last = max([number(row, "step") or 0.0 for row in run.trains], default=0.0) or 1.0
+        for row in run.trains:
+            x, y = number(row, f"return/{source}"), number(row, "success")
+            if x is not None and y is not None:
+                age = (number(row, "step") or 0.0) / last
+                points.append((x, y, age, shapes.get(run.task, 0), _alarmed(row)))
+    if not points:
+        return None
+    stride = -(-len(points) // MAX_SCATTER)
+    kept = [point for i, point in enumerate(points) if i % stride == 0 or point[4]]
+    low, high = min(p[0] for p in points), max(p[0] for p in points)
+    pad = 0.05 * (high - low) or 0.5
+    box = Box(310, 230, x=(low - pad, high + pad), y=(-0.03, 1.03), margin=(12, 14, 42, 46))
+    title = f"{arm}: return of {source} against true success, {len(kept)} points"
+    return scatter(
+        box, kept, style=style, title=title, x_label=f"mean return of {source}", y_label="true success"
+    )
+
+
+def alarms(runs: Sequence[RunRecord]) -> list[Alarm]:
+    """The runs in which the hacking alarm rang, and when."""
+    found = [
+        Alarm(run, tuple(number(row, "step") or 0.0 for row in run.trains if _alarmed(row))) for run in runs
+    ]
+    return [alarm for alarm in found if alarm.steps]
+
+
+def single_run_panels(run: RunRecord, *, width: float = 860, height: float = 340) -> list[CurvePanel]:
+    """True success of one run, in evaluation and in training, against steps and against wall-clock."""
+    panels: list[CurvePanel] = []
+    for axis in ("steps", "time"):
+        xs = [x for row in (*run.evals, *run.trains) if (x := number(row, _key(axis))) is not None]
+        longest = max(xs, default=1.0) or 1.0
+        scale, unit = _unit(longest) if axis == "time" else (1.0, "")
+        lines = []
+        for style, (name, rows) in enumerate((("training", run.trains), ("evaluation", run.evals))):
+            pairs = [(number(row, _key(axis)), number(row, "success")) for row in rows]
+            points = tuple((x / scale, y) for x, y in pairs if x is not None and y is not None)
+            lines.append(Line(name, style, _thinned(points)))
+        label = f"wall-clock ({unit})" if axis == "time" else "environment steps"
+        box = Box(width, height, x=(0.0, longest / scale), y=(0.0, 1.0))
+        svg = line_chart(
+            box, lines, title=f"true success against {label}", x_label=label, y_label="true success"
+        )
+        panels.append(CurvePanel("mean", axis, unit, svg))
+    return panels
+
+
+def _arm_line(
+    study: StudyRecord, arm: str, style: int, tasks: Sequence[str], *, axis: Axis, stat: Stat, scale: float
+) -> Line:
+    runs = [run for run in study.select(arm=arm) if run.task in tasks]
+    curves = {
+        (run.task, run.seed): xy
+        for run in runs
+        if run.status == "complete" and len((xy := _curve(run, axis))[0]) > 0
+    }
+    thin = tuple(
+        _thinned(tuple(zip((x / scale for x in xs), ys, strict=True)))
+        for run in runs
+        if run.status != "complete"
+        for xs, ys in [_curve(run, axis)]
+    )
+    if not curves:
+        return Line(arm, style, (), thin=thin)
+    grid = _grid([xs for xs, _ in curves.values()], axis)
+    table = np.full((len(tasks), len(study.seeds), len(grid)), np.nan)
+    for (task, seed), (xs, ys) in curves.items():
+        table[tasks.index(task), study.seeds.index(seed or 0)] = np.interp(grid, xs, ys)
+    band = curve_band(table, average=stat, seed=0)
+    points = [(x / scale, i.estimate) for x, i in zip(grid, band, strict=True) if i.estimate is not None]
+    edges = [
+        (x / scale, i.low, i.high)
+        for x, i in zip(grid, band, strict=True)
+        if i.low is not None and i.high is not None
+    ]
+    return Line(arm, style, tuple(points), tuple(edges), thin)
+
+
+def _grid(xs_by_run: Sequence[Sequence[float]], axis: Axis) -> list[float]:
+    """Points that every run covers: the evaluations themselves for steps, even spacing for wall-clock."""
+    start, end = max(xs[0] for xs in xs_by_run), min(xs[-1] for xs in xs_by_run)
+    if end <= start:
+        return [end]
+    if axis == "time":
+        return [float(x) for x in np.linspace(start, end, MAX_POINTS)]
+    union = sorted({x for xs in xs_by_run for x in xs if start <= x <= end})
+    if len(union) <= MAX_POINTS:
+        return union
+    return [union[i] for i in np.linspace(0, len(union) - 1, MAX_POINTS).round().astype(int)]
+
+
+def _curve(run: RunRecord, axis: Axis) -> tuple[list[float], list[float]]:
+    if axis == "steps":
+        return success_curve(run)
+    pairs = [
+        (x, y)
+        for row in run.evals
+        if (x := number(row, "wall_time")) is not None and (y := number(row, "success")) is not None
+    ]
+    return [x for x, _ in pairs], [y for _, y in pairs]
+
+
+def _axis_values(run: RunRecord, axis: Axis) -> list[float]:
+    return _curve(run, axis)[0]
+
+
+def _key(axis: Axis) -> str:
+    return "step" if axis == "steps" else "wall_time"
+
+
+def _unit(seconds: float) -> tuple[float, str]:
+    if seconds < 180:
+        return 1.0, "s"
+    return (60.0, "min") if seconds < 3 * 3600 else (3600.0, "h")
+
+
+def _alarmed(row: object) -> bool:
+    return isinstance(row, dict) and bool(number(row, "hacking_alarm"))
+
+
+def _thinned(points: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+    if len(points) <= 4 * MAX_POINTS:
+        return points
+    return tuple(points[i] for i in np.linspace(0, len(points) - 1, 4 * MAX_POINTS).round().astype(int))

@@ -1,0 +1,336 @@
+"""Filmed episodes for the report: pick the last ones, shrink them, keep within a budget of bytes.
+
+A film is an NPZ file without pickles: frames, rows, success, and one reward curve per source. Every arm on
+every task gets one film before any gets a second; frames shrink in size, number and quality until the first
+round fits. Reward curves are never thinned, only pictures are. This module does not know how films are
+recorded, nor HTML.
+
+    films, notes = choose_films(runs, limit=2)
+    shown, left_out = fit_films(films, budget=2_000_000)
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import zipfile
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup, escape
+from numpy.typing import NDArray
+from PIL import Image
+
+from guerdon.compare.read_runs import RunRecord
+from guerdon.compare.report_svg import Box, short, svg
+from guerdon.errors import DataError
+from guerdon.types import BoolArray, ByteArray, FloatArray, IntArray
+
+# (longest side in pixels, frames per film, JPEG quality), best first
+LEVELS = ((208, 32, 78), (176, 28, 72), (144, 24, 68), (112, 18, 62), (88, 12, 55))
+
+
+@dataclass(frozen=True)
+class FilmFile:
+    """A film on disk, not loaded: its run, the training step it was taken at, its outcome."""
+
+    path: Path
+    run: RunRecord
+    step: int
+    success: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Film:
+    """A loaded film: F recorded rows, their rewards by source, and small pictures of P of them.
+
+    Attributes:
+        rows: (F,) rows of the episode.
+        success: (F,) true success at each row.
+        rewards: source to (F,) float32; where `missing` is True the value means nothing.
+        picked: (P,) indices into the F rows.
+        pictures: (P, h, w, 3) uint8.
+    """
+
+    file: FilmFile
+    rows: IntArray
+    success: BoolArray
+    rewards: Mapping[str, FloatArray]
+    missing: Mapping[str, BoolArray]
+    picked: IntArray
+    pictures: ByteArray
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One picture of a shown film: data URI, row, the cursor's place on the curve, the values in words."""
+
+    uri: str
+    row: int
+    x: float
+    text: str
+    success: bool
+
+
+@dataclass(frozen=True)
+class ShownFilm:
+    """A film ready for the page."""
+
+    run: RunRecord
+    step: int
+    success: bool
+    frames: tuple[Frame, ...]
+    curve: Markup
+    n_bytes: int
+
+
+def choose_films(runs: Iterable[RunRecord], *, limit: int = 2) -> tuple[list[FilmFile], list[str]]:
+    """The films of each run's last filmed step, at most `limit` per arm and task, one round after the other.
+
+    The second film of an arm prefers the other outcome (a failure beside a success).
+
+    Returns:
+        The films, first round first, and a line for every file that could not be read.
+    """
+    notes: list[str] = []
+    by_arm: dict[tuple[str, str], list[FilmFile]] = defaultdict(list)
+    for run in runs:
+        films = []
+        for path in sorted((run.path / "films").glob("*.npz")):
+            try:
+                films.append(_peek(path, run))
+            except DataError as error:
+                notes.append(str(error))
+        last = max((film.step for film in films), default=0)
+        by_arm[run.task, run.arm] += [film for film in films if film.step == last]
+    rounds: list[list[FilmFile]] = [[] for _ in range(limit)]
+    for films in by_arm.values():
+        left = list(films)
+        chosen: list[FilmFile] = []
+        while left and len(chosen) < limit:
+            seen = {film.success for film in chosen}
+            film = next((f for f in left if f.success not in seen), left[0])
+            left.remove(film)
+            rounds[len(chosen)].append(film)
+            chosen.append(film)
+    return [film for films in rounds for film in films], notes
+
+
+def fit_films(films: Sequence[FilmFile], *, budget: int) -> tuple[list[ShownFilm], list[FilmFile], list[str]]:
+    """Encode films so that their total stays within `budget` bytes of text.
+
+    Returns:
+        The films that fit, those left out, and a line for every film that could not be read.
+    """
+    loaded: list[Film] = []
+    notes: list[str] = []
+    for file in films:
+        try:
+            loaded.append(load_film(file))
+        except DataError as error:
+            notes.append(str(error))
+    n_first = len({(film.file.run.task, film.file.run.arm) for film in loaded})
+    level = LEVELS[-1]
+    first: list[ShownFilm] = []
+    for level in LEVELS:
+        first = [encode_film(film, level) for film in loaded[:n_first]]
+        if sum(film.n_bytes for film in first) <= budget:
+            break
+    shown: list[ShownFilm] = []
+    left_out: list[FilmFile] = []
+    for i, film in enumerate(loaded):
+        encoded = first[i] if i < n_first else encode_film(film, level)
+        if encoded.n_bytes <= budget:
+            budget -= encoded.n_bytes
+            shown.append(encoded)
+        else:
+            left_out.append(film.file)
+    return shown, left_out, notes
+
+
+def load_film(file: FilmFile) -> Film:
+    """Read a film and shrink its pictures at once, so that long films do not pile up in memory.
+
+    Raises:
+        DataError: the file is truncated, holds objects, or lacks an array.
+    """
+    with _open(file.path) as content:
+        frames = _array(content, "frames", file.path)
+        rows = _array(content, "rows", file.path).astype(np.int64)
+        success = _array(content, "success", file.path).astype(bool)
+        names = [key.removeprefix("reward/") for key in content.files if key.startswith("reward/")]
+        rewards = {name: _array(content, f"reward/{name}", file.path).astype(np.float32) for name in names}
+        missing = {
+            name: _array(content, f"missing/{name}", file.path).astype(bool)
+            if f"missing/{name}" in content.files
+            else np.zeros(len(rows), dtype=bool)
+            for name in names
+        }
+    lengths = {len(frames), len(rows), len(success), *map(len, rewards.values()), *map(len, missing.values())}
+    if len(lengths) != 1 or len(rows) == 0 or frames.ndim != 4 or frames.dtype != np.uint8:
+        raise DataError(f"{file.path}: frames, rows, success and rewards of a film must share one length > 0")
+    missing = {name: missing[name] | ~np.isfinite(rewards[name]) for name in names}
+    picked = pick_frames(success, LEVELS[0][1])
+    pictures = np.stack([_shrink(frames[i], LEVELS[0][0]) for i in picked])
+    return Film(file, rows, success, rewards, missing, picked, pictures)
+
+
+def pick_frames(success_F: BoolArray, limit: int) -> IntArray:
+    """At most `limit` (>= 3) evenly spread indices with the first row, the last, and the first success."""
+    if len(success_F) <= limit:
+        return np.arange(len(success_F), dtype=np.int64)
+    picked = set(np.linspace(0, len(success_F) - 1, limit - 1).round().astype(int).tolist())
+    if success_F.any():
+        picked.add(int(success_F.argmax()))
+    return np.array(sorted(picked), dtype=np.int64)
+
+
+def encode_film(film: Film, level: tuple[int, int, int]) -> ShownFilm:
+    """The film's pictures as JPEG data URIs at one level of size, number and quality, and its curves."""
+    side, limit, quality = level
+    chosen = pick_frames(film.success[film.picked], limit)
+    box = _curve_box(film)
+    frames = []
+    for j in chosen:
+        i = int(film.picked[j])
+        frames.append(
+            Frame(
+                uri=jpeg_uri(_shrink(film.pictures[j], side), quality),
+                row=int(film.rows[i]),
+                x=round(box.px(float(film.rows[i])), 1),
+                text=" · ".join(f"{name} {_value(film, name, i)}" for name in film.rewards)
+                or "no reward recorded",
+                success=bool(film.success[i]),
+            )
+        )
+    curve = reward_curves(film)
+    n_bytes = sum(len(frame.uri) + len(frame.text) + 400 for frame in frames) + len(curve) + 1500
+    return ShownFilm(film.file.run, film.file.step, film.file.success, tuple(frames), curve, n_bytes)
+
+
+def jpeg_uri(picture_H_W_C: ByteArray, quality: int) -> str:
+    """A picture as a `data:` URI."""
+    buffer = io.BytesIO()
+    Image.fromarray(picture_H_W_C).save(buffer, "JPEG", quality=quality, optimize=True)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+PANEL = 62.0
+
+
+def _curve_box(film: Film) -> Box:
+    height = PANEL * max(len(film.rewards), 1) + 34
+    x = (float(film.rows[0]), float(max(film.rows[-1], film.rows[0] + 1)))
+    return Box(270, height, x=x, y=(0, 1), margin=(6, 10, 28, 38))
+
+
+def reward_curves(film: Film) -> Markup:
+    """One small panel per source over the rows, gaps where a measurement is missing, true success shaded."""
+    box = _curve_box(film)
+    parts = _success_shade(film, box)
+    for k, (name, values) in enumerate(film.rewards.items()):
+        top = box.top + PANEL * k
+        gone = film.missing[name]
+        known = values[~gone]
+        low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
+        panel_y = (low, high) if high > low else (low - 0.5, low + 0.5)
+        margin = (top + 18, box.margin[1], box.height - top - PANEL + 4, box.margin[3])
+        panel = Box(box.width, box.height, x=box.x, y=panel_y, margin=margin)
+        parts.append(f'<path class="axis" d="M{panel.left:g} {panel.bottom:g}H{panel.right:g}"/>')
+        parts.append(f'<text class="arm" x="{panel.left + 5:g}" y="{top + 13:g}">{escape(name)}</text>')
+        edges = ((panel.top, high), (panel.bottom, low)) if high > low else ((panel.py(low), low),)
+        for y, value in edges if len(known) else ():
+            parts.append(
+                f'<text x="{panel.left - 6:g}" y="{y + 3.5:.1f}" text-anchor="end">{_brief(value)}</text>'
+            )
+        parts.append(_gapped_path(panel, film.rows, values, gone))
+        crosses = "".join(
+            f"M{panel.px(float(row)) - 2.5:.1f} {panel.bottom - 2.5:.1f}l5 5m0 -5l-5 5"
+            for row in film.rows[gone]
+        )
+        parts.append(f'<path class="gone" d="{crosses}"/>' if crosses else "")
+    for row in (int(film.rows[0]), int(film.rows[-1])):
+        anchor = "start" if row == film.rows[0] else "end"
+        y = box.height - 10
+        parts.append(f'<text x="{box.px(row):.1f}" y="{y:g}" text-anchor="{anchor}">row {row}</text>')
+    parts.append(f'<path class="cursor" d="M{box.left:g} {box.top:g}V{box.bottom:g}"/>')
+    title = f"reward of each source over rows {film.rows[0]} to {film.rows[-1]}, true success shaded"
+    return svg(box.width, box.height, "".join(parts), title=title, classes="chart film-curve")
+
+
+def _success_shade(film: Film, box: Box) -> list[str]:
+    half = (box.right - box.left) / max(len(film.rows) - 1, 1) / 2
+    parts = []
+    start: int | None = None
+    for i, yes in enumerate([*film.success.tolist(), False]):
+        if yes and start is None:
+            start = i
+        elif not yes and start is not None:
+            x0 = max(box.px(float(film.rows[start])) - half, box.left)
+            x1 = min(box.px(float(film.rows[i - 1])) + half, box.right)
+            parts.append(
+                f'<rect class="success" x="{x0:.1f}" y="{box.top:g}" width="{x1 - x0:.1f}" '
+                f'height="{box.bottom - box.top:g}"/>'
+            )
+            start = None
+    return parts
+
+
+def _gapped_path(box: Box, rows: IntArray, values: FloatArray, gone: BoolArray) -> str:
+    """A path that lifts the pen at missing values; a lone value becomes a dot."""
+    d = ""
+    pen = False
+    for i in range(len(rows)):
+        if gone[i]:
+            pen = False
+            continue
+        alone = not pen and (i + 1 == len(rows) or gone[i + 1])
+        d += f"{'L' if pen else 'M'}{box.px(float(rows[i])):.1f} {box.py(float(values[i])):.1f}"
+        d += "h0.01" if alone else ""
+        pen = True
+    return f'<path class="reward" d="{d}"/>' if d else ""
+
+
+def _value(film: Film, name: str, i: int) -> str:
+    return "missing" if film.missing[name][i] else f"{float(film.rewards[name][i]):.3f}".replace("-", "−")
+
+
+def _brief(value: float) -> str:
+    return short(round(value, 2))
+
+
+def _shrink(picture: ByteArray, side: int) -> ByteArray:
+    height, width = picture.shape[:2]
+    scale = side / max(height, width)
+    if scale >= 1:
+        return picture
+    size = (max(1, round(width * scale)), max(1, round(height * scale)))
+    return np.asarray(Image.fromarray(picture).resize(size, Image.Resampling.LANCZOS))
+
+
+def _open(path: Path) -> Any:
+    try:
+        return np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"film {path.name} of {path.parent.parent.name} cannot be read: {error}") from error
+
+
+def _array(content: Any, key: str, path: Path) -> NDArray[Any]:
+    try:
+        return np.asarray(content[key])
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"film {path.name} of {path.parent.parent.name}: array {key!r}: {error}") from error
+
+
+def _peek(path: Path, run: RunRecord) -> FilmFile:
+    with _open(path) as content:
+        try:
+            meta = json.loads(str(_array(content, "meta", path).reshape(-1)[0]))
+            return FilmFile(path, run, int(meta["step"]), bool(meta["success"]))
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise DataError(f"film {path.name} of {run.name}: its meta lacks step or success") from error

@@ -1,0 +1,328 @@
+"""The numbers of a study: one row per arm, the verdict against the baseline, and the table for the terminal.
+
+Only complete runs enter final success, area and steps to a threshold; failure rates count every run, finished
+or not. An arm whose measurements fail more or less often than the baseline's is not compared at all. All
+statistics come from `evaluate.statistics`; this module knows neither HTML nor pictures.
+
+    for row in comparison_table(Path("runs/demo")): print(row["arm"], row["final_success"], row["verdict"])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from guerdon.compare import report_words as words
+from guerdon.compare.read_runs import RunRecord, StudyRecord, number, read_study
+from guerdon.evaluate.statistics import (
+    Interval,
+    PairedDifference,
+    StepsToThreshold,
+    area_under_curve,
+    paired_difference,
+    probability_of_improvement,
+    steps_to_threshold,
+    stratified_t_interval,
+    verdict,
+)
+
+Float64 = NDArray[np.float64]
+Outcome = Literal["baseline", "better", "worse", "no difference shown", "not comparable", "no data"]
+
+FAILURE_GAP = 0.01
+"""Arms whose shares of failed measurements differ by more than one percentage point are not compared."""
+ALL_TASKS = "all tasks"
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class ArmRow:
+    """What the table says about one arm, over some tasks.
+
+    Attributes:
+        final: success at the last evaluation, averaged over tasks, with a t interval inside [0, 1].
+        area: mean height of the success curve, likewise.
+        to_half: steps to the first evaluation with success >= 0.5, over runs.
+        to_most: steps to the first evaluation with success >= 0.8.
+        p_above: probability that a run of the arm ends above a run of the baseline; None for the baseline.
+        difference: final success minus the baseline's, paired by task and seed; None for the baseline.
+        failure_rate: mean share of failed measurements, over all runs that logged one.
+        n_runs: complete runs; `n_planned` is how many the study asked for.
+        wall_seconds: mean over complete runs.
+    """
+
+    task: str
+    arm: str
+    label: str
+    style: int
+    outcome: Outcome
+    sentence: str
+    detail: str
+    final: Interval
+    area: Interval
+    to_half: StepsToThreshold
+    to_most: StepsToThreshold
+    p_above: Interval | None
+    difference: PairedDifference | None
+    failure_rate: float | None
+    n_runs: int
+    n_planned: int
+    wall_seconds: float | None
+
+
+def arm_styles(study: StudyRecord) -> dict[str, int]:
+    """Index of colour, dash and marker per arm: 0 for the baseline, then the arms in the study's order."""
+    others = [arm for arm in study.arms if arm != study.baseline]
+    return {study.baseline: 0} | {arm: i + 1 for i, arm in enumerate(others)}
+
+
+def success_curve(run: RunRecord) -> tuple[list[float], list[float]]:
+    """Steps and true success of a run's evaluations, those without a number left out."""
+    pairs = [
+        (step, value)
+        for row in run.evals
+        if (step := number(row, "step")) is not None and (value := number(row, "success")) is not None
+    ]
+    return [step for step, _ in pairs], [value for _, value in pairs]
+
+
+def final_success(run: RunRecord) -> float | None:
+    """True success at the last evaluation of a complete run, else None."""
+    values = success_curve(run)[1]
+    return values[-1] if values and run.status == "complete" else None
+
+
+def mean_area(run: RunRecord) -> float | None:
+    """Mean height of the success curve of a complete run; None with fewer than two evaluations."""
+    steps, values = success_curve(run)
+    if run.status != "complete" or len(steps) < 2:
+        return None
+    return float(area_under_curve(steps, values))
+
+
+def failure_rate(run: RunRecord) -> float | None:
+    """Mean of the failure rates that the run logged, whether or not it finished."""
+    return _mean([number(row, "failure_rate") for row in run.trains])
+
+
+def summarise(study: StudyRecord, tasks: Sequence[str]) -> list[ArmRow]:
+    """One row per arm over these tasks, the baseline first."""
+    styles = arm_styles(study)
+    return [_arm_row(study, arm, style, tasks) for arm, style in styles.items()]
+
+
+def scores(
+    study: StudyRecord, arm: str, tasks: Sequence[str], of: Callable[[RunRecord], float | None]
+) -> Float64:
+    """(tasks, seeds) of a number per run, NaN where the run has none."""
+    table = np.full((len(tasks), len(study.seeds)), np.nan)
+    rows = {task: k for k, task in enumerate(tasks)}
+    columns = {seed: s for s, seed in enumerate(study.seeds)}
+    for run in study.runs:
+        if run.arm == arm and run.task in rows and run.seed in columns and (value := of(run)) is not None:
+            table[rows[run.task], columns[run.seed]] = value
+    return table
+
+
+def comparison_table(study_dir: Path) -> list[dict[str, Any]]:
+    """The numbers of a study as plain rows: all tasks pooled first, then task by task.
+
+    Raises:
+        DataError: the directory holds no study.
+    """
+    study = read_study(study_dir)
+    return [_plain(row) for row in (*pooled_rows(study), *task_rows(study))]
+
+
+def pooled_rows(study: StudyRecord) -> list[ArmRow]:
+    """The arms over all tasks of the study."""
+    return summarise(study, study.tasks)
+
+
+def task_rows(study: StudyRecord) -> list[ArmRow]:
+    """The arms task by task; nothing for a study with one task, which the pooled rows already show."""
+    return [row for task in study.tasks for row in summarise(study, [task])] if len(study.tasks) > 1 else []
+
+
+def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows of `comparison_table` as a Markdown table, for documents and terminals."""
+    header = ["task", "arm", "final success", "area", "steps to 50%", "steps to 80%", "P(arm > baseline)"]
+    header += ["difference", "verdict", "failed", "runs", "wall time"]
+    lines = [header, ["---", "---", *["---:"] * 6, "---", *["---:"] * 3]]
+    for row in rows:
+        cells = [
+            str(row["task"]),
+            f"{row['arm']}: {row['label']}" if row["label"] != row["arm"] else str(row["arm"]),
+            _estimate(row, "final_success"),
+            _estimate(row, "area"),
+            f"{words.steps(row['steps_to_50'])} ({row['reached_50']}/{row['n_runs']})",
+            f"{words.steps(row['steps_to_80'])} ({row['reached_80']}/{row['n_runs']})",
+            _estimate(row, "p_above"),
+            _estimate(row, "difference", sign=True),
+            str(row["verdict"]),
+            words.percent(row["failure_rate"]),
+            f"{row['n_runs']}/{row['n_planned']}",
+            words.duration(row["wall_seconds"]),
+        ]
+        lines.append([cell.replace("|", "\\|").replace("\n", " ") for cell in cells])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def _arm_row(study: StudyRecord, arm: str, style: int, tasks: Sequence[str]) -> ArmRow:
+    runs = [run for run in study.select(arm=arm) if run.task in tasks]
+    complete = [run for run in runs if run.status == "complete"]
+    final = scores(study, arm, tasks, final_success)
+    baseline = scores(study, study.baseline, tasks, final_success)
+    own_rate = _mean([failure_rate(run) for run in runs])
+    p_above = difference = None
+    outcome: Outcome = "baseline"
+    sentence = detail = ""
+    if arm != study.baseline:
+        paired = paired_difference(final, baseline, seed=_SEED)
+        difference = replace(paired, interval=_clipped(paired.interval, -1.0))
+        p_above = probability_of_improvement(final, baseline, seed=_SEED)
+        other_runs = [run for run in study.select(arm=study.baseline) if run.task in tasks]
+        other_rate = _mean([failure_rate(run) for run in other_runs])
+        outcome = _outcome(difference, own_rate, other_rate)
+        sentence = _sentence(outcome, arm, study.baseline, difference, own_rate, other_rate)
+        detail = _detail(arm, study.baseline, final, baseline, difference, p_above) if _shown(outcome) else ""
+    if not _shown(outcome):
+        difference = p_above = None
+    return ArmRow(
+        task=ALL_TASKS if len(tasks) != 1 else tasks[0],
+        arm=arm,
+        label=study.arms[arm],
+        style=style,
+        outcome=outcome,
+        sentence=sentence,
+        detail=detail,
+        final=_clipped(stratified_t_interval(final)),
+        area=_clipped(stratified_t_interval(scores(study, arm, tasks, mean_area))),
+        to_half=_reach(complete, 0.5),
+        to_most=_reach(complete, 0.8),
+        p_above=p_above,
+        difference=difference,
+        failure_rate=own_rate,
+        n_runs=len(complete),
+        n_planned=len(runs),
+        wall_seconds=_mean([run.wall_seconds for run in complete]),
+    )
+
+
+def _shown(outcome: Outcome) -> bool:
+    return outcome in ("better", "worse", "no difference shown")
+
+
+def _outcome(difference: PairedDifference, own: float | None, other: float | None) -> Outcome:
+    if abs((own or 0.0) - (other or 0.0)) > FAILURE_GAP:
+        return "not comparable"
+    return verdict(difference.interval) if difference.interval.n else "no data"
+
+
+def _sentence(
+    outcome: Outcome,
+    arm: str,
+    baseline: str,
+    difference: PairedDifference,
+    own: float | None,
+    other: float | None,
+) -> str:
+    """The verdict in plain words."""
+    if outcome == "not comparable":
+        rates = f"{words.percent(own or 0.0)} of measurements failed in {arm}, "
+        rates += f"{words.percent(other or 0.0)} in {baseline}"
+        return f"{arm} and {baseline} are not comparable: failure rates differ ({rates})"
+    if outcome == "no data":
+        return f"{arm} against {baseline}: no verdict, no task and seed has a complete run of both"
+    amount = f"final success {words.signed_interval(difference.interval)}"
+    if outcome == "better":
+        return f"{arm} beats {baseline}: {amount}"
+    if outcome == "worse":
+        return f"{arm} is worse than {baseline}: {amount}"
+    if difference.interval.low is None:
+        return f"{arm} against {baseline}: no difference shown, {amount} without an interval"
+    return f"{arm} against {baseline}: no difference shown, {amount}"
+
+
+def _detail(
+    arm: str, baseline: str, own: Float64, other: Float64, difference: PairedDifference, p_above: Interval
+) -> str:
+    """What lies behind the sentence: both levels, the pairs, the test."""
+    pair = np.isfinite(own) & np.isfinite(other)
+    levels = [stratified_t_interval(np.where(pair, values, np.nan)).estimate for values in (own, other)]
+    n = difference.interval.n
+    text = f"{arm} ends at {words.decimal(levels[0])}, {baseline} at {words.decimal(levels[1])}, over "
+    text += f"{words.plural(n, 'pair')} of runs on {words.plural(difference.n_tasks, 'task')}. "
+    text += f"P({arm}\u00a0>\u00a0{baseline})\u00a0= {words.decimal(p_above.estimate)}; "
+    text += f"sign-flip test p {_p(difference.p_value)}"
+    if difference.smallest_p is not None and difference.smallest_p > 0.05:
+        smallest = words.p_value(difference.smallest_p)
+        text += f", the smallest that {words.plural(n, 'pair')} can give being {smallest}"
+    return text + "."
+
+
+def _p(value: float | None) -> str:
+    text = words.p_value(value)
+    return text if text.startswith("<") else f"= {text}"
+
+
+def _reach(runs: Sequence[RunRecord], threshold: float) -> StepsToThreshold:
+    curves = [success_curve(run) for run in runs]
+    grid = sorted({step for steps, _ in curves for step in steps})
+    table = np.full((len(curves), len(grid)), np.nan)
+    index = {step: p for p, step in enumerate(grid)}
+    for row, (steps, values) in zip(table, curves, strict=True):
+        row[[index[step] for step in steps]] = values
+    if not curves:
+        return StepsToThreshold(steps=(), reached=0, n=0, median=None)
+    return steps_to_threshold(grid, table, threshold)
+
+
+def _clipped(interval: Interval, floor: float = 0.0) -> Interval:
+    """Success lies in [0, 1] and a difference of two in [-1, 1], so their intervals do too."""
+    if interval.low is None or interval.high is None:
+        return interval
+    return replace(interval, low=max(interval.low, floor), high=min(interval.high, 1.0))
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def _plain(row: ArmRow) -> dict[str, Any]:
+    plain: dict[str, Any] = {"task": row.task, "arm": row.arm, "label": row.label, "verdict": row.outcome}
+    paired = None if row.difference is None else row.difference.interval
+    for key, interval in (
+        ("final_success", row.final),
+        ("area", row.area),
+        ("p_above", row.p_above),
+        ("difference", paired),
+    ):
+        plain[key] = None if interval is None else interval.estimate
+        plain[f"{key}_low"] = None if interval is None else interval.low
+        plain[f"{key}_high"] = None if interval is None else interval.high
+    plain |= {
+        "p_value": None if row.difference is None else row.difference.p_value,
+        "n_pairs": None if paired is None else paired.n,
+        "steps_to_50": row.to_half.median,
+        "reached_50": row.to_half.reached,
+        "steps_to_80": row.to_most.median,
+        "reached_80": row.to_most.reached,
+        "failure_rate": row.failure_rate,
+        "n_runs": row.n_runs,
+        "n_planned": row.n_planned,
+        "wall_seconds": row.wall_seconds,
+    }
+    return plain
+
+
+def _estimate(row: Mapping[str, Any], key: str, *, sign: bool = False) -> str:
+    interval = Interval(row[key], row[f"{key}_low"], row[f"{key}_high"], n=0)
+    text = words.signed(interval.estimate) if sign else words.decimal(interval.estimate)
+    return f"{text} {words.bounds(interval)}".strip()

@@ -1,0 +1,86 @@
+"""Numbers as people read them: intervals, step counts, durations, percentages; missing ones become a dash.
+
+Knows nothing about studies or HTML. A missing value is never written as 0 and never as a float's name.
+
+    signed_interval(Interval(0.61, 0.44, 0.78, n=10))  # "+0.61 [0.44, 0.78]"
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from guerdon.compare.report_svg import short
+from guerdon.evaluate.statistics import Interval
+
+DASH = "–"
+
+
+def decimal(value: float | None, digits: int = 2) -> str:
+    """A number with a fixed count of digits and a true minus sign."""
+    if value is None:
+        return DASH
+    text = f"{value:.{digits}f}"
+    return text.removeprefix("-") if float(text) == 0 else text.replace("-", "−")
+
+
+def bounds(interval: Interval | None, digits: int = 2) -> str:
+    """The interval in brackets, or nothing where there is none."""
+    if interval is None or interval.low is None or interval.high is None:
+        return ""
+    return f"[{decimal(interval.low, digits)}, {decimal(interval.high, digits)}]"
+
+
+def signed(value: float | None, digits: int = 2) -> str:
+    """A difference with its sign."""
+    text = decimal(value, digits)
+    return f"+{text}" if value is not None and float(f"{value:.{digits}f}") > 0 else text
+
+
+def signed_interval(interval: Interval) -> str:
+    """A difference and its interval: `+0.61 [0.44, 0.78]`."""
+    return f"{signed(interval.estimate)} {bounds(interval)}".strip()
+
+
+def percent(value: float | None) -> str:
+    """A share as a percentage, with a digit after the point below 10%."""
+    if value is None:
+        return DASH
+    return f"{100 * value:.0f}%" if value >= 0.1 or value == 0 else f"{100 * value:.2g}%"
+
+
+def steps(value: float | None) -> str:
+    """A count of environment steps: 800, 12.5k, 1.2M."""
+    return DASH if value is None else short(value)
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as `45 s`, `12 min`, `3.4 h`."""
+    if seconds is None:
+        return DASH
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def p_value(value: float | None) -> str:
+    """A p-value with three digits, never zero."""
+    if value is None:
+        return DASH
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 seed`, `3 seeds`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, str]:
+    """A nested mapping as dotted keys and short texts; lists stay in one piece."""
+    if isinstance(value, dict) and value:
+        flat: dict[str, str] = {}
+        for key, inner in value.items():
+            flat |= flatten(inner, f"{prefix}.{key}" if prefix else str(key))
+        return flat
+    if isinstance(value, list):
+        return {prefix: ", ".join(str(item) for item in value) or "none"}
+    return {prefix: "none" if value is None else str(value)}

@@ -1,0 +1,124 @@
+"""Walk the annotations of pydantic models: which models, fields and values may stand at a place.
+
+Knows pydantic, no setting by name. A *spot* is the tuple of annotations that a value may have: one for a
+plain field, several for a union.
+
+    spot = child((Study,), "policy", {})                # the members of the policy union
+    [model.__name__ for model in models_in(spot, {"type": "mlp"})]                # ['MLPPolicySettings']
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import AliasChoices, BaseModel
+from pydantic.fields import FieldInfo
+from typing_extensions import TypeAliasType
+
+Spot = tuple[Any, ...]
+
+
+def members(annotation: Any) -> Spot:
+    """The members of a union, through `Annotated` and type aliases; anything else alone."""
+    origin = get_origin(annotation)
+    if isinstance(annotation, TypeAliasType):
+        return members(annotation.__value__)
+    if origin is Annotated:
+        return members(get_args(annotation)[0])
+    if origin is Union or origin is types.UnionType:
+        return tuple(member for part in get_args(annotation) for member in members(part))
+    return (annotation,)
+
+
+def models_in(spot: Spot, value: Any = None) -> list[type[BaseModel]]:
+    """The models of a spot; where a `Literal` field tells them apart, those that fit the value, if any do."""
+    found = [m for m in spot if isinstance(m, type) and issubclass(m, BaseModel)]
+    if not isinstance(value, Mapping):
+        return found
+    fitting = [
+        model
+        for model in found
+        if all(
+            value[name] in choices for name, choices in _literals(model) if isinstance(value.get(name), str)
+        )
+    ]
+    return fitting or found
+
+
+def tagged(spot: Spot, tag: Any) -> Spot:
+    """The members of a union that carry a tag in a `Literal` field, or the spot itself where none does."""
+    picked = tuple(
+        model for model in models_in(spot) if any(tag in choices for _, choices in _literals(model))
+    )
+    return picked or spot
+
+
+def tags(spot: Spot, discriminator: str) -> list[str]:
+    """What the discriminator of a union may say."""
+    found = (
+        choices for model in models_in(spot) for name, choices in _literals(model) if name == discriminator
+    )
+    return [str(choice) for choices in found for choice in choices]
+
+
+def names_of(name: str, field: FieldInfo) -> list[str]:
+    """How a configuration file may call a field: its aliases, or else its name."""
+    alias = field.validation_alias or field.alias
+    if alias is None:
+        return [name]
+    choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
+    return [choice for choice in choices if isinstance(choice, str)] or [name]
+
+
+def field_of(model: type[BaseModel], key: Any) -> FieldInfo | None:
+    """The field that a key sets, by alias or by name."""
+    for name, field in model.model_fields.items():
+        if key == name or key in names_of(name, field):
+            return field
+    return None
+
+
+def child(spot: Spot, key: Any, value: Any = None) -> Spot:
+    """The spot one key or index further in; empty where there is no such key."""
+    inside: list[Any] = []
+    for model in models_in(spot, value):
+        field = field_of(model, key)
+        if field is not None:
+            inside.extend(members(field.annotation))
+    for annotation in spot:
+        origin, args = get_origin(annotation), get_args(annotation)
+        if not isinstance(origin, type) or not args:
+            continue
+        if issubclass(origin, Mapping) and isinstance(key, str):
+            inside.extend(members(args[-1]))
+        elif issubclass(origin, Sequence | set | frozenset) and isinstance(key, int):
+            plain = [arg for arg in args if arg is not Ellipsis]
+            inside.extend(members(plain[min(key, len(plain) - 1)]))
+    return tuple(inside)
+
+
+def leaves(spot: Spot, path: str = "", above: tuple[type, ...] = ()) -> Iterator[str]:
+    """The dotted path of every field below a spot; `<name>` stands for a free key, `<i>` for an index."""
+    for model in models_in(spot):
+        if model in above:
+            continue
+        for name, field in model.model_fields.items():
+            here = f"{path}.{names_of(name, field)[0]}" if path else names_of(name, field)[0]
+            yield here
+            yield from leaves(members(field.annotation), here, (*above, model))
+    for annotation in spot:
+        origin, args = get_origin(annotation), get_args(annotation)
+        if isinstance(origin, type) and args and issubclass(origin, Mapping):
+            yield from leaves(members(args[-1]), f"{path}.<name>", above)
+        elif isinstance(origin, type) and args and issubclass(origin, list | tuple):
+            yield from leaves(members(args[0]), f"{path}.<i>", above)
+
+
+def _literals(model: type[BaseModel]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """The fields of a model that may only hold one of a few words."""
+    for name, field in model.model_fields.items():
+        if get_origin(field.annotation) is Literal:
+            for known in names_of(name, field):
+                yield known, get_args(field.annotation)

@@ -1,0 +1,112 @@
+"""Camera frames as PNG bytes and back, with bounds on what a foreign file may ask for.
+
+PNG is lossless, so frames come back bit for bit. Only PNG and JPEG are decoded, whatever the bytes claim to
+be, and never more pixels than `MAX_PIXELS`. This module knows neither Parquet nor episodes.
+
+    blobs = encode_png(frames_T_H_W_C)
+    frames_T_H_W_C = decode_images(blobs)
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from guerdon.errors import DataError, boundary
+from guerdon.types import ByteArray
+
+MAX_PIXELS = 4096 * 4096
+"""The largest single frame that is decoded."""
+MAX_EPISODE_BYTES = 4 * 2**30
+"""The most memory that the frames of one episode may take."""
+_PNG_LEVEL = 3
+
+
+def encode_png(frames_T_H_W_C: ByteArray) -> list[bytes]:
+    """Each frame as a PNG.
+
+    Args:
+        frames_T_H_W_C: (T, H, W, 3) uint8.
+    """
+    blobs = []
+    for frame in frames_T_H_W_C:
+        buffer = io.BytesIO()
+        Image.fromarray(np.ascontiguousarray(frame)).save(buffer, "PNG", compress_level=_PNG_LEVEL)
+        blobs.append(buffer.getvalue())
+    return blobs
+
+
+def decode_images(blobs: Sequence[bytes | None]) -> ByteArray:
+    """Frames of one episode from PNG or JPEG bytes.
+
+    Args:
+        blobs: T encoded images of one size.
+
+    Returns:
+        (T, H, W, 3) uint8.
+
+    Raises:
+        DataError: an image is missing, of another format or size, corrupt, or too large.
+    """
+    frames: ByteArray | None = None
+    for t, blob in enumerate(blobs):
+        if not blob:
+            raise DataError(f"row {t} has no image bytes: embed the images in the Parquet file")
+        with boundary(DataError, f"image of row {t}"):
+            image = Image.open(io.BytesIO(blob), formats=("PNG", "JPEG"))
+            width, height = image.size
+            if frames is None:
+                frames = allocate(len(blobs), height, width)
+            elif frames.shape[1:3] != (height, width):
+                raise DataError(
+                    f"image of row {t} is {height}x{width}, row 0 is {frames.shape[1]}x{frames.shape[2]}"
+                )
+            frames[t] = np.asarray(image.convert("RGB"))
+    if frames is None:
+        raise DataError("the episode has no rows")
+    return frames
+
+
+def allocate(count: int, height: int, width: int) -> ByteArray:
+    """An uninitialised (count, height, width, 3) uint8 array.
+
+    Raises:
+        DataError: it would break `MAX_PIXELS` or `MAX_EPISODE_BYTES`.
+    """
+    size = count * height * width * 3
+    if height * width > MAX_PIXELS or size > MAX_EPISODE_BYTES:
+        raise DataError(
+            f"{count} frames of {height}x{width} are over the limit of {MAX_PIXELS} pixels a frame "
+            f"and {MAX_EPISODE_BYTES >> 30} GiB an episode: write smaller images or shorter episodes"
+        )
+    return np.empty((count, height, width, 3), dtype=np.uint8)
+
+
+def from_array(values_T: NDArray[Any]) -> ByteArray:
+    """Frames from images that were stored as plain arrays.
+
+    Args:
+        values_T: (T, H, W, 3) or (T, 3, H, W), uint8 in 0..255 or floats in 0..1.
+
+    Returns:
+        (T, H, W, 3) uint8.
+
+    Raises:
+        DataError: another shape, or floats outside 0..1.
+    """
+    if values_T.ndim == 4 and values_T.shape[-1] != 3 and values_T.shape[1] == 3:
+        values_T = np.moveaxis(values_T, 1, -1)
+    if values_T.ndim != 4 or values_T.shape[-1] != 3:
+        raise DataError(f"images must have three channels first or last, got shape {values_T.shape}")
+    allocate(0, *values_T.shape[1:3])
+    if values_T.dtype == np.uint8:
+        return np.ascontiguousarray(values_T)
+    if not np.issubdtype(values_T.dtype, np.floating) or not ((values_T >= 0) & (values_T <= 1)).all():
+        raise DataError(f"images stored as {values_T.dtype} must be uint8, or floats between 0 and 1")
+    frames: ByteArray = np.rint(values_T * 255).astype(np.uint8)
+    return frames

@@ -1,0 +1,227 @@
+"""The relational part of a data set: `meta/episodes` (one row per episode) and `meta/tasks.parquet`.
+
+A row says which shards hold an episode and where in them, with its statistics. Four columns are ours, all
+named `guerdon/...`: id, outcome, meta (JSON) and success at the reset, which LeRobot's own columns do not
+hold; `lerobot` carries unknown columns of this table along. This module does not read or write rows of data.
+
+    info = load_info(root)
+    entries, skipped = load_index(root, info)
+    print(entries[0].task, entries[0].data)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from guerdon.episodes.files import write_table
+from guerdon.episodes.layout import TASKS_PATH, Feature, FileIndex, Info
+from guerdon.episodes.stats import NAMES, Stats
+from guerdon.errors import DataError, boundary
+
+ID = "guerdon/id"
+OUTCOME = "guerdon/outcome"
+META = "guerdon/meta"
+SUCCESS_AT_RESET = "guerdon/success_at_reset"
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A part of a data set that could not be read.
+
+    Attributes:
+        path: the file at fault.
+        reason: one line for a person.
+        episode: index of the episode that is lost, or None where it is not known which ones are.
+    """
+
+    path: Path
+    reason: str
+    episode: int | None = None
+
+    def __str__(self) -> str:
+        lost = "an unknown number of episodes" if self.episode is None else f"episode {self.episode}"
+        return f"skipped {lost}: {self.path}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class VideoSpan:
+    """Where an episode's frames of one camera are: a shard and the seconds into it."""
+
+    where: FileIndex
+    start: float
+    stop: float
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One episode as `meta/episodes` describes it.
+
+    Attributes:
+        index: LeRobot's episode_index.
+        length: rows.
+        task: in words.
+        data: shard that holds its rows.
+        id: ours, or the index as text for data of other tools.
+        videos: feature key to its span of frames.
+        outcome: ours; meaningless unless `outcome_known`.
+        outcome_known: whether our outcome column is there.
+        success_at_reset: ours, else False.
+        meta: ours, else empty.
+    """
+
+    index: int
+    length: int
+    task: str
+    data: FileIndex
+    id: str
+    videos: Mapping[str, VideoSpan] = field(default_factory=dict)
+    outcome: bool | None = None
+    outcome_known: bool = False
+    success_at_reset: bool = False
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+def index_files(root: Path) -> list[Path]:
+    """The shards of `meta/episodes`, in order."""
+    return sorted((root / "meta" / "episodes").glob("chunk-*/file-*.parquet"))
+
+
+def load_index(root: Path, info: Info) -> tuple[list[Entry], list[Skipped]]:
+    """All episodes in order, and the index shards that cannot be read."""
+    entries: list[Entry] = []
+    skipped: list[Skipped] = []
+    video_keys = [key for key, feature in info.features.items() if feature["dtype"] == "video"]
+    for path in index_files(root):
+        try:
+            with boundary(DataError, "cannot be read"):
+                shard = pq.ParquetFile(path, page_checksum_verification=True)
+                names = [name for name in shard.schema_arrow.names if not name.startswith("stats/")]
+                rows = shard.read(columns=names).to_pylist()
+                entries += [_entry(row, video_keys) for row in rows]
+        except DataError as exc:
+            skipped.append(Skipped(path, str(exc)))
+    return sorted(entries, key=lambda entry: entry.index), skipped
+
+
+def _entry(row: Mapping[str, Any], video_keys: Iterable[str]) -> Entry:
+    index = int(row["episode_index"])
+    videos = {
+        key: VideoSpan(
+            where=(int(row[f"videos/{key}/chunk_index"]), int(row[f"videos/{key}/file_index"])),
+            start=float(row[f"videos/{key}/from_timestamp"]),
+            stop=float(row[f"videos/{key}/to_timestamp"]),
+        )
+        for key in video_keys
+    }
+    return Entry(
+        index=index,
+        length=int(row["length"]),
+        task=str(row["tasks"][0]),
+        data=(int(row["data/chunk_index"]), int(row["data/file_index"])),
+        id=str(index) if row.get(ID) is None else str(row[ID]),
+        videos=videos,
+        outcome=row.get(OUTCOME),
+        outcome_known=OUTCOME in row,
+        success_at_reset=bool(row.get(SUCCESS_AT_RESET)),
+        meta=json.loads(row.get(META) or "{}"),
+    )
+
+
+def load_episode_stats(root: Path) -> list[Stats]:
+    """The statistics of every episode, from the columns `stats/<feature>/<name>`.
+
+    Raises:
+        DataError: a shard of the index cannot be read.
+    """
+    found: list[Stats] = []
+    for path in index_files(root):
+        with boundary(DataError, f"{path} cannot be read; move the data set away and write to a new root"):
+            shard = pq.ParquetFile(path, page_checksum_verification=True)
+            names = [name for name in shard.schema_arrow.names if name.startswith("stats/")]
+            for row in shard.read(columns=names).to_pylist():
+                stats: Stats = {}
+                for name, value in row.items():
+                    feature, _, statistic = name.removeprefix("stats/").rpartition("/")
+                    stats.setdefault(feature, {})[statistic] = np.asarray(value)
+                found.append(stats)
+    return found
+
+
+def index_schema(features: Mapping[str, Feature]) -> pa.Schema:
+    """Arrow schema of an index shard; the same for all shards, so that `datasets` can join them."""
+    integer, text = pa.int64(), pa.string()
+    fields = [
+        pa.field("episode_index", integer),
+        pa.field("tasks", pa.list_(text)),
+        pa.field("length", integer),
+        pa.field("data/chunk_index", integer),
+        pa.field("data/file_index", integer),
+        pa.field("dataset_from_index", integer),
+        pa.field("dataset_to_index", integer),
+    ]
+    for key, feature in features.items():
+        if feature["dtype"] == "video":
+            fields += [pa.field(f"videos/{key}/{name}", integer) for name in ("chunk_index", "file_index")]
+            fields += [
+                pa.field(f"videos/{key}/{name}", pa.float64()) for name in ("from_timestamp", "to_timestamp")
+            ]
+    for key, feature in features.items():
+        image = feature["dtype"] in ("image", "video")
+        real = pa.list_(pa.list_(pa.list_(pa.float64()))) if image else pa.list_(pa.float64())
+        for name in NAMES:
+            fields.append(pa.field(f"stats/{key}/{name}", pa.list_(integer) if name == "count" else real))
+    fields += [pa.field("meta/episodes/chunk_index", integer), pa.field("meta/episodes/file_index", integer)]
+    fields += [pa.field(ID, text), pa.field(OUTCOME, pa.bool_()), pa.field(META, text)]
+    return pa.schema([*fields, pa.field(SUCCESS_AT_RESET, pa.bool_())])
+
+
+def stats_columns(stats: Stats) -> dict[str, Any]:
+    """Statistics of one episode as columns of its index row."""
+    return {
+        f"stats/{key}/{name}": value.tolist() for key, group in stats.items() for name, value in group.items()
+    }
+
+
+def save_tasks(root: Path, tasks: Sequence[str]) -> None:
+    """Write `meta/tasks.parquet`, which `lerobot` reads with pandas: the sentence is the index."""
+
+    def column(name: str, pandas_type: str, numpy_type: str) -> dict[str, Any]:
+        kinds = {"pandas_type": pandas_type, "numpy_type": numpy_type}
+        return {"name": name, "field_name": name, **kinds, "metadata": None}
+
+    pandas_metadata = {
+        "index_columns": ["task"],
+        "column_indexes": [],
+        "columns": [column("task_index", "int64", "int64"), column("task", "unicode", "object")],
+        "creator": {"library": "pyarrow", "version": pa.__version__},
+        "pandas_version": "2.2.0",
+    }
+    schema = pa.schema(
+        [("task_index", pa.int64()), ("task", pa.string())], metadata={"pandas": json.dumps(pandas_metadata)}
+    )
+    rows = {"task_index": list(range(len(tasks))), "task": list(tasks)}
+    write_table(root / TASKS_PATH, pa.table(rows, schema=schema))
+
+
+def load_tasks(root: Path) -> list[str]:
+    """The task sentences by `task_index`.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    path = root / TASKS_PATH
+    if not path.exists():
+        return []
+    with boundary(DataError, f"{path} cannot be read"):
+        table = pq.read_table(path)
+        (name,) = [name for name in table.column_names if name != "task_index"]
+        rows = sorted(zip(table["task_index"].to_pylist(), table[name].to_pylist(), strict=True))
+        return [str(task) for _, task in rows]

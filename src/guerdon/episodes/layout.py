@@ -1,0 +1,277 @@
+"""LeRobotDataset v3.0 on disk: paths, `meta/info.json`, feature and Arrow schemas.
+
+The layout is the one that `lerobot` 0.4 and newer writes (its `docs/source/lerobot-dataset-v3.mdx` and
+`src/lerobot/datasets/`). This module knows names, types and shapes; it reads and writes no episode.
+
+    features = features_of(episode, camera_key("main"), video=False, fps=20)
+    schema = data_schema(features)
+    info = load_info(Path("episodes"))
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from guerdon.errors import DataError
+from guerdon.types import Episode
+
+CODEBASE_VERSION = "v3.0"
+CHUNK_FILES = 1000
+DATA_FILE_MB = 100
+VIDEO_FILE_MB = 200
+INFO_PATH = "meta/info.json"
+STATS_PATH = "meta/stats.json"
+TASKS_PATH = "meta/tasks.parquet"
+EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+
+ACTION = "action"
+STATE = "observation.state"
+REWARD = "next.reward"
+DONE = "next.done"
+SUCCESS = "next.success"
+CAMERA_PREFIX = "observation.images."
+
+Feature = dict[str, Any]
+Features = dict[str, Feature]
+FileIndex = tuple[int, int]
+
+INDEX_FEATURES: Features = {
+    "timestamp": {"dtype": "float32", "shape": [1], "names": None},
+    "frame_index": {"dtype": "int64", "shape": [1], "names": None},
+    "episode_index": {"dtype": "int64", "shape": [1], "names": None},
+    "index": {"dtype": "int64", "shape": [1], "names": None},
+    "task_index": {"dtype": "int64", "shape": [1], "names": None},
+}
+"""Columns that every LeRobot data set has."""
+
+_FIELD = re.compile(r"\{(\w+)(?::0?(\d{1,2})d)?\}")
+_CAMERA_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True)
+class Info:
+    """What `meta/info.json` declares.
+
+    Attributes:
+        fps: rows per second.
+        features: column name to dtype and shape.
+        robot_type: free text.
+        data_path: template of the Parquet shards, relative to the root.
+        video_path: template of the MP4 shards, or None where there are none.
+        total_episodes: how many episodes it claims; `meta/episodes` decides.
+    """
+
+    fps: float
+    features: Mapping[str, Feature]
+    robot_type: str
+    data_path: str
+    video_path: str | None
+    total_episodes: int
+
+    def cameras(self) -> dict[str, str]:
+        """Short camera name to feature key, without depth maps."""
+        return {camera_name(key): key for key, feature in self.features.items() if _is_camera(key, feature)}
+
+
+def camera_key(name: str) -> str:
+    """The feature key of a camera, `observation.images.<name>`.
+
+    Raises:
+        DataError: the name would not make a safe folder name.
+    """
+    if not _CAMERA_NAME.fullmatch(name):
+        raise DataError(f"camera name {name!r}: use letters, digits, '_', '-' and '.' only")
+    return CAMERA_PREFIX + name
+
+
+def camera_name(key: str) -> str:
+    """The short name of a camera's feature key: `observation.images.top` is `top`."""
+    return key.removeprefix(CAMERA_PREFIX)
+
+
+def features_of(episode: Episode, key: str, *, video: bool, fps: int) -> Features:
+    """The LeRobot features that hold this episode's columns.
+
+    Args:
+        episode: its columns that are present become features; `next.done` is always there.
+        key: feature key of the camera.
+        video: images as MP4 instead of PNG in Parquet.
+        fps: rows per second.
+
+    Raises:
+        DataError: the episode has texts (those are no robot data), or a column of an unsuitable shape.
+    """
+    if episode.texts is not None:
+        raise DataError(
+            f"episode {episode.id!r} has texts: robot data sets hold frames, states and actions only"
+        )
+    features: Features = {}
+    if episode.frames is not None:
+        features[key] = _camera_feature(*episode.frames.shape[1:3], video=video, fps=fps)
+    for name, column in ((STATE, episode.states), (ACTION, episode.actions)):
+        if column is not None:
+            if column.ndim != 2 or column.shape[1] == 0:
+                raise DataError(
+                    f"episode {episode.id!r}: {name} must have shape (T, size), got {column.shape}"
+                )
+            features[name] = {"dtype": "float32", "shape": [column.shape[1]], "names": None}
+    for name, present, dtype in (
+        (REWARD, episode.rewards is not None, "float32"),
+        (SUCCESS, episode.success is not None, "bool"),
+        (DONE, True, "bool"),
+    ):
+        if present:
+            features[name] = {"dtype": dtype, "shape": [1], "names": None}
+    return features | {name: dict(feature) for name, feature in INDEX_FEATURES.items()}
+
+
+def _camera_feature(height: int, width: int, *, video: bool, fps: int) -> Feature:
+    feature: Feature = {
+        "dtype": "video" if video else "image",
+        "shape": [height, width, 3],
+        "names": ["height", "width", "channels"],
+    }
+    if video:
+        feature["info"] = {
+            "video.height": height,
+            "video.width": width,
+            "video.codec": "h264",
+            "video.pix_fmt": pixel_format(height, width),
+            "video.is_depth_map": False,
+            "video.fps": fps,
+            "video.channels": 3,
+            "has_audio": False,
+        }
+    return feature
+
+
+def pixel_format(height: int, width: int) -> str:
+    """4:2:0 chroma where the size allows it (both even), else 4:4:4."""
+    return "yuv420p" if height % 2 == 0 and width % 2 == 0 else "yuv444p"
+
+
+def data_schema(features: Mapping[str, Feature]) -> pa.Schema:
+    """Arrow schema of a data shard, with the metadata by which HF `datasets` decodes the images."""
+    fields = []
+    declared: dict[str, Any] = {}
+    for name, feature in features.items():
+        dtype, shape = feature["dtype"], list(feature["shape"])
+        if dtype == "video":
+            continue
+        if dtype == "image":
+            fields.append(pa.field(name, pa.struct([("bytes", pa.binary()), ("path", pa.string())])))
+            declared[name] = {"_type": "Image"}
+            continue
+        value = pa.type_for_alias("bool" if dtype == "bool" else dtype)
+        scalar = {"dtype": dtype, "_type": "Value"}
+        if shape == [1]:
+            fields.append(pa.field(name, value))
+            declared[name] = scalar
+        else:
+            fields.append(pa.field(name, pa.list_(value, shape[0])))
+            declared[name] = {"feature": scalar, "length": shape[0], "_type": "Sequence"}
+    metadata = {"huggingface": json.dumps({"info": {"features": declared}})}
+    return pa.schema(fields, metadata=metadata)
+
+
+def place(number: int) -> FileIndex:
+    """(chunk, file) of the shard with this running number."""
+    return divmod(number, CHUNK_FILES)
+
+
+def shard_path(root: Path, template: str, where: FileIndex, *, video_key: str = "") -> Path:
+    """Fill a path template of `info.json`; only its documented fields are understood.
+
+    Raises:
+        DataError: the template has an unknown field or leads out of the data set.
+    """
+    values = {"chunk_index": where[0], "file_index": where[1]}
+
+    def fill(match: re.Match[str]) -> str:
+        name, width = match.groups()
+        if name == "video_key":
+            return video_key
+        if name not in values:
+            raise DataError(f"{root / INFO_PATH}: unknown field {{{name}}} in path template {template!r}")
+        return f"{values[name]:0{int(width or 0)}d}"
+
+    path = root / _FIELD.sub(fill, template)
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise DataError(f"{root / INFO_PATH}: path template {template!r} leads out of the data set")
+    return path
+
+
+def info_json(
+    features: Features, *, fps: int, robot_type: str, episodes: int, frames: int, tasks: int
+) -> dict[str, Any]:
+    """The content of `meta/info.json`."""
+    has_video = any(feature["dtype"] == "video" for feature in features.values())
+    return {
+        "codebase_version": CODEBASE_VERSION,
+        "robot_type": robot_type,
+        "total_episodes": episodes,
+        "total_frames": frames,
+        "total_tasks": tasks,
+        "chunks_size": CHUNK_FILES,
+        "data_files_size_in_mb": DATA_FILE_MB,
+        "video_files_size_in_mb": VIDEO_FILE_MB,
+        "fps": fps,
+        "splits": {"train": f"0:{episodes}"},
+        "data_path": DATA_PATH,
+        "video_path": VIDEO_PATH if has_video else None,
+        "features": features,
+    }
+
+
+def load_info(root: Path) -> Info:
+    """Read and check `meta/info.json`.
+
+    Raises:
+        DataError: there is none, it is not JSON, lacks a key, or is of another version than 3.
+    """
+    path = root / INFO_PATH
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(
+            f"{root} is no LeRobot data set: {INFO_PATH} is missing; collect episodes or check the path"
+        ) from None
+    except (OSError, ValueError) as exc:
+        raise DataError(f"{path} cannot be read ({exc}); restore it from a copy of the data set") from exc
+    version = str(raw.get("codebase_version")) if isinstance(raw, dict) else "None"
+    if not version.startswith("v3."):
+        raise DataError(f"{path} is of version {version}, need v3: use lerobot's converter to v3.0 first")
+    try:
+        info = Info(
+            fps=raw["fps"],
+            features={name: dict(feature) for name, feature in raw["features"].items()},
+            robot_type=str(raw.get("robot_type") or "unknown"),
+            data_path=str(raw.get("data_path") or DATA_PATH),
+            video_path=raw.get("video_path"),
+            total_episodes=int(raw.get("total_episodes", 0)),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        raise DataError(f"{path} lacks or garbles {exc}; restore it from a copy of the data set") from exc
+    for name, feature in info.features.items():
+        if not isinstance(feature.get("dtype"), str) or not isinstance(feature.get("shape"), list | tuple):
+            raise DataError(f"{path}: feature {name!r} needs a dtype and a shape")
+    if not isinstance(info.fps, int | float) or not info.fps > 0:
+        raise DataError(f"{path}: fps must be a positive number, got {info.fps!r}")
+    return info
+
+
+def _is_camera(key: str, feature: Feature) -> bool:
+    details = {**(feature.get("video_info") or {}), **(feature.get("info") or {})}
+    if details.get("is_depth_map") or details.get("video.is_depth_map"):
+        return False
+    array_image = key.startswith("observation.image") and len(feature["shape"]) == 3
+    return feature["dtype"] in ("image", "video") or array_image

@@ -1,0 +1,298 @@
+"""Episodes from any LeRobotDataset v3: ours, a robot's, or one from elsewhere.
+
+What cannot be read is reported and skipped, never fatal and never made up; only a root that holds nothing
+readable is an error. Foreign files are bounded: no path leads out of the root, images are PNG or JPEG, sizes
+are capped. This module does not know who wrote the data.
+
+    for episode in read_episodes("episodes", only_success=True):
+        print(episode.id, episode.task, len(episode))
+    print(summarize("episodes"))
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pyarrow as pa
+
+from guerdon.episodes import layout
+from guerdon.episodes.images import decode_images, from_array
+from guerdon.episodes.index import Entry, Skipped, load_index
+from guerdon.episodes.layout import Info
+from guerdon.episodes.rows import Columns, from_rows, last_success
+from guerdon.episodes.tables import open_tables, to_columns
+from guerdon.episodes.video import count_frames, decode_video
+from guerdon.errors import DataError, boundary
+from guerdon.types import ByteArray, Episode
+
+_ROW_COLUMNS = (layout.STATE, layout.ACTION, layout.REWARD, layout.SUCCESS)
+_POSITION_COLUMNS = ("index", "episode_index", "task_index")
+_log = logging.getLogger(__name__)
+
+OnSkip = Callable[[Skipped], None]
+
+
+@dataclass(frozen=True)
+class DatasetSummary:
+    """What a data set holds.
+
+    Attributes:
+        episodes: that can be read.
+        frames: rows of those episodes.
+        successes: those whose outcome is True.
+        tasks: sentences, in order of appearance.
+        cameras: names.
+        fps: rows per second.
+        skipped: what cannot be read.
+    """
+
+    episodes: int
+    frames: int
+    successes: int
+    tasks: tuple[str, ...]
+    cameras: tuple[str, ...]
+    fps: float
+    skipped: tuple[Skipped, ...]
+
+
+def read_episodes(
+    root: str | Path,
+    *,
+    camera: str | None = None,
+    with_frames: bool = True,
+    only_success: bool = False,
+    task: str | None = None,
+    limit: int | None = None,
+    on_skip: OnSkip | None = None,
+) -> Iterator[Episode]:
+    """The episodes of a data set one by one, in order.
+
+    In data of other tools, the outcome is `next.success` of the last row where that column exists, else None.
+
+    Args:
+        root: folder that holds `meta/info.json`.
+        camera: name or feature key; needed only when there are several.
+        with_frames: decode images; without, the episodes have no frames.
+        only_success: only episodes whose outcome is True.
+        task: only episodes with exactly this task sentence.
+        limit: stop after so many.
+        on_skip: is told of everything that cannot be read; by default a warning is logged.
+
+    Raises:
+        DataError: no data set there, no such camera, or nothing in it can be read. The last shows only at
+        the end. MissingDependencyError: the frames are MP4 and PyAV is not installed.
+    """
+    source = Path(root)
+    info = layout.load_info(source)
+    key = _camera(source, info, camera) if with_frames else None
+    if key is None and not any(name in info.features for name in _ROW_COLUMNS):
+        raise DataError(f"{source} holds nothing but images: read it with frames")
+    skip = on_skip or (lambda skipped: _log.warning("%s", skipped))
+    entries = _entries(source, info, skip)
+    if task is not None:
+        entries = [entry for entry in entries if entry.task == task]
+    if only_success:
+        entries = [entry for entry in entries if entry.outcome is True or not entry.outcome_known]
+    return _read(source, info, entries, key, only_success=only_success, limit=limit, skip=skip)
+
+
+def _read(
+    root: Path,
+    info: Info,
+    entries: Sequence[Entry],
+    key: str | None,
+    *,
+    only_success: bool,
+    limit: int | None,
+    skip: OnSkip,
+) -> Iterator[Episode]:
+    given, readable = 0, 0
+    names = [*_ROW_COLUMNS, "timestamp", *([] if key is None else [key])]
+    for entry, table in open_tables(root, info, entries, names, skip):
+        if given == limit:
+            return
+        try:
+            columns = to_columns(table, info, [*_ROW_COLUMNS, "timestamp"])
+            outcome = entry.outcome if entry.outcome_known else last_success(columns)
+            wanted = outcome is True or not only_success
+            if wanted:
+                frames = None if key is None else _frames(root, info, entry, table, key, columns)
+                with boundary(DataError, f"rows of episode {entry.index} make no episode"):
+                    episode = from_rows(
+                        columns,
+                        id=entry.id,
+                        task=entry.task,
+                        frames=frames,
+                        outcome=outcome,
+                        success_at_reset=entry.success_at_reset,
+                        meta=entry.meta,
+                    )
+        except DataError as exc:
+            path = _frames_path(root, info, entry, key) or layout.shard_path(root, info.data_path, entry.data)
+            skip(Skipped(path, str(exc), entry.index))
+            continue
+        readable += 1
+        if wanted:
+            given += 1
+            yield episode
+    if entries and not readable and limit != 0:
+        raise _unreadable(root)
+
+
+def _frames(root: Path, info: Info, entry: Entry, table: pa.Table, key: str, columns: Columns) -> ByteArray:
+    video = _frames_path(root, info, entry, key)
+    if video is not None:
+        if "timestamp" not in columns:
+            raise DataError("has no column timestamp, by which video frames are found")
+        return decode_video(
+            video, entry.videos[key].start + columns["timestamp"].astype("float64"), fps=info.fps
+        )
+    if key not in table.column_names:
+        raise DataError(f"has no column {key}")
+    if info.features[key]["dtype"] == "image":
+        with boundary(DataError, f"column {key} holds no encoded images"):
+            blobs = table[key].combine_chunks().field("bytes").to_pylist()
+        return decode_images(blobs)
+    return from_array(to_columns(table, info, [key])[key])
+
+
+def _frames_path(root: Path, info: Info, entry: Entry, key: str | None) -> Path | None:
+    """The MP4 file with an episode's frames, None where the camera is not stored as video."""
+    if key is None or info.features[key]["dtype"] != "video":
+        return None
+    return layout.shard_path(
+        root, info.video_path or layout.VIDEO_PATH, entry.videos[key].where, video_key=key
+    )
+
+
+def _camera(root: Path, info: Info, camera: str | None) -> str | None:
+    cameras = info.cameras()
+    if camera is None:
+        if len(cameras) > 1:
+            raise DataError(f"{root} has several cameras: pass camera= one of {', '.join(sorted(cameras))}")
+        return next(iter(cameras.values()), None)
+    if camera not in cameras and camera not in cameras.values():
+        raise DataError(f"{root} has no camera {camera!r}; it has {', '.join(sorted(cameras)) or 'none'}")
+    return cameras.get(camera, camera)
+
+
+def _entries(root: Path, info: Info, skip: OnSkip) -> list[Entry]:
+    entries, skipped = load_index(root, info)
+    for part in skipped:
+        skip(part)
+    if not entries:
+        raise _unreadable(root) if skipped else DataError(f"{root} has no episodes yet: collect some first")
+    return entries
+
+
+def _unreadable(root: Path) -> DataError:
+    return DataError(f"nothing in {root} can be read: restore it from a copy, or collect the episodes again")
+
+
+def summarize(root: str | Path) -> DatasetSummary:
+    """Count what a data set holds, touching every byte of it but decoding no image.
+
+    Raises:
+        DataError: no data set there, or nothing in it can be read.
+        MissingDependencyError: it has MP4 files and PyAV is not installed.
+    """
+    source = Path(root)
+    info = layout.load_info(source)
+    skipped: list[Skipped] = []
+    frame_count = cache(count_frames)
+    episodes = frames = successes = 0
+    tasks: dict[str, None] = {}
+    entries = _entries(source, info, skipped.append)
+    for entry, table in open_tables(source, info, entries, _stored(info), skipped.append):
+        lost = _missing_video(source, info, entry, frame_count)
+        if lost is not None:
+            skipped.append(lost)
+            continue
+        outcome = (
+            entry.outcome if entry.outcome_known else last_success(to_columns(table, info, [layout.SUCCESS]))
+        )
+        episodes += 1
+        frames += entry.length
+        successes += outcome is True
+        tasks[entry.task] = None
+    if not episodes:
+        raise _unreadable(source)
+    cameras = tuple(info.cameras())
+    return DatasetSummary(episodes, frames, successes, tuple(tasks), cameras, info.fps, tuple(skipped))
+
+
+def _stored(info: Info) -> list[str]:
+    return sorted(name for name, feature in info.features.items() if feature["dtype"] != "video")
+
+
+def _missing_video(
+    root: Path, info: Info, entry: Entry, frame_count: Callable[[Path], int]
+) -> Skipped | None:
+    for key in entry.videos:
+        path = _frames_path(root, info, entry, key)
+        assert path is not None
+        try:
+            count = frame_count(path)
+        except DataError as exc:
+            return Skipped(path, str(exc), entry.index)
+        if count < round(entry.videos[key].stop * info.fps):
+            return Skipped(path, f"cut off after {count} frames", entry.index)
+    return None
+
+
+def dataset_hash(root: str | Path) -> str:
+    """SHA-256 over all that is readable: tasks, outcomes, meta, columns, encoded images and videos; in hex.
+
+    The same episodes in the same order have the same hash, whatever the files are called, when they were
+    written and (for images in Parquet) how they are spread over shards.
+
+    Raises:
+        DataError: no data set there, or nothing in it can be read.
+    """
+    source = Path(root)
+    info = layout.load_info(source)
+    names = [name for name in _stored(info) if name not in _POSITION_COLUMNS]
+    digest = hashlib.sha256(json.dumps([info.fps, names]).encode())
+
+    def ignore(skipped: Skipped) -> None:
+        _log.warning("%s", skipped)
+
+    @cache
+    def file_digest(path: Path) -> bytes:
+        with boundary(DataError, f"{path} cannot be read"), path.open("rb") as handle:
+            return hashlib.file_digest(handle, "sha256").digest()
+
+    found = False
+    entries = _entries(source, info, ignore)
+    for entry, table in open_tables(source, info, entries, names, ignore):
+        found = True
+        header = [entry.id, entry.task, entry.outcome, entry.success_at_reset, entry.length, dict(entry.meta)]
+        digest.update(json.dumps(header, sort_keys=True).encode())
+        for name in table.column_names:
+            digest.update(_column_digest(table, info, name))
+        for key in sorted(entry.videos):
+            path = _frames_path(source, info, entry, key)
+            if path is not None and path.exists():
+                digest.update(file_digest(path) + str(entry.videos[key].start).encode())
+    if not found:
+        raise _unreadable(source)
+    return digest.hexdigest()
+
+
+def _column_digest(table: pa.Table, info: Info, name: str) -> bytes:
+    digest = hashlib.sha256(name.encode())
+    if info.features[name]["dtype"] == "image":
+        for blob in table[name].combine_chunks().field("bytes").to_pylist():
+            digest.update(hashlib.sha256(blob or b"").digest())
+    elif info.features[name]["dtype"] == "string":
+        digest.update(json.dumps(table[name].to_pylist()).encode())
+    else:
+        column = to_columns(table, info, [name])[name]
+        digest.update(f"{column.dtype}{column.shape}".encode() + column.tobytes())
+    return digest.digest()

@@ -1,0 +1,54 @@
+"""What a reward model should say about an episode: success labels and progress targets, in one place.
+
+Training and evaluation both read their truth here. Knows nothing about models, files or simulators; it only
+reads `success` and `outcome`, and answers None where the truth is not known.
+
+    labels_T = success_labels(episode)
+    targets_T = progress_targets(episode)   # 0 .. 1 up to the first success, then 1; all 0 when failed
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from guerdon.types import BoolArray, Episode, FloatArray
+
+
+def success_labels(episode: Episode) -> BoolArray | None:
+    """(T,) bool, ground-truth success of each row; None where the episode has no success column."""
+    return None if episode.success is None else np.asarray(episode.success, dtype=np.bool_)
+
+
+def episode_success(episode: Episode) -> bool | None:
+    """Did the whole episode succeed? Its outcome; without one, whether any row did; None if nobody knows."""
+    if episode.outcome is not None:
+        return bool(episode.outcome)
+    return None if episode.success is None else bool(episode.success.any())
+
+
+def first_success(episode: Episode) -> int | None:
+    """The first row that is a success; the last row of a success whose rows nobody labelled; else None."""
+    if episode.success is None:
+        return len(episode) - 1 if episode.outcome else None
+    return int(episode.success.argmax()) if episode.success.any() else None
+
+
+def progress_targets(episode: Episode) -> FloatArray | None:
+    """(T,) float32 progress: t/k up to the first success row k, then 1; all 0 for a failed episode.
+
+    A success without labelled rows reaches 1 at its last row. A success at row 0 is 1 throughout.
+
+    Returns:
+        None where nobody knows the outcome, or where outcome and success rows contradict each other (an
+        early slice of a successful episode, or a success that was lost again and counted as a failure).
+    """
+    succeeded = episode_success(episode)
+    if succeeded is None:
+        return None
+    k = first_success(episode)
+    if succeeded != (k is not None):
+        return None
+    if k is None:
+        return np.zeros(len(episode), dtype=np.float32)
+    rows_T = np.arange(len(episode), dtype=np.float64)
+    return np.ones(len(episode), np.float32) if k == 0 else np.minimum(rows_T / k, 1.0).astype(np.float32)

@@ -1,0 +1,158 @@
+"""Camera frames as MP4 through PyAV, with bounds on what a foreign file may ask for.
+
+Written as H.264 with a key frame every second frame, so that any row is reached fast; this is lossy, so
+frames come back close but not equal. Read from any codec that PyAV knows, but only from an MP4 container and
+only from the file itself: no playlist, no network. Needs the `video` extra. This module does not know
+episodes.
+
+    with VideoWriter(path, height=128, width=128, fps=20) as video:
+        start_s, end_s = video.add(frames_T_H_W_C)
+    frames_T_H_W_C = decode_video(path, times_T, fps=20)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from guerdon.episodes.images import MAX_PIXELS, allocate
+from guerdon.episodes.layout import pixel_format
+from guerdon.errors import DataError, MissingDependencyError, boundary
+from guerdon.types import ByteArray
+
+_ENCODER = {"crf": "18", "g": "2", "bf": "0", "preset": "veryfast"}
+
+
+class VideoWriter:
+    """One growing MP4 file that holds the frames of several episodes after each other."""
+
+    def __init__(self, path: Path, *, height: int, width: int, fps: int) -> None:
+        """Start the file.
+
+        Args:
+            path: where to write, under any name.
+            height: of every frame, in pixels.
+            width: of every frame, in pixels.
+            fps: frames per second.
+
+        Raises:
+            MissingDependencyError: PyAV is not installed.
+        """
+        self._av = require_av()
+        self._fps = fps
+        self._count = 0
+        self._container = self._av.open(str(path), mode="w", format="mp4")
+        self._stream = self._container.add_stream("libx264", rate=fps, options=dict(_ENCODER))
+        self._stream.height, self._stream.width = height, width
+        self._stream.pix_fmt = pixel_format(height, width)
+        self._stream.codec_context.thread_count = 1
+
+    def add(self, frames_T_H_W_C: ByteArray) -> tuple[float, float]:
+        """Append frames; returns their first time stamp and the one after their last, in seconds."""
+        start = self._count
+        for frame in frames_T_H_W_C:
+            picture = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
+            picture.pts = self._count
+            self._container.mux(self._stream.encode(picture))
+            self._count += 1
+        return start / self._fps, self._count / self._fps
+
+    def close(self) -> None:
+        """Finish the file. It is unreadable before."""
+        self._container.mux(self._stream.encode())
+        self._container.close()
+
+    def __enter__(self) -> VideoWriter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def decode_video(path: Path, times_T: NDArray[Any], *, fps: float) -> ByteArray:
+    """The frames nearest to these times.
+
+    Args:
+        path: an MP4 file.
+        times_T: (T,) seconds into the file, ascending.
+        fps: rows per second of the data set; a frame further away than 0.4 rows is not taken.
+
+    Returns:
+        (T, H, W, 3) uint8.
+
+    Raises:
+        DataError: the file is truncated, corrupt or too large, or has no frame at one of the times.
+        MissingDependencyError: PyAV is not installed.
+    """
+    times = np.asarray(times_T, dtype=np.float64)
+    with _opened(path) as (container, stream):
+        frames = allocate(len(times), stream.height, stream.width)
+        container.seek(max(0, round(float(times[0]) / stream.time_base) - 1), stream=stream, backward=True)
+        budget = 16 * len(times) + 2000
+        done, previous = 0, None
+        for picture in container.decode(stream):
+            budget -= 1
+            if picture.is_corrupt:
+                raise DataError(f"{path}: the frame at {picture.time:.3f} s is corrupt")
+            if (picture.height, picture.width) != frames.shape[1:3] or budget < 0:
+                raise DataError(f"{path}: frames change their size or come too densely")
+            while done < len(times) and picture.time >= times[done]:
+                frames[done] = _nearest(path, float(times[done]), fps, previous, picture)
+                done += 1
+            previous = picture
+            if done == len(times):
+                break
+        for t in range(done, len(times)):
+            frames[t] = _nearest(path, float(times[t]), fps, previous)
+    return frames
+
+
+def count_frames(path: Path) -> int:
+    """How many frames the file holds, without decoding them.
+
+    Raises:
+        DataError: the file is truncated or corrupt.
+        MissingDependencyError: PyAV is not installed.
+    """
+    with _opened(path) as (container, stream):
+        return sum(1 for packet in container.demux(stream) if packet.size)
+
+
+def _nearest(path: Path, time: float, fps: float, *candidates: Any) -> ByteArray:
+    pictures = [picture for picture in candidates if picture is not None]
+    best = min(pictures, key=lambda picture: abs(picture.time - time), default=None)
+    if best is None or abs(best.time - time) > 0.4 / fps:
+        raise DataError(f"{path}: no frame at {time:.3f} s; the file is cut off or belongs to other rows")
+    array: ByteArray = best.to_ndarray(format="rgb24")
+    return array
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
+    av = require_av()
+    with (
+        boundary(DataError, f"{path} cannot be decoded"),
+        path.open("rb") as handle,
+        av.open(handle, mode="r", format="mp4") as container,
+    ):
+        if not container.streams.video:
+            raise DataError(f"{path}: has no video stream")
+        stream = container.streams.video[0]
+        stream.codec_context.options = {"err_detect": "explode"}
+        if stream.height * stream.width > MAX_PIXELS:
+            raise DataError(f"{path}: {stream.height}x{stream.width} is over {MAX_PIXELS} pixels")
+        yield container, stream
+
+
+def require_av() -> Any:
+    """PyAV, or a `MissingDependencyError` that says how to install it."""
+    try:
+        import av
+    except ImportError as exc:
+        raise MissingDependencyError("MP4 video needs PyAV: pip install 'guerdon[video]'") from exc
+    return av

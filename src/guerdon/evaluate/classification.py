@@ -1,0 +1,217 @@
+"""How well scores tell success from failure: ranking, decisions at a threshold, and calibration.
+
+Every metric takes labels (N,), scores (N,) and weights (R, N), and gives one value per row of weights, NaN
+where it is undefined (one class only): R resamples cost one vectorised call. `point` gives the plain number.
+Knows nothing about episodes or models.
+
+    print(point(auroc, labels_N, scores_N))             # a float, or None
+    interval = bootstrap_weighted(lambda w_R_N: auroc(labels_N, scores_N, w_R_N), episode_of_row_N, ...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from guerdon.evaluate.intervals import Float64, defined
+
+Labels = NDArray[np.bool_]
+WeightedMetric = Callable[[Labels, Float64, Float64], Float64]
+
+
+def point(metric: WeightedMetric, labels_N: ArrayLike, scores_N: ArrayLike) -> float | None:
+    """The metric on unweighted data; None where undefined.
+
+    Raises:
+        ValueError: labels and scores differ in length, or a score is not finite.
+    """
+    labels, scores = np.asarray(labels_N, dtype=np.bool_), np.asarray(scores_N, dtype=np.float64)
+    if labels.shape != scores.shape or labels.ndim != 1:
+        raise ValueError(
+            f"labels and scores must both have shape (N,), got {labels.shape} and {scores.shape}"
+        )
+    if not np.isfinite(scores).all():
+        raise ValueError("scores must be finite: leave failed measurements out and count them")
+    return defined(metric(labels, scores, np.ones((1, len(labels))))[0]) if len(labels) else None
+
+
+def _ratio(top: Float64, bottom: Float64) -> Float64:
+    """Divide; NaN where bottom is 0."""
+    blank = np.full(np.broadcast(top, bottom).shape, np.nan)
+    return np.asarray(np.divide(top, bottom, out=blank, where=bottom > 0))
+
+
+def _by_score(labels: Labels, scores: Float64, weights: Float64) -> tuple[Float64, Float64]:
+    """(R, U) weight of positives and of negatives at each distinct score, in rising order."""
+    order = np.argsort(scores, kind="stable")
+    starts = np.flatnonzero(np.r_[True, np.diff(scores[order]) != 0])
+    ordered = weights[:, order]
+    positive = np.add.reduceat(ordered * labels[order], starts, axis=1)
+    return positive, np.add.reduceat(ordered, starts, axis=1) - positive
+
+
+def auroc(labels: Labels, scores: Float64, weights: Float64) -> Float64:
+    """P(a positive scores above a negative), ties 1/2 (Hanley & McNeil 1982); NaN with one class only."""
+    positive, negative = _by_score(labels, scores, weights)
+    below = np.cumsum(negative, axis=1) - negative
+    return _ratio(
+        (positive * (below + negative / 2)).sum(axis=1), positive.sum(axis=1) * negative.sum(axis=1)
+    )
+
+
+def auprc(labels: Labels, scores: Float64, weights: Float64) -> Float64:
+    """Average precision, sum_n (R_n - R_{n-1}) P_n over distinct scores; NaN with one class only."""
+    positive, negative = (part[:, ::-1] for part in _by_score(labels, scores, weights))
+    true, false = np.cumsum(positive, axis=1), np.cumsum(negative, axis=1)
+    precision = np.divide(true, true + false, out=np.zeros_like(true), where=true + false > 0)
+    one_class = (true[:, -1] == 0) | (false[:, -1] == 0)
+    value = _ratio((positive * precision).sum(axis=1), true[:, -1])
+    return np.where(one_class, np.nan, value)
+
+
+def _confusion(
+    labels: Labels, scores: Float64, weights: Float64, threshold: float
+) -> tuple[Float64, Float64, Float64, Float64]:
+    """(R,) weights of true positives, false positives, false negatives, true negatives; positive is `>`."""
+    judged = scores > threshold
+    cells = (labels & judged, ~labels & judged, labels & ~judged, ~labels & ~judged)
+    true_pos, false_pos, false_neg, true_neg = (weights @ cell.astype(np.float64) for cell in cells)
+    return true_pos, false_pos, false_neg, true_neg
+
+
+def f1_at(threshold: float) -> WeightedMetric:
+    """F1 = 2TP / (2TP + FP + FN) of `score > threshold`; NaN with one class only."""
+
+    def f1(labels: Labels, scores: Float64, weights: Float64) -> Float64:
+        tp, fp, fn, tn = _confusion(labels, scores, weights, threshold)
+        one_class = (tp + fn == 0) | (fp + tn == 0)
+        return np.where(one_class, np.nan, _ratio(2 * tp, 2 * tp + fp + fn))
+
+    return f1
+
+
+def balanced_accuracy_at(threshold: float) -> WeightedMetric:
+    """Mean of the true positive and the true negative rate; NaN with one class only."""
+
+    def balanced_accuracy(labels: Labels, scores: Float64, weights: Float64) -> Float64:
+        tp, fp, fn, tn = _confusion(labels, scores, weights, threshold)
+        return (_ratio(tp, tp + fn) + _ratio(tn, tn + fp)) / 2
+
+    return balanced_accuracy
+
+
+def accuracy_at(threshold: float) -> WeightedMetric:
+    """Share judged correctly. Inflated by imbalance: read it against the majority baseline."""
+
+    def accuracy(labels: Labels, scores: Float64, weights: Float64) -> Float64:
+        tp, _, _, tn = _confusion(labels, scores, weights, threshold)
+        return _ratio(tp + tn, weights.sum(axis=1))
+
+    return accuracy
+
+
+def false_positive_rate_at(threshold: float) -> WeightedMetric:
+    """FP / (FP + TN): how often a failure is paid as a success; NaN without failures."""
+
+    def false_positive_rate(labels: Labels, scores: Float64, weights: Float64) -> Float64:
+        _, fp, _, tn = _confusion(labels, scores, weights, threshold)
+        return _ratio(fp, fp + tn)
+
+    return false_positive_rate
+
+
+def brier(labels: Labels, scores: Float64, weights: Float64) -> Float64:
+    """Mean squared error of probabilities (Brier 1950). Scores must lie in [0, 1]."""
+    return _ratio(weights @ (scores - labels) ** 2, weights.sum(axis=1))
+
+
+def ece_with(bins: int = 10) -> WeightedMetric:
+    """Expected calibration error over equal-width bins (Guo et al. 2017, arXiv 1706.04599, eq. 3).
+
+    Probability of *success* against its frequency (not confidence of the predicted class). Scores must lie in
+    [0, 1]; bin m holds scores in ((m-1)/bins, m/bins], the first one 0 too. Resampling adds noise to every
+    bin, so bootstrap intervals of the ECE lie a little high: read them as an upper guess.
+    """
+
+    def ece(labels: Labels, scores: Float64, weights: Float64) -> Float64:
+        member = np.zeros((len(scores), bins))
+        member[np.arange(len(scores)), _bin_of(scores, bins)] = 1.0
+        gap = np.abs(weights @ (member * (scores - labels)[:, None])).sum(axis=1)
+        return _ratio(gap, weights.sum(axis=1))
+
+    return ece
+
+
+@dataclass(frozen=True)
+class ReliabilityBin:
+    """One bar of a reliability diagram: scores in (low, high], their mean and how often they came true."""
+
+    low: float
+    high: float
+    n: int
+    mean_score: float | None
+    frequency: float | None
+
+
+def _bin_of(scores: Float64, bins: int) -> NDArray[np.int64]:
+    return np.clip(np.ceil(scores * bins).astype(np.int64) - 1, 0, bins - 1)
+
+
+def reliability_bins(labels_N: ArrayLike, scores_N: ArrayLike, bins: int = 10) -> list[ReliabilityBin]:
+    """The bins of a reliability diagram; an empty bin has None for its mean score and frequency.
+
+    Raises:
+        ValueError: a score lies outside [0, 1].
+    """
+    labels, scores = np.asarray(labels_N, dtype=np.bool_), np.asarray(scores_N, dtype=np.float64)
+    if scores.size and (scores.min() < 0 or scores.max() > 1):
+        raise ValueError("a reliability diagram needs probabilities between 0 and 1")
+    index = _bin_of(scores, bins)
+    result = []
+    for m in range(bins):
+        inside = index == m
+        n = int(inside.sum())
+        result.append(
+            ReliabilityBin(
+                low=m / bins,
+                high=(m + 1) / bins,
+                n=n,
+                mean_score=float(scores[inside].mean()) if n else None,
+                frequency=float(labels[inside].mean()) if n else None,
+            )
+        )
+    return result
+
+
+def roc_points(labels_N: ArrayLike, scores_N: ArrayLike) -> tuple[Float64, Float64]:
+    """False and true positive rates (U+1,) from (0, 0) to (1, 1); empty arrays with one class only."""
+    labels, scores = np.asarray(labels_N, dtype=np.bool_), np.asarray(scores_N, dtype=np.float64)
+    if labels.all() or not labels.any():
+        return np.empty(0), np.empty(0)
+    positive, negative = _by_score(labels, scores, np.ones((1, len(labels))))
+    rates = [np.r_[0.0, np.cumsum(part[0, ::-1]) / part.sum()] for part in (negative, positive)]
+    return rates[0], rates[1]
+
+
+def baselines(prevalence: float) -> dict[str, float]:
+    """What a model that looks at nothing reaches: the majority class always, or the base rate as probability.
+
+    Decisions use the majority class, probabilities the base rate, rankings a constant.
+
+    Args:
+        prevalence: share of positives, strictly between 0 and 1.
+    """
+    majority = prevalence > 0.5
+    return {
+        "auroc": 0.5,
+        "auprc": prevalence,
+        "f1": 2 * prevalence / (1 + prevalence) if majority else 0.0,
+        "balanced_accuracy": 0.5,
+        "accuracy": max(prevalence, 1 - prevalence),
+        "false_positive_rate": 1.0 if majority else 0.0,
+        "brier": prevalence * (1 - prevalence),
+        "ece": 0.0,
+    }

@@ -1,0 +1,259 @@
+"""The metrics of a scored set of episodes, each with its interval, its baseline and its undefined cases.
+
+Turns (episodes, scores) into named `Metric`s. Knows nothing about models, files or probes. Rows of one
+episode resemble one another, so every interval resamples whole episodes.
+
+    metrics = row_metrics(table, threshold=0.5, reps=1000, seed=0)
+    print(metrics["auroc"].interval)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from guerdon.episodes.targets import episode_success, first_success, progress_targets, success_labels
+from guerdon.evaluate import classification as cls
+from guerdon.evaluate.intervals import (
+    Float64,
+    Interval,
+    bootstrap_ci,
+    bootstrap_weighted,
+    mean,
+    widen_at_edge,
+)
+from guerdon.evaluate.ordering import episode_preferences, kendall_tau_a, kendall_tau_b, pearson, spearman
+from guerdon.evaluate.ranking import policy_means, policy_ranking
+from guerdon.evaluate.scoring import Kind, episode_value
+from guerdon.types import Episode, Score
+
+FEWEST_CHECKPOINTS = 3  # two points always correlate perfectly
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric with its interval and what a model that looks at nothing would reach.
+
+    Attributes:
+        interval: estimate, bounds, number of cases and of undefined ones.
+        baseline: the majority class for decisions, the base rate for probabilities, a constant for orders;
+            None where the question makes no sense.
+    """
+
+    interval: Interval
+    baseline: float | None = None
+
+    def to_dict(self) -> dict[str, float | int | None]:
+        """Plain JSON values."""
+        i = self.interval
+        return {
+            "estimate": i.estimate,
+            "low": i.low,
+            "high": i.high,
+            "n": i.n,
+            "n_undefined": i.n_undefined,
+            "baseline": self.baseline,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Labels and scores side by side: rows of frames, or episodes.
+
+    Attributes:
+        labels: (N,) bool, the truth.
+        scores: (N,) float64, what the model said.
+        groups: (N,) int64, which episode a row belongs to.
+        missing: rows without a label or without a score.
+    """
+
+    labels: cls.Labels
+    scores: Float64
+    groups: np.ndarray[Any, np.dtype[np.int64]]
+    missing: int
+
+    def within(self, low: float, high: float) -> bool:
+        """Do all scores lie in [low, high]?"""
+        return bool(((self.scores >= low) & (self.scores <= high)).all())
+
+
+def row_table(episodes: Sequence[Episode], scores: Sequence[Score]) -> Table:
+    """Every labelled and scored row of the episodes."""
+    labels, values, groups, missing = [np.empty(0, bool)], [np.empty(0)], [np.empty(0, np.int64)], 0
+    for e, (episode, score) in enumerate(zip(episodes, scores, strict=True)):
+        truth = success_labels(episode)
+        if truth is None or score.steps is None:
+            missing += len(episode)
+            continue
+        labels.append(truth)
+        values.append(score.steps.astype(np.float64))
+        groups.append(np.full(len(episode), e, dtype=np.int64))
+    return Table(np.concatenate(labels), np.concatenate(values), np.concatenate(groups), missing)
+
+
+def episode_table(episodes: Sequence[Episode], scores: Sequence[Score], kind: Kind) -> Table:
+    """One row per episode with a known outcome and a value."""
+    cases = [
+        (success, value, e)
+        for e, (episode, score) in enumerate(zip(episodes, scores, strict=True))
+        if (success := episode_success(episode)) is not None
+        and (value := episode_value(score, kind)) is not None
+    ]
+    return Table(
+        np.array([success for success, _, _ in cases], dtype=np.bool_),
+        np.array([value for _, value, _ in cases], dtype=np.float64),
+        np.array([e for _, _, e in cases], dtype=np.int64),
+        len(episodes) - len(cases),
+    )
+
+
+def classification_metrics(
+    table: Table, *, threshold: float | None, probabilities: bool, reps: int, seed: int, prefix: str = ""
+) -> dict[str, Metric]:
+    """AUROC, AUPRC; F1, accuracies and false-positive rate at the threshold; Brier and ECE of probabilities.
+
+    Bounds of a perfect score come from `widen_at_edge`, with the episodes of the smaller class as trials
+    (for AUPRC and F1 that is a rule of thumb).
+
+    Args:
+        table: labels and scores.
+        threshold: a score above it is a success; None leaves the four decision metrics out.
+        probabilities: are the scores meant as probabilities? Otherwise Brier and ECE are left out; they are
+                undefined where a score breaks that promise.
+        reps: number of resamples of whole episodes.
+        seed: of the resampling.
+        prefix: put before each name, such as `episode_`.
+    """
+    wanted: dict[str, cls.WeightedMetric | None] = {"auroc": cls.auroc, "auprc": cls.auprc}
+    if threshold is not None:
+        wanted |= {
+            "f1": cls.f1_at(threshold),
+            "balanced_accuracy": cls.balanced_accuracy_at(threshold),
+            "accuracy": cls.accuracy_at(threshold),
+            "false_positive_rate": cls.false_positive_rate_at(threshold),
+        }
+    if probabilities:
+        within = table.within(0, 1)
+        wanted |= {"brier": cls.brier if within else None, "ece": cls.ece_with() if within else None}
+    positive, negative = (len(np.unique(table.groups[table.labels == label])) for label in (True, False))
+    trials = {"accuracy": len(np.unique(table.groups)), "false_positive_rate": negative}
+    both = table.labels.any() and not table.labels.all()
+    base = cls.baselines(float(table.labels.mean())) if both else {}
+    return {
+        prefix + name: Metric(
+            widen_at_edge(_interval(metric, table, reps, seed), trials.get(name, min(positive, negative))),
+            base.get(name),
+        )
+        for name, metric in wanted.items()
+    }
+
+
+def _interval(metric: cls.WeightedMetric | None, table: Table, reps: int, seed: int) -> Interval:
+    if metric is None:
+        return Interval(None, None, None, 0, table.missing + len(table.labels))
+
+    def statistic(weights_R_N: Float64) -> Float64:
+        return metric(table.labels, table.scores, weights_R_N)
+
+    return bootstrap_weighted(statistic, table.groups, reps=reps, seed=seed, n_undefined=table.missing)
+
+
+def order_metrics(
+    episodes: Sequence[Episode], scores: Sequence[Score], *, reps: int, seed: int
+) -> dict[str, Metric]:
+    """Do values of a successful episode rise with time? Mean over episodes, rows up to the first success.
+
+    After the first success there is no order to find, so those rows are left out. An episode of constant
+    values, of one row, or whose measurement failed is undefined and counted.
+    """
+    measures: dict[str, Callable[[ArrayLike, ArrayLike], float | None]] = {
+        "value_order_spearman": spearman,
+        "value_order_pearson": pearson,
+        "value_order_tau_a": kendall_tau_a,
+        "value_order_tau_b": kendall_tau_b,
+    }
+    parts: list[Float64] = []
+    for episode, score in zip(episodes, scores, strict=True):
+        goal = first_success(episode)
+        if episode_success(episode) and goal is not None:
+            parts.append(np.empty(0) if score.steps is None else score.steps[: goal + 1].astype(np.float64))
+    return {
+        name: Metric(
+            _mean_of([measure(part, np.arange(len(part))) for part in parts], reps=reps, seed=seed), 0.0
+        )
+        for name, measure in measures.items()
+    }
+
+
+def _mean_of(values: list[float | None], *, reps: int, seed: int) -> Interval:
+    numbers = [np.nan if value is None else value for value in values]
+    return bootstrap_ci(numbers, mean, reps=reps, seed=seed)
+
+
+def progress_metrics(
+    episodes: Sequence[Episode], scores: Sequence[Score], *, reps: int, seed: int
+) -> dict[str, Metric]:
+    """MAE against the progress target, and Pearson with it over successful episodes (Robometer's VOC r).
+
+    The MAE's baseline is the best constant, the median target.
+    """
+    errors, targets, groups, missing = [np.empty(0)], [np.empty(0)], [np.empty(0, np.int64)], 0
+    correlations: list[float | None] = []
+    for e, (episode, score) in enumerate(zip(episodes, scores, strict=True)):
+        target = progress_targets(episode)
+        if target is not None and episode_success(episode):
+            correlations.append(None if score.steps is None else pearson(score.steps, target))
+        if target is None or score.steps is None:
+            missing += len(episode)
+            continue
+        errors.append(np.abs(score.steps.astype(np.float64) - target))
+        targets.append(target.astype(np.float64))
+        groups.append(np.full(len(episode), e, dtype=np.int64))
+    error, target_N = np.concatenate(errors), np.concatenate(targets)
+    mae = bootstrap_weighted(
+        lambda weights_R_N: weights_R_N @ error / weights_R_N.sum(axis=1),
+        np.concatenate(groups),
+        reps=reps,
+        seed=seed,
+        n_undefined=missing,
+    )
+    best = float(np.abs(target_N - np.median(target_N)).mean()) if target_N.size else None
+    return {
+        "progress_mae": Metric(mae, best),
+        "progress_pearson": Metric(_mean_of(correlations, reps=reps, seed=seed), 0.0),
+    }
+
+
+def comparison_metrics(
+    episodes: Sequence[Episode], scores: Sequence[Score], kind: Kind, *, reps: int, seed: int
+) -> dict[str, Metric]:
+    """Preferences between successful and failed episodes of a task; ranking of the policies that made them.
+
+    Policies are told apart by `meta["checkpoint"]`, else `meta["policy"]`; fewer than three leave the ranking
+    out.
+    """
+    table = episode_table(episodes, scores, kind)
+    found = episode_preferences(
+        table.scores, table.labels, [episodes[e].task for e in table.groups], reps=reps, seed=seed
+    )
+    trials = int(min(table.labels.sum(), (~table.labels).sum()))
+    metrics = {
+        "preference_accuracy": Metric(widen_at_edge(found.strict, trials), 0.5),
+        "preference_accuracy_without_ties": Metric(widen_at_edge(found.decided, trials), 0.5),
+        "preference_ties": Metric(found.ties),
+    }
+    policies = [episode.meta.get("checkpoint", episode.meta.get("policy")) for episode in episodes]
+    _, reward_P, success_P = policy_means(
+        [None if policy is None else str(policy) for policy in policies],
+        [episode_value(score, kind) for score in scores],
+        [episode_success(episode) for episode in episodes],
+    )
+    if len(reward_P) >= FEWEST_CHECKPOINTS:
+        ranking = policy_ranking(reward_P, success_P, reps=reps, seed=seed)
+        metrics["policy_ranking_spearman"] = Metric(ranking.spearman, 0.0)
+        metrics["policy_ranking_pearson"] = Metric(ranking.pearson, 0.0)
+    return metrics

@@ -1,0 +1,126 @@
+"""The network of the image reward models: a residual network (arXiv:1512.03385) and a small head, one logit.
+
+It does not know what the logit means, where frames come from, or how it is trained.
+
+    scorer = ImageScorer("resnet18", hidden_dim=256, dropout=0.1)
+    logits_N = scorer(inputs_N_C_H_W)
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import ResNetConfig, ResNetModel
+
+from guerdon.errors import CheckpointError, ConfigError, boundary
+
+_DEPTHS: dict[str, tuple[str, list[int]]] = {
+    "resnet18": ("basic", [2, 2, 2, 2]),
+    "resnet34": ("basic", [3, 4, 6, 3]),
+    "resnet50": ("bottleneck", [3, 4, 6, 3]),
+    "resnet101": ("bottleneck", [3, 4, 23, 3]),
+    "resnet152": ("bottleneck", [3, 8, 36, 3]),
+}
+
+
+class ImageScorer(nn.Module):
+    """A residual network with a head of one output.
+
+    The head is Linear, ReLU, Dropout, Linear, or a single Linear when `hidden_dim` is None. Its weights are
+    Xavier-uniform, its biases zero.
+
+    Args:
+        arch: `resnet18`, `resnet34`, `resnet50`, `resnet101` or `resnet152`.
+        hidden_dim: width of the hidden layer of the head, or None.
+        dropout: before the last layer; unused when `hidden_dim` is None.
+        pretrained_path: folder or hub id of transformers ResNet weights for the backbone; None for random ones.
+
+    Raises:
+        ConfigError: unknown `arch`.
+        CheckpointError: `pretrained_path` cannot be read, is of another `arch`, or does not fit exactly.
+    """
+
+    def __init__(
+        self, arch: str, *, hidden_dim: int | None, dropout: float, pretrained_path: str | None = None
+    ) -> None:
+        super().__init__()
+        self.backbone = (
+            _random_backbone(arch) if pretrained_path is None else _load_backbone(arch, pretrained_path)
+        )
+        features = self.backbone.config.hidden_sizes[-1]
+        if hidden_dim is None:
+            self.head: nn.Module = nn.Linear(features, 1)
+        else:
+            self.head = nn.Sequential(
+                nn.Linear(features, hidden_dim), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden_dim, 1)
+            )
+        for layer in self.head.modules():
+            if isinstance(layer, nn.Linear):
+                nn.init.xavier_uniform_(layer.weight)
+                nn.init.zeros_(layer.bias)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, inputs_N_C_H_W: Tensor) -> Tensor:
+        """Return logits (N,) float32 for inputs (N, 3, H, W)."""
+        features: Tensor = self.backbone(inputs_N_C_H_W).pooler_output.flatten(1)
+        logits: Tensor = self.head(features)
+        return logits.squeeze(1).float()
+
+    def freeze_batch_norm(self) -> None:
+        """Put every batch normalisation in evaluation mode: small or one-sided batches cannot move its statistics."""
+        for layer in self.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.eval()
+
+
+def resolve_bf16(choice: bool | Literal["auto"], device: torch.device) -> bool:
+    """Whether to compute in bfloat16: as asked, or where the hardware multiplies it natively."""
+    if choice != "auto":
+        return choice
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+
+
+def resolve_device(device: str | torch.device | None) -> torch.device:
+    """The device asked for, or the GPU when there is one."""
+    if device is not None:
+        return torch.device(device)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _config(arch: str) -> ResNetConfig:
+    if arch not in _DEPTHS:
+        raise ConfigError(f"unknown arch {arch!r}: choose one of {', '.join(_DEPTHS)}")
+    layer_type, depths = _DEPTHS[arch]
+    width = 1 if layer_type == "basic" else 4
+    return ResNetConfig(
+        depths=depths, layer_type=layer_type, hidden_sizes=[width * size for size in (64, 128, 256, 512)]
+    )
+
+
+def _random_backbone(arch: str) -> Any:
+    return ResNetModel(_config(arch))
+
+
+def _load_backbone(arch: str, path: str) -> Any:
+    expected = _config(arch)
+    with boundary(CheckpointError, f"pretrained_path {path!r} cannot be read as a transformers ResNet"):
+        backbone, report = ResNetModel.from_pretrained(path, output_loading_info=True, use_safetensors=True)
+    for name in ("layer_type", "depths", "hidden_sizes"):
+        found, wanted = getattr(backbone.config, name), getattr(expected, name)
+        if found != wanted:
+            raise CheckpointError(
+                f"pretrained_path {path!r} has {name} {found}, but arch {arch!r} has {wanted}"
+            )
+    # The classifier of an image classification checkpoint is not part of the backbone.
+    unexpected = sorted(k for k in report["unexpected_keys"] if not k.startswith("classifier."))
+    problems = {"missing": sorted(report["missing_keys"]), "unexpected": unexpected}
+    problems["of another shape"] = sorted(str(k) for k in report["mismatched_keys"])
+    bad = {what: keys for what, keys in problems.items() if keys}
+    if bad:
+        raise CheckpointError(f"pretrained_path {path!r} does not fit {arch!r}: {bad}")
+    return backbone

@@ -1,0 +1,186 @@
+"""Image reward models on disk: a folder with `model.safetensors` and `config.json`, written at once, read strictly.
+
+The JSON carries everything that scoring needs beside the weights (architecture, preprocessing, threshold), what
+the model was trained on, and the hash of the weights. It does not know how a model is trained or used.
+
+    save_checkpoint("runs/rm/model", scorer, config)
+    scorer, config = load_checkpoint("runs/rm", hidden_dim=256)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from guerdon.errors import CheckpointError, boundary
+from guerdon.models.backbone import ImageScorer
+
+Kind = Literal["resnet", "progress"]
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+
+
+@dataclass(frozen=True)
+class ImageModelConfig:
+    """Everything about an image reward model but its weights.
+
+    Attributes:
+        type: `resnet` (probability of success) or `progress` (share of the task done).
+        arch: depth of the residual network.
+        hidden_dim: of the head; None for a single linear layer.
+        dropout: of the head.
+        image_size: (3, H, W).
+        normalize: `none` or `imagenet`.
+        threshold: probability above which a frame counts as success; None for `progress`.
+        label: what a target of 1 means, in words.
+        data_hash: of the training data; empty when the episodes came from memory.
+    """
+
+    type: Kind
+    arch: str = "resnet18"
+    hidden_dim: int | None = 256
+    dropout: float = 0.1
+    image_size: tuple[int, int, int] = (3, 128, 128)
+    normalize: Literal["none", "imagenet"] = "none"
+    threshold: float | None = None
+    label: str = ""
+    data_hash: str = ""
+
+
+def save_checkpoint(path: str | Path, scorer: ImageScorer, config: ImageModelConfig) -> Path:
+    """Write a checkpoint folder beside `path` and rename it into place.
+
+    An existing folder is moved aside first and removed last.
+
+    Returns:
+        The folder.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in scorer.state_dict().items()}
+        save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
+        record = asdict(config) | {
+            "guerdon_version": version("guerdon"),
+            "sha256": _sha256(temporary / WEIGHTS),
+        }
+        (temporary / CONFIG).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        (temporary / WEIGHTS).chmod(0o644)
+        temporary.chmod(0o755)
+        for file in (temporary / WEIGHTS, temporary / CONFIG, temporary):
+            _fsync(file)
+        aside = temporary.with_name(temporary.name + ".old")
+        if target.exists():
+            os.replace(target, aside)
+        os.replace(temporary, target)
+        _fsync(target.parent)
+        shutil.rmtree(aside, ignore_errors=True)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return target
+
+
+def find_checkpoint(path: str | Path) -> Path:
+    """The folder that holds `config.json`: `path` itself, its `model/`, or the folder of a .safetensors file.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    given = Path(path)
+    folder = given.parent if given.suffix == ".safetensors" else given
+    for candidate in (folder, folder / "model"):
+        if (candidate / CONFIG).is_file():
+            if given.suffix == ".safetensors" and given.name != WEIGHTS:
+                raise CheckpointError(
+                    f"{given}: the weights of a checkpoint are named {WEIGHTS}, beside {CONFIG}"
+                )
+            return candidate
+    raise CheckpointError(
+        f"no reward model at {given}: expected a folder with {WEIGHTS} and {CONFIG}, as `guerdon train` writes"
+    )
+
+
+def load_config(path: str | Path, **requested: Any) -> ImageModelConfig:
+    """Read `config.json` and compare it with what the caller expects.
+
+    Args:
+        path: as for `find_checkpoint`.
+        **requested: fields of `ImageModelConfig` that must be equal; None means "whatever the checkpoint has".
+
+    Raises:
+        CheckpointError: no checkpoint, an unreadable one, or a mismatch (both values are named).
+    """
+    folder = find_checkpoint(path)
+    with boundary(CheckpointError, f"{folder / CONFIG} cannot be read"):
+        record = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        known = {f.name for f in fields(ImageModelConfig)}
+        absent = sorted(known - record.keys())
+        if absent:
+            raise CheckpointError(
+                f"{folder / CONFIG} lacks {', '.join(absent)}: it was not written by `guerdon train`"
+            )
+        record["image_size"] = tuple(record["image_size"])
+        config = ImageModelConfig(**{name: record[name] for name in known})
+    for name, wanted in requested.items():
+        found = getattr(config, name)
+        if wanted is not None and wanted != found:
+            raise CheckpointError(
+                f"{name} mismatch: the checkpoint {folder} has {_shown(found)}, but {_shown(wanted)} was asked for; "
+                f"change {name} to {_shown(found)} or train a new model"
+            )
+    return config
+
+
+def load_checkpoint(path: str | Path, **requested: Any) -> tuple[ImageScorer, ImageModelConfig]:
+    """Read a checkpoint: the hash must match, and every tensor must be there and fit.
+
+    Args:
+        path: as for `find_checkpoint`.
+        **requested: as for `load_config`.
+
+    Returns:
+        The network in evaluation mode on the CPU, and its configuration.
+
+    Raises:
+        CheckpointError: anything is missing, corrupt, or other than requested.
+    """
+    folder, config = find_checkpoint(path), load_config(path, **requested)
+    with boundary(CheckpointError, f"{folder} cannot be read"):
+        expected = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("sha256")
+        if _sha256(folder / WEIGHTS) != expected:
+            raise CheckpointError(f"{folder / WEIGHTS} is corrupt: its SHA-256 is not the one in {CONFIG}")
+        weights = load_file(folder / WEIGHTS)
+    with torch.random.fork_rng(devices=[]):
+        scorer = ImageScorer(config.arch, hidden_dim=config.hidden_dim, dropout=config.dropout)
+    with boundary(
+        CheckpointError, f"{folder / WEIGHTS} does not fit {config.arch} with hidden_dim {config.hidden_dim}"
+    ):
+        scorer.load_state_dict(weights, strict=True)
+    return scorer.eval(), config
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _shown(value: Any) -> str:
+    return str(list(value)) if isinstance(value, tuple) else repr(value)

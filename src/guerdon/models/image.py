@@ -1,0 +1,161 @@
+"""Reward models that look at single frames: the `resnet` success classifier and the `progress` regressor.
+
+Both are one network with a sigmoid; they differ in what they were trained on and in what the number means.
+This module does not know how they were trained or what the reward is used for.
+
+    model = load_image_model("runs/rm", kind="resnet")
+    model.score([episode])[0].steps            # probability of success of each row
+    model.probabilities(frames_N_H_W_C)        # the same for bare frames
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from guerdon.models.backbone import ImageScorer, resolve_bf16, resolve_device
+from guerdon.models.checkpoint import ImageModelConfig, Kind, load_checkpoint
+from guerdon.models.debug_images import DebugImages
+from guerdon.models.preprocess import to_input, to_pixels
+from guerdon.types import ByteArray, Episode, Failure, FloatArray, RewardInfo, Score
+
+
+class ImageRewardModel:
+    """A RewardModel over frames: `steps` is the sigmoid of the logit of each frame, `total` that of the last one.
+
+    Args:
+        scorer: the network; it is moved to `device`.
+        config: preprocessing, threshold and kind.
+        device: None for the GPU when there is one.
+        bf16: `auto` computes in bfloat16 where the hardware has it; False gives scores that do not depend on
+            how episodes are batched (to 1e-6).
+        batch_size: frames per pass through the network.
+        debug_save_dir: write every scored frame there as a picture; the environment variable
+            DEBUG_IMAGE_SAVE_DIR does the same.
+    """
+
+    def __init__(
+        self,
+        scorer: ImageScorer,
+        config: ImageModelConfig,
+        *,
+        device: str | torch.device | None = None,
+        bf16: bool | Literal["auto"] = "auto",
+        batch_size: int = 64,
+        debug_save_dir: str | Path | None = None,
+    ) -> None:
+        self.config = config
+        self.device = resolve_device(device)
+        self.bf16 = resolve_bf16(bf16, self.device)
+        self.batch_size = batch_size
+        self.scorer = scorer.to(self.device)
+        folder = debug_save_dir or os.environ.get("DEBUG_IMAGE_SAVE_DIR")
+        self._debug = (
+            DebugImages(folder, 0.5 if config.threshold is None else config.threshold) if folder else None
+        )
+
+    @property
+    def info(self) -> RewardInfo:
+        """Values in [0, 1], one per row, each from its own frame only."""
+        return RewardInfo(name=self.config.type, range=(0.0, 1.0), success_threshold=self.config.threshold)
+
+    def score(self, episodes: Sequence[Episode]) -> list[Score]:
+        """Measure all episodes in one pass; identical frames go through the network once.
+
+        Returns:
+            One Score per episode. Without frames it is `Failure('no_frames')`; when the network gives a value
+            that is not finite, `Failure('non_finite')`.
+        """
+        unique: list[NDArray[Any]] = []
+        seen: dict[tuple[Any, bytes], int] = {}
+        rows: list[NDArray[np.int64] | None] = []
+        for episode in episodes:
+            frames = episode.frames
+            rows.append(None if frames is None or not frames.size else _unique_rows(frames, seen, unique))
+        values_U = self.probabilities(unique)
+        return [_score(index, values_U) for index in rows]
+
+    def probabilities(self, frames: Sequence[NDArray[Any]] | NDArray[Any]) -> FloatArray:
+        """The model's value for each frame, without any sharing between equal ones.
+
+        Args:
+            frames: N pictures, as one array or a list of arrays (of one or several sizes), as `to_pixels` takes.
+
+        Returns:
+            (N,) float32 in [0, 1]; a value is NaN where the network's output is not finite.
+        """
+        values = np.empty(len(frames), np.float32)
+        for start in range(0, len(frames), self.batch_size):
+            chunk = frames[start : start + self.batch_size]
+            pixels = self._pixels(chunk)
+            values[start : start + len(pixels)] = self._forward(pixels)
+        if self._debug is not None:
+            self._debug.save(self._pixels(frames), values)
+        return values
+
+    def _pixels(self, frames: Sequence[NDArray[Any]] | NDArray[Any]) -> ByteArray:
+        if isinstance(frames, np.ndarray):
+            return to_pixels(frames, self.config.image_size)
+        if len({frame.shape for frame in frames}) == 1:
+            return to_pixels(np.stack(frames), self.config.image_size)
+        return np.concatenate([to_pixels(frame[None], self.config.image_size) for frame in frames])
+
+    def _forward(self, pixels_N_H_W_C: ByteArray) -> FloatArray:
+        self.scorer.eval()
+        with torch.inference_mode(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            inputs = to_input(torch.from_numpy(pixels_N_H_W_C).to(self.device), self.config.normalize)
+            values: FloatArray = torch.sigmoid(self.scorer(inputs)).cpu().numpy()
+        return np.where(np.isfinite(values), values, np.float32(np.nan))
+
+
+def load_image_model(
+    checkpoint_path: str | Path,
+    *,
+    kind: Kind,
+    device: str | torch.device | None = None,
+    bf16: bool | Literal["auto"] = "auto",
+    debug_save_dir: str | Path | None = None,
+    **requested: Any,
+) -> ImageRewardModel:
+    """Load a checkpoint strictly.
+
+    Args:
+        checkpoint_path: a folder that `save_checkpoint` or `guerdon train` wrote, or its `model.safetensors`.
+        kind: what it must be.
+        device: see `ImageRewardModel`.
+        bf16: see `ImageRewardModel`.
+        debug_save_dir: see `ImageRewardModel`.
+        **requested: `arch`, `hidden_dim`, `image_size`, `dropout`: refuse a checkpoint with another value.
+
+    Raises:
+        CheckpointError: missing, corrupt, of another kind, or with another value than requested.
+    """
+    scorer, config = load_checkpoint(checkpoint_path, type=kind, **requested)
+    return ImageRewardModel(scorer, config, device=device, bf16=bf16, debug_save_dir=debug_save_dir)
+
+
+def _unique_rows(
+    frames_T_H_W_C: ByteArray, seen: dict[tuple[Any, bytes], int], unique: list[NDArray[Any]]
+) -> NDArray[np.int64]:
+    """Index of each row's frame in `unique`, which grows by the frames not seen before."""
+    index = np.empty(len(frames_T_H_W_C), np.int64)
+    for t, frame in enumerate(frames_T_H_W_C):
+        key = (frame.shape, hashlib.blake2b(np.ascontiguousarray(frame), digest_size=16).digest())
+        if key not in seen:
+            seen[key] = len(unique)
+            unique.append(frame)
+        index[t] = seen[key]
+    return index
+
+
+def _score(rows_T: NDArray[np.int64] | None, values_U: FloatArray) -> Score:
+    if rows_T is None:
+        return Score(failure=Failure("no_frames", "the episode has no frames to look at"))
+    return Score.from_values(values_U[rows_T], total=float(values_U[rows_T[-1]]))

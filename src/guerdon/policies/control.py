@@ -1,0 +1,301 @@
+"""Gaussian policies for control, on state vectors (MLP) or pixels (CNN), with one value head per reward source.
+
+Acting happens thousands of times a second on a handful of rows, so the state policy acts through plain numpy
+copies of its weights; everything that needs gradients goes through torch. Actor and critic share nothing.
+This module does not know rollouts, rewards or simulators.
+
+    policy = build_policy(settings, observation_space, action_space, sources=["env"], seed=0)
+    actions_B_A = policy.actor().act(observations_B_S, rng)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from guerdon.atomic import write_bytes, write_json
+from guerdon.errors import CheckpointError, ConfigError
+from guerdon.policies.normalize import RunningMeanStd
+from guerdon.settings.policy import CNNPolicySettings, MLPPolicySettings
+
+_CLIP = 10.0  # normalised observations beyond ten standard deviations are cut off
+
+
+class Actor:
+    """A frozen copy of a policy, for acting.
+
+    Args:
+        layers: weight (out, in) and bias (out,) of each linear layer.
+        activation: between the layers.
+        log_std_A: logarithm of the standard deviation of each action.
+        shift_S, scale_S: observation normalisation.
+    """
+
+    def __init__(
+        self,
+        layers: list[tuple[np.ndarray, np.ndarray]],
+        activation: str,
+        log_std_A: np.ndarray,
+        shift_S: np.ndarray,
+        scale_S: np.ndarray,
+    ) -> None:
+        self._layers = [(np.ascontiguousarray(w.T), b) for w, b in layers]
+        self._act = np.tanh if activation == "tanh" else _relu
+        self._std = np.exp(log_std_A).astype(np.float32)
+        self._shift = shift_S.astype(np.float32)
+        self._scale = (1.0 / scale_S).astype(np.float32)
+
+    def mean(self, observations_B_S: np.ndarray) -> np.ndarray:
+        """(B, A) most likely actions."""
+        x = (observations_B_S.astype(np.float32) - self._shift) * self._scale
+        x = np.clip(x, -_CLIP, _CLIP)
+        for weight, bias in self._layers[:-1]:
+            x = self._act(x @ weight + bias)
+        weight, bias = self._layers[-1]
+        return np.asarray(x @ weight + bias)
+
+    def act(self, observations_B_S: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """(B, A) sampled actions."""
+        mean = self.mean(observations_B_S)
+        noise = rng.standard_normal(mean.shape, dtype=np.float32)
+        return np.asarray(mean + self._std * noise)
+
+
+class PixelActor:
+    """Acts through the network itself, for policies on pixels."""
+
+    def __init__(self, policy: ControlPolicy) -> None:
+        self._policy = policy
+
+    @torch.inference_mode()
+    def mean(self, observations: np.ndarray) -> np.ndarray:
+        """(B, A) most likely actions."""
+        return np.asarray(self._policy.action_mean(self._policy.prepare(observations)).numpy())
+
+    def act(self, observations: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """(B, A) sampled actions."""
+        mean = self.mean(observations)
+        std = self._policy.log_std.detach().exp().numpy()
+        return np.asarray(mean + std * rng.standard_normal(mean.shape, dtype=np.float32))
+
+
+class ControlPolicy(nn.Module):
+    """Actor and critic.
+
+    Attributes:
+        sources: names of the value heads, in order; empty means no critic is built.
+        normalizer: running statistics of state observations, or None.
+    """
+
+    def __init__(
+        self,
+        settings: MLPPolicySettings | CNNPolicySettings,
+        observation_shape: tuple[int, ...],
+        action_size: int,
+        sources: Sequence[str],
+    ) -> None:
+        super().__init__()
+        self.settings = settings
+        self.observation_shape = observation_shape
+        self.action_size = action_size
+        self.sources = tuple(sources)
+        self.normalizer: RunningMeanStd | None = None
+        pixels = isinstance(settings, CNNPolicySettings)
+        if isinstance(settings, MLPPolicySettings) and settings.normalize_observations:
+            self.normalizer = RunningMeanStd(observation_shape)
+        self._shift = torch.zeros(observation_shape)
+        self._scale = torch.ones(observation_shape)
+        self.pi = _body(settings, observation_shape, action_size, last_gain=0.01)
+        self.vf = _body(settings, observation_shape, len(sources), last_gain=1.0) if sources else None
+        self.log_std = nn.Parameter(torch.full((action_size,), settings.log_std_init))
+        self.pixels = pixels
+
+    def prepare(self, observations: np.ndarray) -> Tensor:
+        """Observations as the networks take them: normalised states, or (N, C, H, W) in [0, 1]."""
+        if self.pixels:
+            return torch.from_numpy(np.ascontiguousarray(observations)).permute(0, 3, 1, 2).float() / 255.0
+        x = torch.from_numpy(np.ascontiguousarray(observations, dtype=np.float32))
+        return ((x - self._shift) * self._scale).clamp_(-_CLIP, _CLIP)
+
+    def refresh_normalizer(self) -> None:
+        """Make the running statistics the ones in use. Between calls they stay fixed, for acting and learning alike."""
+        if self.normalizer is not None:
+            self._shift = torch.from_numpy(self.normalizer.mean.astype(np.float32))
+            self._scale = torch.from_numpy((1.0 / self.normalizer.std.astype(np.float32)).astype(np.float32))
+
+    def action_mean(self, x: Tensor) -> Tensor:
+        """(N, A) means for prepared observations."""
+        mean: Tensor = self.pi(x)
+        return mean
+
+    def log_prob(self, x: Tensor, actions_N_A: Tensor) -> Tensor:
+        """(N,) log-density of actions at prepared observations."""
+        z = (actions_N_A - self.action_mean(x)) * (-self.log_std).exp()
+        constant = 0.5 * self.action_size * math.log(2 * math.pi)
+        return -0.5 * (z * z).sum(-1) - self.log_std.sum() - constant
+
+    def entropy(self) -> Tensor:
+        """Entropy of the action distribution; the same at every state."""
+        return self.log_std.sum() + 0.5 * self.action_size * (1 + math.log(2 * math.pi))
+
+    def value(self, x: Tensor) -> Tensor:
+        """(N, K) value of each source at prepared observations."""
+        if self.vf is None:
+            raise ConfigError("this policy was built without a critic")
+        value: Tensor = self.vf(x)
+        return value
+
+    def actor(self) -> Actor | PixelActor:
+        """A copy to act with; it does not follow later updates."""
+        if self.pixels:
+            return PixelActor(self)
+        layers = [
+            (m.weight.detach().numpy().copy(), m.bias.detach().numpy().copy())
+            for m in self.pi
+            if isinstance(m, nn.Linear)
+        ]
+        scale = 1.0 / self._scale.numpy()
+        return Actor(layers, self.settings.activation, self.log_std.detach().numpy().copy(), self._shift.numpy(), scale)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything to store, statistics included."""
+        state = {k: v.detach().clone() for k, v in self.state_dict().items()}
+        if self.normalizer is not None:
+            state |= {
+                f"normalizer.{k}": torch.from_numpy(np.array(v)) for k, v in self.normalizer.state_dict().items()
+            }
+        return state
+
+    def load_tensors(self, state: dict[str, Tensor], *, critic: bool = True) -> None:
+        """Return to stored tensors.
+
+        Args:
+            state: from `tensors`.
+            critic: False leaves the value heads as they are, for a start from another reward's policy.
+
+        Raises:
+            CheckpointError: names or shapes do not fit.
+        """
+        own = {k for k in self.state_dict() if critic or not k.startswith("vf.")}
+        weights = {k: v for k, v in state.items() if k in own}
+        shapes = {k: tuple(v.shape) for k, v in self.state_dict().items()}
+        wrong = sorted(k for k in own if k not in weights or tuple(weights[k].shape) != shapes[k])
+        if wrong:
+            have = {k: tuple(state[k].shape) if k in state else "missing" for k in wrong}
+            raise CheckpointError(
+                f"the policy checkpoint does not fit this configuration: {have}, expected "
+                f"{ {k: shapes[k] for k in wrong} }; policy.hidden and the environment must be those it was made with"
+            )
+        with torch.no_grad():
+            for name, value in self.state_dict().items():
+                if name in weights:
+                    value.copy_(weights[name])
+        if self.normalizer is not None and "normalizer.mean" in state:
+            prefix = "normalizer."
+            self.normalizer.load_state_dict(
+                {k.removeprefix(prefix): v.numpy() for k, v in state.items() if k.startswith(prefix)}
+            )
+            self.refresh_normalizer()
+
+
+def build_policy(
+    settings: MLPPolicySettings | CNNPolicySettings,
+    observation_shape: tuple[int, ...],
+    action_space: gymnasium.Space,
+    *,
+    sources: Sequence[str],
+    seed: int,
+) -> ControlPolicy:
+    """A fresh policy with orthogonal weights drawn from the seed; global random state is left alone.
+
+    Raises:
+        ConfigError: the policy type does not fit the observations.
+    """
+    wanted = 3 if isinstance(settings, CNNPolicySettings) else 1
+    if len(observation_shape) != wanted:
+        raise ConfigError(
+            f"policy.type {settings.type} takes observations with {wanted} dimension(s), the environment gives "
+            f"{observation_shape}; set env.observation to {'pixels' if wanted == 3 else 'state'}"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return ControlPolicy(settings, observation_shape, int(np.prod(action_space.shape or ())), sources)
+
+
+def save_policy(policy: ControlPolicy, folder: Path) -> None:
+    """Write a policy alone (`policy.safetensors`, `policy.json`), for collecting, cloning and warm starts."""
+    from safetensors.torch import save
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_bytes(folder / "policy.safetensors", save(policy.tensors()))
+    write_json(
+        folder / "policy.json",
+        {
+            "settings": policy.settings.model_dump(mode="json"),
+            "observation_shape": list(policy.observation_shape),
+            "action_size": policy.action_size,
+            "sources": list(policy.sources),
+        },
+    )
+
+
+def load_policy(folder: Path) -> ControlPolicy:
+    """Read what `save_policy` wrote.
+
+    Raises:
+        CheckpointError: files are missing or do not fit.
+    """
+    import json
+
+    from safetensors.torch import load_file
+
+    card, weights = folder / "policy.json", folder / "policy.safetensors"
+    if not card.is_file() or not weights.is_file():
+        raise CheckpointError(f"{folder} is no policy folder: it lacks policy.json or policy.safetensors")
+    spec: dict[str, Any] = json.loads(card.read_text())
+    kind = CNNPolicySettings if spec["settings"]["type"] == "cnn" else MLPPolicySettings
+    policy = ControlPolicy(
+        kind(**spec["settings"]), tuple(spec["observation_shape"]), spec["action_size"], spec["sources"]
+    )
+    policy.load_tensors(load_file(weights))
+    return policy
+
+
+def _relu(x: np.ndarray) -> np.ndarray:
+    return np.maximum(x, 0)
+
+
+def _body(
+    settings: MLPPolicySettings | CNNPolicySettings, shape: tuple[int, ...], out: int, *, last_gain: float
+) -> nn.Sequential:
+    act = nn.Tanh if settings.activation == "tanh" else nn.ReLU
+    layers: list[nn.Module] = []
+    width = shape[0]
+    if isinstance(settings, CNNPolicySettings):
+        channels, size = shape[2], torch.zeros(1, shape[2], *shape[:2])
+        for i, c in enumerate(settings.channels):
+            kernel, stride = ((8, 4), (4, 2), (3, 1))[min(i, 2)]
+            layers += [_orthogonal(nn.Conv2d(channels, c, kernel, stride), math.sqrt(2)), act()]
+            channels = c
+        layers.append(nn.Flatten())
+        with torch.no_grad():
+            width = int(nn.Sequential(*layers)(size).shape[1])
+    for h in settings.hidden:
+        layers += [_orthogonal(nn.Linear(width, h), math.sqrt(2)), act()]
+        width = h
+    layers.append(_orthogonal(nn.Linear(width, out), last_gain))
+    return nn.Sequential(*layers)
+
+
+def _orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> nn.Module:
+    nn.init.orthogonal_(layer.weight, gain)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer

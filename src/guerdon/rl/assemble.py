@@ -1,0 +1,133 @@
+"""From a configuration to the parts of a run: sources of reward, and what keeps them up to date.
+
+This module does not run anything.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from guerdon.collect.recorder import Recorder
+from guerdon.episodes.read import read_episodes
+from guerdon.episodes.targets import progress_targets, success_labels
+from guerdon.errors import ConfigError, DataError
+from guerdon.models.checkpoint import save_checkpoint
+from guerdon.models.image import ImageRewardModel
+from guerdon.models.load import load_reward_model
+from guerdon.models.online import OnlineTrainer
+from guerdon.rl.keep_up import KeepUp
+from guerdon.rl.sources import Source
+from guerdon.settings.reward import RewardModelSettings
+from guerdon.settings.study import Study
+from guerdon.worlds.world import World
+
+
+def build_sources(study: Study) -> dict[str, Source]:
+    """Load every reward model of the `reward` section.
+
+    Raises:
+        CheckpointError: a model is missing or not the one asked for.
+        ConfigError: the model cannot judge what this world shows.
+    """
+    if not study.reward.use_reward_model:
+        return {}
+    sources = {}
+    for name, settings in study.reward.sources.items():
+        model = load_reward_model(
+            settings.model.model_type,
+            settings.model.checkpoint_path,
+            arch=settings.model.arch,
+            hidden_dim=settings.model.hidden_dim,
+            image_size=settings.model.image_size,
+            dropout=settings.model.dropout,
+            debug_save_dir=settings.model.debug_save_dir,
+            value=settings.model.value if settings.model.model_type in ("constant", "dummy") else None,
+        )
+        if settings.shaping == "bonus" and model.info.success_threshold is None and settings.reward_threshold is None:
+            raise ConfigError(
+                f"reward.sources.{name}: shaping bonus needs a threshold; this model stores none, "
+                "so set reward_threshold"
+            )
+        gamma = study.algorithm.gamma if settings.gamma is None else settings.gamma
+        sources[name] = Source(name, model, settings, gamma, study.env.num_envs)
+    return sources
+
+
+def build_keep_up(study: Study, sources: dict[str, Source]) -> dict[str, KeepUp]:
+    """An online trainer for every source whose model is refitted during the run."""
+    keep_ups = {}
+    for index, (name, source) in enumerate(sources.items()):
+        settings = source.settings.model
+        if settings.update == "none":
+            continue
+        model = source.model
+        if not isinstance(model, ImageRewardModel):
+            raise ConfigError(f"reward.sources.{name}: a {settings.model_type} model cannot be refitted")
+        frames, targets = _replay(settings, model.config.type, settings.update_params.replay_size)
+        trainer = OnlineTrainer(
+            model,
+            frames,
+            targets,
+            learning_rate=settings.update_params.learning_rate,
+            weight_decay=settings.update_params.weight_decay,
+            batch_size=settings.update_params.batch_size,
+            replay_size=settings.update_params.replay_size,
+            replay_ratio=settings.update_params.replay_ratio,
+            seed=study.runner.seed * 1000 + index,
+        )
+        keep_ups[name] = KeepUp(
+            trainer,
+            model.config.type,
+            steps=settings.update_params.steps,
+            every=settings.update_params.every,
+            num_envs=study.env.num_envs,
+        )
+    return keep_ups
+
+
+def save_refitted(source: Source, folder: Path) -> None:
+    """Write the model as the run left it, so that it can be evaluated and used again."""
+    model = source.model
+    if isinstance(model, ImageRewardModel):
+        save_checkpoint(folder, model.scorer, model.config)
+
+
+def build_recorder(study: Study, world: World) -> Recorder | None:
+    """A recorder of training episodes, if `env.data_collection` asks for one."""
+    settings = study.env.data_collection
+    if not settings.enabled or settings.mode == "eval":
+        return None
+    from guerdon.episodes.write import EpisodeWriter
+
+    writer = EpisodeWriter(
+        settings.save_dir or "", camera=study.env.camera, robot_type=study.env.type, only_success=settings.only_success
+    )
+    return Recorder(
+        world,
+        writer,
+        frame_every=settings.frame_every,
+        keep_success=settings.sample_rate_success,
+        keep_fail=0.0 if settings.only_success else settings.sample_rate_fail,
+        meta={"mode": "train", "prefix": f"train-s{study.runner.seed}", "seed": study.runner.seed},
+        seed=study.runner.seed,
+    )
+
+
+def _replay(settings: RewardModelSettings, kind: str, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Labelled frames of the episodes that the model was trained on, at most a few times `size`."""
+    label = progress_targets if kind == "progress" else success_labels
+    frames, targets, count = [], [], 0
+    for episode in read_episodes(Path(settings.replay_path or "")):
+        labels = label(episode)
+        if labels is None or episode.frames is None:
+            continue
+        frames.append(episode.frames)
+        targets.append(np.asarray(labels, dtype=np.float32))
+        count += len(labels)
+        if count > 4 * size:
+            break
+    if not frames:
+        raise DataError(f"replay_path {settings.replay_path}: no episode has frames and success labels")
+    return np.concatenate(frames), np.concatenate(targets)

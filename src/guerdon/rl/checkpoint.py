@@ -1,0 +1,87 @@
+"""Checkpoints of a run: tensors in safetensors, everything else in JSON, sealed with hashes, newest verified first.
+
+This module does not know what the tensors mean.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from guerdon.atomic import seal_folder, verify_folder, write_bytes, write_json
+from guerdon.errors import CheckpointError
+
+
+def save_checkpoint(
+    folder: Path, step: int, tensors: dict[str, Tensor], values: dict[str, Any], *, keep: int
+) -> Path:
+    """Write `folder/step_<step>`, then remove all but the newest `keep` sealed checkpoints.
+
+    Args:
+        folder: the run's `checkpoints`.
+        step: environment steps so far.
+        tensors: by name.
+        values: JSON-able.
+        keep: how many to keep, at least 1.
+    """
+    final = folder / f"step_{step:012d}"
+    temporary = folder / f".{final.name}.partial"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    write_bytes(temporary / "state.safetensors", save({k: v.contiguous() for k, v in tensors.items()}))
+    write_json(temporary / "state.json", values)
+    seal_folder(temporary, final)
+    for old in sorted(folder.glob("step_*"))[:-keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint whose hashes hold; None where there is none.
+
+    Raises:
+        CheckpointError: there are checkpoints, and none of them is whole.
+    """
+    problems = []
+    for path in sorted(folder.glob("step_*"), reverse=True):
+        try:
+            verify_folder(path)
+        except CheckpointError as error:
+            problems.append(str(error))
+            continue
+        return path
+    if problems:
+        raise CheckpointError("no usable checkpoint: " + "; ".join(problems))
+    return None
+
+
+def find_checkpoint(path: Path) -> Path:
+    """A checkpoint from its own folder, or the newest of a run's folder.
+
+    Raises:
+        CheckpointError: neither.
+    """
+    if (path / "state.json").is_file():
+        verify_folder(path)
+        return path
+    found = latest_checkpoint(path / "checkpoints")
+    if found is None:
+        raise CheckpointError(f"{path} is no checkpoint and no run with one: it has no checkpoints/step_*")
+    return found
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and values of a verified checkpoint."""
+    values: dict[str, Any] = json.loads((path / "state.json").read_text())
+    return load_file(path / "state.safetensors"), values
+
+
+def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names start with `prefix.`, without it."""
+    start = f"{prefix}."
+    return {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}

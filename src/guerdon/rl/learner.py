@@ -1,0 +1,252 @@
+"""The policy update: PPO epochs over one rollout, or the same clipped update from group-relative advantages.
+
+All parameters live in one flat tensor, so that clipping and Adam are a handful of operations instead of one per
+layer. This module does not know where rewards came from.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from guerdon.errors import CheckpointError
+from guerdon.policies.control import ControlPolicy
+from guerdon.rl import advantages as adv
+from guerdon.rl import losses
+from guerdon.settings.policy import AlgorithmSettings
+from guerdon.types import Rollout
+
+
+class FlatAdam:
+    """Adam (Kingma & Ba 2015, 1412.6980) on all parameters of a module as one tensor.
+
+    The module's parameters become windows into `flat`; gradients are gathered into `flat.grad`.
+    """
+
+    def __init__(self, module: nn.Module, learning_rate: float, *, eps: float = 1e-5) -> None:
+        self._parameters = [p for p in module.parameters() if p.requires_grad]
+        size = sum(p.numel() for p in self._parameters)
+        self.flat = torch.empty(size)
+        self.flat.grad = torch.zeros(size)
+        offset = 0
+        for p in self._parameters:
+            window = self.flat[offset : offset + p.numel()].view_as(p)
+            window.copy_(p.detach())
+            p.data = window
+            p.grad = self.flat.grad[offset : offset + p.numel()].view_as(p)
+            offset += p.numel()
+        self.optimizer = torch.optim.Adam([self.flat], lr=learning_rate, eps=eps, fused=True)
+
+    def zero_grad(self) -> None:
+        """Forget gradients, in place."""
+        assert self.flat.grad is not None
+        self.flat.grad.zero_()
+
+    def step(self, max_norm: float, learning_rate: float) -> float | None:
+        """Clip to the norm and step; a gradient that is not finite is skipped and answered with None."""
+        grad = self.flat.grad
+        assert grad is not None
+        norm = float(torch.linalg.vector_norm(grad))
+        if not math.isfinite(norm):
+            return None
+        if norm > max_norm:
+            grad.mul_(max_norm / (norm + 1e-6))
+        self.optimizer.param_groups[0]["lr"] = learning_rate
+        self.optimizer.step()
+        return norm
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Adam's moments and step count."""
+        state = self.optimizer.state_dict()["state"]
+        return {k: torch.as_tensor(v).clone() for k, v in state[0].items()} if state else {}
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Return to stored moments."""
+        if not tensors:
+            return
+        if tensors["exp_avg"].numel() != self.flat.numel():
+            raise CheckpointError(
+                f"the optimiser state is for {tensors['exp_avg'].numel()} parameters, this policy has {self.flat.numel()}"
+            )
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": {0: {k: v.clone() for k, v in tensors.items()}}, "param_groups": groups})
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One rollout, flattened to N steps and ready for minibatches.
+
+    Attributes:
+        x: prepared observations.
+        actions: (N, A).
+        log_probs: (N,) of the behaviour policy.
+        advantages: (N,) combined.
+        mask: (N,) 1 where the step exists.
+        values: (N, K) value heads, K = 0 without a critic.
+        returns: (N, K) their targets.
+        value_mask: (N, K) 0 where a target is missing.
+    """
+
+    x: Tensor
+    actions: Tensor
+    log_probs: Tensor
+    advantages: Tensor
+    mask: Tensor
+    values: Tensor
+    returns: Tensor
+    value_mask: Tensor
+
+
+def make_batch(
+    rollout: Rollout,
+    policy: ControlPolicy,
+    settings: AlgorithmSettings,
+    weights: dict[str, float],
+    gammas: dict[str, float],
+    reward_scales: dict[str, float],
+) -> Batch:
+    """Advantages per source, combined; value targets per head.
+
+    Args:
+        rollout: with rewards of every source in `weights`.
+        policy: its heads are the sources that have a value.
+        settings: the estimator.
+        weights: source name to weight in the advantage.
+        gammas: source name to discount.
+        reward_scales: source name to divisor of its rewards.
+    """
+    shape = rollout.mask.shape
+    per_source: dict[str, np.ndarray] = {}
+    returns: list[np.ndarray] = []
+    known: list[np.ndarray] = []
+    for name in weights:
+        rewards = rollout.rewards[name] / np.float32(reward_scales[name])
+        failed = rollout.failed.get(name)
+        if settings.adv_estimator == "gae":
+            per_source[name], target = adv.gae(
+                rewards,
+                rollout.values[name],
+                rollout.next_values[name],
+                rollout.terminated,
+                rollout.truncated,
+                gamma=gammas[name],
+                lam=settings.gae_lambda,
+                mask_B_T=rollout.mask,
+                failed_B_T=failed,
+            )
+            returns.append(target)
+            known.append(rollout.mask if failed is None else rollout.mask & ~failed)
+        else:
+            assert rollout.group_ids is not None
+            scores, scored = adv.episode_scores(rewards, rollout.mask, failed, gamma=gammas[name])
+            relative = adv.group_advantages(
+                scores, scored, rollout.group_ids[:, 0], divide_by_std=settings.grpo_std
+            )
+            per_source[name] = np.where(rollout.mask, relative[:, None], 0.0)
+    total = adv.combine(per_source, weights)
+    n = shape[0] * shape[1]
+    heads = [rollout.values[name] for name in weights] if rollout.values else []
+    actions = torch.from_numpy(rollout.actions.reshape(n, -1))
+    return Batch(
+        x=policy.prepare(rollout.observations.reshape(n, *rollout.observations.shape[2:])),
+        actions=actions,
+        log_probs=torch.from_numpy(rollout.log_probs.reshape(n)),
+        advantages=torch.from_numpy(total.reshape(n)),
+        mask=torch.from_numpy(rollout.mask.reshape(n).astype(np.float32)),
+        values=_columns(heads, n),
+        returns=_columns(returns, n),
+        value_mask=_columns(known, n),
+    )
+
+
+def update_policy(
+    policy: ControlPolicy,
+    optimizer: FlatAdam,
+    batch: Batch,
+    settings: AlgorithmSettings,
+    rng: np.random.Generator,
+    *,
+    learning_rate: float,
+) -> dict[str, float]:
+    """PPO epochs over minibatches, stopped early when the policy moved further than `target_kl`.
+
+    Returns:
+        Means over the minibatches: losses, entropy, KL, clip fraction, gradient norm, and the counts
+        `updates` and `skipped_updates` (gradients that were not finite).
+    """
+    n = len(batch.mask)
+    high = settings.clip_range if settings.clip_range_high is None else settings.clip_range_high
+    sums = dict.fromkeys(("policy_loss", "value_loss", "approx_kl", "clip_fraction", "grad_norm"), 0.0)
+    updates = skipped = 0
+    stop = False
+    for _ in range(settings.num_epochs):
+        order = torch.from_numpy(rng.permutation(n))
+        for start in range(0, n, settings.minibatch_size):
+            pick = order[start : start + settings.minibatch_size]
+            mask = batch.mask[pick]
+            a = batch.advantages[pick]
+            if settings.normalize_advantages and settings.adv_estimator == "gae":
+                a = _standardise(a, mask)
+            x = batch.x[pick]
+            old = batch.log_probs[pick]
+            new = policy.log_prob(x, batch.actions[pick])
+            loss, clipped = losses.ppo_clip_loss(new, old, a, mask, clip_low=settings.clip_range, clip_high=high)
+            total = loss - settings.entropy_coef * policy.entropy() if settings.entropy_coef else loss
+            kl = losses.approx_kl(new.detach(), old, mask)
+            if settings.target_kl is not None and float(kl) > 1.5 * settings.target_kl:
+                stop = True
+                break
+            if batch.values.shape[1]:
+                v = losses.value_loss(
+                    policy.value(x), batch.returns[pick], batch.value_mask[pick], batch.values[pick],
+                    settings.clip_range_value,
+                )  # fmt: skip
+                total = total + settings.value_coef * v
+                sums["value_loss"] += float(v.detach())
+            optimizer.zero_grad()
+            total.backward()  # type: ignore[no-untyped-call]
+            norm = optimizer.step(settings.max_grad_norm, learning_rate)
+            if norm is None:
+                skipped += 1
+                continue
+            updates += 1
+            sums["policy_loss"] += float(loss.detach())
+            sums["approx_kl"] += float(kl)
+            sums["clip_fraction"] += float(clipped)
+            sums["grad_norm"] += norm
+        if stop:
+            break
+    means = {k: v / max(updates, 1) for k, v in sums.items()}
+    return {**means, "entropy": float(policy.entropy().detach()), "updates": updates, "skipped_updates": skipped}
+
+
+def scheduled(base: float, schedule: str, progress: float) -> float:
+    """Learning rate after a share `progress` of the run: constant, linear to 0, or half a cosine to 0."""
+    if schedule == "linear":
+        return base * max(0.0, 1.0 - progress)
+    if schedule == "cosine":
+        return base * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    return base
+
+
+def optimizer_state(optimizer: FlatAdam) -> dict[str, Any]:
+    """The optimiser's tensors, prefixed for a checkpoint."""
+    return {f"optimizer.{k}": v for k, v in optimizer.tensors().items()}
+
+
+def _columns(arrays: list[np.ndarray], n: int) -> Tensor:
+    if not arrays:
+        return torch.zeros((n, 0))
+    return torch.from_numpy(np.stack([a.reshape(n).astype(np.float32) for a in arrays], axis=1))
+
+
+def _standardise(a: Tensor, mask: Tensor) -> Tensor:
+    count = mask.sum().clamp_min(1.0)
+    mean = (a * mask).sum() / count
+    centred = (a - mean) * mask
+    return centred / ((centred * centred).sum() / (count - 1).clamp_min(1.0)).sqrt().add(1e-8)

@@ -1,0 +1,110 @@
+"""What a run writes while it runs: JSON lines, TensorBoard, and lines or a bar for the person watching.
+
+JSON lines are appended and flushed; a resumed run first cuts off whatever lies beyond its checkpoint, so that the
+files read as if it had never stopped. This module does not know what the numbers mean.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+FILES = ("metrics.jsonl", "episodes.jsonl", "failures.jsonl", "timings.jsonl")
+
+
+class RunLog:
+    """The open log files of one run directory."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        tensorboard: bool,
+        offsets: Mapping[str, int] | None = None,
+        purge_after: int = 0,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._files: dict[str, TextIO] = {}
+        for name in FILES:
+            path = folder / name
+            if offsets is None or not path.exists():
+                path.write_bytes(b"")
+            else:
+                os.truncate(path, offsets[name])
+            self._files[name] = path.open("a", encoding="utf-8")
+        self._writer: Any = None
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(  # type: ignore[no-untyped-call]
+                str(folder / "tb"), purge_step=None if offsets is None else purge_after + 1
+            )
+
+    def write(self, name: str, row: Mapping[str, Any]) -> None:
+        """Append one row to one of the files; a number that is not finite is refused."""
+        self._files[name].write(json.dumps(row, allow_nan=False) + "\n")
+        self._files[name].flush()
+
+    def metrics(self, kind: str, step: int, row: Mapping[str, Any]) -> None:
+        """One row of metrics, also to TensorBoard as `kind/name`; missing values are null there and absent here."""
+        clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+        self.write("metrics.jsonl", {"kind": kind, "step": step, **clean})
+        if self._writer is not None:
+            for name, value in clean.items():
+                if isinstance(value, (int, float)):
+                    self._writer.add_scalar(f"{kind}/{name}", value, step)
+
+    def offsets(self) -> dict[str, int]:
+        """Bytes written to each file, for a checkpoint."""
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+        return {name: file.tell() for name, file in self._files.items()}
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            file.close()
+        if self._writer is not None:
+            self._writer.close()
+
+
+class Narrator:
+    """A progress bar on a terminal, plain lines elsewhere."""
+
+    def __init__(self, total: int, *, what: str = "steps") -> None:
+        self._console = Console(stderr=True)
+        self._bar: Progress | None = None
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+                console=self._console,
+            )  # fmt: skip
+            self._bar.start()
+            self._task = self._bar.add_task(what, total=total)
+
+    def advance(self, done: int, text: str) -> None:
+        """Move the bar to `done`."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, description=text)
+
+    def say(self, line: str) -> None:
+        """One line for the record."""
+        if self._bar is not None:
+            self._bar.console.print(line, highlight=False, markup=False)
+        else:
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+
+    def close(self) -> None:
+        """Take the bar down."""
+        if self._bar is not None:
+            self._bar.stop()

@@ -1,0 +1,61 @@
+"""From a reward model's values to rewards: pure functions of one episode's scored rows, in order.
+
+`values_F` are the F scored rows of a stretch of one episode; `previous` is the last value scored before the
+stretch (None at the start of an episode when the first frame was not scored). This module knows no model.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def threshold_reward(values_F: np.ndarray, *, threshold: float, success: float, fail: float) -> np.ndarray:
+    """`success` where the value lies above the threshold, else `fail`."""
+    return np.where(values_F > threshold, success, fail)
+
+
+def relative_reward(values_F: np.ndarray, *, previous: float) -> np.ndarray:
+    """Change since the last scored row; sums to last value - `previous` (it telescopes)."""
+    return np.diff(values_F, prepend=previous)
+
+
+def potential_reward(
+    values_T: np.ndarray, *, previous: float, gamma: float, terminated: bool
+) -> np.ndarray:
+    """Potential-based shaping (Ng, Harada & Russell 1999): gamma Phi(s') - Phi(s) at every step.
+
+    Args:
+        values_T: potential after each step of the stretch, held between scored rows.
+        previous: potential before the first step.
+        gamma: the source's discount.
+        terminated: the last step ended the task, where Phi is 0. A truncated episode keeps its potential.
+    """
+    after = np.array(values_T, dtype=np.float64)
+    if terminated and len(after):
+        after[-1] = 0.0
+    before = np.concatenate([[previous], np.asarray(values_T, dtype=np.float64)[:-1]])
+    return gamma * after - before
+
+
+def confirmed_bonus(
+    values_F: np.ndarray, *, threshold: float, frames: int, bonus: float, streak: int, paid: bool
+) -> tuple[np.ndarray, int, bool]:
+    """A one-shot bonus at the `frames`-th scored row in a row above the threshold.
+
+    Args:
+        values_F: success probabilities.
+        threshold: above it a row confirms success.
+        frames: confirming rows needed.
+        bonus: what the confirming row earns, once an episode.
+        streak: confirming rows just before the stretch.
+        paid: the episode already had its bonus.
+
+    Returns:
+        Rewards (F,), the streak and the paid mark after the stretch.
+    """
+    rewards = np.zeros(len(values_F), dtype=np.float64)
+    for i, value in enumerate(values_F):
+        streak = streak + 1 if value > threshold else 0
+        if streak >= frames and not paid:
+            rewards[i], paid = bonus, True
+    return rewards, streak, paid

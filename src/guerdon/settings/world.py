@@ -1,0 +1,71 @@
+"""The `env` section: what the policy acts in, how it looks and how it ends."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from guerdon.settings.base import Settings
+
+
+class DataCollectionSettings(Settings):
+    """`env.data_collection`: keep episodes while a policy trains (warm-up and collection in one go)."""
+
+    enabled: bool = False
+    save_dir: str | None = None
+    mode: Literal["train", "eval", "all"] = "train"
+    only_success: bool = False
+    sample_rate_success: float = Field(1.0, ge=0, le=1, description="share of successful episodes to keep")
+    sample_rate_fail: float = Field(0.1, ge=0, le=1, description="share of failed episodes to keep")
+    frame_every: int = Field(5, ge=1, description="keep every k-th row and the last")
+
+    @model_validator(mode="after")
+    def _has_a_place(self) -> DataCollectionSettings:
+        if self.enabled and not self.save_dir:
+            raise ValueError("data_collection.enabled needs data_collection.save_dir: where should episodes go?")
+        return self
+
+
+class EnvSettings(Settings):
+    """`env`: a Meta-World task, or any Gymnasium id, in `num_envs` copies."""
+
+    type: Literal["metaworld", "gymnasium"] = "metaworld"
+    task: str = Field("window-close", description="Meta-World task name, or the Gymnasium id")
+    task_text: str | None = Field(None, description="the task in words; Meta-World tasks have one")
+    num_envs: int = Field(8, ge=1)
+    max_episode_steps: int | None = Field(200, ge=1)
+    native_reward: Literal["sparse", "dense"] = Field(
+        "sparse", description="sparse: 1 at every step whose state is a success, else 0; dense: the environment's own"
+    )
+    end_on_success: bool = Field(
+        False, description="end the episode at true success; off, so that no ground truth leaks into a learned reward"
+    )
+    observation: Literal["state", "pixels"] = "state"
+    camera: str = "corner"
+    frame_size: tuple[int, int] = Field((64, 64), description="height and width of rendered frames")
+    render_workers: int = Field(0, ge=0, description="rendering processes; 0 renders in the run's own")
+    goals_seed: int = Field(0, description="which 50 goals Meta-World draws for the task")
+    vectorization: Literal["sync", "async"] = "sync"
+    autoreset_mode: Literal["disabled", "next_step", "same_step"] = "disabled"
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="passed to gymnasium.make")
+    data_collection: DataCollectionSettings = DataCollectionSettings()
+
+    @field_validator("frame_size", mode="before")
+    @classmethod
+    def _square(cls, value: Any) -> Any:
+        return (value, value) if isinstance(value, int) else value
+
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> EnvSettings:
+        given = self.model_fields_set
+        idle = {
+            "metaworld": {"vectorization", "autoreset_mode", "kwargs"},
+            "gymnasium": {"camera", "render_workers", "goals_seed"},
+        }[self.type]
+        changed = sorted(k for k in idle & given if getattr(self, k) != type(self).model_fields[k].get_default())
+        if changed:
+            raise ValueError(f"{', '.join(changed)} would do nothing with env.type {self.type}; remove it")
+        if self.autoreset_mode != "disabled" and self.end_on_success:
+            raise ValueError("end_on_success needs autoreset_mode: disabled")
+        return self

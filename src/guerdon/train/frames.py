@@ -1,0 +1,178 @@
+"""Episodes to labelled frames: targets, the split by episode, sub-sampling and class balance.
+
+Frames are resized as they are read, so that large data sets stay small in memory. It does not know networks.
+
+    frames = labelled_frames(episodes, "resnet", (3, 64, 64))
+    train, val = split_by_episode(frames, val_split=0.2, seed=42)
+    order = epoch_order(train.positive, fail_success_ratio=2.0, seed=42, epoch=0)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from guerdon.episodes.targets import progress_targets, success_labels
+from guerdon.errors import DataError
+from guerdon.models.preprocess import to_pixels
+from guerdon.types import BoolArray, ByteArray, Episode, FloatArray, IntArray
+
+LABELS = {
+    "resnet": "1 where the task is done in the frame, from the episode's per-step success; 0 elsewhere",
+    "progress": "0 at the first frame of a successful episode, rising linearly to 1 at its first success and 1 "
+    "from there on; 0 at every frame of a failed episode",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledFrames:
+    """N frames of one size with their targets.
+
+    Attributes:
+        pixels: (N, H, W, 3) uint8.
+        targets: (N,) float32 in [0, 1].
+        positive: (N,) bool: a success frame (`resnet`), or a frame of a successful episode (`progress`).
+        episode: (N,) int64, index into `episode_ids`.
+        episode_ids: one for each episode.
+        skipped: episodes left out because they had no frames or no label.
+    """
+
+    pixels: ByteArray
+    targets: FloatArray
+    positive: BoolArray
+    episode: IntArray
+    episode_ids: tuple[str, ...]
+    skipped: int = 0
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def take(self, rows: NDArray[Any]) -> LabelledFrames:
+        """These frames only (a boolean mask or indices)."""
+        return LabelledFrames(
+            self.pixels[rows], self.targets[rows], self.positive[rows], self.episode[rows], self.episode_ids
+        )
+
+
+def labelled_frames(
+    episodes: Iterable[Episode],
+    kind: Literal["resnet", "progress"],
+    image_size: tuple[int, int, int],
+    *,
+    num_samples_per_episode: int = 0,
+    seed: int = 0,
+) -> LabelledFrames:
+    """Resize and label the frames of all episodes.
+
+    Args:
+        episodes: read one by one; episodes without frames or without the labels needed are counted and skipped.
+        kind: whose targets.
+        image_size: (3, H, W).
+        num_samples_per_episode: frames drawn from each episode, its last one always among them; 0 for all.
+        seed: of that draw; an episode's draw depends on the seed and its id only.
+
+    Raises:
+        DataError: no usable episode at all, no frame of success, or (`resnet`) nothing but success.
+    """
+    label = success_labels if kind == "resnet" else progress_targets
+    pixels, targets, positive, counts, ids, skipped = [], [], [], [], [], 0
+    for episode in episodes:
+        wanted = label(episode) if episode.frames is not None and len(episode) else None
+        if wanted is None or episode.frames is None:
+            skipped += 1
+            continue
+        target_T = np.asarray(wanted, np.float32)
+        rows = _sample_rows(len(episode), num_samples_per_episode, seed, episode.id)
+        done_T = target_T > 0.5 if kind == "resnet" else np.full(len(target_T), bool(target_T.max() > 0))
+        pixels.append(to_pixels(episode.frames[rows], image_size))
+        targets.append(target_T[rows])
+        positive.append(done_T[rows])
+        counts.append(len(rows))
+        ids.append(episode.id)
+    if not ids:
+        raise DataError(
+            f"none of {skipped} episodes has frames and success labels: collect with `guerdon collect`"
+        )
+    frames = LabelledFrames(
+        pixels=np.concatenate(pixels),
+        targets=np.concatenate(targets),
+        positive=np.concatenate(positive),
+        episode=np.repeat(np.arange(len(ids)), counts),
+        episode_ids=tuple(ids),
+        skipped=skipped,
+    )
+    if not frames.positive.any():
+        raise DataError(
+            f"no success frame in {len(ids)} episodes ({len(frames)} frames): a reward model needs examples of "
+            "success; collect with an expert or a better policy"
+        )
+    if kind == "resnet" and frames.positive.all():
+        raise DataError(f"every one of {len(frames)} frames is a success: a classifier needs failures too")
+    return frames
+
+
+def split_by_episode(
+    frames: LabelledFrames, val_split: float, seed: int
+) -> tuple[LabelledFrames, LabelledFrames]:
+    """Hold out whole episodes, the same share of those with success and of those without.
+
+    Episodes are ordered by a hash of the seed and their id, so their order on disk does not matter. A group of at
+    least two episodes gives at least one to each side.
+
+    Returns:
+        Training and validation frames; the latter are empty when `val_split` is 0.
+    """
+    held_out = np.zeros(len(frames.episode_ids), bool)
+    succeeded = np.zeros(len(frames.episode_ids), bool)
+    succeeded[frames.episode[frames.positive]] = True
+    ranks = np.array([_hash(seed, "split", name) for name in frames.episode_ids], np.uint64)
+    for group in (np.flatnonzero(succeeded), np.flatnonzero(~succeeded)):
+        if val_split == 0 or len(group) < 2:
+            continue
+        n = min(max(round(val_split * len(group)), 1), len(group) - 1)
+        held_out[group[np.argsort(ranks[group], kind="stable")[:n]]] = True
+    val = held_out[frames.episode]
+    return frames.take(~val), frames.take(val)
+
+
+def balanced_counts(positive_N: BoolArray, fail_success_ratio: float | None) -> tuple[int, int]:
+    """Numbers of positive and other frames used per epoch."""
+    positives = int(positive_N.sum())
+    others = len(positive_N) - positives
+    if fail_success_ratio is not None and positives:
+        others = min(others, max(round(fail_success_ratio * positives), 1))
+    return positives, others
+
+
+def epoch_order(
+    positive_N: BoolArray, fail_success_ratio: float | None, *, seed: int, epoch: int
+) -> IntArray:
+    """Row indices of one epoch in random order: all positive frames and a fresh draw of the others.
+
+    Args:
+        positive_N: (N,) bool.
+        fail_success_ratio: at most this many other frames for each positive one; None for all.
+        seed: with `epoch`, fixes the draw and the order.
+        epoch: counted from 0.
+    """
+    rng = np.random.default_rng([seed, epoch])
+    _, others = balanced_counts(positive_N, fail_success_ratio)
+    chosen = rng.choice(np.flatnonzero(~positive_N), others, replace=False)
+    return rng.permutation(np.concatenate([np.flatnonzero(positive_N), chosen]).astype(np.int64))
+
+
+def _sample_rows(length: int, n: int, seed: int, name: str) -> IntArray:
+    if n == 0 or n >= length:
+        return np.arange(length)
+    rng = np.random.default_rng(_hash(seed, "frames", name))
+    return np.sort(np.append(rng.choice(length - 1, n - 1, replace=False), length - 1))
+
+
+def _hash(seed: int, purpose: str, name: str) -> int:
+    text = f"{seed}/{purpose}/{name}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

@@ -1,0 +1,132 @@
+"""Any Gymnasium environment id as a world, and the eyes that look at one.
+
+This module does not know Meta-World, policies or reward models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+from guerdon.errors import ConfigError, MissingDependencyError, boundary
+from guerdon.types import ByteArray
+from guerdon.worlds.camera import choose_headless_backend
+
+
+class KeepTerminalFrame(gymnasium.Wrapper):  # type: ignore[misc]
+    """Draws the terminal moment into `info["terminal_frame"]`, for vector environments that reset within a step."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """One step; the info of the last one carries the picture."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if terminated or truncated:
+            info = {**info, "terminal_frame": self.env.render()}
+        return observation, reward, terminated, truncated, info
+
+
+def make_gymnasium_env(
+    env_id: str,
+    num_envs: int,
+    *,
+    vectorization: str = "sync",
+    autoreset: str = "disabled",
+    max_episode_steps: int | None = None,
+    kwargs: dict[str, Any] | None = None,
+) -> gymnasium.vector.VectorEnv:
+    """N copies of a registered environment that can draw itself.
+
+    Args:
+        env_id: a Gymnasium id such as `Pendulum-v1`.
+        num_envs: N.
+        vectorization: `sync` (one process) or `async` (one process per copy).
+        autoreset: `disabled`, `next_step` or `same_step`, Gymnasium's three conventions.
+        max_episode_steps: replaces the registered time limit.
+        kwargs: passed to the environment.
+
+    Raises:
+        ConfigError: the id is not registered, or its observations or actions are not plain boxes.
+    """
+    choose_headless_backend()
+    wrappers = [KeepTerminalFrame] if autoreset == "same_step" else []
+
+    def one() -> gymnasium.Env:
+        extra = {} if max_episode_steps is None else {"max_episode_steps": max_episode_steps}
+        env = gymnasium.make(env_id, render_mode="rgb_array", **extra, **(kwargs or {}))
+        for wrapper in wrappers:
+            env = wrapper(env)
+        return env
+
+    mode = AutoresetMode[autoreset.upper()]
+    with boundary(ConfigError, f"env.id {env_id!r} could not be made"):
+        if vectorization == "async":
+            env = AsyncVectorEnv([one] * num_envs, autoreset_mode=mode, context="spawn")
+        else:
+            env = SyncVectorEnv([one] * num_envs, autoreset_mode=mode)
+    for name, space in (("observation", env.single_observation_space), ("action", env.single_action_space)):
+        if not isinstance(space, gymnasium.spaces.Box):
+            raise ConfigError(
+                f"env.id {env_id!r} has {name} space {space}; control policies need a Box. "
+                "Flatten it with a gymnasium wrapper and register the result under an id of your own."
+            )
+    return env
+
+
+class RenderEye:
+    """Looks by calling `render()` of the copies; the picture is drawn at once."""
+
+    def __init__(self, env: gymnasium.vector.VectorEnv, size: tuple[int, int]) -> None:
+        self._env = env
+        self.size = size
+
+    def look(self, index: int) -> ByteArray:
+        """The picture of copy `index` now, (H, W, 3) uint8."""
+        if isinstance(self._env, SyncVectorEnv):
+            picture = self._env.envs[index].render()
+        else:
+            picture = self._env.call("render")[index]
+        if picture is None:
+            raise ConfigError("the environment draws nothing: it needs render_mode='rgb_array'")
+        return np.asarray(picture, dtype=np.uint8)
+
+    def render(self, looks: Sequence[ByteArray]) -> ByteArray:
+        """Stack pictures, resized to the declared size."""
+        if not len(looks):
+            return np.empty((0, *self.size, 3), np.uint8)
+        return np.stack([self._resize(p) for p in looks])
+
+    def _resize(self, picture: ByteArray) -> ByteArray:
+        if picture.shape[:2] == self.size:
+            return picture
+        from PIL import Image
+
+        height, width = self.size
+        return np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.BILINEAR))
+
+    def close(self) -> None:
+        """Nothing to free: the copies own their renderers."""
+
+
+class SceneEye:
+    """Looks by keeping a MuJoCo snapshot; the picture is drawn when asked for."""
+
+    def __init__(self, env: Any, camera: Any) -> None:
+        self._env = env
+        self._camera = camera
+        self.size: tuple[int, int] = camera.size
+
+    def look(self, index: int) -> Any:
+        """The snapshot of copy `index` now."""
+        return self._env.snapshot(index)
+
+    def render(self, looks: Sequence[Any]) -> ByteArray:
+        """(N, H, W, 3) uint8."""
+        with boundary(MissingDependencyError, "rendering failed; run `guerdon doctor`"):
+            return np.asarray(self._camera.render(looks))
+
+    def close(self) -> None:
+        """Free the renderer."""
+        self._camera.close()

@@ -1,0 +1,212 @@
+"""Meta-World tasks (Yu et al. 2019, arXiv 1910.10897) as one Gymnasium vector environment.
+
+N copies of one of the 50 tasks step together; a reset picks one of the task's goals by seed. Meta-World's own
+reset simulates the arm back to its start (about as long as 40 steps); the state after it depends on the goal
+alone, so it is computed once per goal and restored after that, to the same bits in everything that later steps
+read. Steps are Meta-World's own code. This module does not know about rewards models, policies or episodes.
+
+    env = MetaWorldVectorEnv("window-close", num_envs=8)
+    observations, _ = env.reset(seed=list(range(8)))
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from guerdon.errors import ConfigError, MissingDependencyError
+from guerdon.types import BoolArray
+from guerdon.worlds.camera import MuJoCoCamera, Snapshot, choose_headless_backend
+from guerdon.worlds.task_texts import TASK_TEXTS
+
+_FOREIGN = {
+    "model", "data", "mujoco_renderer", "observation_space", "action_space", "_random_reset_space",
+    "goal_space", "_np_random", "_np_random_seed", "_ezpickle_args", "_ezpickle_kwargs", "sawyer_observation_space",
+    "spec",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _AfterReset:
+    """Everything that Meta-World's reset leaves behind for one goal."""
+
+    state: np.ndarray
+    model_fields: dict[str, np.ndarray]
+    attributes: dict[str, Any]
+    observation: np.ndarray
+
+
+class MetaWorldVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
+    """N copies of a Meta-World v3 task with autoreset disabled.
+
+    Rewards are Meta-World's dense ones, in [0, 10]; `info["success"]` is (N,) bool. No episode ends by itself:
+    the time limit and what to do at success are the caller's.
+    """
+
+    def __init__(self, task: str, num_envs: int, *, goals_seed: int = 0) -> None:
+        name = task.removesuffix("-v3")
+        if name not in TASK_TEXTS:
+            import difflib
+
+            near = difflib.get_close_matches(name, TASK_TEXTS, n=3)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise ConfigError(f"env.task: Meta-World has no task {task!r}{hint}")
+        choose_headless_backend()
+        try:
+            import metaworld
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"env.type metaworld needs the package metaworld: pip install 'guerdon[metaworld]' ({error})"
+            ) from error
+        benchmark = metaworld.MT1(f"{name}-v3", seed=goals_seed)
+        self.task_text = TASK_TEXTS[name]
+        self.num_envs = num_envs
+        self._goals = benchmark.train_tasks
+        self._envs = [benchmark.train_classes[f"{name}-v3"]() for _ in range(num_envs)]
+        for env in self._envs:
+            env.set_task(self._goals[0])
+            env.max_path_length = 2**31
+        self._memory: dict[int, _AfterReset] = {}
+        self._pristine = _model_fields(self._envs[0].model)
+        self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
+        single = self._envs[0]
+        space = single.observation_space
+        self.single_observation_space = gymnasium.spaces.Box(
+            space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32
+        )
+        self.single_action_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
+        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
+        self._observations = np.zeros((num_envs, *space.shape), dtype=np.float32)
+
+    @property
+    def simulation_model(self) -> Any:
+        """The `mujoco.MjModel` that all copies share the structure of."""
+        return self._envs[0].model
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Start new episodes.
+
+        Args:
+            seed: one per copy; it alone decides the goal. A single number seeds copy i with seed + i.
+            options: `reset_mask` (N,) bool picks the copies to reset (all by default).
+
+        Returns:
+            (N, 39) float32 observations and an empty info.
+        """
+        mask: BoolArray = (options or {}).get("reset_mask", np.ones(self.num_envs, dtype=np.bool_))
+        if seed is None:
+            seeds: list[int | None] = [None] * self.num_envs
+        elif isinstance(seed, int):
+            seeds = [seed + i for i in range(self.num_envs)]
+        else:
+            seeds = list(seed)
+        for i in np.flatnonzero(mask):
+            goal = int(np.random.default_rng(seeds[i]).integers(len(self._goals)))
+            self._observations[i] = self._reset_one(int(i), goal)
+        return self._observations.copy(), {}
+
+    def step(
+        self, actions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, BoolArray, BoolArray, dict[str, Any]]:
+        """One step of every copy.
+
+        Args:
+            actions: (N, 4) in [-1, 1]; Meta-World clips what lies outside.
+
+        Returns:
+            (N, 39) float32 observations, (N,) float32 dense rewards, two (N,) arrays of False, and info with
+            `success` (N,) bool.
+        """
+        rewards = np.zeros(self.num_envs, dtype=np.float32)
+        success = np.zeros(self.num_envs, dtype=np.bool_)
+        for i, env in enumerate(self._envs):
+            observation, rewards[i], _, _, info = env.step(actions[i])
+            self._observations[i] = observation
+            success[i] = info["success"] > 0
+        never = np.zeros(self.num_envs, dtype=np.bool_)
+        return self._observations.copy(), rewards, never, never.copy(), {"success": success}
+
+    def snapshot(self, index: int) -> Snapshot:
+        """Where everything stands in copy `index`, for a camera to draw later."""
+        return MuJoCoCamera.snapshot(self._envs[index].data)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close the copies."""
+        for env in self._envs:
+            env.close()
+
+    def _reset_one(self, index: int, goal: int) -> np.ndarray:
+        import mujoco
+
+        env = self._envs[index]
+        kind = mujoco.mjtState.mjSTATE_INTEGRATION
+        after = self._memory.get(goal)
+        if after is None:
+            _set_model_fields(env.model, self._pristine)
+            env.set_task(self._goals[goal])
+            observation, _ = env.reset()
+            env._did_see_sim_exception = False
+            state = np.empty(mujoco.mj_stateSize(env.model, kind))
+            mujoco.mj_getState(env.model, env.data, state, kind)
+            changed = {
+                name: value
+                for name, value in _model_fields(env.model).items()
+                if not np.array_equal(value, self._pristine[name])
+            }
+            after = _AfterReset(state, changed, _own_attributes(env), observation.astype(np.float32))
+            self._memory[goal] = after
+        _set_model_fields(env.model, self._pristine)
+        _set_model_fields(env.model, after.model_fields)
+        mujoco.mj_resetData(env.model, env.data)
+        mujoco.mj_setState(env.model, env.data, after.state, kind)
+        mujoco.mj_forward(env.model, env.data)
+        mujoco.mj_setState(env.model, env.data, after.state, kind)
+        for name, value in after.attributes.items():
+            setattr(env, name, copy.deepcopy(value))
+        return after.observation
+
+
+def _model_fields(model: Any) -> dict[str, np.ndarray]:
+    """Copies of the small per-object arrays of a model: what a task may move at reset."""
+    prefixes = ("body_", "geom_", "site_", "jnt_", "dof_", "eq_", "qpos")
+    names = [name for name in dir(model) if name.startswith(prefixes)]
+    arrays = {name: getattr(model, name) for name in names}
+    return {
+        name: a.copy()
+        for name, a in arrays.items()
+        if isinstance(a, np.ndarray) and a.dtype.kind == "f" and a.size < 20_000
+    }
+
+
+def _set_model_fields(model: Any, values: dict[str, np.ndarray]) -> None:
+    for name, value in values.items():
+        getattr(model, name)[...] = value
+
+
+def _own_attributes(env: Any) -> dict[str, Any]:
+    """Deep copies of what a Meta-World environment keeps in Python between steps.
+
+    Arrays that are windows into the simulator's memory keep being windows, so they are left alone.
+    """
+    return {
+        name: copy.deepcopy(value)
+        for name, value in vars(env).items()
+        if name not in _FOREIGN and not (isinstance(value, np.ndarray) and _is_window(value))
+    }
+
+
+def _is_window(array: np.ndarray) -> bool:
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        if base.flags.owndata:
+            return False
+        base = base.base
+    return base is not None

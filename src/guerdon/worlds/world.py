@@ -1,0 +1,384 @@
+"""A world: a vectorised Gymnasium environment with a task in words, a camera and true success.
+
+`World` hides the three autoreset conventions of Gymnasium behind one: `step` always answers with the observation
+*after* the action (the terminal one where the episode ended) beside the observation to act on next, and offers
+the picture of every moment it was asked for exactly once, the terminal moment included. It seeds every episode
+from the run's seed, so that an episode can be replayed from its seed and its actions; that is how a killed run
+finds its simulators again (`state_dict`). This module does not know policies, reward models or data sets.
+
+    world = World(env, tasks=["close the window"] * 8, seed=0)
+    observations = world.reset()
+    transition = world.step(actions, capture=np.ones(8, bool))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from guerdon.errors import CheckpointError, ConfigError
+from guerdon.types import BoolArray, ByteArray, FloatArray
+
+
+class Eye(Protocol):
+    """Takes pictures of a world, possibly later than it looks."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the pictures."""
+        ...
+
+    def look(self, index: int) -> Any:
+        """Keep what is needed to draw copy `index` as it stands now."""
+        ...
+
+    def render(self, looks: Sequence[Any]) -> ByteArray:
+        """(N, H, W, 3) uint8 pictures of earlier looks."""
+        ...
+
+    def close(self) -> None:
+        """Free what drawing needs."""
+        ...
+
+
+@dataclass(frozen=True)
+class Transition:
+    """One step of all B copies.
+
+    Attributes:
+        observations: (B, ...) what to act on next; after a reset where an episode ended.
+        final_observations: (B, ...) what the action led to; terminal where an episode ended.
+        rewards: (B,) float32, the environment's own.
+        terminated: (B,) bool, the task ended.
+        truncated: (B,) bool, the time limit ended the episode.
+        success: (B,) bool, ground truth after the action.
+        mask: (B,) bool, False where no action was taken because the copy was resetting.
+        looks: copy index to look, taken after the action (of the terminal moment where an episode ended).
+        first_looks: copy index to look at the start of a new episode.
+    """
+
+    observations: np.ndarray
+    final_observations: np.ndarray
+    rewards: FloatArray
+    terminated: BoolArray
+    truncated: BoolArray
+    success: BoolArray
+    mask: BoolArray
+    looks: dict[int, Any] = field(default_factory=dict)
+    first_looks: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def done(self) -> BoolArray:
+        """(B,) bool, where an episode ended with this step."""
+        return self.terminated | self.truncated
+
+
+SuccessOf = Callable[[dict[str, Any], int], bool]
+
+
+def success_from_info(info: dict[str, Any], index: int) -> bool:
+    """True success of copy `index` from a vector environment's info key `success` (or `is_success`)."""
+    for key in ("success", "is_success"):
+        if key in info:
+            return bool(np.asarray(info[key])[index] > 0)
+    return False
+
+
+class World:
+    """B copies of an environment, stepped together.
+
+    Attributes:
+        tasks: the task of each copy, in words.
+        num_envs: B.
+        exact_resume: whether `state_dict` restores the simulators themselves (autoreset disabled); elsewhere the
+            episodes under way start again after a resume.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.vector.VectorEnv,
+        tasks: Sequence[str],
+        *,
+        seed: int = 0,
+        eye: Eye | None = None,
+        max_episode_steps: int | None = None,
+        end_on_success: bool = False,
+        native_reward: str = "dense",
+        success_of: SuccessOf = success_from_info,
+        group_size: int = 1,
+        pixels: bool = False,
+    ) -> None:
+        if len(tasks) != env.num_envs:
+            raise ConfigError(f"{len(tasks)} task texts for {env.num_envs} environments")
+        self.env = env
+        self.tasks = tuple(tasks)
+        self.num_envs: int = env.num_envs
+        self.eye = eye
+        self.mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+        self.exact_resume = self.mode is AutoresetMode.DISABLED
+        if pixels and self.mode is AutoresetMode.SAME_STEP:
+            raise ConfigError("env.observation pixels needs autoreset_mode disabled or next_step")
+        if (end_on_success or max_episode_steps) and not self.exact_resume:
+            raise ConfigError(
+                "env.end_on_success and a time limit of guerdon's own need an environment whose autoreset is "
+                f"disabled; this one uses {self.mode.value}. Set the limit where the environment is made."
+            )
+        self._seed = seed
+        self._limit = max_episode_steps
+        self._end_on_success = end_on_success
+        self._sparse = native_reward == "sparse"
+        self._success_of = success_of
+        self._episode = np.zeros(self.num_envs, dtype=np.int64)
+        self._steps = np.zeros(self.num_envs, dtype=np.int64)
+        self._resetting = np.zeros(self.num_envs, dtype=np.bool_)
+        self._actions: list[list[np.ndarray]] = [[] for _ in range(self.num_envs)]
+        self._observations: np.ndarray = np.empty(0)
+        self._shown: np.ndarray = self._observations
+        self._group_size = group_size
+        self._pixels = pixels
+        if pixels and eye is None:
+            raise ConfigError("env.observation pixels needs a camera")
+
+    @property
+    def observation_shape(self) -> tuple[int, ...]:
+        """Shape of what one copy shows a policy: the environment's own, or (H, W, 3) for pixels."""
+        if self._pixels and self.eye is not None:
+            return (*self.eye.size, 3)
+        return tuple(self.env.single_observation_space.shape or ())
+
+    @property
+    def observations(self) -> np.ndarray:
+        """(B, ...) what the copies show now."""
+        return self._shown.copy()
+
+    @property
+    def action_space(self) -> gymnasium.Space:
+        """What one copy takes from a policy."""
+        return self.env.single_action_space
+
+    @property
+    def episode_ids(self) -> np.ndarray:
+        """(B,) int64 number of the episode that each copy is in, counted from 0."""
+        return self._episode.copy()
+
+    @property
+    def steps_in_episode(self) -> np.ndarray:
+        """(B,) int64 actions taken so far in each copy's episode."""
+        return self._steps.copy()
+
+    def episode_seed(self, index: int) -> int:
+        """The seed that copy `index` was last reset with. Copies of one group share it."""
+        group = index // self._group_size
+        entropy = np.random.SeedSequence([self._seed, group, int(self._episode[index])])
+        return int(entropy.generate_state(1, dtype=np.uint32)[0] >> 1)
+
+    def reset(self, capture: BoolArray | None = None) -> Transition:
+        """Start a new episode in every copy; the transition holds only observations and first looks."""
+        seeds = [self.episode_seed(i) for i in range(self.num_envs)]
+        observations, _ = self.env.reset(seed=seeds)
+        self._observations = np.asarray(observations)
+        self._steps[:] = 0
+        self._resetting[:] = False
+        self._actions = [[] for _ in range(self.num_envs)]
+        nothing = np.zeros(self.num_envs, dtype=np.bool_)
+        self._shown = self._see_all() if self._pixels else self._observations
+        return Transition(
+            observations=self._shown.copy(),
+            final_observations=self._shown.copy(),
+            rewards=np.zeros(self.num_envs, dtype=np.float32),
+            terminated=nothing,
+            truncated=nothing,
+            success=nothing,
+            mask=nothing,
+            first_looks=self._look(np.ones(self.num_envs, np.bool_) if capture is None else capture),
+        )
+
+    def rewind(self, episode: int = 0) -> None:
+        """Count every copy's episodes from here, so that the next `reset` repeats that episode's starts."""
+        self._episode[:] = episode
+
+    def step(
+        self, actions: np.ndarray, *, capture: BoolArray | None = None, capture_ends: bool = False
+    ) -> Transition:
+        """Take one action in every copy.
+
+        Args:
+            actions: (B, A).
+            capture: (B,) bool, copies to take a look at after the action.
+            capture_ends: also look at terminal moments and at the first moments of new episodes.
+
+        Returns:
+            The transition. Copies that were resetting (NEXT_STEP) have mask False and reward 0.
+        """
+        mask = ~self._resetting
+        observations, rewards, terminated, truncated, info = self.env.step(actions)
+        observations = np.asarray(observations)
+        terminated = np.asarray(terminated, dtype=np.bool_) & mask
+        truncated = np.asarray(truncated, dtype=np.bool_) & mask
+        ended_inside = terminated | truncated
+        success = np.array([bool(mask[i]) and self._succeeded(info, ended_inside, i) for i in range(self.num_envs)])
+        self._steps += mask
+        if self._end_on_success:
+            terminated = terminated | success
+        if self._limit is not None:
+            truncated = truncated | ((self._steps >= self._limit) & mask)
+        truncated = truncated & ~terminated
+        done = terminated | truncated
+        final = self._see_all() if self._pixels else self._final_observations(observations, info, ended_inside)
+        wanted = (np.zeros(self.num_envs, np.bool_) if capture is None else capture) & mask
+        if capture_ends:
+            wanted = wanted | done
+        looks = self._look_after(wanted, ended_inside, info)
+        fresh = self._begin_next(actions, done, observations, mask)
+        self._shown = self._observations
+        if self._pixels:
+            self._shown = self._see_all() if fresh.any() else final
+        return Transition(
+            observations=self._shown.copy(),
+            final_observations=final,
+            rewards=self._native(rewards, success, mask),
+            terminated=terminated,
+            truncated=truncated,
+            success=success,
+            mask=mask,
+            looks=looks,
+            first_looks=self._look(fresh) if capture_ends else {},
+        )
+
+    def render(self, looks: Sequence[Any]) -> ByteArray:
+        """(N, H, W, 3) uint8 pictures of earlier looks."""
+        if self.eye is None:
+            raise ConfigError("this world has no camera: set env.camera (or render_mode='rgb_array')")
+        return self.eye.render(looks)
+
+    def close(self) -> None:
+        """Free simulators and renderers."""
+        if self.eye is not None:
+            self.eye.close()
+        self.env.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is needed to find the simulators again: plain numbers and arrays."""
+        return {
+            "seed": self._seed,
+            "episode": self._episode.copy(),
+            "steps": self._steps.copy(),
+            "observations": self._observations.copy(),
+            "actions": [np.array(a) if a else np.zeros((0, 1)) for a in self._actions],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Return to a saved moment by resetting with the same seeds and replaying the same actions.
+
+        Raises:
+            CheckpointError: the replay does not arrive at the saved observations.
+        """
+        self._seed = int(state["seed"])
+        self._episode = np.asarray(state["episode"], dtype=np.int64).copy()
+        if not self.exact_resume:
+            self._episode += 1
+            self.reset()
+            return
+        pasts = [np.asarray(a) for a in state["actions"]]
+        self._replay(pasts)
+        self._actions = [[np.asarray(a) for a in p] for p in pasts]
+        self._steps = np.asarray(state["steps"], dtype=np.int64).copy()
+        self._shown = self._see_all() if self._pixels else self._observations
+        if not np.array_equal(self._observations, state["observations"]):
+            raise CheckpointError(
+                "the environment did not come back to the saved state when its episode was replayed: "
+                "is it the same version, and does reset(seed=...) decide everything?"
+            )
+
+    # What follows serves step() alone.
+
+    def _replay(self, pasts: list[np.ndarray]) -> None:
+        """Replay each copy's actions so that all arrive together: a copy with a short past starts late."""
+        self.reset(capture=np.zeros(self.num_envs, np.bool_))
+        longest = max(len(p) for p in pasts)
+        width = next((p.shape[1] for p in pasts if len(p)), 0)
+        for t in range(longest):
+            begun = [t - (longest - len(p)) for p in pasts]
+            starting = np.array([b == 0 for b in begun]) & (t > 0)
+            if starting.any():
+                self._reset_again(starting)
+            actions = np.stack([p[b] if b >= 0 else np.zeros(width) for p, b in zip(pasts, begun, strict=True)])
+            observations, _, terminated, truncated, _ = self.env.step(actions.astype(self.action_space.dtype))
+            self._observations = np.asarray(observations)
+            idle_end = (np.asarray(terminated) | np.asarray(truncated)) & np.array([b < 0 for b in begun])
+            if idle_end.any():
+                self._reset_again(idle_end)
+        late = np.array([len(p) == 0 for p in pasts]) & (longest > 0)
+        if late.any():
+            self._reset_again(late)
+
+    def _reset_again(self, mask: BoolArray) -> None:
+        seeds = [self.episode_seed(i) if mask[i] else None for i in range(self.num_envs)]
+        self._observations = np.asarray(self.env.reset(seed=seeds, options={"reset_mask": mask})[0])
+
+    def _succeeded(self, info: dict[str, Any], ended: BoolArray, index: int) -> bool:
+        if self.mode is AutoresetMode.SAME_STEP and ended[index] and "final_info" in info:
+            return self._success_of(info["final_info"], index)
+        return self._success_of(info, index)
+
+    def _native(self, rewards: np.ndarray, success: BoolArray, mask: BoolArray) -> FloatArray:
+        native = success.astype(np.float32) if self._sparse else np.asarray(rewards, dtype=np.float32)
+        return np.where(mask, native, np.float32(0))
+
+    def _final_observations(self, observations: np.ndarray, info: dict[str, Any], ended: BoolArray) -> np.ndarray:
+        final = observations.copy()
+        if self.mode is AutoresetMode.SAME_STEP and ended.any():
+            for i in np.flatnonzero(ended):
+                final[i] = info["final_obs"][i]
+        return final
+
+    def _see_all(self) -> np.ndarray:
+        """(B, H, W, 3) pictures of all copies as they stand."""
+        assert self.eye is not None
+        return self.eye.render([self.eye.look(i) for i in range(self.num_envs)])
+
+    def _look(self, wanted: BoolArray) -> dict[int, Any]:
+        if self.eye is None:
+            return {}
+        return {int(i): self.eye.look(int(i)) for i in np.flatnonzero(wanted)}
+
+    def _look_after(self, wanted: BoolArray, ended: BoolArray, info: dict[str, Any]) -> dict[int, Any]:
+        """Looks after the action; a SAME_STEP environment has moved on, so its terminal look comes with the info."""
+        if self.mode is not AutoresetMode.SAME_STEP:
+            return self._look(wanted)
+        looks = self._look(wanted & ~ended)
+        for i in np.flatnonzero(wanted & ended):
+            kept = info.get("final_info", {}).get("terminal_frame")
+            if self.eye is not None and kept is None:
+                raise ConfigError(
+                    "this environment resets within the step, so its terminal picture is gone: make it with "
+                    "autoreset disabled, or wrap each copy in guerdon.worlds.gymnasium.KeepTerminalFrame"
+                )
+            if kept is not None:
+                looks[int(i)] = kept[i]
+        return looks
+
+    def _begin_next(
+        self, actions: np.ndarray, done: BoolArray, observations: np.ndarray, mask: BoolArray
+    ) -> BoolArray:
+        """Account for ended episodes, reset them where that is ours to do; return which copies are fresh."""
+        for i in np.flatnonzero(mask & ~done):
+            self._actions[i].append(np.array(actions[i]))
+        for i in np.flatnonzero(done):
+            self._actions[i] = []
+        self._episode += done
+        self._observations = observations
+        if self.mode is AutoresetMode.NEXT_STEP:
+            fresh = self._resetting.copy()
+            self._resetting = done.copy()
+            self._steps[done] = 0
+            return fresh
+        self._steps[done] = 0
+        if self.mode is AutoresetMode.DISABLED and done.any():
+            self._reset_again(done)
+        return done

@@ -1,0 +1,169 @@
+"""A study directory made in code: arms, tasks and seeds with curves that tests can compute by hand."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+STEPS = (0, 20_000, 40_000, 60_000, 80_000)
+ARMS = {"A": "native 0/1", "B": "ResNet success", "C": "learned progress + bonus"}
+SOURCES = {"A": [], "B": ["resnet"], "C": ["progress", "bonus"]}
+
+
+def rising(final):
+    """A straight curve from 0 to `final` over STEPS."""
+    return [final * step / STEPS[-1] for step in STEPS]
+
+
+def write_run(
+    path: Path,
+    *,
+    success,
+    sources=(),
+    complete=True,
+    failure_rate=0.0,
+    alarm_at=(),
+    seconds_per_step=0.01,
+    config=None,
+    film=False,
+    film_frames=40,
+):
+    """One run directory: evaluations at STEPS with this success, a training line at each step."""
+    path.mkdir(parents=True)
+    rng = np.random.default_rng(len(str(path)) + sum(map(ord, path.parent.name + path.name)))
+    lines = []
+    for step, value in zip(STEPS, success, strict=False):
+        time = 1 + step * seconds_per_step
+        lines.append({"kind": "eval", "step": step, "wall_time": time, "success": value, "episodes": 20})
+        for part in range(4):
+            train = {
+                "kind": "train",
+                "step": step + 5000 * part,
+                "wall_time": time + part,
+                "success": min(max(value + float(rng.normal(0, 0.04)), 0.0), 1.0),
+                "return/env": value,
+                "return/combined": value * 10,
+                "failure_rate": failure_rate,
+                "hacking_alarm": int(step in alarm_at and part == 0),
+                "reward_success_correlation": None if step == 0 else 0.8,
+            }
+            for source in sources:
+                train[f"return/{source}"] = 10 * value + float(rng.normal(0, 0.8))
+            lines.append(train)
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (path / "run.json").write_text(json.dumps({"task": path.parent.parent.name, "seed": 0}))
+    (path / "config.yaml").write_text(
+        yaml.safe_dump(config or {"seed": 0, "reward": {"sources": list(sources)}})
+    )
+    if complete:
+        (path / "COMPLETE").write_text("{}")
+    if film:
+        write_film(path / "films" / "step80000_0.npz", sources=sources, step=80_000, n=film_frames)
+
+
+def scene(t, n, *, size=128, success=False):
+    """A drawn frame: a gripper that moves to a button on a table."""
+    y, x = np.mgrid[0:size, 0:size] / size
+    frame = np.stack([150 + 60 * y, 160 + 40 * y, 175 - 10 * y], axis=-1)
+    frame[y > 0.62] = (134, 104, 76)
+    frame[(abs(x - 0.72) < 0.09) & (abs(y - 0.6) < 0.07)] = (200, 60, 50) if not success else (70, 180, 90)
+    cx, cy = 0.2 + 0.5 * min(1, t / (0.7 * n)), 0.25 + 0.25 * min(1, t / (0.7 * n))
+    frame[(abs(x - cx) < 0.035) & (y < cy)] = (60, 62, 70)
+    frame[(x - cx) ** 2 + (y - cy) ** 2 < 0.004] = (235, 235, 240)
+    return frame.astype(np.uint8)
+
+
+def write_film(path: Path, *, sources=("resnet",), step=80_000, n=40, success=True, missing_rows=(5, 6)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    won = np.array([success and t > 0.75 * n for t in range(n)])
+    progress = np.clip(np.arange(n) / (0.75 * n), 0, 1).astype(np.float32)
+    arrays = {"frames": np.stack([scene(t, n, success=won[t]) for t in range(n)]), "rows": np.arange(n) * 3}
+    arrays |= {"success": won, "reward/env": won.astype(np.float32)}
+    for k, source in enumerate(sources):
+        arrays[f"reward/{source}"] = (progress ** (k + 1) + 0.03 * np.sin(np.arange(n))).astype(np.float32)
+        arrays[f"missing/{source}"] = np.isin(np.arange(n), missing_rows)
+    meta = json.dumps({"step": step, "task": "x", "success": success})
+    np.savez_compressed(path, meta=np.array([meta]), **arrays)
+
+
+def write_card(path: Path, *, name="resnet"):
+    path.mkdir(parents=True)
+    (path / "reliability.svg").write_text(
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 200 160">'
+        '<path d="M20 140L180 15" stroke="#999" fill="none" stroke-dasharray="4 3"/>'
+        '<path d="M20 140L60 120L100 85L140 50L180 18" stroke="#0072B2" stroke-width="3" fill="none"/></svg>'
+    )
+    metric = {"estimate": 0.97, "low": 0.94, "high": 0.99, "n": 400, "n_undefined": 0, "baseline": 0.5}
+    content = {
+        "model": {"name": name, "threshold": 0.5},
+        "data": {"episodes": 40, "rows": 2000, "positives": 800},
+        "metrics": {
+            "auroc": metric,
+            "ece": metric | {"estimate": 0.03, "low": 0.02, "high": 0.05, "baseline": None},
+            "kendall_tau_b": metric | {"estimate": float("nan"), "low": None, "high": None, "n_undefined": 7},
+        },
+        "reliability": [],
+        "probes": {
+            "black_frame": {"applicable": True, "passed": True, "value": 0.01, "expected": "< 0.5"},
+            "goal_pasted": {"applicable": True, "passed": False, "value": 0.98, "expected": "< 0.5"},
+            "wrong_task": {"applicable": False, "passed": None, "value": None, "expected": None},
+        },
+        "failures": {"no_frames": 2},
+        "pictures": {"reliability_diagram": "reliability.svg"},
+    }
+    (path / "evaluation.json").write_text(json.dumps(content))
+
+
+def write_study(
+    root: Path,
+    finals,
+    *,
+    tasks=("window-close-v3", "door-close-v3"),
+    seeds=(0, 1, 2),
+    baseline="A",
+    films=True,
+    cards=True,
+    run_options=None,
+    commands=("guerdon compare studies/demo.yaml",),
+):
+    """A study where `finals(task, arm, seed)` gives each run's final success; None: the run is missing."""
+    root.mkdir(parents=True, exist_ok=True)
+    arms = list(dict.fromkeys(arm for arm in ARMS))
+    study = {
+        "name": "Which reward teaches a robot?",
+        "arms": {arm: {"label": ARMS[arm]} for arm in arms},
+        "baseline": baseline,
+        "tasks": list(tasks),
+        "seeds": list(seeds),
+        "commands": list(commands),
+        "versions": {"guerdon": "0.1.0", "torch": "2.13.0", "python": "3.12.4"},
+        "machine": {"cpu": "2 cores", "memory": "8 GB"},
+        "started": "2025-11-21 02:14 UTC",
+        "wall_seconds": 812.4,
+    }
+    (root / "study.json").write_text(json.dumps(study))
+    compare = {"arms": study["arms"], "baseline": baseline, "seeds": list(seeds), "tasks": list(tasks)}
+    (root / "study.yaml").write_text(yaml.safe_dump({"name": study["name"], "compare": compare}))
+    for task in tasks:
+        for arm in arms:
+            for seed in seeds:
+                final = finals(task, arm, seed)
+                if final is None:
+                    continue
+                options = {
+                    "sources": SOURCES[arm],
+                    "film": films,
+                    "seconds_per_step": 0.004 + 0.003 * (arm != "A"),
+                }
+                options |= (run_options or (lambda *_: {}))(task, arm, seed)
+                config = {
+                    "seed": seed,
+                    "task": task,
+                    "reward": {"type": ARMS[arm], "use_reward_model": arm != "A"},
+                }
+                curve = options.pop("success", None) or rising(final)
+                write_run(root / "runs" / task / arm / f"seed{seed}", success=curve, config=config, **options)
+        if cards:
+            write_card(root / "models" / task / "resnet")
+    return root

@@ -1,0 +1,187 @@
+"""Data sets as other tools write them: no terminal row, several cameras, large row groups, images as arrays."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from guerdon.episodes.read import dataset_hash, read_episodes, summarize
+from guerdon.episodes.write import EpisodeWriter
+from guerdon.errors import DataError
+
+LENGTHS = (3, 2, 4)
+
+
+def png(value):
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((4, 6, 3), value, np.uint8)).save(buffer, "PNG")
+    return {"bytes": buffer.getvalue(), "path": None}
+
+
+def write_foreign(root, columns, features, *, tasks=True, lengths=LENGTHS):
+    """One data shard with one row group, as a converter would leave it; `columns` maps names to all rows' values."""
+    total = sum(lengths)
+    starts = np.cumsum([0, *lengths])
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    rows = {
+        "episode_index": owner.tolist(),
+        "frame_index": (np.arange(total) - starts[owner]).tolist(),
+        "timestamp": ((np.arange(total) - starts[owner]) / 10).tolist(),
+        "index": list(range(total)),
+        "task_index": [0] * total,
+        **columns,
+    }
+    declared = {name: {"dtype": "int64", "shape": [1], "names": None} for name in rows if name not in features}
+    info = {"codebase_version": "v3.0", "fps": 10, "features": declared | features, "total_episodes": len(lengths)}
+    for folder in ("meta/episodes/chunk-000", "data/chunk-000"):
+        (root / folder).mkdir(parents=True)
+    (root / "meta/info.json").write_text(json.dumps(info))
+    pq.write_table(pa.table(rows), root / "data/chunk-000/file-000.parquet")
+    index = {
+        "episode_index": list(range(len(lengths))),
+        "length": list(lengths),
+        "data/chunk_index": [0] * len(lengths),
+        "data/file_index": [0] * len(lengths),
+        "dataset_from_index": starts[:-1].tolist(),
+        "dataset_to_index": starts[1:].tolist(),
+    }
+    if tasks:
+        index["tasks"] = [["pour the tea"]] * len(lengths)
+    pq.write_table(pa.table(index), root / "meta/episodes/chunk-000/file-000.parquet")
+    return root
+
+
+def vector(size, dtype="float32"):
+    return {"dtype": dtype, "shape": [size], "names": None}
+
+
+IMAGE = {"dtype": "image", "shape": [4, 6, 3], "names": ["height", "width", "channels"]}
+ACTIONS = {"action": ([[float(t), -float(t)] for t in range(9)], vector(2))}
+SUCCESS = {"next.success": ([False, False, True, False, False, False, False, False, True], vector(1, "bool"))}
+
+
+def foreign(root, *parts, **options):
+    merged = {name: pair for part in parts for name, pair in part.items()}
+    columns = {name: values for name, (values, _) in merged.items()}
+    return write_foreign(root, columns, {name: feature for name, (_, feature) in merged.items()}, **options)
+
+
+def test_rows_and_outcomes(tmp_path):
+    foreign(tmp_path, ACTIONS, SUCCESS)
+    first, second, third = read_episodes(tmp_path)
+    assert [first.id, second.id, third.id] == ["0", "1", "2"]
+    assert first.task == "pour the tea"
+    assert first.actions[:, 0].tolist() == [0, 0, 1]
+    assert third.actions[:, 0].tolist() == [0, 5, 6, 7]
+    assert first.actions.dtype == np.float32
+    assert first.success.tolist() == [False, False, False]
+    assert [first.outcome, second.outcome, third.outcome] == [True, False, True]
+    assert first.rewards is None
+    assert first.states is None
+    assert len(list(read_episodes(tmp_path, only_success=True))) == 2
+    assert summarize(tmp_path).successes == 2
+    assert len(dataset_hash(tmp_path)) == 64
+
+
+def test_outcomes_are_unknown_without_success(tmp_path):
+    foreign(tmp_path, ACTIONS)
+    assert [episode.outcome for episode in read_episodes(tmp_path)] == [None, None, None]
+    assert list(read_episodes(tmp_path, only_success=True)) == []
+
+
+def test_other_number_types_and_scalar_columns(tmp_path):
+    foreign(
+        tmp_path,
+        {"action": ([t / 2 for t in range(9)], vector(1, "float64"))},
+        {"observation.state": ([[t, t] for t in range(9)], vector(2, "int64"))},
+    )
+    episode = next(read_episodes(tmp_path))
+    assert episode.actions.tolist() == [[0], [0], [0.5]]
+    assert episode.states.tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert episode.actions.dtype == episode.states.dtype == np.float32
+
+
+def test_several_cameras_need_a_choice(tmp_path):
+    tops = {"observation.images.top": ([png(t) for t in range(9)], IMAGE)}
+    wrists = {"observation.images.wrist": ([png(100 + t) for t in range(9)], IMAGE)}
+    foreign(tmp_path, ACTIONS, tops, wrists)
+    with pytest.raises(DataError, match=r"several cameras: pass camera= one of top, wrist"):
+        read_episodes(tmp_path)
+    third = list(read_episodes(tmp_path, camera="wrist"))[2]
+    assert third.frames[:, 0, 0, 0].tolist() == [105, 106, 107, 108]
+    assert next(read_episodes(tmp_path, with_frames=False)).frames is None
+    assert summarize(tmp_path).cameras == ("top", "wrist")
+
+
+@pytest.mark.parametrize("layout", ["HWC", "CHW"])
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_images_stored_as_arrays(tmp_path, layout, dtype):
+    frames = np.random.default_rng(0).integers(0, 256, (9, 4, 6, 3), dtype=np.uint8)
+    stored = frames if dtype == "uint8" else (frames / 255).astype(np.float32)
+    stored = stored if layout == "HWC" else np.moveaxis(stored, -1, 1)
+    feature = {"dtype": dtype, "shape": list(stored.shape[1:]), "names": None}
+    nested = pa.array(stored.tolist(), pa.list_(pa.list_(pa.list_(pa.type_for_alias(dtype)))))
+    foreign(tmp_path, ACTIONS, {"observation.image": (nested, feature)})
+    read = np.concatenate([episode.frames for episode in read_episodes(tmp_path)])
+    np.testing.assert_array_equal(read, frames)
+
+
+def test_floats_out_of_range_are_no_image(tmp_path):
+    nested = (np.ones((9, 4, 6, 3)) * 255).tolist()
+    feature = {"dtype": "float32", "shape": [4, 6, 3], "names": None}
+    foreign(tmp_path, ACTIONS, {"observation.image": (nested, feature)})
+    with pytest.raises(DataError, match="nothing in"):
+        list(read_episodes(tmp_path))
+
+
+def test_a_column_of_another_shape_than_declared_is_reported(tmp_path):
+    foreign(tmp_path, {"action": (ACTIONS["action"][0], vector(4))})
+    skipped = []
+    with pytest.raises(DataError, match="nothing in"):
+        list(read_episodes(tmp_path, on_skip=skipped.append))
+    assert "not of the declared shape" in skipped[0].reason
+
+
+def test_a_wrong_length_in_the_index_is_reported(tmp_path):
+    foreign(tmp_path, ACTIONS)
+    path = tmp_path / "meta/episodes/chunk-000/file-000.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(1, "length", pa.array([3, 5, 4])), path)
+    skipped = []
+    assert [e.id for e in read_episodes(tmp_path, on_skip=skipped.append)] == ["0", "2"]
+    assert "holds 2 rows of episode 1, its index says 5" in skipped[0].reason
+
+
+def test_only_images_need_frames(tmp_path):
+    foreign(tmp_path, {"observation.image": ([png(t) for t in range(9)], IMAGE)})
+    assert next(read_episodes(tmp_path)).frames.shape == (3, 4, 6, 3)
+    with pytest.raises(DataError, match="nothing but images"):
+        read_episodes(tmp_path, with_frames=False)
+
+
+def test_an_index_without_tasks_is_reported(tmp_path):
+    foreign(tmp_path, ACTIONS, tasks=False)
+    skipped = []
+    with pytest.raises(DataError, match="nothing in"):
+        read_episodes(tmp_path, on_skip=skipped.append)
+    assert "KeyError: 'tasks'" in skipped[0].reason
+
+
+def test_a_foreign_set_becomes_ours(tmp_path):
+    foreign(tmp_path / "theirs", ACTIONS, SUCCESS)
+    episodes = list(read_episodes(tmp_path / "theirs"))
+    with EpisodeWriter(tmp_path / "ours", fps=10) as writer:
+        for episode in episodes:
+            writer.add(episode)
+    for left, right in zip(read_episodes(tmp_path / "ours"), episodes, strict=True):
+        np.testing.assert_array_equal(left.actions, right.actions)
+        np.testing.assert_array_equal(left.success, right.success)
+        assert left.outcome == right.outcome
+    with pytest.raises(DataError, match="another tool"):
+        EpisodeWriter(tmp_path / "theirs", fps=10)

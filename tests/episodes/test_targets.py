@@ -1,0 +1,64 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from guerdon.episodes.targets import episode_success, first_success, progress_targets, success_labels
+from guerdon.types import Episode
+
+
+def episode(success=None, outcome=None, rows=5):
+    states = np.zeros((rows if success is None else len(success), 1), np.float32)
+    column = None if success is None else np.array(success, dtype=bool)
+    return Episode(id="0", task="t", states=states, success=column, outcome=outcome)
+
+
+def test_success_rises_to_one_at_the_first_success_and_stays():
+    targets = progress_targets(episode([0, 0, 0, 0, 1, 0, 1], outcome=True))
+    assert targets is not None
+    assert targets.dtype == np.float32
+    np.testing.assert_allclose(targets, [0, 0.25, 0.5, 0.75, 1, 1, 1])
+
+
+def test_a_success_without_labelled_rows_reaches_one_at_its_end():
+    np.testing.assert_allclose(progress_targets(episode(outcome=True)), [0, 0.25, 0.5, 0.75, 1])
+
+
+def test_failures_stay_at_zero():
+    assert not progress_targets(episode([0, 0, 0], outcome=False)).any()
+    assert not progress_targets(episode([0, 0, 0])).any()
+    assert not progress_targets(episode(outcome=False)).any()
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [episode(), episode([0, 0, 0], outcome=True), episode([0, 1, 0], outcome=False)],
+    ids=["nobody knows", "success without a success row", "failure with a success row"],
+)
+def test_unknown_or_contradictory_truth_has_no_target(unknown):
+    assert progress_targets(unknown) is None
+
+
+def test_success_at_once_and_single_rows():
+    np.testing.assert_array_equal(progress_targets(episode([1, 0, 1])), [1, 1, 1])
+    np.testing.assert_array_equal(progress_targets(episode(outcome=True, rows=1)), [1])
+
+
+def test_labels_and_outcomes():
+    np.testing.assert_array_equal(success_labels(episode([0, 1])), [False, True])
+    assert success_labels(episode(outcome=True)) is None
+    assert episode_success(episode([0, 1])) is True
+    assert episode_success(episode([0, 1], outcome=False)) is False
+    assert episode_success(episode()) is None
+    assert first_success(episode([0, 1, 1])) == 1
+    assert first_success(episode([0, 0])) is None
+    assert first_success(episode()) is None
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=30))
+def test_targets_are_monotone_between_zero_and_one(success):
+    targets = progress_targets(episode(success))
+    assert len(targets) == len(success)
+    assert (np.diff(targets) >= 0).all()
+    assert targets.min() >= 0
+    assert targets.max() == (1 if any(success) else 0)

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from episode_samples import sample
+
+from guerdon.episodes import images, video
+from guerdon.episodes.read import dataset_hash, read_episodes, summarize
+from guerdon.episodes.video import VideoWriter, count_frames, decode_video
+from guerdon.episodes.write import EpisodeWriter
+from guerdon.errors import DataError, MissingDependencyError
+
+pytest.importorskip("av")
+
+
+def clip(length, *, height=32, width=48, level=0):
+    """Frames whose grey value tells their number."""
+    grey = (level + 12 * np.arange(length)).astype(np.uint8)
+    return np.broadcast_to(grey[:, None, None, None], (length, height, width, 3)).copy()
+
+
+@pytest.mark.parametrize(("height", "width"), [(32, 48), (33, 47)])
+def test_frames_come_back_close_and_in_place(tmp_path, height, width):
+    path = tmp_path / "clip.mp4"
+    frames = clip(20, height=height, width=width)
+    with VideoWriter(path, height=height, width=width, fps=10) as writer:
+        assert writer.add(frames[:13]) == (0, 1.3)
+        assert writer.add(frames[13:]) == (1.3, 2.0)
+    assert count_frames(path) == 20
+    for rows in ([0], [19], [5, 6, 7], list(range(20)), [3, 17]):
+        read = decode_video(path, np.array(rows) / 10, fps=10)
+        assert read.shape == (len(rows), height, width, 3)
+        assert np.abs(read.astype(int) - frames[rows]).max() <= 4
+
+
+def test_times_without_a_frame_are_an_error(tmp_path):
+    path = tmp_path / "clip.mp4"
+    with VideoWriter(path, height=32, width=48, fps=10) as writer:
+        writer.add(clip(5))
+    with pytest.raises(DataError, match=r"no frame at 0.900 s"):
+        decode_video(path, np.array([0.9]), fps=10)
+    with pytest.raises(DataError, match="no frame at 0.250 s"):
+        decode_video(path, np.array([0.25]), fps=20)
+
+
+def test_bounds(tmp_path, monkeypatch):
+    path = tmp_path / "clip.mp4"
+    with VideoWriter(path, height=32, width=48, fps=10) as writer:
+        writer.add(clip(5))
+    monkeypatch.setattr(video, "MAX_PIXELS", 32 * 48 - 1)
+    with pytest.raises(DataError, match="over 1535 pixels"):
+        count_frames(path)
+    monkeypatch.undo()
+    monkeypatch.setattr(images, "MAX_EPISODE_BYTES", 1000)
+    with pytest.raises(DataError, match="over the limit"):
+        decode_video(path, np.zeros(1), fps=10)
+
+
+def test_only_mp4_is_opened(tmp_path):
+    path = tmp_path / "clip.mp4"
+    path.write_text("#EXTM3U\n#EXTINF:1,\nother.ts\n")
+    with pytest.raises(DataError, match="cannot be decoded"):
+        count_frames(path)
+
+
+@pytest.fixture
+def root(tmp_path):
+    with EpisodeWriter(tmp_path, fps=10, flush_every=2, video=True) as writer:
+        for number in range(4):
+            writer.add(sample(number, frames=clip(4 + number, level=20 * number), length=4 + number))
+    return tmp_path
+
+
+def test_episodes_share_a_file_and_keep_their_frames(root):
+    files = sorted(str(path.relative_to(root)) for path in root.rglob("*.mp4"))
+    assert files == [f"videos/observation.images.main/chunk-000/file-00{i}.mp4" for i in range(2)]
+    for number, episode in enumerate(read_episodes(root)):
+        assert np.abs(episode.frames.astype(int) - clip(4 + number, level=20 * number)).max() <= 4
+        np.testing.assert_array_equal(episode.actions, sample(number, length=4 + number).actions)
+    assert summarize(root).skipped == ()
+    assert dataset_hash(root) == dataset_hash(root)
+
+
+@pytest.mark.parametrize("keep", [0, 0.5, 0.8])
+def test_a_broken_video_costs_its_episodes_only(root, keep):
+    path = root / "videos/observation.images.main/chunk-000/file-000.mp4"
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * keep)])
+    skipped = []
+    assert [e.id for e in read_episodes(root, on_skip=skipped.append)] == ["episode-2", "episode-3"]
+    assert [(part.path, part.episode) for part in skipped] == [(path, 0), (path, 1)]
+    assert len(summarize(root).skipped) == 2
+    assert len(list(read_episodes(root, with_frames=False))) == 4
+
+
+def test_reopening_appends(root):
+    with EpisodeWriter(root, fps=10, video=True) as writer:
+        writer.add(sample(4, frames=clip(4)))
+    assert len(list(read_episodes(root))) == 5
+    with EpisodeWriter(root, fps=10) as writer, pytest.raises(DataError, match="'video'.*'image'"):
+        writer.add(sample(5, frames=clip(4)))
+
+
+def test_a_missing_av_is_named_at_once(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(MissingDependencyError, match="guerdon\\[video\\]"):
+        EpisodeWriter(tmp_path, video=True)

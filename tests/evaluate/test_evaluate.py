@@ -1,0 +1,308 @@
+"""The whole chain on a toy video: a bright column moves to the right; reaching the edge is success."""
+
+import json
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from guerdon.errors import DataError
+from guerdon.evaluate import probes
+from guerdon.evaluate.evaluate import evaluate_model
+from guerdon.evaluate.intervals import wilson_interval
+from guerdon.evaluate.output import evaluation_text, write_evaluation
+from guerdon.evaluate.scoring import choose_episodes, episode_value, score_episodes
+from guerdon.types import Episode, Failure, RewardInfo, Score
+
+ROWS, SIDE = 12, 12
+
+
+def video(columns):
+    frames = np.zeros((len(columns), 4, SIDE, 3), np.uint8)
+    for t, column in enumerate(columns):
+        frames[t, :, column] = 255
+    return frames
+
+
+def episode(number, succeeds, task="push", **meta):
+    columns = np.linspace(0, SIDE - 1 if succeeds else 5, ROWS).astype(int)
+    success = columns == SIDE - 1
+    return Episode(
+        id=str(number),
+        task=task,
+        frames=video(columns),
+        success=success,
+        outcome=bool(success.any()),
+        meta=meta,
+    )
+
+
+EPISODES = [episode(i, i % 3 == 0, policy=f"p{i % 6}") for i in range(24)]
+
+
+class Toy:
+    """A model made of one function of an episode."""
+
+    def __init__(self, values, **info):
+        self.info = RewardInfo(**({"name": "toy", "range": (0.0, 1.0)} | info))
+        self.values = values
+
+    def score(self, episodes):
+        return [
+            found if isinstance(found := self.values(e), Score) else Score.from_values(found)
+            for e in episodes
+        ]
+
+
+def position(episode):
+    """(T,) where the column is, from 0 to 1; 0 in the dark."""
+    return episode.frames[:, 0, :, 0].argmax(axis=1) / (SIDE - 1)
+
+
+def clock(episode):
+    """Rises with time whatever the frames show."""
+    return np.linspace(0, 1, len(episode))
+
+
+def run(model, kind="success", threshold=0.95, episodes=EPISODES, **options):
+    return evaluate_model(
+        model, episodes, kind=kind, threshold=threshold, seed=0, reps=100, **({"max_rows": None} | options)
+    )
+
+
+def estimates(evaluation):
+    return {name: metric.interval.estimate for name, metric in evaluation.metrics.items()}
+
+
+def test_a_perfect_classifier():
+    evaluation = run(Toy(position))
+    found = estimates(evaluation)
+    for name in (
+        "auroc",
+        "auprc",
+        "f1",
+        "balanced_accuracy",
+        "accuracy",
+        "episode_auroc",
+        "episode_accuracy",
+    ):
+        assert found[name] == 1
+    assert found["false_positive_rate"] == found["episode_false_positive_rate"] == 0
+    assert found["preference_accuracy"] == 1
+    assert found["value_order_spearman"] == pytest.approx(1)
+    assert found["policy_ranking_pearson"] == pytest.approx(1)
+    rate = evaluation.metrics["episode_false_positive_rate"].interval
+    assert (rate.low, rate.high) == (0, pytest.approx(wilson_interval(0, 16).high))
+    assert evaluation.metrics["accuracy"].baseline == pytest.approx(1 - 8 / 288)
+    assert (evaluation.data["episodes"], evaluation.data["positives"]) == (24, 8)
+    applied = {name: result.passed for name, result in evaluation.probes.items() if result.applicable}
+    everything = set(evaluation.probes) - {"wrong_task"}
+    assert applied == dict.fromkeys(everything, True)
+    assert not evaluation.probes["wrong_task"].applicable
+
+
+def test_a_perfect_progress_model():
+    episodes = [episode(i, True) for i in range(6)] + [
+        replace(episode(i, False), frames=video([0] * ROWS)) for i in range(6, 12)
+    ]
+    found = estimates(run(Toy(position), "progress", None, episodes))
+    assert found["progress_mae"] < 0.05
+    assert found["progress_pearson"] > 0.99
+    assert found["episode_auroc"] == 1
+    assert "brier" not in found
+    assert "episode_f1" not in found
+
+
+def test_a_clock_is_caught_by_the_probes():
+    evaluation = run(Toy(clock))
+    failed = {name for name, result in evaluation.probes.items() if result.passed is False}
+    assert failed == {"black_frame", "frozen_first_frame", "reversed_video", "shuffled_frames"}
+    assert estimates(evaluation)["value_order_spearman"] == pytest.approx(1)
+    assert estimates(evaluation)["episode_auroc"] == 0.5
+
+
+def test_a_latch_fails_when_the_goal_is_pasted_first():
+    latched = run(Toy(lambda e: np.maximum.accumulate(position(e))))
+    assert latched.probes["goal_pasted_first"].passed is False
+
+
+def test_a_model_cannot_peek_at_the_truth_of_a_probe():
+    def peek(episode):
+        if episode.success is None:
+            return Score(failure=Failure("no_success_column"))
+        return episode.success.astype(np.float32)
+
+    evaluation = run(Toy(peek))
+    assert estimates(evaluation)["auroc"] == 1
+    black = evaluation.probes["black_frame"]
+    assert (black.applicable, black.passed, black.value) == (True, None, None)
+    assert black.failures == {"no_success_column": 16}
+
+
+def test_wrong_task_only_for_models_that_read_the_task():
+    episodes = [*EPISODES, episode(99, True, task="pull")]
+    reads = Toy(lambda e: position(e) * (e.task == "push"))
+    deaf = Toy(position)
+    assert run(reads, episodes=episodes).probes["wrong_task"].applicable is False
+    assert run(reads, task_conditioned=True).probes["wrong_task"].passed is True
+    assert run(deaf, task_conditioned=True).probes["wrong_task"].passed is False
+
+
+def test_a_constant_model_is_undefined_not_zero():
+    evaluation = run(Toy(lambda e: np.full(len(e), 0.3)))
+    order = evaluation.metrics["value_order_spearman"].interval
+    assert (order.estimate, order.n, order.n_undefined) == (None, 0, 8)
+    assert estimates(evaluation)["auroc"] == 0.5
+    assert estimates(evaluation)["preference_ties"] == 1
+    assert evaluation.metrics["preference_accuracy_without_ties"].interval.estimate is None
+
+
+def test_failures_are_counted_and_never_scored():
+    def flaky(episode):
+        if int(episode.id) % 4 == 1:
+            return Score(failure=Failure("timeout"))
+        if int(episode.id) == 2:
+            return np.zeros(3)
+        return position(episode)
+
+    evaluation = run(Toy(flaky))
+    assert evaluation.failures == {"timeout": 6, "wrong_length": 1}
+    auroc = evaluation.metrics["auroc"].interval
+    assert (auroc.n, auroc.n_undefined) == (17 * ROWS, 7 * ROWS)
+    assert evaluation.metrics["episode_auroc"].interval.n_undefined == 7
+
+
+def test_everything_failed_is_all_undefined(tmp_path):
+    evaluation = run(Toy(lambda e: Score(failure=Failure("crash"))))
+    assert set(estimates(evaluation).values()) == {None}
+    content = json.loads(write_evaluation(evaluation, tmp_path)["json"].read_text())
+    assert content["failures"] == {"crash": 24}
+    assert "no data" in (tmp_path / "roc.svg").read_text()
+
+
+@pytest.mark.parametrize("succeeds", [True, False])
+def test_one_outcome_only(succeeds):
+    evaluation = run(Toy(position), episodes=[episode(i, succeeds) for i in range(5)])
+    assert estimates(evaluation)["episode_auroc"] is None
+    assert estimates(evaluation)["preference_accuracy"] is None
+
+
+def test_a_model_of_whole_episodes_and_one_of_states():
+    whole = run(Toy(lambda e: Score(total=float(position(e)[-1])), granularity="total"))
+    found = estimates(whole)
+    assert found["episode_auroc"] == 1
+    assert found["episode_brier"] < 0.2
+    assert "auroc" not in found
+    assert "value_order_spearman" not in found
+    assert whole.probes["black_frame"].passed is True
+    assert whole.probes["reversed_video"].applicable is False
+    states = run(Toy(clock, modality="state", frames_needed=0))
+    assert states.probes["black_frame"].applicable is False
+    assert states.probes["frozen_first_frame"].passed is False
+
+
+def test_scores_that_are_no_probabilities_have_no_calibration():
+    logits = run(Toy(lambda e: 10 * position(e) - 5, range=(-np.inf, np.inf)), threshold=4.0)
+    assert "brier" not in logits.metrics
+    assert logits.reliability == []
+    assert logits.to_dict()["model"]["range"] == [None, None]
+    broken = run(Toy(lambda e: 3 * position(e)))
+    assert broken.metrics["brier"].interval.estimate is None
+    assert broken.metrics["brier"].interval.n_undefined == 24 * ROWS
+
+
+def test_threshold_comes_from_the_call_or_the_model():
+    owned = Toy(position, success_threshold=0.2)
+    assert run(owned, threshold=None).model["threshold"] == 0.2
+    assert run(owned, threshold=0.9).model["threshold"] == 0.9
+    nobody = run(Toy(position), threshold=None)
+    assert "f1" not in nobody.metrics
+    assert nobody.probes["black_frame"].passed is True  # judged halfway between the classes
+
+
+def test_the_same_seed_gives_the_same_evaluation():
+    noisy = Toy(lambda e: np.random.default_rng(int(e.id)).random(len(e)))
+    assert run(noisy).to_dict() == run(noisy).to_dict()
+
+
+def test_max_rows_draws_whole_episodes():
+    some = choose_episodes(EPISODES, 5 * ROWS + 3, seed=1)
+    assert len(some) == 5
+    assert [e.id for e in some] == sorted((e.id for e in some), key=int)
+    assert len(choose_episodes(EPISODES, 1, seed=1)) == 1
+    assert choose_episodes(EPISODES, None, seed=1) == EPISODES
+    evaluation = run(Toy(position), max_rows=5 * ROWS)
+    assert (evaluation.data["episodes"], evaluation.data["episodes_left_out"]) == (5, 19)
+    with pytest.raises(ValueError, match="max_rows"):
+        choose_episodes(EPISODES, 0, seed=1)
+
+
+def test_bad_input_is_said_clearly():
+    with pytest.raises(DataError, match="no episode"):
+        run(Toy(position), episodes=[])
+    short = Toy(position)
+    short.score = lambda episodes: []
+    with pytest.raises(DataError, match="gave 0 scores for 24 episodes"):
+        score_episodes(short, EPISODES)
+
+
+def test_episode_values():
+    steps = Score.from_values([0.2, 0.9, 0.5])
+    assert episode_value(steps, "success") == pytest.approx(0.9)
+    assert episode_value(steps, "progress") == 0.5
+    assert episode_value(Score(total=0.1), "success") == 0.1
+    assert episode_value(Score(failure=Failure("x")), "success") is None
+
+
+def test_probe_transforms_are_pure_and_blind():
+    whole = episode(0, True)
+    before = whole.frames.copy()
+    changed = {
+        "black": probes.black_frames(whole),
+        "frozen": probes.frozen_first_row(whole),
+        "reversed": probes.reversed_rows(whole),
+        "shuffled": probes.shuffled_rows(whole, np.random.default_rng(0)),
+        "goal": probes.goal_pasted_first(whole),
+        "task": probes.wrong_task(whole, "pull"),
+    }
+    np.testing.assert_array_equal(whole.frames, before)
+    for one in changed.values():
+        assert (one.success, one.rewards, one.outcome, len(one)) == (None, None, None, ROWS)
+    assert not changed["black"].frames.any()
+    assert (changed["frozen"].frames == before[0]).all()
+    np.testing.assert_array_equal(changed["reversed"].frames, before[::-1])
+    assert sorted(position(changed["shuffled"])) == sorted(position(whole))
+    np.testing.assert_array_equal(changed["goal"].frames[0], before[-1])
+    np.testing.assert_array_equal(changed["goal"].frames[1:], before[1:])
+    assert changed["task"].task == "pull"
+    with pytest.raises(ValueError, match="goal"):
+        probes.goal_pasted_first(episode(1, False))
+    with pytest.raises(ValueError, match="frames"):
+        probes.black_frames(Episode(id="0", task="t", states=np.zeros((2, 1), np.float32)))
+    with pytest.raises(ValueError, match="already"):
+        probes.wrong_task(whole, "push")
+
+
+def test_written_files(tmp_path):
+    evaluation = run(Toy(position, name="<toy> & co"))
+    paths = write_evaluation(evaluation, tmp_path / "deep" / "folder")
+    assert set(paths) == {"json", "text", "roc", "histogram", "reliability", "values"}
+    assert sorted(p.name for p in paths["json"].parent.iterdir()) == sorted(p.name for p in paths.values())
+    content = json.loads(paths["json"].read_text())
+    assert set(content) == {
+        "model", "data", "metrics", "reliability", "probes", "failures", "pictures"
+    }  # fmt: skip
+    assert set(content["metrics"]["auroc"]) == {"estimate", "low", "high", "n", "n_undefined", "baseline"}
+    assert {"applicable", "passed", "value", "expected"} <= set(content["probes"]["black_frame"])
+    assert content["data"]["hash"] is None
+    assert len(content["reliability"]) == 10
+    assert all((paths["json"].parent / name).is_file() for name in content["pictures"].values())
+    for name in content["pictures"]:
+        assert ElementTree.parse(paths[name]).getroot().tag.endswith("svg")
+    text = paths["text"].read_text()
+    assert text == evaluation_text(evaluation)
+    assert "auroc" in text
+    assert "nan" not in text.lower()
+    write_evaluation(evaluation, tmp_path / "deep" / "folder")
+    assert json.loads(paths["json"].read_text()) == content

@@ -1,0 +1,450 @@
+"""Configuration: reading, overriding, referring, checking, writing back."""
+
+from typing import Annotated, Any, Literal
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from guerdon.config import (
+    Tree,
+    apply_overrides,
+    load,
+    merge,
+    read_yaml,
+    resolve_refs,
+    to_plain,
+    to_yaml,
+    validate,
+)
+from guerdon.errors import ConfigError
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Square(Frozen):
+    type: Literal["square"] = "square"
+    side: float = Field(1.0, gt=0)
+
+
+class Circle(Frozen):
+    type: Literal["circle"] = "circle"
+    radius: float = 1.0
+    label: str = "round"
+
+
+class Reward(Frozen):
+    reward_mode: Literal["per_step", "terminal"] = "terminal"
+    every: int = 1
+    weights: tuple[float, ...] = (1.0, 0.5)
+
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> "Reward":
+        if self.reward_mode == "terminal" and "every" in self.model_fields_set:
+            raise ValueError("every would do nothing with reward_mode terminal; remove it")
+        return self
+
+
+class Root(Frozen):
+    name: str = "study"
+    seed: int = Field(0, ge=0, description="where randomness starts")
+    rate: float = 1e-3
+    flag: bool = False
+    paths: str | tuple[str, ...] = ()
+    reward: Reward = Reward()
+    shape: Annotated[Square | Circle, Field(discriminator="type")] = Square()
+    shapes: dict[str, Annotated[Square | Circle, Field(discriminator="type")]] = Field(default_factory=dict)
+    optional: Circle | None = None
+    lambda_: float = Field(0.9, alias="lambda")
+    free: dict[str, Any] = Field(default_factory=dict)
+
+
+def read(tmp_path, text):
+    path = tmp_path / "study.yaml"
+    path.write_text(text, encoding="utf-8")
+    return read_yaml(path)
+
+
+def problem(text="", overrides=(), tmp_path=None):
+    path = None if tmp_path is None else tmp_path / "study.yaml"
+    if path is not None:
+        path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load(Root, path, overrides)
+    return str(caught.value)
+
+
+class TestRead:
+    def test_values_and_places(self, tmp_path):
+        tree = read(tmp_path, "a: 1\nb:\n  c: [x, {d: 2}]\n")
+        assert tree.data == {"a": 1, "b": {"c": ["x", {"d": 2}]}}
+        assert tree.places["b.c.1.d"].endswith("study.yaml:3")
+        assert tree.place("b.c.7.nowhere").endswith("study.yaml:3")
+        assert tree.place("zzz") is None
+
+    @pytest.mark.parametrize(
+        ("text", "value"),
+        [
+            ("1e-4", 1e-4), ("1E5", 1e5), ("1.5e3", 1500.0), (".5", 0.5), ("-3.", -3.0), ("1_000", 1000),
+            ("0x1f", 31), ("-0", 0), ("+7", 7), (".inf", float("inf")), ("on", "on"), ("off", "off"),
+            ("yes", "yes"),
+            ("No", "No"), ("true", True), ("False", False), ("null", None), ("~", None), ("", None),
+            ("010", "010"),
+            ("1:30", "1:30"), ("2024-01-01", "2024-01-01"), ("'1e-4'", "1e-4"), ("=", "="),
+            ("1.2.3", "1.2.3"),
+            ("y", "y"), ("e5", "e5"), ("-", None),
+        ],
+    )  # fmt: skip
+    def test_scalars(self, tmp_path, text, value):
+        if text == "-":
+            assert read(tmp_path, "a:\n  -\n").data == {"a": [None]}
+            return
+        found = read(tmp_path, f"a: {text}\n").data["a"]
+        assert found == value
+        assert type(found) is type(value)
+
+    def test_keys_are_words_as_written(self, tmp_path):
+        assert read(tmp_path, "on: 1\n1: 2\ntrue: 3\n").data == {"on": 1, "1": 2, "true": 3}
+
+    def test_merge_keys_and_aliases_are_copies(self, tmp_path):
+        tree = read(tmp_path, "base: &b {x: [1], y: 2}\nmore:\n  <<: *b\n  y: 3\nlist: [*b, *b]\n")
+        assert tree.data["more"] == {"x": [1], "y": 3}
+        tree.data["more"]["x"].append(9)
+        tree.data["list"][0]["y"] = 0
+        assert tree.data["base"] == {"x": [1], "y": 2}
+        assert tree.data["list"][1]["y"] == 2
+
+    def test_empty_file_is_an_empty_tree(self, tmp_path):
+        assert read(tmp_path, "# nothing\n").data == {}
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("a: 1\nb: 2\na: 3\n", ["study.yaml:3", "a is given twice", "line 1"]),
+            ("x:\n  a: 1\n  a: 1\n", ["study.yaml:3", "x.a is given twice"]),
+            ("a: [1\nb: 2\n", ["study.yaml:2", "not valid YAML"]),
+            ("a:\n\t- 1\n", ["study.yaml:2", "not valid YAML"]),
+            ("- 1\n", ["a map of sections", "a list of 1"]),
+            ("a: !!python/object/apply:os.system [ls]\n", ["study.yaml:1", "not allowed"]),
+            ("a: !!python/name:os.system\n", ["study.yaml:1", "not valid YAML"]),
+            ("a: 1\n---\nb: 2\n", ["not valid YAML"]),
+            ("? [1, 2]\n: 3\n", ["a key must be a word"]),
+            ("a: &a [*a]\n", ["an alias refers to the section"]),
+            ("a: {<<: 3}\n", ["<< needs a map"]),
+            ("a: \x00", ["not valid YAML"]),
+            ("a: " + "[" * 3000, ["study.yaml"]),
+        ],
+    )
+    def test_refusals_name_the_line(self, tmp_path, text, words):
+        with pytest.raises(ConfigError) as caught:
+            read(tmp_path, text)
+        assert all(word in str(caught.value) for word in words), str(caught.value)
+
+    def test_billion_laughs(self, tmp_path):
+        lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+        lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
+        with pytest.raises(ConfigError, match="aliases expand"):
+            read(tmp_path, "\n".join(lines))
+
+    def test_missing_and_binary_files(self, tmp_path):
+        with pytest.raises(ConfigError, match="no such file"):
+            read_yaml(tmp_path / "absent.yaml")
+        (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00\x80")
+        with pytest.raises(ConfigError, match="UTF-8"):
+            read_yaml(tmp_path / "b.yaml")
+        with pytest.raises(ConfigError, match="cannot be read"):
+            read_yaml(tmp_path)
+
+
+class TestOverrides:
+    def test_values_paths_and_places(self):
+        tree = Tree({"a": {"b": [{"c": 1}, 2]}, "empty": None}, {"a": "f:1", "a.b": "f:2", "a.b.0.c": "f:2"})
+        new = apply_overrides(tree, ["a.b.0.c=1e-4", "x.y.z=[1, two]", "empty.k={p: true}", "t=a=b"])
+        assert new.data == {
+            "a": {"b": [{"c": 1e-4}, 2]}, "empty": {"k": {"p": True}}, "x": {"y": {"z": [1, "two"]}},
+            "t": "a=b",
+        }  # fmt: skip
+        assert tree.data["a"]["b"][0]["c"] == 1
+        assert new.place("a.b.0.c") == "override a.b.0.c=1e-4"
+        assert apply_overrides(tree, ["a=3"]).place("a.b.0.c") == "override a=3"
+
+    def test_the_last_one_wins(self):
+        assert apply_overrides(Tree(), ["a=1", "a=2"]).data == {"a": 2}
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("a", "write section.key=value"),
+            ("=3", "write section.key=value"),
+            ("a..b=3", "write section.key=value"),
+            (".a=3", "write section.key=value"),
+            ("a.=3", "write section.key=value"),
+            ("a. b=3", "write section.key=value"),
+            ("s.x=3", "s is 5, so it has no 'x' inside"),
+            ("l.2=3", "l is a list of 2"),
+            ("l.x.y=3", "l is a list of 2"),
+            ("l.-1=3", "l is a list of 2"),
+            ("a=[1", "not valid YAML"),
+            ("a=", "no value; write a=null"),
+            ("a=#fff", "no value"),
+            ("a={x: 1, x: 2}", "given twice"),
+        ],
+    )
+    def test_malformed(self, text, words):
+        with pytest.raises(ConfigError) as caught:
+            apply_overrides(Tree({"s": 5, "l": [1, 2]}), [text])
+        assert words in str(caught.value)
+        assert repr(text) in str(caught.value)
+
+    keys = st.text("abcdef_", min_size=1, max_size=4)
+    scalars = st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.text(max_size=8),
+    )
+
+    @given(st.lists(keys, min_size=1, max_size=4), scalars)
+    def test_a_value_set_is_the_value_read(self, parts, value):
+        text = (
+            yaml.safe_dump(value, default_style='"' if isinstance(value, str) else None)
+            .removesuffix("...\n")
+            .strip()
+        )
+        node = apply_overrides(Tree(), [f"{'.'.join(parts)}={text}"]).data
+        for part in parts:
+            node = node[part]
+        assert node == value
+        assert type(node) is type(value)
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text("abc", min_size=1, max_size=3), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+maps = st.dictionaries(st.text("abc", min_size=1, max_size=3), plain, max_size=4)
+
+
+class TestMerge:
+    def test_maps_merge_and_lists_are_replaced(self):
+        base = {"a": {"x": 1, "y": [1, 2]}, "b": 3}
+        assert merge(base, {"a": {"y": [9]}, "c": {"z": 1}}) == {
+            "a": {"x": 1, "y": [9]},
+            "b": 3,
+            "c": {"z": 1},
+        }
+        assert merge({"a": {"x": 1}}, {"a": None}) == {"a": None}
+
+    @given(maps, maps, maps)
+    def test_laws(self, a, b, c):
+        assert merge(a, {}) == a
+        assert merge({}, a) == a
+        assert merge(a, a) == a
+        assert merge(merge(a, b), b) == merge(a, b)
+        assert set(merge(a, b)) == set(a) | set(b)
+
+    def test_nothing_is_shared(self):
+        base, over = {"a": {"x": [1]}}, {"b": {"y": [2]}}
+        merged = merge(base, over)
+        merged["a"]["x"].append(0)
+        merged["b"]["y"].append(0)
+        assert base == {"a": {"x": [1]}}
+        assert over == {"b": {"y": [2]}}
+
+
+class TestRefs:
+    def resolve(self, data, model=None):
+        return resolve_refs(Tree(data, {k: f"f:{i}" for i, k in enumerate(data, 1)}), model).data
+
+    def test_types_chains_and_text(self):
+        data = {"n": 3, "f": 1e-4, "t": True, "l": [1, "${n}"], "m": {"k": "${n}"}, "a": "${b}", "b": "${n}"}
+        data |= {"s": "x-${n}-${f}-${t}", "m2": "${m}", "l2": "${l}", "deep": "${m2.k}", "first": "${l.1}"}
+        assert self.resolve(data) == {
+            "n": 3, "f": 1e-4, "t": True, "l": [1, 3], "m": {"k": 3}, "a": 3, "b": 3, "s": "x-3-0.0001-true",
+            "m2": {"k": 3}, "l2": [1, 3], "deep": 3, "first": 3,
+        }  # fmt: skip
+
+    def test_escape(self):
+        assert self.resolve({"a": "$${b}", "c": "cost $5 $$ ${d}", "d": 1}) == {
+            "a": "${b}",
+            "c": "cost $5 $$ 1",
+            "d": 1,
+        }
+
+    def test_defaults_of_the_model(self):
+        data = {"a": "${seed}", "b": "${reward.weights}", "c": "${shape.side}", "d": "${shapes.big.label}-x"}
+        data |= {"e": "${lambda}", "shapes": {"big": {"type": "circle"}}}
+        found = self.resolve(data, Root)
+        assert [found[k] for k in "abcde"] == [0, [1.0, 0.5], 1.0, "round-x", 0.9]
+
+    def test_the_branch_of_a_union_follows_the_tree(self):
+        assert self.resolve({"a": "${shape.label}", "shape": {"type": "circle"}}, Root)["a"] == "round"
+        with pytest.raises(ConfigError, match="names nothing"):
+            self.resolve({"a": "${shape.label}", "shape": {"type": "square"}}, Root)
+
+    @pytest.mark.parametrize(
+        ("data", "words"),
+        [
+            ({"a": "${b}", "b": "${c}", "c": "${a}"}, "a -> b -> c -> a"),
+            ({"a": "x${a}"}, "a -> a"),
+            ({"a": {"b": "${a}"}}, "a -> a.b -> a"),
+            ({"a": "${b}"}, "f:1: a: ${b} names nothing"),
+            ({"a": "${sed}", "seed": 1}, "did you mean ${seed}?"),
+            ({"a": "${reward.reward_mod}"}, "did you mean ${reward.reward_mode}?"),
+            ({"a": "x${m}", "m": {}}, "a map, which cannot stand inside a string"),
+            ({"a": "x${m}", "m": None}, "null, which cannot stand inside a string"),
+            ({"a": "${m"}, "is not a reference"),
+            ({"a": "${}"}, "is not a reference"),
+            ({"a": "${x..y}"}, "is not a reference"),
+        ],
+    )
+    def test_refusals(self, data, words):
+        with pytest.raises(ConfigError) as caught:
+            self.resolve(data, Root)
+        assert words in str(caught.value)
+
+    @given(plain)
+    def test_a_whole_reference_is_the_value(self, value):
+        tree = Tree({"v": value, "r": "${v}", "chain": "${r}"})
+        text = repr(value)
+        if "${" in text:
+            return
+        assert resolve_refs(tree).data == {"v": value, "r": value, "chain": value}
+
+
+class TestValidate:
+    def test_bad_values_say_where_what_and_what_is_allowed(self, tmp_path):
+        text = "seed: -1\nreward:\n  reward_mode: perstep\n  weights: [1, x]\n"
+        assert problem(text, tmp_path=tmp_path).splitlines()[1:] == [
+            f"  {tmp_path}/study.yaml:1: seed is -1; allowed: greater than or equal to 0",
+            f"  {tmp_path}/study.yaml:3: reward.reward_mode is 'perstep'; allowed: 'per_step' or 'terminal'; "
+            "did you mean 'per_step'?",
+            f"  {tmp_path}/study.yaml:4: reward.weights.1 is 'x'; allowed: number",
+        ]
+
+    @pytest.mark.parametrize(
+        ("override", "words"),
+        [
+            ("sede=3", ["sede = 3: unknown key", "did you mean seed?"]),
+            ("reward_mode=terminal", ["unknown key", "did you mean reward.reward_mode?"]),
+            ("rewardmode=terminal", ["did you mean reward.reward_mode?"]),
+            ("reward.rewardmode=terminal", ["did you mean reward.reward_mode?"]),
+            ("shape={type: square, sides: 2}", ["shape.sides", "did you mean shape.side?"]),
+            (
+                "shapes.big={type: circle, radios: 2}",
+                ["shapes.big.radios = 2", "did you mean shapes.big.radius?"],
+            ),
+            ("lambd=0.5", ["did you mean lambda?"]),
+            ("qqqq=1", ["known keys here: name, seed"]),
+            (
+                "shape.type=circel",
+                ["shape.type is 'circel'", "'square' or 'circle'", "did you mean 'circle'?"],
+            ),
+            ("shape={side: 2}", ["shape.type is missing", "'square' or 'circle'"]),
+            ("shape={type: square, side: 0}", ["shape.side is 0", "greater than 0"]),
+            ("optional=3", ["optional is 3"]),
+            ("paths={a: 1}", ["paths is a map; allowed: string or tuple"]),
+            ("flag=maybe", ["flag is 'maybe'; allowed: boolean"]),
+            ("reward.every=2", ["reward does not fit together", "every would do nothing"]),
+            ("seed=1.5", ["seed is 1.5; allowed: integer"]),
+            ("name=[1]", ["name is a list of 1; allowed: string"]),
+            ("reward=3", ["reward is 3; allowed: a section"]),
+        ],
+    )
+    def test_one_line_per_problem(self, override, words):
+        text = problem(overrides=[override])
+        assert text.startswith(f"override {override}: ")
+        assert len(text.splitlines()) == 1
+        assert all(word in text for word in words), text
+
+    def test_missing_key_says_what_it_means(self):
+        class Needy(Frozen):
+            path: str = Field(description="a folder of episodes")
+
+        with pytest.raises(
+            ConfigError, match=r"^cli: path is missing and has no default: a folder of episodes$"
+        ):
+            validate(Needy, {}, source="cli")
+
+    def test_a_word_like_a_number_stays_a_word_and_a_number_a_number(self):
+        config = load(Root, None, ["name='1e-4'", "rate=1e-4", "free.x=1e-4", "free.y=on"])
+        assert (config.name, config.rate, config.free) == ("1e-4", 1e-4, {"x": 1e-4, "y": "on"})
+
+
+roots = st.builds(
+    Root,
+    name=st.text(max_size=12),
+    seed=st.integers(0, 10**12),
+    rate=st.floats(allow_nan=False),
+    flag=st.booleans(),
+    paths=st.text(max_size=6) | st.lists(st.text(max_size=6), max_size=3).map(tuple),
+    reward=st.builds(Reward, reward_mode=st.just("per_step"), every=st.integers(1, 9)) | st.just(Reward()),
+    shape=st.builds(Square, side=st.floats(1e-9, 1e9)) | st.builds(Circle, label=st.text(max_size=6)),
+    shapes=st.dictionaries(st.text(max_size=5), st.builds(Circle), max_size=2),
+    optional=st.none() | st.builds(Circle),
+    free=st.dictionaries(st.text(max_size=5), plain, max_size=3),
+    **{"lambda": st.floats(0, 1)},
+)
+
+
+class TestRoundTrip:
+    @settings(max_examples=150, deadline=None)
+    @given(roots)
+    def test_written_and_read_back_is_the_same(self, tmp_path_factory, config):
+        path = tmp_path_factory.mktemp("round") / "config.yaml"
+        path.write_text(to_yaml(config), encoding="utf-8")
+        assert load(Root, path, []) == config
+        assert validate(Root, to_plain(config), source="plain") == config
+
+    def test_defaults_are_written_out_unless_they_would_be_refused(self):
+        found = to_plain(Root())
+        assert found["reward"] == {"reward_mode": "terminal", "weights": [1.0, 0.5]}
+        assert found["lambda"] == 0.9
+        assert found["shape"] == {"type": "square", "side": 1.0}
+        assert to_plain(load(Root, None, ["reward.reward_mode=per_step"]))["reward"]["every"] == 1
+
+    def test_a_parent_may_look_at_what_its_sections_were_given(self):
+        class Parent(Frozen):
+            child: Circle = Circle()
+            plain: bool = True
+
+            @model_validator(mode="after")
+            def _idle(self) -> "Parent":
+                if "label" in self.child.model_fields_set:
+                    raise ValueError("label would do nothing")
+                return self
+
+        config = load(Parent, None, ["child.radius=2"])
+        assert to_plain(config) == {"child": {"radius": 2.0}, "plain": True}
+
+    def test_strings_that_yaml_would_misread(self, tmp_path):
+        words = [
+            "1e-4",
+            "on",
+            "yes",
+            "010",
+            "1:30",
+            "null",
+            "",
+            "2024-01-01",
+            "${x}",
+            "$${x}",
+            "a: b",
+            "#c",
+            "=",
+            "<<",
+        ]
+        config = Root(paths=tuple(words))
+        path = tmp_path / "c.yaml"
+        path.write_text(to_yaml(config), encoding="utf-8")
+        assert load(Root, path, []).paths == tuple(words)
+        assert yaml.safe_load(to_yaml(config))["paths"][:8] == words[:8]  # YAML 1.1 readers agree too
