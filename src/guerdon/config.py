@@ -5,7 +5,7 @@ parts are `config_tree` (reading, overriding, merging), `config_refs`, `config_s
 import their public names from here.
 
     study = load(Study, Path("studies/demo.yaml"), ["runner.seed=3"])
-    write_text_atomic(run / "config.yaml", to_yaml(study))
+    atomic.write_text(run / "config.yaml", to_yaml(study))
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from guerdon.config_refs import escape_refs, resolve_refs
 from guerdon.config_schema import names_of
 from guerdon.config_tree import CoreLoader, Tree, apply_overrides, merge, read_yaml
 from guerdon.errors import ConfigError
-from guerdon.files import write_bytes_atomic, write_json_atomic, write_text_atomic
 
 __all__ = [
     "Tree",
@@ -35,9 +34,6 @@ __all__ = [
     "to_plain",
     "to_yaml",
     "validate",
-    "write_bytes_atomic",
-    "write_json_atomic",
-    "write_text_atomic",
 ]
 
 M = TypeVar("M", bound=BaseModel)
@@ -150,7 +146,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_str(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    """Double quotes for what does not print: PyYAML folds U+0085 and its like into spaces in the other styles."""
+    """Double quotes for what does not print: in the other styles PyYAML folds U+0085 and its like away."""
     style = None if text.isprintable() else '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 

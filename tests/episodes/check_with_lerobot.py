@@ -1,13 +1,18 @@
-"""Load a data set that guerdon wrote with the real `lerobot` package and compare values. Not collected by pytest.
+"""Load data sets that guerdon wrote with the real `lerobot` package and compare values. Not for pytest.
 
 `lerobot` pins an older torch, so it needs an environment of its own. From the root of the project:
 
     python -m venv lerobot-env && lerobot-env/bin/pip install "lerobot[dataset]>=0.4"
     python tests/episodes/check_with_lerobot.py write some-folder
     lerobot-env/bin/python tests/episodes/check_with_lerobot.py check some-folder
+    lerobot-env/bin/python tests/episodes/check_with_lerobot.py record some-folder
+    python tests/episodes/check_with_lerobot.py read some-folder
 
-`write` needs guerdon with its `video` extra and runs in guerdon's environment; `check` needs only lerobot and the
-`.npz` files that `write` leaves beside the data sets. It ends with `ok` or with an AssertionError.
+`write` needs guerdon with its `video` extra and runs in guerdon's environment; `check` needs only lerobot
+and the `.npz` files that `write` leaves beside the data sets. `record` and `read` are the other way round:
+lerobot writes, guerdon reads. Each prints `ok` for each form (PNG, MP4) or
+ends with an AssertionError. Passed with lerobot 0.6.1 (torch 2.11) for both forms, and with lerobot 0.4.4 for
+PNG; 0.4 decodes MP4 through a torchvision reader that newer torchvision no longer has.
 """
 
 import sys
@@ -29,7 +34,9 @@ def write(folder: Path) -> None:
     episodes = []
     for number, length in enumerate(LENGTHS):
         y, x = np.mgrid[0:32, 0:48]
-        frames = np.stack([np.stack([y + t, x + 2 * t, np.full_like(x, 40 + number)], -1) for t in range(length)])
+        frames = np.stack(
+            [np.stack([y + t, x + 2 * t, np.full_like(x, 40 + number)], -1) for t in range(length)]
+        )
         actions = random.normal(size=(length, 4)).astype(np.float32)
         rewards = random.normal(size=length).astype(np.float32)
         actions[0] = rewards[0] = 0
@@ -51,7 +58,9 @@ def write(folder: Path) -> None:
             for episode in episodes:
                 writer.add(episode)
         read = list(read_episodes(folder / form))
-        columns = {name: np.concatenate([getattr(e, name) for e in read]) for name in ("frames", "states", "actions")}
+        columns = {
+            name: np.concatenate([getattr(e, name) for e in read]) for name in ("frames", "states", "actions")
+        }
         tasks = np.concatenate([[e.task] * len(e) for e in read])
         first = np.concatenate([np.arange(len(e)) == 0 for e in read])
         rewards = np.concatenate([e.rewards for e in read])
@@ -87,11 +96,16 @@ def check(folder: Path) -> None:
             last = i + 1 in ends
             action = np.zeros(4) if last else truth["actions"][i + 1]
             np.testing.assert_array_equal(item["action"].numpy(), action.astype(np.float32))
-            np.testing.assert_array_equal(item["next.reward"].numpy(), np.float32(0 if last else truth["rewards"][i + 1]))
+            np.testing.assert_array_equal(
+                item["next.reward"].numpy(), np.float32(0 if last else truth["rewards"][i + 1])
+            )
             assert item["task"] == truth["tasks"][i]
             assert bool(item["next.done"]) == (last or i + 2 in ends)
         window = LeRobotDataset(
-            repo_id="local/x", root=folder / form, delta_timestamps={"observation.state": [-1 / FPS, 0.0]}, **options
+            repo_id="local/x",
+            root=folder / form,
+            delta_timestamps={"observation.state": [-1 / FPS, 0.0]},
+            **options,
         )
         assert window[2]["observation.state"].shape == (2, 6)
         batch = next(iter(torch.utils.data.DataLoader(data, batch_size=4)))
@@ -99,5 +113,54 @@ def check(folder: Path) -> None:
         print("ok", form, "with lerobot", getattr(lerobot, "__version__", "?"), "torch", torch.__version__)
 
 
+def record(folder: Path) -> None:
+    from lerobot.datasets import LeRobotDataset
+
+    for form in FORMS:
+        image = {"dtype": "image" if form == "png" else "video", "shape": (32, 48, 3)}
+        features = {
+            "observation.images.top": image | {"names": ["height", "width", "channels"]},
+            "observation.state": {"dtype": "float32", "shape": (2,), "names": None},
+            "action": {"dtype": "float32", "shape": (1,), "names": None},
+            "next.success": {"dtype": "bool", "shape": (1,), "names": None},
+        }
+        data = LeRobotDataset.create(
+            "local/x", fps=FPS, features=features, root=folder / f"{form}-theirs", use_videos=form == "mp4"
+        )
+        for number in range(3):
+            for t in range(6 + number):
+                data.add_frame(
+                    {
+                        "observation.images.top": np.full((32, 48, 3), 20 * t + number, np.uint8),
+                        "observation.state": np.array([number, t], np.float32),
+                        "action": np.array([t + 1], np.float32),
+                        "next.success": np.array([number > 0 and t == 5 + number]),
+                        "task": "pour the tea",
+                    }
+                )
+            data.save_episode()
+        data.finalize()
+        print("recorded", folder / f"{form}-theirs")
+
+
+def read(folder: Path) -> None:
+    from guerdon.episodes.read import read_episodes, summarize
+
+    for form in FORMS:
+        root = folder / f"{form}-theirs"
+        summary = summarize(root)
+        assert (summary.episodes, summary.frames, summary.successes, summary.skipped) == (3, 21, 2, ())
+        for number, episode in enumerate(read_episodes(root)):
+            steps = np.arange(6 + number)
+            grey = 20 * steps + number
+            assert np.abs(episode.frames - grey[:, None, None, None]).max() <= (0 if form == "png" else 4)
+            np.testing.assert_array_equal(episode.states, np.stack([np.full_like(steps, number), steps], -1))
+            np.testing.assert_array_equal(episode.actions[:, 0], steps)  # the action before row t is t
+            assert episode.task == "pour the tea"
+            assert episode.outcome is (number > 0)
+        print("ok", form, "recorded by lerobot")
+
+
 if __name__ == "__main__":
-    {"write": write, "check": check}[sys.argv[1]](Path(sys.argv[2]))
+    commands = {"write": write, "check": check, "record": record, "read": read}
+    commands[sys.argv[1]](Path(sys.argv[2]))

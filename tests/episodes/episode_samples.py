@@ -30,7 +30,12 @@ def sample(number: int, *, length: int = 4, height: int = 8, width: int = 10, **
 
 
 def assert_equal(left: Episode, right: Episode) -> None:
-    assert (left.id, left.task, left.outcome, dict(left.meta)) == (right.id, right.task, right.outcome, dict(right.meta))
+    assert (left.id, left.task, left.outcome, dict(left.meta)) == (
+        right.id,
+        right.task,
+        right.outcome,
+        dict(right.meta),
+    )
     assert left.columns().keys() == right.columns().keys()
     for name, column in left.columns().items():
         other = right.columns()[name]

@@ -1,4 +1,4 @@
-"""Data sets as other tools write them: no terminal row, several cameras, large row groups, images as arrays."""
+"""Data sets as other tools write them: no terminal row, several cameras, one row group, images as arrays."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def png(value):
 
 
 def write_foreign(root, columns, features, *, tasks=True, lengths=LENGTHS):
-    """One data shard with one row group, as a converter would leave it; `columns` maps names to all rows' values."""
+    """One data shard with one row group, as a converter would leave it; `columns` holds all rows' values."""
     total = sum(lengths)
     starts = np.cumsum([0, *lengths])
     owner = np.repeat(np.arange(len(lengths)), lengths)
@@ -37,8 +37,15 @@ def write_foreign(root, columns, features, *, tasks=True, lengths=LENGTHS):
         "task_index": [0] * total,
         **columns,
     }
-    declared = {name: {"dtype": "int64", "shape": [1], "names": None} for name in rows if name not in features}
-    info = {"codebase_version": "v3.0", "fps": 10, "features": declared | features, "total_episodes": len(lengths)}
+    declared = {
+        name: {"dtype": "int64", "shape": [1], "names": None} for name in rows if name not in features
+    }
+    info = {
+        "codebase_version": "v3.0",
+        "fps": 10,
+        "features": declared | features,
+        "total_episodes": len(lengths),
+    }
     for folder in ("meta/episodes/chunk-000", "data/chunk-000"):
         (root / folder).mkdir(parents=True)
     (root / "meta/info.json").write_text(json.dumps(info))

@@ -197,7 +197,11 @@ def test_depth_maps_are_no_cameras(root):
     info = layout.load_info(root)
     features = dict(info.features) | {
         "observation.images.depth": {"dtype": "video", "shape": [8, 8, 1], "info": {"is_depth_map": True}},
-        "observation.images.old": {"dtype": "video", "shape": [8, 8, 1], "video_info": {"video.is_depth_map": True}},
+        "observation.images.old": {
+            "dtype": "video",
+            "shape": [8, 8, 1],
+            "video_info": {"video.is_depth_map": True},
+        },
         "observation.image": {"dtype": "video", "shape": [8, 8, 3]},
     }
     cameras = layout.Info(10, features, "r", layout.DATA_PATH, None, 0).cameras()

@@ -120,11 +120,11 @@ def test_nothing_readable_is_an_error(root):
     for path in root.glob("data/*/*.parquet"):
         truncate(path)
     for read in (ids, summarize, dataset_hash):
-        with pytest.raises(DataError, match="nothing in .* can be read: restore"):
+        with pytest.raises(DataError, match=r"nothing in .* can be read: restore"):
             read(root)
     for path in root.glob("meta/episodes/*/*.parquet"):
         truncate(path)
-    with pytest.raises(DataError, match="nothing in .* can be read"):
+    with pytest.raises(DataError, match=r"nothing in .* can be read"):
         ids(root)
 
 

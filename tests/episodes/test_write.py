@@ -28,7 +28,11 @@ def write(root, episodes, **options):
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | st.text(max_size=5),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**40), 2**40)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=5,
 )
@@ -51,7 +55,9 @@ def episode_lists(draw):
             "rewards": (np.float32, (length,), numbers),
             "success": (np.bool_, (length,), st.booleans()),
         }
-        columns = {name: draw(arrays(d, s, elements=e)) for name, (d, s, e) in shapes.items() if name in names}
+        columns = {
+            name: draw(arrays(d, s, elements=e)) for name, (d, s, e) in shapes.items() if name in names
+        }
         for name in {"actions", "rewards"} & names:
             columns[name][0] = 0
         return Episode(
@@ -91,7 +97,9 @@ def test_reopening_appends_and_keeps_the_hash(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", [{"outcome": None}, {"task": "other"}, {"id": "x"}, {"meta": {"seed": 1}}], ids=lambda c: next(iter(c))
+    "change",
+    [{"outcome": None}, {"task": "other"}, {"id": "x"}, {"meta": {"seed": 1}}],
+    ids=lambda c: next(iter(c)),
 )
 def test_the_hash_sees_every_field(tmp_path, change):
     write(tmp_path / "a", [sample(0)])
@@ -127,9 +135,13 @@ def test_flush_makes_everything_added_visible(tmp_path):
 
 
 def test_an_exception_in_the_block_still_saves_whole_episodes(tmp_path):
-    with pytest.raises(KeyError), EpisodeWriter(tmp_path) as writer:
-        writer.add(sample(0))
-        raise KeyError
+    def interrupted():
+        with EpisodeWriter(tmp_path) as writer:
+            writer.add(sample(0))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        interrupted()
     assert summarize(tmp_path).episodes == 1
 
 
@@ -202,9 +214,27 @@ def test_shards_without_info_are_never_touched(tmp_path):
     write(tmp_path, [sample(0)])
     (tmp_path / "meta/info.json").unlink()
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(DataError, match="no meta/info.json"):
+    with pytest.raises(DataError, match=r"no meta/info\.json"):
         EpisodeWriter(tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_lost_index_shard_refuses_to_append_and_deletes_nothing(tmp_path):
+    write(tmp_path, [sample(0), sample(1)], flush_every=1)
+    (tmp_path / "meta/episodes/chunk-000/file-001.parquet").unlink()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(DataError, match="claims 2 episodes but its index holds 1"):
+        EpisodeWriter(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_set_without_episodes_takes_any_shape(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "replace", fail_at(1))
+    with pytest.raises(DataError, match="stopped"):
+        write(tmp_path, [sample(0)])
+    monkeypatch.undo()
+    write(tmp_path, [sample(0, height=12, states=None)])
+    assert next(read_episodes(tmp_path)).frames.shape[1] == 12
 
 
 def test_an_unreadable_index_refuses_to_append_and_deletes_nothing(tmp_path):
@@ -233,28 +263,35 @@ def test_a_background_error_reaches_the_caller(tmp_path, monkeypatch):
         writer.close()
 
 
-@pytest.mark.parametrize("renames", range(12))
-def test_a_stop_between_any_two_renames_loses_only_unflushed_episodes(tmp_path, monkeypatch, renames):
-    done = 0
+def fail_at(renames):
+    """`os.replace` that works this many times and then never again, like a process that is gone."""
+    left = [renames]
     real = os.replace
 
-    def stop_after(source, target):
-        nonlocal done
-        if done == renames:
+    def replace_or_stop(source, target):
+        if left[0] == 0:
             raise OSError("stopped")
-        done += 1
+        left[0] -= 1
         real(source, target)
 
-    with monkeypatch.context() as patch, pytest.raises(DataError, match="stopped"):
-        patch.setattr(os, "replace", stop_after)
+    return replace_or_stop
+
+
+@pytest.mark.parametrize("renames", range(12))
+def test_a_stop_between_any_two_renames_loses_only_unflushed_episodes(tmp_path, monkeypatch, renames):
+    monkeypatch.setattr(os, "replace", fail_at(renames))
+    with pytest.raises(DataError, match="stopped"):
         write(tmp_path, [sample(i) for i in range(6)], flush_every=2)
+    monkeypatch.undo()
 
     # Renames: info; then per flush data, tasks, index, stats, info. The index makes the episodes count.
     survived = 0 if renames < 4 else 2 if renames < 9 else 4
     if survived:
-        assert [episode.id for episode in read_episodes(tmp_path)] == [f"episode-{i}" for i in range(survived)]
+        assert [episode.id for episode in read_episodes(tmp_path)] == [
+            f"episode-{i}" for i in range(survived)
+        ]
     else:
-        with pytest.raises(DataError, match="no episodes yet|no LeRobot data set"):
+        with pytest.raises(DataError, match=r"no episodes yet|no LeRobot data set"):
             list(read_episodes(tmp_path))
 
     write(tmp_path, [sample(i) for i in range(survived, 6)], flush_every=2)

@@ -15,7 +15,7 @@ def square_episode(seed, *, succeeds, size=32, length=12):
     success = np.zeros(length, bool)
     for t in range(length):
         share = min(t / (length - 4), 1.0) if succeeds else 0.2 * rng.random()
-        row, column = (int(round(start + share * (goal - start))) for start in (y, 2))
+        row, column = (round(start + share * (goal - start)) for start in (y, 2))
         frames[t, row : row + 8, column : column + 8] = (220, 30, 30)
         success[t] = share >= 1.0
     return Episode(id=f"{seed}", task="move", frames=frames, success=success, outcome=bool(success.any()))

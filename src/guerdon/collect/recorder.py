@@ -45,6 +45,7 @@ class Recorder:
         keep_success, keep_fail: share of successful and failed episodes to keep.
         meta: written with every episode.
         seed: draws which episodes are kept.
+        limit: keep no more than this many.
     """
 
     def __init__(
@@ -57,11 +58,13 @@ class Recorder:
         keep_fail: float = 1.0,
         meta: Mapping[str, Any] | None = None,
         seed: int = 0,
+        limit: int | None = None,
     ) -> None:
         self.world = world
         self.writer = writer
         self.frame_every = frame_every
         self.kept = 0
+        self.limit = limit
         self.meta = dict(meta or {})
         self._keep = {True: keep_success, False: keep_fail}
         self._rng = np.random.default_rng([seed, 2])
@@ -115,7 +118,8 @@ class Recorder:
         return tape is not None and self._finish(tape, index)
 
     def _finish(self, tape: _Tape, index: int) -> bool:
-        if self._rng.random() >= self._keep[tape.once]:
+        full = self.limit is not None and self.kept >= self.limit
+        if self._rng.random() >= self._keep[tape.once] or full:
             return False
         states = np.stack(tape.observations)
         episode = Episode(

@@ -20,7 +20,7 @@ import jinja2
 from markupsafe import Markup
 
 from guerdon.compare import report_words as words
-from guerdon.compare.read_runs import RunRecord, StudyRecord, read_json, read_run, read_study
+from guerdon.compare.read_runs import RunRecord, StudyRecord, number, read_json, read_run, read_study
 from guerdon.compare.report_cards import card_views
 from guerdon.compare.report_curves import (
     alarms,
@@ -126,6 +126,8 @@ def _study_context(study: StudyRecord) -> dict[str, Any]:
         "differences": config_differences(study),
         "configs": configs,
         "study_config": study.config_text[:MAX_TEXT],
+        "started": info.get("started"),
+        "took": number(info, "wall_seconds"),
         "commands": [str(command) for command in info.get("commands") or ()],
         "versions": words.flatten(info["versions"]) if info.get("versions") else {},
         "machine": words.flatten(info["machine"]) if info.get("machine") else {},

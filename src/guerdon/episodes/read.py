@@ -85,8 +85,8 @@ def read_episodes(
         on_skip: is told of everything that cannot be read; by default a warning is logged.
 
     Raises:
-        DataError: no data set there, no such camera, or nothing in it can be read. The last shows only at
-        the end. MissingDependencyError: the frames are MP4 and PyAV is not installed.
+        DataError: no data set there, no such camera, or (at the end only) not one episode could be read.
+        MissingDependencyError: the frames are MP4 and PyAV is not installed.
     """
     source = Path(root)
     info = layout.load_info(source)
@@ -99,6 +99,8 @@ def read_episodes(
         entries = [entry for entry in entries if entry.task == task]
     if only_success:
         entries = [entry for entry in entries if entry.outcome is True or not entry.outcome_known]
+    if limit == 0:
+        entries = []
     return _read(source, info, entries, key, only_success=only_success, limit=limit, skip=skip)
 
 
@@ -115,8 +117,6 @@ def _read(
     given, readable = 0, 0
     names = [*_ROW_COLUMNS, "timestamp", *([] if key is None else [key])]
     for entry, table in open_tables(root, info, entries, names, skip):
-        if given == limit:
-            return
         try:
             columns = to_columns(table, info, [*_ROW_COLUMNS, "timestamp"])
             outcome = entry.outcome if entry.outcome_known else last_success(columns)
@@ -139,9 +139,11 @@ def _read(
             continue
         readable += 1
         if wanted:
-            given += 1
             yield episode
-    if entries and not readable and limit != 0:
+            given += 1
+            if given == limit:
+                return
+    if entries and not readable:
         raise _unreadable(root)
 
 

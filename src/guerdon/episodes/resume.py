@@ -104,15 +104,17 @@ def resume(root: Path, *, fps: int, robot_type: str) -> Progress:
     entries, skipped = index.load_index(root, info)
     if skipped:
         raise DataError(f"cannot append to {root}: {skipped[0]}; choose another root")
+    if info.total_episodes > len(entries):
+        claim = f"claims {info.total_episodes} episodes but its index holds {len(entries)}"
+        raise DataError(f"{root} {claim}: choose another root")
     last = max((entry.data[0] * layout.CHUNK_FILES + entry.data[1] for entry in entries), default=-1)
     _remove_leftovers(root, last)
-    tasks = index.load_tasks(root)
     return Progress(
-        features={name: dict(feature) for name, feature in info.features.items()},
+        features={name: dict(feature) for name, feature in info.features.items()} if entries else None,
         episodes=len(entries),
         frames=sum(entry.length for entry in entries),
         next_shard=last + 1,
-        tasks=tasks,
+        tasks=index.load_tasks(root) if entries else [],
         ids={entry.id for entry in entries},
         stats=merge(index.load_episode_stats(root)),
         robot_type=info.robot_type,

@@ -143,7 +143,6 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
         if not container.streams.video:
             raise DataError(f"{path}: has no video stream")
         stream = container.streams.video[0]
-        stream.codec_context.options = {"err_detect": "explode"}
         if stream.height * stream.width > MAX_PIXELS:
             raise DataError(f"{path}: {stream.height}x{stream.width} is over {MAX_PIXELS} pixels")
         yield container, stream

@@ -65,8 +65,8 @@ class EpisodeWriter:
             only_success: keep only episodes whose outcome is True.
 
         Raises:
-            DataError: an argument is out of range, another writer is at work, or what `root` holds does not
-            fit. MissingDependencyError: `video` without PyAV.
+            DataError: an argument is out of range, another writer is at work, or `root` holds something else.
+            MissingDependencyError: `video` without PyAV.
         """
         if fps < 1 or flush_every < 1:
             raise DataError(f"fps and flush_every must be at least 1, got {fps} and {flush_every}")
@@ -114,8 +114,8 @@ class EpisodeWriter:
             episode: with the same columns and shapes as the data set's other episodes; without texts.
 
         Raises:
-            DataError: the episode does not fit, its id is taken, its row 0 is not a reset, its meta is not
-            JSON. GuerdonError: an earlier episode could not be written.
+            DataError: the episode does not fit, its id is taken, its row 0 is no reset, its meta is no JSON.
+            GuerdonError: an earlier episode could not be written.
         """
         if self._lock is None:
             raise ValueError(f"the writer of {self._root} is closed")

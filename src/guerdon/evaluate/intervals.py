@@ -240,8 +240,8 @@ def wilson_interval(successes: int, n: int, *, level: float = 0.95) -> Interval:
 def widen_at_edge(interval: Interval, trials: int, *, level: float = 0.95) -> Interval:
     """Wilson bounds for a share that is exactly 0 or 1, where resampling cannot show any doubt.
 
-    Resampling a perfect score gives perfect scores: bounds [1, 1] from three episodes would be a false promise.
-    Bounds with any width, and estimates between 0 and 1, stay as they are.
+    Resampling a perfect score gives perfect scores: bounds [1, 1] from three episodes promise too
+    much. Bounds with any width, and estimates between 0 and 1, stay as they are.
 
     Args:
         interval: of a quantity between 0 and 1.

@@ -126,7 +126,7 @@ def score_histogram(
     """Scores of successes and of failures, each class scaled to its own highest bar; the threshold dashed."""
     labels, scores = np.asarray(labels_N, dtype=np.bool_), np.asarray(scores_N, dtype=np.float64)
     if scores.size == 0:
-        return _picture("Scores by class", "score", "share of class", [])
+        return _picture("Scores by class", "score", "relative count", [])
     low, high = _limits(scores)
     body = []
     for label, colour, name in ((False, FAILURE, "failure"), (True, SUCCESS, "success")):
@@ -144,7 +144,7 @@ def score_histogram(
     return _picture(
         "Scores by class",
         "score",
-        "share of class",
+        "relative count",
         body,
         x_ticks=(f"{low:.3g}", f"{high:.3g}"),
         y_ticks=("0", ""),
@@ -182,6 +182,6 @@ def value_curves(curves: Sequence[tuple[ArrayLike, bool]]) -> str:
 
 def _legend() -> list[str]:
     return [
-        _text(_x(0) + 6, _y(1) + 2, "success", anchor="start", colour=SUCCESS),
-        _text(_x(0) + 56, _y(1) + 2, "failure", anchor="start", colour=FAILURE),
+        _text(_x(1) - 42, _HEIGHT - 10, "success", anchor="end", colour=SUCCESS),
+        _text(_x(1), _HEIGHT - 10, "failure", anchor="end", colour=FAILURE),
     ]

@@ -1,1 +1,1 @@
-
+"""Reward models, a file each, and what they share: preprocessing, checkpoints, online refitting."""

@@ -8,10 +8,12 @@ It does not know what the logit means, where frames come from, or how it is trai
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 from transformers import ResNetConfig, ResNetModel
 
 from guerdon.errors import CheckpointError, ConfigError, boundary
@@ -35,7 +37,7 @@ class ImageScorer(nn.Module):
         arch: `resnet18`, `resnet34`, `resnet50`, `resnet101` or `resnet152`.
         hidden_dim: width of the hidden layer of the head, or None.
         dropout: before the last layer; unused when `hidden_dim` is None.
-        pretrained_path: folder or hub id of transformers ResNet weights for the backbone; None for random ones.
+        pretrained_path: folder or hub id of transformers ResNet weights; None for random ones.
 
     Raises:
         ConfigError: unknown `arch`.
@@ -64,15 +66,29 @@ class ImageScorer(nn.Module):
 
     def forward(self, inputs_N_C_H_W: Tensor) -> Tensor:
         """Return logits (N,) float32 for inputs (N, 3, H, W)."""
-        features: Tensor = self.backbone(inputs_N_C_H_W).pooler_output.flatten(1)
-        logits: Tensor = self.head(features)
+        features: Tensor = self.backbone(inputs_N_C_H_W.to(self.backbone.dtype)).pooler_output
+        logits: Tensor = self.head(features.flatten(1).float())
         return logits.squeeze(1).float()
 
     def freeze_batch_norm(self) -> None:
-        """Put every batch normalisation in evaluation mode: small or one-sided batches cannot move its statistics."""
+        """Put every batch normalisation in evaluation mode, so that no batch moves its statistics."""
         for layer in self.modules():
             if isinstance(layer, nn.BatchNorm2d):
                 layer.eval()
+
+
+def inference_copy(scorer: ImageScorer, *, bf16: bool) -> ImageScorer:
+    """A copy for scoring: batch normalisation folded into the convolutions, the backbone bfloat16 if asked.
+
+    Later changes of `scorer` do not reach the copy.
+    """
+    copy = deepcopy(scorer).eval().requires_grad_(False)
+    for layer in copy.backbone.modules():
+        if isinstance(getattr(layer, "normalization", None), nn.BatchNorm2d):
+            layer.convolution = fuse_conv_bn_eval(layer.convolution, layer.normalization)
+            layer.normalization = nn.Identity()
+    copy.backbone.to(torch.bfloat16 if bf16 else torch.float32)
+    return copy.to(memory_format=torch.channels_last)  # type: ignore[no-any-return, call-overload]
 
 
 def resolve_bf16(choice: bool | Literal["auto"], device: torch.device) -> bool:
@@ -80,7 +96,7 @@ def resolve_bf16(choice: bool | Literal["auto"], device: torch.device) -> bool:
     if choice != "auto":
         return choice
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     capabilities = torch.cpu.get_capabilities()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 

@@ -1,7 +1,7 @@
-"""Image reward models on disk: a folder with `model.safetensors` and `config.json`, written at once, read strictly.
+"""Image reward models on disk: a folder with `model.safetensors` and `config.json`, read strictly.
 
-The JSON carries everything that scoring needs beside the weights (architecture, preprocessing, threshold), what
-the model was trained on, and the hash of the weights. It does not know how a model is trained or used.
+The JSON carries what scoring needs beside the weights (architecture, preprocessing, threshold), what the
+model was trained on, and the hash of the weights. It does not know how a model is trained or used.
 
     save_checkpoint("runs/rm/model", scorer, config)
     scorer, config = load_checkpoint("runs/rm", hidden_dim=256)
@@ -106,7 +106,8 @@ def find_checkpoint(path: str | Path) -> Path:
                 )
             return candidate
     raise CheckpointError(
-        f"no reward model at {given}: expected a folder with {WEIGHTS} and {CONFIG}, as `guerdon train` writes"
+        f"no reward model at {given}: expected a folder with {WEIGHTS} and {CONFIG}; "
+        "write one with `guerdon train`"
     )
 
 
@@ -115,7 +116,7 @@ def load_config(path: str | Path, **requested: Any) -> ImageModelConfig:
 
     Args:
         path: as for `find_checkpoint`.
-        **requested: fields of `ImageModelConfig` that must be equal; None means "whatever the checkpoint has".
+        **requested: fields of `ImageModelConfig` that must be equal; None accepts any value.
 
     Raises:
         CheckpointError: no checkpoint, an unreadable one, or a mismatch (both values are named).
@@ -135,8 +136,8 @@ def load_config(path: str | Path, **requested: Any) -> ImageModelConfig:
         found = getattr(config, name)
         if wanted is not None and wanted != found:
             raise CheckpointError(
-                f"{name} mismatch: the checkpoint {folder} has {_shown(found)}, but {_shown(wanted)} was asked for; "
-                f"change {name} to {_shown(found)} or train a new model"
+                f"{name} mismatch: the checkpoint {folder} has {_shown(found)}, "
+                f"but {_shown(wanted)} was asked for; change {name} to {_shown(found)} or train a new model"
             )
     return config
 

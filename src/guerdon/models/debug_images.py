@@ -1,4 +1,4 @@
-"""Scored frames as pictures, sorted into `success/` and `fail/`: the quickest way to see what a model believes.
+"""Scored frames as pictures in `success/` and `fail/`: the quickest way to see what a model believes.
 
 It does not know the model; it gets pixels and probabilities.
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from guerdon.models.backbone import ImageScorer, resolve_bf16, resolve_device
+from guerdon.models.backbone import ImageScorer, inference_copy, resolve_bf16, resolve_device
 from guerdon.models.checkpoint import ImageModelConfig, Kind, load_checkpoint
 from guerdon.models.debug_images import DebugImages
 from guerdon.models.preprocess import to_input, to_pixels
@@ -28,10 +28,10 @@ from guerdon.types import ByteArray, Episode, Failure, FloatArray, RewardInfo, S
 
 
 class ImageRewardModel:
-    """A RewardModel over frames: `steps` is the sigmoid of the logit of each frame, `total` that of the last one.
+    """A RewardModel over frames: `steps` holds the sigmoid of each frame's logit, `total` the last of them.
 
     Args:
-        scorer: the network; it is moved to `device`.
+        scorer: the network, moved to `device`; scoring uses a folded copy of it (see `refresh`).
         config: preprocessing, threshold and kind.
         device: None for the GPU when there is one.
         bf16: `auto` computes in bfloat16 where the hardware has it; False gives scores that do not depend on
@@ -56,6 +56,7 @@ class ImageRewardModel:
         self.bf16 = resolve_bf16(bf16, self.device)
         self.batch_size = batch_size
         self.scorer = scorer.to(self.device)
+        self._network: ImageScorer | None = None
         folder = debug_save_dir or os.environ.get("DEBUG_IMAGE_SAVE_DIR")
         self._debug = (
             DebugImages(folder, 0.5 if config.threshold is None else config.threshold) if folder else None
@@ -86,7 +87,7 @@ class ImageRewardModel:
         """The model's value for each frame, without any sharing between equal ones.
 
         Args:
-            frames: N pictures, as one array or a list of arrays (of one or several sizes), as `to_pixels` takes.
+            frames: N pictures as `to_pixels` takes them, in one array or in a list (of several sizes).
 
         Returns:
             (N,) float32 in [0, 1]; a value is NaN where the network's output is not finite.
@@ -100,6 +101,10 @@ class ImageRewardModel:
             self._debug.save(self._pixels(frames), values)
         return values
 
+    def refresh(self) -> None:
+        """Score with the weights that `scorer` has now: call it after changing them."""
+        self._network = None
+
     def _pixels(self, frames: Sequence[NDArray[Any]] | NDArray[Any]) -> ByteArray:
         if isinstance(frames, np.ndarray):
             return to_pixels(frames, self.config.image_size)
@@ -108,10 +113,11 @@ class ImageRewardModel:
         return np.concatenate([to_pixels(frame[None], self.config.image_size) for frame in frames])
 
     def _forward(self, pixels_N_H_W_C: ByteArray) -> FloatArray:
-        self.scorer.eval()
-        with torch.inference_mode(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+        if self._network is None:
+            self._network = inference_copy(self.scorer, bf16=self.bf16)
+        with torch.inference_mode():
             inputs = to_input(torch.from_numpy(pixels_N_H_W_C).to(self.device), self.config.normalize)
-            values: FloatArray = torch.sigmoid(self.scorer(inputs)).cpu().numpy()
+            values: FloatArray = torch.sigmoid(self._network(inputs)).cpu().numpy()
         return np.where(np.isfinite(values), values, np.float32(np.nan))
 
 
@@ -147,7 +153,7 @@ def _unique_rows(
     """Index of each row's frame in `unique`, which grows by the frames not seen before."""
     index = np.empty(len(frames_T_H_W_C), np.int64)
     for t, frame in enumerate(frames_T_H_W_C):
-        key = (frame.shape, hashlib.blake2b(np.ascontiguousarray(frame), digest_size=16).digest())
+        key = (frame.shape, hashlib.blake2b(np.ascontiguousarray(frame).data, digest_size=16).digest())
         if key not in seen:
             seen[key] = len(unique)
             unique.append(frame)

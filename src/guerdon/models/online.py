@@ -1,8 +1,8 @@
 """Refit an image reward model while a policy learns from it, so that the policy cannot run away from it.
 
-Fresh frames are mixed with a replay of old ones; batch normalisation keeps its statistics, because the batches of
-an update are few and one-sided. The image twin of PRIME's online update (arXiv:2502.01456). It does not know RL:
-it gets frames and targets.
+Fresh frames are mixed with a replay of old ones; batch normalisation keeps its statistics, because the
+batches of an update are few and one-sided. The image twin of PRIME's online update (arXiv:2502.01456). It gets
+frames and targets, and does not know RL.
 
     trainer = OnlineTrainer(model, offline_pixels, offline_targets, seed=0)
     metrics = trainer.update(frames_N_H_W_C, targets_N, steps=20)
@@ -92,8 +92,8 @@ class OnlineTrainer:
 
         Returns:
             `loss` (mean over the steps), `seconds`, `fresh` (frames), `replay` (frames remembered), and the
-            quality on the fresh frames *before* fitting them: `fresh_accuracy` and `fresh_auroc`, or `fresh_mae`.
-            None where undefined.
+            quality on the fresh frames *before* fitting them: `fresh_accuracy` and `fresh_auroc`, or
+            `fresh_mae`. None where undefined.
 
         Raises:
             ValueError: targets outside [0, 1] or of another length.
@@ -136,6 +136,7 @@ class OnlineTrainer:
                     self._step(torch.from_numpy(batch).to(device), torch.from_numpy(wanted).to(device))
                 )
         scorer.eval()
+        self.model.refresh()
         return float(torch.stack(losses).mean())
 
     def _step(self, pixels: Tensor, targets: Tensor) -> Tensor:
@@ -177,10 +178,12 @@ class OnlineTrainer:
             raise CheckpointError(
                 f"the saved online state does not fit this reward model: {error}"
             ) from error
+        self.model.refresh()
+        parameters = list(self.model.scorer.parameters())
         slots: dict[int, dict[str, Tensor]] = {}
         for name, tensor in parts["optimizer"].items():
             index, slot = name.split(".", 1)
-            slots.setdefault(int(index), {})[slot] = tensor.clone()
+            slots.setdefault(int(index), {})[slot] = _like(tensor, parameters[int(index)])
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": slots, "param_groups": groups})
         self.replay.restore(
@@ -197,6 +200,11 @@ def _checked(targets_N: NDArray[Any], n: int) -> FloatArray:
     if n and not (targets.min() >= 0 and targets.max() <= 1):
         raise ValueError("targets must be finite and lie in [0, 1]")
     return targets
+
+
+def _like(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """A copy laid out in memory as the parameter is: the fused optimiser walks both as flat memory."""
+    return torch.empty_like(parameter).copy_(tensor) if tensor.shape == parameter.shape else tensor.clone()
 
 
 def _copy(tensor: Tensor) -> Tensor:

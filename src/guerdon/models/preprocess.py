@@ -27,12 +27,12 @@ _CHANNELS = (1, 3, 4)
 def to_pixels(frames: NDArray[Any] | Tensor, image_size: tuple[int, int, int]) -> ByteArray:
     """Bring frames of any accepted kind to RGB bytes of one size.
 
-    Values are kept as bytes throughout (floats in [0, 1] are rounded to the nearest 1/255), so one image gives
-    the same pixels whether it arrives as bytes or as floats. Resizing is bilinear with antialiasing.
+    Values stay bytes throughout (floats in [0, 1] are rounded to the nearest 1/255), so one image gives the
+    same pixels whether it arrives as bytes or as floats. Resizing is bilinear with antialiasing.
 
     Args:
-        frames: (N, H, W, C), (N, C, H, W) or grey (N, H, W); uint8, or floats in [0, 1]. C is 3; 1 is grey and
-            repeated; 4 is RGBA and accepted when it is fully opaque.
+        frames: (N, H, W, C), (N, C, H, W) or grey (N, H, W); uint8, or floats in [0, 1]. C is 3; 1 is grey
+            and repeated; 4 is RGBA and accepted when it is fully opaque.
         image_size: (3, H', W').
 
     Returns:
@@ -76,7 +76,7 @@ def to_input(pixels_N_H_W_C: Tensor, normalize: Literal["none", "imagenet"]) -> 
 
 
 def random_shift(pixels_N_H_W_C: Tensor, pad: int = 4) -> Tensor:
-    """Shift each picture by up to `pad` pixels in each direction, repeating its border (DrQ, arXiv:2004.13649).
+    """Shift each picture by up to `pad` pixels both ways, repeating its border (DrQ, arXiv:2004.13649).
 
     Uses torch's global random state.
     """
@@ -99,8 +99,8 @@ def _to_channels_last(array: NDArray[Any]) -> NDArray[Any]:
         raise ValueError(f"cannot tell which axis of shape {array.shape} holds the channels")
     if not last and not first:
         raise ValueError(
-            f"frames must have 1, 3 or 4 channels, got shape {array.shape}: for stacked or multi-tower inputs "
-            "pass the RGB picture itself"
+            f"frames must have 1, 3 or 4 channels, got shape {array.shape}: "
+            "for stacked or multi-tower inputs pass the RGB picture itself"
         )
     return array if last else np.moveaxis(array, 1, 3)
 

@@ -1,4 +1,4 @@
-"""The few numbers watched while an image reward model is fitted; the full evaluation lives in `guerdon evaluate`.
+"""The few numbers watched while an image reward model is fitted; `guerdon evaluate` has the full evaluation.
 
 Pure functions of arrays; an undefined metric is None, never 0.
 

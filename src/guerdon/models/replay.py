@@ -1,7 +1,7 @@
 """A bounded, class-balanced memory of labelled frames.
 
-Two reservoirs (Vitter 1985, algorithm R), one for positive and one for other frames, so that a stream of failures
-cannot push the rare successes out. It does not know where frames come from or what is fitted to them.
+Two reservoirs (Vitter 1985, algorithm R), one for positive and one for other frames, so that a stream of
+failures cannot push the rare successes out. It does not know where frames come from or what they are for.
 
     replay = FrameReplay(capacity=2000, positive_above=0.5)
     replay.add(pixels_N_H_W_C, targets_N, rng)

@@ -43,7 +43,7 @@ def build_sources(study: Study) -> dict[str, Source]:
             image_size=settings.model.image_size,
             dropout=settings.model.dropout,
             debug_save_dir=settings.model.debug_save_dir,
-            value=settings.model.value if settings.model.model_type in ("constant", "dummy") else None,
+            value=settings.model.value,
         )
         if settings.shaping == "bonus" and model.info.success_threshold is None and settings.reward_threshold is None:
             raise ConfigError(

@@ -107,11 +107,11 @@ class _ImageTrainSettings(Settings):
 
     @model_validator(mode="after")
     def _no_dead_knob(self) -> _ImageTrainSettings:
-        if self.val_split == 0 and "early_stopping_patience" in self.model_fields_set:
-            if self.early_stopping_patience is not None:
-                raise ValueError(
-                    "val_split: 0 leaves nothing to stop early on: set early_stopping_patience: null"
-                )
+        asked = (
+            "early_stopping_patience" in self.model_fields_set and self.early_stopping_patience is not None
+        )
+        if self.val_split == 0 and asked:
+            raise ValueError("val_split 0 leaves nothing to stop early on: set early_stopping_patience: null")
         return self
 
     @property

@@ -1,1 +1,1 @@
-
+"""Fitting a reward model or a first policy offline."""

@@ -24,8 +24,8 @@ from guerdon.types import BoolArray, ByteArray, Episode, FloatArray, IntArray
 
 LABELS = {
     "resnet": "1 where the task is done in the frame, from the episode's per-step success; 0 elsewhere",
-    "progress": "0 at the first frame of a successful episode, rising linearly to 1 at its first success and 1 "
-    "from there on; 0 at every frame of a failed episode",
+    "progress": "0 at the first frame of a successful episode, rising linearly to 1 at its first success and "
+    "1 from there on; 0 at every frame of a failed episode",
 }
 
 
@@ -70,7 +70,7 @@ def labelled_frames(
     """Resize and label the frames of all episodes.
 
     Args:
-        episodes: read one by one; episodes without frames or without the labels needed are counted and skipped.
+        episodes: read one by one; those without frames or without the labels needed are counted and skipped.
         kind: whose targets.
         image_size: (3, H, W).
         num_samples_per_episode: frames drawn from each episode, its last one always among them; 0 for all.
@@ -108,8 +108,8 @@ def labelled_frames(
     )
     if not frames.positive.any():
         raise DataError(
-            f"no success frame in {len(ids)} episodes ({len(frames)} frames): a reward model needs examples of "
-            "success; collect with an expert or a better policy"
+            f"no success frame in {len(ids)} episodes ({len(frames)} frames): a reward model needs examples "
+            "of success; collect with an expert or a better policy"
         )
     if kind == "resnet" and frames.positive.all():
         raise DataError(f"every one of {len(frames)} frames is a success: a classifier needs failures too")
@@ -121,8 +121,8 @@ def split_by_episode(
 ) -> tuple[LabelledFrames, LabelledFrames]:
     """Hold out whole episodes, the same share of those with success and of those without.
 
-    Episodes are ordered by a hash of the seed and their id, so their order on disk does not matter. A group of at
-    least two episodes gives at least one to each side.
+    Episodes are ordered by a hash of the seed and their id: their order on disk does not matter. A group of
+    two or more episodes gives at least one to each side.
 
     Returns:
         Training and validation frames; the latter are empty when `val_split` is 0.

@@ -2,7 +2,8 @@
 
 Also runs under `torchrun`, one process per device. It does not know simulators or RL.
 
-    result = train_image_model(ResNetTrainSettings(data_path="data/window", save_dir="runs/rm", image_size=64))
+    settings = ResNetTrainSettings(data_path="data/window", save_dir="runs/rm", image_size=64)
+    result = train_image_model(settings)
     result.metrics["auroc"]     # on held-out episodes
     load_reward_model("resnet", result.save_dir)
 """
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from guerdon.errors import DataError
+from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.models.backbone import ImageScorer
 from guerdon.models.checkpoint import ImageModelConfig, save_checkpoint
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
@@ -30,6 +31,17 @@ from guerdon.train.trainer import best_checkpoint_epoch, build_trainer, newest_c
 from guerdon.types import Episode
 
 Settings = ResNetTrainSettings | ProgressTrainSettings
+
+# What may differ between a training and its continuation.
+_FREE = {
+    "save_dir",
+    "resume",
+    "max_epochs",
+    "max_steps",
+    "early_stopping_patience",
+    "log_every",
+    "tensorboard",
+}
 
 
 class TrainResult(NamedTuple):
@@ -54,6 +66,7 @@ def train_image_model(settings: Settings, *, resume: bool = False) -> TrainResul
 
     Raises:
         DataError: no usable episodes, or no example of success.
+        ConfigError: resuming with other settings or data than the training started with.
         CheckpointError: `pretrained_path` does not fit.
     """
     from guerdon.episodes.read import dataset_hash, read_episodes
@@ -80,6 +93,7 @@ def train_on_episodes(
 
     Raises:
         DataError: no usable episodes, or no example of success.
+        ConfigError: resuming with other settings or data than the training started with.
         CheckpointError: `pretrained_path` does not fit.
     """
     start = time.perf_counter()
@@ -94,9 +108,16 @@ def train_on_episodes(
     _check_split(train, val, settings)
     save_dir = Path(settings.save_dir)
     folder = save_dir / "trainer"
-    resumed_from = newest_checkpoint(folder) if resume or settings.resume else None
+    resume = resume or settings.resume
+    record = {"settings": settings.model_dump(mode="json", exclude=_FREE), "data_hash": data_hash}
+    finished = _check_record(save_dir, record) if resume else None
+    if finished is not None:
+        return TrainResult(save_dir, finished)
+    resumed_from = newest_checkpoint(folder) if resume else None
     if resumed_from is None and int(os.environ.get("RANK", "0")) == 0:
         shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        _write_json(save_dir / "training.json", record | {"finished": False})
     scorer = _seeded_scorer(settings)
     trainer = build_trainer(settings, scorer, train, val, folder)
     trainer.train(resume_from_checkpoint=None if resumed_from is None else str(resumed_from))
@@ -106,9 +127,33 @@ def train_on_episodes(
     if trainer.is_world_process_zero():
         save_checkpoint(save_dir / "model", scorer, _config(settings, data_hash))
         _write_json(save_dir / "metrics.json", metrics | {"history": read_history(trainer)})
+        _write_json(save_dir / "training.json", record | {"finished": True})
         shutil.rmtree(folder, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
     return TrainResult(save_dir, metrics)
+
+
+def _check_record(save_dir: Path, record: dict[str, Any]) -> dict[str, Any] | None:
+    """Metrics of the training in `save_dir` if it is finished; refuse to continue another one than asked."""
+    path = save_dir / "training.json"
+    if not path.exists():
+        return None
+    with boundary(DataError, f"{path} cannot be read"):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        before = found["settings"] | {"data_hash": found["data_hash"]}
+        metrics = (
+            json.loads((save_dir / "metrics.json").read_text(encoding="utf-8")) if found["finished"] else None
+        )
+    now = record["settings"] | {"data_hash": record["data_hash"]}
+    other = [
+        f"{k} {before.get(k)!r} -> {now.get(k)!r}" for k in now.keys() | before if before.get(k) != now.get(k)
+    ]
+    if other:
+        raise ConfigError(
+            f"cannot resume the training in {save_dir}: "
+            f"it was started with other settings ({', '.join(sorted(other))}); restore them, or train without resume"
+        )
+    return None if metrics is None else {k: v for k, v in metrics.items() if k != "history"}
 
 
 def _seeded_scorer(settings: Settings) -> ImageScorer:
@@ -125,7 +170,8 @@ def _seeded_scorer(settings: Settings) -> ImageScorer:
 def _check_split(train: LabelledFrames, val: LabelledFrames, settings: Settings) -> None:
     if settings.val_split > 0 and not len(val):
         raise DataError(
-            f"{len(train.episode_ids)} episodes are too few to hold some out: collect more, or set val_split: 0"
+            f"{len(train.episode_ids)} episodes are too few to hold some out: collect more, "
+            "or set val_split: 0"
         )
     if not train.positive.any():
         raise DataError(

@@ -1,7 +1,7 @@
-"""transformers' `Trainer` fitted to frames: whole-batch gathering, balanced epochs, plain lines off a terminal.
+"""transformers' `Trainer` fitted to frames: whole-batch gathering, balanced epochs, calibrated evaluation.
 
-It knows arrays and a network with one logit, not episodes or files of reward models. While a training runs, its
-resumable state (Trainer's own checkpoints) lies in `<save_dir>/trainer`.
+It knows arrays and a network with one logit, not episodes or files of reward models. While a training runs,
+its resumable state (Trainer's own checkpoints, read back with `weights_only`) lies in `<save_dir>/trainer`.
 
     trainer = build_trainer(settings, network, train, val)
     trainer.train(resume_from_checkpoint=newest_checkpoint(folder))
@@ -24,7 +24,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, Sampler
-from torch.utils.tensorboard import SummaryWriter
 from transformers import (
     EarlyStoppingCallback,
     EvalPrediction,
@@ -170,7 +169,7 @@ class _FrameTrainer(Trainer):  # type: ignore[misc]
 
 
 class _MarkComplete(TrainerCallback):  # type: ignore[misc]
-    """Mark a checkpoint folder once everything in it is written, so that a half-written one is never resumed."""
+    """Mark a checkpoint once everything in it is written: a half-written one is never resumed."""
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.is_world_process_zero:
@@ -235,7 +234,8 @@ def build_trainer(
     if validated and settings.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(settings.early_stopping_patience, settings.min_delta))
     if settings.tensorboard:
-        callbacks.append(TensorBoardCallback(SummaryWriter(str(folder.parent / "tensorboard"))))
+        callbacks.append(TensorBoardCallback())
+        callbacks[-1].logging_dir = str(folder.parent / "tensorboard")
     trainer = _FrameTrainer(
         sampler=sampler,
         model=FrameNetwork(scorer, settings.normalize, settings.augment),

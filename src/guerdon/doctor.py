@@ -1,0 +1,303 @@
+"""Is this machine ready? One check per need, each with what to do when it fails.
+
+Looks at the machine only: it does not know studies, reward models or training. Rendering is tried in a process
+of its own, since a broken OpenGL driver may crash or hang the one that loads it.
+
+    guerdon doctor          # a table; exit status 1 when something that guerdon needs is broken
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Status = Literal["ok", "warn", "fail"]
+
+PACKAGES = {
+    "egl": "apt-get install libegl1 libegl-mesa0 libgl1-mesa-dri",
+    "osmesa": "apt-get install libosmesa6",
+}
+_RENDER_SECONDS = 60.0
+_DISK_FAIL, _DISK_WARN = 1.0, 5.0  # GB free
+
+_SPHERE = """
+import json
+import mujoco
+scene = '''<mujoco><worldbody><light pos="0 0 3"/><camera name="c" pos="0 -1 0" xyaxes="1 0 0 0 0 1"/>
+<geom type="sphere" size="0.2" rgba="1 0 0 1"/></worldbody></mujoco>'''
+model = mujoco.MjModel.from_xml_string(scene)
+data = mujoco.MjData(model)
+mujoco.mj_forward(model, data)
+with mujoco.Renderer(model, 48, 64) as renderer:
+    renderer.update_scene(data, camera="c")
+    picture = renderer.render().astype(int)
+middle, corner = picture[24, 32].tolist(), picture[1, 1].tolist()
+print(json.dumps({"middle": middle, "corner": corner, "spread": int(picture.max() - picture.min())}))
+"""
+
+
+@dataclass(frozen=True)
+class Check:
+    """What one check found.
+
+    Attributes:
+        name: what was looked at.
+        status: `fail` where guerdon cannot work, `warn` where something optional is missing.
+        detail: what is there.
+        fix: what to do about it; empty when all is well.
+    """
+
+    name: str
+    status: Status
+    detail: str
+    fix: str = ""
+
+
+def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
+    """Python is recent enough."""
+    shown = ".".join(map(str, version))
+    if version < (3, 11):
+        return Check("Python", "fail", shown, "install Python 3.11 or newer and make the environment with it")
+    return Check("Python", "ok", f"{shown} on {platform.system()} {platform.machine()}")
+
+
+def check_package(name: str, *, extra: str | None = None, purpose: str = "") -> Check:
+    """A package can be imported, tried in a process of its own.
+
+    Args:
+        name: of the distribution and the module.
+        extra: the extra of guerdon that brings it; None when guerdon cannot work without.
+        purpose: what it is for.
+    """
+    target = f"'guerdon[{extra}]'" if extra else "guerdon"
+    status: Status = "warn" if extra else "fail"
+    why = f" ({purpose})" if purpose else ""
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return Check(name, status, f"not installed{why}", f"pip install {target}")
+    command = [sys.executable, "-c", f"import {name}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
+    except subprocess.TimeoutExpired:
+        return Check(
+            name, "fail", f"{version} does not finish importing", f"pip install --force-reinstall {name}"
+        )
+    if done.returncode:
+        fix = f"pip install --force-reinstall {target}"
+        return Check(name, "fail", f"{version} cannot be imported: {_last_line(done.stderr)}", fix)
+    return Check(name, "ok", f"{version}{why}")
+
+
+def check_torch() -> Check:
+    """PyTorch imports; its threads, its device and whether bfloat16 is fast here."""
+    try:
+        import torch
+    except (ImportError, OSError) as exc:
+        return Check("torch", "fail", f"cannot be imported: {exc}", "pip install torch")
+    threads = f"{torch.get_num_threads()} threads on {os.cpu_count()} cores"
+    if torch.cuda.is_available():
+        half = "with" if torch.cuda.is_bf16_supported() else "without"
+        return Check(
+            "torch", "ok", f"{torch.__version__}, {torch.cuda.get_device_name(0)} {half} bfloat16, {threads}"
+        )
+    flags = sorted(cpu_flags() & {"amx_bf16", "avx512_bf16"})
+    half = f"fast bfloat16 ({', '.join(flags)})" if flags else "no fast bfloat16"
+    return Check("torch", "ok", f"{torch.__version__}, CPU, {half}, {threads}")
+
+
+def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> set[str]:
+    """The instruction sets that Linux lists; empty elsewhere."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return set()
+    return {flag for line in lines if line.startswith("flags") for flag in line.partition(":")[2].split()}
+
+
+def check_rendering(
+    *, seconds: float = _RENDER_SECONDS, environ: Mapping[str, str] | None = None, script: str = _SPHERE
+) -> Check:
+    """MuJoCo draws a red sphere without a screen, and the pixels show it.
+
+    Args:
+        seconds: how long the drawing process may take.
+        environ: its environment; ours by default. `MUJOCO_GL` picks the backend, EGL without it.
+        script: what it runs; it prints one line of JSON.
+    """
+    name = "headless rendering"
+    try:
+        importlib.metadata.version("mujoco")
+    except importlib.metadata.PackageNotFoundError:
+        return Check(name, "warn", "MuJoCo is not installed", "pip install 'guerdon[metaworld]'")
+    env = dict(os.environ if environ is None else environ)
+    backend = env.setdefault("MUJOCO_GL", "egl").lower()
+    env.setdefault("LP_NUM_THREADS", "1")
+    packages = PACKAGES.get(backend, PACKAGES["egl"])
+    fix = f"on Debian: {packages}" + (
+        f" (or {PACKAGES['osmesa']} and MUJOCO_GL=osmesa)" if backend == "egl" else ""
+    )
+    command = [sys.executable, "-c", script]
+    try:
+        done = subprocess.run(  # noqa: S603
+            command, capture_output=True, text=True, timeout=seconds, env=env, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return Check(name, "fail", f"{backend}: no picture within {seconds:g} s", fix)
+    if done.returncode:
+        return Check(name, "fail", f"{backend}: {_last_line(done.stderr)}", fix)
+    seen = json.loads(done.stdout.strip().splitlines()[-1])
+    red, green, blue = seen["middle"]
+    if seen["spread"] < 30 or red < 60 or red < 2 * max(green, blue):
+        return Check(name, "fail", f"{backend}: drew {seen['middle']} where a red sphere should be", fix)
+    return Check(
+        name, "ok", f"{backend} draws ({seen['middle']} in the middle, {seen['corner']} in the corner)"
+    )
+
+
+def check_video() -> Check:
+    """PyAV writes an MP4 file and reads the same pictures back."""
+    name, fix = "MP4 video", "pip install 'guerdon[video]'"
+    import numpy as np
+
+    from guerdon.episodes.video import VideoWriter, decode_video
+    from guerdon.errors import GuerdonError, MissingDependencyError, boundary
+
+    frames_T_H_W_C = np.zeros((8, 64, 64, 3), dtype=np.uint8)
+    for t in range(8):
+        frames_T_H_W_C[t, :, : 8 * (t + 1)] = (200, 120, 40)
+    try:
+        with boundary(GuerdonError, "cannot encode"), tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "probe.mp4"
+            with VideoWriter(path, height=64, width=64, fps=10) as video:
+                video.add(frames_T_H_W_C)
+            back_T_H_W_C = decode_video(path, np.arange(8) / 10, fps=10)
+    except MissingDependencyError:
+        return Check(name, "warn", "PyAV is not installed (MP4 episodes)", fix)
+    except GuerdonError as exc:
+        return Check(name, "fail", str(exc), f"{fix} --force-reinstall")
+    error = float(np.abs(back_T_H_W_C.astype(int) - frames_T_H_W_C.astype(int)).mean())
+    if error > 12:
+        return Check(name, "fail", f"pictures come back {error:.1f} of 255 off", f"{fix} --force-reinstall")
+    return Check(name, "ok", f"written and read back, {error:.1f} of 255 off on average")
+
+
+def check_disk(folder: Path, *, free_bytes: int | None = None) -> Check:
+    """There is room for runs where they will be written."""
+    if free_bytes is None:
+        free_bytes = shutil.disk_usage(_existing(folder)).free
+    free = free_bytes / 1e9
+    status: Status = "fail" if free < _DISK_FAIL else "warn" if free < _DISK_WARN else "ok"
+    fix = (
+        ""
+        if status == "ok"
+        else f"free some space or set work_dir elsewhere; a study needs about {_DISK_WARN:g} GB"
+    )
+    return Check("disk space", status, f"{free:.1f} GB free for {folder}", fix)
+
+
+def check_output(folder: Path) -> Check:
+    """Runs can be written to the folder; nothing is left behind."""
+    home = _existing(folder)
+    try:
+        with tempfile.NamedTemporaryFile(dir=home, prefix=".guerdon-"):
+            pass
+    except OSError as exc:
+        fix = f"make {home} a folder that you may write to, or set work_dir elsewhere"
+        return Check("output folder", "fail", f"cannot write to {home.absolute()}: {exc.strerror}", fix)
+    return Check("output folder", "ok", f"{folder} can be written")
+
+
+def check_compiler(environ: Mapping[str, str] | None = None) -> Check:
+    """Whether torch.compile is switched off, which changes speed but no result."""
+    value = (os.environ if environ is None else environ).get("TORCHDYNAMO_DISABLE", "")
+    off = value not in ("", "0")
+    return Check(
+        "torch.compile",
+        "ok",
+        f"off: TORCHDYNAMO_DISABLE={value}" if off else "on where a setting asks for it",
+    )
+
+
+def check_browser() -> Check:
+    """A Chromium for the browser tests of the report; nothing else needs it."""
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        found = shutil.which(name)
+        if found:
+            return Check("Chromium", "ok", f"{found} (browser tests)")
+    return Check(
+        "Chromium", "warn", "not installed (only browser tests use it)", "on Debian: apt-get install chromium"
+    )
+
+
+def run_checks(output_dir: Path | str = Path("runs")) -> list[Check]:
+    """All checks, in the order in which one would mend them.
+
+    Args:
+        output_dir: where runs will be written.
+    """
+    folder = Path(output_dir)
+    return [
+        check_python(),
+        check_torch(),
+        check_package("transformers", purpose="reward models"),
+        check_package("mujoco", extra="metaworld", purpose="simulation"),
+        check_package("metaworld", extra="metaworld", purpose="the robot benchmark"),
+        check_rendering(),
+        check_video(),
+        check_disk(folder),
+        check_output(folder),
+        check_compiler(),
+        check_browser(),
+    ]
+
+
+def main(output_dir: Path | str = Path("runs")) -> int:
+    """Print a table of all checks.
+
+    Returns:
+        The exit status: 1 when a check failed, else 0.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    checks = run_checks(output_dir)
+    colours = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+    table = Table("", "check", "found", box=None, pad_edge=False)
+    for check in checks:
+        found = escape(check.detail) + (f"\n-> {escape(check.fix)}" if check.fix else "")
+        table.add_row(f"[{colours[check.status]}]{check.status}[/]", check.name, found)
+    console = Console()
+    console.print(table)
+    failed = sum(check.status == "fail" for check in checks)
+    warned = sum(check.status == "warn" for check in checks)
+    console.print(f"{len(checks)} checks: {failed} failed, {warned} with a remark")
+    return 1 if failed else 0
+
+
+def _existing(folder: Path) -> Path:
+    """The folder itself or the nearest one above it that exists."""
+    for candidate in (folder.absolute(), *folder.absolute().parents):
+        if candidate.exists():
+            return candidate
+    return Path.cwd()
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:200] if lines else "no message"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""Actors that need no training: Meta-World's scripted experts, noisy ones, uniform random actions, checkpoints.
+
+Every actor answers `act(observations_B, rng)`. This module does not know episodes or data sets.
+
+    actor = scripted_expert("window-close")
+    actions_B_A = actor.act(observations_B, rng)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from guerdon.errors import ConfigError
+from guerdon.policies.control import Actor, PixelActor, load_policy
+
+
+class ScriptedExpert:
+    """Meta-World's own scripted policy for a task.
+
+    Args:
+        task: the task's name, with or without `-v3`.
+        noise: standard deviation of Gaussian noise added to every action.
+    """
+
+    def __init__(self, task: str, noise: float = 0.0) -> None:
+        from metaworld.policies import ENV_POLICY_MAP
+
+        name = f"{task.removesuffix('-v3')}-v3"
+        if name not in ENV_POLICY_MAP:
+            raise ConfigError(f"no scripted expert for task {task!r}")
+        self._policy = ENV_POLICY_MAP[name]()
+        self._noise = noise
+
+    def act(self, observations_B: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """(B, 4) actions in [-1, 1]."""
+        actions = np.stack([self._policy.get_action(o.astype(np.float64)) for o in observations_B])
+        if self._noise:
+            actions = actions + self._noise * rng.standard_normal(actions.shape)
+        return np.clip(actions, -1.0, 1.0).astype(np.float32)
+
+
+class RandomActor:
+    """Uniform actions that are held for a few steps, so that the arm really moves about.
+
+    Args:
+        low_A, high_A: bounds of each action.
+        hold: steps that an action is kept.
+    """
+
+    def __init__(self, low_A: np.ndarray, high_A: np.ndarray, hold: int = 10) -> None:
+        self._low, self._high, self._hold = low_A, high_A, hold
+        self._held: np.ndarray | None = None
+        self._age = 0
+
+    def act(self, observations_B: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """(B, A) actions."""
+        if self._held is None or len(self._held) != len(observations_B) or self._age >= self._hold:
+            self._held = rng.uniform(self._low, self._high, (len(observations_B), len(self._low)))
+            self._age = 0
+        self._age += 1
+        return self._held.astype(np.float32)
+
+
+class NoisyActor:
+    """Another actor with Gaussian noise on its most likely actions."""
+
+    def __init__(self, actor: Actor | PixelActor, noise: float) -> None:
+        self._actor, self._noise = actor, noise
+
+    def act(self, observations_B: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """(B, A) actions."""
+        mean = self._actor.mean(observations_B)
+        return np.asarray(mean + self._noise * rng.standard_normal(mean.shape, dtype=np.float32))
+
+
+def checkpoint_actor(folder: str | Path, noise: float) -> NoisyActor:
+    """The policy that `guerdon run` or `guerdon train policy=bc` left in a folder.
+
+    Raises:
+        CheckpointError: it is no policy folder.
+    """
+    return NoisyActor(load_policy(Path(folder)).actor(), noise)

@@ -1,0 +1,331 @@
+import json
+import re
+
+import numpy as np
+import pytest
+from synthetic_study import STEPS, rising, write_card, write_film, write_run, write_study
+
+from guerdon.compare.read_runs import read_study
+from guerdon.compare.report import comparison_table, markdown_table, write_report, write_single_report
+from guerdon.compare.report_curves import curve_panels
+from guerdon.compare.report_films import choose_films, fit_films
+from guerdon.compare.report_numbers import arm_styles
+from guerdon.errors import DataError
+
+FINALS = {"A": (0.0, 0.1, 0.2), "B": (0.1, 0.3, 0.0), "C": (0.7, 0.9, 0.8)}
+
+
+def finals(task, arm, seed):
+    return FINALS[arm][seed] + (0.05 if task.startswith("door") else 0.0)
+
+
+def row(rows, arm, task="all tasks"):
+    return next(r for r in rows if r["arm"] == arm and r["task"] == task)
+
+
+def text(page):
+    """The page's words: no style, no script, no tags, single spaces."""
+    page = re.sub(r"<(style|script)>.*?</\1>", " ", page, flags=re.S)
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page)).replace("\u00a0", " ")
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    return write_study(tmp_path_factory.mktemp("study"), finals)
+
+
+@pytest.fixture(scope="module")
+def page(study):
+    return write_report(study).read_text()
+
+
+def test_table_against_numbers_computed_by_hand(study):
+    rows = comparison_table(study)
+    a, b, c = (row(rows, arm) for arm in "ABC")
+    assert [r["arm"] for r in rows[:3]] == ["A", "B", "C"]
+    assert a["final_success"] == pytest.approx((0.1 + 0.15) / 2)
+    assert c["final_success"] == pytest.approx((0.8 + 0.85) / 2)
+    assert c["area"] == pytest.approx(c["final_success"] / 2)  # a straight line from 0
+    assert c["difference"] == pytest.approx(0.7)  # 0.7, 0.8, 0.6 on each task
+    assert b["difference"] == pytest.approx((0.1 + 0.2 - 0.2) / 3)
+    # paired t interval over two tasks: s = 0.1 in each, v = 0.01 / 3, df = 4, se = sqrt(2 v) / 2
+    half = 2.7764451 * np.sqrt(2 * 0.01 / 3) / 2
+    assert c["difference_low"] == pytest.approx(0.7 - half)
+    assert c["difference_high"] == pytest.approx(0.7 + half)
+    assert (a["verdict"], b["verdict"], c["verdict"]) == ("baseline", "no difference shown", "better")
+    assert c["p_above"] == 1.0
+    assert b["p_above"] == pytest.approx(5 / 9)  # 0.1 beats 0 and ties 0.1; 0.3 beats all three; 0 ties 0
+    assert c["n_pairs"] == 6
+    assert c["p_value"] == pytest.approx(2 / 2**6)
+    # C's runs end at 0.7 .. 0.95: all pass half way, at the first evaluation at or above 0.5
+    assert c["reached_50"] == 6
+    assert c["steps_to_50"] == 60_000  # 0.7 and 0.75 reach 0.525 there, 0.95 reaches 0.7125 there
+    assert c["reached_80"] == 4
+    assert c["steps_to_80"] == 80_000
+    assert a["steps_to_50"] is None
+    assert (c["n_runs"], c["n_planned"]) == (6, 6)
+    assert c["failure_rate"] == 0.0
+
+
+def test_task_rows_follow_the_pooled_ones(study):
+    rows = comparison_table(study)
+    assert [r["task"] for r in rows] == ["all tasks"] * 3 + ["window-close-v3"] * 3 + ["door-close-v3"] * 3
+    assert row(rows, "C", "door-close-v3")["final_success"] == pytest.approx(0.85)
+
+
+def test_page_says_the_verdicts_in_plain_words(page):
+    words = text(page)
+    assert "C beats A: final success +0.70 [0.59, 0.81]" in words
+    assert "B against A: no difference shown, final success +0.03" in words
+    assert words.count("better") == 3  # C pooled and on both tasks, nowhere else
+    for part in (
+        "Learning curves",
+        "Reward against success",
+        "Reward models",
+        "Films",
+        "Reproduce",
+        "Warnings",
+    ):
+        assert part in words
+    assert "guerdon compare studies/demo.yaml" in words
+    assert "torch 2.13.0" in words
+
+
+def test_page_never_says_better_without_an_interval_that_excludes_zero(tmp_path):
+    same = write_study(tmp_path, lambda task, arm, seed: (0.1, 0.5, 0.3)[(seed + ord(arm)) % 3], films=False)
+    words = text(write_report(same).read_text())
+    assert "better" not in words
+    assert " beats " not in words
+    assert words.count("no difference shown") >= 2
+
+
+def test_worse_is_said_too(tmp_path):
+    study = write_study(
+        tmp_path, lambda t, arm, seed: {"A": 0.8, "B": 0.1, "C": 0.8}[arm] + seed / 50, films=False
+    )
+    for path in (study / "runs").glob("*/B/seed1/metrics.jsonl"):
+        path.write_text(path.read_text().replace('"success": 0.12', '"success": 0.14'))
+    assert row(comparison_table(study), "B")["verdict"] == "worse"
+    assert "B is worse than A: final success −0.69" in text(write_report(study).read_text())
+
+
+def test_page_is_small_and_self_contained(study, page):
+    assert (study / "report.html").stat().st_size < 3_000_000
+    assert not re.search(r"https?://|//cdn|@import|<link|<iframe|src=\"(?!data:)", page)
+    assert set(re.findall(r'href="([^"#]*)', page)) == {""}
+    assert not re.search(r"\bNaN\b|\bnan\b|\binf\b|Infinity|>None<|: None\b", page)
+    assert "Content-Security-Policy" in page
+    assert not list(study.glob(".*tmp"))
+
+
+def test_many_films_stay_within_the_budget(tmp_path):
+    rng = np.random.default_rng(0)
+    noise = rng.integers(0, 255, size=(30, 256, 256, 3), dtype=np.uint8)  # as bad as JPEG gets
+    study = write_study(tmp_path, finals, seeds=(0, 1), films=False, cards=False)
+    rows, success = np.arange(30), np.arange(30) > 20
+    for run in (study / "runs").glob("*/*/seed*"):
+        (run / "films").mkdir()
+        meta = np.array([json.dumps({"step": 1, "task": "x", "success": True})])
+        np.savez(run / "films" / "a.npz", frames=noise, rows=rows, success=success, meta=meta)
+    path = write_report(study)
+    assert path.stat().st_size < 3_000_000
+    page = path.read_text()
+    assert page.count('<figure class="film"') >= 6  # at least one per arm and task
+    assert "films left out to keep this file small" in text(page) or page.count('<figure class="film"') == 12
+
+
+def test_films_take_turns_and_prefer_the_other_outcome(tmp_path):
+    study = write_study(tmp_path, finals, tasks=("t",), films=False, cards=False)
+    for seed, success in ((0, True), (1, True), (2, False)):
+        folder = study / "runs" / "t" / "C" / f"seed{seed}" / "films"
+        write_film(folder / "early.npz", step=10, n=5)
+        write_film(folder / "late.npz", step=80_000, n=50, success=success)
+    (study / "runs" / "t" / "C" / "seed1" / "films" / "broken.npz").write_bytes(b"PK not a zip")
+
+    films, notes = choose_films(read_study(study).runs)
+    assert [(film.run.seed, film.step, film.success) for film in films] == [
+        (0, 80_000, True),
+        (2, 80_000, False),
+    ]
+    assert len(notes) == 1
+    assert "broken.npz" in notes[0]
+    shown, left_out, _ = fit_films(films, budget=10_000_000)
+    assert not left_out
+    assert len(shown[0].frames) in (31, 32)
+    assert [frame.row for frame in shown[0].frames][:1] == [0]
+    assert any(frame.success for frame in shown[0].frames)
+    assert "resnet missing" in next(frame.text for frame in shown[0].frames if frame.row in (15, 18))
+
+
+def test_unfinished_failed_and_missing_runs_are_listed(tmp_path):
+    def options(task, arm, seed):
+        return {"complete": (arm, seed) not in {("B", 0), ("C", 1)}}
+
+    study = write_study(
+        tmp_path,
+        lambda t, arm, seed: None if (arm, seed) == ("C", 2) else finals(t, arm, seed),
+        tasks=("t",),
+        run_options=options,
+        films=False,
+    )
+    (study / "runs/t/C/seed1/FAILED.json").write_text(
+        json.dumps({"error": "TooManyFailuresError: 31 % failed"})
+    )
+    with (study / "runs/t/A/seed0/metrics.jsonl").open("a") as file:
+        file.write('{"kind": "eval", "step": 90000, "succ')
+    (study / "runs/t/Z/seed0").mkdir(parents=True)
+    words = text(write_report(study).read_text())
+    assert "t/B/seed0 is unfinished: its last evaluation is at step 80k" in words
+    assert "t/C/seed1 failed at step 80k: TooManyFailuresError: 31 % failed" in words
+    assert "t/C/seed2 is missing" in words
+    assert "t/A/seed0: 1 unreadable line skipped" in words
+    assert "runs/t/Z/seed0 is not part of the study" in words
+    assert "C: only 1 of 3 runs are complete" in words
+    assert "Few seeds: 1 complete seed" in words
+    c = row(comparison_table(study), "C", "t")
+    assert (c["n_runs"], c["n_planned"], c["n_pairs"]) == (1, 3, 1)
+    assert c["verdict"] == "no difference shown"  # one pair has no interval
+    assert c["final_success"] == pytest.approx(0.7)
+
+
+def test_arms_with_different_failure_rates_are_not_compared(tmp_path):
+    study = write_study(
+        tmp_path,
+        finals,
+        run_options=lambda t, arm, s: {"failure_rate": 0.12 if arm == "C" else 0.0},
+        films=False,
+    )
+    c = row(comparison_table(study), "C")
+    assert c["verdict"] == "not comparable"
+    assert c["difference"] is None
+    assert c["p_above"] is None
+    words = text(write_report(study).read_text())
+    assert (
+        "C and A are not comparable: failure rates differ (12% of measurements failed in C, 0% in A)" in words
+    )
+    assert "C beats A" not in words
+
+
+def test_alarms_are_listed_with_run_and_step(tmp_path):
+    study = write_study(
+        tmp_path,
+        finals,
+        run_options=lambda t, arm, s: (
+            {"alarm_at": (40_000, 60_000)} if (t[0], arm, s) == ("d", "B", 1) else {}
+        ),
+        films=False,
+    )
+    page = write_report(study).read_text()
+    assert "door-close-v3/B/seed1 40k, 60k" in text(page)
+    assert page.count('class="alarm"') == 2
+    assert "None rang" not in page
+
+
+def test_names_cannot_inject_markup(tmp_path):
+    evil = "<script>alert(1)<"
+    study = write_study(
+        tmp_path,
+        finals,
+        tasks=(evil, "b & 'c'"),
+        commands=('echo "</code><script>alert(2)</script>"',),
+    )
+    write_card(study / "models" / evil / "<img src=x onerror=alert(3)>")
+    page = write_report(study).read_text()
+    assert page.count("<script") == 1
+    assert "<img src=x" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert "b &amp; &#39;c&#39;" in page
+
+
+def test_quality_card_shows_metrics_probes_and_pictures(page):
+    words = text(page)
+    assert "auroc 0.970 [0.940, 0.990] 0.500 400 0" in words
+    assert "kendall tau b – – 0.500 400 7" in words
+    assert "failed: 0.980, expected &lt; 0.5" in words
+    assert "does not apply" in words
+    assert page.count('src="data:image/svg+xml;base64,') == 2
+
+
+def test_study_without_study_json_uses_the_yaml(tmp_path):
+    study = write_study(tmp_path, finals, films=False, cards=False)
+    expected = comparison_table(study)
+    (study / "study.json").unlink()
+    assert comparison_table(study) == expected
+    assert "study.json is missing" in text(write_report(study).read_text())
+
+
+def test_a_directory_without_a_study_is_refused(tmp_path):
+    with pytest.raises(DataError, match="guerdon compare"):
+        write_report(tmp_path)
+    (tmp_path / "study.json").write_text("{}")
+    with pytest.raises(DataError, match="no arm"):
+        comparison_table(tmp_path)
+    with pytest.raises(DataError, match="no run here"):
+        write_single_report(tmp_path)
+
+
+def test_study_that_has_not_begun_still_gives_a_report(tmp_path):
+    study = write_study(tmp_path, lambda *_: None, cards=False)
+    words = text(write_report(study).read_text())
+    assert "0 of 18 runs complete" in words
+    assert "no verdict" in words
+    assert row(comparison_table(study), "C")["verdict"] == "no data"
+
+
+def test_single_run_report(tmp_path):
+    run = tmp_path / "runs" / "button" / "C" / "seed0"
+    write_run(run, success=rising(0.9), sources=["progress"], film=True, alarm_at=(20_000,))
+    path = write_single_report(run)
+    words = text(path.read_text())
+    assert path == run / "report.html"
+    assert "last success 0.90" in words
+    assert "progress" in words
+    assert "beats" not in words
+    assert path.read_text().count('<figure class="film"') == 1
+
+
+def test_markdown_table(study):
+    lines = markdown_table(comparison_table(study)).splitlines()
+    assert len(lines) == 2 + 9
+    assert lines[0].count("|") == lines[-1].count("|") == 13
+    assert "| all tasks | C: learned progress + bonus | 0.83 [0.71, 0.94] |" in lines[4]
+    assert "| +0.70 [0.59, 0.81] | better |" in lines[4]
+
+
+def test_report_is_the_same_twice(study, tmp_path):
+    first = write_report(study, out=tmp_path / "a.html").read_bytes()
+    assert write_report(study, out=tmp_path / "b.html").read_bytes() == first
+
+
+def test_baseline_is_grey_wherever_it_stands(tmp_path):
+
+    study = write_study(tmp_path, finals, baseline="B", films=False, cards=False)
+    assert arm_styles(read_study(study)) == {"B": 0, "A": 1, "C": 2}
+    assert row(comparison_table(study), "B")["verdict"] == "baseline"
+
+
+def test_curves_of_runs_with_other_evaluation_steps_are_interpolated(tmp_path):
+
+    study = write_study(tmp_path, lambda *_: 0.8, tasks=("t",), seeds=(0, 1), films=False, cards=False)
+    path = study / "runs/t/C/seed1/metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    odd = [x for x in lines if not (x["kind"] == "eval" and x["step"] in (20_000, 60_000))]
+    path.write_text("".join(json.dumps(x) + "\n" for x in odd))
+    steps_mean = curve_panels(read_study(study), ["t"])[0]
+    drawn = re.search(r'class="line s2" data-arm="C" d="M([^"]+)"', steps_mean.svg).group(1).split("L")
+    assert len(drawn) == len(STEPS)
+    xs, ys = np.array([[float(v) for v in pair.split()] for pair in drawn]).T
+    np.testing.assert_allclose(np.diff(ys), np.diff(ys)[0], atol=0.11)  # still a straight line
+    np.testing.assert_allclose(np.diff(xs), np.diff(xs)[0], atol=0.11)
+
+
+def test_large_study_stays_small(tmp_path):
+    study = write_study(
+        tmp_path, finals_any, tasks=tuple(f"task-{i}" for i in range(8)), seeds=tuple(range(5)), films=False
+    )
+    path = write_report(study)
+    assert path.stat().st_size < 3_000_000
+
+
+def finals_any(task, arm, seed):
+    return min(1.0, FINALS[arm][seed % 3] + 0.01 * seed)

@@ -1,0 +1,98 @@
+"""The report in a real browser: its script runs, the switches switch, the scrubber moves."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+from synthetic_study import write_study
+
+from guerdon.compare.report import write_report, write_single_report
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium"),
+]
+
+PROBE = """
+<script>
+{
+const click = (selector) => document.querySelector(selector).click();
+const charts = () => [...document.querySelectorAll("svg.curves")].filter((c) => c.getClientRects().length);
+const visible = () => charts().length;
+const say = (key, value) => { document.body.dataset[key] = value; };
+say("before", visible());
+click('input[value="iqm"]'); click('input[value="time"]');
+const section = document.getElementById("curves");
+say("curves", section.dataset.stat + " " + section.dataset.axis);
+say("after", visible());
+const film = document.querySelector(".film");
+const slider = film.querySelector("input");
+const first = film.querySelector(".screen img").src;
+slider.value = slider.max; slider.dispatchEvent(new Event("input"));
+const thumbs = film.querySelectorAll(".strip img");
+say("changed", film.querySelector(".screen img").src !== first);
+say("last", film.querySelector(".screen img").src === thumbs[thumbs.length - 1].src);
+say("output", film.querySelector("output").textContent);
+say("badge", film.querySelector(".badge").hidden);
+say("cursor", film.querySelector(".cursor").getAttribute("d"));
+say("x", film.querySelector(".strip li:last-child").dataset.x);
+const chart = charts()[0];
+const box = chart.getBoundingClientRect();
+chart.dispatchEvent(new PointerEvent("pointermove", { clientX: box.x + box.width / 2, clientY: box.y + 9 }));
+say("readout", chart.closest("figure").querySelector(".readout").textContent);
+say("overflow", document.documentElement.scrollWidth - document.documentElement.clientWidth);
+}
+</script>
+"""
+
+
+def dump(url, tmp_path, width=1280):
+    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900", "--dump-dom", url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    root = tmp_path_factory.mktemp("study")
+    write_study(root, lambda task, arm, seed: {"A": 0.1, "B": 0.3, "C": 0.9}[arm] + seed / 50)
+    return write_report(root)
+
+
+def test_script_runs_under_the_pages_own_policy_and_links_lead_to_a_frame(report, tmp_path):
+    dom = dump(f"{report.as_uri()}#film-2-frame-7", tmp_path)
+    root = re.search(r"<html[^>]*>", dom).group()
+    assert 'data-ready="true"' in root
+    assert "data-error" not in root
+    assert re.search(r'id="film-2"[^>]*data-frame="7"', dom)
+    assert re.search(r'id="film-1"[^>]*data-frame="0"', dom)
+
+
+@pytest.mark.parametrize("width", [1280, 500])
+def test_switches_scrubber_and_readout_work(report, tmp_path, width):
+    page = re.sub(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>", "", report.read_text())
+    probed = tmp_path / "probed.html"
+    probed.write_text(page.replace("</body>", PROBE + "</body>"))
+    dom = dump(probed.as_uri(), tmp_path, width)
+    body = dict(re.findall(r'data-(\w+)="([^"]*)"', re.search(r"<body[^>]*>", dom).group()))
+    assert "data-error" not in re.search(r"<html[^>]*>", dom).group()
+    assert body["curves"] == "iqm time"
+    assert body["before"] == body["after"] == "3"  # all tasks and two tasks, one picture each
+    assert (body["changed"], body["last"], body["badge"]) == ("true", "true", "false")
+    assert body["output"].startswith("row 117: env 1.000")
+    assert body["cursor"].startswith("M" + body["x"])
+    assert re.match(r"At [\d.]+ (s|min):\u2003A \d\.\d\d\u2003B \d\.\d\d\u2003C \d\.\d\d", body["readout"])
+    assert body["overflow"] == "0"
+
+
+def test_single_run_report_runs_its_script(report, tmp_path):
+    path = write_single_report(
+        report.parent / "runs" / "door-close-v3" / "C" / "seed0", out=tmp_path / "one.html"
+    )
+    root = re.search(r"<html[^>]*>", dump(path.as_uri(), tmp_path)).group()
+    assert 'data-ready="true"' in root
+    assert "data-error" not in root

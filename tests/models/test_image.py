@@ -1,0 +1,213 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import ResNetModel
+
+from guerdon.errors import CheckpointError, ConfigError
+from guerdon.models.backbone import ImageScorer, inference_copy
+from guerdon.models.checkpoint import ImageModelConfig, load_checkpoint, save_checkpoint
+from guerdon.models.constant import ConstantModel
+from guerdon.models.image import ImageRewardModel
+from guerdon.models.load import load_reward_model
+from guerdon.types import Episode, RewardModel
+
+torch.set_num_threads(1)
+CONFIG = ImageModelConfig("resnet", hidden_dim=8, image_size=(3, 32, 32), threshold=0.5, label="done")
+
+
+def make_scorer(seed=0, hidden_dim=8):
+    torch.manual_seed(seed)
+    scorer = ImageScorer("resnet18", hidden_dim=hidden_dim, dropout=0.1)
+    with torch.no_grad():
+        for name, buffer in scorer.named_buffers():  # statistics that are not the identity
+            if name.endswith("running_mean"):
+                buffer.normal_(0, 0.1)
+    return scorer.eval()
+
+
+@pytest.fixture(scope="module")
+def scorer():
+    return make_scorer()
+
+
+@pytest.fixture(scope="module")
+def model(scorer):
+    return ImageRewardModel(scorer, CONFIG, bf16=False)
+
+
+@pytest.fixture
+def checkpoint(tmp_path, scorer):
+    return save_checkpoint(tmp_path / "rm", scorer, CONFIG)
+
+
+def episode(length, seed=0, size=32, name="e"):
+    rng = np.random.default_rng(seed)
+    return Episode(name, "t", frames=rng.integers(0, 256, (length, size, size, 3), dtype=np.uint8))
+
+
+def test_scores_do_not_depend_on_the_batch(model):
+    episodes = [episode(n, seed=n, size=s) for n, s in ((1, 32), (5, 40), (9, 32), (3, 20))]
+    together = model.score(episodes)
+    for one, score in zip(episodes, together, strict=True):
+        np.testing.assert_allclose(model.score([one])[0].steps, score.steps, atol=1e-6)
+        assert score.total == score.steps[-1]
+        assert score.steps.shape == (len(one),)
+        assert ((score.steps >= 0) & (score.steps <= 1)).all()
+
+
+def test_identical_frames_go_through_the_network_once(model, monkeypatch):
+    seen = []
+    forward = model._forward
+    monkeypatch.setattr(model, "_forward", lambda pixels: seen.append(len(pixels)) or forward(pixels))
+    one = episode(4)
+    scores = model.score([one, one.take([3, 3, 0]), one])
+    assert sum(seen) == 4
+    assert scores[1].steps[0] == scores[0].steps[3] == scores[1].steps[1]
+
+
+def test_missing_frames_and_bad_numbers_are_failures(scorer):
+    empty = Episode("x", "t", states=np.zeros((3, 2), np.float32))
+    broken = make_scorer()
+    torch.nn.init.constant_(broken.head[-1].bias, float("nan"))
+    model = ImageRewardModel(broken, CONFIG, bf16=False)
+    reasons = [s.failure.reason for s in model.score([empty, episode(2)[:0], episode(2)])]
+    assert reasons == ["no_frames", "no_frames", "non_finite"]
+    assert model.score([]) == []
+
+
+def test_folding_keeps_the_values_and_bf16_is_near(scorer):
+    inputs = torch.rand(3, 3, 32, 32)
+    with torch.inference_mode():
+        plain, folded = scorer(inputs), inference_copy(scorer, bf16=False)(inputs)
+        rough = inference_copy(scorer, bf16=True)(inputs)
+    torch.testing.assert_close(folded, plain, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(rough, plain, atol=0.1, rtol=0.1)
+
+
+def test_info_and_protocol(model, scorer):
+    assert isinstance(model, RewardModel)
+    assert model.info.name == "resnet"
+    assert model.info.success_threshold == 0.5
+    progress = ImageRewardModel(scorer, ImageModelConfig("progress", hidden_dim=8))
+    assert progress.info.success_threshold is None
+
+
+def test_head_follows_hidden_dim():
+    assert isinstance(make_scorer(hidden_dim=None).head, torch.nn.Linear)
+    head = make_scorer(hidden_dim=8).head
+    assert [type(layer).__name__ for layer in head] == ["Linear", "ReLU", "Dropout", "Linear"]
+    assert not head[0].bias.any()
+    with pytest.raises(ConfigError, match="resnet19"):
+        ImageScorer("resnet19", hidden_dim=8, dropout=0.0)
+
+
+def test_a_checkpoint_comes_back_exactly(checkpoint, scorer):
+    for path in (checkpoint, checkpoint / "model.safetensors", str(checkpoint)):
+        loaded, config = load_checkpoint(path, hidden_dim=8, image_size=(3, 32, 32))
+        assert config == CONFIG
+        assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), scorer.parameters(), strict=True))
+    assert not [p for p in checkpoint.parent.iterdir() if p != checkpoint]
+
+
+def test_saving_again_replaces(checkpoint):
+    other = make_scorer(seed=1)
+    save_checkpoint(checkpoint, other, CONFIG)
+    loaded, _ = load_checkpoint(checkpoint)
+    assert torch.equal(loaded.head[0].weight, other.head[0].weight)
+
+
+@pytest.mark.parametrize(
+    ("requested", "words"),
+    [
+        ({"hidden_dim": 256}, ["hidden_dim", "8", "256"]),
+        ({"image_size": [3, 128, 128]}, ["image_size", "[3, 32, 32]", "[3, 128, 128]"]),
+        ({"image_size": 64}, ["[3, 32, 32]", "[3, 64, 64]"]),
+        ({"arch": "resnet50"}, ["'resnet18'", "'resnet50'"]),
+        ({"dropout": 0.5}, ["0.1", "0.5"]),
+    ],
+)
+def test_a_mismatch_names_both_values(checkpoint, requested, words):
+    with pytest.raises(CheckpointError) as caught:
+        load_reward_model("resnet_reward", checkpoint, **requested)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_another_kind_is_refused(checkpoint):
+    with pytest.raises(CheckpointError, match=r"'resnet'.*'progress'"):
+        load_reward_model("progress", checkpoint)
+
+
+def test_damage_is_refused(checkpoint):
+    weights = checkpoint / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(CheckpointError, match="corrupt"):
+        load_checkpoint(checkpoint)
+    with pytest.raises(CheckpointError, match="no reward model"):
+        load_checkpoint(checkpoint / "nowhere")
+    (checkpoint / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_checkpoint(checkpoint)
+
+
+def test_missing_tensors_are_refused(checkpoint):
+    import hashlib
+
+    weights = checkpoint / "model.safetensors"
+    tensors = load_file(weights)
+    tensors.pop("head.3.bias")
+    save_file(tensors, weights)
+    record = json.loads((checkpoint / "config.json").read_text())
+    record["sha256"] = hashlib.sha256(weights.read_bytes()).hexdigest()
+    (checkpoint / "config.json").write_text(json.dumps(record))
+    with pytest.raises(CheckpointError, match=r"head\.3\.bias"):
+        load_checkpoint(checkpoint)
+
+
+def test_pretrained_backbones_must_fit(tmp_path, scorer):
+    scorer.backbone.save_pretrained(tmp_path / "good")
+    loaded = ImageScorer("resnet18", hidden_dim=8, dropout=0.0, pretrained_path=str(tmp_path / "good"))
+    assert torch.equal(next(loaded.backbone.parameters()), next(scorer.backbone.parameters()))
+    with pytest.raises(CheckpointError, match="depths"):
+        ImageScorer("resnet34", hidden_dim=8, dropout=0.0, pretrained_path=str(tmp_path / "good"))
+    weights = tmp_path / "good" / "model.safetensors"
+    tensors = load_file(weights)
+    tensors.pop(sorted(tensors)[0])
+    save_file(tensors, weights, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="missing"):
+        ImageScorer("resnet18", hidden_dim=8, dropout=0.0, pretrained_path=str(tmp_path / "good"))
+    assert isinstance(loaded.backbone, ResNetModel)
+
+
+def test_debug_images_are_sorted_and_numbered_on(tmp_path, scorer, monkeypatch):
+    monkeypatch.setenv("DEBUG_IMAGE_SAVE_DIR", str(tmp_path / "debug"))
+    values = []
+    for run in range(2):
+        model = ImageRewardModel(scorer, CONFIG, bf16=False)
+        values.append(model.score([episode(3, seed=run)])[0].steps)
+    names = sorted(f"{p.parent.name}/{p.name}" for p in (tmp_path / "debug").glob("*/*.png"))
+    probabilities = np.concatenate(values)
+    expected = [
+        f"{'success' if p > 0.5 else 'fail'}/{i:06d}_prob{p:.4f}.png" for i, p in enumerate(probabilities)
+    ]
+    assert names == sorted(expected)
+
+
+def test_constant_and_foreign_options():
+    assert load_reward_model("dummy").score([episode(3)])[0].steps.tolist() == [0, 0, 0]
+    assert load_reward_model("constant", value=0.5).info.range == (0.5, 0.5)
+    assert isinstance(ConstantModel(), RewardModel)
+    with pytest.raises(ConfigError, match="finite"):
+        ConstantModel(float("nan"))
+    with pytest.raises(ConfigError, match="checkpoint_path"):
+        load_reward_model("dummy", "somewhere")
+    with pytest.raises(ConfigError, match="value"):
+        load_reward_model("resnet", "somewhere", value=1.0)
+    with pytest.raises(ConfigError, match="needs checkpoint_path"):
+        load_reward_model("progress")
+    with pytest.raises(ConfigError, match="unknown reward model"):
+        load_reward_model("resnett")

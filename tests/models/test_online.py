@@ -1,0 +1,155 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+
+from guerdon.errors import CheckpointError
+from guerdon.models.backbone import ImageScorer
+from guerdon.models.checkpoint import ImageModelConfig
+from guerdon.models.image import ImageRewardModel
+from guerdon.models.online import OnlineState, OnlineTrainer
+from guerdon.models.preprocess import to_input
+from guerdon.models.quality import auroc, classifier_quality, progress_quality
+from guerdon.models.replay import FrameReplay
+
+torch.set_num_threads(1)
+
+
+def make_trainer(kind="resnet", seed=0, **options):
+    torch.manual_seed(7)
+    config = ImageModelConfig(
+        kind, hidden_dim=8, image_size=(3, 16, 16), threshold=0.5 if kind == "resnet" else None
+    )
+    model = ImageRewardModel(ImageScorer("resnet18", hidden_dim=8, dropout=0.1), config, bf16=False)
+    model.scorer.train()
+    with torch.no_grad():
+        for step in range(40):
+            model.scorer(to_input(torch.from_numpy(labelled(16, step)[0]), "none"))
+    model.scorer.eval()
+    options = {"batch_size": 8, "replay_size": 20, "learning_rate": 1e-3, **options}
+    return OnlineTrainer(model, *labelled(12, seed=99), seed=seed, **options)
+
+
+def labelled(n, seed):
+    rng = np.random.default_rng(seed)
+    targets = (np.arange(n) % 2).astype(np.float32)
+    frames = rng.integers(0, 60, (n, 16, 16, 3), dtype=np.uint8)
+    frames[targets > 0] += 150
+    return frames, targets
+
+
+def test_updates_fit_and_report_quality_before_fitting():
+    trainer = make_trainer()
+    first = trainer.update(*labelled(16, 0), steps=15)
+    second = trainer.update(*labelled(16, 1), steps=1)
+    assert second["fresh_auroc"] == 1.0
+    assert second["loss"] < first["loss"]
+    assert second["seconds"] > 0
+    assert trainer.updates == 2
+
+
+def test_batch_norm_statistics_stay():
+    trainer = make_trainer()
+    before = {k: v.clone() for k, v in trainer.model.scorer.state_dict().items()}
+    trainer.update(*labelled(4, 0), steps=2)
+    after = trainer.model.scorer.state_dict()
+    assert all(torch.equal(before[k], after[k]) for k in before if "running_" in k or "num_batches" in k)
+    assert any(not torch.equal(before[k], after[k]) for k in before)
+    assert not trainer.model.scorer.training
+
+
+def test_nothing_fresh_fits_nothing_and_invents_nothing():
+    trainer = make_trainer()
+    metrics = trainer.update(np.zeros((0, 16, 16, 3), np.uint8), np.zeros(0), steps=3)
+    assert metrics["loss"] is metrics["fresh_auroc"] is metrics["fresh_accuracy"] is None
+    one_sided = trainer.update(labelled(4, 0)[0], np.zeros(4), steps=1)
+    assert one_sided["fresh_auroc"] is None
+    assert one_sided["fresh_accuracy"] is not None
+
+
+def test_progress_takes_soft_targets():
+    metrics = make_trainer("progress").update(labelled(5, 0)[0], np.linspace(0, 1, 5), steps=2)
+    assert 0 <= metrics["fresh_mae"] <= 1
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
+        make_trainer("progress").update(labelled(5, 0)[0], np.full(5, 1.5), steps=1)
+    with pytest.raises(ValueError, match="shape"):
+        make_trainer("progress").update(labelled(5, 0)[0], np.zeros(4), steps=1)
+
+
+def test_resume_is_bit_exact_and_survives_safetensors_and_json(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    straight = make_trainer()
+    straight.update(*labelled(8, 0), steps=3)
+    state = straight.state_dict()
+    save_file(state.tensors, tmp_path / "online.safetensors")
+    values = json.loads(json.dumps(state.values))
+    expected = straight.update(*labelled(8, 1), steps=3)
+    resumed = make_trainer(seed=5)
+    resumed.update(*labelled(8, 3), steps=1)
+    resumed.load_state_dict(OnlineState(load_file(tmp_path / "online.safetensors"), values))
+    found = resumed.update(*labelled(8, 1), steps=3)
+    assert {k: v for k, v in found.items() if k != "seconds"} == {
+        k: v for k, v in expected.items() if k != "seconds"
+    }
+    first, second = straight.state_dict(), resumed.state_dict()
+    assert first.values == second.values
+    assert first.tensors.keys() == second.tensors.keys()
+    assert all(torch.equal(first.tensors[k], second.tensors[k]) for k in first.tensors)
+
+
+def test_a_foreign_state_is_refused():
+    trainer = make_trainer()
+    state = trainer.state_dict()
+    del state.tensors["model.head.0.bias"]
+    with pytest.raises(CheckpointError, match="does not fit"):
+        trainer.load_state_dict(state)
+
+
+@settings(max_examples=25)
+@given(st.lists(st.booleans(), min_size=1, max_size=60), st.integers(2, 12))
+def test_replay_is_bounded_and_balanced(labels, capacity):
+    rng = np.random.default_rng(0)
+    replay = FrameReplay(capacity, positive_above=0.5)
+    targets = np.array(labels, np.float32)
+    pixels = np.arange(len(labels), dtype=np.uint8)[:, None, None, None] * np.ones((1, 2, 2, 3), np.uint8)
+    replay.add(pixels, targets, rng)
+    room = capacity // 2
+    assert len(replay) == min(room, sum(labels)) + min(room, len(labels) - sum(labels))
+    drawn, wanted = replay.draw(10, rng)
+    assert all(labels[int(p[0, 0, 0])] == bool(t) for p, t in zip(drawn, wanted, strict=True))
+    if 0 < sum(labels) < len(labels):
+        assert wanted.sum() == 5
+
+
+def test_every_frame_of_a_stream_is_kept_equally_often():
+    kept = np.zeros(20)
+    for seed in range(400):
+        replay = FrameReplay(10, positive_above=0.5)
+        replay.add(
+            np.arange(20, dtype=np.uint8).reshape(20, 1, 1, 1),
+            np.zeros(20, np.float32),
+            np.random.default_rng(seed),
+        )
+        kept[[int(p.item()) for p in replay.pixels[0]]] += 1
+    assert abs(kept / 400 - 0.25).max() < 0.09
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=2, max_size=30))
+def test_auroc_agrees_with_sklearn(pairs):
+    scores, labels = np.array([p[0] for p in pairs]), np.array([p[1] for p in pairs])
+    if labels.all() or not labels.any():
+        assert auroc(scores, labels) is None
+    else:
+        assert auroc(scores, labels) == pytest.approx(roc_auc_score(labels, scores))
+
+
+def test_quality_by_hand():
+    found = classifier_quality(np.array([0.9, 0.4, 0.6, 0.1]), np.array([1.0, 1.0, 0.0, 0.0]))
+    assert found == {"accuracy": 0.5, "auroc": 0.75}
+    assert progress_quality(np.array([0.0, 0.5]), np.array([0.5, 0.5])) == {"mae": 0.25}
+    assert progress_quality(np.array([]), np.array([])) == {"mae": None}

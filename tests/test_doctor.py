@@ -1,0 +1,113 @@
+"""The doctor's checks, on this machine and on machines with something broken."""
+
+import os
+
+import pytest
+
+from guerdon import doctor
+
+
+def test_python_version():
+    assert doctor.check_python((3, 11, 0)).status == "ok"
+    old = doctor.check_python((3, 10, 9))
+    assert (old.status, old.detail) == ("fail", "3.10.9")
+    assert "3.11" in old.fix
+
+
+def test_packages():
+    assert doctor.check_package("pydantic").status == "ok"
+    missing = doctor.check_package("no_such_package_here", extra="video", purpose="films")
+    assert (missing.status, missing.fix) == ("warn", "pip install 'guerdon[video]'")
+    assert "films" in missing.detail
+    assert doctor.check_package("no_such_package_here").status == "fail"
+
+
+def test_a_package_that_cannot_be_imported_fails(monkeypatch):
+    monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: "1.0")
+    check = doctor.check_package("no_such_package_here", extra="video")
+    assert check.status == "fail"
+    assert "ModuleNotFoundError" in check.detail
+
+
+def test_cpu_flags(tmp_path):
+    info = tmp_path / "cpuinfo"
+    info.write_text("processor : 0\nflags\t\t: fpu amx_bf16 sse\nbugs : x\n")
+    assert doctor.cpu_flags(info) == {"fpu", "amx_bf16", "sse"}
+    assert doctor.cpu_flags(tmp_path / "absent") == set()
+
+
+class TestRendering:
+    @pytest.fixture(autouse=True)
+    def _mujoco(self):
+        pytest.importorskip("mujoco")
+
+    def test_really_draws_here(self):
+        check = doctor.check_rendering()
+        assert check.status == "ok", check
+
+    def test_a_broken_backend_names_the_packages(self):
+        check = doctor.check_rendering(environ={**os.environ, "MUJOCO_GL": "nonsense"})
+        assert check.status == "fail"
+        assert all(name in check.fix for name in ("libegl1", "libegl-mesa0", "libgl1-mesa-dri"))
+
+    def test_no_driver_names_both_ways_out(self):
+        check = doctor.check_rendering(
+            environ={"MUJOCO_GL": "egl"}, script="raise RuntimeError('no EGL device')"
+        )
+        assert (check.status, check.detail) == ("fail", "egl: RuntimeError: no EGL device")
+        assert "libegl1" in check.fix
+        assert "libosmesa6" in check.fix
+        assert "libosmesa6" in doctor.check_rendering(environ={"MUJOCO_GL": "osmesa"}, script="1/0").fix
+
+    def test_a_black_picture_fails(self):
+        script = 'print(\'{"middle": [0, 0, 0], "corner": [0, 0, 0], "spread": 0}\')'
+        assert "red sphere" in doctor.check_rendering(script=script).detail
+
+    def test_a_driver_that_hangs_fails(self):
+        check = doctor.check_rendering(seconds=0.2, script="import time; time.sleep(60)")
+        assert check.status == "fail"
+        assert "no picture within 0.2 s" in check.detail
+
+
+def test_video_comes_back():
+    pytest.importorskip("av")
+    check = doctor.check_video()
+    assert check.status == "ok", check
+
+
+def test_disk(tmp_path):
+    assert doctor.check_disk(tmp_path, free_bytes=10**8).status == "fail"
+    assert doctor.check_disk(tmp_path, free_bytes=2 * 10**9).status == "warn"
+    assert doctor.check_disk(tmp_path, free_bytes=10**11).status == "ok"
+    assert "GB free" in doctor.check_disk(tmp_path / "not" / "yet").detail
+
+
+def test_output_folder(tmp_path):
+    assert doctor.check_output(tmp_path / "not" / "yet").status == "ok"
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("x")
+    blocked = doctor.check_output(tmp_path / "file" / "runs")
+    assert blocked.status == "fail"
+    assert blocked.fix
+
+
+def test_compiler_is_noted():
+    assert "TORCHDYNAMO_DISABLE=1" in doctor.check_compiler({"TORCHDYNAMO_DISABLE": "1"}).detail
+    assert doctor.check_compiler({"TORCHDYNAMO_DISABLE": "0"}).detail == doctor.check_compiler({}).detail
+
+
+@pytest.mark.parametrize(("statuses", "code"), [(["ok", "warn"], 0), (["ok", "fail"], 1)])
+def test_the_exit_status_follows_the_failures(statuses, code, monkeypatch, capsys):
+    checks = [doctor.Check(f"check {i}", s, "what [x] is", "do this") for i, s in enumerate(statuses)]
+    monkeypatch.setattr(doctor, "run_checks", lambda folder: checks)
+    assert doctor.main() == code
+    text = capsys.readouterr().out
+    assert "what [x] is" in text
+    assert "-> do this" in text
+    assert f"2 checks: {code} failed" in text
+
+
+def test_every_problem_comes_with_a_way_out(monkeypatch, tmp_path):
+    for check in doctor.run_checks(tmp_path):
+        assert check.detail
+        assert bool(check.fix) == (check.status != "ok"), check

@@ -1,0 +1,195 @@
+"""The rules of the house: who may import whom, how long a file may be, what must never appear."""
+
+import ast
+import io
+import json
+import re
+import subprocess
+import sys
+import tokenize
+from pathlib import Path
+
+import pytest
+
+import guerdon
+
+SOURCE = Path(guerdon.__file__).parent
+FOLDERS = (
+    "settings", "episodes", "worlds", "policies", "collect", "labels", "models", "train", "evaluate", "serve",
+    "rl", "compare", "integrations",
+)  # fmt: skip
+FRONT_DOORS = {"cli", "doctor", "__main__"}  # top files that may use every folder; no folder may use them
+FORBIDDEN = re.compile(
+    r"\b(?:import|from) (?:pickle|cPickle|dill|cloudpickle|joblib|shelve|marshal)\b|\bpickle ?\.|"
+    r"\btorch \. load\b|\ballow_pickle = True|\btrust_remote_code\b|\bshell = True|\bos \. system\b|"
+    r"\byaml \. (?:unsafe_|full_)?load\b|(?<!\. )\b(?:eval|exec) \("
+)  # over tokens joined by spaces, without comments and strings
+UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX)\b")
+LIMIT = 400
+
+modules = sorted(SOURCE.rglob("*.py"))
+module_ids = [str(path.relative_to(SOURCE)) for path in modules]
+
+
+def room(path):
+    """The folder of a module, or the stem of a top file."""
+    inside = path.relative_to(SOURCE)
+    return inside.parts[0] if len(inside.parts) > 1 else inside.stem
+
+
+def imported_rooms(path):
+    """The folders and top files of guerdon that a module imports, also inside functions, with the line."""
+    package = ["guerdon", *path.relative_to(SOURCE).parts[:-1]]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            stem = ".".join([*base, *([node.module] if node.module else [])])
+            names = [f"{stem}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "guerdon" and len(parts) > 1:
+                yield parts[1], node.lineno
+
+
+def violation(path, target):
+    """Why this module may not import that room, or None."""
+    own = room(path)
+    if own in FRONT_DOORS or own == target:
+        return None
+    if target in FRONT_DOORS:
+        return f"{target} is a front door: nothing imports it"
+    if own not in FOLDERS:
+        return f"a top file may not import the folder {target}" if target in FOLDERS else None
+    if target in FOLDERS and FOLDERS.index(target) > FOLDERS.index(own):
+        return f"{own} stands above {target} and may not know it"
+    return None
+
+
+@pytest.mark.parametrize("path", modules, ids=module_ids)
+def test_imports_go_one_way(path):
+    wrong = [(line, why) for target, line in imported_rooms(path) if (why := violation(path, target))]
+    assert not wrong
+
+
+def test_the_import_rule_catches_what_it_should(tmp_path):
+    assert violation(SOURCE / "models" / "x.py", "rl")
+    assert violation(SOURCE / "config.py", "settings")
+    assert violation(SOURCE / "rl" / "x.py", "cli")
+    assert not violation(SOURCE / "rl" / "x.py", "models")
+    assert not violation(SOURCE / "rl" / "x.py", "types")
+    assert not violation(SOURCE / "cli.py", "compare")
+
+
+def test_every_folder_is_known():
+    folders = {path.name for path in SOURCE.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
+    assert folders <= set(FOLDERS), "a new folder needs a place in the order (here and in docs/design.md)"
+
+
+@pytest.mark.parametrize("path", modules, ids=module_ids)
+def test_files_stay_short_and_say_what_they_are(path):
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= LIMIT, f"more than {LIMIT} lines: two subjects?"
+    assert ast.get_docstring(ast.parse(text)), "no module docstring"
+
+
+@pytest.mark.parametrize("path", modules, ids=module_ids)
+def test_public_names_have_docstrings(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    silent = []
+
+    def visit(body, prefix, inherited):
+        for node in body:
+            if not isinstance(
+                node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+            ) or node.name.startswith("_"):
+                continue
+            if not ast.get_docstring(node) and not inherited:
+                silent.append(f"{prefix}{node.name} (line {node.lineno})")
+            if isinstance(node, ast.ClassDef):
+                visit(node.body, f"{node.name}.", bool(node.bases))  # an override may lean on its base
+
+    visit(tree.body, "", False)
+    assert not silent
+
+
+def code_lines(text):
+    """Line number to its tokens joined by spaces, without comments and strings."""
+    lines = {}
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type in (tokenize.NAME, tokenize.OP, tokenize.NUMBER):
+            lines.setdefault(token.start[0], []).append(token.string)
+    return {number: " ".join(tokens) for number, tokens in lines.items()}
+
+
+@pytest.mark.parametrize("path", modules, ids=module_ids)
+def test_nothing_forbidden(path):
+    text = path.read_text(encoding="utf-8")
+    assert not {number: line for number, line in code_lines(text).items() if FORBIDDEN.search(line)}
+    assert not UNFINISHED.findall(text)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle", "from pickle import loads", "torch.load(path)", "eval(text)", "x = eval (text)",
+        "run(cmd, shell=True)", "np.load(p, allow_pickle=True)", "load(p, trust_remote_code=True)",
+        "yaml.load(text)", "os.system(cmd)",
+    ],
+)  # fmt: skip
+def test_the_forbidden_list_catches_what_it_should(code):
+    assert any(FORBIDDEN.search(line) for line in code_lines(code + "\n").values())
+
+
+def test_the_forbidden_list_lets_the_rest_pass():
+    code = "model.eval()\ny = safetensors.torch.load_file(p)  # not torch.load(p)\nyaml.safe_load(t)\n"
+    assert not any(FORBIDDEN.search(line) for line in code_lines(code).values())
+
+
+@pytest.mark.parametrize("path", modules, ids=module_ids)
+def test_only_the_boundary_catches_everything(path):
+    if path.name == "errors.py":
+        return
+    broad = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.ExceptHandler):
+            continue
+        names = (
+            {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)} if node.type else {"everything"}
+        )
+        reraises = any(isinstance(inner, ast.Raise) and inner.exc is None for inner in ast.walk(node))
+        if names & {"everything", "Exception", "BaseException"} and not reraises:
+            broad.append(node.lineno)
+    assert not broad, "catch what can happen, or use errors.boundary"
+
+
+def loaded_modules(code):
+    """What sys.modules holds after running some code in a fresh interpreter."""
+    script = f"{code}\nimport json, sys; print('\\n' + json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+HEAVY = {"torch", "transformers", "mujoco", "metaworld", "gymnasium", "scipy", "pyarrow", "av", "PIL"}
+
+
+def test_help_loads_nothing_heavy():
+    if not (SOURCE / "cli.py").exists():
+        pytest.skip("no command line yet")
+    code = "import sys\nsys.argv = ['guerdon', '--help']\ntry:\n    from guerdon.cli import main; main()\n"
+    code += "except SystemExit as done:\n    assert not done.code, done.code"
+    assert not loaded_modules(code) & HEAVY
+
+
+@pytest.mark.parametrize("name", ["config", "types", "errors", "settings.study", "doctor"])
+def test_light_modules_stay_light(name):
+    assert not loaded_modules(f"import guerdon.{name}") & HEAVY
+
+
+def test_packages_are_light():
+    imports = "\n".join(f"import guerdon.{name}" for name in FOLDERS if (SOURCE / name).is_dir())
+    assert not loaded_modules(imports) & HEAVY

@@ -1,0 +1,94 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from synthetic import square_episode, square_episodes
+
+from guerdon.errors import ConfigError, DataError
+from guerdon.models.checkpoint import load_checkpoint
+from guerdon.models.load import load_reward_model
+from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
+from guerdon.train.frames import labelled_frames, split_by_episode
+from guerdon.train.images import _FREE, _seeded_scorer, _write_json, train_on_episodes
+from guerdon.train.trainer import build_trainer, newest_checkpoint
+
+torch.set_num_threads(1)
+FAST = {"data_path": "unused", "image_size": 32, "learning_rate": 1e-3, "batch_size": 16, "hidden_dim": 16}
+
+
+def settings(tmp_path, kind=ResNetTrainSettings, **options):
+    return kind(save_dir=str(tmp_path / "rm"), **{**FAST, **options})
+
+
+def test_a_classifier_learns_and_its_checkpoint_scores(tmp_path):
+    result = train_on_episodes(settings(tmp_path, max_epochs=6), square_episodes(14), data_hash="abc")
+    assert result.metrics["auroc"] > 0.9
+    assert not (result.save_dir / "trainer").exists()
+    assert list((result.save_dir / "tensorboard").iterdir())
+    written = json.loads((result.save_dir / "metrics.json").read_text())
+    assert written["auroc"] == result.metrics["auroc"]
+    model = load_reward_model("resnet", result.save_dir, image_size=32, hidden_dim=16)
+    good, bad = model.score([square_episode(100, succeeds=True), square_episode(101, succeeds=False)])
+    assert good.total > 0.5 > bad.total
+    assert model.config.data_hash == "abc"
+
+
+def test_a_progress_model_orders_frames(tmp_path):
+    chosen = settings(tmp_path, ProgressTrainSettings, max_epochs=8, bf16=False)
+    result = train_on_episodes(chosen, square_episodes(14))
+    assert result.metrics["mae"] < 0.25
+    score = load_reward_model("progress", result.save_dir).score([square_episode(100, succeeds=True)])[0]
+    assert np.corrcoef(score.steps, np.arange(12))[0, 1] > 0.8
+
+
+def test_same_seed_same_weights_and_early_stopping(tmp_path):
+    weights = []
+    for name in ("a", "b"):
+        chosen = settings(
+            tmp_path / name, max_epochs=12, early_stopping_patience=1, min_delta=10.0, eval_every=1
+        )
+        result = train_on_episodes(chosen, square_episodes(6))
+        assert result.metrics["steps"] == 2 * result.metrics["steps"] // 2 < 12 * 2
+        weights.append(load_checkpoint(result.save_dir)[0].state_dict())
+    assert all(torch.equal(weights[0][k], weights[1][k]) for k in weights[0])
+
+
+def test_resuming_gives_the_weights_of_an_uninterrupted_training(tmp_path):
+    episodes = square_episodes(6)
+    whole = train_on_episodes(settings(tmp_path / "whole", max_steps=8, eval_every=1), episodes)
+    part = settings(tmp_path / "part", max_steps=8, eval_every=1)
+    folder = tmp_path / "part" / "rm" / "trainer"
+    folder.mkdir(parents=True)
+    frames = labelled_frames(episodes, "resnet", part.image_size, seed=part.seed)
+    killed = build_trainer(
+        part.model_copy(update={"max_steps": 4}),
+        _seeded_scorer(part),
+        *split_by_episode(frames, 0.2, part.seed),
+        folder,
+    )
+    killed.train()
+    record = {"settings": part.model_dump(mode="json", exclude=_FREE), "data_hash": "", "finished": False}
+    _write_json(folder.parent / "training.json", record)
+    (folder / "checkpoint-9999").mkdir()  # half-written: no mark
+    assert newest_checkpoint(folder).name == "checkpoint-4"
+    resumed = train_on_episodes(part, episodes, resume=True)
+    first, second = (load_checkpoint(r.save_dir)[0].state_dict() for r in (whole, resumed))
+    assert all(torch.equal(first[k], second[k]) for k in first)
+    finished = train_on_episodes(part, episodes, resume=True)
+    assert finished.metrics == resumed.metrics
+    with pytest.raises(ConfigError, match=r"learning_rate 0\.001 -> 0\.5"):
+        train_on_episodes(part.model_copy(update={"learning_rate": 0.5}), episodes, resume=True)
+
+
+def test_without_validation_everything_is_trained_on(tmp_path):
+    chosen = settings(tmp_path, max_steps=2, val_split=0.0, tensorboard=False, augment=False)
+    result = train_on_episodes(chosen, square_episodes(4))
+    assert result.metrics["val_frames"] == 0
+    assert result.metrics["auroc"] is None
+    assert not (result.save_dir / "tensorboard").exists()
+
+
+def test_only_failures_is_an_error(tmp_path):
+    with pytest.raises(DataError, match="no success frame"):
+        train_on_episodes(settings(tmp_path), [square_episode(1, succeeds=False)])

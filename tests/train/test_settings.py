@@ -1,0 +1,37 @@
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from guerdon.settings.train import ImageTrainSettings, ProgressTrainSettings, ResNetTrainSettings
+
+BASE = {"data_path": "d", "save_dir": "s"}
+
+
+@pytest.mark.parametrize("given", [64, [64, 64], [3, 64, 64], (64,)])
+def test_image_sizes_are_normalised(given):
+    assert ResNetTrainSettings(**BASE, image_size=given).image_size == (3, 64, 64)
+
+
+@pytest.mark.parametrize("given", [4, [1, 64, 64], "64", [64, 64, 64, 64], [64.0, 64.0], True])
+def test_other_image_sizes_are_refused(given):
+    with pytest.raises(ValidationError, match="image_size must be"):
+        ResNetTrainSettings(**BASE, image_size=given)
+
+
+def test_the_type_chooses_the_model():
+    adapter = TypeAdapter(ImageTrainSettings)
+    assert isinstance(adapter.validate_python({"type": "resnet", **BASE}), ResNetTrainSettings)
+    assert isinstance(adapter.validate_python({"type": "progress", **BASE}), ProgressTrainSettings)
+    with pytest.raises(ValidationError):
+        adapter.validate_python({"type": "progress", "reward_threshold": 0.5, **BASE})
+
+
+def test_unknown_and_dead_keys_are_refused():
+    with pytest.raises(ValidationError):
+        ResNetTrainSettings(**BASE, learning_rat=1.0)
+    with pytest.raises(ValidationError, match="stop early"):
+        ResNetTrainSettings(**BASE, val_split=0, early_stopping_patience=3)
+
+
+def test_settings_survive_json():
+    chosen = ResNetTrainSettings(**BASE, image_size=64)
+    assert ResNetTrainSettings.model_validate_json(chosen.model_dump_json()) == chosen
