@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import AliasChoices, BaseModel
 from pydantic.fields import FieldInfo
-from typing_extensions import TypeAliasType
 
 Spot = tuple[Any, ...]
 
@@ -23,7 +22,7 @@ Spot = tuple[Any, ...]
 def members(annotation: Any) -> Spot:
     """The members of a union, through `Annotated` and type aliases; anything else alone."""
     origin = get_origin(annotation)
-    if isinstance(annotation, TypeAliasType):
+    if hasattr(annotation, "__value__"):  # a type alias
         return members(annotation.__value__)
     if origin is Annotated:
         return members(get_args(annotation)[0])

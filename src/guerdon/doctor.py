@@ -1,7 +1,7 @@
 """Is this machine ready? One check per need, each with what to do when it fails.
 
-Looks at the machine only: it does not know studies, reward models or training. Rendering is tried in a process
-of its own, since a broken OpenGL driver may crash or hang the one that loads it.
+Looks at the machine only: it does not know studies, reward models or training. Rendering is tried in another
+process, since a broken OpenGL driver may crash or hang the one that loads it.
 
     guerdon doctor          # a table; exit status 1 when something that guerdon needs is broken
 """

@@ -5,12 +5,13 @@ import pytest
 import torch
 from synthetic import square_episode, square_episodes
 
+from guerdon.atomic import write_json
 from guerdon.errors import ConfigError, DataError
 from guerdon.models.checkpoint import load_checkpoint
 from guerdon.models.load import load_reward_model
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
 from guerdon.train.frames import labelled_frames, split_by_episode
-from guerdon.train.images import _FREE, _seeded_scorer, _write_json, train_on_episodes
+from guerdon.train.images import _FREE, _seeded_scorer, train_on_episodes
 from guerdon.train.trainer import build_trainer, newest_checkpoint
 
 torch.set_num_threads(1)
@@ -22,7 +23,7 @@ def settings(tmp_path, kind=ResNetTrainSettings, **options):
 
 
 def test_a_classifier_learns_and_its_checkpoint_scores(tmp_path):
-    result = train_on_episodes(settings(tmp_path, max_epochs=6), square_episodes(14), data_hash="abc")
+    result = train_on_episodes(settings(tmp_path, max_epochs=4), square_episodes(14), data_hash="abc")
     assert result.metrics["auroc"] > 0.9
     assert not (result.save_dir / "trainer").exists()
     assert list((result.save_dir / "tensorboard").iterdir())
@@ -35,8 +36,8 @@ def test_a_classifier_learns_and_its_checkpoint_scores(tmp_path):
 
 
 def test_a_progress_model_orders_frames(tmp_path):
-    chosen = settings(tmp_path, ProgressTrainSettings, max_epochs=8, bf16=False)
-    result = train_on_episodes(chosen, square_episodes(14))
+    chosen = settings(tmp_path, ProgressTrainSettings, max_steps=24, eval_every=1)
+    result = train_on_episodes(chosen, square_episodes(8))
     assert result.metrics["mae"] < 0.25
     score = load_reward_model("progress", result.save_dir).score([square_episode(100, succeeds=True)])[0]
     assert np.corrcoef(score.steps, np.arange(12))[0, 1] > 0.8
@@ -49,13 +50,13 @@ def test_same_seed_same_weights_and_early_stopping(tmp_path):
             tmp_path / name, max_epochs=12, early_stopping_patience=1, min_delta=10.0, eval_every=1
         )
         result = train_on_episodes(chosen, square_episodes(6))
-        assert result.metrics["steps"] == 2 * result.metrics["steps"] // 2 < 12 * 2
+        assert result.metrics["steps"] < 12 * 2
         weights.append(load_checkpoint(result.save_dir)[0].state_dict())
     assert all(torch.equal(weights[0][k], weights[1][k]) for k in weights[0])
 
 
 def test_resuming_gives_the_weights_of_an_uninterrupted_training(tmp_path):
-    episodes = square_episodes(6)
+    episodes = square_episodes(4)
     whole = train_on_episodes(settings(tmp_path / "whole", max_steps=8, eval_every=1), episodes)
     part = settings(tmp_path / "part", max_steps=8, eval_every=1)
     folder = tmp_path / "part" / "rm" / "trainer"
@@ -69,7 +70,7 @@ def test_resuming_gives_the_weights_of_an_uninterrupted_training(tmp_path):
     )
     killed.train()
     record = {"settings": part.model_dump(mode="json", exclude=_FREE), "data_hash": "", "finished": False}
-    _write_json(folder.parent / "training.json", record)
+    write_json(folder.parent / "training.json", record)
     (folder / "checkpoint-9999").mkdir()  # half-written: no mark
     assert newest_checkpoint(folder).name == "checkpoint-4"
     resumed = train_on_episodes(part, episodes, resume=True)

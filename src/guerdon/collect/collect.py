@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from guerdon.errors import ConfigError
 from guerdon.policies.experts import RandomActor, ScriptedExpert, checkpoint_actor
 from guerdon.settings.study import ActorShare, CollectSettings, Study
 from guerdon.worlds.build import build_world
-from guerdon.worlds.world import World
+from guerdon.worlds.world import Transition, World
 
 
 @dataclass(frozen=True)
@@ -92,20 +93,25 @@ def _collect_from(
         limit=wanted,
     )
     rng = np.random.default_rng([settings.seed, index])
+    wander = RandomActor(world.action_space.low, world.action_space.high)
     after = np.full(world.num_envs, -1, dtype=np.int64)
-    first = world.reset()
-    observations = first.observations
-    open_copies = np.arange(world.num_envs) < wanted
+    transition = world.reset()
+    observations = transition.observations
+    start = rng.integers(share.random_steps + 1, size=world.num_envs)
+    error = _calibration_errors(share, observations.shape, rng)
     tried = 0
-    for i in np.flatnonzero(open_copies):
-        recorder.begin(int(i), observations[i], first.first_looks[int(i)])
     while recorder.kept < wanted:
-        rows = world.steps_in_episode + 1
-        actions = actor.act(observations, rng)
-        capture = np.array([recorder.wants_row(int(r)) for r in rows])
+        for i in np.flatnonzero(world.steps_in_episode == start):
+            recorder.begin(int(i), observations[i], _look_of(transition, int(i)))
+        rows = world.steps_in_episode + 1 - start
+        wandering = (rows <= 0)[:, None]
+        actions = np.where(wandering, wander.act(observations, rng), actor.act(observations + error, rng))
+        capture = np.array([r == 0 or (r > 0 and recorder.wants_row(int(r))) for r in rows])
         transition = world.step(actions, capture=capture, capture_ends=True)
         recorder.watch(rows, actions, transition)
         tried += int(transition.done.sum())
+        start = np.where(transition.done, rng.integers(share.random_steps + 1, size=world.num_envs), start)
+        error = np.where(transition.done[:, None], _calibration_errors(share, observations.shape, rng), error)
         if settings.stop_after_success is not None:
             after = np.where(after >= 0, after + 1, np.where(transition.success, 0, -1))
             after[transition.done] = -1
@@ -118,6 +124,20 @@ def _collect_from(
             )
         observations = transition.observations
     return recorder.kept, tried
+
+
+def _calibration_errors(share: ActorShare, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """(B, S) constant errors of what each copy's expert sees: only the hand's position, Meta-World's first three."""
+    errors = np.zeros(shape, dtype=np.float32)
+    if share.calibration_error:
+        errors[:, :3] = rng.normal(0.0, share.calibration_error, (shape[0], 3))
+    return errors
+
+
+def _look_of(transition: Transition, index: int) -> Any:
+    """The look at what a copy shows now: the first moment of its episode, or the one after its last action."""
+    looks = transition.first_looks if index in transition.first_looks else transition.looks
+    return looks[index]
 
 
 def _actor(share: ActorShare, world: World, study: Study) -> ScriptedExpert | RandomActor:

@@ -108,8 +108,6 @@ class Recorder:
                 if tape is not None and self._finish(tape, i):
                     kept.append(i)
                 self._tapes[i] = None
-            if i in transition.first_looks:
-                self.begin(i, transition.observations[i], transition.first_looks[i])
         return kept
 
     def cut(self, index: int) -> bool:

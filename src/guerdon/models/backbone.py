@@ -8,6 +8,8 @@ It does not know what the logit means, where frames come from, or how it is trai
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, Literal
 
@@ -70,11 +72,27 @@ class ImageScorer(nn.Module):
         logits: Tensor = self.head(features.flatten(1).float())
         return logits.squeeze(1).float()
 
-    def freeze_batch_norm(self) -> None:
-        """Put every batch normalisation in evaluation mode, so that no batch moves its statistics."""
-        for layer in self.modules():
-            if isinstance(layer, nn.BatchNorm2d):
-                layer.eval()
+
+@contextmanager
+def calibrating(network: nn.Module) -> Iterator[None]:
+    """Set the statistics of batch normalisation to averages over the batches that pass inside the block.
+
+    The running averages of a training lag behind its weights by dozens of steps, which is a large part of a
+    short training (arXiv:2105.07576, section 3). The network runs in training mode without gradients inside the
+    block, dropout draws from a copy of the random state, and the mode is restored.
+    """
+    layers = [layer for layer in network.modules() if isinstance(layer, nn.BatchNorm2d)]
+    momenta = [layer.momentum for layer in layers]
+    training = network.training
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # a plain average
+    network.train()
+    with torch.random.fork_rng(), torch.no_grad():
+        yield
+    network.train(training)
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum
 
 
 def inference_copy(scorer: ImageScorer, *, bf16: bool) -> ImageScorer:

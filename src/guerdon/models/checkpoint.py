@@ -9,11 +9,8 @@ model was trained on, and the hash of the weights. It does not know how a model 
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
-import tempfile
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +19,7 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import load_file, save_file
 
+from guerdon.atomic import seal_folder, sha256, write_json
 from guerdon.errors import CheckpointError, boundary
 from guerdon.models.backbone import ImageScorer
 
@@ -65,28 +63,15 @@ def save_checkpoint(path: str | Path, scorer: ImageScorer, config: ImageModelCon
         The folder.
     """
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in scorer.state_dict().items()}
-        save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
-        record = asdict(config) | {
-            "guerdon_version": version("guerdon"),
-            "sha256": _sha256(temporary / WEIGHTS),
-        }
-        (temporary / CONFIG).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        (temporary / WEIGHTS).chmod(0o644)
-        temporary.chmod(0o755)
-        for file in (temporary / WEIGHTS, temporary / CONFIG, temporary):
-            _fsync(file)
-        aside = temporary.with_name(temporary.name + ".old")
-        if target.exists():
-            os.replace(target, aside)
-        os.replace(temporary, target)
-        _fsync(target.parent)
-        shutil.rmtree(aside, ignore_errors=True)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    temporary = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in scorer.state_dict().items()}
+    save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
+    (temporary / WEIGHTS).chmod(0o644)
+    facts = {"guerdon_version": version("guerdon"), "sha256": sha256(temporary / WEIGHTS)}
+    write_json(temporary / CONFIG, asdict(config) | facts)
+    seal_folder(temporary, target)
     return target
 
 
@@ -158,7 +143,7 @@ def load_checkpoint(path: str | Path, **requested: Any) -> tuple[ImageScorer, Im
     folder, config = find_checkpoint(path), load_config(path, **requested)
     with boundary(CheckpointError, f"{folder} cannot be read"):
         expected = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("sha256")
-        if _sha256(folder / WEIGHTS) != expected:
+        if sha256(folder / WEIGHTS) != expected:
             raise CheckpointError(f"{folder / WEIGHTS} is corrupt: its SHA-256 is not the one in {CONFIG}")
         weights = load_file(folder / WEIGHTS)
     with torch.random.fork_rng(devices=[]):
@@ -168,19 +153,6 @@ def load_checkpoint(path: str | Path, **requested: Any) -> tuple[ImageScorer, Im
     ):
         scorer.load_state_dict(weights, strict=True)
     return scorer.eval(), config
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _shown(value: Any) -> str:

@@ -1,8 +1,9 @@
 """Refit an image reward model while a policy learns from it, so that the policy cannot run away from it.
 
-Fresh frames are mixed with a replay of old ones; batch normalisation keeps its statistics, because the
-batches of an update are few and one-sided. The image twin of PRIME's online update (arXiv:2502.01456). It gets
-frames and targets, and does not know RL.
+Fresh frames are mixed with a balanced replay of old ones, and batch normalisation takes its statistics from
+the replay afterwards: running averages over a few one-sided batches would be wrong, and frozen statistics let
+single steps throw the network off. The image twin of PRIME's online update (arXiv:2502.01456). It gets frames
+and targets, and does not know RL.
 
     trainer = OnlineTrainer(model, offline_pixels, offline_targets, seed=0)
     metrics = trainer.update(frames_N_H_W_C, targets_N, steps=20)
@@ -20,11 +21,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from guerdon.errors import CheckpointError
+from guerdon.models.backbone import calibrating
 from guerdon.models.image import ImageRewardModel
 from guerdon.models.preprocess import random_shift, to_input, to_pixels
 from guerdon.models.quality import classifier_quality, progress_quality
 from guerdon.models.replay import FrameReplay
 from guerdon.types import ByteArray, FloatArray
+
+CALIBRATION_FRAMES = 256
 
 
 class OnlineState(NamedTuple):
@@ -104,6 +108,8 @@ class OnlineTrainer:
         metrics = {f"fresh_{name}": value for name, value in self._quality(pixels, targets).items()}
         loss = self._fit(pixels, targets, steps) if len(pixels) and steps else None
         self.replay.add(pixels, targets, self.rng)
+        if loss is not None:
+            self._calibrate()
         self.updates += 1
         counts = {"fresh": float(len(pixels)), "replay": float(len(self.replay))}
         return {"loss": loss, "seconds": time.perf_counter() - start, **counts, **metrics}
@@ -122,7 +128,6 @@ class OnlineTrainer:
             min(round(self.batch_size * self.replay_ratio), self.batch_size - 1) if len(self.replay) else 0
         )
         scorer.train()
-        scorer.freeze_batch_norm()
         losses = []
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(int(self.rng.integers(2**62)))
@@ -136,20 +141,32 @@ class OnlineTrainer:
                     self._step(torch.from_numpy(batch).to(device), torch.from_numpy(wanted).to(device))
                 )
         scorer.eval()
-        self.model.refresh()
         return float(torch.stack(losses).mean())
 
     def _step(self, pixels: Tensor, targets: Tensor) -> Tensor:
         if self.augment:
             pixels = random_shift(pixels)
-        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.model.bf16):
-            logits = self.model.scorer(to_input(pixels, self.model.config.normalize))
+        logits = self._logits(pixels)
         loss = F.binary_cross_entropy_with_logits(logits, targets)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.scorer.parameters(), 1.0)
         self.optimizer.step()
         return loss.detach()
+
+    def _logits(self, pixels: Tensor) -> Tensor:
+        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.model.bf16):
+            logits: Tensor = self.model.scorer(to_input(pixels, self.model.config.normalize))
+        return logits
+
+    def _calibrate(self) -> None:
+        """Give batch normalisation its statistics on the replay, and let scoring see the new weights."""
+        pixels, _ = self.replay.draw(CALIBRATION_FRAMES, self.rng)
+        mixed = pixels[self.rng.permutation(CALIBRATION_FRAMES)]
+        with calibrating(self.model.scorer):
+            for start in range(0, CALIBRATION_FRAMES, 64):
+                self._logits(torch.from_numpy(mixed[start : start + 64]).to(self.model.device))
+        self.model.refresh()
 
     def state_dict(self) -> OnlineState:
         """Model, optimiser, replay and random state, as copies that later updates do not touch."""

@@ -223,6 +223,8 @@ class Loop:
     def _watch(self, rows: np.ndarray, actions: np.ndarray, transition: Any) -> None:
         assert self.recorder is not None
         self.recorder.watch(rows, actions, transition)
+        for i, look in transition.first_looks.items():
+            self.recorder.begin(i, transition.observations[i], look)
 
     def _record(
         self,

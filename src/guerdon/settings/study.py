@@ -51,6 +51,16 @@ class ActorShare(Settings):
     share: float = Field(1.0, gt=0)
     noise: float = Field(0.3, ge=0, description="noisy: standard deviation added to the expert's actions")
     checkpoint: str | None = None
+    random_steps: int = Field(
+        0, ge=0, description="up to this many unrecorded random steps first, so that episodes start from many states"
+    )
+
+    calibration_error: float = Field(
+        0.0,
+        ge=0,
+        description="metres, standard deviation of a constant error per episode in the hand position that a scripted "
+        "expert sees: near misses, which look like success to a model that watches the arm alone",
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> ActorShare:
@@ -58,6 +68,8 @@ class ActorShare(Settings):
             raise ValueError("an actor of type checkpoint, and only that, needs checkpoint: a policy folder")
         if "noise" in self.model_fields_set and self.type not in ("noisy", "checkpoint"):
             raise ValueError(f"noise would do nothing with an actor of type {self.type}; remove it")
+        if self.calibration_error and self.type not in ("expert", "noisy"):
+            raise ValueError(f"calibration_error would do nothing with an actor of type {self.type}; remove it")
         return self
 
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from guerdon.atomic import write_json
 from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.models.backbone import ImageScorer
 from guerdon.models.checkpoint import ImageModelConfig, save_checkpoint
@@ -117,17 +118,19 @@ def train_on_episodes(
     if resumed_from is None and int(os.environ.get("RANK", "0")) == 0:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        _write_json(save_dir / "training.json", record | {"finished": False})
+        write_json(save_dir / "training.json", record | {"finished": False})
     scorer = _seeded_scorer(settings)
     trainer = build_trainer(settings, scorer, train, val, folder)
     trainer.train(resume_from_checkpoint=None if resumed_from is None else str(resumed_from))
     metrics = _final_metrics(settings.type, trainer, frames, train, val) | {
         "seconds": time.perf_counter() - start
     }
+    if trainer.is_fsdp_enabled:
+        scorer = _gathered(trainer, settings)
     if trainer.is_world_process_zero():
         save_checkpoint(save_dir / "model", scorer, _config(settings, data_hash))
-        _write_json(save_dir / "metrics.json", metrics | {"history": read_history(trainer)})
-        _write_json(save_dir / "training.json", record | {"finished": True})
+        write_json(save_dir / "metrics.json", metrics | {"history": read_history(trainer)})
+        write_json(save_dir / "training.json", record | {"finished": True})
         shutil.rmtree(folder, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
     return TrainResult(save_dir, metrics)
@@ -151,7 +154,8 @@ def _check_record(save_dir: Path, record: dict[str, Any]) -> dict[str, Any] | No
     if other:
         raise ConfigError(
             f"cannot resume the training in {save_dir}: "
-            f"it was started with other settings ({', '.join(sorted(other))}); restore them, or train without resume"
+            f"it was started with other settings ({', '.join(sorted(other))}); "
+            "restore them, or train without resume"
         )
     return None if metrics is None else {k: v for k, v in metrics.items() if k != "history"}
 
@@ -165,6 +169,15 @@ def _seeded_scorer(settings: Settings) -> ImageScorer:
             dropout=settings.dropout,
             pretrained_path=settings.pretrained_path,
         )
+
+
+def _gathered(trainer: Any, settings: Settings) -> ImageScorer:
+    """The network with the weights that FSDP spread over the processes; whole in process 0 only."""
+    weights = trainer.accelerator.get_state_dict(trainer.model)
+    scorer = _seeded_scorer(settings)
+    if trainer.is_world_process_zero():
+        scorer.load_state_dict({name.removeprefix("scorer."): tensor for name, tensor in weights.items()})
+    return scorer
 
 
 def _check_split(train: LabelledFrames, val: LabelledFrames, settings: Settings) -> None:
@@ -213,12 +226,3 @@ def _final_metrics(
         "val_episodes": len(np.unique(val.episode)),
         "skipped_episodes": frames.skipped,
     }
-
-
-def _write_json(path: Path, value: Any) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as stream:
-        json.dump(value, stream, indent=2)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(temporary, path)

@@ -35,7 +35,7 @@ from transformers import (
 from transformers.integrations import TensorBoardCallback
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from guerdon.models.backbone import ImageScorer, resolve_bf16, resolve_device
+from guerdon.models.backbone import ImageScorer, calibrating, resolve_bf16, resolve_device
 from guerdon.models.preprocess import random_shift, to_input
 from guerdon.models.quality import classifier_quality, progress_quality
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
@@ -132,32 +132,17 @@ class _FrameTrainer(Trainer):  # type: ignore[misc]
         return metrics
 
     def calibrate_batch_norm(self) -> None:
-        """Set the statistics of batch normalisation to those of the current weights on training frames.
-
-        Their running averages lag behind by dozens of steps, which is a large part of a short training
-        (arXiv:2105.07576, section 3). The same weights always give the same statistics.
-        """
+        """Give batch normalisation its statistics on training frames; the same weights give the same ones."""
         network = self.accelerator.unwrap_model(self.model)
-        layers = [layer for layer in network.modules() if isinstance(layer, nn.BatchNorm2d)]
-        before = (network.training, network.augment, [layer.momentum for layer in layers])
         frames, size = self.train_dataset.frames, self.args.per_device_train_batch_size
         rows = epoch_order(frames.positive, self._sampler.ratio, seed=self.args.seed, epoch=0)[
             :CALIBRATION_FRAMES
         ]
-        for layer in layers:
-            layer.reset_running_stats()
-            layer.momentum = None  # a plain average over the batches that follow
-        self.model_wrapped.train()
-        network.augment = False
-        devices = [self.args.device] if self.args.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices), torch.no_grad(), self.compute_loss_context_manager():
+        augment, network.augment = network.augment, False
+        with calibrating(self.model_wrapped), self.compute_loss_context_manager():
             for start in range(0, max(len(rows) - size // 2, 1), size):
-                batch = _gather(frames, rows[start : start + size])
-                self.model_wrapped(**self._prepare_inputs(batch))
-        self.model_wrapped.train(before[0])
-        network.augment = before[1]
-        for layer, momentum in zip(layers, before[2], strict=True):
-            layer.momentum = momentum
+                self.model_wrapped(**self._prepare_inputs(_gather(frames, rows[start : start + size])))
+        network.augment = augment
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         # Trainer's own refuses channels-last tensors, and adds its arguments as a pickle.

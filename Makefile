@@ -1,0 +1,64 @@
+# make demo   the whole story on Meta-World, with a report at the end
+# make test   the tests
+# make help   the rest
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+STUDY ?= studies/demo.yaml
+
+# Drawing needs no screen; override from outside where another backend works better.
+export MUJOCO_GL ?= egl
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo quickstart doctor test test-slow lint format check bench clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
+
+env: $(STAMP)  ## create $(VENV) and install guerdon into it, only when missing or out of date
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "guerdon needs Python 3.11 or newer; try: make PYTHON=python3.12 env"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[metaworld,video,dev]"
+	@touch $(STAMP)
+
+demo: env  ## run the demo study and say where its report is
+	$(BIN)/guerdon compare $(STUDY)
+	@$(BIN)/python -c 'import pathlib, sys; from guerdon.config import load; from guerdon.settings.study import Study; \
+	print("report:", (pathlib.Path(load(Study, sys.argv[1]).work_dir) / "report.html").absolute())' $(STUDY)
+
+quickstart: env  ## the same chain at the smallest scale, in about two minutes
+	$(BIN)/guerdon quickstart
+
+doctor: env  ## is this machine ready?
+	$(BIN)/guerdon doctor
+
+test: env  ## the tests, without the slow ones
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: env  ## the tests that take minutes
+	$(BIN)/python -m pytest -m slow
+
+lint: env  ## style, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: env  ## mend style and formatting where that is mechanical
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+check: lint test  ## what a change must pass
+
+bench: env  ## the speed comparisons in benchmarks/
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[metaworld,video,dev,bench]"
+	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+
+clean:  ## remove caches and builds; runs/ and the environment stay
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

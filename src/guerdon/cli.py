@@ -1,0 +1,216 @@
+"""The command line: one verb for each stage in the life of a reward model.
+
+Every verb takes a YAML file plus dotted overrides (`runner.seed=3`), shows what it would do with `--dry-run`, says
+what it wrote, and leaves with a non-zero status and one clear line on bad input. Nothing heavy is imported before
+a verb needs it. This module does no work of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from guerdon import __version__
+from guerdon.errors import ConfigError, GuerdonError
+
+if TYPE_CHECKING:
+    from guerdon.settings.study import Study
+
+app = typer.Typer(
+    name="guerdon",
+    help="The whole life of a reward model: collect, train, evaluate, run, compare.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=True,
+)
+
+File = Annotated[Path, typer.Argument(help="Study file (YAML).", show_default=False)]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Dotted overrides, such as runner.seed=3.", show_default=False)
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the resolved configuration and the cost; do nothing.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")]
+Only = Annotated[list[str] | None, typer.Option("--only", help="Only this model of the train section (repeatable).")]
+
+
+@app.command()
+def collect(study: File, overrides: Overrides = None, dry_run: DryRun = False) -> None:
+    """Collect episodes from experts, noise or policies into a LeRobot data set."""
+    config = _load(study, overrides)
+    if dry_run:
+        from guerdon.settings.estimate import estimate_collect
+
+        return _dry_run(config, estimate_collect(config))
+    from guerdon.collect.collect import collect as work
+
+    done = work(config)
+    _say(f"wrote {done.episodes} episodes with {done.frames} frames to {done.path}")
+
+
+@app.command()
+def train(
+    study: File, overrides: Overrides = None, dry_run: DryRun = False, resume: Resume = False, only: Only = None
+) -> None:
+    """Fit the reward models of the train section, or a first policy (policy=bc)."""
+    rest = list(overrides or [])
+    cloning = "policy=bc" in rest
+    if cloning:
+        rest.remove("policy=bc")
+    config = _load(study, rest)
+    unknown = sorted(set(only or ()) - set(config.train))
+    if unknown or (not cloning and not config.train):
+        raise ConfigError(
+            f"--only {unknown[0]}: the train section has {', '.join(config.train) or 'nothing'}"
+            if unknown
+            else f"{study} has no train section: name a reward model there, or say policy=bc"
+        )
+    if dry_run:
+        from guerdon.settings.estimate import estimate_train
+
+        return _dry_run(config, {"policy": "behaviour cloning"} if cloning else estimate_train(config))
+    if cloning:
+        from guerdon.train.bc import train_bc
+
+        folder, metrics = train_bc(config)
+        return _say(f"wrote a policy to {folder}: " + _numbers(metrics))
+    from guerdon.train.images import train_image_model
+
+    for name in only or config.train:
+        result = train_image_model(config.train[name], resume=resume)
+        _say(f"wrote {name} to {result.save_dir}: {_numbers(result.metrics)}")
+
+
+@app.command()
+def evaluate(study: File, overrides: Overrides = None, dry_run: DryRun = False, only: Only = None) -> None:
+    """Judge trained reward models on episodes they have not seen."""
+    config = _load(study, overrides)
+    if dry_run:
+        return _dry_run(config, {"models": len(only or config.train), "seconds": 20.0 * len(only or config.train)})
+    from guerdon.evaluate.output import evaluation_text
+    from guerdon.evaluate.run import evaluate_study
+
+    for name, (evaluation, paths) in evaluate_study(config, only=only or ()).items():
+        sys.stdout.write(f"{name}\n{evaluation_text(evaluation)}\n")
+        _say(f"wrote {paths['json']} and {len(paths) - 1} files beside it")
+
+
+@app.command()
+def run(study: File, overrides: Overrides = None, dry_run: DryRun = False, resume: Resume = False) -> None:
+    """Train a policy with the rewards of the reward section."""
+    config = _load(study, overrides)
+    if dry_run:
+        from guerdon.settings.estimate import estimate_run
+
+        return _dry_run(config, estimate_run(config))
+    from guerdon.compare.report import write_single_report
+    from guerdon.rl.run import run as work
+
+    folder, summary = work(config, resume=resume)
+    final = summary["final"]
+    _say(f"true success {final.get('success', 0.0):.2f} over {final['episodes']:.0f} evaluation episodes")
+    _say(f"wrote {folder} and {write_single_report(folder)}")
+
+
+@app.command()
+def compare(
+    study: File,
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    parallel: Annotated[int, typer.Option("--parallel", help="Jobs at a time; 0: one per core.")] = 0,
+) -> None:
+    """Run a whole study (arms x seeds x tasks) and write its report. Started again, it goes on."""
+    from guerdon.compare.study import plan_study, run_study
+
+    plan = plan_study(study, overrides or [], parallel=parallel)
+    if dry_run:
+        return _dry_run(plan.study, plan.estimate())
+    report, table = run_study(plan)
+    sys.stdout.write(table + "\n")
+    _say(f"report: {report}")
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(help="A study's work_dir, or the folder of one run.")]) -> None:
+    """Write report.html again from what a study or a run left on disk."""
+    from guerdon.compare.report import write_report, write_single_report
+
+    if (folder / "study.json").is_file() or (folder / "study.yaml").is_file():
+        return _say(f"report: {write_report(folder)}")
+    if (folder / "metrics.jsonl").is_file():
+        return _say(f"report: {write_single_report(folder)}")
+    raise ConfigError(f"{folder} holds neither a study (study.json) nor a run (metrics.jsonl)")
+
+
+@app.command()
+def quickstart(
+    folder: Annotated[Path, typer.Option("--folder", help="Where to write.")] = Path("runs/quickstart"),
+    dry_run: DryRun = False,
+) -> None:
+    """The whole chain at its smallest: collect, train, evaluate, RL with two rewards, report."""
+    from guerdon.compare.study import plan_study, quickstart_file, run_study
+
+    plan = plan_study(quickstart_file(), [f"work_dir={folder}"], parallel=0)
+    if dry_run:
+        return _dry_run(plan.study, plan.estimate())
+    page, table = run_study(plan)
+    sys.stdout.write(table + "\n")
+    _say(f"report: {page}")
+
+
+@app.command()
+def doctor() -> None:
+    """Check this machine: packages, rendering without a screen, disk; with a fix for what is amiss."""
+    from guerdon.doctor import main as check
+
+    raise typer.Exit(check())
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Show the version and leave.")] = False) -> None:
+    if version:
+        sys.stdout.write(f"guerdon {__version__}\n")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point: expected errors become one line and an exit status."""
+    try:
+        app()
+    except GuerdonError as error:
+        sys.stderr.write(f"guerdon: {error}\n")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.stderr.write("guerdon: interrupted; what was written so far is whole, and --resume goes on\n")
+        sys.exit(130)
+
+
+def _load(path: Path, overrides: list[str] | None) -> Study:
+    from guerdon.config import load
+    from guerdon.settings.study import Study
+
+    return load(Study, path, overrides or [])
+
+
+def _dry_run(config: Study, estimate: dict[str, object]) -> None:
+    from guerdon.config import to_yaml
+    from guerdon.settings.estimate import readable
+
+    sys.stdout.write(to_yaml(config) + "\n")
+    for line in readable(estimate):
+        _say(line)
+
+
+def _numbers(metrics: dict[str, object]) -> str:
+    parts = []
+    for name, value in metrics.items():
+        parts.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
+    return ", ".join(parts)
+
+
+def _say(line: str) -> None:
+    sys.stderr.flush()
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,228 @@
+"""`guerdon compare`: a study file becomes jobs (collect, train, evaluate, run), and their results a report.
+
+Every task has its own data and reward models, shared by all arms and seeds; an arm is the study file with a few
+keys changed. Started again, a study goes on where it was. This module does not train or simulate anything itself.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from guerdon import atomic, provenance
+from guerdon.compare.jobs import Job, Outcome, run_jobs
+from guerdon.compare.report import comparison_table, markdown_table, write_report
+from guerdon.config import Tree, apply_overrides, merge, read_yaml, resolve_refs, to_yaml, validate
+from guerdon.errors import ConfigError, JobError
+from guerdon.settings.estimate import estimate_collect, estimate_run, estimate_train, total_seconds
+from guerdon.settings.study import Study
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a study will do.
+
+    Attributes:
+        study: the file as it stands, resolved for its first task.
+        configs: job name to its resolved configuration.
+        jobs: all of them.
+        parallel: processes at a time.
+    """
+
+    study: Study
+    source: Path
+    overrides: tuple[str, ...]
+    configs: dict[str, Study]
+    jobs: tuple[Job, ...]
+    parallel: int
+
+    @property
+    def folder(self) -> Path:
+        """The study's `work_dir`."""
+        return Path(self.study.work_dir)
+
+    def estimate(self) -> dict[str, Any]:
+        """Counts, time and disk of the whole study."""
+        kinds = [job.arguments[0] for job in self.jobs]
+        parts = [{"seconds": job.cost} for job in self.jobs]
+        return {
+            "jobs": ", ".join(f"{kinds.count(k)} {k}" for k in dict.fromkeys(kinds)),
+            "at a time": self.parallel,
+            "wall time": f"about {total_seconds(parts, self.parallel) / 60:.0f} min",
+            "bytes": sum(_disk(kind, self.configs[job.name]) for kind, job in zip(kinds, self.jobs, strict=True)),
+        }
+
+
+def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> Plan:
+    """Read a study file and lay out its jobs; nothing is started or written.
+
+    Raises:
+        ConfigError: anything wrong in the file, in any arm and any task.
+    """
+    tree = apply_overrides(read_yaml(path), overrides)
+    base = validate(Study, resolve_refs(tree, Study), source=str(path))
+    if base.compare is None:
+        raise ConfigError(f"{path} has no compare section: it names the arms, seeds and tasks of a study")
+    configs: dict[str, Study] = {}
+    jobs: list[Job] = []
+    for task in base.compare.tasks or (base.env.task,):
+        at_task = {"env": {"task": task}}
+        prepared = _resolved(tree, at_task, f"{path}, task {task}")
+        jobs += _preparation(task, prepared, configs)
+        for arm, settings in base.compare.arms.items():
+            for seed in base.compare.seeds:
+                name = f"{task}.{arm}.seed{seed}"
+                logger = {"log_path": f"{base.work_dir}/runs", "experiment_name": f"{task}/{arm}/seed{seed}"}
+                change = merge(
+                    merge(at_task, settings.config), {"runner": {"seed": seed, "logger": logger}, "compare": None}
+                )
+                configs[name] = _resolved(tree, change, f"{path}, arm {arm}")
+                needs = _needs(task, configs[name], prepared)
+                cost = float(estimate_run(configs[name])["seconds"])
+                jobs.append(Job(name, ("run", _file(base, name), "--resume"), needs, cost, _run_folder(configs[name])))
+    workers = parallel or base.compare.parallel or os.cpu_count() or 1
+    return Plan(base, path, tuple(overrides), configs, tuple(jobs), workers)
+
+
+def run_study(plan: Plan) -> tuple[Path, str]:
+    """Run the jobs of a plan that are not done yet and write the report.
+
+    Returns:
+        The report's path and the comparison as a table for a terminal.
+
+    Raises:
+        ConfigError: the folder holds another study.
+        JobError: some jobs failed; the report of the others is written.
+    """
+    started = time.perf_counter()
+    folder = plan.folder
+    for name, config in plan.configs.items():
+        path, text = Path(_file(plan.study, name)), to_yaml(config)
+        if path.exists() and path.read_text() != text:
+            raise ConfigError(
+                f"{folder} holds a study whose job {name} was configured differently ({path}); choose another work_dir"
+            )
+        atomic.write_text(path, text)
+    atomic.write_text(folder / "study.yaml", to_yaml(plan.study))
+    _write_card(plan, 0.0)
+    console = Console(stderr=True)
+    outcomes = run_jobs(plan.jobs, folder / "jobs", parallel=plan.parallel, say=_teller(console))
+    _write_card(plan, time.perf_counter() - started)
+    report = write_report(folder)
+    table = markdown_table(comparison_table(folder))
+    failed = [o for o in outcomes if o.state != "done"]
+    if failed:
+        lines = "\n  ".join(f"{o.job.name}: {o.state}: {o.message}" for o in failed)
+        raise JobError(
+            f"{len(failed)} of {len(outcomes)} jobs did not finish; the same command goes on with them. "
+            f"The report of the others: {report}\n  {lines}"
+        )
+    return report, table
+
+
+def quickstart_file() -> Path:
+    """The study that `guerdon quickstart` runs; it ships inside the package."""
+    return Path(str(files("guerdon.compare") / "quickstart.yaml"))
+
+
+def _resolved(tree: Tree, change: dict[str, Any], source: str) -> Study:
+    changed = Tree(merge(tree.data, change), tree.lines)
+    return validate(Study, resolve_refs(changed, Study), source=source)
+
+
+def _preparation(task: str, study: Study, configs: dict[str, Study]) -> list[Job]:
+    """Collecting, training and evaluating for one task."""
+    jobs = []
+    needs: tuple[str, ...] = ()
+    if study.collect is not None:
+        name = f"{task}.collect"
+        configs[name] = study
+        jobs.append(Job(name, ("collect", _file(study, name)), cost=float(estimate_collect(study)["seconds"]) + 1e6))
+        needs = (name,)
+    for model in study.train:
+        name = f"{task}.train.{model}"
+        configs[name] = study
+        cost = float(estimate_train(study)["seconds"]) / len(study.train)
+        jobs.append(Job(name, ("train", _file(study, name), "--only", model, "--resume"), needs, cost + 1e5))
+        judged = f"{task}.evaluate.{model}"
+        configs[judged] = study
+        jobs.append(Job(judged, ("evaluate", _file(study, judged), "--only", model), (name,), 20.0))
+    return jobs
+
+
+def _needs(task: str, arm: Study, prepared: Study) -> tuple[str, ...]:
+    """The jobs whose products an arm reads: those reward models whose folder it names."""
+    if not arm.reward.use_reward_model:
+        return ()
+    wanted = {str(s.model.checkpoint_path) for s in arm.reward.sources.values()}
+    return tuple(f"{task}.train.{name}" for name, model in prepared.train.items() if model.save_dir in wanted)
+
+
+def _file(study: Study, name: str) -> str:
+    return str(Path(study.work_dir) / "jobs" / f"{name}.yaml")
+
+
+def _run_folder(study: Study) -> Path:
+    return Path(study.runner.logger.log_path) / study.runner.logger.experiment_name
+
+
+def _disk(kind: str, study: Study) -> int:
+    estimates = {"collect": estimate_collect, "train": estimate_train, "run": estimate_run}
+    if kind not in estimates:
+        return 100_000
+    total = int(estimates[kind](study).get("bytes", 0))
+    return total // max(len(study.train), 1) if kind == "train" else total
+
+
+def _write_card(plan: Plan, seconds: float) -> None:
+    """`study.json`, what the report reads first; wall seconds add up over restarts."""
+    path = plan.folder / "study.json"
+    compare = plan.study.compare
+    assert compare is not None
+    before = 0.0
+    started = provenance.now()
+    if path.exists():
+        import json
+
+        card = json.loads(path.read_text())
+        before, started = float(card["wall_seconds"]), card["started"]
+    command = " ".join(["guerdon compare", str(plan.source), *plan.overrides])
+    atomic.write_json(
+        path,
+        {
+            "name": plan.study.name,
+            "arms": {name: {"label": arm.label} for name, arm in compare.arms.items()},
+            "baseline": compare.baseline,
+            "tasks": list(compare.tasks or (plan.study.env.task,)),
+            "seeds": list(compare.seeds),
+            "commands": [command],
+            "versions": provenance.versions(),
+            "machine": provenance.machine(),
+            "started": started,
+            "wall_seconds": round(before + seconds, 1),
+        },
+    )
+
+
+def _teller(console: Console) -> Any:
+    def say(outcome: Outcome, settled: int, total: int) -> None:
+        line = f"[{settled}/{total}] {outcome.job.name}: {outcome.state}"
+        if outcome.seconds:
+            line += f" in {outcome.seconds:.0f} s"
+        if outcome.message:
+            line += f" ({outcome.message})"
+        if console.is_terminal:
+            console.print(line, highlight=False, markup=False)
+        else:
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+
+    return say

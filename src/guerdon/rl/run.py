@@ -1,0 +1,65 @@
+"""`guerdon run`: one run in its own folder, with the record of what made it.
+
+This module does not know studies of several runs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from guerdon import atomic, provenance
+from guerdon.config import to_yaml
+from guerdon.errors import ConfigError, GuerdonError
+from guerdon.rl.loop import Loop
+from guerdon.settings.study import Study
+
+
+def run_folder(study: Study) -> Path:
+    """Where a run writes: `runner.logger.log_path/experiment_name`."""
+    return Path(study.runner.logger.log_path) / study.runner.logger.experiment_name
+
+
+def run(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any]]:
+    """Run to the end, or go on with a run that was cut off.
+
+    Returns:
+        The run's folder and its summary.
+
+    Raises:
+        ConfigError: the folder is taken by another run, or holds another configuration.
+        GuerdonError: whatever stopped the run; it is also written to `FAILED.json`.
+    """
+    folder = run_folder(study)
+    text = to_yaml(study)
+    config = folder / "config.yaml"
+    if config.exists():
+        if not resume:
+            raise ConfigError(
+                f"{folder} already holds a run; go on with it by --resume, or choose another "
+                "runner.logger.experiment_name"
+            )
+        if config.read_text() != text:
+            raise ConfigError(
+                f"{folder} was started with another configuration ({config}); a run is resumed with the one it began "
+                "with. Choose another runner.logger.experiment_name for the new one"
+            )
+    atomic.write_text(config, text)
+    (folder / "FAILED.json").unlink(missing_ok=True)
+    if not (folder / "run.json").exists():
+        atomic.write_json(
+            folder / "run.json",
+            {
+                "command": provenance.command(),
+                "started": provenance.now(),
+                "seed": study.runner.seed,
+                "task": study.env.task,
+                "versions": provenance.versions(),
+                "machine": provenance.machine(),
+            },
+        )
+    try:
+        return folder, Loop(study, folder, resume=resume).run()
+    except GuerdonError as error:
+        atomic.write_json(folder / "FAILED.json", {"error": str(error), "kind": type(error).__name__})
+        raise

@@ -1,0 +1,106 @@
+"""What a verb will cost, before it starts: counts, seconds, bytes.
+
+The rates are what one core of a current server did (see `docs/benchmarks.md`); a laptop may need twice as long.
+This module measures nothing and starts nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from guerdon.settings.reward import SourceSettings
+from guerdon.settings.study import Study
+
+SIMULATE, RENDER, SCORE, TRAIN, UPDATE = 5000.0, 120.0, 600.0, 200.0, 12000.0  # per second: steps, frames, ...
+_BYTES_PER_PIXEL = 1.2  # of a PNG of a rendered scene
+
+
+def estimate_collect(study: Study) -> dict[str, Any]:
+    """Episodes, frames, seconds and bytes of `guerdon collect`."""
+    settings = study.collect
+    if settings is None:
+        return {}
+    limit = study.env.max_episode_steps or 200
+    frames = settings.episodes * (limit // settings.frame_every + 2)
+    height, width = study.env.frame_size
+    return {
+        "episodes": settings.episodes,
+        "frames": f"at most {frames}",
+        "seconds": frames / RENDER + settings.episodes * limit / SIMULATE,
+        "bytes": int(frames * height * width * _BYTES_PER_PIXEL),
+    }
+
+
+def estimate_train(study: Study) -> dict[str, Any]:
+    """Models, seconds and bytes of `guerdon train`."""
+    rows = int(str(estimate_collect(study).get("frames", "2000")).split()[-1])
+    seconds = 0.0
+    for model in study.train.values():
+        scale = (model.image_size[1] * model.image_size[2]) / (64 * 64)
+        frames = rows * model.max_epochs if model.max_steps is None else model.max_steps * model.batch_size
+        seconds += min(frames, rows * model.max_epochs) * scale / TRAIN
+    return {"models": len(study.train), "seconds": seconds, "bytes": 180_000_000 * len(study.train)}
+
+
+def estimate_run(study: Study) -> dict[str, Any]:
+    """Environment steps, frames, seconds and bytes of `guerdon run`."""
+    runner, env = study.runner, study.env
+    length = env.max_episode_steps or 200
+    evaluations = runner.total_steps // runner.eval_every * runner.eval_episodes * length
+    frames = _frames_per_episode(study) * runner.total_steps // length
+    models = len(study.reward.sources) if study.reward.use_reward_model else 0
+    refits = sum(
+        runner.total_steps / (env.num_envs * study.algorithm.rollout_steps * s.model.update_params.every)
+        * s.model.update_params.steps * s.model.update_params.batch_size
+        for s in study.reward.sources.values()
+        if s.model.update != "none"
+    )  # fmt: skip
+    seconds = (
+        (runner.total_steps + evaluations) / SIMULATE
+        + runner.total_steps / UPDATE
+        + frames / RENDER
+        + frames * models / SCORE
+        + refits / TRAIN
+        + 10
+    )
+    return {
+        "environment steps": runner.total_steps,
+        "evaluation steps": evaluations,
+        "frames": frames,
+        "seconds": seconds,
+        "bytes": 2_000_000 + 150_000_000 * models * (refits > 0) * runner.keep_checkpoints,
+    }
+
+
+def total_seconds(parts: list[dict[str, Any]], parallel: int) -> float:
+    """Seconds for independent parts spread over `parallel` workers: at least the longest part."""
+    seconds = [float(p.get("seconds", 0.0)) for p in parts]
+    return max([sum(seconds) / max(parallel, 1), *seconds]) if seconds else 0.0
+
+
+def readable(estimate: dict[str, Any]) -> list[str]:
+    """Lines for a person."""
+    lines = []
+    for name, value in estimate.items():
+        if name == "seconds":
+            lines.append(f"time: about {value / 60:.1f} min on one core" if value >= 90 else f"time: about {value:.0f} s")
+        elif name == "bytes":
+            lines.append(f"disk: about {value / 1e6:.0f} MB")
+        else:
+            lines.append(f"{name}: {value}")
+    return lines
+
+
+def _frames_per_episode(study: Study) -> int:
+    if not study.reward.use_reward_model:
+        return 0
+    length = study.env.max_episode_steps or 200
+    return max((_frames_of(s, length) for s in study.reward.sources.values()), default=0)
+
+
+def _frames_of(source: SourceSettings, length: int) -> int:
+    if source.model.model_type in ("constant", "dummy"):
+        return 0
+    if source.reward_mode == "terminal":
+        return 1
+    return length // source.score_every + 1
