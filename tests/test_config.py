@@ -212,9 +212,7 @@ class TestOverrides:
     @given(st.lists(keys, min_size=1, max_size=4), scalars)
     def test_a_value_set_is_the_value_read(self, parts, value):
         text = (
-            yaml.safe_dump(value, default_style='"' if isinstance(value, str) else None)
-            .removesuffix("...\n")
-            .strip()
+            yaml.safe_dump(value, default_style='"' if isinstance(value, str) else None).removesuffix("...\n").strip()
         )
         node = apply_overrides(Tree(), [f"{'.'.join(parts)}={text}"]).data
         for part in parts:
@@ -226,8 +224,7 @@ class TestOverrides:
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.text("abc", min_size=1, max_size=3), inner, max_size=3)
+        st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", min_size=1, max_size=3), inner, max_size=3)
     ),
     max_leaves=12,
 )
@@ -370,9 +367,7 @@ class TestValidate:
         class Needy(Frozen):
             path: str = Field(description="a folder of episodes")
 
-        with pytest.raises(
-            ConfigError, match=r"^cli: path is missing and has no default: a folder of episodes$"
-        ):
+        with pytest.raises(ConfigError, match=r"^cli: path is missing and has no default: a folder of episodes$"):
             validate(Needy, {}, source="cli")
 
     def test_a_word_like_a_number_stays_a_word_and_a_number_a_number(self):

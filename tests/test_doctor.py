@@ -51,9 +51,7 @@ class TestRendering:
         assert all(name in check.fix for name in ("libegl1", "libegl-mesa0", "libgl1-mesa-dri"))
 
     def test_no_driver_names_both_ways_out(self):
-        check = doctor.check_rendering(
-            environ={"MUJOCO_GL": "egl"}, script="raise RuntimeError('no EGL device')"
-        )
+        check = doctor.check_rendering(environ={"MUJOCO_GL": "egl"}, script="raise RuntimeError('no EGL device')")
         assert (check.status, check.detail) == ("fail", "egl: RuntimeError: no EGL device")
         assert "libegl1" in check.fix
         assert "libosmesa6" in check.fix

@@ -103,9 +103,7 @@ def test_public_names_have_docstrings(path):
 
     def visit(body, prefix, inherited):
         for node in body:
-            if not isinstance(
-                node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-            ) or node.name.startswith("_"):
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("_"):
                 continue
             if not ast.get_docstring(node) and not inherited:
                 silent.append(f"{prefix}{node.name} (line {node.lineno})")
@@ -157,9 +155,7 @@ def test_only_the_boundary_catches_everything(path):
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if not isinstance(node, ast.ExceptHandler):
             continue
-        names = (
-            {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)} if node.type else {"everything"}
-        )
+        names = {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)} if node.type else {"everything"}
         reraises = any(isinstance(inner, ast.Raise) and inner.exc is None for inner in ast.walk(node))
         if names & {"everything", "Exception", "BaseException"} and not reraises:
             broad.append(node.lineno)

@@ -52,7 +52,11 @@ def collect(study: File, overrides: Overrides = None, dry_run: DryRun = False) -
 
 @app.command()
 def train(
-    study: File, overrides: Overrides = None, dry_run: DryRun = False, resume: Resume = False, only: Only = None
+    study: File,
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    resume: Resume = False,
+    only: Only = None,
 ) -> None:
     """Fit the reward models of the train section, or a first policy (policy=bc)."""
     rest = list(overrides or [])
@@ -133,7 +137,9 @@ def compare(
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(help="A study's work_dir, or the folder of one run.")]) -> None:
+def report(
+    folder: Annotated[Path, typer.Argument(help="A study's work_dir, or the folder of one run.")],
+) -> None:
     """Write report.html again from what a study or a run left on disk."""
     from guerdon.compare.report import write_report, write_single_report
 
@@ -169,7 +175,9 @@ def doctor() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, typer.Option("--version", help="Show the version and leave.")] = False) -> None:
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and leave.")] = False,
+) -> None:
     if version:
         sys.stdout.write(f"guerdon {__version__}\n")
         raise typer.Exit

@@ -59,9 +59,7 @@ def validate(model: type[M], tree: Tree | Mapping[str, Any], *, source: str) -> 
         raise ConfigError(head + "\n  ".join(lines)) from exc
 
 
-def load(
-    model: type[M], path: Path | str | None, overrides: Sequence[str] = (), *, source: str | None = None
-) -> M:
+def load(model: type[M], path: Path | str | None, overrides: Sequence[str] = (), *, source: str | None = None) -> M:
     """Read a file (or start from nothing), apply overrides, resolve references, validate.
 
     Raises:

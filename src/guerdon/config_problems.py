@@ -93,9 +93,7 @@ def _texts(model: type[BaseModel], found: list[tuple[_Spotted, Mapping[str, Any]
             hint = _close(str(context.get("tag", "")), choices)
         else:
             texts.append(f"is {describe(value)}")
-            allowed.append(
-                str(context["expected"]) if kind in ("literal_error", "enum") else _requirement(detail)
-            )
+            allowed.append(str(context["expected"]) if kind in ("literal_error", "enum") else _requirement(detail))
             if kind == "literal_error" and isinstance(value, str):
                 hint = _close(value, re.findall(r"'([^']*)'", str(context["expected"])))
     if allowed:
@@ -133,10 +131,7 @@ def _suggestion(model: type[BaseModel], where: _Spotted) -> str:
     key = where.path.rpartition(".")[2]
     here = list(
         dict.fromkeys(
-            known
-            for m in models_in(where.parent)
-            for name, f in m.model_fields.items()
-            for known in names_of(name, f)
+            known for m in models_in(where.parent) for name, f in m.model_fields.items() for known in names_of(name, f)
         )
     )
     prefix = f"{where.parent_path}." if where.parent_path else ""

@@ -96,9 +96,7 @@ class _Resolver:
     def name(self, match: re.Match[str], path: str) -> str:
         name = (match[1] or "").strip()
         if not match[2] or not name or not all(name.split(".")):
-            self.fail(
-                path, f"{match[0]!r} is not a reference; write ${{section.key}}, or $${{ for a literal ${{"
-            )
+            self.fail(path, f"{match[0]!r} is not a reference; write ${{section.key}}, or $${{ for a literal ${{")
         return name
 
     def target(self, name: str, path: str) -> Any:
@@ -122,11 +120,7 @@ class _Resolver:
             return self.at(value, name)
         known = sorted({*_paths(self.tree.data), *_default_paths((self.defaults,), self.tree.data)})
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-        hint = (
-            f"; did you mean ${{{close[0]}}}?"
-            if close
-            else "; it is neither in the file nor has it a default"
-        )
+        hint = f"; did you mean ${{{close[0]}}}?" if close else "; it is neither in the file nor has it a default"
         self.fail(path, f"${{{name}}} names nothing{hint}")
 
     def fail(self, path: str, what: str) -> Any:

@@ -39,26 +39,20 @@ def models_in(spot: Spot, value: Any = None) -> list[type[BaseModel]]:
     fitting = [
         model
         for model in found
-        if all(
-            value[name] in choices for name, choices in _literals(model) if isinstance(value.get(name), str)
-        )
+        if all(value[name] in choices for name, choices in _literals(model) if isinstance(value.get(name), str))
     ]
     return fitting or found
 
 
 def tagged(spot: Spot, tag: Any) -> Spot:
     """The members of a union that carry a tag in a `Literal` field, or the spot itself where none does."""
-    picked = tuple(
-        model for model in models_in(spot) if any(tag in choices for _, choices in _literals(model))
-    )
+    picked = tuple(model for model in models_in(spot) if any(tag in choices for _, choices in _literals(model)))
     return picked or spot
 
 
 def tags(spot: Spot, discriminator: str) -> list[str]:
     """What the discriminator of a union may say."""
-    found = (
-        choices for model in models_in(spot) for name, choices in _literals(model) if name == discriminator
-    )
+    found = (choices for model in models_in(spot) for name, choices in _literals(model) if name == discriminator)
     return [str(choice) for choices in found for choice in choices]
 
 

@@ -104,9 +104,7 @@ class _Reader:
             if node.tag not in ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"):
                 raise ConfigError(f"{self.place(node)}: the tag {node.tag} is not allowed in a configuration")
             if isinstance(node, yaml.SequenceNode):
-                return [
-                    self.value(child, f"{path}.{i}" if path else str(i)) for i, child in enumerate(node.value)
-                ]
+                return [self.value(child, f"{path}.{i}" if path else str(i)) for i, child in enumerate(node.value)]
             return self.mapping(node, path)
         finally:
             self.open.pop()
@@ -180,18 +178,14 @@ def read_yaml(path: Path | str) -> Tree:
     except FileNotFoundError as exc:
         raise ConfigError(f"{file}: there is no such file; is the path right?") from exc
     except UnicodeDecodeError as exc:
-        raise ConfigError(
-            f"{file}: not UTF-8 text ({exc.reason} at byte {exc.start}); is it a YAML file?"
-        ) from exc
+        raise ConfigError(f"{file}: not UTF-8 text ({exc.reason} at byte {exc.start}); is it a YAML file?") from exc
     except OSError as exc:
         raise ConfigError(f"{file}: cannot be read: {exc.strerror}") from exc
     data, places = parse_yaml(text, str(file))
     if data is None:
         return Tree()
     if not isinstance(data, dict):
-        raise ConfigError(
-            f"{file}: a configuration is a map of sections (`key: value`), not {describe(data)}"
-        )
+        raise ConfigError(f"{file}: a configuration is a map of sections (`key: value`), not {describe(data)}")
     return Tree(data, places)
 
 
@@ -222,9 +216,7 @@ def _override_value(value_text: str, text: str) -> Any:
     value, _ = parse_yaml(value_text, f"override {text!r}")
     if value is None and value_text.strip() not in _NULLS:
         path = text.partition("=")[0]
-        raise ConfigError(
-            f"override {text!r}: no value; write {path}=null for none, or quote it: {path}=\"'...'\""
-        )
+        raise ConfigError(f"override {text!r}: no value; write {path}=null for none, or quote it: {path}=\"'...'\"")
     return value
 
 
@@ -236,9 +228,7 @@ def _put(data: dict[str, Any], parts: list[str], value: Any, text: str) -> None:
         here = ".".join(parts[:depth]) or "the top"
         if isinstance(node, list):
             if not part.isdecimal() or int(part) >= len(node):
-                raise ConfigError(
-                    f"override {text!r}: {here} is a list of {len(node)}; {part!r} is no index of it"
-                )
+                raise ConfigError(f"override {text!r}: {here} is a list of {len(node)}; {part!r} is no index of it")
             key: Any = int(part)
         elif isinstance(node, dict):
             key = part

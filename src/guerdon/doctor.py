@@ -90,9 +90,7 @@ def check_package(name: str, *, extra: str | None = None, purpose: str = "") -> 
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
     except subprocess.TimeoutExpired:
-        return Check(
-            name, "fail", f"{version} does not finish importing", f"pip install --force-reinstall {name}"
-        )
+        return Check(name, "fail", f"{version} does not finish importing", f"pip install --force-reinstall {name}")
     if done.returncode:
         fix = f"pip install --force-reinstall {target}"
         return Check(name, "fail", f"{version} cannot be imported: {_last_line(done.stderr)}", fix)
@@ -108,9 +106,7 @@ def check_torch() -> Check:
     threads = f"{torch.get_num_threads()} threads on {os.cpu_count()} cores"
     if torch.cuda.is_available():
         half = "with" if torch.cuda.is_bf16_supported() else "without"
-        return Check(
-            "torch", "ok", f"{torch.__version__}, {torch.cuda.get_device_name(0)} {half} bfloat16, {threads}"
-        )
+        return Check("torch", "ok", f"{torch.__version__}, {torch.cuda.get_device_name(0)} {half} bfloat16, {threads}")
     flags = sorted(cpu_flags() & {"amx_bf16", "avx512_bf16"})
     half = f"fast bfloat16 ({', '.join(flags)})" if flags else "no fast bfloat16"
     return Check("torch", "ok", f"{torch.__version__}, CPU, {half}, {threads}")
@@ -144,9 +140,7 @@ def check_rendering(
     backend = env.setdefault("MUJOCO_GL", "egl").lower()
     env.setdefault("LP_NUM_THREADS", "1")
     packages = PACKAGES.get(backend, PACKAGES["egl"])
-    fix = f"on Debian: {packages}" + (
-        f" (or {PACKAGES['osmesa']} and MUJOCO_GL=osmesa)" if backend == "egl" else ""
-    )
+    fix = f"on Debian: {packages}" + (f" (or {PACKAGES['osmesa']} and MUJOCO_GL=osmesa)" if backend == "egl" else "")
     command = [sys.executable, "-c", script]
     try:
         done = subprocess.run(  # noqa: S603
@@ -160,9 +154,7 @@ def check_rendering(
     red, green, blue = seen["middle"]
     if seen["spread"] < 30 or red < 60 or red < 2 * max(green, blue):
         return Check(name, "fail", f"{backend}: drew {seen['middle']} where a red sphere should be", fix)
-    return Check(
-        name, "ok", f"{backend} draws ({seen['middle']} in the middle, {seen['corner']} in the corner)"
-    )
+    return Check(name, "ok", f"{backend} draws ({seen['middle']} in the middle, {seen['corner']} in the corner)")
 
 
 def check_video() -> Check:
@@ -198,11 +190,7 @@ def check_disk(folder: Path, *, free_bytes: int | None = None) -> Check:
         free_bytes = shutil.disk_usage(_existing(folder)).free
     free = free_bytes / 1e9
     status: Status = "fail" if free < _DISK_FAIL else "warn" if free < _DISK_WARN else "ok"
-    fix = (
-        ""
-        if status == "ok"
-        else f"free some space or set work_dir elsewhere; a study needs about {_DISK_WARN:g} GB"
-    )
+    fix = "" if status == "ok" else f"free some space or set work_dir elsewhere; a study needs about {_DISK_WARN:g} GB"
     return Check("disk space", status, f"{free:.1f} GB free for {folder}", fix)
 
 
@@ -235,9 +223,7 @@ def check_browser() -> Check:
         found = shutil.which(name)
         if found:
             return Check("Chromium", "ok", f"{found} (browser tests)")
-    return Check(
-        "Chromium", "warn", "not installed (only browser tests use it)", "on Debian: apt-get install chromium"
-    )
+    return Check("Chromium", "warn", "not installed (only browser tests use it)", "on Debian: apt-get install chromium")
 
 
 def run_checks(output_dir: Path | str = Path("runs")) -> list[Check]:

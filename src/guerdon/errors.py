@@ -59,5 +59,5 @@ def boundary(error: type[GuerdonError], what: str) -> Iterator[None]:
         yield
     except GuerdonError:
         raise
-    except Exception as exc:  # noqa: BLE001 - this is the named boundary
+    except Exception as exc:
         raise error(f"{what}: {type(exc).__name__}: {exc}") from exc

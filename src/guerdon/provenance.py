@@ -12,7 +12,17 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-_PACKAGES = ("guerdon", "torch", "transformers", "numpy", "gymnasium", "metaworld", "mujoco", "safetensors", "pyarrow")
+_PACKAGES = (
+    "guerdon",
+    "torch",
+    "transformers",
+    "numpy",
+    "gymnasium",
+    "metaworld",
+    "mujoco",
+    "safetensors",
+    "pyarrow",
+)
 
 
 def versions() -> dict[str, str]:

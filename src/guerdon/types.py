@@ -178,6 +178,8 @@ class RewardInfo:
         causal: the value of row t depends on rows up to t only.
         frames_needed: how many trailing frames a value needs (0: it looks at no frame).
         success_threshold: the value above which an episode counts as successful, for classifiers.
+        progress_horizon: for progress models that say nearness in time, the steps before success at which it
+            starts to rise; None where progress is the share of the way.
     """
 
     name: str
@@ -187,6 +189,7 @@ class RewardInfo:
     causal: bool = True
     frames_needed: int = 1
     success_threshold: float | None = None
+    progress_horizon: float | None = None
 
 
 @runtime_checkable

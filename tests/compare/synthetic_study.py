@@ -53,9 +53,7 @@ def write_run(
             lines.append(train)
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (path / "run.json").write_text(json.dumps({"task": path.parent.parent.name, "seed": 0}))
-    (path / "config.yaml").write_text(
-        yaml.safe_dump(config or {"seed": 0, "reward": {"sources": list(sources)}})
-    )
+    (path / "config.yaml").write_text(yaml.safe_dump(config or {"seed": 0, "reward": {"sources": list(sources)}}))
     if complete:
         (path / "COMPLETE").write_text("{}")
     if film:

@@ -100,9 +100,7 @@ def test_page_never_says_better_without_an_interval_that_excludes_zero(tmp_path)
 
 
 def test_worse_is_said_too(tmp_path):
-    study = write_study(
-        tmp_path, lambda t, arm, seed: {"A": 0.8, "B": 0.1, "C": 0.8}[arm] + seed / 50, films=False
-    )
+    study = write_study(tmp_path, lambda t, arm, seed: {"A": 0.8, "B": 0.1, "C": 0.8}[arm] + seed / 50, films=False)
     for path in (study / "runs").glob("*/B/seed1/metrics.jsonl"):
         path.write_text(path.read_text().replace('"success": 0.12', '"success": 0.14'))
     assert row(comparison_table(study), "B")["verdict"] == "worse"
@@ -168,9 +166,7 @@ def test_unfinished_failed_and_missing_runs_are_listed(tmp_path):
         run_options=options,
         films=False,
     )
-    (study / "runs/t/C/seed1/FAILED.json").write_text(
-        json.dumps({"error": "TooManyFailuresError: 31 % failed"})
-    )
+    (study / "runs/t/C/seed1/FAILED.json").write_text(json.dumps({"error": "TooManyFailuresError: 31 % failed"}))
     with (study / "runs/t/A/seed0/metrics.jsonl").open("a") as file:
         file.write('{"kind": "eval", "step": 90000, "succ')
     (study / "runs/t/Z/seed0").mkdir(parents=True)
@@ -200,9 +196,7 @@ def test_arms_with_different_failure_rates_are_not_compared(tmp_path):
     assert c["difference"] is None
     assert c["p_above"] is None
     words = text(write_report(study).read_text())
-    assert (
-        "C and A are not comparable: failure rates differ (12% of measurements failed in C, 0% in A)" in words
-    )
+    assert "C and A are not comparable: failure rates differ (12% of measurements failed in C, 0% in A)" in words
     assert "C beats A" not in words
 
 
@@ -210,9 +204,7 @@ def test_alarms_are_listed_with_run_and_step(tmp_path):
     study = write_study(
         tmp_path,
         finals,
-        run_options=lambda t, arm, s: (
-            {"alarm_at": (40_000, 60_000)} if (t[0], arm, s) == ("d", "B", 1) else {}
-        ),
+        run_options=lambda t, arm, s: {"alarm_at": (40_000, 60_000)} if (t[0], arm, s) == ("d", "B", 1) else {},
         films=False,
     )
     page = write_report(study).read_text()

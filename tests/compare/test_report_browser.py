@@ -90,9 +90,7 @@ def test_switches_scrubber_and_readout_work(report, tmp_path, width):
 
 
 def test_single_run_report_runs_its_script(report, tmp_path):
-    path = write_single_report(
-        report.parent / "runs" / "door-close-v3" / "C" / "seed0", out=tmp_path / "one.html"
-    )
+    path = write_single_report(report.parent / "runs" / "door-close-v3" / "C" / "seed0", out=tmp_path / "one.html")
     root = re.search(r"<html[^>]*>", dump(path.as_uri(), tmp_path)).group()
     assert 'data-ready="true"' in root
     assert "data-error" not in root

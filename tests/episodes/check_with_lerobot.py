@@ -34,9 +34,7 @@ def write(folder: Path) -> None:
     episodes = []
     for number, length in enumerate(LENGTHS):
         y, x = np.mgrid[0:32, 0:48]
-        frames = np.stack(
-            [np.stack([y + t, x + 2 * t, np.full_like(x, 40 + number)], -1) for t in range(length)]
-        )
+        frames = np.stack([np.stack([y + t, x + 2 * t, np.full_like(x, 40 + number)], -1) for t in range(length)])
         actions = random.normal(size=(length, 4)).astype(np.float32)
         rewards = random.normal(size=length).astype(np.float32)
         actions[0] = rewards[0] = 0
@@ -58,9 +56,7 @@ def write(folder: Path) -> None:
             for episode in episodes:
                 writer.add(episode)
         read = list(read_episodes(folder / form))
-        columns = {
-            name: np.concatenate([getattr(e, name) for e in read]) for name in ("frames", "states", "actions")
-        }
+        columns = {name: np.concatenate([getattr(e, name) for e in read]) for name in ("frames", "states", "actions")}
         tasks = np.concatenate([[e.task] * len(e) for e in read])
         first = np.concatenate([np.arange(len(e)) == 0 for e in read])
         rewards = np.concatenate([e.rewards for e in read])

@@ -37,9 +37,7 @@ def write_foreign(root, columns, features, *, tasks=True, lengths=LENGTHS):
         "task_index": [0] * total,
         **columns,
     }
-    declared = {
-        name: {"dtype": "int64", "shape": [1], "names": None} for name in rows if name not in features
-    }
+    declared = {name: {"dtype": "int64", "shape": [1], "names": None} for name in rows if name not in features}
     info = {
         "codebase_version": "v3.0",
         "fps": 10,

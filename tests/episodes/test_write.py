@@ -28,11 +28,7 @@ def write(root, episodes, **options):
 
 
 json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**40), 2**40)
-    | st.floats(allow_nan=False)
-    | st.text(max_size=5),
+    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=5,
 )
@@ -55,9 +51,7 @@ def episode_lists(draw):
             "rewards": (np.float32, (length,), numbers),
             "success": (np.bool_, (length,), st.booleans()),
         }
-        columns = {
-            name: draw(arrays(d, s, elements=e)) for name, (d, s, e) in shapes.items() if name in names
-        }
+        columns = {name: draw(arrays(d, s, elements=e)) for name, (d, s, e) in shapes.items() if name in names}
         for name in {"actions", "rewards"} & names:
             columns[name][0] = 0
         return Episode(
@@ -287,9 +281,7 @@ def test_a_stop_between_any_two_renames_loses_only_unflushed_episodes(tmp_path, 
     # Renames: info; then per flush data, tasks, index, stats, info. The index makes the episodes count.
     survived = 0 if renames < 4 else 2 if renames < 9 else 4
     if survived:
-        assert [episode.id for episode in read_episodes(tmp_path)] == [
-            f"episode-{i}" for i in range(survived)
-        ]
+        assert [episode.id for episode in read_episodes(tmp_path)] == [f"episode-{i}" for i in range(survived)]
     else:
         with pytest.raises(DataError, match=r"no episodes yet|no LeRobot data set"):
             list(read_episodes(tmp_path))

@@ -34,9 +34,7 @@ def test_scikit_learn_agrees(rows):
     labels, scores = split(rows)
     judged = scores > 0.5
     assert point(cls.auroc, labels, scores) == pytest.approx(sklearn_metrics.roc_auc_score(labels, scores))
-    assert point(cls.auprc, labels, scores) == pytest.approx(
-        sklearn_metrics.average_precision_score(labels, scores)
-    )
+    assert point(cls.auprc, labels, scores) == pytest.approx(sklearn_metrics.average_precision_score(labels, scores))
     assert point(METRICS["f1"], labels, scores) == pytest.approx(
         sklearn_metrics.f1_score(labels, judged, zero_division=0)
     )

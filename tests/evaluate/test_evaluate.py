@@ -49,10 +49,7 @@ class Toy:
         self.values = values
 
     def score(self, episodes):
-        return [
-            found if isinstance(found := self.values(e), Score) else Score.from_values(found)
-            for e in episodes
-        ]
+        return [found if isinstance(found := self.values(e), Score) else Score.from_values(found) for e in episodes]
 
 
 def position(episode):

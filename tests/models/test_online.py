@@ -21,9 +21,7 @@ torch.set_num_threads(1)
 
 def make_trainer(kind="resnet", seed=0, **options):
     torch.manual_seed(7)
-    config = ImageModelConfig(
-        kind, hidden_dim=8, image_size=(3, 16, 16), threshold=0.5 if kind == "resnet" else None
-    )
+    config = ImageModelConfig(kind, hidden_dim=8, image_size=(3, 16, 16), threshold=0.5 if kind == "resnet" else None)
     model = ImageRewardModel(ImageScorer("resnet18", hidden_dim=8, dropout=0.1), config, bf16=False)
     with calibrating(model.scorer):
         model.scorer(to_input(torch.from_numpy(labelled(16, 98)[0]), "none"))
@@ -106,9 +104,7 @@ def test_resume_is_bit_exact_and_survives_safetensors_and_json(tmp_path):
     resumed.update(*labelled(8, 3), steps=1)
     resumed.load_state_dict(OnlineState(load_file(tmp_path / "online.safetensors"), values))
     found = resumed.update(*labelled(8, 1), steps=3)
-    assert {k: v for k, v in found.items() if k != "seconds"} == {
-        k: v for k, v in expected.items() if k != "seconds"
-    }
+    assert {k: v for k, v in found.items() if k != "seconds"} == {k: v for k, v in expected.items() if k != "seconds"}
     first, second = straight.state_dict(), resumed.state_dict()
     assert first.values == second.values
     assert first.tensors.keys() == second.tensors.keys()

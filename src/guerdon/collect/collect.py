@@ -15,7 +15,7 @@ from guerdon.collect.recorder import Recorder
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError
 from guerdon.policies.experts import RandomActor, ScriptedExpert, checkpoint_actor
-from guerdon.settings.study import ActorShare, CollectSettings, Study
+from guerdon.settings.study import ActorShare, Study
 from guerdon.worlds.build import build_world
 from guerdon.worlds.world import Transition, World
 
@@ -88,7 +88,12 @@ def _collect_from(
         writer,
         frame_every=settings.frame_every,
         keep_fail=0.0 if settings.only_success else 1.0,
-        meta={"policy": share.type, "prefix": f"{share.type}-{index}", "env": study.env.task, "seed": settings.seed},
+        meta={
+            "policy": share.type,
+            "prefix": f"{share.type}-{index}",
+            "env": study.env.task,
+            "seed": settings.seed,
+        },
         seed=settings.seed * 1000 + index,
         limit=wanted,
     )

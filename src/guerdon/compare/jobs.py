@@ -28,7 +28,8 @@ class Job:
         name: unique, also the name of its log and of its mark of completion.
         arguments: what follows `python -m guerdon`.
         needs: names of jobs that must have finished.
-        cost: expected seconds; longer jobs start first.
+        cost: expected seconds; of the jobs that could start, the longest starts first.
+        urgent: others wait for it, so it goes before longer ones.
         folder: where it writes, for `FAILED.json` when it dies without a word.
     """
 
@@ -36,6 +37,7 @@ class Job:
     arguments: tuple[str, ...]
     needs: tuple[str, ...] = ()
     cost: float = 0.0
+    urgent: bool = False
     folder: Path | None = None
 
 
@@ -83,7 +85,7 @@ def run_jobs(
                 if broken:
                     settle(Outcome(job, "skipped", f"{broken[0]} did not finish"))
             ready = [j for j in waiting.values() if all(n in outcomes for n in j.needs)]
-            for job in sorted(ready, key=lambda j: -j.cost)[: parallel - len(running)]:
+            for job in sorted(ready, key=lambda j: (not j.urgent, -j.cost))[: parallel - len(running)]:
                 waiting.pop(job.name)
                 running[pool.submit(_run, job, folder)] = job
             if running:

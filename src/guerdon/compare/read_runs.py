@@ -104,9 +104,7 @@ class StudyRecord:
     def select(self, *, arm: str, task: str | None = None, status: Status | None = None) -> list[RunRecord]:
         """The runs of an arm, of one task or of all, with one status or with any."""
         return [
-            run
-            for run in self.runs
-            if run.arm == arm and task in (None, run.task) and status in (None, run.status)
+            run for run in self.runs if run.arm == arm and task in (None, run.task) and status in (None, run.status)
         ]
 
 
@@ -185,9 +183,7 @@ def read_study(study_dir: Path) -> StudyRecord:
     plan = info if info is not None else _plan_from_yaml(study_dir, config_text)
     arms = {str(name): _label(name, arm) for name, arm in _mapping(plan.get("arms")).items()}
     if not arms:
-        raise DataError(
-            f"{study_dir}: the study plan names no arm; run `guerdon compare` on a study file first"
-        )
+        raise DataError(f"{study_dir}: the study plan names no arm; run `guerdon compare` on a study file first")
     tasks = tuple(str(task) for task in plan.get("tasks") or ())
     seeds = _seeds(plan.get("seeds"))
     baseline = str(plan.get("baseline") or next(iter(arms)))
@@ -202,9 +198,7 @@ def read_study(study_dir: Path) -> StudyRecord:
     ]
     planned = {run.path for run in runs}
     extra = [path for path in sorted(root.glob("*/*/seed*")) if path.is_dir() and path not in planned]
-    notes += [
-        f"{path.relative_to(study_dir)} is not part of the study's plan and is left out" for path in extra
-    ]
+    notes += [f"{path.relative_to(study_dir)} is not part of the study's plan and is left out" for path in extra]
     cards, card_notes = _read_cards(study_dir / "models")
     return StudyRecord(
         name=str(plan.get("name") or study_dir.resolve().name),
@@ -258,9 +252,7 @@ def _status(path: Path) -> tuple[Status, str]:
 
 
 def _by_step(rows: Sequence[Row], kind: str) -> tuple[Row, ...]:
-    kept = {
-        step: row for row in rows if row.get("kind") == kind and (step := number(row, "step")) is not None
-    }
+    kept = {step: row for row in rows if row.get("kind") == kind and (step := number(row, "step")) is not None}
     return tuple(kept[step] for step in sorted(kept))
 
 
@@ -281,8 +273,7 @@ def _read_cards(root: Path) -> tuple[tuple[ModelCard, ...], list[str]]:
             notes.append(f"models/{folder.parent.name}/{folder.name}/evaluation.json cannot be read")
             continue
         pictures = {
-            str(title): folder / Path(str(file)).name
-            for title, file in _mapping(content.get("pictures")).items()
+            str(title): folder / Path(str(file)).name for title, file in _mapping(content.get("pictures")).items()
         }
         cards.append(ModelCard(folder.parent.name, folder.name, content, pictures))
     return tuple(cards), notes

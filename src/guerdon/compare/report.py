@@ -87,12 +87,8 @@ def write_single_report(run_dir: Path, *, out: Path | None = None) -> Path:
     task = str(info.get("task") or run_dir.resolve().name)
     run = read_run(run_dir, task=task, arm=str(info.get("name") or "run"), seed=None)
     if run.status == "missing" or not (run.config_text or run.evals or run.trains):
-        raise DataError(
-            f"{run_dir}: no run here (neither config.yaml nor metrics.jsonl); give a run's directory"
-        )
-    return _write(
-        "single.html.j2", _run_context(run), choose_films([run], limit=4), out or run_dir / "report.html"
-    )
+        raise DataError(f"{run_dir}: no run here (neither config.yaml nor metrics.jsonl); give a run's directory")
+    return _write("single.html.j2", _run_context(run), choose_films([run], limit=4), out or run_dir / "report.html")
 
 
 def _study_context(study: StudyRecord) -> dict[str, Any]:
@@ -116,9 +112,7 @@ def _study_context(study: StudyRecord) -> dict[str, Any]:
         "by_task": task_rows(study),
         "forest": verdict_picture(pooled, study.baseline),
         "panels": curve_panels(study, study.tasks) if study.tasks else [],
-        "small_panels": curve_panels(study, study.tasks, width=SMALL[0], height=SMALL[1])
-        if study.tasks
-        else [],
+        "small_panels": curve_panels(study, study.tasks, width=SMALL[0], height=SMALL[1]) if study.tasks else [],
         "task_panels": _task_panels(study),
         "scatters": scatter_panels(study),
         "alarms": alarms(study.runs),
@@ -163,16 +157,12 @@ def _run_context(run: RunRecord) -> dict[str, Any]:
     }
 
 
-def _write(
-    template: str, context: dict[str, Any], films: tuple[list[FilmFile], list[str]], out: Path
-) -> Path:
+def _write(template: str, context: dict[str, Any], films: tuple[list[FilmFile], list[str]], out: Path) -> Path:
     """Render without films, fit the films into the room that is left, render again, write atomically."""
     chosen, film_notes = films
     page = _render(template, context, [])
     if len(page.encode()) > MAX_BYTES and context.get("task_panels"):
-        note = Note(
-            "The curves of single tasks are left out to keep this file small; their numbers are in the table."
-        )
+        note = Note("The curves of single tasks are left out to keep this file small; their numbers are in the table.")
         context = {**context, "task_panels": [], "notes": [*context["notes"], note]}
         page = _render(template, context, [])
     shown, left_out, more_notes = fit_films(chosen, budget=MAX_BYTES - len(page.encode()))

@@ -72,9 +72,7 @@ def card_views(cards: Sequence[ModelCard], *, budget: int) -> tuple[list[CardVie
             if uri is None:
                 notes.append(f"{card.task}/{card.name}: picture {path.name} cannot be read")
             elif len(uri) > budget:
-                notes.append(
-                    f"{card.task}/{card.name}: picture {path.name} is left out to keep this file small"
-                )
+                notes.append(f"{card.task}/{card.name}: picture {path.name} is left out to keep this file small")
             else:
                 budget -= len(uri)
                 pictures.append((title.replace("_", " "), uri, _hint(title)))
@@ -93,9 +91,7 @@ def _view(card: ModelCard, pictures: tuple[tuple[str, str, str], ...]) -> CardVi
         Probe(
             name.replace("_", " "),
             bool(row.get("passed")) if row.get("applicable", True) else None,
-            words.decimal(number(row, "value"), 3)
-            if number(row, "value") is not None
-            else _text(row.get("value")),
+            words.decimal(number(row, "value"), 3) if number(row, "value") is not None else _text(row.get("value")),
             _text(row.get("expected")),
         )
         for name, row in _rows(content.get("probes"))

@@ -77,9 +77,7 @@ def curve_panels(
     panels: list[CurvePanel] = []
     where = "all tasks" if len(tasks) > 1 else tasks[0]
     for axis in ("steps", "time"):
-        longest = max(
-            [x for run in study.runs if run.task in tasks for x in _axis_values(run, axis)], default=1.0
-        )
+        longest = max([x for run in study.runs if run.task in tasks for x in _axis_values(run, axis)], default=1.0)
         scale, unit = _unit(longest) if axis == "time" else (1.0, "")
         box = Box(width, height, x=(0.0, (longest or 1.0) / scale), y=(0.0, 1.0))
         label = f"wall-clock ({unit})" if axis == "time" else "environment steps"
@@ -140,13 +138,7 @@ def scatter_panels(study: StudyRecord) -> list[ScatterPanel]:
 
 def sources(runs: Sequence[RunRecord]) -> list[str]:
     """The learned sources whose returns these runs logged; `env` where there is none but it was logged."""
-    keys = {
-        key.removeprefix("return/")
-        for run in runs
-        for row in run.trains
-        for key in row
-        if key[:7] == "return/"
-    }
+    keys = {key.removeprefix("return/") for run in runs for row in run.trains for key in row if key[:7] == "return/"}
     learned = sorted(keys - set(NOT_LEARNED))
     return learned or sorted(keys & {"env"})
 
@@ -171,16 +163,12 @@ def return_scatter(
     pad = 0.05 * (high - low) or 0.5
     box = Box(310, 230, x=(low - pad, high + pad), y=(-0.03, 1.03), margin=(12, 14, 42, 46))
     title = f"{arm}: return of {source} against true success, {len(kept)} points"
-    return scatter(
-        box, kept, style=style, title=title, x_label=f"mean return of {source}", y_label="true success"
-    )
+    return scatter(box, kept, style=style, title=title, x_label=f"mean return of {source}", y_label="true success")
 
 
 def alarms(runs: Sequence[RunRecord]) -> list[Alarm]:
     """The runs in which the hacking alarm rang, and when."""
-    found = [
-        Alarm(run, tuple(number(row, "step") or 0.0 for row in run.trains if _alarmed(row))) for run in runs
-    ]
+    found = [Alarm(run, tuple(number(row, "step") or 0.0 for row in run.trains if _alarmed(row))) for run in runs]
     return [alarm for alarm in found if alarm.steps]
 
 
@@ -198,9 +186,7 @@ def single_run_panels(run: RunRecord, *, width: float = 860, height: float = 340
             lines.append(Line(name, style, _thinned(points)))
         label = f"wall-clock ({unit})" if axis == "time" else "environment steps"
         box = Box(width, height, x=(0.0, longest / scale), y=(0.0, 1.0))
-        svg = line_chart(
-            box, lines, title=f"true success against {label}", x_label=label, y_label="true success"
-        )
+        svg = line_chart(box, lines, title=f"true success against {label}", x_label=label, y_label="true success")
         panels.append(CurvePanel("mean", axis, unit, svg))
     return panels
 
@@ -210,9 +196,7 @@ def _arm_line(
 ) -> Line:
     runs = [run for run in study.select(arm=arm) if run.task in tasks]
     curves = {
-        (run.task, run.seed): xy
-        for run in runs
-        if run.status == "complete" and len((xy := _curve(run, axis))[0]) > 0
+        (run.task, run.seed): xy for run in runs if run.status == "complete" and len((xy := _curve(run, axis))[0]) > 0
     }
     thin = tuple(
         _thinned(tuple(zip((x / scale for x in xs), ys, strict=True)))
@@ -229,9 +213,7 @@ def _arm_line(
     band = curve_band(table, average=stat, seed=0)
     points = [(x / scale, i.estimate) for x, i in zip(grid, band, strict=True) if i.estimate is not None]
     edges = [
-        (x / scale, i.low, i.high)
-        for x, i in zip(grid, band, strict=True)
-        if i.low is not None and i.high is not None
+        (x / scale, i.low, i.high) for x, i in zip(grid, band, strict=True) if i.low is not None and i.high is not None
     ]
     return Line(arm, style, tuple(points), tuple(edges), thin)
 

@@ -203,8 +203,7 @@ def encode_film(film: Film, level: tuple[int, int, int]) -> ShownFilm:
                 uri=jpeg_uri(_shrink(film.pictures[j], side), quality),
                 row=int(film.rows[i]),
                 x=round(box.px(float(film.rows[i])), 1),
-                text=" · ".join(f"{name} {_value(film, name, i)}" for name in film.rewards)
-                or "no reward recorded",
+                text=" · ".join(f"{name} {_value(film, name, i)}" for name in film.rewards) or "no reward recorded",
                 success=bool(film.success[i]),
             )
         )
@@ -245,13 +244,10 @@ def reward_curves(film: Film) -> Markup:
         parts.append(f'<text class="arm" x="{panel.left + 5:g}" y="{top + 13:g}">{escape(name)}</text>')
         edges = ((panel.top, high), (panel.bottom, low)) if high > low else ((panel.py(low), low),)
         for y, value in edges if len(known) else ():
-            parts.append(
-                f'<text x="{panel.left - 6:g}" y="{y + 3.5:.1f}" text-anchor="end">{_brief(value)}</text>'
-            )
+            parts.append(f'<text x="{panel.left - 6:g}" y="{y + 3.5:.1f}" text-anchor="end">{_brief(value)}</text>')
         parts.append(_gapped_path(panel, film.rows, values, gone))
         crosses = "".join(
-            f"M{panel.px(float(row)) - 2.5:.1f} {panel.bottom - 2.5:.1f}l5 5m0 -5l-5 5"
-            for row in film.rows[gone]
+            f"M{panel.px(float(row)) - 2.5:.1f} {panel.bottom - 2.5:.1f}l5 5m0 -5l-5 5" for row in film.rows[gone]
         )
         parts.append(f'<path class="gone" d="{crosses}"/>' if crosses else "")
     for row in (int(film.rows[0]), int(film.rows[-1])):

@@ -36,13 +36,9 @@ def run_notes(run: RunRecord) -> list[Note]:
     if run.status == "failed":
         notes.append(Note(f"{run.name} failed at step {words.steps(last[0])}: {run.error}", severe=True))
     elif run.status == "missing":
-        notes.append(
-            Note(f"{run.name} is missing: it has not been started, or its directory is gone", severe=True)
-        )
+        notes.append(Note(f"{run.name} is missing: it has not been started, or its directory is gone", severe=True))
     elif run.status == "unfinished":
-        notes.append(
-            Note(f"{run.name} is unfinished: its last evaluation is at step {words.steps(last[0])}", True)
-        )
+        notes.append(Note(f"{run.name} is unfinished: its last evaluation is at step {words.steps(last[0])}", True))
     elif not success_curve(run)[0]:
         notes.append(Note(f"{run.name} is complete but has no evaluation, so it counts nowhere", severe=True))
     if run.skipped_lines:
@@ -113,7 +109,5 @@ def _short(text: str) -> str:
 
 
 def _fewest_seeds(study: StudyRecord) -> int:
-    counts = [
-        len(study.select(arm=arm, task=task, status="complete")) for arm in study.arms for task in study.tasks
-    ]
+    counts = [len(study.select(arm=arm, task=task, status="complete")) for arm in study.arms for task in study.tasks]
     return min(counts, default=0)

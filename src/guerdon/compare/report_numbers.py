@@ -116,9 +116,7 @@ def summarise(study: StudyRecord, tasks: Sequence[str]) -> list[ArmRow]:
     return [_arm_row(study, arm, style, tasks) for arm, style in styles.items()]
 
 
-def scores(
-    study: StudyRecord, arm: str, tasks: Sequence[str], of: Callable[[RunRecord], float | None]
-) -> Float64:
+def scores(study: StudyRecord, arm: str, tasks: Sequence[str], of: Callable[[RunRecord], float | None]) -> Float64:
     """(tasks, seeds) of a number per run, NaN where the run has none."""
     table = np.full((len(tasks), len(study.seeds)), np.nan)
     rows = {task: k for k, task in enumerate(tasks)}

@@ -146,9 +146,7 @@ def line_chart(
             parts.append(f'<path class="band {style_class(line.style)}" d="M{"L".join(upper + lower)}z"/>')
     for line in lines:
         parts += [
-            f'<path class="thin {style_class(line.style)}" d="{_path(box, points)}"/>'
-            for points in line.thin
-            if points
+            f'<path class="thin {style_class(line.style)}" d="{_path(box, points)}"/>' for points in line.thin if points
         ]
     for line in lines:
         if line.points:

@@ -82,7 +82,8 @@ def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> Pl
                 name = f"{task}.{arm}.seed{seed}"
                 logger = {"log_path": f"{base.work_dir}/runs", "experiment_name": f"{task}/{arm}/seed{seed}"}
                 change = merge(
-                    merge(at_task, settings.config), {"runner": {"seed": seed, "logger": logger}, "compare": None}
+                    merge(at_task, settings.config),
+                    {"runner": {"seed": seed, "logger": logger}, "compare": None},
                 )
                 configs[name] = _resolved(tree, change, f"{path}, arm {arm}")
                 needs = _needs(task, configs[name], prepared)
@@ -134,7 +135,7 @@ def quickstart_file() -> Path:
 
 
 def _resolved(tree: Tree, change: dict[str, Any], source: str) -> Study:
-    changed = Tree(merge(tree.data, change), tree.lines)
+    changed = Tree(merge(tree.data, change), tree.places)
     return validate(Study, resolve_refs(changed, Study), source=source)
 
 
@@ -151,7 +152,7 @@ def _preparation(task: str, study: Study, configs: dict[str, Study]) -> list[Job
         name = f"{task}.train.{model}"
         configs[name] = study
         cost = float(estimate_train(study)["seconds"]) / len(study.train)
-        jobs.append(Job(name, ("train", _file(study, name), "--only", model, "--resume"), needs, cost + 1e5))
+        jobs.append(Job(name, ("train", _file(study, name), "--only", model, "--resume"), needs, cost, urgent=True))
         judged = f"{task}.evaluate.{model}"
         configs[judged] = study
         jobs.append(Job(judged, ("evaluate", _file(study, judged), "--only", model), (name,), 20.0))

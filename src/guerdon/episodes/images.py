@@ -63,9 +63,7 @@ def decode_images(blobs: Sequence[bytes | None]) -> ByteArray:
             if frames is None:
                 frames = allocate(len(blobs), height, width)
             elif frames.shape[1:3] != (height, width):
-                raise DataError(
-                    f"image of row {t} is {height}x{width}, row 0 is {frames.shape[1]}x{frames.shape[2]}"
-                )
+                raise DataError(f"image of row {t} is {height}x{width}, row 0 is {frames.shape[1]}x{frames.shape[2]}")
             frames[t] = np.asarray(image.convert("RGB"))
     if frames is None:
         raise DataError("the episode has no rows")

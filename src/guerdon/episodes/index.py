@@ -170,9 +170,7 @@ def index_schema(features: Mapping[str, Feature]) -> pa.Schema:
     for key, feature in features.items():
         if feature["dtype"] == "video":
             fields += [pa.field(f"videos/{key}/{name}", integer) for name in ("chunk_index", "file_index")]
-            fields += [
-                pa.field(f"videos/{key}/{name}", pa.float64()) for name in ("from_timestamp", "to_timestamp")
-            ]
+            fields += [pa.field(f"videos/{key}/{name}", pa.float64()) for name in ("from_timestamp", "to_timestamp")]
     for key, feature in features.items():
         image = feature["dtype"] in ("image", "video")
         real = pa.list_(pa.list_(pa.list_(pa.float64()))) if image else pa.list_(pa.float64())
@@ -185,9 +183,7 @@ def index_schema(features: Mapping[str, Feature]) -> pa.Schema:
 
 def stats_columns(stats: Stats) -> dict[str, Any]:
     """Statistics of one episode as columns of its index row."""
-    return {
-        f"stats/{key}/{name}": value.tolist() for key, group in stats.items() for name, value in group.items()
-    }
+    return {f"stats/{key}/{name}": value.tolist() for key, group in stats.items() for name, value in group.items()}
 
 
 def save_tasks(root: Path, tasks: Sequence[str]) -> None:

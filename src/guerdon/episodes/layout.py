@@ -111,18 +111,14 @@ def features_of(episode: Episode, key: str, *, video: bool, fps: int) -> Feature
         DataError: the episode has texts (those are no robot data), or a column of an unsuitable shape.
     """
     if episode.texts is not None:
-        raise DataError(
-            f"episode {episode.id!r} has texts: robot data sets hold frames, states and actions only"
-        )
+        raise DataError(f"episode {episode.id!r} has texts: robot data sets hold frames, states and actions only")
     features: Features = {}
     if episode.frames is not None:
         features[key] = _camera_feature(*episode.frames.shape[1:3], video=video, fps=fps)
     for name, column in ((STATE, episode.states), (ACTION, episode.actions)):
         if column is not None:
             if column.ndim != 2 or column.shape[1] == 0:
-                raise DataError(
-                    f"episode {episode.id!r}: {name} must have shape (T, size), got {column.shape}"
-                )
+                raise DataError(f"episode {episode.id!r}: {name} must have shape (T, size), got {column.shape}")
             features[name] = {"dtype": "float32", "shape": [column.shape[1]], "names": None}
     for name, present, dtype in (
         (REWARD, episode.rewards is not None, "float32"),

@@ -152,9 +152,7 @@ def _frames(root: Path, info: Info, entry: Entry, table: pa.Table, key: str, col
     if video is not None:
         if "timestamp" not in columns:
             raise DataError("has no column timestamp, by which video frames are found")
-        return decode_video(
-            video, entry.videos[key].start + columns["timestamp"].astype("float64"), fps=info.fps
-        )
+        return decode_video(video, entry.videos[key].start + columns["timestamp"].astype("float64"), fps=info.fps)
     if key not in table.column_names:
         raise DataError(f"has no column {key}")
     if info.features[key]["dtype"] == "image":
@@ -168,9 +166,7 @@ def _frames_path(root: Path, info: Info, entry: Entry, key: str | None) -> Path 
     """The MP4 file with an episode's frames, None where the camera is not stored as video."""
     if key is None or info.features[key]["dtype"] != "video":
         return None
-    return layout.shard_path(
-        root, info.video_path or layout.VIDEO_PATH, entry.videos[key].where, video_key=key
-    )
+    return layout.shard_path(root, info.video_path or layout.VIDEO_PATH, entry.videos[key].where, video_key=key)
 
 
 def _camera(root: Path, info: Info, camera: str | None) -> str | None:
@@ -216,9 +212,7 @@ def summarize(root: str | Path) -> DatasetSummary:
         if lost is not None:
             skipped.append(lost)
             continue
-        outcome = (
-            entry.outcome if entry.outcome_known else last_success(to_columns(table, info, [layout.SUCCESS]))
-        )
+        outcome = entry.outcome if entry.outcome_known else last_success(to_columns(table, info, [layout.SUCCESS]))
         episodes += 1
         frames += entry.length
         successes += outcome is True
@@ -233,9 +227,7 @@ def _stored(info: Info) -> list[str]:
     return sorted(name for name, feature in info.features.items() if feature["dtype"] != "video")
 
 
-def _missing_video(
-    root: Path, info: Info, entry: Entry, frame_count: Callable[[Path], int]
-) -> Skipped | None:
+def _missing_video(root: Path, info: Info, entry: Entry, frame_count: Callable[[Path], int]) -> Skipped | None:
     for key in entry.videos:
         path = _frames_path(root, info, entry, key)
         assert path is not None

@@ -63,9 +63,7 @@ def lock(root: Path) -> int:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
-        raise DataError(
-            f"{root} is being written by another writer: wait for it or choose another root"
-        ) from None
+        raise DataError(f"{root} is being written by another writer: wait for it or choose another root") from None
     return handle
 
 
@@ -87,20 +85,14 @@ def resume(root: Path, *, fps: int, robot_type: str) -> Progress:
         return Progress(robot_type=robot_type)
     info = layout.load_info(root)
     if info.fps != fps:
-        raise DataError(
-            f"{root} has {info.fps} fps, asked for {fps}: pass fps={info.fps} or choose another root"
-        )
+        raise DataError(f"{root} has {info.fps} fps, asked for {fps}: pass fps={info.fps} or choose another root")
     if robot_type not in ("unknown", info.robot_type):
-        raise DataError(
-            f"{root} has robot_type {info.robot_type!r}, asked for {robot_type!r}: choose another root"
-        )
+        raise DataError(f"{root} has robot_type {info.robot_type!r}, asked for {robot_type!r}: choose another root")
     for path in index.index_files(root):
         with boundary(DataError, f"{path} cannot be read; choose another root"):
             names = pq.read_schema(path).names
         if index.ID not in names:
-            raise DataError(
-                f"{root} was written by another tool: read it and write its episodes to a new root"
-            )
+            raise DataError(f"{root} was written by another tool: read it and write its episodes to a new root")
     entries, skipped = index.load_index(root, info)
     if skipped:
         raise DataError(f"cannot append to {root}: {skipped[0]}; choose another root")
@@ -124,9 +116,7 @@ def resume(root: Path, *, fps: int, robot_type: str) -> Progress:
 
 def _remove_leftovers(root: Path, last: int) -> None:
     """Remove half-written files, and shards after the last one that the index points to."""
-    for path in [
-        path for folder in ("data", "meta", "videos") for path in sorted((root / folder).rglob("*"))
-    ]:
+    for path in [path for folder in ("data", "meta", "videos") for path in sorted((root / folder).rglob("*"))]:
         shard = _SHARD.search(path.as_posix())
         orphan = shard and int(shard[1]) * layout.CHUNK_FILES + int(shard[2]) > last
         if path.is_file() and (path.name.endswith(PARTIAL) or orphan):

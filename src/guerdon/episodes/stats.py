@@ -81,9 +81,7 @@ def image_stats(frames_T_H_W_C: ByteArray) -> FeatureStats:
             "mean": mean,
             "std": float(np.sqrt(counts @ (levels - mean) ** 2 / counts.sum())),
         }
-        channels.append(
-            values | {name: levels[np.searchsorted(cumulative, q)] for name, q in QUANTILES.items()}
-        )
+        channels.append(values | {name: levels[np.searchsorted(cumulative, q)] for name, q in QUANTILES.items()})
     stats = {name: np.array([channel[name] for channel in channels]).reshape(3, 1, 1) for name in channels[0]}
     return stats | {"count": np.array([len(rows)], dtype=np.int64)}
 

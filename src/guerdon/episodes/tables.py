@@ -58,9 +58,7 @@ class ShardReader:
         first, last = (int(np.searchsorted(self._ends, row, side="right")) for row in (rows[0], rows[-1]))
         size = sum(group.total_byte_size for group in self._groups[first : last + 1])
         if size > MAX_EPISODE_BYTES:
-            raise DataError(
-                f"row groups of episode {entry.index} take {size} bytes, limit {MAX_EPISODE_BYTES}"
-            )
+            raise DataError(f"row groups of episode {entry.index} take {size} bytes, limit {MAX_EPISODE_BYTES}")
         wanted = [name for name in names if name in self._names]
         with boundary(DataError, f"episode {entry.index} cannot be read"):
             table = self._file.read_row_groups(list(range(first, last + 1)), columns=wanted)

@@ -10,6 +10,7 @@ reads `success` and `outcome`, and answers None where the truth is not known.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from guerdon.types import BoolArray, Episode, FloatArray
 
@@ -33,10 +34,27 @@ def first_success(episode: Episode) -> int | None:
     return int(episode.success.argmax()) if episode.success.any() else None
 
 
-def progress_targets(episode: Episode) -> FloatArray | None:
-    """(T,) float32 progress: t/k up to the first success row k, then 1; all 0 for a failed episode.
+def row_steps(episode: Episode) -> NDArray[np.float64]:
+    """(T,) environment steps since the episode began, of each row.
 
-    A success without labelled rows reaches 1 at its last row. A success at row 0 is 1 throughout.
+    `meta["steps"]` names them; else rows are `meta["frame_every"]` steps apart (1 where nobody says).
+    """
+    if "steps" in episode.meta:
+        return np.asarray(episode.meta["steps"], dtype=np.float64)
+    return np.arange(len(episode)) * float(episode.meta.get("frame_every", 1))
+
+
+def progress_targets(episode: Episode, *, horizon: float | None = None) -> FloatArray | None:
+    """(T,) float32 progress of each row; all 0 for a failed episode.
+
+    Without a horizon it is the share of the way to the first success: step / (step of the first success), then 1.
+    With one it is nearness in time, max(0, 1 - steps left until the first success / horizon): a row's target then
+    depends on what the row shows and not on where the episode happened to start. A success without labelled rows
+    reaches 1 at its last row; a success at row 0 is 1 throughout.
+
+    Args:
+        episode: with `success` or an outcome.
+        horizon: environment steps before success at which progress starts to rise.
 
     Returns:
         None where nobody knows the outcome, or where outcome and success rows contradict each other (an
@@ -50,5 +68,11 @@ def progress_targets(episode: Episode) -> FloatArray | None:
         return None
     if k is None:
         return np.zeros(len(episode), dtype=np.float32)
-    rows_T = np.arange(len(episode), dtype=np.float64)
-    return np.ones(len(episode), np.float32) if k == 0 else np.minimum(rows_T / k, 1.0).astype(np.float32)
+    steps_T = row_steps(episode)
+    if horizon is not None:
+        left_T = np.maximum(steps_T[k] - steps_T, 0.0)
+        return np.maximum(1.0 - left_T / horizon, 0.0).astype(np.float32)
+    span = steps_T[k] - steps_T[0]
+    if span <= 0:
+        return np.ones(len(episode), np.float32)
+    return np.clip((steps_T - steps_T[0]) / span, 0.0, 1.0).astype(np.float32)

@@ -30,9 +30,7 @@ def point(metric: WeightedMetric, labels_N: ArrayLike, scores_N: ArrayLike) -> f
     """
     labels, scores = np.asarray(labels_N, dtype=np.bool_), np.asarray(scores_N, dtype=np.float64)
     if labels.shape != scores.shape or labels.ndim != 1:
-        raise ValueError(
-            f"labels and scores must both have shape (N,), got {labels.shape} and {scores.shape}"
-        )
+        raise ValueError(f"labels and scores must both have shape (N,), got {labels.shape} and {scores.shape}")
     if not np.isfinite(scores).all():
         raise ValueError("scores must be finite: leave failed measurements out and count them")
     return defined(metric(labels, scores, np.ones((1, len(labels))))[0]) if len(labels) else None
@@ -57,9 +55,7 @@ def auroc(labels: Labels, scores: Float64, weights: Float64) -> Float64:
     """P(a positive scores above a negative), ties 1/2 (Hanley & McNeil 1982); NaN with one class only."""
     positive, negative = _by_score(labels, scores, weights)
     below = np.cumsum(negative, axis=1) - negative
-    return _ratio(
-        (positive * (below + negative / 2)).sum(axis=1), positive.sum(axis=1) * negative.sum(axis=1)
-    )
+    return _ratio((positive * (below + negative / 2)).sum(axis=1), positive.sum(axis=1) * negative.sum(axis=1))
 
 
 def auprc(labels: Labels, scores: Float64, weights: Float64) -> Float64:

@@ -113,9 +113,7 @@ def steps_to_threshold(steps_P: ArrayLike, scores_N_P: ArrayLike, threshold: flo
 def _curve(steps_P: ArrayLike, scores_P: ArrayLike) -> tuple[Float64, Float64]:
     steps, scores = np.asarray(steps_P, dtype=np.float64), np.asarray(scores_P, dtype=np.float64)
     if steps.ndim != 1 or scores.shape[-1:] != steps.shape:
-        raise ValueError(
-            f"a curve needs one score per step, got {steps.shape} steps and {scores.shape} scores"
-        )
+        raise ValueError(f"a curve needs one score per step, got {steps.shape} steps and {scores.shape} scores")
     if (np.diff(steps) <= 0).any():
         raise ValueError("the steps of a curve must increase strictly")
     return steps, scores

@@ -132,9 +132,7 @@ def evaluate_model(
         data=_data(chosen, len(episodes) - len(chosen), data_hash),
         metrics=_metrics(chosen, scores, info, kind=kind, threshold=at, reps=reps, seed=seed),
         reliability=reliability_bins(table.labels, table.scores) if calibrated else [],
-        probes=run_probes(
-            model, chosen, scores, kind=kind, limit=limit, seed=seed, task_conditioned=task_conditioned
-        ),
+        probes=run_probes(model, chosen, scores, kind=kind, limit=limit, seed=seed, task_conditioned=task_conditioned),
         failures=failure_counts(scores),
         table=table,
         curves=_curves(chosen, scores),
@@ -170,7 +168,7 @@ def _metrics(
     if by_row:
         found |= measure.order_metrics(episodes, scores, reps=reps, seed=seed)
     if by_row and kind == "progress":
-        found |= measure.progress_metrics(episodes, scores, reps=reps, seed=seed)
+        found |= measure.progress_metrics(episodes, scores, horizon=info.progress_horizon, reps=reps, seed=seed)
     return found | measure.comparison_metrics(episodes, scores, kind, reps=reps, seed=seed)
 
 

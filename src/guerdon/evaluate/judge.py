@@ -31,8 +31,7 @@ _EXPECTED = {
     "order, within 0.25 of 0 or 3 standard errors)",
     "goal_pasted_first": "a goal frame at row 0 leaves later values as they were "
     "(value: mean change over the spread of values, at most 0.1)",
-    "wrong_task": "a success scores lower under another task "
-    "(value: share of episodes that do, at least 0.8)",
+    "wrong_task": "a success scores lower under another task (value: share of episodes that do, at least 0.8)",
 }
 
 
@@ -187,9 +186,7 @@ def _share_above(limit: float | None, kind: Kind) -> _Judge:
 def _trend(pairs: list[tuple[Score, Score]]) -> list[tuple[float, int]]:
     """Spearman of the changed values with the order they were shown in, and the number of rows."""
     found = [
-        (spearman(new.steps, np.arange(len(new.steps))), len(new.steps))
-        for _, new in pairs
-        if new.steps is not None
+        (spearman(new.steps, np.arange(len(new.steps))), len(new.steps)) for _, new in pairs if new.steps is not None
     ]
     return [(value, rows) for value, rows in found if value is not None]
 
@@ -226,8 +223,7 @@ def _lower(kind: Kind) -> _Judge:
         drops = [
             after < before
             for old, new in pairs
-            if (before := episode_value(old, kind)) is not None
-            and (after := episode_value(new, kind)) is not None
+            if (before := episode_value(old, kind)) is not None and (after := episode_value(new, kind)) is not None
         ]
         value = float(np.mean(drops)) if drops else None
         return value, None if value is None else value >= 0.8, len(drops)

@@ -100,8 +100,7 @@ def episode_table(episodes: Sequence[Episode], scores: Sequence[Score], kind: Ki
     cases = [
         (success, value, e)
         for e, (episode, score) in enumerate(zip(episodes, scores, strict=True))
-        if (success := episode_success(episode)) is not None
-        and (value := episode_value(score, kind)) is not None
+        if (success := episode_success(episode)) is not None and (value := episode_value(score, kind)) is not None
     ]
     return Table(
         np.array([success for success, _, _ in cases], dtype=np.bool_),
@@ -162,9 +161,7 @@ def _interval(metric: cls.WeightedMetric | None, table: Table, reps: int, seed: 
     return bootstrap_weighted(statistic, table.groups, reps=reps, seed=seed, n_undefined=table.missing)
 
 
-def order_metrics(
-    episodes: Sequence[Episode], scores: Sequence[Score], *, reps: int, seed: int
-) -> dict[str, Metric]:
+def order_metrics(episodes: Sequence[Episode], scores: Sequence[Score], *, reps: int, seed: int) -> dict[str, Metric]:
     """Do values of a successful episode rise with time? Mean over episodes, rows up to the first success.
 
     After the first success there is no order to find, so those rows are left out. An episode of constant
@@ -182,9 +179,7 @@ def order_metrics(
         if episode_success(episode) and goal is not None:
             parts.append(np.empty(0) if score.steps is None else score.steps[: goal + 1].astype(np.float64))
     return {
-        name: Metric(
-            _mean_of([measure(part, np.arange(len(part))) for part in parts], reps=reps, seed=seed), 0.0
-        )
+        name: Metric(_mean_of([measure(part, np.arange(len(part))) for part in parts], reps=reps, seed=seed), 0.0)
         for name, measure in measures.items()
     }
 
@@ -195,7 +190,12 @@ def _mean_of(values: list[float | None], *, reps: int, seed: int) -> Interval:
 
 
 def progress_metrics(
-    episodes: Sequence[Episode], scores: Sequence[Score], *, reps: int, seed: int
+    episodes: Sequence[Episode],
+    scores: Sequence[Score],
+    *,
+    horizon: float | None = None,
+    reps: int,
+    seed: int,
 ) -> dict[str, Metric]:
     """MAE against the progress target, and Pearson with it over successful episodes (Robometer's VOC r).
 
@@ -204,7 +204,7 @@ def progress_metrics(
     errors, targets, groups, missing = [np.empty(0)], [np.empty(0)], [np.empty(0, np.int64)], 0
     correlations: list[float | None] = []
     for e, (episode, score) in enumerate(zip(episodes, scores, strict=True)):
-        target = progress_targets(episode)
+        target = progress_targets(episode, horizon=horizon)
         if target is not None and episode_success(episode):
             correlations.append(None if score.steps is None else pearson(score.steps, target))
         if target is None or score.steps is None:

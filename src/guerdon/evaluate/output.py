@@ -27,9 +27,7 @@ def evaluation_pictures(evaluation: Evaluation) -> dict[str, str]:
     if evaluation.reliability:
         drawn["reliability"] = pictures.reliability_diagram(evaluation.reliability)
     if evaluation.curves:
-        drawn["values"] = pictures.value_curves(
-            [(curve.values, curve.success) for curve in evaluation.curves]
-        )
+        drawn["values"] = pictures.value_curves([(curve.values, curve.success) for curve in evaluation.curves])
     return drawn
 
 
@@ -66,8 +64,7 @@ def evaluation_text(evaluation: Evaluation) -> str:
         rows.append([name, *numbers, str(i.n), str(i.n_undefined)])
     found = [["probe", "answer", "value", "n"]]
     found += [
-        [name, _answer(result), _number(result.value), str(result.n)]
-        for name, result in evaluation.probes.items()
+        [name, _answer(result), _number(result.value), str(result.n)] for name, result in evaluation.probes.items()
     ]
     failed = ", ".join(f"{reason} x {count}" for reason, count in evaluation.failures.items())
     lines = [

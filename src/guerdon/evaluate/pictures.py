@@ -30,9 +30,7 @@ def _y(share: float) -> float:
     return round(_HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM), 1)
 
 
-def _text(
-    x: float, y: float, words: str, *, anchor: str = "middle", colour: str = "#333", turn: str = ""
-) -> str:
+def _text(x: float, y: float, words: str, *, anchor: str = "middle", colour: str = "#333", turn: str = "") -> str:
     place = f'x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="{colour}"{turn}'
     return f"<text {place}>{escape(words)}</text>"
 
@@ -93,9 +91,7 @@ def reliability_diagram(bins: Sequence[ReliabilityBin]) -> str:
     """How often scores of each bin came true, against the bin's mean score; the diagonal is perfect."""
     full = [one for one in bins if one.n]
     body = [
-        _bar(
-            one.low, one.high, one.frequency or 0.0, SUCCESS, f"{one.n} rows, {one.frequency:.3f} successful"
-        )
+        _bar(one.low, one.high, one.frequency or 0.0, SUCCESS, f"{one.n} rows, {one.frequency:.3f} successful")
         for one in full
     ]
     if full:
@@ -120,9 +116,7 @@ def _limits(values: ArrayLike) -> tuple[float, float]:
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
-def score_histogram(
-    labels_N: ArrayLike, scores_N: ArrayLike, *, threshold: float | None = None, bins: int = 20
-) -> str:
+def score_histogram(labels_N: ArrayLike, scores_N: ArrayLike, *, threshold: float | None = None, bins: int = 20) -> str:
     """Scores of successes and of failures, each class scaled to its own highest bar; the threshold dashed."""
     labels, scores = np.asarray(labels_N, dtype=np.bool_), np.asarray(scores_N, dtype=np.float64)
     if scores.size == 0:

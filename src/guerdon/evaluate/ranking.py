@@ -51,9 +51,7 @@ def policy_ranking(
     """
     reward, success = np.asarray(reward_P, dtype=np.float64), np.asarray(success_P, dtype=np.float64)
     if reward.shape != success.shape or reward.ndim != 1:
-        raise ValueError(
-            f"reward and success need the same shape (P,), got {reward.shape} and {success.shape}"
-        )
+        raise ValueError(f"reward and success need the same shape (P,), got {reward.shape} and {success.shape}")
     keep = np.isfinite(reward) & np.isfinite(success)
     missing = int((~keep).sum())
     reward, success = reward[keep], success[keep]

@@ -43,9 +43,7 @@ def task_rows(scores_K_S: ArrayLike) -> tuple[list[Float64], int]:
     """
     scores = np.asarray(scores_K_S, dtype=np.float64)
     if scores.ndim != 2:
-        raise ValueError(
-            f"scores must have shape (tasks, seeds), got {scores.shape}; pad missing runs with NaN"
-        )
+        raise ValueError(f"scores must have shape (tasks, seeds), got {scores.shape}; pad missing runs with NaN")
     finite = np.isfinite(scores)
     return [row[keep] for row, keep in zip(scores, finite, strict=True) if keep.any()], int((~finite).sum())
 

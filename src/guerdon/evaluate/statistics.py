@@ -112,18 +112,14 @@ def paired_difference(
     """
     arm, baseline = np.asarray(arm_K_S, dtype=np.float64), np.asarray(baseline_K_S, dtype=np.float64)
     if arm.shape != baseline.shape:
-        raise ValueError(
-            f"paired scores must have the same (tasks, seeds) shape, got {arm.shape} and {baseline.shape}"
-        )
+        raise ValueError(f"paired scores must have the same (tasks, seeds) shape, got {arm.shape} and {baseline.shape}")
     differences = arm - baseline
     rows, _ = task_rows(differences)
     interval = stratified_t_interval(differences, level=level)
     p_value = sign_flip_p_value(differences, seed=seed)
     no_width = bool(rows) and all(len(row) > 1 and no_spread(row) for row in rows)
     if no_width and p_value is not None and p_value <= 1 - level:
-        interval = Interval(
-            interval.estimate, interval.estimate, interval.estimate, interval.n, interval.n_undefined
-        )
+        interval = Interval(interval.estimate, interval.estimate, interval.estimate, interval.n, interval.n_undefined)
     return PairedDifference(
         interval=interval,
         bootstrap=stratified_bootstrap(differences, reps=reps, seed=seed, level=level),
@@ -154,9 +150,7 @@ def probability_of_improvement(
     """
     arm, baseline = np.asarray(arm_K_S, dtype=np.float64), np.asarray(baseline_K_S, dtype=np.float64)
     if arm.ndim != 2 or baseline.ndim != 2 or len(arm) != len(baseline):
-        raise ValueError(
-            f"both arms need shape (tasks, seeds) for the same tasks, got {arm.shape}, {baseline.shape}"
-        )
+        raise ValueError(f"both arms need shape (tasks, seeds) for the same tasks, got {arm.shape}, {baseline.shape}")
     rng = np.random.default_rng(seed)
     estimates, replicates, n, can_vary = [], [], 0, False
     for x_S, y_S in zip(arm, baseline, strict=True):

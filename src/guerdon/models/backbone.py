@@ -50,9 +50,7 @@ class ImageScorer(nn.Module):
         self, arch: str, *, hidden_dim: int | None, dropout: float, pretrained_path: str | None = None
     ) -> None:
         super().__init__()
-        self.backbone = (
-            _random_backbone(arch) if pretrained_path is None else _load_backbone(arch, pretrained_path)
-        )
+        self.backbone = _random_backbone(arch) if pretrained_path is None else _load_backbone(arch, pretrained_path)
         features = self.backbone.config.hidden_sizes[-1]
         if hidden_dim is None:
             self.head: nn.Module = nn.Linear(features, 1)
@@ -75,11 +73,11 @@ class ImageScorer(nn.Module):
 
 @contextmanager
 def calibrating(network: nn.Module) -> Iterator[None]:
-    """Set the statistics of batch normalisation to averages over the batches that pass inside the block.
+    """Set batch normalisation's statistics to averages over the batches that pass inside the block.
 
     The running averages of a training lag behind its weights by dozens of steps, which is a large part of a
-    short training (arXiv:2105.07576, section 3). The network runs in training mode without gradients inside the
-    block, dropout draws from a copy of the random state, and the mode is restored.
+    short training (arXiv:2105.07576, section 3). Inside the block the network is in training mode, without
+    gradients, and dropout draws from a copy of the random state; the mode is restored afterwards.
     """
     layers = [layer for layer in network.modules() if isinstance(layer, nn.BatchNorm2d)]
     momenta = [layer.momentum for layer in layers]
@@ -147,9 +145,7 @@ def _load_backbone(arch: str, path: str) -> Any:
     for name in ("layer_type", "depths", "hidden_sizes"):
         found, wanted = getattr(backbone.config, name), getattr(expected, name)
         if found != wanted:
-            raise CheckpointError(
-                f"pretrained_path {path!r} has {name} {found}, but arch {arch!r} has {wanted}"
-            )
+            raise CheckpointError(f"pretrained_path {path!r} has {name} {found}, but arch {arch!r} has {wanted}")
     # The classifier of an image classification checkpoint is not part of the backbone.
     unexpected = sorted(k for k in report["unexpected_keys"] if not k.startswith("classifier."))
     problems = {"missing": sorted(report["missing_keys"]), "unexpected": unexpected}

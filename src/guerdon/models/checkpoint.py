@@ -40,6 +40,7 @@ class ImageModelConfig:
         normalize: `none` or `imagenet`.
         threshold: probability above which a frame counts as success; None for `progress`.
         label: what a target of 1 means, in words.
+        horizon: of a progress model that says nearness in time, in environment steps; else None.
         data_hash: of the training data; empty when the episodes came from memory.
     """
 
@@ -51,6 +52,7 @@ class ImageModelConfig:
     normalize: Literal["none", "imagenet"] = "none"
     threshold: float | None = None
     label: str = ""
+    horizon: float | None = None
     data_hash: str = ""
 
 
@@ -86,13 +88,10 @@ def find_checkpoint(path: str | Path) -> Path:
     for candidate in (folder, folder / "model"):
         if (candidate / CONFIG).is_file():
             if given.suffix == ".safetensors" and given.name != WEIGHTS:
-                raise CheckpointError(
-                    f"{given}: the weights of a checkpoint are named {WEIGHTS}, beside {CONFIG}"
-                )
+                raise CheckpointError(f"{given}: the weights of a checkpoint are named {WEIGHTS}, beside {CONFIG}")
             return candidate
     raise CheckpointError(
-        f"no reward model at {given}: expected a folder with {WEIGHTS} and {CONFIG}; "
-        "write one with `guerdon train`"
+        f"no reward model at {given}: expected a folder with {WEIGHTS} and {CONFIG}; write one with `guerdon train`"
     )
 
 
@@ -112,9 +111,7 @@ def load_config(path: str | Path, **requested: Any) -> ImageModelConfig:
         known = {f.name for f in fields(ImageModelConfig)}
         absent = sorted(known - record.keys())
         if absent:
-            raise CheckpointError(
-                f"{folder / CONFIG} lacks {', '.join(absent)}: it was not written by `guerdon train`"
-            )
+            raise CheckpointError(f"{folder / CONFIG} lacks {', '.join(absent)}: it was not written by `guerdon train`")
         record["image_size"] = tuple(record["image_size"])
         config = ImageModelConfig(**{name: record[name] for name in known})
     for name, wanted in requested.items():

@@ -39,7 +39,5 @@ class DebugImages:
             if not np.isfinite(probability):
                 continue
             folder = self.folders[bool(probability > self.threshold)]
-            Image.fromarray(frame).save(
-                folder / f"{self.next_id:06d}_prob{probability:.4f}.png", compress_level=1
-            )
+            Image.fromarray(frame).save(folder / f"{self.next_id:06d}_prob{probability:.4f}.png", compress_level=1)
             self.next_id += 1

@@ -58,14 +58,17 @@ class ImageRewardModel:
         self.scorer = scorer.to(self.device)
         self._network: ImageScorer | None = None
         folder = debug_save_dir or os.environ.get("DEBUG_IMAGE_SAVE_DIR")
-        self._debug = (
-            DebugImages(folder, 0.5 if config.threshold is None else config.threshold) if folder else None
-        )
+        self._debug = DebugImages(folder, 0.5 if config.threshold is None else config.threshold) if folder else None
 
     @property
     def info(self) -> RewardInfo:
         """Values in [0, 1], one per row, each from its own frame only."""
-        return RewardInfo(name=self.config.type, range=(0.0, 1.0), success_threshold=self.config.threshold)
+        return RewardInfo(
+            name=self.config.type,
+            range=(0.0, 1.0),
+            success_threshold=self.config.threshold,
+            progress_horizon=self.config.horizon,
+        )
 
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
         """Measure all episodes in one pass; identical frames go through the network once.

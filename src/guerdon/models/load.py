@@ -76,9 +76,7 @@ def load_reward_model(
     if value != 0.0:
         raise ConfigError(f"the reward model {model_type!r} has no value: remove it")
     if checkpoint_path is None:
-        raise ConfigError(
-            f"the reward model {model_type!r} needs checkpoint_path: train one with `guerdon train`"
-        )
+        raise ConfigError(f"the reward model {model_type!r} needs checkpoint_path: train one with `guerdon train`")
     if image_size is not None:
         from guerdon.settings.train import parse_image_size
 

@@ -82,9 +82,7 @@ class OnlineTrainer:
             pixels = to_pixels(offline_frames_N_H_W_C, model.config.image_size)
             self.replay.add(pixels, _checked(offline_targets_N, len(pixels)), self.rng)
 
-    def update(
-        self, frames_N_H_W_C: NDArray[Any], targets_N: NDArray[Any], *, steps: int
-    ) -> dict[str, float | None]:
+    def update(self, frames_N_H_W_C: NDArray[Any], targets_N: NDArray[Any], *, steps: int) -> dict[str, float | None]:
         """Fit the model to fresh frames and the replay, then remember the fresh frames.
 
         The loss is binary cross-entropy on the logit, with soft targets for `progress`.
@@ -124,9 +122,7 @@ class OnlineTrainer:
 
     def _fit(self, pixels: ByteArray, targets: FloatArray, steps: int) -> float:
         scorer, device = self.model.scorer, self.model.device
-        replayed = (
-            min(round(self.batch_size * self.replay_ratio), self.batch_size - 1) if len(self.replay) else 0
-        )
+        replayed = min(round(self.batch_size * self.replay_ratio), self.batch_size - 1) if len(self.replay) else 0
         scorer.train()
         losses = []
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -137,9 +133,7 @@ class OnlineTrainer:
                 if replayed:
                     old, old_targets = self.replay.draw(replayed, self.rng)
                     batch, wanted = np.concatenate([batch, old]), np.concatenate([wanted, old_targets])
-                losses.append(
-                    self._step(torch.from_numpy(batch).to(device), torch.from_numpy(wanted).to(device))
-                )
+                losses.append(self._step(torch.from_numpy(batch).to(device), torch.from_numpy(wanted).to(device)))
         scorer.eval()
         return float(torch.stack(losses).mean())
 
@@ -192,9 +186,7 @@ class OnlineTrainer:
         try:
             self.model.scorer.load_state_dict(parts["model"], strict=True)
         except RuntimeError as error:
-            raise CheckpointError(
-                f"the saved online state does not fit this reward model: {error}"
-            ) from error
+            raise CheckpointError(f"the saved online state does not fit this reward model: {error}") from error
         self.model.refresh()
         parameters = list(self.model.scorer.parameters())
         slots: dict[int, dict[str, Tensor]] = {}
@@ -203,9 +195,7 @@ class OnlineTrainer:
             slots.setdefault(int(index), {})[slot] = _like(tensor, parameters[int(index)])
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": slots, "param_groups": groups})
-        self.replay.restore(
-            {name: t.numpy().copy() for name, t in parts["replay"].items()}, state.values["seen"]
-        )
+        self.replay.restore({name: t.numpy().copy() for name, t in parts["replay"].items()}, state.values["seen"])
         self.rng.bit_generator.state = state.values["rng"]
         self.updates = state.values["updates"]
 

@@ -55,6 +55,4 @@ def progress_quality(predictions_N: NDArray[Any], targets_N: NDArray[Any]) -> di
     """Mean absolute error of predicted progress, both in [0, 1]."""
     if not len(targets_N):
         return {"mae": None}
-    return {
-        "mae": float(np.abs(np.asarray(predictions_N, np.float64) - np.asarray(targets_N, np.float64)).mean())
-    }
+    return {"mae": float(np.abs(np.asarray(predictions_N, np.float64) - np.asarray(targets_N, np.float64)).mean())}

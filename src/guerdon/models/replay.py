@@ -66,9 +66,7 @@ class FrameReplay:
         for side in (0, 1):
             if not self.targets[side]:
                 counts = [0, n] if side == 0 else [n, 0]
-        picks = [
-            (side, int(i)) for side in (0, 1) for i in _choose(len(self.targets[side]), counts[side], rng)
-        ]
+        picks = [(side, int(i)) for side in (0, 1) for i in _choose(len(self.targets[side]), counts[side], rng)]
         pixels = np.stack([self.pixels[side][i] for side, i in picks])
         return pixels, np.array([self.targets[side][i] for side, i in picks], np.float32)
 

@@ -168,9 +168,7 @@ class ControlPolicy(nn.Module):
         """Everything to store, statistics included."""
         state = {k: v.detach().clone() for k, v in self.state_dict().items()}
         if self.normalizer is not None:
-            state |= {
-                f"normalizer.{k}": torch.from_numpy(np.array(v)) for k, v in self.normalizer.state_dict().items()
-            }
+            state |= {f"normalizer.{k}": torch.from_numpy(np.array(v)) for k, v in self.normalizer.state_dict().items()}
         return state
 
     def load_tensors(self, state: dict[str, Tensor], *, critic: bool = True) -> None:

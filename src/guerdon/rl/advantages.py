@@ -81,7 +81,12 @@ def episode_scores(
 
 
 def group_advantages(
-    scores_B: np.ndarray, known_B: BoolArray, groups_B: IntArray, *, divide_by_std: bool = True, eps: float = 1e-6
+    scores_B: np.ndarray,
+    known_B: BoolArray,
+    groups_B: IntArray,
+    *,
+    divide_by_std: bool = True,
+    eps: float = 1e-6,
 ) -> np.ndarray:
     """Group-relative advantages (GRPO, Shao et al. 2024, 2402.03300, section 4.1.2).
 

@@ -11,13 +11,12 @@ import numpy as np
 
 from guerdon.collect.recorder import Recorder
 from guerdon.episodes.read import read_episodes
-from guerdon.episodes.targets import progress_targets, success_labels
 from guerdon.errors import ConfigError, DataError
-from guerdon.models.checkpoint import save_checkpoint
+from guerdon.models.checkpoint import ImageModelConfig, save_checkpoint
 from guerdon.models.image import ImageRewardModel
 from guerdon.models.load import load_reward_model
 from guerdon.models.online import OnlineTrainer
-from guerdon.rl.keep_up import KeepUp
+from guerdon.rl.keep_up import KeepUp, frame_targets
 from guerdon.rl.sources import Source
 from guerdon.settings.reward import RewardModelSettings
 from guerdon.settings.study import Study
@@ -65,7 +64,7 @@ def build_keep_up(study: Study, sources: dict[str, Source]) -> dict[str, KeepUp]
         model = source.model
         if not isinstance(model, ImageRewardModel):
             raise ConfigError(f"reward.sources.{name}: a {settings.model_type} model cannot be refitted")
-        frames, targets = _replay(settings, model.config.type, settings.update_params.replay_size)
+        frames, targets = _replay(settings, model.config, settings.update_params.replay_size)
         trainer = OnlineTrainer(
             model,
             frames,
@@ -79,7 +78,6 @@ def build_keep_up(study: Study, sources: dict[str, Source]) -> dict[str, KeepUp]
         )
         keep_ups[name] = KeepUp(
             trainer,
-            model.config.type,
             steps=settings.update_params.steps,
             every=settings.update_params.every,
             num_envs=study.env.num_envs,
@@ -102,7 +100,10 @@ def build_recorder(study: Study, world: World) -> Recorder | None:
     from guerdon.episodes.write import EpisodeWriter
 
     writer = EpisodeWriter(
-        settings.save_dir or "", camera=study.env.camera, robot_type=study.env.type, only_success=settings.only_success
+        settings.save_dir or "",
+        camera=study.env.camera,
+        robot_type=study.env.type,
+        only_success=settings.only_success,
     )
     return Recorder(
         world,
@@ -115,16 +116,15 @@ def build_recorder(study: Study, world: World) -> Recorder | None:
     )
 
 
-def _replay(settings: RewardModelSettings, kind: str, size: int) -> tuple[np.ndarray, np.ndarray]:
+def _replay(settings: RewardModelSettings, config: ImageModelConfig, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Labelled frames of the episodes that the model was trained on, at most a few times `size`."""
-    label = progress_targets if kind == "progress" else success_labels
     frames, targets, count = [], [], 0
     for episode in read_episodes(Path(settings.replay_path or "")):
-        labels = label(episode)
+        labels = frame_targets(episode, config)
         if labels is None or episode.frames is None:
             continue
         frames.append(episode.frames)
-        targets.append(np.asarray(labels, dtype=np.float32))
+        targets.append(labels)
         count += len(labels)
         if count > 4 * size:
             break

@@ -17,9 +17,7 @@ from guerdon.atomic import seal_folder, verify_folder, write_bytes, write_json
 from guerdon.errors import CheckpointError
 
 
-def save_checkpoint(
-    folder: Path, step: int, tensors: dict[str, Tensor], values: dict[str, Any], *, keep: int
-) -> Path:
+def save_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], values: dict[str, Any], *, keep: int) -> Path:
     """Write `folder/step_<step>`, then remove all but the newest `keep` sealed checkpoints.
 
     Args:

@@ -8,6 +8,7 @@ labels them, and failed episodes become hard negatives. The image twin of PRIME'
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,48 +16,75 @@ import torch
 from torch import Tensor
 
 from guerdon.episodes.targets import progress_targets, success_labels
+from guerdon.models.checkpoint import ImageModelConfig
 from guerdon.models.online import OnlineState, OnlineTrainer
 from guerdon.rl.sightings import Segment
 from guerdon.types import ByteArray, Episode
+
+
+@dataclass
+class _Waiting:
+    """What was seen of one copy's episode under way."""
+
+    frames: list[ByteArray] = field(default_factory=list)
+    success: list[bool] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+
+
+def frame_targets(episode: Episode, config: ImageModelConfig) -> np.ndarray | None:
+    """(T,) float32 targets of an episode's rows for a model of this kind; None where nobody knows them."""
+    if config.type == "progress":
+        return progress_targets(episode, horizon=config.horizon)
+    labels = success_labels(episode)
+    return None if labels is None else labels.astype(np.float32)
 
 
 class KeepUp:
     """Labels finished episodes and hands them to an `OnlineTrainer`.
 
     Args:
-        trainer: holds the model, its optimiser and its replay.
-        kind: `resnet` labels frames by success, `progress` by progress.
+        trainer: holds the model, its optimiser and its replay. A `resnet` model gets success as labels, a
+            `progress` model progress, by the definition that travels with it.
         steps: gradient steps per refit.
         every: rollouts between refits.
         num_envs: copies of the environment.
     """
 
-    def __init__(self, trainer: OnlineTrainer, kind: str, *, steps: int, every: int, num_envs: int) -> None:
+    def __init__(self, trainer: OnlineTrainer, *, steps: int, every: int, num_envs: int) -> None:
         self.trainer = trainer
-        self._targets = progress_targets if kind == "progress" else success_labels
         self._steps = steps
         self._every = every
         self._rollouts = 0
-        self._waiting: list[tuple[list[ByteArray], list[bool]]] = [([], []) for _ in range(num_envs)]
+        self._waiting = [_Waiting() for _ in range(num_envs)]
         self._ready: list[tuple[ByteArray, np.ndarray]] = []
 
     def see(self, segments: Sequence[Segment]) -> None:
         """Take in the frames of a rollout; label those whose episodes ended."""
         for segment in segments:
-            frames, success = self._waiting[segment.env]
-            frames.extend(segment.frames)
-            success.extend(s.success for s in segment.sightings)
-            if segment.finished and frames:
-                flags = np.array(success, dtype=np.bool_)
-                episode = Episode(
-                    id="online", task="", frames=np.stack(frames), success=flags, outcome=bool(flags.any())
-                )
-                targets = self._targets(episode)
-                if targets is not None:
-                    assert episode.frames is not None
-                    self._ready.append((episode.frames, np.asarray(targets, dtype=np.float32)))
+            waiting = self._waiting[segment.env]
+            waiting.frames.extend(segment.frames)
+            waiting.success.extend(s.success for s in segment.sightings)
+            waiting.steps.extend(s.row for s in segment.sightings)
             if segment.finished:
-                self._waiting[segment.env] = ([], [])
+                self._label(waiting)
+                self._waiting[segment.env] = _Waiting()
+
+    def _label(self, seen: _Waiting) -> None:
+        """Turn a finished episode into frames and targets."""
+        if not seen.frames:
+            return
+        success = np.array(seen.success, dtype=np.bool_)
+        episode = Episode(
+            id="online",
+            task="",
+            frames=np.stack(seen.frames),
+            success=success,
+            outcome=bool(success.any()),
+            meta={"steps": seen.steps},
+        )
+        targets = frame_targets(episode, self.trainer.model.config)
+        if targets is not None and episode.frames is not None:
+            self._ready.append((episode.frames, targets))
 
     def refit(self) -> dict[str, float | None]:
         """Refit if it is time and an episode has ended since the last one; else an empty answer."""
@@ -72,10 +100,11 @@ class KeepUp:
         """Tensors and JSON-able values: model, optimiser, replay, and the frames that wait."""
         online = self.trainer.state_dict()
         tensors = {f"online.{k}": v for k, v in online.tensors.items()}
-        for i, (frames, success) in enumerate(self._waiting):
-            if frames:
-                tensors[f"waiting.{i}.frames"] = torch.from_numpy(np.stack(frames))
-                tensors[f"waiting.{i}.success"] = torch.from_numpy(np.array(success))
+        for i, seen in enumerate(self._waiting):
+            if seen.frames:
+                tensors[f"waiting.{i}.frames"] = torch.from_numpy(np.stack(seen.frames))
+                tensors[f"waiting.{i}.success"] = torch.from_numpy(np.array(seen.success))
+                tensors[f"waiting.{i}.steps"] = torch.tensor(seen.steps, dtype=torch.int64)
         for i, (ready, targets) in enumerate(self._ready):
             tensors[f"ready.{i}.frames"] = torch.from_numpy(ready.copy())
             tensors[f"ready.{i}.targets"] = torch.from_numpy(targets.copy())
@@ -89,11 +118,10 @@ class KeepUp:
         self._rollouts = int(values["rollouts"])
         for i in range(len(self._waiting)):
             frames = tensors.get(f"waiting.{i}.frames")
-            self._waiting[i] = (
-                ([], [])
-                if frames is None
-                else (list(frames.numpy()), [bool(x) for x in tensors[f"waiting.{i}.success"]])
-            )
+            self._waiting[i] = _Waiting()
+            if frames is not None:
+                success, steps = tensors[f"waiting.{i}.success"], tensors[f"waiting.{i}.steps"]
+                self._waiting[i] = _Waiting(list(frames.numpy()), success.tolist(), steps.tolist())
         self._ready = [
             (tensors[f"ready.{i}.frames"].numpy(), tensors[f"ready.{i}.targets"].numpy())
             for i in range(int(values["ready"]))

@@ -74,7 +74,9 @@ class FlatAdam:
                 f"the optimiser state is for {tensors['exp_avg'].numel()} parameters, this policy has {self.flat.numel()}"
             )
         groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": {0: {k: v.clone() for k, v in tensors.items()}}, "param_groups": groups})
+        self.optimizer.load_state_dict(
+            {"state": {0: {k: v.clone() for k, v in tensors.items()}}, "param_groups": groups}
+        )
 
 
 @dataclass(frozen=True)
@@ -144,9 +146,7 @@ def make_batch(
         else:
             assert rollout.group_ids is not None
             scores, scored = adv.episode_scores(rewards, rollout.mask, failed, gamma=gammas[name])
-            relative = adv.group_advantages(
-                scores, scored, rollout.group_ids[:, 0], divide_by_std=settings.grpo_std
-            )
+            relative = adv.group_advantages(scores, scored, rollout.group_ids[:, 0], divide_by_std=settings.grpo_std)
             per_source[name] = np.where(rollout.mask, relative[:, None], 0.0)
     total = adv.combine(per_source, weights)
     n = shape[0] * shape[1]
@@ -222,7 +222,12 @@ def update_policy(
         if stop:
             break
     means = {k: v / max(updates, 1) for k, v in sums.items()}
-    return {**means, "entropy": float(policy.entropy().detach()), "updates": updates, "skipped_updates": skipped}
+    return {
+        **means,
+        "entropy": float(policy.entropy().detach()),
+        "updates": updates,
+        "skipped_updates": skipped,
+    }
 
 
 def scheduled(base: float, schedule: str, progress: float) -> float:

@@ -249,14 +249,25 @@ class Loop:
         self.log.metrics(
             "train",
             self.step,
-            {**summary, **learned, **refits, "failure_rate": self.failures.rate, "failures": self.failures.total},
+            {
+                **summary,
+                **learned,
+                **refits,
+                "failure_rate": self.failures.rate,
+                "failures": self.failures.total,
+            },
         )
         spent = sum(self._phases.values())
         steps = int(rollout.mask.sum())
         timings = {f"seconds/{k}": round(v, 6) for k, v in self._phases.items()}
         self.log.write(
             "timings.jsonl",
-            {"step": self.step, "wall_time": round(self.wall_time, 3), "steps_per_second": steps / spent, **timings},
+            {
+                "step": self.step,
+                "wall_time": round(self.wall_time, 3),
+                "steps_per_second": steps / spent,
+                **timings,
+            },
         )
         success = summary.get("success")
         shown = "" if success is None else f"success {success:.2f}"

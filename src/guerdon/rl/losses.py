@@ -37,7 +37,11 @@ def ppo_clip_loss(
 
 
 def value_loss(
-    values_N_K: Tensor, returns_N_K: Tensor, mask_N_K: Tensor, old_values_N_K: Tensor, clip_range: float | None
+    values_N_K: Tensor,
+    returns_N_K: Tensor,
+    mask_N_K: Tensor,
+    old_values_N_K: Tensor,
+    clip_range: float | None,
 ) -> Tensor:
     """Half the mean squared error of each value head, summed over the K heads.
 

@@ -19,7 +19,10 @@ from guerdon.types import Rollout
 
 
 def measure_all(
-    sources: Mapping[str, Source], segments: Sequence[Segment], tasks: Sequence[str], shape_B_T: tuple[int, int]
+    sources: Mapping[str, Source],
+    segments: Sequence[Segment],
+    tasks: Sequence[str],
+    shape_B_T: tuple[int, int],
 ) -> dict[str, Measured]:
     """What every source says about the same segments."""
     return {name: source.measure(segments, tasks, shape_B_T) for name, source in sources.items()}

@@ -116,7 +116,10 @@ class RewardScaler:
     def state_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {
-            name: {"returns": self._returns[name].tolist(), **{k: v.tolist() for k, v in s.state_dict().items()}}
+            name: {
+                "returns": self._returns[name].tolist(),
+                **{k: v.tolist() for k, v in s.state_dict().items()},
+            }
             for name, s in self._stats.items()
         }
 

@@ -19,9 +19,7 @@ def relative_reward(values_F: np.ndarray, *, previous: float) -> np.ndarray:
     return np.diff(values_F, prepend=previous)
 
 
-def potential_reward(
-    values_T: np.ndarray, *, previous: float, gamma: float, terminated: bool
-) -> np.ndarray:
+def potential_reward(values_T: np.ndarray, *, previous: float, gamma: float, terminated: bool) -> np.ndarray:
     """Potential-based shaping (Ng, Harada & Russell 1999): gamma Phi(s') - Phi(s) at every step.
 
     Args:

@@ -67,7 +67,11 @@ class Segment:
 
 
 def cut_into_segments(
-    sightings: Sequence[Sighting], frames_N: ByteArray, mask_B_T: np.ndarray, terminated_B_T: np.ndarray, done_B_T: np.ndarray
+    sightings: Sequence[Sighting],
+    frames_N: ByteArray,
+    mask_B_T: np.ndarray,
+    terminated_B_T: np.ndarray,
+    done_B_T: np.ndarray,
 ) -> list[Segment]:
     """Group sightings by copy and episode.
 

@@ -119,7 +119,12 @@ class Source:
         return Measured(rewards * np.float32(self.settings.reward_coef), failed, values, failures, scored)
 
     def _shape(
-        self, segment: Segment, rows: list[int], column: list[float | None], rewards: FloatArray, failed: BoolArray
+        self,
+        segment: Segment,
+        rows: list[int],
+        column: list[float | None],
+        rewards: FloatArray,
+        failed: BoolArray,
     ) -> None:
         """Write the rewards of one segment and update the copy's carry."""
         carry = self.carries[segment.env]
@@ -140,9 +145,7 @@ class Source:
         if segment.finished:
             self.carries[segment.env] = Carry()
 
-    def _shape_good(
-        self, segment: Segment, carry: Carry, good: list[tuple[int, float]], rewards: FloatArray
-    ) -> None:
+    def _shape_good(self, segment: Segment, carry: Carry, good: list[tuple[int, float]], rewards: FloatArray) -> None:
         steps = np.array([t for t, _ in good], dtype=np.int64)
         values = np.array([v for _, v in good], dtype=np.float64)
         row = rewards[segment.env]

@@ -11,7 +11,13 @@ from typing import Any
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.study import Study
 
-SIMULATE, RENDER, SCORE, TRAIN, UPDATE = 5000.0, 120.0, 600.0, 200.0, 12000.0  # per second: steps, frames, ...
+SIMULATE, RENDER, SCORE, TRAIN, UPDATE = (
+    5000.0,
+    120.0,
+    600.0,
+    200.0,
+    12000.0,
+)  # per second: steps, frames, ...
 _BYTES_PER_PIXEL = 1.2  # of a PNG of a rendered scene
 
 
@@ -83,7 +89,9 @@ def readable(estimate: dict[str, Any]) -> list[str]:
     lines = []
     for name, value in estimate.items():
         if name == "seconds":
-            lines.append(f"time: about {value / 60:.1f} min on one core" if value >= 90 else f"time: about {value:.0f} s")
+            lines.append(
+                f"time: about {value / 60:.1f} min on one core" if value >= 90 else f"time: about {value:.0f} s"
+            )
         elif name == "bytes":
             lines.append(f"disk: about {value / 1e6:.0f} MB")
         else:

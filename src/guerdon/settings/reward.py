@@ -48,7 +48,9 @@ class RewardModelSettings(Settings):
         fixed = self.model_type in ("constant", "dummy")
         if not fixed and not self.checkpoint_path:
             raise ValueError(f"model_type {self.model_type} needs checkpoint_path: a folder that `guerdon train` wrote")
-        idle = {"checkpoint_path", "arch", "hidden_dim", "dropout", "image_size", "debug_save_dir"} if fixed else {"value"}
+        idle = (
+            {"checkpoint_path", "arch", "hidden_dim", "dropout", "image_size", "debug_save_dir"} if fixed else {"value"}
+        )
         present = sorted(k for k in idle & self.model_fields_set if getattr(self, k) not in (None, 0.0))
         if present:
             raise ValueError(f"{', '.join(present)} would do nothing with model_type {self.model_type}; remove it")
@@ -138,7 +140,9 @@ class RewardSettings(Settings):
             )
         if "model" not in single:
             if not given.get("use_reward_model", False):
-                raise ValueError(f"{', '.join(sorted(single))} would do nothing with use_reward_model: false; remove it")
+                raise ValueError(
+                    f"{', '.join(sorted(single))} would do nothing with use_reward_model: false; remove it"
+                )
             raise ValueError("use_reward_model needs reward.model (or reward.sources)")
         model = single["model"]
         kind = model.get("model_type", "resnet") if isinstance(model, dict) else "resnet"

@@ -1,8 +1,8 @@
 """The root of a configuration: one file describes one study, and every verb reads its own sections.
 
-    runner, env, policy, algorithm, reward   what `guerdon run` does
-    collect, train, evaluate, bc             what comes before it
-    compare                                  the arms, seeds and tasks of a study
+runner, env, policy, algorithm, reward   what `guerdon run` does
+collect, train, evaluate, bc             what comes before it
+compare                                  the arms, seeds and tasks of a study
 """
 
 from __future__ import annotations
@@ -37,9 +37,12 @@ class RunnerSettings(Settings):
     checkpoint_every: int = Field(50_000, ge=1, description="environment steps between checkpoints")
     keep_checkpoints: int = Field(2, ge=1)
     resume_dir: str | None = Field(
-        None, description="start from a checkpoint of another run (two-stage training): policy, optimiser, normalisers"
+        None,
+        description="start from a checkpoint of another run (two-stage training): policy, optimiser, normalisers",
     )
-    film_every: int = Field(0, ge=0, description="environment steps between filmed episodes for the report; 0: end only")
+    film_every: int = Field(
+        0, ge=0, description="environment steps between filmed episodes for the report; 0: end only"
+    )
     film_frames: int = Field(24, ge=2, description="frames per filmed episode")
     threads: int = Field(1, ge=1, description="torch threads")
 
@@ -52,7 +55,9 @@ class ActorShare(Settings):
     noise: float = Field(0.3, ge=0, description="noisy: standard deviation added to the expert's actions")
     checkpoint: str | None = None
     random_steps: int = Field(
-        0, ge=0, description="up to this many unrecorded random steps first, so that episodes start from many states"
+        0,
+        ge=0,
+        description="up to this many unrecorded random steps first, so that episodes start from many states",
     )
 
     calibration_error: float = Field(

@@ -31,9 +31,7 @@ def parse_image_size(value: Any) -> tuple[int, int, int]:
         sizes = [3, *sizes]
     whole = all(isinstance(s, int) and not isinstance(s, bool) for s in sizes)
     if len(sizes) != 3 or not whole or sizes[0] != 3 or min(sizes[1:]) < 8:
-        raise ValueError(
-            f"image_size must be 128, [128, 128] or [3, 128, 128] (at least 8 pixels), got {value!r}"
-        )
+        raise ValueError(f"image_size must be 128, [128, 128] or [3, 128, 128] (at least 8 pixels), got {value!r}")
     return (sizes[0], sizes[1], sizes[2])
 
 
@@ -107,9 +105,7 @@ class _ImageTrainSettings(Settings):
 
     @model_validator(mode="after")
     def _no_dead_knob(self) -> _ImageTrainSettings:
-        asked = (
-            "early_stopping_patience" in self.model_fields_set and self.early_stopping_patience is not None
-        )
+        asked = "early_stopping_patience" in self.model_fields_set and self.early_stopping_patience is not None
         if self.val_split == 0 and asked:
             raise ValueError("val_split 0 leaves nothing to stop early on: set early_stopping_patience: null")
         return self
@@ -132,9 +128,16 @@ class ResNetTrainSettings(_ImageTrainSettings):
 
 
 class ProgressTrainSettings(_ImageTrainSettings):
-    """Fit a progress regressor: how much of the task a frame shows done, from 0 to 1."""
+    """Fit a progress regressor: how much of the task a frame shows done, from 0 to 1.
+
+    Attributes:
+        horizon: None regresses the share of the way to the first success. A number regresses nearness in time
+            instead, rising from 0 at that many environment steps before success to 1: the better target when
+            episodes start from many states.
+    """
 
     type: Literal["progress"] = "progress"
+    horizon: float | None = Field(default=None, gt=0)
 
 
 ImageTrainSettings = Annotated[ResNetTrainSettings | ProgressTrainSettings, Field(discriminator="type")]

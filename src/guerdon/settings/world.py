@@ -36,10 +36,12 @@ class EnvSettings(Settings):
     num_envs: int = Field(8, ge=1)
     max_episode_steps: int | None = Field(200, ge=1)
     native_reward: Literal["sparse", "dense"] = Field(
-        "sparse", description="sparse: 1 at every step whose state is a success, else 0; dense: the environment's own"
+        "sparse",
+        description="sparse: 1 at every step whose state is a success, else 0; dense: the environment's own",
     )
     end_on_success: bool = Field(
-        False, description="end the episode at true success; off, so that no ground truth leaks into a learned reward"
+        False,
+        description="end the episode at true success; off, so that no ground truth leaks into a learned reward",
     )
     observation: Literal["state", "pixels"] = "state"
     camera: str = "corner"

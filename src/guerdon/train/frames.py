@@ -10,7 +10,7 @@ Frames are resized as they are read, so that large data sets stay small in memor
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from guerdon.episodes.targets import progress_targets, success_labels
 from guerdon.errors import DataError
 from guerdon.models.preprocess import to_pixels
+from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
 from guerdon.types import BoolArray, ByteArray, Episode, FloatArray, IntArray
 
 LABELS = {
@@ -27,6 +28,10 @@ LABELS = {
     "progress": "0 at the first frame of a successful episode, rising linearly to 1 at its first success and "
     "1 from there on; 0 at every frame of a failed episode",
 }
+NEARNESS = (
+    "nearness in time: 1 - (environment steps left until the first success) / {horizon:g}, at least 0, and 1 from the "
+    "success on; 0 at every frame of a failed episode"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +69,7 @@ def labelled_frames(
     kind: Literal["resnet", "progress"],
     image_size: tuple[int, int, int],
     *,
+    horizon: float | None = None,
     num_samples_per_episode: int = 0,
     seed: int = 0,
 ) -> LabelledFrames:
@@ -73,16 +79,16 @@ def labelled_frames(
         episodes: read one by one; those without frames or without the labels needed are counted and skipped.
         kind: whose targets.
         image_size: (3, H, W).
+        horizon: of `progress` targets, see `guerdon.episodes.targets.progress_targets`.
         num_samples_per_episode: frames drawn from each episode, its last one always among them; 0 for all.
         seed: of that draw; an episode's draw depends on the seed and its id only.
 
     Raises:
         DataError: no usable episode at all, no frame of success, or (`resnet`) nothing but success.
     """
-    label = success_labels if kind == "resnet" else progress_targets
     pixels, targets, positive, counts, ids, skipped = [], [], [], [], [], 0
     for episode in episodes:
-        wanted = label(episode) if episode.frames is not None and len(episode) else None
+        wanted = _targets(episode, kind, horizon) if episode.frames is not None and len(episode) else None
         if wanted is None or episode.frames is None:
             skipped += 1
             continue
@@ -95,9 +101,7 @@ def labelled_frames(
         counts.append(len(rows))
         ids.append(episode.id)
     if not ids:
-        raise DataError(
-            f"none of {skipped} episodes has frames and success labels: collect with `guerdon collect`"
-        )
+        raise DataError(f"none of {skipped} episodes has frames and success labels: collect with `guerdon collect`")
     frames = LabelledFrames(
         pixels=np.concatenate(pixels),
         targets=np.concatenate(targets),
@@ -116,9 +120,11 @@ def labelled_frames(
     return frames
 
 
-def split_by_episode(
-    frames: LabelledFrames, val_split: float, seed: int
-) -> tuple[LabelledFrames, LabelledFrames]:
+def _targets(episode: Episode, kind: Literal["resnet", "progress"], horizon: float | None) -> NDArray[Any] | None:
+    return success_labels(episode) if kind == "resnet" else progress_targets(episode, horizon=horizon)
+
+
+def split_by_episode(frames: LabelledFrames, val_split: float, seed: int) -> tuple[LabelledFrames, LabelledFrames]:
     """Hold out whole episodes, the same share of those with success and of those without.
 
     Episodes are ordered by a hash of the seed and their id: their order on disk does not matter. A group of
@@ -127,17 +133,41 @@ def split_by_episode(
     Returns:
         Training and validation frames; the latter are empty when `val_split` is 0.
     """
-    held_out = np.zeros(len(frames.episode_ids), bool)
     succeeded = np.zeros(len(frames.episode_ids), bool)
     succeeded[frames.episode[frames.positive]] = True
-    ranks = np.array([_hash(seed, "split", name) for name in frames.episode_ids], np.uint64)
+    held_out = _held_out(frames.episode_ids, succeeded, val_split, seed)
+    val = held_out[frames.episode]
+    return frames.take(~val), frames.take(val)
+
+
+def held_out_episodes(episodes: Sequence[Episode], settings: ResNetTrainSettings | ProgressTrainSettings) -> set[str]:
+    """Ids of the episodes that training with these settings held out for validation.
+
+    Args:
+        episodes: the whole data set that the model was trained on.
+        settings: what it was trained with.
+    """
+    horizon = settings.horizon if isinstance(settings, ProgressTrainSettings) else None
+    ids, succeeded = [], []
+    for episode in episodes:
+        targets = _targets(episode, settings.type, horizon) if episode.frames is not None and len(episode) else None
+        if targets is not None:
+            ids.append(episode.id)
+            succeeded.append(bool(np.asarray(targets, np.float32).max() > 0))
+    held = _held_out(ids, np.array(succeeded, bool), settings.val_split, settings.seed)
+    return {name for name, out in zip(ids, held, strict=True) if out}
+
+
+def _held_out(ids: Sequence[str], succeeded: BoolArray, val_split: float, seed: int) -> BoolArray:
+    """Which episodes are held out: a share of those with success and the same share of those without."""
+    held_out = np.zeros(len(ids), bool)
+    ranks = np.array([_hash(seed, "split", name) for name in ids], np.uint64)
     for group in (np.flatnonzero(succeeded), np.flatnonzero(~succeeded)):
         if val_split == 0 or len(group) < 2:
             continue
         n = min(max(round(val_split * len(group)), 1), len(group) - 1)
         held_out[group[np.argsort(ranks[group], kind="stable")[:n]]] = True
-    val = held_out[frames.episode]
-    return frames.take(~val), frames.take(val)
+    return held_out
 
 
 def balanced_counts(positive_N: BoolArray, fail_success_ratio: float | None) -> tuple[int, int]:
@@ -149,9 +179,7 @@ def balanced_counts(positive_N: BoolArray, fail_success_ratio: float | None) -> 
     return positives, others
 
 
-def epoch_order(
-    positive_N: BoolArray, fail_success_ratio: float | None, *, seed: int, epoch: int
-) -> IntArray:
+def epoch_order(positive_N: BoolArray, fail_success_ratio: float | None, *, seed: int, epoch: int) -> IntArray:
     """Row indices of one epoch in random order: all positive frames and a fresh draw of the others.
 
     Args:

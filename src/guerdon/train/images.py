@@ -27,7 +27,7 @@ from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.models.backbone import ImageScorer
 from guerdon.models.checkpoint import ImageModelConfig, save_checkpoint
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
-from guerdon.train.frames import LABELS, LabelledFrames, labelled_frames, split_by_episode
+from guerdon.train.frames import LABELS, NEARNESS, LabelledFrames, labelled_frames, split_by_episode
 from guerdon.train.trainer import best_checkpoint_epoch, build_trainer, newest_checkpoint, read_history
 from guerdon.types import Episode
 
@@ -102,6 +102,7 @@ def train_on_episodes(
         episodes,
         settings.type,
         settings.image_size,
+        horizon=settings.horizon if isinstance(settings, ProgressTrainSettings) else None,
         num_samples_per_episode=settings.num_samples_per_episode,
         seed=settings.seed,
     )
@@ -122,9 +123,7 @@ def train_on_episodes(
     scorer = _seeded_scorer(settings)
     trainer = build_trainer(settings, scorer, train, val, folder)
     trainer.train(resume_from_checkpoint=None if resumed_from is None else str(resumed_from))
-    metrics = _final_metrics(settings.type, trainer, frames, train, val) | {
-        "seconds": time.perf_counter() - start
-    }
+    metrics = _final_metrics(settings.type, trainer, frames, train, val) | {"seconds": time.perf_counter() - start}
     if trainer.is_fsdp_enabled:
         scorer = _gathered(trainer, settings)
     if trainer.is_world_process_zero():
@@ -144,13 +143,9 @@ def _check_record(save_dir: Path, record: dict[str, Any]) -> dict[str, Any] | No
     with boundary(DataError, f"{path} cannot be read"):
         found = json.loads(path.read_text(encoding="utf-8"))
         before = found["settings"] | {"data_hash": found["data_hash"]}
-        metrics = (
-            json.loads((save_dir / "metrics.json").read_text(encoding="utf-8")) if found["finished"] else None
-        )
+        metrics = json.loads((save_dir / "metrics.json").read_text(encoding="utf-8")) if found["finished"] else None
     now = record["settings"] | {"data_hash": record["data_hash"]}
-    other = [
-        f"{k} {before.get(k)!r} -> {now.get(k)!r}" for k in now.keys() | before if before.get(k) != now.get(k)
-    ]
+    other = [f"{k} {before.get(k)!r} -> {now.get(k)!r}" for k in now.keys() | before if before.get(k) != now.get(k)]
     if other:
         raise ConfigError(
             f"cannot resume the training in {save_dir}: "
@@ -183,16 +178,14 @@ def _gathered(trainer: Any, settings: Settings) -> ImageScorer:
 def _check_split(train: LabelledFrames, val: LabelledFrames, settings: Settings) -> None:
     if settings.val_split > 0 and not len(val):
         raise DataError(
-            f"{len(train.episode_ids)} episodes are too few to hold some out: collect more, "
-            "or set val_split: 0"
+            f"{len(train.episode_ids)} episodes are too few to hold some out: collect more, or set val_split: 0"
         )
     if not train.positive.any():
-        raise DataError(
-            "no success frame is left for training after the split: collect more successful episodes"
-        )
+        raise DataError("no success frame is left for training after the split: collect more successful episodes")
 
 
 def _config(settings: Settings, data_hash: str) -> ImageModelConfig:
+    horizon = settings.horizon if isinstance(settings, ProgressTrainSettings) else None
     return ImageModelConfig(
         type=settings.type,
         arch=settings.arch,
@@ -201,8 +194,9 @@ def _config(settings: Settings, data_hash: str) -> ImageModelConfig:
         image_size=settings.image_size,
         normalize=settings.normalize,
         threshold=settings.reward_threshold if isinstance(settings, ResNetTrainSettings) else None,
-        label=LABELS[settings.type],
+        label=LABELS[settings.type] if horizon is None else NEARNESS.format(horizon=horizon),
         data_hash=data_hash,
+        horizon=horizon,
     )
 
 

@@ -135,9 +135,7 @@ class _FrameTrainer(Trainer):  # type: ignore[misc]
         """Give batch normalisation its statistics on training frames; the same weights give the same ones."""
         network = self.accelerator.unwrap_model(self.model)
         frames, size = self.train_dataset.frames, self.args.per_device_train_batch_size
-        rows = epoch_order(frames.positive, self._sampler.ratio, seed=self.args.seed, epoch=0)[
-            :CALIBRATION_FRAMES
-        ]
+        rows = epoch_order(frames.positive, self._sampler.ratio, seed=self.args.seed, epoch=0)[:CALIBRATION_FRAMES]
         augment, network.augment = network.augment, False
         with calibrating(self.model_wrapped), self.compute_loss_context_manager():
             for start in range(0, max(len(rows) - size // 2, 1), size):
@@ -168,9 +166,7 @@ class _PlainLines(TrainerCallback):  # type: ignore[misc]
         if state.is_world_process_zero:
             names = [k for k in metrics if not k.endswith(("_runtime", "_per_second", "epoch"))]
             values = "  ".join(f"{k.removeprefix('eval_')} {metrics[k]:.4f}" for k in names)
-            sys.stderr.write(
-                f"epoch {state.epoch:.1f}  step {state.global_step}/{state.max_steps}  {values}\n"
-            )
+            sys.stderr.write(f"epoch {state.epoch:.1f}  step {state.global_step}/{state.max_steps}  {values}\n")
             sys.stderr.flush()
 
 
@@ -184,9 +180,7 @@ def best_checkpoint_epoch(trainer: Any) -> float | None:
     """The epoch whose weights gave the lowest validation loss, or None without validation."""
     step = trainer.state.best_global_step
     epochs = [
-        entry["epoch"]
-        for entry in trainer.state.log_history
-        if entry.get("step") == step and "eval_loss" in entry
+        entry["epoch"] for entry in trainer.state.log_history if entry.get("step") == step and "eval_loss" in entry
     ]
     return float(epochs[0]) if epochs else None
 
@@ -257,9 +251,7 @@ def _arguments(
         per_device_eval_batch_size=settings.batch_size,
         learning_rate=settings.learning_rate,
         weight_decay=settings.weight_decay,
-        lr_scheduler_type="constant_with_warmup"
-        if settings.lr_scheduler == "constant"
-        else settings.lr_scheduler,
+        lr_scheduler_type="constant_with_warmup" if settings.lr_scheduler == "constant" else settings.lr_scheduler,
         warmup_steps=round(settings.warmup * total),
         optim="adamw_torch_fused",
         bf16=resolve_bf16(settings.bf16, device),

@@ -12,9 +12,7 @@ from guerdon.worlds.metaworld import MetaWorldVectorEnv
 from guerdon.worlds.world import World
 
 
-def build_world(
-    settings: EnvSettings, *, seed: int, num_envs: int | None = None, group_size: int = 1
-) -> World:
+def build_world(settings: EnvSettings, *, seed: int, num_envs: int | None = None, group_size: int = 1) -> World:
     """Make the world that a configuration describes.
 
     Args:

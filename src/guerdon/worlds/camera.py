@@ -25,7 +25,16 @@ from guerdon.types import ByteArray
 
 Snapshot = NDArray[np.float64]
 
-_PLACED = ("geom_xpos", "geom_xmat", "site_xpos", "site_xmat", "cam_xpos", "cam_xmat", "light_xpos", "light_xdir")
+_PLACED = (
+    "geom_xpos",
+    "geom_xmat",
+    "site_xpos",
+    "site_xmat",
+    "cam_xpos",
+    "cam_xmat",
+    "light_xpos",
+    "light_xdir",
+)
 _HEADLESS = (
     "headless rendering failed; on Debian: apt-get install libegl1 libegl-mesa0 libgl1-mesa-dri "
     "(or libosmesa6 with MUJOCO_GL=osmesa); `guerdon doctor` checks it"
@@ -129,9 +138,7 @@ class CameraPool:
         self._workers: list[tuple[Any, Connection]] = []
         for _ in range(workers):
             ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_draw_forever, args=(theirs, buffer.tobytes(), camera, size), daemon=True
-            )
+            process = context.Process(target=_draw_forever, args=(theirs, buffer.tobytes(), camera, size), daemon=True)
             process.start()
             theirs.close()
             self._workers.append((process, ours))

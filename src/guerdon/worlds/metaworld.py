@@ -113,9 +113,7 @@ class MetaWorldVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
             self._observations[i] = self._reset_one(int(i), goal)
         return self._observations.copy(), {}
 
-    def step(
-        self, actions: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, BoolArray, BoolArray, dict[str, Any]]:
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, BoolArray, BoolArray, dict[str, Any]]:
         """One step of every copy.
 
         Args:

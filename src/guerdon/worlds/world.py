@@ -202,9 +202,7 @@ class World:
         """Count every copy's episodes from here, so that the next `reset` repeats that episode's starts."""
         self._episode[:] = episode
 
-    def step(
-        self, actions: np.ndarray, *, capture: BoolArray | None = None, capture_ends: bool = False
-    ) -> Transition:
+    def step(self, actions: np.ndarray, *, capture: BoolArray | None = None, capture_ends: bool = False) -> Transition:
         """Take one action in every copy.
 
         Args:
@@ -363,9 +361,7 @@ class World:
                 looks[int(i)] = kept[i]
         return looks
 
-    def _begin_next(
-        self, actions: np.ndarray, done: BoolArray, observations: np.ndarray, mask: BoolArray
-    ) -> BoolArray:
+    def _begin_next(self, actions: np.ndarray, done: BoolArray, observations: np.ndarray, mask: BoolArray) -> BoolArray:
         """Account for ended episodes, reset them where that is ours to do; return which copies are fresh."""
         for i in np.flatnonzero(mask & ~done):
             self._actions[i].append(np.array(actions[i]))
