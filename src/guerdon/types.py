@@ -29,7 +29,7 @@ Modality = Literal["image", "state", "text"]
 class Step(NamedTuple):
     """One row of an episode: a piece of text, or an action and the frame seen after it."""
 
-    index: int
+    row: int
     text: str | None
     action: FloatArray | None
     frame: ByteArray | None
@@ -93,12 +93,13 @@ class Episode:
 
     def __getitem__(self, rows: slice) -> Episode:
         """The same episode with only these rows (views, no copy); the outcome stays."""
-        return replace(self, **{name: column[rows] for name, column in self.columns().items()})
+        cut: dict[str, Any] = {name: column[rows] for name, column in self.columns().items()}
+        return replace(self, **cut)
 
     def take(self, rows: Sequence[int] | IntArray) -> Episode:
         """The same episode with the rows of these indices, in their order."""
         index = np.asarray(rows, dtype=np.int64)
-        picked = {
+        picked: dict[str, Any] = {
             name: tuple(column[i] for i in index) if name == "texts" else column[index]
             for name, column in self.columns().items()
         }
@@ -108,7 +109,7 @@ class Episode:
         """The rows one by one."""
         for t in range(len(self)):
             yield Step(
-                index=t,
+                row=t,
                 text=None if self.texts is None else self.texts[t],
                 action=None if self.actions is None else self.actions[t],
                 frame=None if self.frames is None else self.frames[t],

@@ -88,7 +88,7 @@ def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> Pl
                 configs[name] = _resolved(tree, change, f"{path}, arm {arm}")
                 needs = _needs(task, configs[name], prepared)
                 cost = float(estimate_run(configs[name])["seconds"])
-                jobs.append(Job(name, ("run", _file(base, name), "--resume"), needs, cost, _run_folder(configs[name])))
+                jobs.append(Job(name, ("run", _file(base, name), "--resume"), needs, cost, folder=_run_folder(configs[name])))
     workers = parallel or base.compare.parallel or os.cpu_count() or 1
     return Plan(base, path, tuple(overrides), configs, tuple(jobs), workers)
 
@@ -146,7 +146,7 @@ def _preparation(task: str, study: Study, configs: dict[str, Study]) -> list[Job
     if study.collect is not None:
         name = f"{task}.collect"
         configs[name] = study
-        jobs.append(Job(name, ("collect", _file(study, name)), cost=float(estimate_collect(study)["seconds"]) + 1e6))
+        jobs.append(Job(name, ("collect", _file(study, name)), cost=float(estimate_collect(study)["seconds"]), urgent=True))
         needs = (name,)
     for model in study.train:
         name = f"{task}.train.{model}"

@@ -41,7 +41,7 @@ def row_steps(episode: Episode) -> NDArray[np.float64]:
     """
     if "steps" in episode.meta:
         return np.asarray(episode.meta["steps"], dtype=np.float64)
-    return np.arange(len(episode)) * float(episode.meta.get("frame_every", 1))
+    return np.arange(len(episode), dtype=np.float64) * np.float64(episode.meta.get("frame_every", 1))
 
 
 def progress_targets(episode: Episode, *, horizon: float | None = None) -> FloatArray | None:
@@ -71,8 +71,10 @@ def progress_targets(episode: Episode, *, horizon: float | None = None) -> Float
     steps_T = row_steps(episode)
     if horizon is not None:
         left_T = np.maximum(steps_T[k] - steps_T, 0.0)
-        return np.maximum(1.0 - left_T / horizon, 0.0).astype(np.float32)
+        near_T: FloatArray = np.maximum(1.0 - left_T / horizon, 0.0).astype(np.float32)
+        return near_T
     span = steps_T[k] - steps_T[0]
     if span <= 0:
         return np.ones(len(episode), np.float32)
-    return np.clip((steps_T - steps_T[0]) / span, 0.0, 1.0).astype(np.float32)
+    share_T: FloatArray = np.clip((steps_T - steps_T[0]) / span, 0.0, 1.0).astype(np.float32)
+    return share_T

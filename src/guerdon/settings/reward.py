@@ -25,7 +25,7 @@ class UpdateSettings(Settings):
     learning_rate: float = Field(3e-4, gt=0)
     weight_decay: float = Field(1e-4, ge=0)
     replay_size: int = Field(4000, ge=1, description="labelled frames kept; old ones leave by reservoir sampling")
-    replay_ratio: float = Field(1.0, ge=0, description="replayed frames for each fresh one in a batch")
+    replay_ratio: float = Field(0.5, ge=0, lt=1, description="share of each batch drawn from the replay")
 
 
 class RewardModelSettings(Settings):
