@@ -7,6 +7,7 @@ a verb needs it. This module does no work of its own.
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -185,6 +186,7 @@ def _root(
 
 def main() -> None:
     """Entry point: expected errors become one line and an exit status."""
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         app()
     except GuerdonError as error:
@@ -193,6 +195,11 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("guerdon: interrupted; what was written so far is whole, and --resume goes on\n")
         sys.exit(130)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """A request to end is an interrupt: folders stay whole and child processes are ended."""
+    raise KeyboardInterrupt
 
 
 def _load(path: Path, overrides: list[str] | None) -> Study:

@@ -10,8 +10,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +69,7 @@ def run_jobs(
     folder.mkdir(parents=True, exist_ok=True)
     waiting = {job.name: job for job in jobs}
     outcomes: dict[str, Outcome] = {}
+    alive: dict[str, subprocess.Popen[bytes]] = {}
 
     def settle(outcome: Outcome) -> None:
         waiting.pop(outcome.job.name, None)
@@ -78,7 +80,7 @@ def run_jobs(
         if _mark(folder, job).exists():
             settle(Outcome(job, "done", "finished earlier"))
     running: dict[Future[Outcome], Job] = {}
-    with ThreadPoolExecutor(max_workers=parallel) as pool:
+    with ThreadPoolExecutor(max_workers=parallel) as pool, _ending(alive):
         while waiting or running:
             for job in list(waiting.values()):
                 broken = [n for n in job.needs if n in outcomes and outcomes[n].state != "done"]
@@ -87,7 +89,7 @@ def run_jobs(
             ready = [j for j in waiting.values() if all(n in outcomes for n in j.needs)]
             for job in sorted(ready, key=lambda j: (not j.urgent, -j.cost))[: parallel - len(running)]:
                 waiting.pop(job.name)
-                running[pool.submit(_run, job, folder)] = job
+                running[pool.submit(_run, job, folder, alive)] = job
             if running:
                 ended, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in ended:
@@ -99,15 +101,28 @@ def run_jobs(
     return list(outcomes.values())
 
 
-def _run(job: Job, folder: Path) -> Outcome:
+@contextmanager
+def _ending(alive: dict[str, subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Whatever ends the study, an interrupt included, ends its processes too; each leaves a whole checkpoint."""
+    try:
+        yield
+    finally:
+        for process in list(alive.values()):
+            process.terminate()
+
+
+def _run(job: Job, folder: Path, alive: dict[str, subprocess.Popen[bytes]]) -> Outcome:
     started = time.perf_counter()
     log = folder / f"{job.name}.log"
     environment = {**os.environ, **{name: os.environ.get(name, "1") for name in _ONE_THREAD}}
+    command = [sys.executable, "-m", "guerdon", *job.arguments]
     with log.open("ab") as output:
-        code = subprocess.run(  # noqa: S603 - our own interpreter and our own arguments
-            [sys.executable, "-m", "guerdon", *job.arguments],
-            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment, check=False,
-        ).returncode  # fmt: skip
+        process = subprocess.Popen(  # noqa: S603 - our own interpreter and our own arguments
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
+        )
+        alive[job.name] = process
+        code = process.wait()
+        alive.pop(job.name, None)
     seconds = time.perf_counter() - started
     if code == 0:
         atomic.write_text(_mark(folder, job), f"{seconds:.1f}\n")

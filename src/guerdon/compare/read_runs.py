@@ -153,6 +153,8 @@ def read_run(path: Path, *, task: str, arm: str, seed: int | None) -> RunRecord:
     if not path.is_dir():
         return RunRecord(task=task, arm=arm, seed=seed, path=path, status="missing")
     rows, skipped = read_lines(path / "metrics.jsonl")
+    timings, skipped_timings = read_lines(path / "timings.jsonl")
+    rows = _with_timings(rows, timings)
     failures, skipped_failures = read_lines(path / "failures.jsonl")
     status, error = _status(path)
     return RunRecord(
@@ -164,11 +166,18 @@ def read_run(path: Path, *, task: str, arm: str, seed: int | None) -> RunRecord:
         error=error,
         evals=_by_step(rows, "eval"),
         trains=_by_step(rows, "train"),
-        skipped_lines=skipped + skipped_failures,
+        skipped_lines=skipped + skipped_timings + skipped_failures,
         n_failures=len(failures),
         config_text=_read_text(path / "config.yaml"),
         info=read_json(path / "run.json") or {},
     )
+
+
+def _with_timings(rows: list[dict[str, Any]], timings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of metrics with the times of the same kind and step: a run keeps them apart, since metrics repeat exactly
+    for a seed and times never do."""
+    times = {(t.get("kind", "train"), t.get("step")): t for t in timings}
+    return [{**times.get((row.get("kind"), row.get("step")), {}), **row} for row in rows]
 
 
 def read_study(study_dir: Path) -> StudyRecord:

@@ -77,18 +77,21 @@ def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> Pl
         at_task = {"env": {"task": task}}
         prepared = _resolved(tree, at_task, f"{path}, task {task}")
         jobs += _preparation(task, prepared, configs)
-        for arm, settings in base.compare.arms.items():
+        for arm in base.compare.arms:
             for seed in base.compare.seeds:
                 name = f"{task}.{arm}.seed{seed}"
                 logger = {"log_path": f"{base.work_dir}/runs", "experiment_name": f"{task}/{arm}/seed{seed}"}
+                # The arm's keys as written: their references are about this task, not the file's first one.
+                written = tree.data["compare"]["arms"][arm].get("config") or {}
                 change = merge(
-                    merge(at_task, settings.config),
+                    merge(at_task, written),
                     {"runner": {"seed": seed, "logger": logger}, "compare": None},
                 )
                 configs[name] = _resolved(tree, change, f"{path}, arm {arm}")
                 needs = _needs(task, configs[name], prepared)
                 cost = float(estimate_run(configs[name])["seconds"])
-                jobs.append(Job(name, ("run", _file(base, name), "--resume"), needs, cost, folder=_run_folder(configs[name])))
+                verb = ("run", _file(base, name), "--resume")
+                jobs.append(Job(name, verb, needs, cost, folder=_run_folder(configs[name])))
     workers = parallel or base.compare.parallel or os.cpu_count() or 1
     return Plan(base, path, tuple(overrides), configs, tuple(jobs), workers)
 
@@ -107,7 +110,8 @@ def run_study(plan: Plan) -> tuple[Path, str]:
     folder = plan.folder
     for name, config in plan.configs.items():
         path, text = Path(_file(plan.study, name)), to_yaml(config)
-        if path.exists() and path.read_text() != text:
+        finished = (folder / "jobs" / f"{name}.done").exists()
+        if finished and path.exists() and path.read_text() != text:
             raise ConfigError(
                 f"{folder} holds a study whose job {name} was configured differently ({path}); choose another work_dir"
             )
@@ -146,7 +150,8 @@ def _preparation(task: str, study: Study, configs: dict[str, Study]) -> list[Job
     if study.collect is not None:
         name = f"{task}.collect"
         configs[name] = study
-        jobs.append(Job(name, ("collect", _file(study, name)), cost=float(estimate_collect(study)["seconds"]), urgent=True))
+        cost = float(estimate_collect(study)["seconds"])
+        jobs.append(Job(name, ("collect", _file(study, name)), cost=cost, urgent=True))
         needs = (name,)
     for model in study.train:
         name = f"{task}.train.{model}"

@@ -9,13 +9,11 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from guerdon.narrator import Narrator as Narrator
 
 FILES = ("metrics.jsonl", "episodes.jsonl", "failures.jsonl", "timings.jsonl")
 
@@ -75,36 +73,3 @@ class RunLog:
             file.close()
         if self._writer is not None:
             self._writer.close()
-
-
-class Narrator:
-    """A progress bar on a terminal, plain lines elsewhere."""
-
-    def __init__(self, total: int, *, what: str = "steps") -> None:
-        self._console = Console(stderr=True)
-        self._bar: Progress | None = None
-        if self._console.is_terminal:
-            self._bar = Progress(
-                TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-                console=self._console,
-            )  # fmt: skip
-            self._bar.start()
-            self._task = self._bar.add_task(what, total=total)
-
-    def advance(self, done: int, text: str) -> None:
-        """Move the bar to `done`."""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, description=text)
-
-    def say(self, line: str) -> None:
-        """One line for the record."""
-        if self._bar is not None:
-            self._bar.console.print(line, highlight=False, markup=False)
-        else:
-            sys.stderr.write(line + "\n")
-            sys.stderr.flush()
-
-    def close(self) -> None:
-        """Take the bar down."""
-        if self._bar is not None:
-            self._bar.stop()

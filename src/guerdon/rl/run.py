@@ -39,7 +39,7 @@ def run(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any]]:
                 f"{folder} already holds a run; go on with it by --resume, or choose another "
                 "runner.logger.experiment_name"
             )
-        if config.read_text() != text:
+        if config.read_text() != text and any((folder / "checkpoints").glob("step_*")):
             raise ConfigError(
                 f"{folder} was started with another configuration ({config}); a run is resumed with the one it began "
                 "with. Choose another runner.logger.experiment_name for the new one"
