@@ -25,7 +25,7 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], values:
         step: environment steps so far.
         tensors: by name.
         values: JSON-able.
-        keep: how many to keep, at least 1.
+        keep: how many to keep; the one just written always stays.
     """
     final = folder / f"step_{step:012d}"
     temporary = folder / f".{final.name}.partial"
@@ -34,7 +34,7 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], values:
     write_bytes(temporary / "state.safetensors", save({k: v.contiguous() for k, v in tensors.items()}))
     write_json(temporary / "state.json", values)
     seal_folder(temporary, final)
-    for old in sorted(folder.glob("step_*"))[:-keep]:
+    for old in sorted(folder.glob("step_*"))[: -max(keep, 1)]:
         shutil.rmtree(old)
     return final
 

@@ -9,6 +9,7 @@ beside every reward and never derived from one. This module does not know which 
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -363,8 +364,9 @@ class Loop:
     def _complete(self) -> dict[str, Any]:
         self._film()
         save_policy(self.policy, self.folder / "policy")
-        for name in self.keep_ups:
-            save_refitted(self.sources[name], self.folder / "reward_models" / name)
+        if self.study.runner.save_reward_models:
+            for name in self.keep_ups:
+                save_refitted(self.sources[name], self.folder / "reward_models" / name)
         last = evaluate_policy(self.eval_world, self.policy.actor(), episodes=self.study.runner.eval_episodes)
         summary = {
             "step": self.step,
@@ -374,6 +376,8 @@ class Loop:
             "scored": self.failures.scored,
         }
         write_json(self.folder / "COMPLETE", summary)
+        if self.study.runner.keep_checkpoints == 0:
+            shutil.rmtree(self.folder / "checkpoints")
         return summary
 
 

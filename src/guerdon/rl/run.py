@@ -5,6 +5,7 @@ This module does not know studies of several runs.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ def run(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any]]:
                 f"{folder} was started with another configuration ({config}); a run is resumed with the one it began "
                 "with. Choose another runner.logger.experiment_name for the new one"
             )
+        if (folder / "COMPLETE").is_file() and config.read_text() == text:
+            return folder, json.loads((folder / "COMPLETE").read_text())
     atomic.write_text(config, text)
     (folder / "FAILED.json").unlink(missing_ok=True)
     if not (folder / "run.json").exists():

@@ -35,7 +35,8 @@ class RunnerSettings(Settings):
     eval_every: int = Field(10_000, ge=1, description="environment steps between evaluations of the policy")
     eval_episodes: int = Field(20, ge=1)
     checkpoint_every: int = Field(50_000, ge=1, description="environment steps between checkpoints")
-    keep_checkpoints: int = Field(2, ge=1)
+    keep_checkpoints: int = Field(2, ge=0, description="newest checkpoints kept; 0 removes them once the run is complete")
+    save_reward_models: bool = Field(True, description="write reward models that were refitted during the run")
     resume_dir: str | None = Field(
         None,
         description="start from a checkpoint of another run (two-stage training): policy, optimiser, normalisers",
