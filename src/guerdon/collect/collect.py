@@ -1,33 +1,68 @@
 """`guerdon collect`: episodes of a mixture of actors, written in the background as a LeRobot data set.
 
+Episodes are played in rounds: in a round every copy of the world plays one episode, from a start and with random
+numbers that only the seed, the actor and the round decide, and they are written in the order of the copies. So the
+same configuration gives the same data set, and one that was cut off by a kill goes on to the same data set too.
 This module does not know reward models.
+
+    done = collect(study)
+    print(done.path, done.episodes)
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from guerdon.collect.recorder import Recorder
+from guerdon.collect.recorder import Recorder, episode_number
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError
-from guerdon.policies.experts import RandomActor, ScriptedExpert, checkpoint_actor
-from guerdon.settings.study import ActorShare, Study
+from guerdon.narrator import Narrator
+from guerdon.policies.control import ControlPolicy, load_policy
+from guerdon.policies.experts import NoisyActor, RandomActor, ScriptedExpert
+from guerdon.settings.study import ActorShare, CollectSettings, Study
 from guerdon.worlds.build import build_world
 from guerdon.worlds.world import Transition, World
+
+GIVE_UP_AFTER = 50  # episodes tried for each one wanted, while not one could be kept
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What was written where."""
+    """What was written where.
+
+    Attributes:
+        path: the data set.
+        episodes, frames: in it, those of earlier calls included.
+        tried: episodes played by this call.
+    """
 
     path: Path
     episodes: int
     frames: int
     tried: int
+
+
+class Acts(Protocol):
+    """Anything that turns observations into actions."""
+
+    def act(self, observations_B: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """(B, A) actions."""
+        ...
+
+
+class _Part(NamedTuple):
+    """One actor's part of the data set."""
+
+    index: int
+    share: ActorShare
+    wanted: int
+    have: int
+    next_number: int
 
 
 def shares_to_counts(mixture: tuple[ActorShare, ...], episodes: int) -> list[int]:
@@ -44,13 +79,16 @@ def shares_to_counts(mixture: tuple[ActorShare, ...], episodes: int) -> list[int
 def collect(study: Study) -> Collected:
     """Collect what the `collect` section asks for. A data set already there is continued, up to `episodes`.
 
+    With `env.observation: pixels` the episodes have no states, only frames; scripted experts still look at states.
+
     Raises:
-        ConfigError: no `collect` section, or an expert for a world that has none.
+        ConfigError: no `collect` section, an actor that does not fit the world, or a data set of other origin.
+        CheckpointError: a policy folder that cannot be used.
     """
     settings = study.collect
     if settings is None:
         raise ConfigError("this configuration has no collect section: say at least collect.save_dir")
-    total = tried = 0
+    tried = 0
     with EpisodeWriter(
         settings.save_dir,
         fps=settings.fps,
@@ -59,76 +97,128 @@ def collect(study: Study) -> Collected:
         robot_type=study.env.type,
         only_success=settings.only_success,
     ) as writer:
-        have = writer.num_episodes
-        counts = shares_to_counts(settings.mixture, settings.episodes)
-        for index, (share, count) in enumerate(zip(settings.mixture, counts, strict=True)):
-            done = min(max(have - sum(counts[:index]), 0), count)
-            if done == count:
-                continue
-            world = build_world(study.env, seed=settings.seed * 1000 + index * 100 + done)
-            try:
-                kept, seen = _collect_from(world, share, count - done, study, writer, index)
-            finally:
-                world.close()
-            total += kept
-            tried += seen
-        writer.flush()
+        parts = _parts(settings, writer)
+        narrator = Narrator(settings.episodes, what="episodes", lines=10)
+        try:
+            for part in parts:
+                if part.have < part.wanted:
+                    tried += _collect_part(part, study, settings, writer, narrator)
+            writer.flush()
+        finally:
+            narrator.close()
         return Collected(Path(settings.save_dir), writer.num_episodes, writer.num_frames, tried)
 
 
-def _collect_from(
-    world: World, share: ActorShare, wanted: int, study: Study, writer: EpisodeWriter, index: int
-) -> tuple[int, int]:
-    """Episodes of one actor; returns kept and tried."""
-    settings = study.collect
-    assert settings is not None
-    actor = _actor(share, world, study)
-    recorder = Recorder(
-        world,
-        writer,
-        frame_every=settings.frame_every,
-        keep_fail=0.0 if settings.only_success else 1.0,
-        meta={
-            "policy": share.type,
-            "prefix": f"{share.type}-{index}",
-            "env": study.env.task,
-            "seed": settings.seed,
-        },
-        seed=settings.seed * 1000 + index,
-        limit=wanted,
-    )
-    rng = np.random.default_rng([settings.seed, index])
-    wander = RandomActor(world.action_space.low, world.action_space.high)
-    after = np.full(world.num_envs, -1, dtype=np.int64)
+def _parts(settings: CollectSettings, writer: EpisodeWriter) -> list[_Part]:
+    """Who has recorded how much and goes on where; refuse a data set that this mixture did not begin."""
+    parts, known = [], 0
+    counts = shares_to_counts(settings.mixture, settings.episodes)
+    for index, (share, wanted) in enumerate(zip(settings.mixture, counts, strict=True)):
+        numbers = [n for name in writer.ids if (n := episode_number(name, _prefix(share, index))) is not None]
+        known += len(numbers)
+        parts.append(_Part(index, share, wanted, len(numbers), max(numbers, default=-1) + 1))
+    if known < writer.num_episodes:
+        raise ConfigError(
+            f"collect.save_dir {settings.save_dir} holds {writer.num_episodes - known} episodes that this mixture did "
+            "not record: choose another folder"
+        )
+    return parts
+
+
+def _prefix(share: ActorShare, index: int) -> str:
+    return f"{share.type}-{index}"
+
+
+def _collect_part(
+    part: _Part, study: Study, settings: CollectSettings, writer: EpisodeWriter, narrator: Narrator
+) -> int:
+    """Play rounds until this actor's part is complete; returns how many episodes were tried."""
+    share, wanted = part.share, part.wanted - part.have
+    policy = load_policy(Path(share.checkpoint or "")) if share.type == "checkpoint" else None
+    pixels = policy is not None and policy.pixels
+    if pixels and study.env.observation == "state":
+        raise ConfigError(f"collect: {share.checkpoint} acts on pixels; set env.observation=pixels")
+    env = study.env.model_copy(update={"observation": "pixels" if pixels else "state"})
+    world = build_world(env, seed=settings.seed * 1000 + part.index)
+    try:
+        make_actor = _actor_maker(share, world, study, policy)
+        recorder = Recorder(
+            world,
+            writer,
+            frame_every=settings.frame_every,
+            keep_fail=0.0 if settings.only_success else 1.0,
+            keep_states=study.env.observation == "state",
+            meta={
+                "prefix": _prefix(share, part.index),
+                "policy": share.type,
+                "env": study.env.task,
+                "seed": settings.seed,
+            },
+            limit=wanted,
+            hold=True,
+        )
+        tried = 0
+        turn, skip = divmod(part.next_number, world.num_envs)
+        while recorder.kept < wanted:
+            rng = np.random.default_rng([settings.seed, part.index, turn])
+            tried += _play_round(world, recorder, make_actor(), share, settings.stop_after_success, rng, turn, skip)
+            recorder.release()
+            turn, skip = turn + 1, 0
+            narrator.advance(writer.num_episodes, share.type)
+            if tried > GIVE_UP_AFTER * wanted and recorder.kept == 0:
+                raise ConfigError(
+                    f"collect: {tried} episodes of actor {share.type!r} and not one to keep; with only_success the "
+                    "actor must succeed now and then"
+                )
+    finally:
+        world.close()
+    return tried
+
+
+def _play_round(
+    world: World,
+    recorder: Recorder,
+    actor: Acts,
+    share: ActorShare,
+    stop_after_success: int | None,
+    rng: np.random.Generator,
+    turn: int,
+    skip: int,
+) -> int:
+    """One episode in every copy from `skip` on; the ones before are on the disk. Returns how many were played."""
+    space, copies = world.action_space, world.num_envs
+    world.rewind(turn)
     transition = world.reset()
     observations = transition.observations
-    start = rng.integers(share.random_steps + 1, size=world.num_envs)
+    start = rng.integers(share.random_steps + 1, size=copies)
     error = _calibration_errors(share, observations.shape, rng)
-    tried = 0
-    while recorder.kept < wanted:
-        for i in np.flatnonzero(world.steps_in_episode == start):
-            recorder.begin(int(i), observations[i], _look_of(transition, int(i)))
-        rows = world.steps_in_episode + 1 - start
-        wandering = (rows <= 0)[:, None]
-        actions = np.where(wandering, wander.act(observations, rng), actor.act(observations + error, rng))
-        capture = np.array([r == 0 or (r > 0 and recorder.wants_row(int(r))) for r in rows])
-        transition = world.step(actions, capture=capture, capture_ends=True)
-        recorder.watch(rows, actions, transition)
-        tried += int(transition.done.sum())
-        start = np.where(transition.done, rng.integers(share.random_steps + 1, size=world.num_envs), start)
-        error = np.where(transition.done[:, None], _calibration_errors(share, observations.shape, rng), error)
-        if settings.stop_after_success is not None:
-            after = np.where(after >= 0, after + 1, np.where(transition.success, 0, -1))
-            after[transition.done] = -1
-            for i in np.flatnonzero(after == settings.stop_after_success):
-                tried += int(recorder.cut(int(i)))
-        if tried > 50 * max(wanted, 1) and recorder.kept == 0:
-            raise ConfigError(
-                f"collect: {tried} episodes of actor {share.type!r} and not one to keep; with only_success the actor "
-                "must succeed now and then"
-            )
+    wander = RandomActor(space.low, space.high) if share.random_steps else None
+    since = np.full(copies, -1, dtype=np.int64)  # steps since the first success
+    playing = np.arange(copies) >= skip
+    while playing.any():
+        rows = world.steps_in_episode + 1 - start  # the number of the action to come, from 1; random ones are below
+        for i in np.flatnonzero(playing & (rows == 1)):
+            recorder.begin(int(i), observations[i], _look_of(transition, int(i)), turn=turn)
+        actions = actor.act(observations + error if share.calibration_error else observations, rng)
+        if wander is not None:
+            actions = np.where((rows <= 0)[:, None], wander.act(observations, rng), actions)
+        actions = np.clip(actions, space.low, space.high)
+        last = _may_be_last(since, stop_after_success)
+        wanted = np.array([r == 0 or (r > 0 and recorder.wants_row(int(r))) for r in rows]) | (last & (rows > 0))
+        transition = world.step(actions, capture=wanted & playing, capture_ends=True)
+        since = np.where(since >= 0, since + 1, np.where(transition.success & (rows > 0), 0, -1))
+        cut = np.zeros(copies, np.bool_) if stop_after_success is None else since == stop_after_success
+        recorder.watch(rows, actions, transition, cut)
+        playing = playing & ~transition.done & ~cut
         observations = transition.observations
-    return recorder.kept, tried
+    return copies - skip
+
+
+def _may_be_last(since_B: np.ndarray, stop_after_success: int | None) -> np.ndarray:
+    """(B,) bool, whether the coming step may be the one after which `stop_after_success` cuts."""
+    if stop_after_success is None:
+        return np.zeros(len(since_B), dtype=np.bool_)
+    return since_B == stop_after_success - 1  # -1 where no success was seen yet: every step may be the first
 
 
 def _calibration_errors(share: ActorShare, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
@@ -145,14 +235,25 @@ def _look_of(transition: Transition, index: int) -> Any:
     return looks[index]
 
 
-def _actor(share: ActorShare, world: World, study: Study) -> ScriptedExpert | RandomActor:
+def _actor_maker(
+    share: ActorShare, world: World, study: Study, policy: ControlPolicy | None
+) -> Callable[[], Acts]:
+    """What makes a fresh actor for each round.
+
+    Raises:
+        ConfigError: an expert for a world that has none, or random actions without bounds.
+        CheckpointError: the policy was made for other observations or actions.
+    """
+    space = world.action_space
+    if policy is not None:
+        policy.check_fits(world.observation_shape, space)
+        return lambda: NoisyActor(policy.actor(), share.noise)
     if share.type in ("expert", "noisy"):
         if study.env.type != "metaworld":
             raise ConfigError(
                 f"collect.mixture: {study.env.task} has no scripted expert; use type random or checkpoint"
             )
-        return ScriptedExpert(study.env.task, noise=share.noise if share.type == "noisy" else 0.0)
-    if share.type == "checkpoint":
-        return checkpoint_actor(share.checkpoint or "", share.noise)  # type: ignore[return-value]
-    space = world.action_space
-    return RandomActor(space.low, space.high)
+        return lambda: ScriptedExpert(study.env.task, noise=share.noise if share.type == "noisy" else 0.0)
+    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+        raise ConfigError(f"collect.mixture: the actions of {study.env.task} have no bounds to draw random ones from")
+    return lambda: RandomActor(space.low, space.high)

@@ -1,15 +1,20 @@
 """Turn the steps of a world into episodes on disk, while something else decides the actions.
 
 A recorder watches transitions, keeps the rows it was asked for, renders them when an episode ends and hands the
-episode to the background writer. Episodes that were under way when a run was killed are not recorded. This module
-does not know who acts or why.
+episode to the background writer. An episode's id tells its number (which copy played it, and how many that copy
+had begun before) and a digest of what happened in it. So a run that is killed and replayed gives the same
+episodes the same ids and does not write them twice, and two different episodes never have the same id. Episodes
+that were under way when a run was killed are not recorded. This module does not know who acts or why.
 
-    recorder = Recorder(world, writer, frame_every=5)
-    recorder.begin(first_transition); recorder.watch(observations, actions, transition)
+    recorder = Recorder(world, writer, frame_every=5, meta={"prefix": "train"})
+    recorder.begin(copy, observation, look)
+    recorder.watch(rows_B, actions, transition)
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from guerdon.episodes.write import EpisodeWriter
-from guerdon.types import Episode
+from guerdon.types import BoolArray, Episode
 from guerdon.worlds.world import Transition, World
 
 
@@ -25,6 +30,7 @@ from guerdon.worlds.world import Transition, World
 class _Tape:
     """The kept rows of one copy's episode."""
 
+    number: int
     observations: list[np.ndarray] = field(default_factory=list)
     actions: list[np.ndarray] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
@@ -37,15 +43,20 @@ class _Tape:
 class Recorder:
     """Keeps every `frame_every`-th row of each episode and its last.
 
+    Attributes:
+        kept: episodes recorded so far, those found on the disk included.
+
     Args:
         world: what is watched; its eye draws the frames.
         writer: where episodes go.
         frame_every: 1 keeps all rows. With k > 1 a row's action is the last of its k actions and its reward is
             the sum of theirs.
-        keep_success, keep_fail: share of successful and failed episodes to keep.
-        meta: written with every episode.
+        keep_success, keep_fail: share of successful and failed episodes to keep; an episode's number decides.
+        keep_states: record what the environment itself observes, where the world shows that.
+        meta: written with every episode, beside `frame_every` and `copy`. Its `prefix` begins the episodes' ids.
         seed: draws which episodes are kept.
         limit: keep no more than this many.
+        hold: keep ended episodes until `release`, which writes them in the order of their copies.
     """
 
     def __init__(
@@ -56,9 +67,11 @@ class Recorder:
         frame_every: int = 1,
         keep_success: float = 1.0,
         keep_fail: float = 1.0,
+        keep_states: bool = True,
         meta: Mapping[str, Any] | None = None,
         seed: int = 0,
         limit: int | None = None,
+        hold: bool = False,
     ) -> None:
         self.world = world
         self.writer = writer
@@ -66,81 +79,120 @@ class Recorder:
         self.kept = 0
         self.limit = limit
         self.meta = dict(meta or {})
+        self._prefix = str(self.meta.pop("prefix", "episode"))
         self._keep = {True: keep_success, False: keep_fail}
-        self._rng = np.random.default_rng([seed, 2])
+        self._keep_states = keep_states
+        self._seed = seed
+        self._hold = hold
+        self._held: list[tuple[int, _Tape]] = []
         self._tapes: list[_Tape | None] = [None] * world.num_envs
-        self._count = 0
+        self._begun = [0] * world.num_envs
 
     def wants_row(self, row: int) -> bool:
         """Whether the moment after the `row`-th action is kept even if the episode goes on."""
         return row % self.frame_every == 0
 
-    def begin(self, index: int, observation: np.ndarray, look: Any) -> None:
-        """A new episode starts in copy `index`."""
-        zero = np.zeros(self.world.action_space.shape or (), dtype=np.float32)
-        self._tapes[index] = _Tape([observation.copy()], [zero], [0.0], [False], [look])
+    def begin(self, index: int, observation: np.ndarray, look: Any, *, turn: int | None = None) -> None:
+        """A new episode starts in copy `index`.
 
-    def watch(self, rows_B: np.ndarray, actions: np.ndarray, transition: Transition) -> list[int]:
+        Args:
+            index: the copy.
+            observation: what it shows.
+            look: taken at the same moment.
+            turn: how many episodes the copy began before; by default the recorder counts.
+        """
+        before = self._begun[index] if turn is None else turn
+        self._begun[index] = before + 1
+        zero = np.zeros(self.world.action_space.shape or (), dtype=np.float32)
+        self._tapes[index] = _Tape(
+            before * self.world.num_envs + index, [observation.copy()], [zero], [0.0], [False], [look]
+        )
+
+    def watch(
+        self, rows_B: np.ndarray, actions: np.ndarray, transition: Transition, ends_B: BoolArray | None = None
+    ) -> list[int]:
         """Take in one step of all copies.
 
         Args:
             rows_B: number of the action just taken within each copy's episode, from 1.
             actions: (B, A).
             transition: taken with looks for the wanted rows and for ends.
+            ends_B: copies whose episodes end here although the world would go on; they need a look too.
 
         Returns:
-            The copies whose episodes were kept.
+            The copies whose episodes were kept (or held).
         """
         kept = []
+        ended = transition.done if ends_B is None else transition.done | ends_B
         for i in range(self.world.num_envs):
             tape = self._tapes[i]
             if tape is not None and transition.mask[i]:
                 tape.pending_reward += float(transition.rewards[i])
                 tape.once |= bool(transition.success[i])
-                if self.wants_row(int(rows_B[i])) or transition.done[i]:
+                if self.wants_row(int(rows_B[i])) or ended[i]:
                     tape.observations.append(transition.final_observations[i].copy())
                     tape.actions.append(np.array(actions[i], dtype=np.float32))
                     tape.rewards.append(tape.pending_reward)
                     tape.success.append(bool(transition.success[i]))
                     tape.looks.append(transition.looks[i])
                     tape.pending_reward = 0.0
-            if transition.done[i]:
-                if tape is not None and self._finish(tape, i):
-                    kept.append(i)
-                self._tapes[i] = None
+            if not ended[i]:
+                continue
+            self._tapes[i] = None
+            if tape is not None and self._hold:
+                self._held.append((i, tape))
+            if tape is not None and (self._hold or self._finish(tape, i)):
+                kept.append(i)
         return kept
 
-    def cut(self, index: int) -> bool:
-        """End the episode of copy `index` here, although the world would go on; was it kept?"""
-        tape, self._tapes[index] = self._tapes[index], None
-        return tape is not None and self._finish(tape, index)
+    def release(self) -> int:
+        """Write what was held back, in the order of the copies; how many episodes were kept?"""
+        held, self._held = sorted(self._held, key=lambda pair: pair[0]), []
+        return sum(self._finish(tape, index) for index, tape in held)
 
     def _finish(self, tape: _Tape, index: int) -> bool:
-        full = self.limit is not None and self.kept >= self.limit
-        if self._rng.random() >= self._keep[tape.once] or full:
+        draw = np.random.default_rng([self._seed, 2, tape.number]).random()
+        if draw >= self._keep[tape.once] or (self.limit is not None and self.kept >= self.limit):
             return False
-        states = np.stack(tape.observations)
-        episode = Episode(
-            id=f"{self.meta.get('prefix', 'episode')}-{self._count:06d}",
-            task=self.world.tasks[index],
-            frames=self.world.render(tape.looks),
-            states=states.astype(np.float32) if states.ndim == 2 else None,
-            actions=np.stack(tape.actions),
-            rewards=np.array(tape.rewards, dtype=np.float32),
-            success=np.array(tape.success),
-            outcome=tape.once,
-            meta={**self.meta, "copy": index},
-        )
-        self._count += 1
         self.kept += 1
+        seen = np.stack(tape.observations)
+        columns = {
+            "actions": np.stack(tape.actions),
+            "rewards": np.array(tape.rewards, dtype=np.float32),
+            "success": np.array(tape.success),
+        }
+        name = f"{self._prefix}-{tape.number:06d}-{_digest(seen, *columns.values())}"
+        if name in self.writer:
+            return True  # it was written before this run was killed, and has now been replayed
+        episode = Episode(
+            id=name,
+            task=self.world.tasks[index],
+            frames=seen if seen.ndim == 4 else self.world.render(tape.looks),
+            states=seen.astype(np.float32) if seen.ndim == 2 and self._keep_states else None,
+            outcome=tape.once,
+            meta={**self.meta, "copy": index, "frame_every": self.frame_every},
+            **columns,
+        )
         self.writer.add(episode)
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Which episodes will be drawn next; the ones under way are not part of it."""
-        return {"rng": self._rng.bit_generator.state, "count": self._count, "kept": self.kept}
+        """Which episodes come next, as plain JSON values; the ones under way are not part of it."""
+        return {"begun": list(self._begun), "kept": self.kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Return to stored values."""
-        self._rng.bit_generator.state = state["rng"]
-        self._count, self.kept = int(state["count"]), int(state["kept"])
+        self._begun, self.kept = [int(n) for n in state["begun"]], int(state["kept"])
+
+
+def episode_number(episode_id: str, prefix: str) -> int | None:
+    """The number in an id that a recorder with this prefix gave; None for any other id."""
+    match = re.fullmatch(rf"{re.escape(prefix)}-(\d+)-[0-9a-f]{{8}}", episode_id)
+    return None if match is None else int(match[1])
+
+
+def _digest(*columns: np.ndarray) -> str:
+    digest = hashlib.sha256()
+    for column in columns:
+        digest.update(f"{column.dtype}{column.shape}".encode() + column.tobytes())
+    return digest.hexdigest()[:8]

@@ -107,6 +107,14 @@ class EpisodeWriter:
         """Rows of those episodes."""
         return self._frames
 
+    @property
+    def ids(self) -> frozenset[str]:
+        """Ids of those episodes."""
+        return frozenset(self._ids)
+
+    def __contains__(self, episode_id: str) -> bool:
+        return episode_id in self._ids
+
     def add(self, episode: Episode) -> None:
         """Check an episode and queue it; blocks only while the queue is full. Do not change its arrays after.
 

@@ -21,10 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from guerdon.atomic import write_bytes, write_json
-from guerdon.errors import CheckpointError, ConfigError
+from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.policies.normalize import RunningMeanStd
 from guerdon.settings.policy import CNNPolicySettings, MLPPolicySettings
 
+_ACTIVATION, _ACTIVATIONS = "activation", ("tanh", "relu")
 _CLIP = 10.0  # normalised observations beyond ten standard deviations are cut off
 
 
@@ -35,7 +36,7 @@ class Actor:
         layers: weight (out, in) and bias (out,) of each linear layer.
         activation: between the layers.
         log_std_A: logarithm of the standard deviation of each action.
-        shift_S, scale_S: observation normalisation.
+        shift_S, factor_S: observation normalisation: subtract one, multiply by the other.
     """
 
     def __init__(
@@ -44,17 +45,17 @@ class Actor:
         activation: str,
         log_std_A: np.ndarray,
         shift_S: np.ndarray,
-        scale_S: np.ndarray,
+        factor_S: np.ndarray,
     ) -> None:
         self._layers = [(np.ascontiguousarray(w.T), b) for w, b in layers]
         self._act = np.tanh if activation == "tanh" else _relu
         self._std = np.exp(log_std_A).astype(np.float32)
         self._shift = shift_S.astype(np.float32)
-        self._scale = (1.0 / scale_S).astype(np.float32)
+        self._factor = factor_S.astype(np.float32)
 
     def mean(self, observations_B_S: np.ndarray) -> np.ndarray:
         """(B, A) most likely actions."""
-        x = (observations_B_S.astype(np.float32) - self._shift) * self._scale
+        x = (observations_B_S.astype(np.float32) - self._shift) * self._factor
         x = np.clip(x, -_CLIP, _CLIP)
         for weight, bias in self._layers[:-1]:
             x = self._act(x @ weight + bias)
@@ -111,7 +112,7 @@ class ControlPolicy(nn.Module):
         if isinstance(settings, MLPPolicySettings) and settings.normalize_observations:
             self.normalizer = RunningMeanStd(observation_shape)
         self._shift = torch.zeros(observation_shape)
-        self._scale = torch.ones(observation_shape)
+        self._factor = torch.ones(observation_shape)
         self.pi = _body(settings, observation_shape, action_size, last_gain=0.01)
         self.vf = _body(settings, observation_shape, len(sources), last_gain=1.0) if sources else None
         self.log_std = nn.Parameter(torch.full((action_size,), settings.log_std_init))
@@ -122,13 +123,13 @@ class ControlPolicy(nn.Module):
         if self.pixels:
             return torch.from_numpy(np.ascontiguousarray(observations)).permute(0, 3, 1, 2).float() / 255.0
         x = torch.from_numpy(np.ascontiguousarray(observations, dtype=np.float32))
-        return ((x - self._shift) * self._scale).clamp_(-_CLIP, _CLIP)
+        return ((x - self._shift) * self._factor).clamp_(-_CLIP, _CLIP)
 
     def refresh_normalizer(self) -> None:
         """Make the running statistics the ones in use. Between calls they stay fixed, for acting and learning alike."""
         if self.normalizer is not None:
             self._shift = torch.from_numpy(self.normalizer.mean.astype(np.float32))
-            self._scale = torch.from_numpy((1.0 / self.normalizer.std.astype(np.float32)).astype(np.float32))
+            self._factor = torch.from_numpy((1.0 / self.normalizer.std.astype(np.float32)).astype(np.float32))
 
     def action_mean(self, x: Tensor) -> Tensor:
         """(N, A) means for prepared observations."""
@@ -161,12 +162,18 @@ class ControlPolicy(nn.Module):
             for m in self.pi
             if isinstance(m, nn.Linear)
         ]
-        scale = 1.0 / self._scale.numpy()
-        return Actor(layers, self.settings.activation, self.log_std.detach().numpy().copy(), self._shift.numpy(), scale)
+        return Actor(
+            layers,
+            self.settings.activation,
+            self.log_std.detach().numpy().copy(),
+            self._shift.numpy().copy(),
+            self._factor.numpy().copy(),
+        )
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything to store, statistics included."""
+        """Everything to store: weights, statistics, and which activation the weights were made for."""
         state = {k: v.detach().clone() for k, v in self.state_dict().items()}
+        state[_ACTIVATION] = torch.tensor([_ACTIVATIONS.index(self.settings.activation)], dtype=torch.uint8)
         if self.normalizer is not None:
             state |= {f"normalizer.{k}": torch.from_numpy(np.array(v)) for k, v in self.normalizer.state_dict().items()}
         return state
@@ -179,8 +186,9 @@ class ControlPolicy(nn.Module):
             critic: False leaves the value heads as they are, for a start from another reward's policy.
 
         Raises:
-            CheckpointError: names or shapes do not fit.
+            CheckpointError: names, shapes, activation or normalisation do not fit.
         """
+        self._check_kind(state)
         own = {k for k in self.state_dict() if critic or not k.startswith("vf.")}
         weights = {k: v for k, v in state.items() if k in own}
         shapes = {k: tuple(v.shape) for k, v in self.state_dict().items()}
@@ -195,12 +203,40 @@ class ControlPolicy(nn.Module):
             for name, value in self.state_dict().items():
                 if name in weights:
                     value.copy_(weights[name])
-        if self.normalizer is not None and "normalizer.mean" in state:
+        if self.normalizer is not None:
             prefix = "normalizer."
             self.normalizer.load_state_dict(
                 {k.removeprefix(prefix): v.numpy() for k, v in state.items() if k.startswith(prefix)}
             )
             self.refresh_normalizer()
+
+    def check_fits(self, observation_shape: tuple[int, ...], action_space: gymnasium.Space) -> None:
+        """Refuse a world that shows or takes something else than what this policy was made for.
+
+        Raises:
+            CheckpointError: says both sides.
+        """
+        wanted = (tuple(observation_shape), int(np.prod(action_space.shape or ())))
+        if wanted != (self.observation_shape, self.action_size):
+            raise CheckpointError(
+                f"the policy was made for observations {self.observation_shape} and {self.action_size} actions, this "
+                f"environment has {wanted[0]} and {wanted[1]}; env.task, env.observation and env.frame_size must be "
+                "those it was made with"
+            )
+
+    def _check_kind(self, state: dict[str, Tensor]) -> None:
+        """What shapes cannot tell: the same weights mean something else under another activation or normalisation."""
+        stored = _ACTIVATIONS[int(state[_ACTIVATION])] if _ACTIVATION in state else self.settings.activation
+        if stored != self.settings.activation:
+            raise CheckpointError(
+                f"the policy checkpoint was made with activation {stored}: set policy.activation={stored}"
+            )
+        normalised = "normalizer.mean" in state
+        if normalised != (self.normalizer is not None):
+            raise CheckpointError(
+                f"the policy checkpoint was made {'with' if normalised else 'without'} normalised observations: "
+                f"set policy.normalize_observations={str(normalised).lower()}"
+            )
 
 
 def build_policy(
@@ -248,7 +284,7 @@ def load_policy(folder: Path) -> ControlPolicy:
     """Read what `save_policy` wrote.
 
     Raises:
-        CheckpointError: files are missing or do not fit.
+        CheckpointError: files are missing, cannot be read or do not fit.
     """
     import json
 
@@ -256,13 +292,16 @@ def load_policy(folder: Path) -> ControlPolicy:
 
     card, weights = folder / "policy.json", folder / "policy.safetensors"
     if not card.is_file() or not weights.is_file():
-        raise CheckpointError(f"{folder} is no policy folder: it lacks policy.json or policy.safetensors")
-    spec: dict[str, Any] = json.loads(card.read_text())
-    kind = CNNPolicySettings if spec["settings"]["type"] == "cnn" else MLPPolicySettings
-    policy = ControlPolicy(
-        kind(**spec["settings"]), tuple(spec["observation_shape"]), spec["action_size"], spec["sources"]
-    )
-    policy.load_tensors(load_file(weights))
+        inside = folder / "policy"
+        hint = f"; do you mean {inside}?" if (inside / "policy.json").is_file() else ""
+        raise CheckpointError(f"{folder} is no policy folder: it lacks policy.json or policy.safetensors{hint}")
+    with boundary(CheckpointError, f"the policy in {folder} cannot be read"):
+        spec: dict[str, Any] = json.loads(card.read_text(encoding="utf-8"))
+        kind = CNNPolicySettings if spec["settings"]["type"] == "cnn" else MLPPolicySettings
+        policy = ControlPolicy(
+            kind(**spec["settings"]), tuple(spec["observation_shape"]), spec["action_size"], spec["sources"]
+        )
+        policy.load_tensors(load_file(weights))
     return policy
 
 

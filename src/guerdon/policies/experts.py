@@ -8,12 +8,12 @@ Every actor answers `act(observations_B, rng)`. This module does not know episod
 
 from __future__ import annotations
 
-from pathlib import Path
+import warnings
 
 import numpy as np
 
 from guerdon.errors import ConfigError
-from guerdon.policies.control import Actor, PixelActor, load_policy
+from guerdon.policies.control import Actor, PixelActor
 
 
 class ScriptedExpert:
@@ -35,7 +35,9 @@ class ScriptedExpert:
 
     def act(self, observations_B: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """(B, 4) actions in [-1, 1]."""
-        actions = np.stack([self._policy.get_action(o.astype(np.float64)) for o in observations_B])
+        with warnings.catch_warnings():  # its constants are what they are; the actions are clipped below
+            warnings.filterwarnings("ignore", message=r"Constant\(s\) may be too high", category=UserWarning)
+            actions = np.stack([self._policy.get_action(o.astype(np.float64)) for o in observations_B])
         if self._noise:
             actions = actions + self._noise * rng.standard_normal(actions.shape)
         return np.clip(actions, -1.0, 1.0).astype(np.float32)
@@ -57,7 +59,7 @@ class RandomActor:
     def act(self, observations_B: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """(B, A) actions."""
         if self._held is None or len(self._held) != len(observations_B) or self._age >= self._hold:
-            self._held = rng.uniform(self._low, self._high, (len(observations_B), len(self._low)))
+            self._held = rng.uniform(self._low, self._high, (len(observations_B), *self._low.shape))
             self._age = 0
         self._age += 1
         return self._held.astype(np.float32)
@@ -73,12 +75,3 @@ class NoisyActor:
         """(B, A) actions."""
         mean = self._actor.mean(observations_B)
         return np.asarray(mean + self._noise * rng.standard_normal(mean.shape, dtype=np.float32))
-
-
-def checkpoint_actor(folder: str | Path, noise: float) -> NoisyActor:
-    """The policy that `guerdon run` or `guerdon train policy=bc` left in a folder.
-
-    Raises:
-        CheckpointError: it is no policy folder.
-    """
-    return NoisyActor(load_policy(Path(folder)).actor(), noise)

@@ -11,8 +11,12 @@ This module does not know what the scene means, who acts in it or what the pictu
 
 from __future__ import annotations
 
+import atexit
+import difflib
 import multiprocessing
 import os
+import signal
+import weakref
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -20,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from guerdon.errors import MissingDependencyError, boundary
+from guerdon.errors import ConfigError, MissingDependencyError, boundary
 from guerdon.types import ByteArray
 
 Snapshot = NDArray[np.float64]
@@ -35,8 +39,8 @@ _PLACED = (
     "light_xpos",
     "light_xdir",
 )
-_HEADLESS = (
-    "headless rendering failed; on Debian: apt-get install libegl1 libegl-mesa0 libgl1-mesa-dri "
+_DEBIAN = (
+    "on Debian: apt-get install libegl1 libegl-mesa0 libgl1-mesa-dri "
     "(or libosmesa6 with MUJOCO_GL=osmesa); `guerdon doctor` checks it"
 )
 _UPSIDE_DOWN = ("corner", "corner2", "corner3", "corner4")
@@ -52,6 +56,58 @@ def choose_headless_backend() -> None:
     os.environ.setdefault("LP_NUM_THREADS", "1")
 
 
+def import_mujoco() -> Any:
+    """MuJoCo, told to draw without a screen unless the user chose otherwise.
+
+    Raises:
+        MissingDependencyError: it is not installed, or the backend that `MUJOCO_GL` names does not load here.
+    """
+    choose_headless_backend()
+    backend = os.environ["MUJOCO_GL"]
+    with boundary(MissingDependencyError, f"MuJoCo cannot be loaded with MUJOCO_GL={backend}; {_DEBIAN}"):
+        try:
+            import mujoco
+        except ModuleNotFoundError as error:
+            raise MissingDependencyError(
+                f"env.type metaworld needs the package {error.name}: pip install 'guerdon[metaworld]'"
+            ) from error
+    return mujoco
+
+
+_OPEN: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def close_at_exit(drawer: Any) -> None:
+    """Have something that has just drawn closed when Python ends, if nobody did so before.
+
+    OpenGL contexts must go before the display they belong to, or each of them ends in a traceback. The display
+    registers its own end when the first context opens, and what is registered last runs first.
+    """
+    _OPEN.add(drawer)
+    atexit.unregister(_close_open)
+    atexit.register(_close_open)
+
+
+def _close_open() -> None:
+    for drawer in list(_OPEN):
+        drawer.close()
+
+
+def check_camera(model: Any, camera: str) -> None:
+    """Refuse the name of a camera that the scene of an `mujoco.MjModel` does not have.
+
+    Raises:
+        ConfigError: with the names there are.
+    """
+    import mujoco
+
+    names = [str(mujoco.mj_id2name(model, mujoco.mjtObj.mjOBJ_CAMERA, i)) for i in range(model.ncam)]
+    if camera not in names:
+        near = difflib.get_close_matches(camera, names, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"env.camera is {camera!r}, this scene has: {', '.join(names)}{hint}")
+
+
 class MuJoCoCamera:
     """One camera of one MuJoCo model.
 
@@ -62,9 +118,7 @@ class MuJoCoCamera:
     def __init__(self, model: Any, camera: str, size: tuple[int, int]) -> None:
         import mujoco
 
-        names = [mujoco.mj_id2name(model, mujoco.mjtObj.mjOBJ_CAMERA, i) for i in range(model.ncam)]
-        if camera not in names:
-            raise ValueError(f"env.camera is {camera!r}, this scene has: {', '.join(map(str, names))}")
+        check_camera(model, camera)
         self.model = model
         self.camera = camera
         self.size = size
@@ -107,15 +161,19 @@ class MuJoCoCamera:
         return frames
 
     def _start(self) -> Any:
-        with boundary(MissingDependencyError, _HEADLESS):
+        with boundary(MissingDependencyError, _why_no_picture()):
             import mujoco
 
-            quality = self.model.vis.quality
-            quality.shadowsize, quality.offsamples = 0, 0  # ten times faster on a CPU
-            renderer = mujoco.Renderer(self.model, *self.size)
+            visual, (height, width) = self.model.vis, self.size
+            visual.quality.shadowsize, visual.quality.offsamples = 0, 0  # ten times faster on a CPU
+            frame = visual.global_
+            frame.offheight, frame.offwidth = max(frame.offheight, height), max(frame.offwidth, width)
+            _let_failures_be_quiet(mujoco)
+            renderer = mujoco.Renderer(self.model, height, width)
             renderer.scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
             renderer.scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
-            return renderer
+        close_at_exit(self)
+        return renderer
 
     def close(self) -> None:
         """Free the OpenGL context."""
@@ -124,12 +182,37 @@ class MuJoCoCamera:
             self._renderer = None
 
 
+def _let_failures_be_quiet(mujoco: Any) -> None:
+    """Defaults for what MuJoCo's destructors read, so that one that failed to start adds no traceback of its own."""
+    mujoco.Renderer._gl_context = mujoco.Renderer._mjr_context = None
+    if hasattr(mujoco.gl_context, "GLContext"):
+        mujoco.gl_context.GLContext._context = None
+
+
+def _why_no_picture() -> str:
+    """What to do when drawing does not start."""
+    import mujoco.gl_context
+
+    wanted = os.environ.get("MUJOCO_GL", "").lower()
+    loaded = getattr(getattr(mujoco.gl_context, "GLContext", None), "__module__", "none").rpartition(".")[2]
+    if wanted in ("egl", "osmesa") and loaded != wanted:
+        return (
+            f"headless rendering failed: MuJoCo was imported before guerdon and uses {loaded}; set MUJOCO_GL={wanted} "
+            "in the environment before Python starts"
+        )
+    return f"headless rendering failed with MUJOCO_GL={wanted or 'unset'}; {_DEBIAN}"
+
+
 class CameraPool:
-    """The same camera in several processes, for machines with cores to spare. Same pictures, in the same order."""
+    """The same camera in several processes, for machines with cores to spare. Same pictures, in the same order.
+
+    Processes are spawned: a script that makes one needs the usual `if __name__ == "__main__":`.
+    """
 
     def __init__(self, model: Any, camera: str, size: tuple[int, int], workers: int) -> None:
         import mujoco
 
+        check_camera(model, camera)
         buffer = np.empty(mujoco.mj_sizeModel(model), dtype=np.uint8)
         mujoco.mj_saveModel(model, None, buffer)
         context = multiprocessing.get_context("spawn")
@@ -149,33 +232,30 @@ class CameraPool:
         if not len(snapshots):
             return np.empty((0, height, width, 3), dtype=np.uint8)
         shares = np.array_split(np.arange(len(snapshots)), len(self._workers))
-        for (_, pipe), share in zip(self._workers, shares, strict=True):
-            if len(share):
+        pipes = [(pipe, share) for (_, pipe), share in zip(self._workers, shares, strict=True) if len(share)]
+        with boundary(MissingDependencyError, f"a rendering process ended; {_DEBIAN}"):
+            for pipe, share in pipes:
                 pipe.send(np.stack([snapshots[i] for i in share]))
-        parts = []
-        for (_, pipe), share in zip(self._workers, shares, strict=True):
-            if not len(share):
-                continue
-            with boundary(MissingDependencyError, f"a rendering process ended; {_HEADLESS}"):
-                answer = pipe.recv()
+            answers = [pipe.recv() for pipe, _ in pipes]
+        for answer in answers:
             if isinstance(answer, str):
                 raise MissingDependencyError(answer)
-            parts.append(answer)
-        return np.concatenate(parts)
+        return np.concatenate(answers)
 
     def close(self) -> None:
         """End the processes."""
         for process, pipe in self._workers:
             pipe.close()
             process.join(timeout=5)
+            if process.is_alive():
+                process.terminate()
         self._workers = []
 
 
 def _draw_forever(pipe: Connection, model_bytes: bytes, camera: str, size: tuple[int, int]) -> None:
     """Body of a rendering process: arrays of snapshots in, arrays of frames (or one line of error) out."""
-    choose_headless_backend()
-    import mujoco
-
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle; its end closes the pipe
+    mujoco = import_mujoco()
     model = mujoco.MjModel.from_binary_path("scene.mjb", {"scene.mjb": model_bytes})
     eye = MuJoCoCamera(model, camera, size)
     while True:
@@ -188,3 +268,6 @@ def _draw_forever(pipe: Connection, model_bytes: bytes, camera: str, size: tuple
             pipe.send(eye.render(snapshots))
         except MissingDependencyError as error:
             pipe.send(str(error))
+        except BrokenPipeError:
+            eye.close()
+            return

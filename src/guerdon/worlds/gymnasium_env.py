@@ -14,7 +14,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from guerdon.errors import ConfigError, MissingDependencyError, boundary
 from guerdon.types import ByteArray
-from guerdon.worlds.camera import choose_headless_backend
+from guerdon.worlds.camera import choose_headless_backend, close_at_exit
 
 
 class KeepTerminalFrame(gymnasium.Wrapper):  # type: ignore[misc]
@@ -61,7 +61,7 @@ def make_gymnasium_env(
         return env
 
     mode = AutoresetMode[autoreset.upper()]
-    with boundary(ConfigError, f"env.id {env_id!r} could not be made"):
+    with boundary(ConfigError, f"env.task {env_id!r} could not be made"):
         if vectorization == "async":
             env = AsyncVectorEnv([one] * num_envs, autoreset_mode=mode, context="spawn")
         else:
@@ -69,7 +69,7 @@ def make_gymnasium_env(
     for name, space in (("observation", env.single_observation_space), ("action", env.single_action_space)):
         if not isinstance(space, gymnasium.spaces.Box):
             raise ConfigError(
-                f"env.id {env_id!r} has {name} space {space}; control policies need a Box. "
+                f"env.task {env_id!r} has {name} space {space}; control policies need a Box. "
                 "Flatten it with a gymnasium wrapper and register the result under an id of your own."
             )
     return env
@@ -81,15 +81,20 @@ class RenderEye:
     def __init__(self, env: gymnasium.vector.VectorEnv, size: tuple[int, int]) -> None:
         self._env = env
         self.size = size
+        self._drawn = False
 
     def look(self, index: int) -> ByteArray:
         """The picture of copy `index` now, (H, W, 3) uint8."""
-        if isinstance(self._env, SyncVectorEnv):
-            picture = self._env.envs[index].render()
-        else:
-            picture = self._env.call("render")[index]
+        with boundary(MissingDependencyError, "the environment cannot draw itself"):
+            if isinstance(self._env, SyncVectorEnv):
+                picture = self._env.envs[index].render()
+            else:
+                picture = self._env.call("render")[index]
         if picture is None:
             raise ConfigError("the environment draws nothing: it needs render_mode='rgb_array'")
+        if not self._drawn:
+            close_at_exit(self._env)
+            self._drawn = True
         return np.asarray(picture, dtype=np.uint8)
 
     def render(self, looks: Sequence[ByteArray]) -> ByteArray:

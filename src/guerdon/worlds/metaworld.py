@@ -21,7 +21,7 @@ from gymnasium.vector import AutoresetMode
 
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.types import BoolArray
-from guerdon.worlds.camera import MuJoCoCamera, Snapshot, choose_headless_backend
+from guerdon.worlds.camera import MuJoCoCamera, Snapshot, import_mujoco
 from guerdon.worlds.task_texts import TASK_TEXTS
 
 _FOREIGN = {
@@ -56,12 +56,12 @@ class MetaWorldVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
             near = difflib.get_close_matches(name, TASK_TEXTS, n=3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise ConfigError(f"env.task: Meta-World has no task {task!r}{hint}")
-        choose_headless_backend()
+        import_mujoco()
         try:
             import metaworld
-        except ImportError as error:
+        except ModuleNotFoundError as error:
             raise MissingDependencyError(
-                f"env.type metaworld needs the package metaworld: pip install 'guerdon[metaworld]' ({error})"
+                f"env.type metaworld needs the package {error.name}: pip install 'guerdon[metaworld]'"
             ) from error
         benchmark = metaworld.MT1(f"{name}-v3", seed=goals_seed)
         self.task_text = TASK_TEXTS[name]
@@ -95,7 +95,8 @@ class MetaWorldVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         """Start new episodes.
 
         Args:
-            seed: one per copy; it alone decides the goal. A single number seeds copy i with seed + i.
+            seed: one per copy; it alone decides the goal. A single number seeds copy i with seed + i, and the goals
+                of later resets without a seed. None draws a goal from the environment's own random numbers.
             options: `reset_mask` (N,) bool picks the copies to reset (all by default).
 
         Returns:
@@ -106,10 +107,12 @@ class MetaWorldVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
             seeds: list[int | None] = [None] * self.num_envs
         elif isinstance(seed, int):
             seeds = [seed + i for i in range(self.num_envs)]
+            self._np_random, self._np_random_seed = gymnasium.utils.seeding.np_random(seed)
         else:
             seeds = list(seed)
         for i in np.flatnonzero(mask):
-            goal = int(np.random.default_rng(seeds[i]).integers(len(self._goals)))
+            rng = self.np_random if seeds[i] is None else np.random.default_rng(seeds[i])
+            goal = int(rng.integers(len(self._goals)))
             self._observations[i] = self._reset_one(int(i), goal)
         return self._observations.copy(), {}
 

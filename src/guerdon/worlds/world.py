@@ -21,7 +21,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from guerdon.errors import CheckpointError, ConfigError
+from guerdon.errors import CheckpointError, ConfigError, DataError
 from guerdon.types import BoolArray, ByteArray, FloatArray
 
 
@@ -85,7 +85,8 @@ def success_from_info(info: dict[str, Any], index: int) -> bool:
     """True success of copy `index` from a vector environment's info key `success` (or `is_success`)."""
     for key in ("success", "is_success"):
         if key in info:
-            return bool(np.asarray(info[key])[index] > 0)
+            value = np.asarray(info[key])[index]
+            return value is not None and bool(value > 0)  # None: this copy said nothing at this step
     return False
 
 
@@ -212,7 +213,16 @@ class World:
 
         Returns:
             The transition. Copies that were resetting (NEXT_STEP) have mask False and reward 0.
+
+        Raises:
+            DataError: an action is not finite; no simulator answers that with anything but nonsense.
         """
+        actions = np.asarray(actions, dtype=self.action_space.dtype)
+        if not np.isfinite(actions).all():
+            raise DataError(
+                f"the policy gave an action that is not finite in copy {int(np.argwhere(~np.isfinite(actions))[0, 0])}: "
+                "its weights have diverged (lower algorithm.learning_rate) or an observation is not finite"
+            )
         mask = ~self._resetting
         observations, rewards, terminated, truncated, info = self.env.step(actions)
         observations = np.asarray(observations)
@@ -355,7 +365,7 @@ class World:
             if self.eye is not None and kept is None:
                 raise ConfigError(
                     "this environment resets within the step, so its terminal picture is gone: make it with "
-                    "autoreset disabled, or wrap each copy in guerdon.worlds.gymnasium.KeepTerminalFrame"
+                    "autoreset disabled, or wrap each copy in guerdon.worlds.gymnasium_env.KeepTerminalFrame"
                 )
             if kept is not None:
                 looks[int(i)] = kept[i]
