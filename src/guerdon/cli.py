@@ -7,10 +7,12 @@ a verb needs it. This module does no work of its own.
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -19,6 +21,9 @@ from guerdon.errors import ConfigError, GuerdonError
 
 if TYPE_CHECKING:
     from guerdon.settings.study import Study
+
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer re-exports only some of click's errors
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 app = typer.Typer(
     name="guerdon",
@@ -41,6 +46,8 @@ Only = Annotated[list[str] | None, typer.Option("--only", help="Only this model 
 def collect(study: File, overrides: Overrides = None, dry_run: DryRun = False) -> None:
     """Collect episodes from experts, noise or policies into a LeRobot data set."""
     config = _load(study, overrides)
+    if config.collect is None:
+        raise ConfigError(f"{study} has no collect section: say at least collect.save_dir")
     if dry_run:
         from guerdon.settings.estimate import estimate_collect
 
@@ -65,13 +72,12 @@ def train(
     if cloning:
         rest.remove("policy=bc")
     config = _load(study, rest)
-    unknown = sorted(set(only or ()) - set(config.train))
-    if unknown or (not cloning and not config.train):
-        raise ConfigError(
-            f"--only {unknown[0]}: the train section has {', '.join(config.train) or 'nothing'}"
-            if unknown
-            else f"{study} has no train section: name a reward model there, or say policy=bc"
-        )
+    if cloning and config.bc is None:
+        raise ConfigError(f"{study} has no bc section: say at least bc.data_path and bc.save_dir")
+    if cloning and (only or resume):
+        raise ConfigError(f"{'--only' if only else '--resume'} would do nothing with policy=bc; remove it")
+    if not cloning:
+        _check_models(study, config, only)
     if dry_run:
         from guerdon.settings.estimate import estimate_train
 
@@ -92,6 +98,7 @@ def train(
 def evaluate(study: File, overrides: Overrides = None, dry_run: DryRun = False, only: Only = None) -> None:
     """Judge trained reward models on episodes they have not seen."""
     config = _load(study, overrides)
+    _check_models(study, config, only)
     if dry_run:
         return _dry_run(config, {"models": len(only or config.train), "seconds": 20.0 * len(only or config.train)})
     from guerdon.evaluate.output import evaluation_text
@@ -144,7 +151,7 @@ def report(
     """Write report.html again from what a study or a run left on disk."""
     from guerdon.compare.report import write_report, write_single_report
 
-    if (folder / "study.json").is_file() or (folder / "study.yaml").is_file():
+    if (folder / "study.json").is_file():
         return _say(f"report: {write_report(folder)}")
     if (folder / "metrics.jsonl").is_file():
         return _say(f"report: {write_single_report(folder)}")
@@ -188,13 +195,36 @@ def main() -> None:
     """Entry point: expected errors become one line and an exit status."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        app()
+        status = app(standalone_mode=False)
     except GuerdonError as error:
-        sys.stderr.write(f"guerdon: {error}\n")
-        sys.exit(error.exit_code)
+        _fail(str(error), error.exit_code)
+    except UsageError as error:
+        _fail(_usage(error), 2)
     except KeyboardInterrupt:
-        sys.stderr.write("guerdon: interrupted; what was written so far is whole, and --resume goes on\n")
-        sys.exit(130)
+        status = 130
+    except OSError as error:
+        if error.errno == errno.EPIPE:  # who reads our output went away
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(141)
+        if error.filename is None and error.errno not in _FULL:
+            raise
+        _fail(f"{error.filename or 'the disk'}: {error.strerror}; check the path, its permissions and the disk", 2)
+    if status == 130:
+        _fail("interrupted; what was written so far is whole, and --resume (of compare: the same command) goes on", 130)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _fail(line: str, status: int) -> NoReturn:
+    if line:
+        sys.stderr.write(f"guerdon: {line}\n")
+    sys.exit(status)
+
+
+def _usage(error: Any) -> str:
+    """What was wrong with the command line, and where to read how it goes; nothing where help was just shown."""
+    message = str(error.format_message()).strip()
+    verb = error.ctx.command_path if error.ctx is not None else "guerdon"
+    return f"{message.rstrip('.')}; see `{verb} --help`" if message else ""
 
 
 def _interrupt(number: int, frame: object) -> None:
@@ -207,6 +237,15 @@ def _load(path: Path, overrides: list[str] | None) -> Study:
     from guerdon.settings.study import Study
 
     return load(Study, path, overrides or [])
+
+
+def _check_models(path: Path, config: Study, only: list[str] | None) -> None:
+    """The train section names at least one reward model, and those of `--only`."""
+    if not config.train:
+        raise ConfigError(f"{path} has no train section: it names the reward models to train and to evaluate")
+    unknown = [name for name in only or () if name not in config.train]
+    if unknown:
+        raise ConfigError(f"--only {unknown[0]}: the train section of {path} has {', '.join(config.train)}")
 
 
 def _dry_run(config: Study, estimate: dict[str, object]) -> None:

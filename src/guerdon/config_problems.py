@@ -51,6 +51,7 @@ def _locate(model: type[BaseModel], data: Any, detail: Mapping[str, Any]) -> _Sp
     parent: Spot = spot
     written: list[str] = []
     pieces = detail["loc"]
+    known = True  # whether the section around this piece stands in the file, or a short form that a model expanded
     for i, piece in enumerate(pieces):
         inside = child(spot, piece)
         present = _has(data, piece)
@@ -59,9 +60,9 @@ def _locate(model: type[BaseModel], data: Any, detail: Mapping[str, Any]) -> _Sp
             spot = tagged(spot, piece)
             continue
         parent, spot = spot, inside
-        if present or last:
+        if present or (last and (known or detail["type"] == "missing")):
             written.append(str(piece))
-        data = data[piece] if present else data
+        data, known = (data[piece], True) if present else (data, False)
     return _Spotted(".".join(written), spot, parent, ".".join(written[:-1]))
 
 
@@ -136,7 +137,7 @@ def _suggestion(model: type[BaseModel], where: _Spotted) -> str:
     )
     prefix = f"{where.parent_path}." if where.parent_path else ""
     scores = {f"{prefix}{name}": _likeness(key, name) + 0.1 for name in here}
-    scores |= {f"{prefix}{name}": 0.93 for name in here if key.strip("_") in name}
+    scores |= {f"{prefix}{name}": 1.01 if len(key) > 3 else 0.93 for name in here if key.strip("_") in name}
     for path in leaves((model,)):
         likeness = _likeness(key, path.rpartition(".")[2])
         if likeness >= 0.8 and "<i>" not in path:

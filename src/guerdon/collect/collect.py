@@ -58,7 +58,7 @@ class Acts(Protocol):
 class _Part(NamedTuple):
     """One actor's part of the data set."""
 
-    index: int
+    place: int
     share: ActorShare
     wanted: int
     have: int
@@ -139,7 +139,7 @@ def _collect_part(
     if pixels and study.env.observation == "state":
         raise ConfigError(f"collect: {share.checkpoint} acts on pixels; set env.observation=pixels")
     env = study.env.model_copy(update={"observation": "pixels" if pixels else "state"})
-    world = build_world(env, seed=settings.seed * 1000 + part.index)
+    world = build_world(env, seed=settings.seed * 1000 + part.place)
     try:
         make_actor = _actor_maker(share, world, study, policy)
         recorder = Recorder(
@@ -149,8 +149,9 @@ def _collect_part(
             keep_fail=0.0 if settings.only_success else 1.0,
             keep_states=study.env.observation == "state",
             meta={
-                "prefix": _prefix(share, part.index),
+                "prefix": _prefix(share, part.place),
                 "policy": share.type,
+                **({"checkpoint": share.checkpoint} if share.checkpoint else {}),
                 "env": study.env.task,
                 "seed": settings.seed,
             },
@@ -160,7 +161,7 @@ def _collect_part(
         tried = 0
         turn, skip = divmod(part.next_number, world.num_envs)
         while recorder.kept < wanted:
-            rng = np.random.default_rng([settings.seed, part.index, turn])
+            rng = np.random.default_rng([settings.seed, part.place, turn])
             tried += _play_round(world, recorder, make_actor(), share, settings.stop_after_success, rng, turn, skip)
             recorder.release()
             turn, skip = turn + 1, 0
@@ -218,7 +219,9 @@ def _may_be_last(since_B: np.ndarray, stop_after_success: int | None) -> np.ndar
     """(B,) bool, whether the coming step may be the one after which `stop_after_success` cuts."""
     if stop_after_success is None:
         return np.zeros(len(since_B), dtype=np.bool_)
-    return since_B == stop_after_success - 1  # -1 where no success was seen yet: every step may be the first
+    return np.asarray(
+        since_B == stop_after_success - 1
+    )  # -1 where no success was seen yet: every step may be the first
 
 
 def _calibration_errors(share: ActorShare, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
@@ -235,9 +238,7 @@ def _look_of(transition: Transition, index: int) -> Any:
     return looks[index]
 
 
-def _actor_maker(
-    share: ActorShare, world: World, study: Study, policy: ControlPolicy | None
-) -> Callable[[], Acts]:
+def _actor_maker(share: ActorShare, world: World, study: Study, policy: ControlPolicy | None) -> Callable[[], Acts]:
     """What makes a fresh actor for each round.
 
     Raises:

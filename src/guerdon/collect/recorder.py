@@ -156,12 +156,9 @@ class Recorder:
             return False
         self.kept += 1
         seen = np.stack(tape.observations)
-        columns = {
-            "actions": np.stack(tape.actions),
-            "rewards": np.array(tape.rewards, dtype=np.float32),
-            "success": np.array(tape.success),
-        }
-        name = f"{self._prefix}-{tape.number:06d}-{_digest(seen, *columns.values())}"
+        actions = np.stack(tape.actions)
+        rewards, success = np.array(tape.rewards, dtype=np.float32), np.array(tape.success)
+        name = f"{self._prefix}-{tape.number:06d}-{_digest(seen, actions, rewards, success)}"
         if name in self.writer:
             return True  # it was written before this run was killed, and has now been replayed
         episode = Episode(
@@ -169,9 +166,11 @@ class Recorder:
             task=self.world.tasks[index],
             frames=seen if seen.ndim == 4 else self.world.render(tape.looks),
             states=seen.astype(np.float32) if seen.ndim == 2 and self._keep_states else None,
+            actions=actions,
+            rewards=rewards,
+            success=success,
             outcome=tape.once,
             meta={**self.meta, "copy": index, "frame_every": self.frame_every},
-            **columns,
         )
         self.writer.add(episode)
         return True

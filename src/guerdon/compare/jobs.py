@@ -7,18 +7,20 @@ what the commands do.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from guerdon import atomic
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS")
+_GRACE = 20.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def run_jobs(
     folder.mkdir(parents=True, exist_ok=True)
     waiting = {job.name: job for job in jobs}
     outcomes: dict[str, Outcome] = {}
-    alive: dict[str, subprocess.Popen[bytes]] = {}
+    alive = _Alive()
 
     def settle(outcome: Outcome) -> None:
         waiting.pop(outcome.job.name, None)
@@ -80,7 +82,7 @@ def run_jobs(
         if _mark(folder, job).exists():
             settle(Outcome(job, "done", "finished earlier"))
     running: dict[Future[Outcome], Job] = {}
-    with ThreadPoolExecutor(max_workers=parallel) as pool, _ending(alive):
+    with ThreadPoolExecutor(max_workers=parallel) as pool, alive:
         while waiting or running:
             for job in list(waiting.values()):
                 broken = [n for n in job.needs if n in outcomes and outcomes[n].state != "done"]
@@ -91,8 +93,8 @@ def run_jobs(
                 waiting.pop(job.name)
                 running[pool.submit(_run, job, folder, alive)] = job
             if running:
-                ended, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in ended:
+                finished, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in finished:
                     running.pop(future)
                     settle(future.result())
             elif waiting and not ready:
@@ -101,34 +103,61 @@ def run_jobs(
     return list(outcomes.values())
 
 
-@contextmanager
-def _ending(alive: dict[str, subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Whatever ends the study, an interrupt included, ends its processes too; each leaves a whole checkpoint."""
-    try:
-        yield
-    finally:
-        for process in list(alive.values()):
+class _Alive:
+    """The processes that run now; leaving the block ends them and lets no other one start.
+
+    Whatever ends the study, an interrupt included, ends its processes too. Each gets time to leave a whole
+    checkpoint; one that does not end by then is killed.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.ending = False
+
+    def __enter__(self) -> _Alive:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self.ending = True
+            left = list(self._processes.values())
+        for process in left:
             process.terminate()
+        until = time.monotonic() + _GRACE
+        for process in left:
+            try:
+                process.wait(max(until - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+    def start(self, name: str, command: list[str], log: Path, environment: dict[str, str]) -> int:
+        """Run a command to its end and return its exit status; -15 without a start when all is ending."""
+        with log.open("ab") as output:
+            with self._lock:
+                if self.ending:
+                    return -signal.SIGTERM
+                process = subprocess.Popen(  # noqa: S603 - our own interpreter and our own arguments
+                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
+                )
+                self._processes[name] = process
+            code = process.wait()
+        with self._lock:
+            del self._processes[name]
+        return code
 
 
-def _run(job: Job, folder: Path, alive: dict[str, subprocess.Popen[bytes]]) -> Outcome:
+def _run(job: Job, folder: Path, alive: _Alive) -> Outcome:
     started = time.perf_counter()
     log = folder / f"{job.name}.log"
     environment = {**os.environ, **{name: os.environ.get(name, "1") for name in _ONE_THREAD}}
-    command = [sys.executable, "-m", "guerdon", *job.arguments]
-    with log.open("ab") as output:
-        process = subprocess.Popen(  # noqa: S603 - our own interpreter and our own arguments
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
-        )
-        alive[job.name] = process
-        code = process.wait()
-        alive.pop(job.name, None)
+    code = alive.start(job.name, [sys.executable, "-m", "guerdon", *job.arguments], log, environment)
     seconds = time.perf_counter() - started
     if code == 0:
         atomic.write_text(_mark(folder, job), f"{seconds:.1f}\n")
         return Outcome(job, "done", seconds=seconds)
     message = f"exit status {code}: {_last_line(log)} (log: {log})"
-    if job.folder is not None and not (job.folder / "FAILED.json").exists():
+    if job.folder is not None and not alive.ending and not (job.folder / "FAILED.json").exists():
         atomic.write_json(job.folder / "FAILED.json", {"error": message, "kind": "process"})
     return Outcome(job, "failed", message, seconds)
 

@@ -174,8 +174,10 @@ def read_run(path: Path, *, task: str, arm: str, seed: int | None) -> RunRecord:
 
 
 def _with_timings(rows: list[dict[str, Any]], timings: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of metrics with the times of the same kind and step: a run keeps them apart, since metrics repeat exactly
-    for a seed and times never do."""
+    """Rows of metrics with the times of the same kind and step.
+
+    A run keeps them apart, since metrics repeat exactly for a seed and times never do.
+    """
     times = {(t.get("kind", "train"), t.get("step")): t for t in timings}
     return [{**times.get((row.get("kind"), row.get("step")), {}), **row} for row in rows]
 

@@ -71,6 +71,13 @@ def study_notes(study: StudyRecord, rows: Sequence[ArmRow]) -> list[Note]:
                 "they should be."
             )
         )
+    if study.cards and len(study.seeds) > 1:
+        notes.append(
+            Note(
+                "Each task's reward models were trained once and serve all its seeds: the intervals cover the luck of "
+                "the policy's training, not that of the reward model's."
+            )
+        )
     for run in study.runs:
         notes += run_notes(run)
     notes += [Note(text) for text in study.notes]

@@ -6,22 +6,22 @@ keys changed. Started again, a study goes on where it was. This module does not 
 
 from __future__ import annotations
 
+import fcntl
 import os
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from guerdon import atomic, provenance
 from guerdon.compare.jobs import Job, Outcome, run_jobs
 from guerdon.compare.report import comparison_table, markdown_table, write_report
 from guerdon.config import Tree, apply_overrides, merge, read_yaml, resolve_refs, to_yaml, validate
 from guerdon.errors import ConfigError, JobError
+from guerdon.narrator import Narrator
 from guerdon.settings.estimate import estimate_collect, estimate_run, estimate_train, total_seconds
 from guerdon.settings.study import Study
 
@@ -87,12 +87,12 @@ def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> Pl
                     merge(at_task, written),
                     {"runner": {"seed": seed, "logger": logger}, "compare": None},
                 )
-                configs[name] = _resolved(tree, change, f"{path}, arm {arm}")
+                configs[name] = _resolved(_at_arm(tree, arm), change, f"{path}, arm {arm}")
                 needs = _needs(task, configs[name], prepared)
                 cost = float(estimate_run(configs[name])["seconds"])
                 verb = ("run", _file(base, name), "--resume")
                 jobs.append(Job(name, verb, needs, cost, folder=_run_folder(configs[name])))
-    workers = parallel or base.compare.parallel or os.cpu_count() or 1
+    workers = parallel or base.compare.parallel or len(os.sched_getaffinity(0))
     return Plan(base, path, tuple(overrides), configs, tuple(jobs), workers)
 
 
@@ -103,25 +103,21 @@ def run_study(plan: Plan) -> tuple[Path, str]:
         The report's path and the comparison as a table for a terminal.
 
     Raises:
-        ConfigError: the folder holds another study.
+        ConfigError: the folder holds another study, or one that runs right now.
         JobError: some jobs failed; the report of the others is written.
     """
     started = time.perf_counter()
     folder = plan.folder
-    for name, config in plan.configs.items():
-        path, text = Path(_file(plan.study, name)), to_yaml(config)
-        finished = (folder / "jobs" / f"{name}.done").exists()
-        if finished and path.exists() and path.read_text() != text:
-            raise ConfigError(
-                f"{folder} holds a study whose job {name} was configured differently ({path}); choose another work_dir"
-            )
-        atomic.write_text(path, text)
-    atomic.write_text(folder / "study.yaml", to_yaml(plan.study))
-    _write_card(plan, 0.0)
-    console = Console(stderr=True)
-    outcomes = run_jobs(plan.jobs, folder / "jobs", parallel=plan.parallel, say=_teller(console))
-    _write_card(plan, time.perf_counter() - started)
-    report = write_report(folder)
+    with _alone(folder):
+        _write_configs(plan)
+        _write_card(plan, 0.0)
+        narrator = Narrator(len(plan.jobs), what="jobs")
+        try:
+            outcomes = run_jobs(plan.jobs, folder / "jobs", parallel=plan.parallel, say=_teller(narrator))
+        finally:
+            narrator.close()
+        _write_card(plan, time.perf_counter() - started)
+        report = write_report(folder)
     table = markdown_table(comparison_table(folder))
     failed = [o for o in outcomes if o.state != "done"]
     if failed:
@@ -133,9 +129,44 @@ def run_study(plan: Plan) -> tuple[Path, str]:
     return report, table
 
 
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Nobody else works in this folder; the lock goes when the process does, however it ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"another study runs in {folder}; wait for its end, or choose another work_dir"
+            ) from error
+        yield
+
+
+def _write_configs(plan: Plan) -> None:
+    """The configuration of every job, unless one of them has already run with another."""
+    written = {Path(_file(plan.study, name)): to_yaml(config) for name, config in plan.configs.items()}
+    for path, text in written.items():
+        if path.with_suffix(".done").exists() and path.exists() and path.read_text(encoding="utf-8") != text:
+            raise ConfigError(
+                f"{plan.folder} holds a study whose finished job {path.stem} was configured differently ({path}); "
+                "choose another work_dir, or go back to that configuration"
+            )
+    for path, text in written.items():
+        atomic.write_text(path, text)
+    atomic.write_text(plan.folder / "study.yaml", to_yaml(plan.study))
+
+
 def quickstart_file() -> Path:
     """The study that `guerdon quickstart` runs; it ships inside the package."""
     return Path(str(files("guerdon.compare") / "quickstart.yaml"))
+
+
+def _at_arm(tree: Tree, arm: str) -> Tree:
+    """The same values; errors about keys that the arm sets name the line where it sets them."""
+    inside = f"compare.arms.{arm}.config."
+    moved = {path.removeprefix(inside): place for path, place in tree.places.items() if path.startswith(inside)}
+    return Tree(tree.data, {**tree.places, **moved})
 
 
 def _resolved(tree: Tree, change: dict[str, Any], source: str) -> Study:
@@ -218,17 +249,16 @@ def _write_card(plan: Plan, seconds: float) -> None:
     )
 
 
-def _teller(console: Console) -> Any:
+def _teller(narrator: Narrator) -> Callable[[Outcome, int, int], None]:
+    """Tells of each job that ended: a line for the record, and the bar on a terminal."""
+
     def say(outcome: Outcome, settled: int, total: int) -> None:
         line = f"[{settled}/{total}] {outcome.job.name}: {outcome.state}"
         if outcome.seconds:
             line += f" in {outcome.seconds:.0f} s"
         if outcome.message:
             line += f" ({outcome.message})"
-        if console.is_terminal:
-            console.print(line, highlight=False, markup=False)
-        else:
-            sys.stderr.write(line + "\n")
-            sys.stderr.flush()
+        narrator.say(line)
+        narrator.advance(settled, "jobs")
 
     return say

@@ -104,6 +104,11 @@ class ImageRewardModel:
             self._debug.save(self._pixels(frames), values)
         return values
 
+    def sort_pictures_at(self, threshold: float) -> None:
+        """Sort debug pictures by the threshold that decides the reward, where that is not the stored one."""
+        if self._debug is not None:
+            self._debug.threshold = threshold
+
     def refresh(self) -> None:
         """Score with the weights that `scorer` has now: call it after changing them."""
         self._network = None

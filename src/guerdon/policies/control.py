@@ -306,7 +306,7 @@ def load_policy(folder: Path) -> ControlPolicy:
 
 
 def _relu(x: np.ndarray) -> np.ndarray:
-    return np.maximum(x, 0)
+    return np.asarray(np.maximum(x, 0))
 
 
 def _body(

@@ -1,8 +1,8 @@
-"""Actors that need no training: Meta-World's scripted experts, noisy ones, uniform random actions, checkpoints.
+"""Actors that need no training: Meta-World's scripted experts, uniform random actions, noise on another policy.
 
 Every actor answers `act(observations_B, rng)`. This module does not know episodes or data sets.
 
-    actor = scripted_expert("window-close")
+    actor = ScriptedExpert("window-close")
     actions_B_A = actor.act(observations_B, rng)
 """
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from guerdon.errors import ConfigError
 from guerdon.policies.control import Actor, PixelActor
+from guerdon.worlds.camera import import_mujoco
 
 
 class ScriptedExpert:
@@ -25,6 +26,7 @@ class ScriptedExpert:
     """
 
     def __init__(self, task: str, noise: float = 0.0) -> None:
+        import_mujoco()
         from metaworld.policies import ENV_POLICY_MAP
 
         name = f"{task.removesuffix('-v3')}-v3"
@@ -40,7 +42,7 @@ class ScriptedExpert:
             actions = np.stack([self._policy.get_action(o.astype(np.float64)) for o in observations_B])
         if self._noise:
             actions = actions + self._noise * rng.standard_normal(actions.shape)
-        return np.clip(actions, -1.0, 1.0).astype(np.float32)
+        return np.asarray(np.clip(actions, -1.0, 1.0), dtype=np.float32)
 
 
 class RandomActor:

@@ -77,7 +77,7 @@ def episode_scores(
     if failed_B_T is not None:
         known &= ~(failed_B_T & mask_B_T).any(axis=1)
     scores = (rewards_B_T.astype(np.float64) * discounts).sum(axis=1)
-    return np.where(known, scores, 0.0), known
+    return np.where(known, scores, 0.0), np.asarray(known)
 
 
 def group_advantages(
@@ -111,12 +111,3 @@ def combine(advantages: Mapping[str, np.ndarray], weights: Mapping[str, float]) 
     """Weighted sum of the sources' advantages: the first place where sources meet."""
     total = sum(weights[name] * advantage.astype(np.float64) for name, advantage in advantages.items())
     return np.asarray(total, dtype=np.float32)
-
-
-def normalize(advantages_B_T: FloatArray, mask_B_T: BoolArray, *, eps: float = 1e-8) -> FloatArray:
-    """Zero mean and unit standard deviation over the steps that exist; 0 elsewhere."""
-    chosen = advantages_B_T[mask_B_T]
-    if chosen.size < 2:
-        return np.zeros_like(advantages_B_T)
-    scaled = (advantages_B_T - chosen.mean()) / (chosen.std() + eps)
-    return np.where(mask_B_T, scaled, 0).astype(np.float32)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from guerdon.collect.recorder import Recorder
 from guerdon.episodes.read import read_episodes
 from guerdon.errors import ConfigError, DataError
 from guerdon.models.checkpoint import ImageModelConfig, save_checkpoint
@@ -20,7 +19,6 @@ from guerdon.rl.keep_up import KeepUp, frame_targets
 from guerdon.rl.sources import Source
 from guerdon.settings.reward import RewardModelSettings
 from guerdon.settings.study import Study
-from guerdon.worlds.world import World
 
 
 def build_sources(study: Study) -> dict[str, Source]:
@@ -49,6 +47,8 @@ def build_sources(study: Study) -> dict[str, Source]:
                 f"reward.sources.{name}: shaping bonus needs a threshold; this model stores none, "
                 "so set reward_threshold"
             )
+        if settings.reward_threshold is not None and isinstance(model, ImageRewardModel):
+            model.sort_pictures_at(settings.reward_threshold)
         gamma = study.algorithm.gamma if settings.gamma is None else settings.gamma
         sources[name] = Source(name, model, settings, gamma, study.env.num_envs)
     return sources
@@ -90,30 +90,6 @@ def save_refitted(source: Source, folder: Path) -> None:
     model = source.model
     if isinstance(model, ImageRewardModel):
         save_checkpoint(folder, model.scorer, model.config)
-
-
-def build_recorder(study: Study, world: World) -> Recorder | None:
-    """A recorder of training episodes, if `env.data_collection` asks for one."""
-    settings = study.env.data_collection
-    if not settings.enabled or settings.mode == "eval":
-        return None
-    from guerdon.episodes.write import EpisodeWriter
-
-    writer = EpisodeWriter(
-        settings.save_dir or "",
-        camera=study.env.camera,
-        robot_type=study.env.type,
-        only_success=settings.only_success,
-    )
-    return Recorder(
-        world,
-        writer,
-        frame_every=settings.frame_every,
-        keep_success=settings.sample_rate_success,
-        keep_fail=0.0 if settings.only_success else settings.sample_rate_fail,
-        meta={"mode": "train", "prefix": f"train-s{study.runner.seed}", "seed": study.runner.seed},
-        seed=study.runner.seed,
-    )
 
 
 def _replay(settings: RewardModelSettings, config: ImageModelConfig, size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,6 +1,9 @@
 """Checkpoints of a run: tensors in safetensors, everything else in JSON, sealed with hashes, newest verified first.
 
 This module does not know what the tensors mean.
+
+    save_checkpoint(folder, 2000, tensors, values, keep=2)
+    tensors, values = load_checkpoint(latest_checkpoint(folder))
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from guerdon.atomic import seal_folder, verify_folder, write_bytes, write_json
-from guerdon.errors import CheckpointError
+from guerdon.errors import CheckpointError, boundary
 
 
 def save_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], values: dict[str, Any], *, keep: int) -> Path:
@@ -27,9 +30,10 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], values:
         values: JSON-able.
         keep: how many to keep; the one just written always stays.
     """
+    for remains in folder.glob(".step_*"):  # of a writer that was killed
+        shutil.rmtree(remains)
     final = folder / f"step_{step:012d}"
     temporary = folder / f".{final.name}.partial"
-    shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     write_bytes(temporary / "state.safetensors", save({k: v.contiguous() for k, v in tensors.items()}))
     write_json(temporary / "state.json", values)
@@ -48,7 +52,8 @@ def latest_checkpoint(folder: Path) -> Path | None:
     problems = []
     for path in sorted(folder.glob("step_*"), reverse=True):
         try:
-            verify_folder(path)
+            with boundary(CheckpointError, f"{path} cannot be verified"):
+                verify_folder(path)
         except CheckpointError as error:
             problems.append(str(error))
             continue

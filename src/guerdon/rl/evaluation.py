@@ -1,6 +1,8 @@
 """How good is the policy, by ground truth alone: deterministic episodes from fixed starts, no reward model.
 
 This module does not know what the policy was trained on.
+
+    evaluate_policy(world, policy.actor(), episodes=20)["success"]
 """
 
 from __future__ import annotations
@@ -9,7 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
-from guerdon.worlds.world import World
+from guerdon.collect.recorder import Recorder
+from guerdon.types import BoolArray
+from guerdon.worlds.world import Transition, World
 
 
 class Decides(Protocol):
@@ -20,7 +24,9 @@ class Decides(Protocol):
         ...
 
 
-def evaluate_policy(world: World, actor: Decides, *, episodes: int, max_steps: int = 100_000) -> dict[str, float]:
+def evaluate_policy(
+    world: World, actor: Decides, *, episodes: int, recorder: Recorder | None = None, max_steps: int = 100_000
+) -> dict[str, float]:
     """Run episodes from the world's own starts and report what really happened.
 
     Every copy contributes its first episodes in turn, so that short episodes are not over-represented.
@@ -29,6 +35,7 @@ def evaluate_policy(world: World, actor: Decides, *, episodes: int, max_steps: i
         world: it is reset, and its resets are decided by its seed.
         actor: the policy.
         episodes: how many; rounded up to a multiple of the copies.
+        recorder: records exactly the episodes that count.
         max_steps: gives up on an environment that never ends an episode.
 
     Returns:
@@ -37,14 +44,17 @@ def evaluate_policy(world: World, actor: Decides, *, episodes: int, max_steps: i
     """
     per_copy = -(-episodes // world.num_envs)
     world.rewind()
-    observations = world.reset(capture=np.zeros(world.num_envs, np.bool_)).observations
+    start = world.reset(capture=np.full(world.num_envs, recorder is not None))
+    observations = start.observations
+    _begin(recorder, start, np.zeros(world.num_envs, np.bool_))
     finished = np.zeros(world.num_envs, dtype=np.int64)
     once = np.zeros(world.num_envs, dtype=np.bool_)
     total = np.zeros(world.num_envs)
     length = np.zeros(world.num_envs, dtype=np.int64)
     results: list[tuple[bool, bool, float, int]] = []
     for _ in range(max_steps):
-        transition = world.step(actor.mean(observations))
+        actions = actor.mean(observations)
+        transition = _step(world, actions, recorder)
         once |= transition.success
         total += transition.rewards
         length += transition.mask
@@ -53,6 +63,7 @@ def evaluate_policy(world: World, actor: Decides, *, episodes: int, max_steps: i
                 results.append((bool(once[i]), bool(transition.success[i]), float(total[i]), int(length[i])))
             finished[i] += 1
             once[i], total[i], length[i] = False, 0.0, 0
+        _begin(recorder, transition, finished >= per_copy)
         observations = transition.observations
         if (finished >= per_copy).all():
             break
@@ -67,3 +78,21 @@ def evaluate_policy(world: World, actor: Decides, *, episodes: int, max_steps: i
         "length": float(lengths),
         "episodes": float(len(table)),
     }
+
+
+def _step(world: World, actions: np.ndarray, recorder: Recorder | None) -> Transition:
+    """One step, watched by the recorder if there is one."""
+    if recorder is None:
+        return world.step(actions)
+    rows = world.steps_in_episode + 1
+    capture = np.array([recorder.wants_row(r) for r in rows.tolist()])
+    transition = world.step(actions, capture=capture, capture_ends=True)
+    recorder.watch(rows, actions, transition)
+    return transition
+
+
+def _begin(recorder: Recorder | None, transition: Transition, enough: BoolArray) -> None:
+    """Tell the recorder of the episodes that begin, in copies that have not given enough yet."""
+    for i, look in transition.first_looks.items():
+        if recorder is not None and not enough[i]:
+            recorder.begin(i, transition.observations[i], look)

@@ -1,6 +1,8 @@
 """Filmed episodes for the report: a few frames of one deterministic episode, with what every source said of each.
 
 This module does not know how reports look.
+
+    film_episode(world, policy.actor(), sources, folder / "step_1000.npz", step=1000, frames=24)
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ def film_episode(
     models (0 where `missing/<source>` is True), and `meta`, a JSON string.
     """
     world.rewind()
-    first = world.reset()
+    only = np.arange(world.num_envs) == 0
+    first = world.reset(capture=only)
     looks: list[Any] = [first.first_looks[0]]
     flags, rows = [False], [0]
     observations, row, done = first.observations, 0, False
-    everyone = np.ones(world.num_envs, dtype=np.bool_)
     while not done and row < 10_000:
-        transition = world.step(actor.mean(observations), capture=everyone)
+        transition = world.step(actor.mean(observations), capture=only)
         row += 1
         done = bool(transition.done[0])
         looks.append(transition.looks[0])

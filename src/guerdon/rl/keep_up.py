@@ -86,6 +86,10 @@ class KeepUp:
         if targets is not None and episode.frames is not None:
             self._ready.append((episode.frames, targets))
 
+    def forget(self) -> None:
+        """Leave the episodes under way: the world begins new ones."""
+        self._waiting = [_Waiting() for _ in self._waiting]
+
     def refit(self) -> dict[str, float | None]:
         """Refit if it is time and an episode has ended since the last one; else an empty answer."""
         self._rollouts += 1

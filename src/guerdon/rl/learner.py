@@ -7,6 +7,7 @@ layer. This module does not know where rewards came from.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,7 +72,8 @@ class FlatAdam:
             return
         if tensors["exp_avg"].numel() != self.flat.numel():
             raise CheckpointError(
-                f"the optimiser state is for {tensors['exp_avg'].numel()} parameters, this policy has {self.flat.numel()}"
+                f"the optimiser state is for {tensors['exp_avg'].numel()} parameters, "
+                f"this policy has {self.flat.numel()}"
             )
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict(
@@ -122,11 +124,34 @@ def make_batch(
         gammas: source name to discount.
         reward_scales: source name to divisor of its rewards.
     """
-    shape = rollout.mask.shape
+    n = rollout.mask.size
+    per_source, returns, known = _estimate(rollout, settings, list(weights), gammas, reward_scales)
+    total = adv.combine(per_source, weights)
+    heads = [rollout.values[name] for name in weights] if rollout.values else []
+    return Batch(
+        x=policy.prepare(rollout.observations.reshape(n, *rollout.observations.shape[2:])),
+        actions=torch.from_numpy(rollout.actions.reshape(n, -1)),
+        log_probs=torch.from_numpy(rollout.log_probs.reshape(n)),
+        advantages=torch.from_numpy(total.reshape(n)),
+        mask=torch.from_numpy(rollout.mask.reshape(n).astype(np.float32)),
+        values=_columns(heads, n),
+        returns=_columns(returns, n),
+        value_mask=_columns(known, n),
+    )
+
+
+def _estimate(
+    rollout: Rollout,
+    settings: AlgorithmSettings,
+    names: list[str],
+    gammas: dict[str, float],
+    reward_scales: dict[str, float],
+) -> tuple[dict[str, np.ndarray], list[np.ndarray], list[np.ndarray]]:
+    """Advantages of every source; value targets and where they are known, for GAE."""
     per_source: dict[str, np.ndarray] = {}
     returns: list[np.ndarray] = []
     known: list[np.ndarray] = []
-    for name in weights:
+    for name in names:
         rewards = rollout.rewards[name] / np.float32(reward_scales[name])
         failed = rollout.failed.get(name)
         if settings.adv_estimator == "gae":
@@ -148,20 +173,7 @@ def make_batch(
             scores, scored = adv.episode_scores(rewards, rollout.mask, failed, gamma=gammas[name])
             relative = adv.group_advantages(scores, scored, rollout.group_ids[:, 0], divide_by_std=settings.grpo_std)
             per_source[name] = np.where(rollout.mask, relative[:, None], 0.0)
-    total = adv.combine(per_source, weights)
-    n = shape[0] * shape[1]
-    heads = [rollout.values[name] for name in weights] if rollout.values else []
-    actions = torch.from_numpy(rollout.actions.reshape(n, -1))
-    return Batch(
-        x=policy.prepare(rollout.observations.reshape(n, *rollout.observations.shape[2:])),
-        actions=actions,
-        log_probs=torch.from_numpy(rollout.log_probs.reshape(n)),
-        advantages=torch.from_numpy(total.reshape(n)),
-        mask=torch.from_numpy(rollout.mask.reshape(n).astype(np.float32)),
-        values=_columns(heads, n),
-        returns=_columns(returns, n),
-        value_mask=_columns(known, n),
-    )
+    return per_source, returns, known
 
 
 def update_policy(
@@ -172,62 +184,62 @@ def update_policy(
     rng: np.random.Generator,
     *,
     learning_rate: float,
-) -> dict[str, float]:
+) -> dict[str, float | None]:
     """PPO epochs over minibatches, stopped early when the policy moved further than `target_kl`.
 
     Returns:
-        Means over the minibatches: losses, entropy, KL, clip fraction, gradient norm, and the counts
-        `updates` and `skipped_updates` (gradients that were not finite).
+        Means over the updates, None where there was none: losses, KL, clip fraction, gradient norm; then the entropy
+        and the counts `updates` and `skipped_updates` (gradients that were not finite).
     """
-    n = len(batch.mask)
-    high = settings.clip_range if settings.clip_range_high is None else settings.clip_range_high
-    sums = dict.fromkeys(("policy_loss", "value_loss", "approx_kl", "clip_fraction", "grad_norm"), 0.0)
-    updates = skipped = 0
+    seen: list[dict[str, float]] = []
+    skipped = 0
     stop = False
     for _ in range(settings.num_epochs):
-        order = torch.from_numpy(rng.permutation(n))
-        for start in range(0, n, settings.minibatch_size):
-            pick = order[start : start + settings.minibatch_size]
-            mask = batch.mask[pick]
-            a = batch.advantages[pick]
-            if settings.normalize_advantages and settings.adv_estimator == "gae":
-                a = _standardise(a, mask)
-            x = batch.x[pick]
-            old = batch.log_probs[pick]
-            new = policy.log_prob(x, batch.actions[pick])
-            loss, clipped = losses.ppo_clip_loss(new, old, a, mask, clip_low=settings.clip_range, clip_high=high)
-            total = loss - settings.entropy_coef * policy.entropy() if settings.entropy_coef else loss
-            kl = losses.approx_kl(new.detach(), old, mask)
-            if settings.target_kl is not None and float(kl) > 1.5 * settings.target_kl:
+        order = torch.from_numpy(rng.permutation(len(batch.mask)))
+        for part in _minibatches(batch, order, settings.minibatch_size):
+            total, facts = _losses(policy, part, settings)
+            if settings.target_kl is not None and facts["approx_kl"] > 1.5 * settings.target_kl:
                 stop = True
                 break
-            if batch.values.shape[1]:
-                v = losses.value_loss(
-                    policy.value(x), batch.returns[pick], batch.value_mask[pick], batch.values[pick],
-                    settings.clip_range_value,
-                )  # fmt: skip
-                total = total + settings.value_coef * v
-                sums["value_loss"] += float(v.detach())
             optimizer.zero_grad()
             total.backward()  # type: ignore[no-untyped-call]
             norm = optimizer.step(settings.max_grad_norm, learning_rate)
             if norm is None:
                 skipped += 1
-                continue
-            updates += 1
-            sums["policy_loss"] += float(loss.detach())
-            sums["approx_kl"] += float(kl)
-            sums["clip_fraction"] += float(clipped)
-            sums["grad_norm"] += norm
+            else:
+                seen.append({**facts, "grad_norm": norm})
         if stop:
             break
-    means = {k: v / max(updates, 1) for k, v in sums.items()}
-    return {
-        **means,
-        "entropy": float(policy.entropy().detach()),
-        "updates": updates,
-        "skipped_updates": skipped,
+    names = ("policy_loss", "value_loss", "approx_kl", "clip_fraction", "grad_norm")
+    means = {k: sum(row[k] for row in seen) / len(seen) if seen and k in seen[0] else None for k in names}
+    if not batch.values.shape[1]:
+        del means["value_loss"]
+    return {**means, "entropy": float(policy.entropy().detach()), "updates": len(seen), "skipped_updates": skipped}
+
+
+def _losses(policy: ControlPolicy, part: Batch, settings: AlgorithmSettings) -> tuple[Tensor, dict[str, float]]:
+    """The loss of one minibatch, with its parts as plain numbers."""
+    high = settings.clip_range if settings.clip_range_high is None else settings.clip_range_high
+    a = part.advantages
+    if settings.normalize_advantages and settings.adv_estimator == "gae":
+        a = _standardise(a, part.mask)
+    new = policy.log_prob(part.x, part.actions)
+    loss, clipped = losses.ppo_clip_loss(
+        new, part.log_probs, a, part.mask, clip_low=settings.clip_range, clip_high=high
+    )
+    facts = {
+        "policy_loss": float(loss.detach()),
+        "approx_kl": float(losses.approx_kl(new.detach(), part.log_probs, part.mask)),
+        "clip_fraction": float(clipped),
     }
+    total = loss - settings.entropy_coef * policy.entropy() if settings.entropy_coef else loss
+    if part.values.shape[1]:
+        v = losses.value_loss(
+            policy.value(part.x), part.returns, part.value_mask, part.values, settings.clip_range_value
+        )
+        total = total + settings.value_coef * v
+        facts["value_loss"] = float(v.detach())
+    return total, facts
 
 
 def scheduled(base: float, schedule: str, progress: float) -> float:
@@ -242,6 +254,18 @@ def scheduled(base: float, schedule: str, progress: float) -> float:
 def optimizer_state(optimizer: FlatAdam) -> dict[str, Any]:
     """The optimiser's tensors, prefixed for a checkpoint."""
     return {f"optimizer.{k}": v for k, v in optimizer.tensors().items()}
+
+
+def _minibatches(batch: Batch, order_N: Tensor, size: int) -> Iterator[Batch]:
+    """Parts of at most `size` steps in this order.
+
+    Narrow columns are put in order once per epoch, which is cheaper than picking from each for every part;
+    observations, which may be pictures, are picked part by part.
+    """
+    narrow = (batch.actions, batch.log_probs, batch.advantages, batch.mask, batch.values, batch.returns)
+    ordered = [torch.split(c.index_select(0, order_N), size) for c in (*narrow, batch.value_mask)]
+    for pick, *part in zip(torch.split(order_N, size), *ordered, strict=True):
+        yield Batch(batch.x.index_select(0, pick), *part)
 
 
 def _columns(arrays: list[np.ndarray], n: int) -> Tensor:

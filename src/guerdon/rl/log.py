@@ -2,6 +2,9 @@
 
 JSON lines are appended and flushed; a resumed run first cuts off whatever lies beyond its checkpoint, so that the
 files read as if it had never stopped. This module does not know what the numbers mean.
+
+    log = RunLog(folder, tensorboard=True)
+    log.metrics("train", 2000, {"success": 0.1})
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from guerdon.errors import CheckpointError
 from guerdon.narrator import Narrator as Narrator
 
 FILES = ("metrics.jsonl", "episodes.jsonl", "failures.jsonl", "timings.jsonl")
@@ -33,18 +37,16 @@ class RunLog:
         self._files: dict[str, TextIO] = {}
         for name in FILES:
             path = folder / name
-            if offsets is None or not path.exists():
+            if offsets is None:
                 path.write_bytes(b"")
             else:
-                os.truncate(path, offsets[name])
+                _cut(path, offsets[name])
             self._files[name] = path.open("a", encoding="utf-8")
         self._writer: Any = None
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(  # type: ignore[no-untyped-call]
-                str(folder / "tb"), purge_step=None if offsets is None else purge_after + 1
-            )
+            self._writer = SummaryWriter(str(folder / "tb"), purge_step=None if offsets is None else purge_after + 1)
 
     def write(self, name: str, row: Mapping[str, Any]) -> None:
         """Append one row to one of the files; a number that is not finite is refused."""
@@ -73,3 +75,16 @@ class RunLog:
             file.close()
         if self._writer is not None:
             self._writer.close()
+
+
+def _cut(path: Path, size: int) -> None:
+    """Cut a log file back to what it was at a checkpoint.
+
+    Raises:
+        CheckpointError: lines from before the checkpoint are gone.
+    """
+    have = path.stat().st_size if path.exists() else 0
+    if have < size:
+        raise CheckpointError(f"{path} has {have} bytes, but the checkpoint knows {size}: lines were lost since")
+    if path.exists():
+        os.truncate(path, size)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -23,20 +23,32 @@ from guerdon.atomic import write_json
 from guerdon.errors import TooManyFailuresError
 from guerdon.policies.control import build_policy, save_policy
 from guerdon.rl import checkpoint as ckpt
-from guerdon.rl.assemble import build_keep_up, build_recorder, build_sources, save_refitted
+from guerdon.rl.assemble import build_keep_up, build_sources, save_refitted
 from guerdon.rl.evaluation import evaluate_policy
+from guerdon.rl.failures import FailureCounter, failure_rows, refuse_failures
 from guerdon.rl.films import film_episode
-from guerdon.rl.learner import FlatAdam, make_batch, optimizer_state, scheduled, update_policy
+from guerdon.rl.learner import FlatAdam, make_batch, scheduled, update_policy
 from guerdon.rl.log import Narrator, RunLog
 from guerdon.rl.measure import make_rollout, measure_all
+from guerdon.rl.recording import open_recording
 from guerdon.rl.records import EpisodeBook, RewardScaler
 from guerdon.rl.rollout import Trace, first_sightings, roll_out
 from guerdon.rl.sightings import Segment, Sighting, cut_into_segments
-from guerdon.rl.sources import FailureCounter, Measured
+from guerdon.rl.sources import Measured
 from guerdon.rl.start import start_from_policy, start_from_run
+from guerdon.rl.state import restore_state, restore_world, take_state
 from guerdon.settings.study import Study
 from guerdon.types import Rollout
 from guerdon.worlds.build import build_world
+
+
+class Forgets(Protocol):
+    """A part that remembers the episodes under way."""
+
+    def forget(self) -> None:
+        """Leave them: the world begins new ones."""
+        ...
+
 
 EVAL_SEED = 10_000_019  # decides the starts of evaluation episodes: the same for every arm and seed
 
@@ -59,7 +71,8 @@ class Loop:
         self.eval_world = build_world(study.env, seed=EVAL_SEED)
         self.sources = build_sources(study)
         self.keep_ups = build_keep_up(study, self.sources)
-        self.recorder = build_recorder(study, self.world)
+        self.recording = open_recording(study, self.world, self.eval_world)
+        self.recorder = None if self.recording is None else self.recording.train
         self.weights = study.reward.weights()
         self.gammas = {n: self.sources[n].gamma if n in self.sources else algorithm.gamma for n in self.weights}
         self.policy = build_policy(
@@ -78,6 +91,7 @@ class Loop:
         self._started = time.perf_counter()
         self._phases: dict[str, float] = {}
         self._pending: list[Sighting] = []
+        self._evaluated: tuple[int, dict[str, float]] | None = None
         self.observations = np.empty(0)
         found = ckpt.latest_checkpoint(folder / "checkpoints") if resume else None
         notes = start_from_policy(study, self.policy) if found is None else [f"resumed from {found}"]
@@ -94,7 +108,7 @@ class Loop:
         ]
         for note in notes:
             self.narrator.say(note)
-        if found is None:
+        if found is None and not self._group:
             self._begin()
 
     def run(self) -> dict[str, Any]:
@@ -112,15 +126,10 @@ class Loop:
                     self._evaluate()
                 if runner.film_every and _crossed(before, self.step, runner.film_every):
                     self._film()
+                self._stop_if_failing()
                 if _crossed(before, self.step, runner.checkpoint_every) or self.step >= runner.total_steps:
                     self._save()
-                if self.failures.too_many():
-                    self._save()
-                    raise TooManyFailuresError(
-                        f"{self.failures.rate:.0%} of the last {len(self.failures.recent)} measurements failed "
-                        f"(reward.max_failure_rate is {self.failures.max_rate:.0%}): "
-                        f"{dict(self.failures.reasons)}. Mend the reward model and go on with --resume"
-                    )
+            self._stop_if_failing()
             return self._complete()
         finally:
             self.close()
@@ -129,10 +138,12 @@ class Loop:
         """Close files, worlds and bars."""
         self.narrator.close()
         self.log.close()
-        if self.recorder is not None:
-            self.recorder.writer.close()
-        self.world.close()
-        self.eval_world.close()
+        try:
+            if self.recording is not None:
+                self.recording.writer.close()
+        finally:
+            self.world.close()
+            self.eval_world.close()
 
     # One iteration.
 
@@ -144,13 +155,14 @@ class Loop:
         updated |= self._refit("before", segments)
         with self._phase("score"):
             measured = measure_all(self.sources, segments, self.world.tasks, trace.mask.shape)
+        self._count_failures(measured, self.step + int(trace.mask.sum()))
         with self._phase("update"):
             rollout = make_rollout(trace, measured, self.policy, group_size=self._group)
             learned = self._update(rollout)
         updated |= self._refit("after", segments)
         self.iteration += 1
         self.step += int(trace.mask.sum())
-        self._record(rollout, measured, learned, updated)
+        self._record(rollout, learned, updated)
 
     def _roll_out(self) -> Trace:
         algorithm = self.study.algorithm
@@ -158,7 +170,7 @@ class Loop:
         if self._group:
             self.world.rewind(self.iteration)
             self._begin()
-            steps = self.study.env.max_episode_steps or 10_000
+            steps = self.study.env.max_episode_steps or 1
         watched: list[Sighting] = self._pending
         self._pending = []
         with self._phase("simulate"):
@@ -168,8 +180,7 @@ class Loop:
                 self.observations,
                 self.rng,
                 steps=steps,
-                wants_row=self._wants_row,
-                see_ends=bool(self.sources) or self.recorder is not None,
+                wants_row=self._wants_row if self._looking else None,
                 watcher=self._watch if self.recorder is not None else None,
                 first=watched,
                 one_episode=self._group is not None,
@@ -178,12 +189,15 @@ class Loop:
         return trace
 
     def _see(self, trace: Trace) -> list[Segment]:
-        """Draw what the sources want to see and cut it at episode ends."""
-        wanted = [s for s in trace.sightings if any(source.wants(s) for source in self.sources.values())]
-        if not wanted:
+        """Draw what the sources want to see and cut the rollout at episode ends."""
+        if not self.sources:
             return []
-        with self._phase("render"):
-            frames = self.world.render([s.look for s in wanted])
+        wanted = [s for s in trace.sightings if any(source.wants(s) for source in self.sources.values())]
+        if any(source.model.info.frames_needed for source in self.sources.values()):
+            with self._phase("render"):
+                frames = self.world.render([s.look for s in wanted])
+        else:
+            frames = np.zeros((len(wanted), 1, 1, 3), dtype=np.uint8)
         return cut_into_segments(wanted, frames, trace.mask, trace.terminated, trace.terminated | trace.truncated)
 
     def _refit(self, when: str, segments: list[Segment]) -> dict[str, dict[str, float | None]]:
@@ -195,7 +209,7 @@ class Loop:
                     metrics[name] = keep_up.refit()
         return metrics
 
-    def _update(self, rollout: Rollout) -> dict[str, float]:
+    def _update(self, rollout: Rollout) -> dict[str, float | None]:
         algorithm, runner = self.study.algorithm, self.study.runner
         scales = self.scaler.update(rollout)
         batch = make_batch(rollout, self.policy, algorithm, self.weights, self.gammas, scales)
@@ -208,10 +222,19 @@ class Loop:
 
     # Beginning, seeing, recording.
 
+    @property
+    def _looking(self) -> bool:
+        """Whether anybody needs pictures of training episodes."""
+        return bool(self.sources) or self.recorder is not None
+
     def _begin(self) -> None:
-        transition = self.world.reset()
+        """Start new episodes in every copy; nothing of those under way may reach them."""
+        transition = self.world.reset(capture=np.full(self.world.num_envs, self._looking))
         self.observations = transition.observations
         self._pending = first_sightings(self.world, transition.first_looks)
+        remembering: list[Forgets] = [self.book, self.scaler, *self.sources.values(), *self.keep_ups.values()]
+        for part in remembering:
+            part.forget()
         if self.recorder is not None:
             for i, look in transition.first_looks.items():
                 self.recorder.begin(i, transition.observations[i], look)
@@ -224,24 +247,33 @@ class Loop:
     def _watch(self, rows: np.ndarray, actions: np.ndarray, transition: Any) -> None:
         assert self.recorder is not None
         self.recorder.watch(rows, actions, transition)
+        if self._group:
+            return  # one episode per copy: what follows it is not part of the run
         for i, look in transition.first_looks.items():
             self.recorder.begin(i, transition.observations[i], look)
 
-    def _record(
-        self,
-        rollout: Rollout,
-        measured: dict[str, Measured],
-        learned: dict[str, float],
-        updated: dict[str, dict[str, float | None]],
-    ) -> None:
-        for name, m in measured.items():
+    def _count_failures(self, measured: dict[str, Measured], step: int) -> None:
+        """Write every failed measurement down; refuse to go on where a source says so."""
+        for m in measured.values():
             self.failures.add(m.scored, m.failures)
-            for env, t, failure in m.failures:
-                self.log.write(
-                    "failures.jsonl",
-                    {"step": self.step, "source": name, "env": env, "t": t, "reason": failure.reason,
-                     "detail": failure.detail},
-                )  # fmt: skip
+        for row in failure_rows(measured, step):
+            self.log.write("failures.jsonl", row)
+        refuse_failures(self.sources, measured)
+
+    def _stop_if_failing(self) -> None:
+        """Stop with a checkpoint when measurements fail too often."""
+        at_end = self.step >= self.study.runner.total_steps
+        if not self.failures.too_many(at_end=at_end):
+            return
+        message = self.failures.message(at_end=at_end)
+        if not at_end:
+            self.failures.forgive()
+        self._save()
+        raise TooManyFailuresError(message)
+
+    def _record(
+        self, rollout: Rollout, learned: dict[str, float | None], updated: dict[str, dict[str, float | None]]
+    ) -> None:
         rows = self.book.add(rollout, self.weights, self.step)
         for row in rows:
             self.log.write("episodes.jsonl", row)
@@ -274,8 +306,18 @@ class Loop:
         shown = "" if success is None else f"success {success:.2f}"
         self.narrator.advance(self.step, shown or "collecting")
 
+    def _true_success(self) -> dict[str, float]:
+        """What the policy really achieves now; evaluated once per step of the run."""
+        if self._evaluated is None or self._evaluated[0] != self.step:
+            recorder = None if self.recording is None else self.recording.of_evaluation(self.step)
+            result = evaluate_policy(
+                self.eval_world, self.policy.actor(), episodes=self.study.runner.eval_episodes, recorder=recorder
+            )
+            self._evaluated = (self.step, result)
+        return self._evaluated[1]
+
     def _evaluate(self) -> None:
-        result = evaluate_policy(self.eval_world, self.policy.actor(), episodes=self.study.runner.eval_episodes)
+        result = self._true_success()
         self.log.metrics("eval", self.step, result)
         self.log.write("timings.jsonl", {"step": self.step, "wall_time": round(self.wall_time, 3), "kind": "eval"})
         alarm = bool(self.book.summary([], list(self.sources)).get("hacking_alarm"))
@@ -306,58 +348,19 @@ class Loop:
     # Checkpoints.
 
     def _save(self) -> None:
-        tensors = {f"policy.{k}": v for k, v in self.policy.tensors().items()} | optimizer_state(self.optimizer)
-        keep_up_values = {}
-        for name, keep_up in self.keep_ups.items():
-            more, keep_up_values[name] = keep_up.state_dict()
-            tensors |= {f"keep_up/{name}.{k}": v for k, v in more.items()}
-        world = self.world.state_dict()
-        tensors["world.observations"] = torch.from_numpy(np.ascontiguousarray(world.pop("observations")))
-        for i, past in enumerate(world.pop("actions")):
-            tensors[f"world.actions.{i}"] = torch.from_numpy(np.ascontiguousarray(past))
-        values = {
-            "step": self.step,
-            "iteration": self.iteration,
-            "wall_time": self.wall_time,
-            "sources": list(self.policy.sources),
-            "rng": self.rng.bit_generator.state,
-            "world": {k: np.asarray(v).tolist() for k, v in world.items()},
-            "book": self.book.state_dict(),
-            "scaler": self.scaler.state_dict(),
-            "failures": self.failures.state_dict(),
-            "carries": {name: source.state_dict() for name, source in self.sources.items()},
-            "keep_ups": keep_up_values,
-            "recorder": None if self.recorder is None else self.recorder.state_dict(),
-            "offsets": self.log.offsets(),
-        }
-        if self.recorder is not None:
-            self.recorder.writer.flush()
+        tensors, values = take_state(self)
         ckpt.save_checkpoint(
             self.folder / "checkpoints", self.step, tensors, values, keep=self.study.runner.keep_checkpoints
         )
 
     def _load(self, path: Path) -> dict[str, int]:
         tensors, values = ckpt.load_checkpoint(path)
-        self.policy.load_tensors(ckpt.under("policy", tensors))
-        self.optimizer.load_tensors(ckpt.under("optimizer", tensors))
-        self.step, self.iteration = values["step"], values["iteration"]
+        restore_state(self, tensors, values)
         self._wall_before = float(values["wall_time"])
-        self.rng.bit_generator.state = values["rng"]
-        pasts = [tensors[f"world.actions.{i}"].numpy() for i in range(self.world.num_envs)]
-        seen = tensors["world.observations"].numpy()
-        self.world.load_state_dict({**values["world"], "actions": pasts, "observations": seen})
-        self.observations = self.world.observations
-        if not self.world.exact_resume:
-            self._begin()
-        self.book.load_state_dict(values["book"])
-        self.scaler.load_state_dict(values["scaler"])
-        self.failures.load_state_dict(values["failures"])
-        for name, source in self.sources.items():
-            source.load_state_dict(values["carries"][name])
-        for name, keep_up in self.keep_ups.items():
-            keep_up.load_state_dict(ckpt.under(f"keep_up/{name}", tensors), values["keep_ups"][name])
-        if self.recorder is not None:
-            self.recorder.load_state_dict(values["recorder"])
+        if not self._group:  # group-relative iterations begin with episodes of their own
+            restore_world(self, tensors, values)
+            if not self.world.exact_resume:
+                self._begin()
         offsets: dict[str, int] = values["offsets"]
         return offsets
 
@@ -367,11 +370,10 @@ class Loop:
         if self.study.runner.save_reward_models:
             for name in self.keep_ups:
                 save_refitted(self.sources[name], self.folder / "reward_models" / name)
-        last = evaluate_policy(self.eval_world, self.policy.actor(), episodes=self.study.runner.eval_episodes)
         summary = {
             "step": self.step,
             "wall_time": round(self.wall_time, 3),
-            "final": last,
+            "final": self._true_success(),
             "failures": dict(self.failures.reasons),
             "scored": self.failures.scored,
         }

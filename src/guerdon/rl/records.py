@@ -1,11 +1,15 @@
 """Bookkeeping of a run: the return of every source per episode, kept apart from true success; running scales.
 
+A return with a failed measurement in it is a sum with a hole: it is not reported as a number, but as None.
 This module does not know models, policies or files.
+
+    book = EpisodeBook(num_envs=8, sources=["env", "resnet"])
+    rows = book.add(rollout, {"resnet": 1.0}, step=2000)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,70 +18,91 @@ from guerdon.policies.normalize import RunningMeanStd
 from guerdon.rl.alarm import correlation, hacking_alarm
 from guerdon.types import Rollout
 
+OLDEST, NEWEST = 40, 200  # episodes that the alarm and the correlations look at
+
 
 class EpisodeBook:
-    """Adds up each copy's episode and keeps the finished ones.
+    """Adds up each copy's episode and keeps the finished ones that later sums need: the oldest and the newest.
 
     Attributes:
         finished: one plain row per finished episode: success, success_at_end, length, return/<source>,
-            return/combined.
+            return/combined; a return is None where one of its measurements failed.
     """
 
-    def __init__(self, num_envs: int, sources: list[str]) -> None:
+    def __init__(self, num_envs: int, sources: Sequence[str]) -> None:
         self._sources = [*sources, "combined"]
         self._sums = {name: np.zeros(num_envs) for name in self._sources}
+        self._holes = {name: np.zeros(num_envs, dtype=np.bool_) for name in self._sources}
         self._once = np.zeros(num_envs, dtype=np.bool_)
         self._length = np.zeros(num_envs, dtype=np.int64)
         self.finished: list[dict[str, Any]] = []
 
     def add(self, rollout: Rollout, weights: Mapping[str, float], step: int) -> list[dict[str, Any]]:
         """Take in a rollout; return the rows of the episodes that ended in it, in order of time."""
-        streams = {name: rollout.rewards[name] for name in self._sources if name != "combined"}
-        combined = np.zeros(rollout.mask.shape)
-        for name, weight in weights.items():
-            combined += weight * rollout.rewards[name]
-        streams["combined"] = combined
+        streams, failed = _with_combined(rollout, weights, self._sources)
         rows: list[dict[str, Any]] = []
         for t in range(rollout.mask.shape[1]):
             alive = rollout.mask[:, t]
             for name in self._sources:
                 self._sums[name] += np.where(alive, streams[name][:, t], 0.0)
+            for name, flags in failed.items():
+                self._holes[name] |= flags[:, t] & alive
             self._once |= rollout.success[:, t] & alive
             self._length += alive
             for i in np.flatnonzero(rollout.done[:, t] & alive):
-                row: dict[str, Any] = {"step": step, "env": int(i), "success": bool(self._once[i])}
-                row["success_at_end"] = bool(rollout.success[i, t])
-                row["length"] = int(self._length[i])
-                row |= {f"return/{name}": round(float(self._sums[name][i]), 6) for name in self._sources}
-                rows.append(row)
-                self._once[i], self._length[i] = False, 0
-                for name in self._sources:
-                    self._sums[name][i] = 0.0
+                rows.append(self._row(int(i), bool(rollout.success[i, t]), step))
+                self._clear(i)
         self.finished += rows
+        del self.finished[OLDEST:-NEWEST]
         return rows
 
-    def summary(self, rows: list[dict[str, Any]], learned: list[str]) -> dict[str, Any]:
+    def summary(self, rows: list[dict[str, Any]], learned: Sequence[str]) -> dict[str, Any]:
         """Means over the given episodes, and what the whole history says about each learned source."""
         result: dict[str, Any] = {"episodes": len(rows)}
         if rows:
             for key in ("success", "success_at_end", "length", *(f"return/{n}" for n in self._sources)):
-                result[key] = float(np.mean([r[key] for r in rows]))
-        success = np.array([r["success"] for r in self.finished], dtype=np.float64)
+                known = [r[key] for r in rows if r[key] is not None]
+                result[key] = float(np.mean(known)) if known else None
         alarm = False
         for name in learned:
-            returns = np.array([r[f"return/{name}"] for r in self.finished])
-            result[f"reward_success_correlation/{name}"] = correlation(returns[-200:], success[-200:])
-            alarm |= hacking_alarm(returns, success)
+            returns, success = self._history(name)
+            result[f"undefined_returns/{name}"] = sum(r[f"return/{name}"] is None for r in rows)
+            result[f"reward_success_correlation/{name}"] = correlation(returns[-NEWEST:], success[-NEWEST:])
+            alarm |= hacking_alarm(returns, success, window=OLDEST)
         if learned:
-            combined = np.array([r["return/combined"] for r in self.finished])
-            result["reward_success_correlation"] = correlation(combined[-200:], success[-200:])
+            returns, success = self._history("combined")
+            result["reward_success_correlation"] = correlation(returns[-NEWEST:], success[-NEWEST:])
             result["hacking_alarm"] = int(alarm)
         return result
+
+    def forget(self) -> None:
+        """Leave the episodes under way: the world begins new ones."""
+        self._clear(slice(None))
+
+    def _row(self, i: int, success_at_end: bool, step: int) -> dict[str, Any]:
+        row: dict[str, Any] = {"step": step, "env": i, "success": bool(self._once[i])}
+        row["success_at_end"] = success_at_end
+        row["length"] = int(self._length[i])
+        for name in self._sources:
+            row[f"return/{name}"] = None if self._holes[name][i] else round(float(self._sums[name][i]), 6)
+        return row
+
+    def _clear(self, i: int | slice | np.intp) -> None:
+        self._once[i], self._length[i] = False, 0
+        for name in self._sources:
+            self._sums[name][i], self._holes[name][i] = 0.0, False
+
+    def _history(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns and true success of the kept episodes whose return is known."""
+        known = [r for r in self.finished if r[f"return/{name}"] is not None]
+        success = np.array([r["success"] for r in known], dtype=np.float64)
+        return np.array([r[f"return/{name}"] for r in known], dtype=np.float64), success
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {
             "sums": {k: v.tolist() for k, v in self._sums.items()},
+            "holes": {k: v.tolist() for k, v in self._holes.items()},
             "once": self._once.tolist(),
             "length": self._length.tolist(),
             "finished": self.finished,
@@ -86,9 +111,27 @@ class EpisodeBook:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Return to stored values."""
         self._sums = {k: np.array(v, dtype=np.float64) for k, v in state["sums"].items()}
+        self._holes = {k: np.array(v, dtype=np.bool_) for k, v in state["holes"].items()}
         self._once = np.array(state["once"], dtype=np.bool_)
         self._length = np.array(state["length"], dtype=np.int64)
         self.finished = list(state["finished"])
+
+
+def _with_combined(
+    rollout: Rollout, weights: Mapping[str, float], names: Sequence[str]
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Rewards of every source and their weighted sum; and where each of them is missing."""
+    streams = {name: rollout.rewards[name] for name in names if name != "combined"}
+    failed: dict[str, np.ndarray] = {name: flags for name, flags in rollout.failed.items() if name in streams}
+    combined = np.zeros(rollout.mask.shape)
+    missing = np.zeros(rollout.mask.shape, dtype=np.bool_)
+    for name, weight in weights.items():
+        combined += weight * rollout.rewards[name]
+        if name in failed and weight:
+            missing |= failed[name]
+    if failed:
+        failed = {**failed, "combined": missing}
+    return {**streams, "combined": combined}, failed
 
 
 class RewardScaler:
@@ -107,11 +150,18 @@ class RewardScaler:
         for name, gamma in self._gammas.items():
             seen = []
             for t in range(rollout.mask.shape[1]):
-                self._returns[name] = self._returns[name] * gamma + rollout.rewards[name][:, t]
-                seen.append(self._returns[name][rollout.mask[:, t]])
+                alive = rollout.mask[:, t]
+                grown = self._returns[name] * gamma + rollout.rewards[name][:, t]
+                self._returns[name] = np.where(alive, grown, self._returns[name])
+                seen.append(self._returns[name][alive])
                 self._returns[name] = np.where(rollout.done[:, t], 0.0, self._returns[name])
             self._stats[name].update(np.concatenate(seen))
         return {name: max(float(s.std), 1e-4) for name, s in self._stats.items()}
+
+    def forget(self) -> None:
+        """Leave the episodes under way: the world begins new ones."""
+        for returns in self._returns.values():
+            returns[:] = 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values."""

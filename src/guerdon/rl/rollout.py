@@ -1,13 +1,15 @@
 """Let a policy act: the arrays of what happened and the looks that were taken, rewards of models not yet known.
 
 This module does not know reward models, advantages or updates.
+
+    trace = roll_out(world, policy.actor(), observations, rng, steps=250, wants_row=None)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -56,8 +58,7 @@ def roll_out(
     rng: np.random.Generator,
     *,
     steps: int,
-    wants_row: Callable[[int], bool],
-    see_ends: bool,
+    wants_row: Callable[[int], bool] | None,
     watcher: Watcher | None = None,
     first: Sequence[Sighting] = (),
     one_episode: bool = False,
@@ -70,56 +71,81 @@ def roll_out(
         observations_B: what the copies show now.
         rng: draws the actions.
         steps: T.
-        wants_row: whether the moment after the k-th action of an episode is looked at.
-        see_ends: look at terminal and first moments too.
-        watcher: told (number of the action in its episode, actions, transition) of every step; a recorder.
+        wants_row: whether the moment after the k-th action of an episode is looked at; terminal and first moments
+            always are. None looks at nothing.
+        watcher: told (number of the action in its episode, actions, transition) of every step; a recorder. Needs
+            `wants_row`.
         first: looks already taken at the current moment, put in front.
         one_episode: mask whatever a copy does after its first episode's end (GRPO), and stop when all have ended.
     """
-    b = world.num_envs
-    observations = np.empty((b, steps, *observations_B.shape[1:]), dtype=observations_B.dtype)
-    actions = np.empty((b, steps, *(world.action_space.shape or ())), dtype=np.float32)
-    flags = {k: np.zeros((b, steps), dtype=np.bool_) for k in ("mask", "terminated", "truncated", "success")}
-    env_rewards = np.zeros((b, steps), dtype=np.float32)
-    finals: dict[tuple[int, int], np.ndarray] = {}
+    arrays = _Arrays(world, observations_B, steps)
     sightings = list(first)
-    over = np.zeros(b, dtype=np.bool_)
+    over = np.zeros(world.num_envs, dtype=np.bool_)
     taken = steps
     for t in range(steps):
         action = actor.act(observations_B, rng)
-        rows, episodes = world.steps_in_episode + 1, world.episode_ids
-        capture = np.array([wants_row(int(r)) for r in rows]) & ~over
-        transition = world.step(action, capture=capture, capture_ends=see_ends)
-        observations[:, t], actions[:, t] = observations_B, action
-        alive = transition.mask & ~over
-        flags["mask"][:, t] = alive
-        flags["terminated"][:, t] = transition.terminated & alive
-        flags["truncated"][:, t] = transition.truncated & alive
-        flags["success"][:, t] = transition.success & alive
-        env_rewards[:, t] = np.where(alive, transition.rewards, 0)
-        for i in np.flatnonzero(transition.done & alive):
-            finals[int(i), t] = transition.final_observations[i]
-        sightings += _sightings(transition, t, rows, episodes, ~over, fresh=not one_episode)
-        if watcher is not None:
-            watcher(rows, action, transition)
+        if wants_row is None:
+            transition = world.step(action)
+        else:
+            rows, episodes = world.steps_in_episode + 1, world.episode_ids
+            capture = np.array([wants_row(r) for r in rows.tolist()]) & ~over
+            transition = world.step(action, capture=capture, capture_ends=True)
+            sightings += _sightings(transition, t, rows, episodes, ~over, fresh=not one_episode)
+            if watcher is not None:
+                watcher(rows, action, transition)
+        arrays.put(t, observations_B, action, transition, over if one_episode else None)
         observations_B = transition.observations
         if one_episode:
             over |= transition.done
             if over.all():
                 taken = t + 1
                 break
-    return Trace(
-        observations=observations[:, :taken],
-        actions=actions[:, :taken],
-        mask=flags["mask"][:, :taken],
-        terminated=flags["terminated"][:, :taken],
-        truncated=flags["truncated"][:, :taken],
-        success=flags["success"][:, :taken],
-        env_rewards=env_rewards[:, :taken],
-        finals=finals,
-        last_observations=observations_B,
-        sightings=sightings,
-    )
+    return arrays.trace(taken, observations_B, sightings)
+
+
+class _Arrays:
+    """The arrays of a trace, filled column by column."""
+
+    def __init__(self, world: World, observations_B: np.ndarray, steps: int) -> None:
+        b = world.num_envs
+        self.observations = np.empty((b, steps, *observations_B.shape[1:]), dtype=observations_B.dtype)
+        self.actions = np.empty((b, steps, *(world.action_space.shape or ())), dtype=np.float32)
+        self.mask, self.terminated, self.truncated, self.success = (
+            np.zeros((b, steps), dtype=np.bool_) for _ in range(4)
+        )
+        self.env_rewards = np.zeros((b, steps), dtype=np.float32)
+        self.finals: dict[tuple[int, int], np.ndarray] = {}
+
+    def put(
+        self, t: int, observations_B: np.ndarray, action: np.ndarray, step: Transition, over_B: BoolArray | None
+    ) -> None:
+        """Column t; copies that are `over` leave no trace but what they saw and did."""
+        self.observations[:, t], self.actions[:, t] = observations_B, action
+        alive: BoolArray | Literal[True] = True if over_B is None else ~over_B
+        self.mask[:, t] = step.mask & alive
+        self.terminated[:, t] = step.terminated & alive
+        self.truncated[:, t] = step.truncated & alive
+        self.success[:, t] = step.success & alive
+        self.env_rewards[:, t] = step.rewards if over_B is None else np.where(alive, step.rewards, 0)
+        done = step.done & alive
+        if done.any():
+            for i in np.flatnonzero(done):
+                self.finals[int(i), t] = step.final_observations[i]
+
+    def trace(self, taken: int, last_observations: np.ndarray, sightings: list[Sighting]) -> Trace:
+        """The first `taken` columns."""
+        return Trace(
+            observations=self.observations[:, :taken],
+            actions=self.actions[:, :taken],
+            mask=self.mask[:, :taken],
+            terminated=self.terminated[:, :taken],
+            truncated=self.truncated[:, :taken],
+            success=self.success[:, :taken],
+            env_rewards=self.env_rewards[:, :taken],
+            finals=self.finals,
+            last_observations=last_observations,
+            sightings=sightings,
+        )
 
 
 def first_sightings(world: World, looks: dict[int, Any]) -> list[Sighting]:

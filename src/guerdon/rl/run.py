@@ -1,6 +1,8 @@
 """`guerdon run`: one run in its own folder, with the record of what made it.
 
 This module does not know studies of several runs.
+
+    folder, summary = run(load(Study, path), resume=True)
 """
 
 from __future__ import annotations
@@ -34,22 +36,23 @@ def run(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any]]:
     folder = run_folder(study)
     text = to_yaml(study)
     config = folder / "config.yaml"
+    begun = (folder / "COMPLETE").is_file() or any((folder / "checkpoints").glob("step_*"))
     if config.exists():
-        if not resume:
+        if not resume and (begun or not _stillborn(folder)):
             raise ConfigError(
                 f"{folder} already holds a run; go on with it by --resume, or choose another "
                 "runner.logger.experiment_name"
             )
-        if config.read_text() != text and any((folder / "checkpoints").glob("step_*")):
+        if config.read_text() != text and begun:
             raise ConfigError(
                 f"{folder} was started with another configuration ({config}); a run is resumed with the one it began "
                 "with. Choose another runner.logger.experiment_name for the new one"
             )
-        if (folder / "COMPLETE").is_file() and config.read_text() == text:
+        if (folder / "COMPLETE").is_file():
             return folder, json.loads((folder / "COMPLETE").read_text())
     atomic.write_text(config, text)
     (folder / "FAILED.json").unlink(missing_ok=True)
-    if not (folder / "run.json").exists():
+    if not begun or not (folder / "run.json").exists():
         atomic.write_json(
             folder / "run.json",
             {
@@ -66,3 +69,9 @@ def run(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any]]:
     except GuerdonError as error:
         atomic.write_json(folder / "FAILED.json", {"error": str(error), "kind": type(error).__name__})
         raise
+
+
+def _stillborn(folder: Path) -> bool:
+    """A run that failed before its first step: what stopped it is mended, so its place is free."""
+    metrics = folder / "metrics.jsonl"
+    return (folder / "FAILED.json").is_file() and not (metrics.is_file() and metrics.stat().st_size)

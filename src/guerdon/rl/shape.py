@@ -11,12 +11,12 @@ import numpy as np
 
 def threshold_reward(values_F: np.ndarray, *, threshold: float, success: float, fail: float) -> np.ndarray:
     """`success` where the value lies above the threshold, else `fail`."""
-    return np.where(values_F > threshold, success, fail)
+    return np.asarray(np.where(values_F > threshold, success, fail))
 
 
 def relative_reward(values_F: np.ndarray, *, previous: float) -> np.ndarray:
     """Change since the last scored row; sums to last value - `previous` (it telescopes)."""
-    return np.diff(values_F, prepend=previous)
+    return np.asarray(np.diff(values_F, prepend=previous))
 
 
 def potential_reward(values_T: np.ndarray, *, previous: float, gamma: float, terminated: bool) -> np.ndarray:
@@ -32,7 +32,7 @@ def potential_reward(values_T: np.ndarray, *, previous: float, gamma: float, ter
     if terminated and len(after):
         after[-1] = 0.0
     before = np.concatenate([[previous], np.asarray(values_T, dtype=np.float64)[:-1]])
-    return gamma * after - before
+    return np.asarray(gamma * after - before)
 
 
 def confirmed_bonus(

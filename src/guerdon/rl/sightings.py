@@ -3,6 +3,8 @@
 A `Sighting` is one look at one copy of the environment: after its step t of the rollout, or at the first moment
 of the episode that begins after step t (t = -1 before the rollout's first step). Each moment is seen once.
 This module does not know models or rewards.
+
+    segments = cut_into_segments(trace.sightings, frames_N, trace.mask, trace.terminated, done_B_T)
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from guerdon.types import ByteArray
+from guerdon.types import BoolArray, ByteArray
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Segment:
 
     Attributes:
         env: which copy.
-        episode: its number there.
+        episode: its number there; None where nothing of it was seen.
         start: first step of the rollout that belongs to the episode.
         end: last such step.
         terminated: the task ended at `end`.
@@ -57,7 +59,7 @@ class Segment:
     """
 
     env: int
-    episode: int
+    episode: int | None
     start: int
     end: int
     terminated: bool
@@ -69,11 +71,11 @@ class Segment:
 def cut_into_segments(
     sightings: Sequence[Sighting],
     frames_N: ByteArray,
-    mask_B_T: np.ndarray,
-    terminated_B_T: np.ndarray,
-    done_B_T: np.ndarray,
+    mask_B_T: BoolArray,
+    terminated_B_T: BoolArray,
+    done_B_T: BoolArray,
 ) -> list[Segment]:
-    """Group sightings by copy and episode.
+    """Cut a rollout at episode ends and give every stretch its sightings.
 
     Args:
         sightings: all looks of a rollout.
@@ -83,37 +85,38 @@ def cut_into_segments(
         done_B_T: the episode ended.
 
     Returns:
-        One segment for every episode that has a sighting, by copy and time. An episode that only just began
-        (a first moment after the last step) has `end < start`.
+        One segment for every episode that took a step or was looked at, by copy and time. An episode that only
+        just began (a first moment after the last step) has `end < start`.
     """
-    groups: dict[tuple[int, int], list[int]] = {}
+    steps = mask_B_T.shape[1]
+    seen: list[list[int]] = [[] for _ in range(len(mask_B_T))]
     for n, s in enumerate(sightings):
-        groups.setdefault((s.env, s.episode), []).append(n)
+        seen[s.env].append(n)
     segments = []
-    for (env, episode), members in sorted(groups.items()):
-        members.sort(key=lambda n: (sightings[n].t, sightings[n].first))
-        start, end = _extent(env, sightings[members[0]], mask_B_T, done_B_T)
-        finished = end >= start and bool(done_B_T[env, end])
-        segments.append(
-            Segment(
-                env=env,
-                episode=episode,
-                start=start,
-                end=end,
-                terminated=finished and bool(terminated_B_T[env, end]),
-                finished=finished,
-                sightings=tuple(sightings[n] for n in members),
-                frames=frames_N[members],
+    for env, members in enumerate(seen):
+        members.sort(key=lambda n: (_inside(sightings[n]), not sightings[n].first))
+        ends = np.flatnonzero(done_B_T[env]).tolist()
+        starts = [0, *(end + 1 for end in ends)]
+        for start, end, finished in zip(starts, [*ends, steps - 1], [True] * len(ends) + [False], strict=True):
+            mine = [n for n in members if start <= _inside(sightings[n]) <= (end if finished else steps)]
+            taken = np.flatnonzero(mask_B_T[env, start : end + 1])
+            if not mine and not len(taken):
+                continue
+            segments.append(
+                Segment(
+                    env=env,
+                    episode=sightings[mine[0]].episode if mine else None,
+                    start=start + int(taken[0]) if len(taken) else end + 1,
+                    end=end,
+                    terminated=finished and bool(terminated_B_T[env, end]),
+                    finished=finished,
+                    sightings=tuple(sightings[n] for n in mine),
+                    frames=frames_N[mine],
+                )
             )
-        )
     return segments
 
 
-def _extent(env: int, some: Sighting, mask_B_T: np.ndarray, done_B_T: np.ndarray) -> tuple[int, int]:
-    """First and last step of the episode that a sighting belongs to, within the rollout."""
-    steps = mask_B_T.shape[1]
-    inside = some.t + 1 if some.first else some.t
-    ends = np.flatnonzero(done_B_T[env])
-    earlier, later = ends[ends < inside], ends[ends >= inside]
-    start = int(earlier[-1]) + 1 if len(earlier) else 0
-    return start, int(later[0]) if len(later) else steps - 1
+def _inside(sighting: Sighting) -> int:
+    """A step of the rollout at or after which the sighting's episode goes on: its own, or the one after a first."""
+    return sighting.t + 1 if sighting.first else sighting.t

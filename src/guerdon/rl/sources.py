@@ -3,18 +3,19 @@
 A `Source` remembers, for each copy of the environment, the last value of the episode under way, so that rewards
 telescope across rollouts and nothing leaks into the next episode. A measurement that failed marks its step;
 no number takes its place. This module does not know how frames were rendered or how a policy learns.
+
+    measured = source.measure(segments, world.tasks, trace.mask.shape)
+    measured.rewards, measured.failed, measured.failures
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from guerdon.errors import TooManyFailuresError
 from guerdon.rl import shape
 from guerdon.rl.sightings import Segment, Sighting
 from guerdon.settings.reward import SourceSettings
@@ -37,7 +38,7 @@ class Measured:
     Attributes:
         rewards: (B, T) float32.
         failed: (B, T) bool.
-        values: for each segment, one value per sighting, NaN-free, None where not scored or failed.
+        values: for each segment, one value per sighting, None where not scored or failed.
         failures: the reasons, with copy and step.
         scored: measurements tried.
     """
@@ -92,6 +93,23 @@ class Source:
         failed = np.zeros(shape_B_T, dtype=np.bool_)
         failures: list[tuple[int, int, Failure]] = []
         chosen = [[n for n, s in enumerate(segment.sightings) if self.wants(s)] for segment in segments]
+        values = self._score(segments, chosen, tasks, failures)
+        for segment, rows, column in zip(segments, chosen, values, strict=True):
+            self._shape(segment, rows, column, rewards, failed)
+        rewards[failed] = 0.0
+        if self.settings.on_failure == "neutral":
+            failed[:] = False
+        scored = sum(map(len, chosen))
+        return Measured(rewards * np.float32(self.settings.reward_coef), failed, values, failures, scored)
+
+    def _score(
+        self,
+        segments: Sequence[Segment],
+        chosen: Sequence[list[int]],
+        tasks: Sequence[str],
+        failures: list[tuple[int, int, Failure]],
+    ) -> list[list[float | None]]:
+        """One value per sighting of every segment, None where not chosen or failed; failures are noted."""
         episodes = [
             Episode(id=f"{seg.env}-{seg.episode}", task=tasks[seg.env], frames=seg.frames[rows])
             for seg, rows in zip(segments, chosen, strict=True)
@@ -101,22 +119,17 @@ class Source:
         values: list[list[float | None]] = []
         for segment, rows in zip(segments, chosen, strict=True):
             column: list[float | None] = [None] * len(segment.sightings)
-            if rows:
-                score = next(scores)
-                if score.failure is not None or score.steps is None:
-                    failure = score.failure or Failure("no_steps", "the model gives no value per row")
-                    failures += [(segment.env, segment.sightings[n].t, failure) for n in rows]
-                else:
-                    for n, value in zip(rows, score.steps, strict=True):
-                        column[n] = float(value)
             values.append(column)
-            self._shape(segment, rows, column, rewards, failed)
-        if failures and self.settings.on_failure == "raise":
-            raise TooManyFailuresError(f"reward source {self.name!r} failed ({failures[0][2]}) and on_failure is raise")
-        if self.settings.on_failure == "neutral":
-            failed[:] = False
-        scored = sum(map(len, chosen))
-        return Measured(rewards * np.float32(self.settings.reward_coef), failed, values, failures, scored)
+            if not rows:
+                continue
+            score = next(scores)
+            if score.failure is not None or score.steps is None:
+                failure = score.failure or Failure("no_steps", "the model gives no value per row")
+                failures += [(segment.env, segment.sightings[n].t, failure) for n in rows]
+            else:
+                for n, value in zip(rows, score.steps, strict=True):
+                    column[n] = float(value)
+        return values
 
     def _shape(
         self,
@@ -135,25 +148,31 @@ class Source:
             sighting, value = segment.sightings[n], column[n]
             if sighting.first:
                 carry.previous = value
-            elif value is None or (self.needs_first and carry.previous is None):
+            elif value is None:
                 failed[segment.env, sighting.t] = True
-                carry.previous = value if carry.previous is None else carry.previous
             else:
                 good.append((sighting.t, value))
-        if good or self.settings.shaping == "potential":
-            self._shape_good(segment, carry, good, rewards)
+        if self.settings.shaping == "potential":
+            self._shape_potential(segment, carry, good, rewards[segment.env], failed[segment.env])
+        elif good:
+            self._shape_rows(carry, good, rewards[segment.env], failed[segment.env])
         if segment.finished:
             self.carries[segment.env] = Carry()
 
-    def _shape_good(self, segment: Segment, carry: Carry, good: list[tuple[int, float]], rewards: FloatArray) -> None:
+    def _shape_rows(
+        self, carry: Carry, good: list[tuple[int, float]], rewards_T: FloatArray, failed_T: BoolArray
+    ) -> None:
+        """Rewards at the scored rows alone."""
+        kind, s = self.settings.shaping, self.settings
+        if kind == "relative" and carry.previous is None:  # the baseline failed: the first value becomes it
+            failed_T[good[0][0]] = True
+            carry.previous = good.pop(0)[1]
         steps = np.array([t for t, _ in good], dtype=np.int64)
         values = np.array([v for _, v in good], dtype=np.float64)
-        row = rewards[segment.env]
-        kind, s = self.settings.shaping, self.settings
         if kind == "raw":
-            row[steps] = values
+            rewards_T[steps] = values
         elif kind == "threshold":
-            row[steps] = shape.threshold_reward(
+            rewards_T[steps] = shape.threshold_reward(
                 values, threshold=self.threshold, success=s.success_reward, fail=s.effective_fail_reward
             )
         elif kind == "bonus":
@@ -165,18 +184,39 @@ class Source:
                 streak=carry.streak,
                 paid=carry.paid,
             )
-            row[steps] = paid
-        elif carry.previous is not None and kind == "relative":
-            row[steps] = shape.relative_reward(values, previous=carry.previous)
+            rewards_T[steps] = paid
+        elif len(good) and carry.previous is not None:
+            rewards_T[steps] = shape.relative_reward(values, previous=carry.previous)
             carry.previous = float(values[-1])
-        elif carry.previous is not None and segment.end >= segment.start:
-            held = np.full(segment.end - segment.start + 1, carry.previous)
-            for t, value in good:
-                held[t - segment.start :] = value
-            row[segment.start : segment.end + 1] = shape.potential_reward(
-                held, previous=carry.previous, gamma=self.gamma, terminated=segment.terminated
-            )
-            carry.previous = float(held[-1])
+
+    def _shape_potential(
+        self,
+        segment: Segment,
+        carry: Carry,
+        good: list[tuple[int, float]],
+        rewards_T: FloatArray,
+        failed_T: BoolArray,
+    ) -> None:
+        """Rewards at every step of the stretch: the potential is held between scored rows.
+
+        Until a first value is known, the potential is not, and those steps fail.
+        """
+        if segment.end < segment.start:
+            return
+        stretch = slice(segment.start, segment.end + 1)
+        before = np.nan if carry.previous is None else carry.previous
+        held = np.full(segment.end - segment.start + 1, before)
+        for t, value in good:
+            held[t - segment.start :] = value
+        shaped = shape.potential_reward(held, previous=before, gamma=self.gamma, terminated=segment.terminated)
+        unknown = np.isnan(shaped)
+        rewards_T[stretch] = np.where(unknown, 0.0, shaped)
+        failed_T[stretch] |= unknown
+        carry.previous = None if np.isnan(held[-1]) else float(held[-1])
+
+    def forget(self) -> None:
+        """Leave the episodes under way: the world begins new ones."""
+        self.carries = [Carry() for _ in range(self.num_envs)]
 
     def state_dict(self) -> list[dict[str, Any]]:
         """The carries as plain values."""
@@ -185,50 +225,3 @@ class Source:
     def load_state_dict(self, state: list[dict[str, Any]]) -> None:
         """Return to stored carries."""
         self.carries = [Carry(**c) for c in state]
-
-
-class FailureCounter:
-    """Counts failed measurements and says when there are too many.
-
-    Args:
-        max_rate: the largest share of failures in the window that is tolerated.
-        window: the most recent measurements that count.
-    """
-
-    def __init__(self, max_rate: float, window: int) -> None:
-        self.max_rate = max_rate
-        self.recent: deque[bool] = deque(maxlen=window)
-        self.reasons: Counter[str] = Counter()
-        self.scored = 0
-
-    def add(self, scored: int, failures: Sequence[tuple[int, int, Failure]]) -> None:
-        """Take in the outcome of `scored` measurements."""
-        self.scored += scored
-        self.reasons.update(f.reason for _, _, f in failures)
-        self.recent.extend([True] * len(failures) + [False] * (scored - len(failures)))
-
-    @property
-    def rate(self) -> float:
-        """Share of failures in the window; 0 before the first measurement."""
-        return sum(self.recent) / len(self.recent) if self.recent else 0.0
-
-    @property
-    def total(self) -> int:
-        """Failures since the run began."""
-        return sum(self.reasons.values())
-
-    def too_many(self) -> bool:
-        """The window is full (or a third of it failed outright) and its rate is over the limit."""
-        enough = len(self.recent) == self.recent.maxlen or sum(self.recent) * 3 >= (self.recent.maxlen or 1)
-        return enough and self.rate > self.max_rate
-
-    def state_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return {"recent": [int(x) for x in self.recent], "reasons": dict(self.reasons), "scored": self.scored}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Return to stored values."""
-        self.recent.clear()
-        self.recent.extend(bool(x) for x in state["recent"])
-        self.reasons = Counter(state["reasons"])
-        self.scored = int(state["scored"])

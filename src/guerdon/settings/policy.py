@@ -12,23 +12,25 @@ from guerdon.settings.base import Settings
 class MLPPolicySettings(Settings):
     """A Gaussian policy on the state vector."""
 
-    type: Literal["mlp"] = "mlp"
-    hidden: tuple[int, ...] = (128, 128)
-    activation: Literal["tanh", "relu"] = "tanh"
-    log_std_init: float = 0.0
-    normalize_observations: bool = True
+    type: Literal["mlp"] = Field("mlp", description="a network on the state vector")
+    hidden: tuple[int, ...] = Field((128, 128), description="widths of the hidden layers")
+    activation: Literal["tanh", "relu"] = Field("tanh", description="between layers")
+    log_std_init: float = Field(0.0, description="log standard deviation of the actions at the start")
+    normalize_observations: bool = Field(
+        True, description="subtract the running mean, divide by the running standard deviation"
+    )
     checkpoint: str | None = Field(None, description="start from this policy (behaviour cloning, an earlier run)")
 
 
 class CNNPolicySettings(Settings):
     """A Gaussian policy on rendered frames."""
 
-    type: Literal["cnn"] = "cnn"
-    channels: tuple[int, ...] = (32, 64, 64)
-    hidden: tuple[int, ...] = (256,)
-    activation: Literal["tanh", "relu"] = "relu"
-    log_std_init: float = 0.0
-    checkpoint: str | None = None
+    type: Literal["cnn"] = Field("cnn", description="a network on rendered frames")
+    channels: tuple[int, ...] = Field((32, 64, 64), description="of the convolutions")
+    hidden: tuple[int, ...] = Field((256,), description="widths of the hidden layers after the convolutions")
+    activation: Literal["tanh", "relu"] = Field("relu", description="between layers")
+    log_std_init: float = Field(0.0, description="log standard deviation of the actions at the start")
+    checkpoint: str | None = Field(None, description="start from this policy")
 
 
 PolicySettings = Annotated[MLPPolicySettings | CNNPolicySettings, Field(discriminator="type")]
@@ -37,35 +39,39 @@ PolicySettings = Annotated[MLPPolicySettings | CNNPolicySettings, Field(discrimi
 class BCSettings(Settings):
     """Behaviour cloning of collected episodes: `guerdon train policy=bc`."""
 
-    data_path: str
-    save_dir: str
-    epochs: int = Field(50, ge=1)
-    batch_size: int = Field(256, ge=1)
-    learning_rate: float = Field(1e-3, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    val_split: float = Field(0.1, gt=0, lt=1)
-    only_success: bool = True
+    data_path: str = Field(description="episodes to imitate: a LeRobot data set")
+    save_dir: str = Field(description="receives the policy")
+    epochs: int = Field(50, ge=1, description="passes over the training episodes")
+    batch_size: int = Field(256, ge=1, description="rows per gradient step")
+    learning_rate: float = Field(1e-3, gt=0, description="of AdamW")
+    weight_decay: float = Field(0.0, ge=0, description="of AdamW")
+    val_split: float = Field(0.1, gt=0, lt=1, description="share of the episodes held out")
+    only_success: bool = Field(True, description="imitate successful episodes only")
 
 
 class AlgorithmSettings(Settings):
     """`algorithm`: the estimator of advantages and the policy update (PPO, Schulman et al. 2017, 1707.06347)."""
 
-    adv_estimator: Literal["gae", "grpo"] = "gae"
+    adv_estimator: Literal["gae", "grpo"] = Field(
+        "gae", description="gae: critic and GAE; grpo: compare episodes with the same start"
+    )
     rollout_steps: int = Field(250, ge=1, description="steps per copy between updates (gae)")
-    num_epochs: int = Field(10, ge=1)
-    minibatch_size: int = Field(250, ge=1)
-    learning_rate: float = Field(1e-3, gt=0)
-    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    gamma: float = Field(0.99, ge=0, le=1)
-    gae_lambda: float = Field(0.95, ge=0, le=1)
-    clip_range: float = Field(0.2, gt=0)
+    num_epochs: int = Field(10, ge=1, description="passes over a rollout per update")
+    minibatch_size: int = Field(250, ge=1, description="steps per gradient step")
+    learning_rate: float = Field(1e-3, gt=0, description="of Adam")
+    lr_schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="how the learning rate falls to 0 over runner.total_steps"
+    )
+    gamma: float = Field(0.99, ge=0, le=1, description="discount; a source may have its own")
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="lambda of GAE (1506.02438)")
+    clip_range: float = Field(0.2, gt=0, description="how far the probability ratio may leave 1")
     clip_range_high: float | None = Field(None, gt=0, description="upper clip where it differs (DAPO, 2503.14476)")
-    clip_range_value: float | None = Field(None, gt=0, description="clip the change of the value; none by default")
+    clip_range_value: float | None = Field(None, gt=0, description="clip the change of the value; null: not")
     value_coef: float = Field(1.0, ge=0, description="weight of half the mean squared value error")
-    entropy_coef: float = Field(0.0, ge=0)
-    max_grad_norm: float = Field(0.5, gt=0)
+    entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
+    max_grad_norm: float = Field(0.5, gt=0, description="clip gradients to this norm")
     target_kl: float | None = Field(None, gt=0, description="stop the update when the policy moved this far")
-    normalize_advantages: bool = True
+    normalize_advantages: bool = Field(True, description="zero mean and unit variance over the batch")
     normalize_rewards: bool = Field(False, description="divide each source by the running std of its return")
     group_size: int = Field(8, ge=2, description="episodes with the same start per group (grpo)")
     grpo_std: bool = Field(True, description="divide by the group's standard deviation; off is Dr. GRPO (2503.20783)")
@@ -75,11 +81,12 @@ class AlgorithmSettings(Settings):
     def _nothing_idle(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        critic = {"rollout_steps", "gae_lambda", "clip_range_value", "value_coef"}
+        critic = {"rollout_steps", "gae_lambda", "clip_range_value", "value_coef", "normalize_advantages"}
         idle = critic if given.get("adv_estimator", "gae") == "grpo" else {"group_size", "grpo_std"}
         present = sorted(idle & set(given))
         if present:
             raise ValueError(
-                f"{', '.join(present)} would do nothing with adv_estimator {given.get('adv_estimator', 'gae')}; remove it"
+                f"{', '.join(present)} would do nothing with adv_estimator {given.get('adv_estimator', 'gae')}; "
+                "remove it"
             )
         return given

@@ -21,9 +21,9 @@ class UpdateSettings(Settings):
 
     every: int = Field(1, ge=1, description="rollouts between refits")
     steps: int = Field(20, ge=1, description="gradient steps per refit")
-    batch_size: int = Field(64, ge=2)
-    learning_rate: float = Field(3e-4, gt=0)
-    weight_decay: float = Field(1e-4, ge=0)
+    batch_size: int = Field(64, ge=2, description="frames per gradient step, fresh and replayed")
+    learning_rate: float = Field(3e-4, gt=0, description="of AdamW")
+    weight_decay: float = Field(1e-4, ge=0, description="of AdamW")
     replay_size: int = Field(4000, ge=1, description="labelled frames kept; old ones leave by reservoir sampling")
     replay_ratio: float = Field(0.5, ge=0, lt=1, description="share of each batch drawn from the replay")
 
@@ -31,16 +31,23 @@ class UpdateSettings(Settings):
 class RewardModelSettings(Settings):
     """`reward.model`: which model, from where."""
 
-    model_type: Literal["resnet", "resnet_reward", "progress", "constant", "dummy"] = "resnet"
-    checkpoint_path: str | None = None
-    arch: Arch | None = None
-    hidden_dim: int | None = Field(None, ge=1)
-    dropout: float | None = Field(None, ge=0, lt=1)
-    image_size: ImageSize | None = None
-    value: float = 0.0
-    debug_save_dir: str | None = None
-    update: Literal["none", "before", "after"] = "none"
-    update_params: UpdateSettings = UpdateSettings()
+    model_type: Literal["resnet", "resnet_reward", "progress", "constant", "dummy"] = Field(
+        "resnet",
+        description="resnet (resnet_reward): success classifier; progress: regressor; constant (dummy): one value",
+    )
+    checkpoint_path: str | None = Field(None, description="folder that `guerdon train` wrote, or its model.safetensors")
+    arch: Arch | None = Field(None, description="refuse a checkpoint with another architecture")
+    hidden_dim: int | None = Field(None, ge=1, description="refuse a checkpoint with another head")
+    dropout: float | None = Field(None, ge=0, lt=1, description="refuse a checkpoint with another dropout")
+    image_size: ImageSize | None = Field(
+        None, description="refuse a checkpoint with another input size; 128, [128, 128] or [3, 128, 128]"
+    )
+    value: float = Field(0.0, description="of the constant model")
+    debug_save_dir: str | None = Field(None, description="write every scored frame to success/ or fail/ in this folder")
+    update: Literal["none", "before", "after"] = Field(
+        "none", description="refit the model during RL, before or after the policy's update"
+    )
+    update_params: UpdateSettings = Field(UpdateSettings(), description="how it is refitted")
     replay_path: str | None = Field(None, description="episodes that seed the replay when the model is refitted")
 
     @model_validator(mode="after")
@@ -66,19 +73,27 @@ class RewardModelSettings(Settings):
 class SourceSettings(Settings):
     """One reward model as a source of reward."""
 
-    model: RewardModelSettings
-    reward_mode: Literal["per_step", "terminal"] = "terminal"
+    model: RewardModelSettings = Field(description="which model, from where")
+    reward_mode: Literal["per_step", "terminal"] = Field(
+        "terminal",
+        description="terminal: score the last frame of an episode; per_step: every score_every-th and the last",
+    )
     score_every: int = Field(1, ge=1, description="per_step: score every k-th step of an episode, and its last")
-    shaping: Literal["threshold", "raw", "relative", "potential", "bonus"] = "threshold"
-    success_reward: float = 1.0
-    fail_reward: float = 0.0
+    shaping: Literal["threshold", "raw", "relative", "potential", "bonus"] = Field(
+        "threshold", description="how values become rewards"
+    )
+    success_reward: float = Field(1.0, description="threshold: reward above the threshold; bonus: the one-shot reward")
+    fail_reward: float = Field(0.0, description="reward at or below the threshold")
     use_negative_reward: bool = Field(False, description="fail_reward becomes -success_reward; risks policy collapse")
-    reward_threshold: float | None = Field(None, ge=0, le=1, description="none: the one stored with the model")
+    reward_threshold: float | None = Field(None, ge=0, le=1, description="null: the one stored with the model")
     confirm_frames: int = Field(2, ge=1, description="bonus: scored frames in a row above the threshold")
     reward_coef: float = Field(1.0, description="multiplies the shaped reward")
     reward_weight: float = Field(1.0, description="weight of this source in the advantage")
-    gamma: float | None = Field(None, ge=0, le=1, description="discount of this source; none: the algorithm's")
-    on_failure: OnFailure = "drop"
+    gamma: float | None = Field(None, ge=0, le=1, description="discount of this source; null: the algorithm's")
+    on_failure: OnFailure = Field(
+        "drop",
+        description="a measurement failed: mask its step (drop), reward 0 and keep the step (neutral), or stop (raise)",
+    )
 
     @model_validator(mode="after")
     def _nothing_idle(self) -> SourceSettings:
@@ -117,13 +132,19 @@ _PER_SOURCE = set(SourceSettings.model_fields)
 class RewardSettings(Settings):
     """`reward`: native reward alone, one model, or several sources."""
 
-    use_reward_model: bool = False
+    use_reward_model: bool = Field(False, description="off: the native reward alone")
     group_name: str = Field("RewardGroup", description="what log lines call the group of reward models")
-    combine_mode: Literal["replace", "add", "weighted"] = "replace"
-    env_reward_weight: float = 0.0
-    max_failure_rate: float = Field(0.1, ge=0, le=1)
+    combine_mode: Literal["replace", "add", "weighted"] = Field(
+        "replace", description="weight of the native reward beside the models: 0, 1, or env_reward_weight"
+    )
+    env_reward_weight: float = Field(0.0, description="weight of the native reward with combine_mode: weighted")
+    max_failure_rate: float = Field(
+        0.1, ge=0, le=1, description="stop the run when a larger share of measurements fails"
+    )
     failure_window: int = Field(200, ge=1, description="measurements over which the failure rate is taken")
-    sources: dict[str, SourceSettings] = Field(default_factory=dict)
+    sources: dict[str, SourceSettings] = Field(
+        default_factory=dict, description="several reward models, by name, each with the keys of a source"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -136,13 +157,12 @@ class RewardSettings(Settings):
             return given
         if given.get("sources"):
             raise ValueError(
-                f"{', '.join(sorted(single))} stands beside sources; with several sources every key belongs to one of them"
+                f"{', '.join(sorted(single))} stands beside sources; with several sources every key belongs to "
+                "one of them"
             )
+        if not given.get("use_reward_model", False):
+            raise ValueError(f"{', '.join(sorted(single))} would do nothing with use_reward_model: false; remove it")
         if "model" not in single:
-            if not given.get("use_reward_model", False):
-                raise ValueError(
-                    f"{', '.join(sorted(single))} would do nothing with use_reward_model: false; remove it"
-                )
             raise ValueError("use_reward_model needs reward.model (or reward.sources)")
         model = single["model"]
         kind = model.get("model_type", "resnet") if isinstance(model, dict) else "resnet"

@@ -21,21 +21,27 @@ from guerdon.settings.world import EnvSettings
 class LoggerSettings(Settings):
     """`runner.logger`: a run writes to `log_path/experiment_name`."""
 
-    log_path: str = "runs"
-    experiment_name: str = "run"
-    tensorboard: bool = True
+    log_path: str = Field("runs", description="folder of runs")
+    experiment_name: str = Field("run", description="folder of this run inside it")
+    tensorboard: bool = Field(True, description="write TensorBoard logs beside metrics.jsonl")
 
 
 class RunnerSettings(Settings):
     """`runner`: how long, how often, from where."""
 
-    logger: LoggerSettings = LoggerSettings()
-    seed: int = 0
+    logger: LoggerSettings = Field(LoggerSettings(), description="where a run writes")
+    seed: int = Field(0, description="of weights, exploration and every reset")
     total_steps: int = Field(100_000, ge=1, description="environment steps, all copies together")
     eval_every: int = Field(10_000, ge=1, description="environment steps between evaluations of the policy")
-    eval_episodes: int = Field(20, ge=1)
+    eval_episodes: int = Field(
+        20,
+        ge=1,
+        description="episodes per evaluation of the deterministic policy, rounded up to a multiple of num_envs",
+    )
     checkpoint_every: int = Field(50_000, ge=1, description="environment steps between checkpoints")
-    keep_checkpoints: int = Field(2, ge=0, description="newest checkpoints kept; 0 removes them once the run is complete")
+    keep_checkpoints: int = Field(
+        2, ge=0, description="newest checkpoints kept; 0 removes them once the run is complete"
+    )
     save_reward_models: bool = Field(True, description="write reward models that were refitted during the run")
     resume_dir: str | None = Field(
         None,
@@ -51,10 +57,12 @@ class RunnerSettings(Settings):
 class ActorShare(Settings):
     """One kind of actor in a mixture."""
 
-    type: Literal["expert", "noisy", "random", "checkpoint"]
-    share: float = Field(1.0, gt=0)
+    type: Literal["expert", "noisy", "random", "checkpoint"] = Field(
+        description="scripted expert, expert with noise, random actions, or a trained policy"
+    )
+    share: float = Field(1.0, gt=0, description="its part of the episodes")
     noise: float = Field(0.3, ge=0, description="noisy: standard deviation added to the expert's actions")
-    checkpoint: str | None = None
+    checkpoint: str | None = Field(None, description="checkpoint: the folder of a policy")
     random_steps: int = Field(
         0,
         ge=0,
@@ -82,41 +90,41 @@ class ActorShare(Settings):
 class CollectSettings(Settings):
     """`collect`: episodes from scripted experts, random or noisy actions, or trained policies."""
 
-    save_dir: str
-    episodes: int = Field(50, ge=1)
-    mixture: tuple[ActorShare, ...] = (ActorShare(type="expert"),)
-    only_success: bool = False
+    save_dir: str = Field(description="receives the episodes, as a LeRobot data set")
+    episodes: int = Field(50, ge=1, description="episodes in all; a data set already there is continued up to it")
+    mixture: tuple[ActorShare, ...] = Field((ActorShare(type="expert"),), description="who acts, by shares")
+    only_success: bool = Field(False, description="keep successful episodes only")
     frame_every: int = Field(5, ge=1, description="keep every k-th row of an episode and its last")
     stop_after_success: int | None = Field(
         None, ge=0, description="end an episode this many steps after its first success"
     )
     video: bool = Field(False, description="MP4 instead of images in Parquet")
-    fps: int = Field(20, ge=1)
-    seed: int = 0
+    fps: int = Field(20, ge=1, description="rows per second, as the data set declares")
+    seed: int = Field(0, description="of the actors and every reset")
 
 
 class EvaluateSettings(Settings):
     """`evaluate`: how reward models are judged."""
 
-    data_path: str | None = Field(None, description="held-out episodes; none: each model's own validation split")
+    data_path: str | None = Field(None, description="held-out episodes; null: each model's own validation split")
     reps: int = Field(1000, ge=100, description="bootstrap replications")
-    seed: int = 0
+    seed: int = Field(0, description="of the bootstrap")
 
 
 class ArmSettings(Settings):
     """One arm of a study: a label and what differs from the rest of the file."""
 
-    label: str
-    config: dict[str, Any] = Field(default_factory=dict)
+    label: str = Field(description="how the report calls the arm")
+    config: dict[str, Any] = Field(default_factory=dict, description="what differs from the rest of the file")
 
 
 class CompareSettings(Settings):
     """`compare`: arms x seeds x tasks."""
 
-    arms: dict[str, ArmSettings]
-    baseline: str
-    seeds: tuple[int, ...] = (0, 1, 2)
-    tasks: tuple[str, ...] = ()
+    arms: dict[str, ArmSettings] = Field(description="by name")
+    baseline: str = Field(description="the arm that others are compared with")
+    seeds: tuple[int, ...] = Field((0, 1, 2), description="one run per arm, task and seed")
+    tasks: tuple[str, ...] = Field((), description="each replaces env.task; empty: env.task alone")
     parallel: int = Field(0, ge=0, description="jobs at a time; 0: one per core")
 
     @model_validator(mode="after")
@@ -132,15 +140,31 @@ class CompareSettings(Settings):
 class Study(Settings):
     """A whole configuration file."""
 
-    name: str = "study"
+    name: str = Field("study", description="title of the report")
     work_dir: str = Field("runs/study", description="where a study keeps data, models, runs and its report")
-    runner: RunnerSettings = RunnerSettings()
-    env: EnvSettings = EnvSettings()
-    policy: Annotated[PolicySettings, Field()] = MLPPolicySettings()
-    algorithm: AlgorithmSettings = AlgorithmSettings()
-    reward: RewardSettings = RewardSettings()
-    collect: CollectSettings | None = None
-    train: dict[str, ImageTrainSettings] = Field(default_factory=dict)
-    bc: BCSettings | None = None
-    evaluate: EvaluateSettings = EvaluateSettings()
-    compare: CompareSettings | None = None
+    runner: RunnerSettings = Field(
+        RunnerSettings(), description="how long a run is, how often it is evaluated, where it writes"
+    )
+    env: EnvSettings = Field(EnvSettings(), description="what the policy acts in")
+    policy: Annotated[PolicySettings, Field(description="what acts")] = MLPPolicySettings()
+    algorithm: AlgorithmSettings = Field(AlgorithmSettings(), description="how it learns")
+    reward: RewardSettings = Field(RewardSettings(), description="which measurements train the policy")
+    collect: CollectSettings | None = Field(None, description="episodes to collect")
+    train: dict[str, ImageTrainSettings] = Field(default_factory=dict, description="reward models to fit, by name")
+    bc: BCSettings | None = Field(None, description="behaviour cloning of collected episodes")
+    evaluate: EvaluateSettings = Field(EvaluateSettings(), description="how reward models are judged")
+    compare: CompareSettings | None = Field(None, description="arms, seeds and tasks of a study")
+
+    @model_validator(mode="after")
+    def _groups_fill_the_copies(self) -> Study:
+        if self.algorithm.adv_estimator != "grpo":
+            return self
+        size, copies = self.algorithm.group_size, self.env.num_envs
+        if copies % size:
+            raise ValueError(
+                f"adv_estimator grpo plays whole groups at a time: env.num_envs ({copies}) must be a multiple of "
+                f"algorithm.group_size ({size}), such as {-(-copies // size) * size}"
+            )
+        if self.env.max_episode_steps is None:
+            raise ValueError("adv_estimator grpo needs env.max_episode_steps: every episode of a group must end")
+        return self

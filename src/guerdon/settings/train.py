@@ -39,69 +39,74 @@ ImageSize = Annotated[tuple[int, int, int], BeforeValidator(parse_image_size)]
 
 
 class _ImageTrainSettings(Settings):
-    """What both image reward models share.
+    """What both image reward models share."""
 
-    Attributes:
-        data_path: one or several LeRobot data sets.
-        save_dir: receives the final checkpoint (`model/`), `metrics.json`, TensorBoard logs and, while the
-            training runs, its resumable state.
-        camera: which camera to look through; None for the only one.
-        arch: depth of the residual network.
-        hidden_dim: width of the head's hidden layer; None for a head of one linear layer.
-        dropout: in the head, before the last layer.
-        image_size: (3, H, W) that frames are resized to; 128 and [128, 128] are accepted too.
-        pretrained_path: backbone weights (a transformers ResNet folder or hub id); None for random weights.
-        normalize: `imagenet` subtracts and divides by ImageNet's channel statistics.
-        bf16: `auto` where the hardware has it.
-        learning_rate: of AdamW.
-        lr_scheduler: what the learning rate does after the warm-up.
-        warmup: fraction of the optimiser's steps over which the learning rate rises.
-        weight_decay: of AdamW.
-        batch_size: frames per optimiser step and process.
-        max_epochs: passes over the (sub-sampled) training frames.
-        max_steps: stop after this many optimiser steps; None for no limit but `max_epochs`.
-        val_split: fraction of the episodes held out; 0 trains on everything, without early stopping.
-        fail_success_ratio: per epoch, at most this many failure frames for each success frame; None uses all.
-        num_samples_per_episode: frames drawn from each episode (the last one always); 0 uses all.
-        augment: shift every training frame randomly by up to 4 pixels.
-        eval_every: epochs between evaluations, and between resumable checkpoints; None for the fewest that
-            take at least 20 optimiser steps.
-        early_stopping_patience: evaluations without an improvement before stopping; None never stops early.
-        min_delta: the smallest decrease of the validation loss that counts as an improvement.
-        log_every: optimiser steps between logged losses.
-        tensorboard: write TensorBoard logs.
-        resume: continue from the newest checkpoint in `save_dir`, when there is one.
-        seed: of the split, the weights, the batches and the augmentation.
-    """
-
-    data_path: str | tuple[str, ...]
-    save_dir: str
-    camera: str | None = None
-    arch: Arch = "resnet18"
-    hidden_dim: int | None = Field(default=256, ge=1)
-    dropout: float = Field(default=0.1, ge=0, lt=1)
-    image_size: ImageSize = (3, 128, 128)
-    pretrained_path: str | None = None
-    normalize: Normalize = "none"
-    bf16: bool | Literal["auto"] = "auto"
-    learning_rate: float = Field(default=1e-4, gt=0)
-    lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
-    warmup: float = Field(default=0.0, ge=0, lt=1)
-    weight_decay: float = Field(default=1e-5, ge=0)
-    batch_size: int = Field(default=64, ge=2)
-    max_epochs: int = Field(default=100, ge=1)
-    max_steps: int | None = Field(default=None, ge=1)
-    val_split: float = Field(default=0.2, ge=0, lt=1)
-    fail_success_ratio: float | None = Field(default=2.0, gt=0)
-    num_samples_per_episode: int = Field(default=0, ge=0)
-    augment: bool = True
-    eval_every: int | None = Field(default=None, ge=1)
-    early_stopping_patience: int | None = Field(default=5, ge=1)
-    min_delta: float = Field(default=1e-3, ge=0)
-    log_every: int = Field(default=10, ge=1)
-    tensorboard: bool = True
-    resume: bool = False
-    seed: int = Field(default=42, ge=0)
+    data_path: str | tuple[str, ...] = Field(description="one or several LeRobot data sets")
+    save_dir: str = Field(
+        description="receives the checkpoint (`model/`), `metrics.json`, TensorBoard logs and resumable state"
+    )
+    camera: str | None = Field(default=None, description="which camera to look through; null: the only one")
+    arch: Arch = Field(default="resnet18", description="depth of the residual network")
+    hidden_dim: int | None = Field(
+        default=256, ge=1, description="width of the head's hidden layer; null: a head of one linear layer"
+    )
+    dropout: float = Field(default=0.1, ge=0, lt=1, description="in the head, before the last layer")
+    image_size: ImageSize = Field(
+        default=(3, 128, 128), description="(3, H, W) that frames are resized to; 128 and [128, 128] are accepted too"
+    )
+    pretrained_path: str | None = Field(
+        default=None, description="backbone weights (a transformers ResNet folder or hub id); null: random weights"
+    )
+    normalize: Normalize = Field(
+        default="none", description="`imagenet` subtracts and divides by ImageNet's channel statistics"
+    )
+    bf16: bool | Literal["auto"] = Field(default="auto", description="bfloat16; `auto`: where the hardware has it")
+    fsdp: bool = Field(default=False, description="shard the model over several GPUs (start it with torchrun)")
+    learning_rate: float = Field(default=1e-4, gt=0, description="of AdamW")
+    lr_scheduler: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="what the learning rate does after the warm-up"
+    )
+    warmup: float = Field(
+        default=0.0, ge=0, lt=1, description="fraction of the optimiser's steps over which the learning rate rises"
+    )
+    weight_decay: float = Field(default=1e-5, ge=0, description="of AdamW")
+    batch_size: int = Field(default=64, ge=2, description="frames per optimiser step and process")
+    max_epochs: int = Field(default=100, ge=1, description="passes over the (sub-sampled) training frames")
+    max_steps: int | None = Field(
+        default=None, ge=1, description="stop after this many optimiser steps; null: no limit but `max_epochs`"
+    )
+    val_split: float = Field(
+        default=0.2,
+        ge=0,
+        lt=1,
+        description="fraction of the episodes held out; 0 trains on everything, without early stopping",
+    )
+    fail_success_ratio: float | None = Field(
+        default=2.0,
+        gt=0,
+        description="at most so many failure frames per success frame and epoch; null: all",
+    )
+    num_samples_per_episode: int = Field(
+        default=0, ge=0, description="frames drawn from each episode (the last one always); 0 uses all"
+    )
+    augment: bool = Field(default=True, description="shift every training frame randomly by up to 4 pixels")
+    eval_every: int | None = Field(
+        default=None,
+        ge=1,
+        description="epochs between evaluations and checkpoints; null: the fewest that take 20 optimiser steps",
+    )
+    early_stopping_patience: int | None = Field(
+        default=5, ge=1, description="evaluations without an improvement before stopping; null: never stop early"
+    )
+    min_delta: float = Field(
+        default=1e-3, ge=0, description="the smallest decrease of the validation loss that counts as an improvement"
+    )
+    log_every: int = Field(default=10, ge=1, description="optimiser steps between logged losses")
+    tensorboard: bool = Field(default=True, description="write TensorBoard logs")
+    resume: bool = Field(
+        default=False, description="continue from the newest checkpoint in `save_dir`, when there is one"
+    )
+    seed: int = Field(default=42, ge=0, description="of the split, the weights, the batches and the augmentation")
 
     @model_validator(mode="after")
     def _no_dead_knob(self) -> _ImageTrainSettings:
@@ -117,27 +122,27 @@ class _ImageTrainSettings(Settings):
 
 
 class ResNetTrainSettings(_ImageTrainSettings):
-    """Fit a success classifier: the probability that a frame shows the task done.
-
-    Attributes:
-        reward_threshold: the probability above which a frame counts as success; stored in the checkpoint.
-    """
+    """Fit a success classifier: the probability that a frame shows the task done."""
 
     type: Literal["resnet"] = "resnet"
-    reward_threshold: float = Field(default=0.5, gt=0, lt=1)
+    reward_threshold: float = Field(
+        default=0.5,
+        gt=0,
+        lt=1,
+        description="the probability above which a frame counts as success; stored in the checkpoint",
+    )
 
 
 class ProgressTrainSettings(_ImageTrainSettings):
-    """Fit a progress regressor: how much of the task a frame shows done, from 0 to 1.
-
-    Attributes:
-        horizon: None regresses the share of the way to the first success. A number regresses nearness in time
-            instead, rising from 0 at that many environment steps before success to 1: the better target when
-            episodes start from many states.
-    """
+    """Fit a progress regressor: how much of the task a frame shows done, from 0 to 1."""
 
     type: Literal["progress"] = "progress"
-    horizon: float | None = Field(default=None, gt=0)
+    horizon: float | None = Field(
+        default=None,
+        gt=0,
+        description="null: regress the share of the way to the first success; a number: nearness in time, rising "
+        "from 0 at so many environment steps before success to 1 (better when episodes start from many states)",
+    )
 
 
 ImageTrainSettings = Annotated[ResNetTrainSettings | ProgressTrainSettings, Field(discriminator="type")]

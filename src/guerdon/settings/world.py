@@ -12,10 +12,12 @@ from guerdon.settings.base import Settings
 class DataCollectionSettings(Settings):
     """`env.data_collection`: keep episodes while a policy trains (warm-up and collection in one go)."""
 
-    enabled: bool = False
-    save_dir: str | None = None
-    mode: Literal["train", "eval", "all"] = "train"
-    only_success: bool = False
+    enabled: bool = Field(False, description="keep episodes")
+    save_dir: str | None = Field(None, description="receives them, as a LeRobot data set")
+    mode: Literal["train", "eval", "all"] = Field(
+        "train", description="which episodes: of training, of evaluation, or both"
+    )
+    only_success: bool = Field(False, description="keep successful episodes only")
     sample_rate_success: float = Field(1.0, ge=0, le=1, description="share of successful episodes to keep")
     sample_rate_fail: float = Field(0.1, ge=0, le=1, description="share of failed episodes to keep")
     frame_every: int = Field(5, ge=1, description="keep every k-th row and the last")
@@ -30,11 +32,13 @@ class DataCollectionSettings(Settings):
 class EnvSettings(Settings):
     """`env`: a Meta-World task, or any Gymnasium id, in `num_envs` copies."""
 
-    type: Literal["metaworld", "gymnasium"] = "metaworld"
+    type: Literal["metaworld", "gymnasium"] = Field("metaworld", description="which kind of environment")
     task: str = Field("window-close", description="Meta-World task name, or the Gymnasium id")
     task_text: str | None = Field(None, description="the task in words; Meta-World tasks have one")
-    num_envs: int = Field(8, ge=1)
-    max_episode_steps: int | None = Field(200, ge=1)
+    num_envs: int = Field(8, ge=1, description="copies stepped together")
+    max_episode_steps: int | None = Field(
+        200, ge=1, description="time limit of an episode; null: the environment's own"
+    )
     native_reward: Literal["sparse", "dense"] = Field(
         "sparse",
         description="sparse: 1 at every step whose state is a success, else 0; dense: the environment's own",
@@ -43,20 +47,29 @@ class EnvSettings(Settings):
         False,
         description="end the episode at true success; off, so that no ground truth leaks into a learned reward",
     )
-    observation: Literal["state", "pixels"] = "state"
-    camera: str = "corner"
+    observation: Literal["state", "pixels"] = Field("state", description="what the policy sees")
+    camera: str = Field("corner", description="Meta-World camera that rendered frames come from")
     frame_size: tuple[int, int] = Field((64, 64), description="height and width of rendered frames")
     render_workers: int = Field(0, ge=0, description="rendering processes; 0 renders in the run's own")
     goals_seed: int = Field(0, description="which 50 goals Meta-World draws for the task")
-    vectorization: Literal["sync", "async"] = "sync"
-    autoreset_mode: Literal["disabled", "next_step", "same_step"] = "disabled"
+    vectorization: Literal["sync", "async"] = Field("sync", description="copies in this process, or a process each")
+    autoreset_mode: Literal["disabled", "next_step", "same_step"] = Field(
+        "disabled", description="Gymnasium's convention; only disabled resumes bit-exactly"
+    )
     kwargs: dict[str, Any] = Field(default_factory=dict, description="passed to gymnasium.make")
-    data_collection: DataCollectionSettings = DataCollectionSettings()
+    data_collection: DataCollectionSettings = Field(
+        DataCollectionSettings(), description="keep episodes while a policy trains"
+    )
 
     @field_validator("frame_size", mode="before")
     @classmethod
     def _square(cls, value: Any) -> Any:
-        return (value, value) if isinstance(value, int) else value
+        sizes = [value, value] if isinstance(value, int) else value
+        if isinstance(sizes, list | tuple) and any(
+            isinstance(s, bool) or (isinstance(s, int) and s < 8) for s in sizes
+        ):
+            raise ValueError("frame_size must be 64 or [48, 64] (height, width), at least 8 pixels")
+        return sizes
 
     @model_validator(mode="after")
     def _nothing_idle(self) -> EnvSettings:

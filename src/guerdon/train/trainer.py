@@ -35,6 +35,7 @@ from transformers import (
 from transformers.integrations import TensorBoardCallback
 from transformers.utils import SAFE_WEIGHTS_NAME
 
+from guerdon.errors import ConfigError
 from guerdon.models.backbone import ImageScorer, calibrating, resolve_bf16, resolve_device
 from guerdon.models.preprocess import random_shift, to_input
 from guerdon.models.quality import classifier_quality, progress_quality
@@ -239,6 +240,11 @@ def _arguments(
     terminal: bool,
 ) -> TrainingArguments:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if settings.fsdp and (device.type != "cuda" or processes < 2):
+        raise ConfigError(
+            f"fsdp: true needs torchrun with several GPUs, here are {processes} process(es) on {device.type}: "
+            "start it as `torchrun --nproc_per_node GPUS -m guerdon train ...`, or leave fsdp out"
+        )
     steps_per_epoch = math.ceil(math.ceil(frames_per_epoch / settings.batch_size) / processes)
     total = steps_per_epoch * settings.max_epochs
     total = total if settings.max_steps is None else min(total, settings.max_steps)
@@ -275,6 +281,7 @@ def _arguments(
         dataloader_num_workers=0,
         dataloader_pin_memory=device.type == "cuda",
         push_to_hub=False,
+        fsdp=True if settings.fsdp else None,
     )
 
 

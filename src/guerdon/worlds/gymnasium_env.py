@@ -72,6 +72,11 @@ def make_gymnasium_env(
                 f"env.task {env_id!r} has {name} space {space}; control policies need a Box. "
                 "Flatten it with a gymnasium wrapper and register the result under an id of your own."
             )
+    if len(env.single_action_space.shape) != 1:
+        raise ConfigError(
+            f"env.task {env_id!r} takes actions of shape {env.single_action_space.shape}; control policies give "
+            "rows of numbers. Flatten them with a gymnasium wrapper and register the result under an id of your own."
+        )
     return env
 
 

@@ -219,8 +219,9 @@ class World:
         """
         actions = np.asarray(actions, dtype=self.action_space.dtype)
         if not np.isfinite(actions).all():
+            copy = int(np.argwhere(~np.isfinite(actions))[0, 0])
             raise DataError(
-                f"the policy gave an action that is not finite in copy {int(np.argwhere(~np.isfinite(actions))[0, 0])}: "
+                f"the policy gave an action that is not finite in copy {copy}: "
                 "its weights have diverged (lower algorithm.learning_rate) or an observation is not finite"
             )
         mask = ~self._resetting

@@ -1,6 +1,6 @@
-"""What the speed comparisons share: one core, one process per measurement, tables ready for `docs/benchmarks.md`.
+"""What the speed comparisons share: chosen cores, a process per measurement, tables ready for `docs/benchmarks.md`.
 
-This module does not know what is measured. Run by itself it prints the machine.
+This module does not know what is compared. Run by itself it prints the machine.
 
     rows = measure(__file__, {"side": "sb3", "core": 1, "steps": 20000})
 """
@@ -12,8 +12,11 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,6 +53,51 @@ def measure(script: str, options: Mapping[str, Any], *, threads: int = 1) -> dic
     return result
 
 
+class Stopwatch:
+    """Time since it was made: `seconds` on the wall, and `core_seconds` that this process really got to compute.
+
+    On an idle machine the two agree for work on one core; beside other work only the second says what the work costs.
+    """
+
+    def __init__(self) -> None:
+        self._wall, self._core = time.perf_counter(), time.process_time()
+
+    def read(self) -> dict[str, float]:
+        """Both times by name."""
+        return {"seconds": time.perf_counter() - self._wall, "core_seconds": time.process_time() - self._core}
+
+
+def time_guerdon(study: Mapping[str, Any]) -> dict[str, Any]:
+    """Time of guerdon's loop from after its first reset to its last update, in all and by phase.
+
+    Args:
+        study: a configuration; evaluations, checkpoints and TensorBoard are switched off here.
+
+    Returns:
+        What `Stopwatch.read` gives, `steps` taken, `phases` (name to seconds on the wall) and `frames` scored.
+    """
+    from guerdon.rl import loop as module
+    from guerdon.settings.study import Study
+
+    never = 10**12
+    quiet = {"eval_every": never, "eval_episodes": 1, "checkpoint_every": never, "logger": {"tensorboard": False}}
+    evaluate, marks = module.evaluate_policy, []
+
+    def stop_and_evaluate(*args: Any, **kwargs: Any) -> dict[str, float]:
+        marks.append(watch.read())  # a run ends with an evaluation, right after its last update
+        return evaluate(*args, **kwargs)
+
+    module.evaluate_policy = stop_and_evaluate
+    with tempfile.TemporaryDirectory() as folder:
+        loop = module.Loop(Study.model_validate({**study, "runner": {**study["runner"], **quiet}}), Path(folder))
+        watch = Stopwatch()
+        summary = loop.run()
+        rows = [json.loads(line) for line in (Path(folder) / "timings.jsonl").read_text().splitlines()]
+    names = sorted({name for row in rows for name in row if name.startswith("seconds/")})
+    phases = {name.removeprefix("seconds/"): sum(row.get(name, 0.0) for row in rows) for name in names}
+    return {**marks[0], "steps": summary["step"], "phases": phases, "frames": summary["scored"]}
+
+
 def tell(result: Mapping[str, Any]) -> None:
     """Hand a measurement to the process that called `measure`."""
     print(_MARK + json.dumps(result))
@@ -65,6 +113,22 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     """Median and range: `1.52 (1.49 to 1.55)`."""
     low, middle, high = float(np.min(values)), float(np.median(values)), float(np.max(values))
     return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def rates(runs: Sequence[Mapping[str, float]], clock: str = "seconds") -> list[float]:
+    """Environment steps per second of each run, by one of the two clocks of `Stopwatch`."""
+    return [run["steps"] / run[clock] for run in runs]
+
+
+def over(a: Sequence[float], b: Sequence[float]) -> list[float]:
+    """Quotients, turn by turn."""
+    return [x / y for x, y in zip(a, b, strict=True)]
+
+
+def got(results: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
+    """How much of its core the measurements on one core were given: says whether wall-clock numbers can be trusted."""
+    shares = [run["core_seconds"] / run["seconds"] for runs in results.values() for run in runs]
+    return f"The processes had {min(shares):.0%} to {max(shares):.0%} of their core to themselves."
 
 
 def machine_line(packages: Sequence[str] = ()) -> str:

@@ -1,0 +1,237 @@
+"""Writes docs/knobs.md: every key of a configuration, from the settings models themselves.
+
+    python docs/make_knobs.py            write the page
+    python docs/make_knobs.py --check    exit 1 when it is out of date
+
+The models give key, default and meaning; the tables below say which of the five guides that guerdon comes from
+names a key, and what was chosen where two of them disagree.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from guerdon.settings.study import Study
+
+PAGE = Path(__file__).with_name("knobs.md")
+
+GUIDES = {
+    0: "VLM process reward inside robot PPO",
+    1: "PRIME, online implicit process reward",
+    2: "LIBERO-10 reward comparison with a reward server",
+    3: "ResNet image reward",
+    4: "Process rewards for mathematics from a verifier",
+}
+
+NAMED = {
+    "runner.resume_dir": "3",
+    "runner.logger.log_path": "3",
+    "runner.logger.experiment_name": "3",
+    "env.data_collection.enabled": "3 (collecting while warming up)",
+    "reward.use_reward_model": "3; 0 `process_reward_model`; 2 `reward_model.enable`",
+    "reward.group_name": "3",
+    "reward.combine_mode": "3",
+    "reward.env_reward_weight": "3",
+    "reward.sources.<name>.reward_mode": "3; 1 `prime_granularity: token / whole`",
+    "reward.sources.<name>.success_reward": "3",
+    "reward.sources.<name>.fail_reward": "3",
+    "reward.sources.<name>.use_negative_reward": "3",
+    "reward.sources.<name>.reward_threshold": "3",
+    "reward.sources.<name>.reward_weight": "3; 0 `prm_reward_weight`; 1 `rm_coef`",
+    "reward.sources.<name>.reward_coef": "2",
+    "reward.sources.<name>.shaping": "2 `use_rel_reward`; 3 (threshold)",
+    "reward.sources.<name>.gamma": "1 `reward_model_gamma`",
+    "reward.sources.<name>.on_failure": "2 `fail_on_request_error`; 0 (falls back to zeros)",
+    "reward.sources.<name>.model.model_type": "3; 0 `DummyRM`",
+    "reward.sources.<name>.model.checkpoint_path": "3; 0 `prm_checkpoint_path`",
+    "reward.sources.<name>.model.arch": "3",
+    "reward.sources.<name>.model.hidden_dim": "3",
+    "reward.sources.<name>.model.dropout": "3",
+    "reward.sources.<name>.model.image_size": "3",
+    "reward.sources.<name>.model.debug_save_dir": "3",
+    "reward.sources.<name>.model.update": "1",
+    "train.<name>.data_path": "3 `data.data_path`",
+    "train.<name>.arch": "3",
+    "train.<name>.hidden_dim": "3",
+    "train.<name>.dropout": "3",
+    "train.<name>.image_size": "3",
+    "train.<name>.reward_threshold": "3",
+    "algorithm.adv_estimator": "1, 2 (GRPO)",
+    "algorithm.gamma": "1 `algorithm.gamma`, `verifier_gamma`",
+    "compare.arms": "2 (runs A, B, C)",
+}
+
+CLASHES = """\
+| what | the guides say | guerdon says |
+|---|---|---|
+| weight of a learned reward | `prm_reward_weight` (0), `rm_coef` (1), `reward_weight` (3) | `reward_weight` |
+| scale of a learned reward before its weight | `reward_coef` (2) | `reward_coef`; it comes before the weight, and so \
+also changes what is logged as the source's return |
+| learned reward on or off | `process_reward_model` (0), `reward_model.enable` (2), `use_reward_model` (3) | \
+`reward.use_reward_model` |
+| where the reward's settings stand | flags (0), `reward_model` (1), `env.train.reward_model` (2), `reward` (3) | \
+`reward`, one place for training; evaluation never uses a learned reward |
+| reward per step or once | `prime_granularity: token / whole` (1), `reward_mode: per_step / terminal` (3) | \
+`reward_mode: per_step / terminal` |
+| learned plus native reward | always added (0), separate advantages (1), `combine_mode` (3) | `combine_mode` for the \
+weights; sources are kept apart until the advantage, as in 1 |
+| weights of the base model | `prm_model_name_or_path` (0), `path` (1), `--model-path` (2) | `pretrained_path` where a \
+model is trained |
+| weights of the trained model | `prm_checkpoint_path` (0), `checkpoint_path` (3) | `checkpoint_path` |
+| model that gives zeros | `DummyRM` when no path is given (0) | `model_type: dummy` (or `constant`), said aloud |
+| a measurement that fails | zeros (0), `fail_on_request_error` (2) | `on_failure: drop / neutral / raise`, default \
+`drop` |
+| discount of the learned reward | `reward_model_gamma` (1) | `gamma` of the source; that of the native reward is \
+`algorithm.gamma` (`verifier_gamma` in 1) |
+| folders of debug images | `resnet_success/`, `resnet_fail/` (3) | `success/`, `fail/` |
+| pictures from the environment variable | `DEBUG_IMAGE_SAVE_DIR` (3) | the same name, where `debug_save_dir` is \
+not set |"""
+
+NOT_YET = """\
+Knobs of the guides about language models (prompt filtering by `accuracy_lower_bound` and `accuracy_upper_bound`,
+`prime_norm`, `beta_train`, `ref_type`, HE and SE step rewards), about RLOO, and about the reward server (`nframes`,
+`max_pixels`, `backend`) belong to parts that are planned; a file that uses them today is refused."""
+
+
+def settings_rows() -> Iterator[tuple[str, str, str, str]]:
+    """Key, allowed values, default and meaning of every leaf, in the order of the models."""
+    yield from _walk(Study, "")
+
+
+def page() -> str:
+    """The whole page."""
+    lines = [
+        "# Every key of a configuration",
+        "",
+        "Written by `python docs/make_knobs.py` from `src/guerdon/settings/`; a test keeps it up to date. `<name>` is "
+        "a name of your choice. *required* means: no default, once its section is there. With one reward model, the "
+        "keys of `reward.sources.<name>` stand directly under `reward`.",
+        "",
+        "The column *guide* says which of the guides that guerdon comes from names the key (under the name given, "
+        "where that differs):",
+        "",
+        *[f"- {number}: {title}" for number, title in GUIDES.items()],
+        "",
+    ]
+    section = None
+    for key, allowed, default, meaning in settings_rows():
+        top = key.split(".")[0] if "." in key else "the study itself"
+        if top != section:
+            section = top
+            lines += [] if not lines[-1] else [""]
+            lines += [f"## {_title(top)}", "", "| key | values | default | meaning | guide |", "|---|---|---|---|---|"]
+        cells = (f"`{key}`", allowed, default, meaning, NAMED.get(key, ""))
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    lines += ["", "## Where the guides clash", "", CLASHES, "", NOT_YET, ""]
+    return "\n".join(lines)
+
+
+def _title(top: str) -> str:
+    return top if " " in top else f"`{top}`"
+
+
+def _walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, str]]:
+    """Leaves first at the top level, so that its plain keys stand together."""
+    fields = sorted(model.model_fields.items(), key=lambda f: bool(_inner(f[1].annotation))) if not prefix else None
+    for name, field in fields or model.model_fields.items():
+        key = prefix + name
+        inner = _inner(field.annotation)
+        if name in ("sources", "train", "arms") and inner:
+            key += ".<name>"
+        elif name == "mixture":
+            key += "[]"
+        if not inner:
+            yield key, _values(field.annotation), _default(field), field.description or ""
+        elif len(inner) == 1:
+            yield from _walk(inner[0], key + ".")
+        else:
+            yield from _union(inner, key)
+
+
+def _union(models: list[type[BaseModel]], key: str) -> Iterator[tuple[str, str, str, str]]:
+    """Keys of the members of a union; a key that only some have says which."""
+    seen: dict[str, list[type[BaseModel]]] = {}
+    for model in models:
+        for name in model.model_fields:
+            seen.setdefault(name, []).append(model)
+    kinds = {model: str(get_args(model.model_fields["type"].annotation)[0]) for model in models}
+    yield f"{key}.type", ", ".join(f"`{k}`" for k in kinds.values()), "", "which kind"
+    for name, owners in seen.items():
+        if name == "type":
+            continue
+        field = owners[0].model_fields[name]
+        defaults = {_default(owner.model_fields[name]): kinds[owner] for owner in reversed(owners)}
+        default = " / ".join(f"{d} ({k})" if len(defaults) > 1 else d for d, k in reversed(defaults.items()))
+        only = "" if len(owners) == len(models) else f" ({', '.join(kinds[o] for o in owners)} only)"
+        yield f"{key}.{name}", _values(field.annotation), default, (field.description or "") + only
+
+
+def _inner(annotation: Any) -> list[type[BaseModel]]:
+    """The settings models inside an annotation: itself, of a union, of the values of a mapping or tuple."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if get_origin(annotation) is Annotated:
+        return _inner(get_args(annotation)[0])
+    if get_origin(annotation) is Literal:
+        return []
+    return [model for part in get_args(annotation) for model in _inner(part)]
+
+
+def _values(annotation: Any) -> str:
+    """An annotation as people write it in YAML."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if annotation is type(None):
+        return "null"
+    if origin is Annotated:
+        sizes = getattr(args[1], "func", None)
+        return "size in pixels" if sizes is not None else _values(args[0])
+    if origin is Literal:
+        return ", ".join(f"`{a}`" for a in args)
+    if origin is dict:
+        return "mapping"
+    if origin is tuple:
+        return "list" if args[-1] is Ellipsis else "size in pixels"
+    if origin is Union or args:
+        return " or ".join(dict.fromkeys(_values(a) for a in args))
+    words = {str: "text", int: "whole number", float: "number", bool: "true, false"}
+    return words.get(annotation, str(annotation))
+
+
+def _default(field: FieldInfo) -> str:
+    if field.default_factory is not None:
+        return "empty"
+    if field.default is PydanticUndefined:
+        return "*required*"
+    return f"`{_plain(field.default)}`"
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_plain(v) for v in value) + "]"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
+
+
+def main() -> int:
+    """Write the page, or say whether it is up to date."""
+    text = page()
+    if "--check" in sys.argv[1:]:
+        return 0 if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text else 1
+    PAGE.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

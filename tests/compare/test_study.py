@@ -1,0 +1,217 @@
+"""`guerdon compare` through the real command line: arms, seeds and tasks on a world that costs nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from synthetic_study import write_run
+
+from guerdon.compare.report import comparison_table
+from guerdon.compare.study import plan_study
+from guerdon.errors import ConfigError
+
+TESTS = Path(__file__).parents[1]
+STUDY = {
+    "name": "Tiny study",
+    "work_dir": "work",
+    "env": {"type": "gymnasium", "task": "Dot-v1", "num_envs": 2, "max_episode_steps": 10,
+            "native_reward": "dense", "frame_size": 32},
+    "policy": {"type": "mlp", "hidden": [8]},
+    "algorithm": {"rollout_steps": 10, "minibatch_size": 10, "num_epochs": 1},
+    "runner": {"total_steps": 20, "eval_every": 20, "eval_episodes": 2, "checkpoint_every": 20,
+               "logger": {"tensorboard": False}},
+    "compare": {
+        "baseline": "A",
+        "seeds": [0, 1],
+        "tasks": ["tiny_world:Dot-v1"],
+        "parallel": 2,
+        "arms": {
+            "A": {"label": "native"},
+            "K": {"label": "constant",
+                  "config": {"reward": {"use_reward_model": True, "model": {"model_type": "constant", "value": 1.0}}}},
+        },
+    },
+}  # fmt: skip
+BAD = {
+    "label": "no checkpoint",
+    "config": {"reward": {"use_reward_model": True, "model": {"model_type": "resnet", "checkpoint_path": "nowhere"}}},
+}
+
+
+def write_study(folder, **changes):
+    """The study file in `folder`, with some of its compare section changed."""
+    study = {**STUDY, "compare": {**STUDY["compare"], **changes}}
+    path = folder / "study.yaml"
+    path.write_text(yaml.safe_dump(study, sort_keys=False))
+    return path
+
+
+def start(folder, *arguments):
+    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "guerdon", "compare", "study.yaml", *arguments],
+        cwd=folder, env=environment, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def compare(folder, *arguments):
+    with start(folder, *arguments) as process:
+        out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+def times(folder):
+    """When each file under a folder was last written."""
+    return {str(p): p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_plan_has_every_run_and_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = write_study(tmp_path, tasks=["a", "b"])
+    plan = plan_study(path, ["runner.total_steps=40"])
+    assert sorted(job.name for job in plan.jobs) == sorted(
+        f"{task}.{arm}.seed{seed}" for task in "ab" for arm in "AK" for seed in (0, 1)
+    )
+    one = plan.configs["b.K.seed1"]
+    assert (one.env.task, one.runner.seed, one.runner.total_steps) == ("b", 1, 40)
+    assert one.reward.use_reward_model
+    assert not plan.configs["b.A.seed1"].reward.use_reward_model
+    assert "4 run" in plan_study(path, ["compare.tasks=[a]"]).estimate()["jobs"]
+    assert [p.name for p in tmp_path.iterdir()] == ["study.yaml"]
+
+
+def test_preparation_is_per_task_and_comes_first(tmp_path):
+    study = {
+        **STUDY,
+        "collect": {"save_dir": "${work_dir}/data/${env.task}", "mixture": [{"type": "random"}]},
+        "train": {"rm": {"type": "resnet", "data_path": "${collect.save_dir}",
+                         "save_dir": "${work_dir}/models/${env.task}/rm"}},
+    }  # fmt: skip
+    model = {"model_type": "resnet", "checkpoint_path": "${train.rm.save_dir}"}
+    arms = {"A": {"label": "a"}, "B": {"label": "b", "config": {"reward": {"use_reward_model": True, "model": model}}}}
+    study["compare"] = {**STUDY["compare"], "arms": arms, "tasks": ["x", "y"], "seeds": [0]}
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(study, sort_keys=False))
+    jobs = {job.name: job for job in plan_study(path, []).jobs}
+    assert set(jobs) == {f"{t}.{n}" for t in "xy" for n in
+                         ("collect", "train.rm", "evaluate.rm", "A.seed0", "B.seed0")}  # fmt: skip
+    assert jobs["y.train.rm"].needs == ("y.collect",)
+    assert jobs["y.B.seed0"].needs == ("y.train.rm",)
+    assert jobs["y.A.seed0"].needs == ()
+    plan = plan_study(path, [])
+    assert plan.configs["y.B.seed0"].reward.sources["resnet"].model.checkpoint_path == "work/models/y/rm"
+
+
+def test_a_finished_job_keeps_its_configuration(tmp_path, monkeypatch):
+    from guerdon.compare.study import run_study
+
+    monkeypatch.chdir(tmp_path)
+    path = write_study(tmp_path)
+    jobs = tmp_path / "work" / "jobs"
+    jobs.mkdir(parents=True)
+    (jobs / "tiny_world:Dot-v1.K.seed1.yaml").write_text("other: 1\n")
+    (jobs / "tiny_world:Dot-v1.K.seed1.done").write_text("1\n")
+    before = times(tmp_path)
+    with pytest.raises(ConfigError, match=r"K\.seed1 was configured differently"):
+        run_study(plan_study(path, []))
+    assert times(tmp_path).keys() - before.keys() <= {str(tmp_path / "work" / ".lock")}
+    assert before.items() <= times(tmp_path).items()
+
+
+@pytest.mark.slow
+def test_a_study_from_end_to_end(tmp_path):
+    """One bad arm loses nobody; mended and started again, only what is missing runs."""
+    write_study(tmp_path, arms={**STUDY["compare"]["arms"], "B": BAD})
+    status, out, err = compare(tmp_path, "--dry-run")
+    assert status == 0, err
+    assert "jobs: 6 run" in out
+    assert not (tmp_path / "work").exists()
+
+    status, out, err = compare(tmp_path)
+    assert status == 4
+    assert "Traceback" not in err
+    assert "2 of 6 jobs did not finish" in err
+    assert "no reward model at nowhere" in err
+    work = tmp_path / "work"
+    report = (work / "report.html").read_text()
+    for word in ("native", "constant", "no checkpoint", "no reward model at nowhere"):
+        assert word in report
+    runs = work / "runs" / "tiny_world:Dot-v1"
+    for arm in ("A", "K"):
+        for seed in (0, 1):
+            summary = json.loads((runs / arm / f"seed{seed}" / "COMPLETE").read_text())
+            assert summary["step"] == 20
+    assert json.loads((runs / "B" / "seed0" / "FAILED.json").read_text())["kind"] == "CheckpointError"
+    card = json.loads((work / "study.json").read_text())
+    assert (list(card["arms"]), card["seeds"], card["baseline"]) == (["A", "K", "B"], [0, 1], "A")
+
+    before = times(runs / "A") | times(runs / "K")
+    marks = {p: t for p, t in times(work / "jobs").items() if p.endswith((".done", ".log")) and ".B." not in p}
+    good = {"label": "mended", "config": {"reward": {"use_reward_model": True, "model": {"model_type": "constant"}}}}
+    write_study(tmp_path, arms={**STUDY["compare"]["arms"], "B": good})
+    status, out, err = compare(tmp_path)
+    assert status == 0, err
+    assert "report: work/report.html" in out
+    assert err.count("finished earlier") == 4
+    assert times(runs / "A") | times(runs / "K") == before
+    assert {p: t for p, t in times(work / "jobs").items() if p in marks} == marks
+
+    status, _, err = compare(tmp_path, "runner.total_steps=40")
+    assert status == 2
+    assert "configured differently" in err
+
+
+@pytest.mark.slow
+def test_a_study_that_is_told_to_end_leaves_no_process_and_goes_on(tmp_path):
+    write_study(tmp_path, seeds=[0])
+    longer = ("runner.total_steps=4000", "runner.checkpoint_every=400", "--parallel", "1")
+    with start(tmp_path, *longer) as process:
+        first = process.stderr.readline()  # one job ended, the other began
+        process.send_signal(signal.SIGTERM)
+        rest = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, first + rest
+    assert "Traceback" not in rest
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)  # nobody of its group is left
+    status, out, err = compare(tmp_path, *longer)
+    assert status == 0, err
+    assert err.count("finished earlier") == 1
+    assert "report: work/report.html" in out
+
+
+def test_two_studies_do_not_share_a_folder(tmp_path, monkeypatch):
+    import fcntl
+
+    from guerdon.compare.study import run_study
+
+    monkeypatch.chdir(tmp_path)
+    plan = plan_study(write_study(tmp_path), [])
+    (tmp_path / "work").mkdir()
+    with (tmp_path / "work" / ".lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="another"):
+            run_study(plan)
+    assert sorted(p.name for p in (tmp_path / "work").iterdir()) == [".lock"]
+
+
+@pytest.mark.parametrize(("rate", "comparable"), [(0.0, True), (0.2, False)])
+def test_arms_that_fail_unequally_are_not_compared(tmp_path, rate, comparable):
+    """A model that fails more often is judged on other moments than its rival: the table says so and nothing else."""
+    steps = [0.0, 0.1, 0.2, 0.3, 0.4]
+    for seed in range(3):
+        write_run(tmp_path / "runs" / "t" / "A" / f"seed{seed}", success=steps)
+        write_run(tmp_path / "runs" / "t" / "C" / f"seed{seed}", success=[2 * s for s in steps], sources=["c"],
+                  failure_rate=rate)  # fmt: skip
+    card = {"name": "s", "arms": {"A": {"label": "a"}, "C": {"label": "c"}}, "baseline": "A", "tasks": ["t"],
+            "seeds": [0, 1, 2], "commands": [], "versions": {}, "machine": {}, "started": "",
+            "wall_seconds": 1.0}  # fmt: skip
+    (tmp_path / "study.json").write_text(json.dumps(card))
+    verdicts = [row for row in comparison_table(tmp_path) if row.get("arm") == "C"]
+    assert verdicts
+    for row in verdicts:
+        assert ("not comparable" in json.dumps(row)) != comparable

@@ -1,0 +1,61 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from guerdon.rl.shape import confirmed_bonus, potential_reward, relative_reward, threshold_reward
+
+VALUES = st.lists(st.floats(0, 1, width=32), min_size=1, max_size=12)
+
+
+def test_threshold_by_hand():
+    rewards = threshold_reward(np.array([0.2, 0.5, 0.9]), threshold=0.5, success=2.0, fail=-1.0)
+    assert rewards.tolist() == [-1, -1, 2]
+
+
+@given(VALUES, st.floats(0, 1, width=32))
+def test_relative_rewards_telescope(values, start):
+    rewards = relative_reward(np.array(values), previous=start)
+    assert rewards.sum() == pytest.approx(values[-1] - start, abs=1e-9)
+
+
+@settings(deadline=None)
+@given(VALUES, st.floats(0, 1, width=32), st.floats(0.1, 1))
+def test_potential_shaping_sums_to_its_ends(values, start, gamma):
+    discounts = gamma ** np.arange(len(values))
+    going_on = potential_reward(np.array(values), previous=start, gamma=gamma, terminated=False)
+    assert (going_on * discounts).sum() == pytest.approx(gamma ** len(values) * values[-1] - start, abs=1e-9)
+    ended = potential_reward(np.array(values), previous=start, gamma=gamma, terminated=True)
+    assert (ended * discounts).sum() == pytest.approx(-start, abs=1e-9)
+    np.testing.assert_array_equal(ended[:-1], going_on[:-1])
+
+
+def test_potential_by_hand():
+    values = np.array([0.5, 1.0])
+    assert potential_reward(values, previous=0.25, gamma=0.9, terminated=False) == pytest.approx([0.2, 0.4])
+    assert potential_reward(values, previous=0.25, gamma=0.9, terminated=True) == pytest.approx([0.2, -0.5])
+
+
+def test_a_bonus_needs_frames_in_a_row():
+    values = np.array([0.9, 0.1, 0.9, 0.9, 0.9, 0.1, 0.9, 0.9])
+    rewards, streak, paid = confirmed_bonus(values, threshold=0.5, frames=2, bonus=3.0, streak=0, paid=False)
+    assert rewards.tolist() == [0, 0, 0, 3, 0, 0, 0, 0]
+    assert (streak, paid) == (2, True)
+
+
+@settings(deadline=None)
+@given(VALUES, st.data(), st.integers(1, 4))
+def test_a_bonus_is_paid_at_most_once_wherever_the_episode_is_cut(values, data, frames):
+    whole, streak, paid = confirmed_bonus(
+        np.array(values), threshold=0.5, frames=frames, bonus=1.0, streak=0, paid=False
+    )
+    assert whole.sum() in (0, 1)
+    cut = data.draw(st.integers(0, len(values)))
+    parts, state = [], (0, False)
+    for part in (values[:cut], values[cut:]):
+        rewards, *state = confirmed_bonus(
+            np.array(part), threshold=0.5, frames=frames, bonus=1.0, streak=state[0], paid=state[1]
+        )
+        parts.append(rewards)
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    assert tuple(state) == (streak, paid)

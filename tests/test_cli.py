@@ -1,0 +1,309 @@
+"""The command line as a stranger meets it: every mistake costs one clear line, a status, and nothing on the disk."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from guerdon import __version__, cli
+
+TINY = """\
+name: tiny
+work_dir: work
+env: {type: gymnasium, task: "tiny_world:Dot-v1", num_envs: 2, max_episode_steps: 10, frame_size: 32}
+policy: {type: mlp, hidden: [8]}
+algorithm: {rollout_steps: 10, minibatch_size: 10, num_epochs: 1}
+runner:
+  {total_steps: 40, eval_every: 20, eval_episodes: 2, checkpoint_every: 20,
+   logger: {log_path: runs, experiment_name: one, tensorboard: false}}
+"""
+TRAIN = "train:\n  rm: {type: resnet, data_path: nowhere, save_dir: models/rm}\n"
+STUDY = "compare:\n  baseline: A\n  seeds: [0]\n  arms:\n    A: {label: native}\n"
+CONSTANT = "use_reward_model: true, model: {model_type: constant}"
+PROGRESS = "use_reward_model: true, model: {model_type: progress, checkpoint_path: x}, reward_mode: per_step"
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    """Run the command line in this process, in a folder of its own: status, output and errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments, files=()):
+        for name, content in dict(files).items():
+            Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        monkeypatch.setattr(sys, "argv", ["guerdon", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        said = capsys.readouterr()
+        return left.value.code or 0, said.out, said.err
+
+    return run
+
+
+def refused(answer, *words):
+    """The answer is one line of error that holds the words."""
+    status, out, err = answer
+    assert status == 2, err
+    assert out == ""
+    assert "Traceback" not in err
+    assert err.startswith("guerdon: ")
+    assert err.count("\n") == 1, err
+    for word in words:
+        assert word in err, err
+
+
+def whole_tree():
+    return {str(p) for p in Path().rglob("*")}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (TINY + "runer: {seed: 1}\n", ["tiny.yaml:9", "runer", "did you mean runner?"]),
+        (TINY.replace("num_envs", "num_env"), ["tiny.yaml:3", "did you mean env.num_envs?"]),
+        (TINY.replace("experiment_name", "name"), ["tiny.yaml:8", "runner.logger.experiment_name"]),
+        (TINY + TRAIN.replace("save_dir", "save_dri"), ["save_dri", "did you mean train.rm.save_dir?"]),
+        (TINY + TRAIN.replace("type: resnet", "type: resnext"), ["tiny.yaml:10", "did you mean 'resnet'?"]),
+        (TINY.replace("num_envs: 2", "num_envs: two"), ["tiny.yaml:3", "env.num_envs is 'two'", "integer"]),
+        (TINY.replace("num_envs: 2", "num_envs: true"), ["num_envs is true"]),
+        (TINY.replace("num_envs: 2", "num_envs: 0"), ["env.num_envs is 0", "greater than or equal to 1"]),
+        (TINY.replace("frame_size: 32", "frame_size: true"), ["frame_size"]),
+        ("- 1\n", ["a map of sections"]),
+        ("a: [1\nb: 2\n", ["tiny.yaml:2", "not valid YAML"]),
+        (b"\xff\xfea: 1", ["not UTF-8"]),
+        ("env: 3\n", ["tiny.yaml:1", "a section"]),
+        ("name: a\nname: b\n", ["name is given twice"]),
+    ],
+    ids=lambda value: None,
+)
+def test_a_mistake_in_the_file_names_its_line(call, text, words):
+    answer = call("run", "tiny.yaml", files={"tiny.yaml": text})
+    if answer[2].count("\n") > 1:  # an unknown key and the missing one it stood for
+        assert answer[0] == 2
+        assert all(word in answer[2] for word in words), answer[2]
+    else:
+        refused(answer, *words)
+    assert whole_tree() == {"tiny.yaml"}
+
+
+def test_missing_file_and_folder(call, tmp_path):
+    refused(call("run", "no.yaml"), "no.yaml", "no such file")
+    refused(call("run", tmp_path), "directory")
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("runner.seed", ["section.key=value"]),
+        ("=3", ["section.key=value"]),
+        ("runner.seed=", ["no value"]),
+        ("runner..seed=3", ["section.key=value"]),
+        ("runner.seed.x=3", ["runner.seed"]),
+        ("runner.seed=[1", ["not valid YAML"]),
+        ("runner.sed=3", ["did you mean runner.seed?"]),
+        ("env=3", ["a section"]),
+        ("env.task=${nowhere}", ["nowhere"]),
+        ("reward={use_reward_model: true, model: {model_type: resnt}}", ["did you mean 'resnet'?"]),
+        ("reward={use_reward_model: true, model: {model_type: resnet}}", ["needs checkpoint_path"]),
+        ("reward={use_reward_model: true}", ["needs reward.model"]),
+        (f"reward={{{CONSTANT}, reward_threshold: 2}}", ["less than or equal to 1"]),
+    ],
+)
+def test_a_mistake_in_an_override_names_it(call, override, words):
+    refused(call("run", "tiny.yaml", override, files={"tiny.yaml": TINY}), *words)
+    assert whole_tree() == {"tiny.yaml"}
+
+
+@pytest.mark.parametrize(
+    ("override", "knob"),
+    [
+        (f"reward={{{PROGRESS}, shaping: relative, success_reward: 2}}", "success_reward"),
+        (f"reward={{{PROGRESS}, shaping: raw, reward_threshold: 0.5}}", "reward_threshold"),
+        (f"reward={{{PROGRESS}, shaping: bonus, fail_reward: -1}}", "fail_reward"),
+        (f"reward={{{PROGRESS}, confirm_frames: 3}}", "confirm_frames"),
+        (f"reward={{{PROGRESS}, use_negative_reward: true, fail_reward: 0}}", "fail_reward"),
+        (f"reward={{{CONSTANT}, score_every: 3}}", "score_every"),
+        (f"reward={{{CONSTANT}, shaping: relative}}", "per_step"),
+        (f"reward={{{CONSTANT}, env_reward_weight: 0.5}}", "env_reward_weight"),
+        (f"reward={{{CONSTANT}, combine_mode: add, env_reward_weight: 0.5}}", "env_reward_weight"),
+        (f"reward={{{CONSTANT}, sources: {{a: {{model: {{model_type: constant}}}}}}}}", "stands beside sources"),
+        ("reward={use_reward_model: true, sources: {env: {model: {model_type: constant}}}}", "taken"),
+        ("reward={use_reward_model: true, model: {model_type: constant, hidden_dim: 3}}", "hidden_dim"),
+        ("reward={use_reward_model: true, model: {model_type: resnet, checkpoint_path: x, value: 1}}", "value"),
+        ("reward={use_reward_model: true, model: {model_type: constant, update: after}}", "update"),
+        ("reward={success_reward: 3}", "success_reward"),
+        ("reward={success_reward: 3, model: {model_type: constant}}", "model, success_reward"),
+        ("reward={combine_mode: add}", "combine_mode"),
+        ("reward={sources: {a: {model: {model_type: constant}}}}", "sources"),
+        ("algorithm.group_size=4", "group_size"),
+        ("algorithm.adv_estimator=grpo", "rollout_steps"),
+        ("env={type: metaworld, kwargs: {a: 1}}", "kwargs"),
+        ("env.render_workers=2", "render_workers"),
+        ("env.data_collection.enabled=true", "save_dir"),
+    ],
+)
+def test_a_knob_that_would_do_nothing_is_refused(call, override, knob):
+    refused(call("run", "tiny.yaml", override, files={"tiny.yaml": TINY}), knob)
+    assert whole_tree() == {"tiny.yaml"}
+
+
+def test_an_unknown_key_of_an_arm_names_its_line(call):
+    study = TINY + "compare:\n  baseline: A\n  arms:\n    A:\n      label: x\n      config:\n        "
+    refused(call("compare", "s.yaml", files={"s.yaml": study + "env: {num_env: 3}\n"}), "s.yaml:15", "env.num_envs")
+    refused(call("compare", "s.yaml", files={"s.yaml": study.replace("config:\n        ", "confg: {}\n")}), "config")
+    refused(call("compare", "s.yaml", files={"s.yaml": study.replace("baseline: A", "baseline: Z") + "{}\n"}), "'Z'")
+    assert whole_tree() == {"s.yaml"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run"], ["Missing argument", "guerdon run --help"]),
+        (["run", "tiny.yaml", "--drrun"], ["--drrun", "--dry-run"]),
+        (["rn"], ["rn", "run"]),
+        (["collect", "tiny.yaml"], ["no collect section"]),
+        (["collect", "tiny.yaml", "--dry-run"], ["no collect section"]),
+        (["train", "tiny.yaml"], ["no train section"]),
+        (["train", "tiny.yaml", "policy=bc"], ["no bc section"]),
+        (["evaluate", "tiny.yaml"], ["no train section"]),
+        (["evaluate", "tiny.yaml", "--dry-run"], ["no train section"]),
+        (["compare", "tiny.yaml"], ["no compare section"]),
+        (["train", "train.yaml", "--only", "zz"], ["--only zz", "rm"]),
+        (["evaluate", "train.yaml", "--only", "zz", "--dry-run"], ["--only zz", "rm"]),
+        (["train", "train.yaml"], ["nowhere"]),
+        (["evaluate", "train.yaml"], ["models/rm", "guerdon train"]),
+        (["report", "."], ["neither a study"]),
+        (["report", "tiny.yaml"], ["neither a study"]),
+        (["report", "nowhere"], ["nowhere"]),
+        (["run", "tiny.yaml", "runner.logger.log_path=tiny.yaml"], ["tiny.yaml"]),
+        (["run", "tiny.yaml", "runner.logger.log_path=tiny.yaml/x/y"], ["tiny.yaml"]),
+        (["compare", "arms.yaml", "work_dir=tiny.yaml/x"], ["tiny.yaml"]),
+        (["collect", "tiny.yaml", "collect={save_dir: tiny.yaml, mixture: [{type: random}]}"], ["tiny.yaml"]),
+        (["collect", "tiny.yaml", "collect={save_dir: tiny.yaml/x, mixture: [{type: random}]}"], ["tiny.yaml"]),
+    ],
+    ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else None,
+)
+def test_what_a_verb_cannot_do_costs_one_line(call, arguments, words):
+    files = {"tiny.yaml": TINY, "train.yaml": TINY + TRAIN, "arms.yaml": TINY + STUDY}
+    refused(call(*arguments, files=files), *words)
+    assert whole_tree() == set(files)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        (f"reward={{{PROGRESS}}}", ["no reward model at x"]),
+        ("env.task=tiny_world:Dto-v1", ["Dto"]),
+        ("env.task=CartPole-v1", ["Discrete"]),
+        ("env={type: metaworld, task: windw-close}", ["did you mean window-close"]),
+        ("env={type: metaworld, task: window-close, camera: cornr}", ["env.camera", "did you mean corner?"]),
+        ("runner.resume_dir=nowhere", ["nowhere"]),
+        ("policy.checkpoint=nowhere", ["nowhere"]),
+        ("algorithm={adv_estimator: grpo, group_size: 3}", ["group_size"]),
+        ("policy={type: cnn}", ["observation"]),
+    ],
+)
+def test_a_run_that_cannot_begin_costs_one_line_and_not_its_folder(call, override, words):
+    if "metaworld" in override:
+        pytest.importorskip("metaworld")
+    refused(call("run", "tiny.yaml", override, files={"tiny.yaml": TINY}), *words)
+    status, out, err = call("run", "tiny.yaml")
+    assert status == 0, err  # once mended, the same command runs
+    assert "wrote runs/one" in out
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_is_read_only(call, tmp_path):
+    (tmp_path / "shut").mkdir(mode=0o555)
+    refused(call("run", "tiny.yaml", "runner.logger.log_path=shut", files={"tiny.yaml": TINY}), "shut", "ermission")
+
+
+def test_a_full_disk_costs_one_line(call, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("guerdon.atomic.os.fsync", full)
+    refused(call("run", "tiny.yaml", files={"tiny.yaml": TINY}), "No space left")
+
+
+def test_a_run_says_what_it_wrote_and_guards_its_folder(call):
+    status, out, err = call("run", "tiny.yaml", files={"tiny.yaml": TINY})
+    assert status == 0, err
+    assert "true success" in out
+    assert "wrote runs/one and runs/one/report.html" in out
+    refused(call("run", "tiny.yaml"), "runs/one already holds a run", "--resume")
+    refused(call("run", "tiny.yaml", "--resume", "runner.seed=7"), "another configuration")
+    before = Path("runs/one/metrics.jsonl").read_bytes()
+    assert call("run", "tiny.yaml", "--resume")[0] == 0  # nothing left to do
+    assert Path("runs/one/metrics.jsonl").read_bytes() == before
+    assert call("report", "runs/one")[:2] == (0, "report: runs/one/report.html\n")
+
+
+@pytest.mark.parametrize("verb", ["run", "collect", "train", "evaluate", "compare"])
+def test_a_dry_run_writes_nothing(call, verb):
+    text = TINY + TRAIN + STUDY + "collect: {save_dir: data}\n"
+    status, out, err = call(verb, "tiny.yaml", "--dry-run", "runner.seed=3", files={"tiny.yaml": text})
+    assert status == 0, err
+    assert "seed: 3" in out
+    assert re.search(r"^(wall )?time: about", out, re.M)
+    assert whole_tree() == {"tiny.yaml"}
+
+
+def test_quickstart_dry_run_writes_nothing(call):
+    status, out, _ = call("quickstart", "--dry-run", "--folder", "q")
+    assert status == 0
+    assert "jobs: 1 collect" in out
+    assert whole_tree() == set()
+
+
+def test_version_and_help(call):
+    assert call("--version")[:2] == (0, f"guerdon {__version__}\n")
+    status, out, _ = call("--help")
+    assert status == 0
+    for verb in ("collect", "train", "evaluate", "run", "compare", "report", "quickstart", "doctor"):
+        assert verb in out
+
+
+def test_an_interrupt_is_no_traceback(call, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("guerdon.rl.run.run", interrupted)
+    status, _, err = call("run", "tiny.yaml", files={"tiny.yaml": TINY})
+    assert status == 130
+    assert err.count("\n") == 1
+    assert "--resume" in err
+
+
+def test_a_bug_keeps_its_traceback(call, monkeypatch):
+    monkeypatch.setattr("guerdon.rl.run.run", lambda *_, **__: 1 / 0)
+    Path("tiny.yaml").write_text(TINY)
+    monkeypatch.setattr(sys, "argv", ["guerdon", "run", "tiny.yaml"])
+    with pytest.raises(ZeroDivisionError):
+        cli.main()
+
+
+def test_a_terminal_shows_a_bar(tmp_path):
+    """On a pseudo-terminal the run draws a progress bar; in a pipe it writes plain lines without escape codes."""
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "TERM": "xterm"}
+    command = [sys.executable, "-m", "guerdon", "run", "tiny.yaml"]
+    outside, inside = pty.openpty()
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=inside, stdout=inside) as process:
+        os.close(inside)
+        shown = b""
+        try:
+            while piece := os.read(outside, 65536):
+                shown += piece
+        except OSError:
+            pass
+        assert process.wait() == 0, shown.decode()
+    assert b"40/40" in shown
+    assert b"\x1b[" in shown
+    piped = subprocess.run([*command, "runner.logger.experiment_name=two"], cwd=tmp_path, env=environment,
+                           capture_output=True, check=True)  # fmt: skip
+    assert b"\x1b[" not in piped.stdout + piped.stderr.replace(b"\x1b[33mWARN", b"")

@@ -1,0 +1,130 @@
+"""What the documents say is what the code does: keys, command lines, links, study files."""
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from guerdon.cli import app
+from guerdon.config import load, read_yaml
+from guerdon.settings.study import Study
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+STUDIES = sorted((ROOT / "studies").glob("*.yaml"))
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def names(paths):
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+@pytest.fixture(scope="module")
+def knobs():
+    spec = importlib.util.spec_from_file_location("make_knobs", ROOT / "docs" / "make_knobs.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table_of_keys_is_up_to_date(knobs):
+    written = (ROOT / "docs" / "knobs.md").read_text(encoding="utf-8")
+    assert written == knobs.page(), "run: python docs/make_knobs.py"
+
+
+def test_every_key_says_what_it_means(knobs):
+    assert [key for key, _, _, meaning in knobs.settings_rows() if not meaning] == []
+
+
+def test_the_guides_name_keys_that_exist(knobs):
+    keys = {key for key, *_ in knobs.settings_rows()}
+    assert {key for key in knobs.NAMED if not any(k == key or k.startswith(f"{key}.") for k in keys)} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_links_inside_the_project_resolve(page):
+    text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    targets = [link.split("#")[0] for link in LINK.findall(text) if not re.match(r"https?:|#", link)]
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def command_lines():
+    """Command lines in indented blocks and in the heads of studies, without what is explained behind them."""
+    for path in (*PAGES, *STUDIES):
+        start = r"#\s+" if path.suffix == ".yaml" else r" {4}"
+        for line in re.findall(rf"^{start}(guerdon [a-z].*)$", path.read_text(encoding="utf-8"), re.M):
+            yield re.split(r"\s{2,}", line)[0]
+
+
+COMMANDS = sorted(set(command_lines()))
+READS_STUDY = ("collect", "train", "evaluate", "run", "compare")
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_printed_commands_work(line, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    words = shlex.split(line)[1:]
+    asked = [*words, *([] if "--dry-run" in words else ["--dry-run"])] if words[0] in READS_STUDY else None
+    result = CliRunner().invoke(app, asked or [words[0], "--help"])
+    assert result.exit_code == 0, (result.output, result.exception)
+
+
+def test_there_are_commands_to_check():
+    assert {shlex.split(line)[1] for line in COMMANDS} >= {"compare", "run", "train", "evaluate"}
+
+
+def test_the_table_of_verbs_is_complete():
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    verbs = {command.name or command.callback.__name__ for command in app.registered_commands}
+    assert set(re.findall(r"^\| `guerdon (\w+)", page, re.M)) == verbs
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=names(STUDIES))
+def test_studies_are_valid(path):
+    study = load(Study, path)
+    if study.compare is not None:
+        from guerdon.compare.study import plan_study
+
+        assert plan_study(path, []).jobs
+
+
+def yaml_blocks():
+    for page in PAGES:
+        for language, text in BLOCK.findall(page.read_text(encoding="utf-8")):
+            if language == "yaml":
+                yield pytest.param(text, id=f"{page.name}: {text.splitlines()[0]}")
+
+
+@pytest.mark.parametrize("text", yaml_blocks())
+def test_examples_are_valid(text, tmp_path):
+    """A block is a whole study, or one of its sections; a lone `model` belongs under `reward`."""
+    content = yaml.safe_load(text)
+    if set(content) == {"model"}:
+        content = {"reward": {"use_reward_model": True, "reward_mode": "per_step", "shaping": "raw", **content}}
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    assert read_yaml(path)
+    study = load(Study, path)
+    if study.compare is not None:
+        from guerdon.compare.study import plan_study
+
+        assert plan_study(path, []).jobs
+
+
+def python_blocks():
+    for page in PAGES:
+        for language, text in BLOCK.findall(page.read_text(encoding="utf-8")):
+            if language == "python" and "import" in text:
+                yield pytest.param(text, id=f"{page.name}: {text.splitlines()[-1][:40]}")
+
+
+@pytest.mark.parametrize("text", python_blocks())
+def test_python_examples_import_what_exists(text):
+    imports = "\n".join(line for line in text.splitlines() if line.startswith(("import ", "from ")))
+    compile(text, "example", "exec")
+    exec(imports, {})

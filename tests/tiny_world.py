@@ -1,0 +1,35 @@
+"""A world that costs nothing: a dot that should reach the right edge. `env.task: tiny_world:Dot-v1`."""
+
+import gymnasium
+import numpy as np
+
+
+class Dot(gymnasium.Env):
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+        self.observation_space = gymnasium.spaces.Box(-2, 2, (2,), np.float32)
+        self.action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x, self.y = self.np_random.uniform(-0.5, 0.5, 2)
+        return self._state(), {"success": False}
+
+    def step(self, action):
+        self.x = float(np.clip(self.x + 0.2 * action[0], -1, 1))
+        return self._state(), self.x, False, False, {"success": self.x > 0.5}
+
+    def render(self):
+        picture = np.zeros((32, 32, 3), np.uint8)
+        column, row = int((self.x + 1) * 13), int((self.y + 1) * 13)
+        picture[row : row + 6, column : column + 6] = 255
+        return picture
+
+    def _state(self):
+        return np.array([self.x, self.y], np.float32)
+
+
+if "Dot-v1" not in gymnasium.registry:
+    gymnasium.register("Dot-v1", Dot, max_episode_steps=10)

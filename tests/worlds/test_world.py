@@ -1,0 +1,233 @@
+"""One convention for three: what `World` says must be what the environment did, whoever resets it."""
+
+import numpy as np
+import pytest
+from corridor import GOAL, ID
+
+from guerdon.errors import CheckpointError, ConfigError, DataError
+from guerdon.settings.world import EnvSettings
+from guerdon.worlds.build import build_world
+from guerdon.worlds.gymnasium_env import RenderEye, make_gymnasium_env
+from guerdon.worlds.world import World, success_from_info
+
+MODES = ("disabled", "next_step", "same_step")
+
+
+def corridor_world(mode="disabled", copies=3, limit=6, seed=5, **options):
+    env = make_gymnasium_env(ID, copies, autoreset=mode, max_episode_steps=limit, kwargs=options.pop("kwargs", None))
+    return World(env, ["walk"] * copies, seed=seed, eye=RenderEye(env, (8, 8)), **options)
+
+
+def walk(world, steps, seed=0):
+    """Episodes as lists of moments (position, age, picture, reward, success), the first one without the last two."""
+    rng = np.random.default_rng(seed)
+    transition = world.reset()
+    open_ones = [[(transition.observations[i], transition.first_looks[i])] for i in range(world.num_envs)]
+    episodes = []
+    everything = np.ones(world.num_envs, np.bool_)
+    for _ in range(steps):
+        actions = rng.uniform(-0.2, 1, (world.num_envs, 1)).astype(np.float32)
+        transition = world.step(actions, capture=everything, capture_ends=True)
+        for i in range(world.num_envs):
+            if transition.mask[i]:
+                open_ones[i].append(
+                    (transition.final_observations[i], transition.looks[i], actions[i, 0], transition.rewards[i],
+                     transition.success[i], transition.terminated[i], transition.truncated[i])
+                )  # fmt: skip
+            else:
+                assert i not in transition.looks
+                assert transition.rewards[i] == 0
+                assert not transition.success[i]
+            if transition.done[i]:
+                episodes.append(open_ones[i])
+            if i in transition.first_looks:
+                open_ones[i] = [(transition.observations[i], transition.first_looks[i])]
+    return episodes
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_convention_tells_the_same_truth(mode):
+    world = corridor_world(mode)
+    episodes = walk(world, 40)
+    assert len(episodes) > 10
+    assert {len(e) for e in episodes} != {7}, "some end at the goal, some at the limit"
+    for first, *moments in episodes:
+        position, age = np.float32(first[0][0]), 0
+        assert 0 <= position < 1
+        assert first[0][1] == 0
+        assert list(first[1][0, 0]) == [int(position * 20), 0, 7]
+        for seen, look, action, reward, success, terminated, truncated in moments:
+            position, age = np.float32(position + action), age + 1
+            assert tuple(seen) == (position, age)
+            assert list(look[0, 0]) == [int(float(position) * 20) % 256, age, 7], "the picture of another moment"
+            assert reward == position
+            assert success == (position >= GOAL) == terminated
+            assert truncated == (age == 6 and not terminated)
+            assert (terminated or truncated) == (moments[-1][0] is seen)
+    world.close()
+
+
+def test_a_copy_that_says_nothing_about_success_has_none():
+    assert not success_from_info({"success": np.array([None, np.True_], dtype=object)}, 0)
+    assert success_from_info({"success": np.array([None, np.True_], dtype=object)}, 1)
+    assert success_from_info({"is_success": np.array([0.0, 1.0])}, 1)
+    assert not success_from_info({}, 0)
+
+
+@pytest.mark.parametrize("limit", [None, 4])
+def test_success_ends_the_episode_only_where_asked(limit):
+    for ends in (False, True):
+        world = corridor_world(limit=None, max_episode_steps=limit, end_on_success=ends, kwargs={"stops": False})
+        world.reset()
+        for t in range(6):
+            transition = world.step(np.ones((3, 1), np.float32))
+            assert not (transition.terminated & transition.truncated).any()
+            if ends and t == 2:
+                assert transition.terminated.all(), "three steps of 1 reach the goal from anywhere"
+            assert ends or not transition.terminated.any()
+            assert limit is None or ends or transition.truncated.all() == (t % 4 == 3)
+
+
+def test_guerdons_own_limits_need_its_own_resets():
+    with pytest.raises(ConfigError, match="autoreset"):
+        corridor_world("same_step", max_episode_steps=3)
+    with pytest.raises(ConfigError, match="autoreset_mode"):
+        corridor_world("same_step", pixels=True)
+
+
+def test_the_seed_decides_every_start_and_groups_share_theirs():
+    def starts(**options):
+        world = corridor_world(copies=4, **options)
+        return [e[0][0][0] for e in walk(world, 20)]
+
+    assert starts() == starts()
+    assert starts() != starts(seed=6)
+    world = corridor_world(copies=4, group_size=2)
+    seen = world.reset().observations[:, 0]
+    assert seen[0] == seen[1] != seen[2] == seen[3]
+    world.step(np.ones((4, 1), np.float32))
+    world.rewind()
+    assert np.array_equal(world.reset().observations[:, 0], seen)
+
+
+def test_pixels_are_the_observation():
+    world = corridor_world(pixels=True, limit=2)
+    assert world.observation_shape == (8, 8, 3)
+    world.reset()
+    ages = [world.step(np.zeros((3, 1), np.float32)) for _ in range(3)]
+    assert [t.final_observations[0, 0, 0, 1] for t in ages] == [1, 2, 1], "the terminal picture"
+    assert [t.observations[0, 0, 0, 1] for t in ages] == [1, 0, 1], "the picture after the reset"
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_an_action_that_is_no_number_is_refused(value):
+    world = corridor_world()
+    world.reset()
+    actions = np.zeros((3, 1), np.float32)
+    actions[2] = value
+    with pytest.raises(DataError, match="copy 2"):
+        world.step(actions)
+
+
+def resumed(make, actions_T_B_A, cut):
+    """Transitions after `cut`, of a world that went on and of one that was saved there and loaded afresh."""
+    straight, saved, loaded = make(), make(), make()
+    straight.reset()
+    saved.reset()
+    for t, actions in enumerate(actions_T_B_A):
+        transition = straight.step(actions)
+        if t < cut:
+            saved.step(actions)
+        if t == cut - 1:
+            state = saved.state_dict()
+            loaded.load_state_dict(state)
+            assert np.array_equal(loaded.observations, straight.observations)
+            assert np.array_equal(loaded.steps_in_episode, straight.steps_in_episode)
+        if t >= cut:
+            again = loaded.step(actions)
+            for name in ("observations", "final_observations", "rewards", "terminated", "truncated", "success"):
+                assert np.array_equal(getattr(again, name), getattr(transition, name)), (t, name)
+            assert np.array_equal(loaded.episode_ids, straight.episode_ids)
+    for world in (straight, saved, loaded):
+        world.close()
+
+
+@pytest.mark.parametrize("cut", [1, 7, 8, 19])
+def test_replay_finds_copies_of_different_ages(cut):
+    rng = np.random.default_rng(cut)
+    actions = rng.uniform(-0.5, 1, (30, 4, 1)).astype(np.float32)
+    resumed(lambda: corridor_world(copies=4), actions, cut)
+    resumed(lambda: corridor_world(copies=1, limit=None, end_on_success=True, max_episode_steps=9), actions[:, :1], cut)
+
+
+@pytest.mark.parametrize("cut", [40, 65])
+def test_replay_of_a_real_environment_that_cuts_at_a_limit(cut):
+    def make():
+        env = make_gymnasium_env("Pendulum-v1", 2, max_episode_steps=60)
+        return World(env, ["swing up"] * 2, seed=1)
+
+    resumed(make, np.random.default_rng(0).uniform(-2, 2, (90, 2, 1)).astype(np.float32), cut)
+
+
+def test_replay_of_metaworld_where_success_ends_episodes():
+    from guerdon.policies.experts import ScriptedExpert
+
+    settings = EnvSettings(task="handle-press", num_envs=3, max_episode_steps=40, end_on_success=True)
+    world = build_world(settings, seed=3)
+    expert, rng = ScriptedExpert("handle-press", noise=0.3), np.random.default_rng(0)
+    observations, actions, ages = world.reset(capture=np.zeros(3, np.bool_)).observations, [], []
+    for _ in range(60):
+        actions.append(expert.act(observations, rng))
+        observations = world.step(actions[-1]).observations
+        ages.append(world.steps_in_episode)
+    world.close()
+    cut = next(t for t, age in enumerate(ages) if len(set(age)) == 3 and min(age) > 0)
+    resumed(lambda: build_world(settings, seed=3), np.stack(actions), cut + 1)
+
+
+def test_a_replay_that_does_not_arrive_is_an_error():
+    world, other = corridor_world(), corridor_world()
+    world.reset()
+    world.step(np.ones((3, 1), np.float32))
+    state = world.state_dict()
+    state["observations"] = state["observations"] + 1
+    with pytest.raises(CheckpointError, match="did not come back"):
+        other.load_state_dict(state)
+
+
+def test_worlds_that_reset_themselves_start_new_episodes_after_a_resume():
+    world, other = corridor_world("next_step"), corridor_world("next_step")
+    world.reset()
+    world.step(np.ones((3, 1), np.float32))
+    other.load_state_dict(world.state_dict())
+    assert not other.exact_resume
+    assert (other.steps_in_episode == 0).all()
+    assert (other.episode_ids == world.episode_ids + 1).all()
+
+
+def test_unknown_and_unfit_environments_are_named():
+    with pytest.raises(ConfigError, match=r"Pendulum"):
+        make_gymnasium_env("Pendulm-v1", 1)
+    with pytest.raises(ConfigError, match="need a Box"):
+        make_gymnasium_env("CartPole-v1", 1)
+    with pytest.raises(ConfigError, match="task texts"):
+        World(make_gymnasium_env(ID, 2), ["one"])
+
+
+def test_async_copies_are_the_sync_ones():
+    worlds = [
+        build_world(
+            EnvSettings(type="gymnasium", task="Pendulum-v1", num_envs=2, max_episode_steps=5, vectorization=v), seed=2
+        )
+        for v in ("sync", "async")
+    ]
+    nothing = np.zeros(2, np.bool_)
+    assert np.array_equal(*[w.reset(capture=nothing).observations for w in worlds])
+    rng = np.random.default_rng(0)
+    for _ in range(12):
+        actions = rng.uniform(-2, 2, (2, 1)).astype(np.float32)
+        a, b = (w.step(actions) for w in worlds)
+        for name in ("observations", "final_observations", "rewards", "truncated"):
+            assert np.array_equal(getattr(a, name), getattr(b, name))
+    for world in worlds:
+        world.close()
