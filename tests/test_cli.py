@@ -243,6 +243,22 @@ def test_a_run_says_what_it_wrote_and_guards_its_folder(call):
     assert call("report", "runs/one")[:2] == (0, "report: runs/one/report.html\n")
 
 
+def test_a_run_with_the_native_reward_needs_no_picture(call, monkeypatch):
+    import tiny_world
+
+    def blind(self):
+        raise RuntimeError("no screen")
+
+    monkeypatch.setattr(tiny_world.Dot, "render", blind)
+    status, out, err = call("run", "tiny.yaml", files={"tiny.yaml": TINY})
+    assert status == 0, err
+    assert "no film" in err
+    assert Path("runs/one/COMPLETE").exists()
+    refused_line = call("run", "tiny.yaml", "runner.logger.experiment_name=two", f"reward={{{CONSTANT}}}")
+    assert refused_line[0] in (0, 2)  # a constant needs no picture either, but may be shown one
+    assert "Traceback" not in refused_line[2]
+
+
 @pytest.mark.parametrize("verb", ["run", "collect", "train", "evaluate", "compare"])
 def test_a_dry_run_writes_nothing(call, verb):
     text = TINY + TRAIN + STUDY + "collect: {save_dir: data}\n"

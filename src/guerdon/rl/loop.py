@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from guerdon.atomic import write_json
-from guerdon.errors import TooManyFailuresError
+from guerdon.errors import GuerdonError, TooManyFailuresError
 from guerdon.policies.control import build_policy, save_policy
 from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.assemble import build_keep_up, build_sources, save_refitted
@@ -329,10 +329,13 @@ class Loop:
 
     def _film(self) -> None:
         path = self.folder / "films" / f"step_{self.step:012d}.npz"
-        film_episode(
-            self.eval_world, self.policy.actor(), self.sources, path,
-            step=self.step, frames=self.study.runner.film_frames,
-        )  # fmt: skip
+        try:  # a picture for the report: where nothing can be drawn, the run is no worse for it
+            film_episode(
+                self.eval_world, self.policy.actor(), self.sources, path,
+                step=self.step, frames=self.study.runner.film_frames,
+            )  # fmt: skip
+        except GuerdonError as error:
+            self.narrator.say(f"no film: {error}")
 
     @property
     def wall_time(self) -> float:
