@@ -123,8 +123,9 @@ def main() -> None:
             results[side].append(measure(__file__, {"side": side, **shared}))
             print(f"repetition {repetition}: {NAMES[side]}, {rates(results[side])[-1]:.0f} steps/s", flush=True)
     print(
-        f"\n{where}\n\nTask {options.task}, {options.steps} steps (a fifth where every 10th step is scored, a tenth where "
-        f"every step is), {options.repetitions} repetitions taking turns; median (lowest to highest).\n\n{report(results)}"
+        f"\n{where}\n\nTask {options.task}, {options.steps} steps (a fifth where every 10th step is scored, a tenth "
+        f"where every step is; whole rollouts of 2000), {options.repetitions} repetitions taking turns; median (lowest "
+        f"to highest).\n\n{report(results)}"
     )
 
 

@@ -231,7 +231,9 @@ def _write_card(plan: Plan, seconds: float) -> None:
 
         card = json.loads(path.read_text())
         before, started = float(card["wall_seconds"]), card["started"]
-    command = " ".join(["guerdon compare", str(plan.source), *plan.overrides])
+    command = provenance.command()
+    if not command.startswith("guerdon "):  # called from Python
+        command = " ".join(["guerdon compare", str(plan.source), *plan.overrides])
     atomic.write_json(
         path,
         {
