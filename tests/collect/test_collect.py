@@ -258,7 +258,7 @@ def command(folder, *args):
     env = dict(os.environ) | {"PYTHONPATH": str(TESTS)}
     code = "import corridor, sys; from guerdon.cli import main; sys.argv[0] = 'guerdon'; main()"
     done = subprocess.run(
-        [sys.executable, "-c", code, *args], capture_output=True, text=True, cwd=folder, env=env, timeout=120
+        [sys.executable, "-c", code, *args], capture_output=True, text=True, cwd=folder, env=env, timeout=280
     )
     return done
 

@@ -31,7 +31,7 @@ def python(code, **environ):
     env = dict(os.environ) | {k: v for k, v in environ.items() if v is not None}
     for name in (k for k, v in environ.items() if v is None):
         env.pop(name, None)
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=280)
 
 
 def reported(code):

@@ -1,0 +1,215 @@
+"""Behaviour cloning: the right pairs, honest held-out numbers, and a policy that does the task."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from corridor import ID
+
+from guerdon.collect.collect import collect
+from guerdon.episodes.write import EpisodeWriter
+from guerdon.errors import ConfigError, DataError
+from guerdon.policies.control import build_policy, load_policy
+from guerdon.policies.experts import ScriptedExpert
+from guerdon.rl.evaluation import evaluate_policy
+from guerdon.rl.start import start_from_policy
+from guerdon.settings.study import Study
+from guerdon.train.bc import SMALLEST_STD, gather_pairs, residual_std, split_pairs, train_bc
+from guerdon.types import Episode
+from guerdon.worlds.build import build_world
+
+torch.set_num_threads(1)
+
+
+def linear_episodes(count=12, length=20, noise=0.0, seed=0, **meta):
+    """Episodes of a teacher whose action is a linear function of the state, with noise of its own."""
+    rng = np.random.default_rng(seed)
+    teacher = np.array([[0.5, -0.2], [0.1, 0.3], [-0.4, 0.2]], np.float32)
+    for number in range(count):
+        states = (5 + rng.normal(0, 2, (length, 3))).astype(np.float32)
+        actions = np.zeros((length, 2), np.float32)
+        actions[1:] = (states[:-1] - 5) @ teacher + noise * rng.normal(size=(length - 1, 2))
+        yield Episode(
+            id=str(number), task="follow", states=states, actions=actions, rewards=np.zeros(length, np.float32),
+            success=np.arange(length) == length - 1, outcome=number % 4 != 3, meta=meta,
+        )  # fmt: skip
+
+
+def written(folder, episodes):
+    with EpisodeWriter(folder) as writer:
+        for episode in episodes:
+            writer.add(episode)
+    return folder
+
+
+def study(tmp_path, *, policy=None, env=None, seed=0, **options):
+    bc = {"data_path": str(tmp_path / "data"), "save_dir": str(tmp_path / "policy"), "epochs": 60, "batch_size": 32}
+    return Study(bc=bc | options, policy={"type": "mlp"} | (policy or {"hidden": [32]}), env=env or {}, runner={"seed": seed})
+
+
+def test_pairs_are_a_state_and_the_action_taken_then():
+    episodes = list(linear_episodes(3, 5))
+    pairs = gather_pairs(episodes, pixels=False)
+    assert pairs.observations.shape == (12, 3)
+    for number, episode in enumerate(episodes):
+        mine = pairs.take(pairs.episode == number)
+        assert np.array_equal(mine.observations, episode.states[:-1])
+        assert np.array_equal(mine.actions, episode.actions[1:])
+
+
+def test_whole_episodes_are_held_out():
+    pairs = gather_pairs(linear_episodes(), pixels=False)
+    for share, count in ((0.01, 1), (0.25, 3), (0.99, 11)):
+        train, val = split_pairs(pairs, share, seed=3)
+        assert len(np.unique(val.episode)) == count
+        assert not set(train.episode) & set(val.episode)
+        assert len(train.actions) + len(val.actions) == len(pairs.actions)
+
+
+def test_the_spread_is_that_of_held_out_errors(tmp_path):
+    assert residual_std(np.array([[3.0, 0.0], [-4.0, 0.01]])) == pytest.approx([np.sqrt(12.5), SMALLEST_STD])
+    written(tmp_path / "data", linear_episodes(40, 30, noise=0.3))
+    folder, metrics = train_bc(study(tmp_path, only_success=False, val_split=0.3))
+    std = load_policy(folder).log_std.detach().exp().numpy()
+    assert std == pytest.approx([0.3, 0.3], rel=0.25), "the teacher's own noise is what cannot be predicted"
+    assert metrics["action_std"] == pytest.approx(float(std.mean()))
+    assert metrics["val_loss"] == pytest.approx(float(np.square(std).mean()), rel=1e-4)
+
+
+def test_a_clone_of_a_clear_teacher_is_exact_and_reproducible(tmp_path):
+    written(tmp_path / "data", linear_episodes(20, 30))
+    folder, metrics = train_bc(study(tmp_path))
+    assert metrics["val_mae"] < 0.1
+    assert metrics["episodes"] == 15, "failed episodes are left out"
+    stored = json.loads((folder / "metrics.json").read_text())
+    assert stored["val_loss"] == metrics["val_loss"]
+    assert len(stored["history"]) == metrics["epochs"]
+    assert min(row["val_loss"] for row in stored["history"]) == metrics["val_loss"], "the best epoch is kept"
+    assert len(stored["data_hash"]) == 64
+    policy = load_policy(folder)
+    assert np.allclose(policy.normalizer.mean, 5, atol=0.5)
+    assert np.allclose(policy.normalizer.std, 2, atol=0.5)
+    first = (folder / "policy.safetensors").read_bytes()
+    train_bc(study(tmp_path))
+    assert (folder / "policy.safetensors").read_bytes() == first
+    train_bc(study(tmp_path, seed=1))
+    assert (folder / "policy.safetensors").read_bytes() != first
+
+
+def test_a_run_can_start_from_the_clone(tmp_path):
+    written(tmp_path / "data", linear_episodes())
+    folder, _ = train_bc(study(tmp_path, epochs=3))
+    run = Study(policy={"type": "mlp", "hidden": [32], "checkpoint": str(folder)})
+    clone = load_policy(folder)
+    space = build_world(Study(env={"type": "gymnasium", "task": ID}).env, seed=0).action_space
+    space = type(space)(-1, 1, (2,), np.float32)
+    policy = build_policy(run.policy, (3,), space, sources=("env",), seed=9)
+    assert start_from_policy(run, policy) == [f"policy starts from {folder}"]
+    states = np.random.default_rng(0).normal(5, 2, (4, 3)).astype(np.float32)
+    assert np.array_equal(policy.actor().mean(states), clone.actor().mean(states))
+    assert torch.equal(policy.log_std, clone.log_std)
+
+
+def test_training_stops_when_nothing_gets_better(tmp_path):
+    rng = np.random.default_rng(0)
+    noise = (
+        Episode(
+            id=str(i), task="t", states=rng.normal(size=(20, 3)).astype(np.float32), outcome=True,
+            actions=np.concatenate([np.zeros((1, 2)), rng.normal(size=(19, 2))]).astype(np.float32),
+        )
+        for i in range(10)
+    )  # fmt: skip
+    written(tmp_path / "data", noise)
+    _, metrics = train_bc(study(tmp_path, epochs=500, learning_rate=1e-2, val_split=0.3))
+    assert metrics["epochs"] == metrics["best_epoch"] + 20
+
+
+@pytest.mark.parametrize(
+    ("episodes", "text"),
+    [
+        (lambda: linear_episodes(4, frame_every=5), "keeps every 5th row.*frame_every=1"),
+        (lambda: linear_episodes(1), "1 episodes are too few"),
+        (lambda: (Episode(id=e.id, task="t", states=e.states, outcome=True) for e in linear_episodes(4)), "no actions"),
+        (lambda: (Episode(id=e.id, task="t", actions=e.actions, outcome=True) for e in linear_episodes(4)), "no states"),
+    ],
+)
+def test_data_that_cannot_be_cloned_is_refused(tmp_path, episodes, text):
+    written(tmp_path / "data", episodes())
+    with pytest.raises(DataError, match=text):
+        train_bc(study(tmp_path))
+    assert not (tmp_path / "policy").exists()
+
+
+def test_a_configuration_that_cannot_be_meant_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="no bc section"):
+        train_bc(Study())
+    with pytest.raises(ConfigError, match="policy.checkpoint would do nothing"):
+        train_bc(study(tmp_path, policy={"checkpoint": "somewhere"}))
+
+
+def test_frames_are_cloned_by_a_cnn(tmp_path):
+    """A square shows by its place which way to go."""
+    rng = np.random.default_rng(0)
+    episodes = []
+    for number in range(8):
+        where = rng.integers(0, 13, 20)
+        frames = np.zeros((20, 16, 16, 3), np.uint8)
+        for t, x in enumerate(where):
+            frames[t, 6:10, x : x + 4] = 255
+        actions = np.zeros((20, 1), np.float32)
+        actions[1:, 0] = where[:-1] / 6 - 1
+        episodes.append(Episode(id=str(number), task="go", frames=frames, actions=actions, outcome=True))
+    with EpisodeWriter(tmp_path / "data", camera="corner") as writer:
+        for episode in episodes:
+            writer.add(episode)
+    policy = {"type": "cnn", "channels": [8], "hidden": [32]}
+    folder, metrics = train_bc(study(tmp_path, policy=policy, env={"frame_size": 16}, epochs=40))
+    assert metrics["val_mae"] < 0.2, "guessing the mean gives 0.5"
+    assert load_policy(folder).observation_shape == (16, 16, 3)
+    with pytest.raises(ConfigError, match="env.frame_size"):
+        train_bc(study(tmp_path, policy=policy, env={"frame_size": 24}))
+
+
+def test_a_few_expert_episodes_are_enough_for_metaworld(tmp_path):
+    """Five expert episodes give a policy that closes the window from unseen starts."""
+    env = {"task": "window-close", "num_envs": 5, "max_episode_steps": 110}
+    world = build_world(Study(env=env).env, seed=0)
+    expert, rng = ScriptedExpert("window-close"), np.random.default_rng(0)
+    observations = world.reset(capture=np.zeros(5, np.bool_)).observations
+    states, actions = [observations], [np.zeros((5, 4), np.float32)]
+    for _ in range(100):
+        actions.append(expert.act(observations, rng))
+        observations = world.step(actions[-1]).observations
+        states.append(observations)
+    world.close()
+    written(
+        tmp_path / "data",
+        (
+            Episode(id=str(i), task="t", states=np.stack(states)[:, i], actions=np.stack(actions)[:, i], outcome=True)
+            for i in range(5)
+        ),
+    )
+    folder, _ = train_bc(study(tmp_path, env=env, policy={"hidden": [128, 128]}, epochs=80, batch_size=64))
+    eval_world = build_world(Study(env=env).env, seed=77)
+    result = evaluate_policy(eval_world, load_policy(folder).actor(), episodes=10)
+    eval_world.close()
+    assert result["success"] > 0.5
+
+
+def test_collected_episodes_can_be_cloned(tmp_path):
+    """From the command line's own sections, with the default of every fifth row refused."""
+    env = {"type": "gymnasium", "task": ID, "num_envs": 2, "max_episode_steps": 8, "frame_size": 8}
+    for every in (5, 1):
+        data = tmp_path / f"every{every}"
+        config = Study(
+            env=env,
+            collect={"save_dir": str(data), "episodes": 4, "frame_every": every, "mixture": [{"type": "random"}]},
+            bc={"data_path": str(data), "save_dir": str(tmp_path / "p"), "epochs": 2, "only_success": False},
+        )
+        collect(config)
+        if every == 5:
+            with pytest.raises(DataError, match=r"collect\.frame_every=1"):
+                train_bc(config)
+        else:
+            assert train_bc(config)[1]["pairs"] == 32
