@@ -98,7 +98,7 @@ class _Reader:
         if path:
             self.places.setdefault(path, self.place(node))
         if isinstance(node, yaml.ScalarNode):
-            return self.loader.construct_object(node)  # type: ignore[no-untyped-call]
+            return self.loader.construct_object(node)
         self.open.append(id(node))
         try:
             if node.tag not in ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"):
@@ -148,7 +148,7 @@ def parse_yaml(text: str, name: str) -> tuple[Any, dict[str, str]]:
     loader: CoreLoader | None = None
     try:
         loader = CoreLoader(text)
-        node = loader.get_single_node()  # type: ignore[no-untyped-call]
+        node = loader.get_single_node()
         reader = _Reader(loader, name)
         return (None if node is None else reader.value(node, "")), reader.places
     except yaml.MarkedYAMLError as exc:
@@ -163,7 +163,7 @@ def parse_yaml(text: str, name: str) -> tuple[Any, dict[str, str]]:
         raise ConfigError(f"{name}: nested too deeply") from exc
     finally:
         if loader is not None:
-            loader.dispose()  # type: ignore[no-untyped-call]
+            loader.dispose()
 
 
 def read_yaml(path: Path | str) -> Tree:

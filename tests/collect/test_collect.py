@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from corridor import GOAL, ID
 from hypothesis import given
 from hypothesis import strategies as st
 
+from corridor import GOAL, ID
 from guerdon.collect.collect import _calibration_errors, collect, shares_to_counts
 from guerdon.episodes.index import index_files
 from guerdon.episodes.read import dataset_hash, read_episodes
@@ -68,7 +68,7 @@ def test_rows_are_what_happened(tmp_path):
     assert done.episodes == len(episodes) == 7
     assert done.frames == sum(map(len, episodes))
     for episode in episodes:
-        position, age = positions(episode)
+        _, age = positions(episode)
         assert list(age) == [0, 3, 6, 8]
         assert not episode.actions[0].any()
         assert episode.rewards[0] == 0
@@ -113,7 +113,7 @@ def test_a_data_set_of_other_origin_is_not_continued(tmp_path):
 
 def test_a_kill_and_a_second_start_give_the_data_of_one_run(tmp_path):
     """Killed for good in the middle, started again: the same episodes, ids and order as without the kill."""
-    study = corridor(tmp_path / "killed", episodes=400, mixture=[{"type": "random", "share": 3}, {"type": "random"}])
+    study = corridor(tmp_path / "killed", episodes=150, mixture=[{"type": "random", "share": 3}, {"type": "random"}])
     (tmp_path / "study.json").write_text(study.model_dump_json(exclude_unset=True))
     code = (
         f"import sys; sys.path.insert(0, {str(TESTS)!r}); import corridor, pathlib\n"
@@ -132,8 +132,8 @@ def test_a_kill_and_a_second_start_give_the_data_of_one_run(tmp_path):
         finally:
             child.kill()
     survivors = len(list(read_episodes(tmp_path / "killed")))
-    assert 0 < survivors < 400
-    assert collect(study).episodes == 400
+    assert 0 < survivors < 150
+    assert collect(study).episodes == 150
     whole = study.model_copy(update={"collect": study.collect.model_copy(update={"save_dir": str(tmp_path / "whole")})})
     collect(whole)
     assert dataset_hash(tmp_path / "killed") == dataset_hash(tmp_path / "whole")

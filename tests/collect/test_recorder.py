@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from corridor import ID
 
+from corridor import ID
 from guerdon.collect.recorder import Recorder, episode_number
 from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.episodes.write import EpisodeWriter

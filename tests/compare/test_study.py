@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,7 @@ def start(folder, *arguments):
 
 def compare(folder, *arguments):
     with start(folder, *arguments) as process:
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=800)
     return process.returncode, out, err
 
 
@@ -124,6 +125,7 @@ def test_a_finished_job_keeps_its_configuration(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_study_from_end_to_end(tmp_path):
     """One bad arm loses nobody; mended and started again, only what is missing runs."""
     write_study(tmp_path, arms={**STUDY["compare"]["arms"], "B": BAD})
@@ -167,21 +169,30 @@ def test_a_study_from_end_to_end(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_study_that_is_told_to_end_leaves_no_process_and_goes_on(tmp_path):
-    write_study(tmp_path, seeds=[0])
-    longer = ("runner.total_steps=4000", "runner.checkpoint_every=400", "--parallel", "1")
-    with start(tmp_path, *longer) as process:
-        first = process.stderr.readline()  # one job ended, the other began
+    longer = {"total_steps": 20_000, "eval_every": 10_000, "checkpoint_every": 400}
+    arms = {"A": {"label": "short"}, "K": {"label": "long", "config": {"runner": longer}}}
+    write_study(tmp_path, seeds=[0], arms=arms, parallel=2)
+    metrics = tmp_path / "work" / "runs" / "tiny_world:Dot-v1" / "K" / "seed0" / "metrics.jsonl"
+    with start(tmp_path) as process:
+        assert "A.seed0: done" in process.stderr.readline()
+        while not (metrics.exists() and metrics.stat().st_size):  # the long run is in its middle
+            assert process.poll() is None
+            time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
-        rest = process.communicate(timeout=60)[1]
-    assert process.returncode == 130, first + rest
+        rest = process.communicate(timeout=120)[1]
+    assert process.returncode == 130, rest
     assert "Traceback" not in rest
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)  # nobody of its group is left
-    status, out, err = compare(tmp_path, *longer)
+    assert not metrics.with_name("COMPLETE").exists()
+    assert not metrics.with_name("FAILED.json").exists()
+    status, out, err = compare(tmp_path)
     assert status == 0, err
     assert err.count("finished earlier") == 1
     assert "report: work/report.html" in out
+    assert json.loads(metrics.with_name("COMPLETE").read_text())["step"] == 20_000
 
 
 def test_two_studies_do_not_share_a_folder(tmp_path, monkeypatch):

@@ -143,7 +143,7 @@ def test_broken_folders_are_named(tmp_path):
     with pytest.raises(CheckpointError, match="is no policy folder"):
         load_policy(tmp_path)
     save_policy(mlp(), tmp_path / "run" / "policy")
-    with pytest.raises(CheckpointError, match="do you mean .*policy"):
+    with pytest.raises(CheckpointError, match=r"do you mean .*policy"):
         load_policy(tmp_path / "run")
     weights = tmp_path / "run" / "policy" / "policy.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
@@ -160,9 +160,9 @@ def test_worlds_that_do_not_fit_are_named():
     policy.check_fits((5,), SPACE)
     with pytest.raises(CheckpointError, match=r"\(5,\) and 3 actions"):
         policy.check_fits((6,), SPACE)
-    with pytest.raises(ConfigError, match="env.observation to pixels"):
+    with pytest.raises(ConfigError, match=r"env\.observation to pixels"):
         build_policy(CNNPolicySettings(), (5,), SPACE, sources=(), seed=0)
-    with pytest.raises(ConfigError, match="env.observation to state"):
+    with pytest.raises(ConfigError, match=r"env\.observation to state"):
         build_policy(MLPPolicySettings(), (24, 24, 3), SPACE, sources=(), seed=0)
     with pytest.raises(ConfigError, match="without a critic"):
         mlp(()).value(torch.zeros(1, 5))

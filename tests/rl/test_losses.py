@@ -15,9 +15,7 @@ torch.set_num_threads(1)
 def test_clipped_surrogate_by_hand():
     ratios = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.1])
     advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 2.0])
-    loss, clipped = ppo_clip_loss(
-        ratios.log(), torch.zeros(5), advantages, torch.ones(5), clip_low=0.2, clip_high=0.2
-    )
+    loss, clipped = ppo_clip_loss(ratios.log(), torch.zeros(5), advantages, torch.ones(5), clip_low=0.2, clip_high=0.2)
     # min(r A, clip(r) A): 1.2, -1.5, 0.5, -0.8, 2.2
     assert float(loss) == pytest.approx(-(1.2 - 1.5 + 0.5 - 0.8 + 2.2) / 5)
     assert float(clipped) == pytest.approx(0.8)

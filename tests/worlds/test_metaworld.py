@@ -96,7 +96,7 @@ def test_one_copy():
 
 
 def test_unknown_tasks_are_named_with_the_nearest():
-    with pytest.raises(ConfigError, match="no task 'window-clos'.*window-close"):
+    with pytest.raises(ConfigError, match=r"no task 'window-clos'.*window-close"):
         MetaWorldVectorEnv("window-clos", 1)
     with pytest.raises(ConfigError, match="scripted expert"):
         ScriptedExpert("no-such-task")
@@ -116,8 +116,10 @@ def test_experts_do_not_fill_logs_with_metaworlds_warning():
         warnings.simplefilter("error")
         for _ in range(40):
             seen, *_ = env.step(ScriptedExpert("hammer").act(seen, np.random.default_rng(0)))
-    with pytest.warns(UserWarning, match="may be too high"):
-        policy = ENV_POLICY_MAP["hammer-v3"]()
-        env.reset(seed=[0])
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        policy, (seen, _) = ENV_POLICY_MAP["hammer-v3"](), env.reset(seed=[0])
         for _ in range(40):
-            seen, *_ = env.step(np.clip(policy.get_action(seen[0].astype(np.float64)), -1, 1)[None].astype(np.float32))
+            action = np.clip(policy.get_action(seen[0].astype(np.float64)), -1, 1)
+            seen, *_ = env.step(action[None].astype(np.float32))
+    assert any("may be too high" in str(w.message) for w in told), "Meta-World still warns, so the filter is needed"

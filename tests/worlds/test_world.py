@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from corridor import GOAL, ID
 
+from corridor import GOAL, ID
 from guerdon.errors import CheckpointError, ConfigError, DataError
 from guerdon.settings.world import EnvSettings
 from guerdon.worlds.build import build_world
