@@ -12,7 +12,10 @@ belongs to a state that was not kept. This module does not know simulators, rewa
     folder, metrics = train_bc(study)
     policy = load_policy(folder)
 
-Measured on one core, 5 expert episodes of Meta-World, 50 evaluation episodes: see `docs/benchmarks.md`.
+Measured on Meta-World, one seed, deterministic evaluation from unseen starts: 5 expert episodes, batches of 64 and
+100 epochs (2 s of one core) gave success 1.00 over 50 episodes on window-close and on drawer-close; the default of
+50 epochs in batches of 256 gave 1.00 and 0.40, and 1.00 on both with 10 episodes. A `cnn` policy cloned from the
+frames of 10 episodes (840 pairs, 40 epochs, 7 s) closed the window in 9 of 10.
 """
 
 from __future__ import annotations

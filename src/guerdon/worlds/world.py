@@ -230,7 +230,7 @@ class World:
         terminated = np.asarray(terminated, dtype=np.bool_) & mask
         truncated = np.asarray(truncated, dtype=np.bool_) & mask
         ended_inside = terminated | truncated
-        success = np.array([bool(mask[i]) and self._succeeded(info, ended_inside, i) for i in range(self.num_envs)])
+        success = self._successes(info, mask, ended_inside)
         self._steps += mask
         if self._end_on_success:
             terminated = terminated | success
@@ -329,6 +329,14 @@ class World:
     def _reset_again(self, mask: BoolArray) -> None:
         seeds = [self.episode_seed(i) if mask[i] else None for i in range(self.num_envs)]
         self._observations = np.asarray(self.env.reset(seed=seeds, options={"reset_mask": mask})[0])
+
+    def _successes(self, info: dict[str, Any], mask: BoolArray, ended: BoolArray) -> BoolArray:
+        """(B,) bool, true success of every copy; in one go where the environment answers with one array."""
+        plain = info.get("success")
+        at_once = self._success_of is success_from_info and self.mode is not AutoresetMode.SAME_STEP
+        if at_once and isinstance(plain, np.ndarray) and plain.dtype.kind in "bif":
+            return np.asarray((plain > 0) & mask)
+        return np.array([bool(mask[i]) and self._succeeded(info, ended, i) for i in range(self.num_envs)])
 
     def _succeeded(self, info: dict[str, Any], ended: BoolArray, index: int) -> bool:
         if self.mode is AutoresetMode.SAME_STEP and ended[index] and "final_info" in info:

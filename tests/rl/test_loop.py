@@ -1,0 +1,345 @@
+"""The loop as a whole, on an environment whose pictures say what they show."""
+
+import json
+
+import numpy as np
+import pytest
+import rl_clock as clock
+import torch
+from rl_clock import clock_study, lines, reader_reward, result, start
+
+from guerdon.episodes.read import read_episodes
+from guerdon.errors import CheckpointError, ConfigError, TooManyFailuresError
+from guerdon.rl import checkpoint as ckpt
+from guerdon.rl.run import run, run_folder
+
+torch.set_num_threads(1)
+GRPO = {"adv_estimator": "grpo", "group_size": 2, "minibatch_size": 8, "num_epochs": 2}
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing in guerdon may catch it."""
+
+
+def interrupted(study, where, count, **kwargs):
+    """Run until the method `where` has begun `count` times, then stop as dead."""
+    loop = start(study, **kwargs)
+    original, calls = getattr(loop, where), []
+
+    def dies(*args, **kw):
+        calls.append(None)
+        if len(calls) == count:
+            raise Killed
+        return original(*args, **kw)
+
+    setattr(loop, where, dies)
+    with pytest.raises(Killed):
+        loop.run()
+
+
+SETUPS = {
+    "native": {},
+    "potential": {"reward": reader_reward(shaping="potential", score_every=3)},
+    "bonus": {
+        "reward": reader_reward(shaping="bonus", reward_threshold=0.5),
+        "algorithm": {"rollout_steps": 5, "normalize_rewards": True},
+    },
+    "grpo": {"algorithm": GRPO, "reward": reader_reward(reward_mode="terminal", shaping="threshold")},
+    "grpo_same_step": {"algorithm": GRPO, "env": {"autoreset_mode": "same_step"}},
+}
+
+
+@pytest.mark.parametrize("setup", SETUPS)
+def test_a_run_that_was_cut_off_anywhere_ends_the_same(setup, tmp_path):
+    whole = clock_study(tmp_path, name="whole", **SETUPS[setup])
+    start(whole).run()
+    again = clock_study(tmp_path, name="again", **SETUPS[setup])
+    start(again).run()
+    assert result(again) == result(whole)
+    moments = (("_update", 5), ("_evaluate", 2), ("_record", 4), ("_complete", 1), ("_iterate", 2))
+    for where, count in moments if setup == "native" else moments[:2]:
+        study = clock_study(tmp_path, name=f"{where}{count}", **SETUPS[setup])
+        interrupted(study, where, count)
+        start(study, resume=True).run()
+        assert result(study) == result(whole), where
+
+
+def test_cut_off_more_than_once(tmp_path):
+    whole, study = clock_study(tmp_path, name="whole"), clock_study(tmp_path)
+    start(whole).run()
+    interrupted(study, "_iterate", 4)
+    interrupted(study, "_iterate", 5, resume=True)
+    start(study, resume=True).run()
+    assert result(study) == result(whole)
+
+
+def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(tmp_path):
+    whole, study = clock_study(tmp_path, name="whole"), clock_study(tmp_path)
+    start(whole).run()
+    interrupted(study, "_iterate", 6)
+    folder = run_folder(study) / "checkpoints"
+    older, newest = sorted(folder.glob("step_*"))
+    weights = newest / "state.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    assert ckpt.latest_checkpoint(folder) == older
+    start(study, resume=True).run()
+    assert result(study) == result(whole)
+    for seal in folder.glob("step_*/COMPLETE"):
+        seal.write_text("{")
+    with pytest.raises(CheckpointError, match="no usable checkpoint"):
+        start(study, resume=True)
+
+
+def test_logs_that_lost_lines_are_refused(tmp_path):
+    study = clock_study(tmp_path)
+    interrupted(study, "_iterate", 6)
+    (run_folder(study) / "metrics.jsonl").write_text("")
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl has 0 bytes"):
+        start(study, resume=True)
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_where_episodes_cannot_be_replayed_they_begin_again(mode, tmp_path):
+    study = clock_study(
+        tmp_path, env={"autoreset_mode": mode}, reward=reader_reward(shaping="bonus", reward_threshold=0.0)
+    )
+    interrupted(study, "_iterate", 6)
+    loop = start(study, resume=True)
+    reader = loop.sources["constant"].model
+    loop.run()
+    rows = lines(study, "episodes")
+    assert all(row["length"] <= 8 for row in rows)
+    assert all(row["return/constant"] <= 1.0 for row in rows)
+    moments = [m for seen in reader.seen for m in seen]
+    assert len(moments) == len(set(moments))
+
+
+def test_metrics_hold_no_times(tmp_path):
+    study = clock_study(tmp_path, reward=reader_reward())
+    start(study).run()
+    names = {key for row in lines(study) for key in row}
+    assert not [n for n in names if "second" in n or "time" in n]
+    assert {"wall_time", "seconds/simulate", "seconds/score"} <= set(lines(study, "timings")[0])
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        {},
+        reader_reward(),
+        reader_reward(combine_mode="weighted", env_reward_weight=1.0, reward_weight=1e-9),
+    ],
+    ids=["native", "model", "nearly_native"],
+)
+@pytest.mark.parametrize("mode", ["disabled", "next_step", "same_step"])
+def test_success_is_the_environments_whatever_is_rewarded(reward, mode, tmp_path):
+    study = clock_study(tmp_path, reward=reward, env={"autoreset_mode": mode, "kwargs": {"push": 0.9}})
+    loop = start(study)
+    truth, once = [], [False, False]
+    vector = loop.world.env
+    original = vector.step
+
+    def watched(actions):
+        resetting = getattr(vector, "_autoreset_envs", np.zeros(2, bool)).copy() & (mode == "next_step")
+        answer = original(actions)
+        for i in range(2):
+            if resetting[i]:
+                continue
+            once[i] |= bool(actions[i][0] > 0.9)
+            if answer[2][i] or answer[3][i]:
+                truth.append((i, once[i]))
+                once[i] = False
+        return answer
+
+    vector.step = watched
+    loop.run()
+    rows = [(row["env"], row["success"]) for row in lines(study, "episodes")]
+    for i in range(2):
+        mine = [s for e, s in rows if e == i]
+        assert mine == [s for e, s in truth if e == i][: len(mine)]
+        assert len(mine) > 8
+    assert 0 < sum(s for _, s in rows) < len(rows)
+
+
+# Failures.
+
+
+def broken(name, count):
+    return True
+
+
+def test_too_many_failures_stop_the_run_with_a_checkpoint(tmp_path):
+    study = clock_study(tmp_path, reward=reader_reward(failure_window=30))
+    loop = start(study, reader=clock.Reader(broken))
+    with pytest.raises(TooManyFailuresError, match="100% of the last") as caught:
+        loop.run()
+    assert caught.value.exit_code == 3
+    step = lines(study)[-1]["step"]
+    assert step < study.runner.total_steps
+    rows = lines(study, "failures")
+    assert len(rows) == step  # every step was to be scored
+    assert {r["reason"] for r in rows} == {"broken"}
+    assert all(row["return/constant"] is None for row in lines(study, "episodes"))
+    assert all(row["return/constant"] is None for row in lines(study) if row["kind"] == "train" and row["episodes"])
+    start(study, resume=True).run()  # a mended model
+    assert (run_folder(study) / "COMPLETE").is_file()
+    assert lines(study, "failures") == rows
+
+
+def test_failures_at_the_end_of_a_short_run_count_too(tmp_path):
+    study = clock_study(tmp_path, reward=reader_reward(failure_window=10_000))
+    for resume in (False, True):
+        with pytest.raises(TooManyFailuresError, match="at its end"):
+            start(study, reader=clock.Reader(broken), resume=resume).run()
+    assert not (run_folder(study) / "COMPLETE").exists()
+
+
+def test_a_few_failures_are_masked_and_counted(tmp_path):
+    study = clock_study(tmp_path, reward=reader_reward(max_failure_rate=0.9))
+    start(study, reader=clock.Reader(lambda name, count: name % 3 == 0)).run()
+    rows = lines(study, "episodes")
+    holes = [row for row in rows if row["return/constant"] is None]
+    assert 0 < len(holes) < len(rows)
+    assert all(row["return/combined"] is None for row in holes)
+    assert all(isinstance(row["return/env"], float) for row in rows)
+    last = [row for row in lines(study) if row["kind"] == "train"][-1]
+    assert 0 < last["failure_rate"] < 0.9
+    assert last["failures"] == len(lines(study, "failures"))
+
+
+def test_raise_stops_before_anything_is_learned_and_goes_on_as_if_nothing_had_been(tmp_path):
+    reward = reader_reward(on_failure="raise")
+    whole, study = clock_study(tmp_path, name="whole", reward=reward), clock_study(tmp_path, reward=reward)
+    start(whole).run()
+    calls = []
+
+    def from_the_fifth_rollout(name, count):
+        calls.append(None)
+        return len(calls) > 100
+
+    with pytest.raises(TooManyFailuresError, match="on_failure is raise"):
+        start(study, reader=clock.Reader(from_the_fifth_rollout)).run()
+    assert lines(study, "failures")
+    start(study, resume=True).run()
+    assert result(study) == result(whole)
+
+
+# Groups.
+
+
+def test_groups_start_alike_and_every_copy_plays_one_episode(tmp_path):
+    study = clock_study(tmp_path, env={"num_envs": 4}, algorithm=GRPO, reward=reader_reward())
+    loop = start(study)
+    assert loop.policy.vf is None
+    reader = loop.sources["constant"].model
+    loop._iterate()
+    names = [seen[0][0] for seen in reader.seen]
+    assert len(names) == 4
+    assert names[0] == names[1]
+    assert names[2] == names[3]
+    assert names[0] != names[2]
+    assert all(seen[-1][2] for seen in reader.seen)
+    loop._iterate()
+    assert reader.seen[4][0][0] not in names
+    assert len(reader.seen) == 8
+    loop.run()
+    assert {row["episodes"] for row in lines(study) if row["kind"] == "train"} == {4}
+    assert "value_loss" not in lines(study)[0]
+
+
+@pytest.mark.parametrize(
+    ("env", "message"), [({"num_envs": 3}, "multiple of"), ({"max_episode_steps": None}, "max_episode_steps")]
+)
+def test_groups_that_cannot_be_are_refused(env, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        clock_study(tmp_path, env=env, algorithm=GRPO)
+
+
+# Stages and data.
+
+
+def test_two_stages_keep_the_policy_and_change_the_reward(tmp_path):
+    first = clock_study(tmp_path, name="first")
+    start(first).run()
+    second = clock_study(tmp_path, name="second", reward=reader_reward(), runner={"resume_dir": str(run_folder(first))})
+    loop = start(second)
+    stored, _ = ckpt.load_checkpoint(ckpt.find_checkpoint(run_folder(first)))
+    own = loop.policy.tensors()
+    for name, value in ckpt.under("policy", stored).items():
+        if not name.startswith("vf."):
+            assert torch.equal(own[name], value), name
+    assert loop.step == 0
+    loop.run()
+    assert lines(second)[-1]["step"] >= 160
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        start(clock_study(tmp_path, name="third", runner={"resume_dir": str(tmp_path / "nowhere")}))
+
+
+@pytest.mark.parametrize("mode", ["train", "eval", "all"])
+@pytest.mark.parametrize("algorithm", [None, GRPO], ids=["gae", "grpo"])
+def test_episodes_are_recorded_while_training(mode, algorithm, tmp_path):
+    data = {"enabled": True, "save_dir": str(tmp_path / "data"), "mode": mode, "sample_rate_fail": 1.0}
+    study = clock_study(tmp_path, env={"data_collection": {**data, "frame_every": 2}}, algorithm=algorithm)
+    interrupted(study, "_iterate", 7)
+    start(study, resume=True).run()
+    episodes = list(read_episodes(tmp_path / "data"))
+    modes = [e.meta["mode"] for e in episodes]
+    assert set(modes) == ({"train", "eval"} if mode == "all" else {mode})
+    if mode != "train":
+        evaluations = [row for row in lines(study) if row["kind"] == "eval"]
+        assert modes.count("eval") == sum(int(row["episodes"]) for row in evaluations)
+    for episode in episodes:
+        moments = [clock.read_moment(frame) for frame in episode.frames]
+        assert len({name for name, _, _ in moments}) == 1
+        counts = [count for _, count, _ in moments]
+        assert counts == sorted({*range(0, counts[-1], 2), counts[-1]})
+        assert moments[-1][2] or counts[-1] == 8
+        assert episode.states[:, 0].tolist() == counts
+        assert episode.success.tolist() == [c > 0 and c % 3 == 0 for c in counts]
+    if mode != "eval":
+        finished = sum(row["episodes"] for row in lines(study) if row["kind"] == "train")
+        lost = finished - modes.count("train")
+        assert 0 <= lost <= 2  # those under way when the run was cut off
+
+
+def test_nobody_draws_what_nobody_looks_at(tmp_path):
+    study = clock_study(tmp_path)
+    loop = start(study)
+    for _ in range(4):
+        loop._iterate()
+    assert sum(env.unwrapped.pictures for env in loop.world.env.envs) == 0
+    loop.close()
+
+
+# Pixels and the rest.
+
+
+@pytest.mark.parametrize("mode", ["disabled", "next_step"])
+def test_a_policy_on_pixels(mode, tmp_path):
+    setup = {
+        "env": {"observation": "pixels", "autoreset_mode": mode},
+        "policy": {"type": "cnn", "channels": [4, 4, 4], "hidden": [8]},
+        "runner": {"total_steps": 120},
+    }
+    whole = clock_study(tmp_path, name="whole", **setup)
+    start(whole).run()
+    assert lines(whole)[-1]["step"] >= 120
+    if mode == "disabled":
+        study = clock_study(tmp_path, **setup)
+        interrupted(study, "_iterate", 4)
+        start(study, resume=True).run()
+        assert result(study) == result(whole)
+
+
+def test_the_folder_of_a_run_belongs_to_it(tmp_path):
+    study = clock_study(tmp_path, runner={"total_steps": 24})
+    folder, summary = run(study)
+    assert json.loads((folder / "COMPLETE").read_text()) == summary
+    with pytest.raises(ConfigError, match="already holds a run"):
+        run(study)
+    before = (folder / "COMPLETE").read_bytes()
+    assert run(study, resume=True)[1] == summary
+    assert (folder / "COMPLETE").read_bytes() == before
+    other = study.model_copy(update={"name": "other"})
+    with pytest.raises(ConfigError, match="another configuration"):
+        run(other, resume=True)

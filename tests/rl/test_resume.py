@@ -1,0 +1,190 @@
+"""`guerdon run`, killed for real and resumed, on Meta-World."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from rl_clock import clock_study, lines, result, start
+from rl_models import image_reward
+from test_loop import interrupted
+
+from guerdon.cli import main
+from guerdon.config import load, to_yaml
+from guerdon.models.load import load_reward_model
+from guerdon.rl import checkpoint as ckpt
+from guerdon.rl.loop import Loop
+from guerdon.rl.run import run, run_folder
+from guerdon.settings.study import Study
+
+PATIENCE = 200  # seconds; a machine under load is slow
+
+
+def write_study(folder, name, *, reward=None, env=None, **runner):
+    """A small Meta-World study as a file; the run's folder."""
+    study = {
+        "runner": {
+            "total_steps": 600,
+            "eval_every": 400,
+            "eval_episodes": 2,
+            "checkpoint_every": 120,
+            "film_frames": 2,
+            "logger": {"log_path": str(folder), "experiment_name": name, "tensorboard": False},
+            **runner,
+        },
+        "env": {
+            "task": "window-close", "num_envs": 2, "max_episode_steps": 20, "native_reward": "dense",
+            "frame_size": 24, **(env or {}),
+        },
+        "policy": {"type": "mlp", "hidden": [8]},
+        "algorithm": {"rollout_steps": 15, "minibatch_size": 15, "num_epochs": 2},
+        "reward": reward or {
+            "use_reward_model": True, "reward_mode": "per_step", "score_every": 4, "shaping": "potential",
+            "combine_mode": "add", "model": {"model_type": "constant", "value": 0.5},
+        },
+    }  # fmt: skip
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(study))
+    return folder / name
+
+
+def guerdon(folder, name, *flags):
+    """Start `guerdon run` as a user would."""
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    return subprocess.Popen(
+        [sys.executable, "-m", "guerdon", "run", str(folder / f"{name}.yaml"), *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+    )
+
+
+def finish(process):
+    output, _ = process.communicate(timeout=PATIENCE)
+    return process.returncode, output.decode()
+
+
+def kill_after_a_checkpoint(process, folder):
+    """SIGKILL as soon as a checkpoint can be seen and something was logged after it."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline and process.poll() is None:
+        found = sorted((folder / "checkpoints").glob("step_*"))
+        if found and (folder / "metrics.jsonl").stat().st_size > _logged(found[-1]):
+            process.send_signal(signal.SIGKILL)
+            break
+        time.sleep(0.002)
+    code, output = finish(process)
+    assert code == -signal.SIGKILL, output
+
+
+def _logged(checkpoint):
+    try:
+        return json.loads((checkpoint / "state.json").read_text())["offsets"]["metrics.jsonl"]
+    except FileNotFoundError:
+        return 1 << 62
+
+
+def outcome(folder):
+    """What a run leaves, without times."""
+    files = {n: (folder / f"{n}.jsonl").read_bytes() for n in ("metrics", "episodes", "failures")}
+    files["policy"] = (folder / "policy/policy.safetensors").read_bytes()
+    complete = json.loads((folder / "COMPLETE").read_text())
+    del complete["wall_time"]
+    return files | {"complete": complete}
+
+
+def kill_and_resume(tmp_path, reward=None):
+    """An uninterrupted and a killed run; both must leave the same bytes."""
+    whole, killed = (write_study(tmp_path, name, reward=reward) for name in ("whole", "killed"))
+    kill_after_a_checkpoint(guerdon(tmp_path, "killed"), killed)
+    left, kept = (killed / "metrics.jsonl").read_bytes(), ckpt.latest_checkpoint(killed / "checkpoints")
+    offset = json.loads((kept / "state.json").read_text())["offsets"]["metrics.jsonl"]
+    code, output = finish(guerdon(tmp_path, "killed", "--resume"))
+    assert code == 0, output
+    run(load(Study, tmp_path / "whole.yaml", []))
+    assert outcome(killed) == outcome(whole)
+    assert (whole / "metrics.jsonl").read_bytes().startswith(left[:offset])
+    return whole
+
+
+def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path):
+    whole = kill_and_resume(tmp_path)
+    rows = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["step"] == 600
+    assert {"return/env", "return/constant", "success"} <= set(rows[0]) | set(rows[1])
+
+
+@pytest.mark.slow
+def test_a_killed_run_with_a_model_that_keeps_up_goes_on_to_the_same_bytes(tmp_path):
+    whole = kill_and_resume(tmp_path, image_reward(tmp_path))
+    text = (whole / "metrics.jsonl").read_text()
+    assert "reward_model/resnet/loss" in text
+    load_reward_model("resnet", whole / "reward_models/resnet")
+
+
+@pytest.mark.parametrize(("kind", "update"), [("resnet", "after"), ("progress", "before")])
+def test_a_model_that_keeps_up_is_part_of_the_checkpoint(kind, update, tmp_path):
+    setup = {
+        "reward": image_reward(tmp_path, kind=kind, update=update, score_every=2),
+        "env": {"frame_size": 24},
+        "runner": {"total_steps": 120},
+    }
+    whole, study = clock_study(tmp_path, name="whole", **setup), clock_study(tmp_path, **setup)
+    Loop(whole, run_folder(whole)).run()
+    interrupted(study, "_update", 5, reader="own")
+    start(study, resume=True, reader="own").run()
+    assert result(study) == result(whole)
+    folder = f"reward_models/{kind}/model.safetensors"
+    assert (run_folder(study) / folder).read_bytes() == (run_folder(whole) / folder).read_bytes()
+    assert b"loss" in result(whole)["metrics"]
+
+
+def test_a_policy_on_meta_worlds_pixels(tmp_path):
+    name = "pixels"
+    folder = write_study(tmp_path, name, total_steps=48, eval_every=48, eval_episodes=1, checkpoint_every=24)
+    path = tmp_path / f"{name}.yaml"
+    study = yaml.safe_load(path.read_text())
+    study["env"] |= {"observation": "pixels", "frame_size": 40, "max_episode_steps": 8}
+    study["policy"] = {"type": "cnn", "channels": [4, 4, 4], "hidden": [8]}
+    study["algorithm"] = {"rollout_steps": 8, "minibatch_size": 8, "num_epochs": 1}
+    study["reward"] = {}
+    path.write_text(yaml.safe_dump(study))
+    run(load(Study, path, []))
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (last["kind"], last["step"], last["length"]) == ("eval", 48, 8.0)
+
+
+def test_exit_code_3_for_too_many_failures(tmp_path, monkeypatch, capsys):
+    """The command line's own exit code, with a network whose values are no numbers."""
+    reward = image_reward(tmp_path, update="none")
+    reward["model"] = {k: reward["model"][k] for k in ("model_type", "checkpoint_path")}
+    spoil(tmp_path / "model")
+    study = clock_study(tmp_path, reward={**reward, "failure_window": 30}, env={"frame_size": 24})
+    (tmp_path / "failing.yaml").write_text(to_yaml(study))
+    monkeypatch.setattr(sys, "argv", ["guerdon", "run", str(tmp_path / "failing.yaml")])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 3
+    assert "guerdon: 100% of the last" in capsys.readouterr().err
+    folder = run_folder(study)
+    assert ckpt.latest_checkpoint(folder / "checkpoints") is not None
+    assert {row["reason"] for row in lines(study, "failures")} == {"non_finite"}
+    assert all(row.get("return/resnet") is None for row in lines(study))
+    assert json.loads((folder / "FAILED.json").read_text())["kind"] == "TooManyFailuresError"
+
+
+def spoil(folder):
+    """Replace one weight of a model by NaN, under a seal that holds."""
+    import torch
+
+    from guerdon.models.checkpoint import load_checkpoint, save_checkpoint
+
+    scorer, config = load_checkpoint(folder)
+    with torch.no_grad():
+        next(iter(scorer.parameters())).fill_(float("nan"))
+    save_checkpoint(folder, scorer, config)
