@@ -1,6 +1,8 @@
 """The hacking alarm: the learned return rises while true success does not.
 
 Pure functions of per-episode numbers; this module does not know models or policies.
+
+    hacking_alarm(returns_E, success_E)  # True: look at what the policy really does
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 Frames wait until their episode ends; then ground truth (success of each frame, or progress along the episode)
 labels them, and failed episodes become hard negatives. The image twin of PRIME's online update (Cui et al. 2025,
 2502.01456). This module does not know how the policy learns.
+
+    keep_up.see(segments)
+    metrics = keep_up.refit()
 """
 
 from __future__ import annotations

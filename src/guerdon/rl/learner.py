@@ -2,6 +2,9 @@
 
 All parameters live in one flat tensor, so that clipping and Adam are a handful of operations instead of one per
 layer. This module does not know where rewards came from.
+
+    batch = make_batch(rollout, policy, settings, weights, gammas, reward_scales)
+    metrics = update_policy(policy, FlatAdam(policy, 1e-3), batch, settings, rng, learning_rate=1e-3)
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Policy and value losses: pure functions of tensors with a mask.
 
 This module knows neither how advantages were made nor which policy is trained.
+
+    loss, clipped = ppo_clip_loss(new_N, old_N, advantages_N, mask_N, clip_low=0.2, clip_high=0.2)
 """
 
 from __future__ import annotations

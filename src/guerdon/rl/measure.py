@@ -2,6 +2,9 @@
 
 Log-probabilities and values of a whole rollout are computed in one batch with the policy that acted; acting itself
 needs neither. This module does not update anything but the sources' own memory.
+
+    measured = measure_all(sources, segments, world.tasks, trace.mask.shape)
+    rollout = make_rollout(trace, measured, policy, group_size=None)
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 `values_F` are the F scored rows of a stretch of one episode; `previous` is the last value scored before the
 stretch (None at the start of an episode when the first frame was not scored). This module knows no model.
+
+    relative_reward(np.array([0.2, 0.5]), previous=0.1)  # [0.1, 0.3]
 """
 
 from __future__ import annotations

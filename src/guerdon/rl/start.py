@@ -1,6 +1,9 @@
 """Where a run starts from: fresh weights, a cloned policy, or a checkpoint of an earlier run (two-stage training).
 
 This module does not know the loop.
+
+    notes = start_from_policy(study, policy)
+    notes += start_from_run(study, policy, optimizer)
 """
 
 from __future__ import annotations
