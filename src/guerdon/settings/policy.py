@@ -41,8 +41,8 @@ class BCSettings(Settings):
 
     data_path: str = Field(description="episodes to imitate: a LeRobot data set")
     save_dir: str = Field(description="receives the policy")
-    epochs: int = Field(50, ge=1, description="passes over the training episodes")
-    batch_size: int = Field(256, ge=1, description="rows per gradient step")
+    epochs: int = Field(200, ge=1, description="passes over the training episodes")
+    batch_size: int = Field(64, ge=1, description="rows per gradient step")
     learning_rate: float = Field(1e-3, gt=0, description="of AdamW")
     weight_decay: float = Field(0.0, ge=0, description="of AdamW")
     val_split: float = Field(0.1, gt=0, lt=1, description="share of the episodes held out")

@@ -81,6 +81,8 @@ class EnvSettings(Settings):
         changed = sorted(k for k in idle & given if getattr(self, k) != type(self).model_fields[k].get_default())
         if changed:
             raise ValueError(f"{', '.join(changed)} would do nothing with env.type {self.type}; remove it")
+        if self.type == "metaworld" and self.max_episode_steps is None:
+            raise ValueError("max_episode_steps: null never ends an episode of Meta-World; give a number of steps")
         if self.autoreset_mode != "disabled" and self.end_on_success:
             raise ValueError("end_on_success needs autoreset_mode: disabled")
         return self
