@@ -1,6 +1,6 @@
 """What a verb will cost, before it starts: counts, seconds, bytes.
 
-The rates are what one core of a current server did (see `docs/benchmarks.md`); a laptop may need twice as long.
+The rates are rough, from single runs on one core of a server: the demo took 13 minutes where this says 17.
 This module measures nothing and starts nothing.
 """
 
