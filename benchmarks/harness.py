@@ -76,7 +76,8 @@ def time_guerdon(study: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         What `Stopwatch.read` gives, `steps` taken, `phases` (name to seconds on the wall) and `frames` scored.
     """
-    from guerdon.rl import loop as module
+    from guerdon.rl import control_side as module
+    from guerdon.rl.loop import Loop
     from guerdon.settings.study import Study
 
     never = 10**12
@@ -89,7 +90,7 @@ def time_guerdon(study: Mapping[str, Any]) -> dict[str, Any]:
 
     module.evaluate_policy = stop_and_evaluate
     with tempfile.TemporaryDirectory() as folder:
-        loop = module.Loop(Study.model_validate({**study, "runner": {**study["runner"], **quiet}}), Path(folder))
+        loop = Loop(Study.model_validate({**study, "runner": {**study["runner"], **quiet}}), Path(folder))
         watch = Stopwatch()
         summary = loop.run()
         rows = [json.loads(line) for line in (Path(folder) / "timings.jsonl").read_text().splitlines()]

@@ -156,7 +156,7 @@ def reader_reward(**given):
 def start(study, *, resume=False, reader=None):
     """A loop in the study's folder, with a reader in place of its models (unless `reader` is "own")."""
     loop = Loop(study, run_folder(study), resume=resume)
-    for source in loop.sources.values():
+    for source in loop.side.sources.values():
         source.model = source.model if reader == "own" else reader or Reader()
     return loop
 

@@ -24,7 +24,8 @@ class Killed(BaseException):
 def interrupted(study, where, count, **kwargs):
     """Run until the method `where` has begun `count` times, then stop as dead."""
     loop = start(study, **kwargs)
-    original, calls = getattr(loop, where), []
+    owner = loop if hasattr(loop, where) else loop.side
+    original, calls = getattr(owner, where), []
 
     def dies(*args, **kw):
         calls.append(None)
@@ -32,7 +33,7 @@ def interrupted(study, where, count, **kwargs):
             raise Killed
         return original(*args, **kw)
 
-    setattr(loop, where, dies)
+    setattr(owner, where, dies)
     with pytest.raises(Killed):
         loop.run()
 
@@ -56,7 +57,7 @@ def test_a_run_that_was_cut_off_anywhere_ends_the_same(setup, tmp_path):
     again = clock_study(tmp_path, name="again", **SETUPS[setup])
     start(again).run()
     assert result(again) == result(whole)
-    moments = (("_update", 5), ("_evaluate", 2), ("_record", 4), ("_complete", 1), ("_iterate", 2))
+    moments = (("update", 5), ("_evaluate", 2), ("_record", 4), ("_complete", 1), ("_iterate", 2))
     for where, count in moments if setup == "native" else moments[:2]:
         study = clock_study(tmp_path, name=f"{where}{count}", **SETUPS[setup])
         interrupted(study, where, count)
@@ -105,7 +106,7 @@ def test_where_episodes_cannot_be_replayed_they_begin_again(mode, tmp_path):
     )
     interrupted(study, "_iterate", 6)
     loop = start(study, resume=True)
-    reader = loop.sources["constant"].model
+    reader = loop.side.sources["constant"].model
     loop.run()
     rows = lines(study, "episodes")
     assert all(row["length"] <= 8 for row in rows)
@@ -136,7 +137,7 @@ def test_success_is_the_environments_whatever_is_rewarded(reward, mode, tmp_path
     study = clock_study(tmp_path, reward=reward, env={"autoreset_mode": mode, "kwargs": {"push": 0.9}})
     loop = start(study)
     truth, once = [], [False, False]
-    vector = loop.world.env
+    vector = loop.side.world.env
     original = vector.step
 
     def watched(actions):
@@ -230,8 +231,8 @@ def test_raise_stops_before_anything_is_learned_and_goes_on_as_if_nothing_had_be
 def test_groups_start_alike_and_every_copy_plays_one_episode(tmp_path):
     study = clock_study(tmp_path, env={"num_envs": 4}, algorithm=GRPO, reward=reader_reward())
     loop = start(study)
-    assert loop.policy.vf is None
-    reader = loop.sources["constant"].model
+    assert loop.side.policy.vf is None
+    reader = loop.side.sources["constant"].model
     loop._iterate()
     names = [seen[0][0] for seen in reader.seen]
     assert len(names) == 4
@@ -264,7 +265,7 @@ def test_two_stages_keep_the_policy_and_change_the_reward(tmp_path):
     second = clock_study(tmp_path, name="second", reward=reader_reward(), runner={"resume_dir": str(run_folder(first))})
     loop = start(second)
     stored, _ = ckpt.load_checkpoint(ckpt.find_checkpoint(run_folder(first)))
-    own = loop.policy.tensors()
+    own = loop.side.policy.tensors()
     for name, value in ckpt.under("policy", stored).items():
         if not name.startswith("vf."):
             assert torch.equal(own[name], value), name
@@ -307,7 +308,7 @@ def test_nobody_draws_what_nobody_looks_at(tmp_path):
     loop = start(study)
     for _ in range(4):
         loop._iterate()
-    assert sum(env.unwrapped.pictures for env in loop.world.env.envs) == 0
+    assert sum(env.unwrapped.pictures for env in loop.side.world.env.envs) == 0
     loop.close()
 
 

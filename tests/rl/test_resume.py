@@ -135,7 +135,7 @@ def test_a_model_that_keeps_up_is_part_of_the_checkpoint(kind, update, tmp_path)
     }
     whole, study = clock_study(tmp_path, name="whole", **setup), clock_study(tmp_path, **setup)
     Loop(whole, run_folder(whole)).run()
-    interrupted(study, "_update", 5, reader="own")
+    interrupted(study, "update", 5, reader="own")
     start(study, resume=True, reader="own").run()
     assert result(study) == result(whole)
     folder = f"reward_models/{kind}/model.safetensors"

@@ -224,8 +224,8 @@ def test_raise_is_for_the_caller_after_everything_is_written_down():
         {"step": 7, "source": "rm", "env": 0, "t": 1, "reason": "broken", "detail": "byte 255"}
     ]
     with pytest.raises(TooManyFailuresError, match=r"rm.*broken.*raise"):
-        refuse_failures({"rm": source}, {"rm": measured})
-    refuse_failures({"rm": make()}, {"rm": measured})
+        refuse_failures({"rm": "raise"}, {"rm": measured})
+    refuse_failures({"rm": make().settings.on_failure}, {"rm": measured})
 
 
 def test_carries_survive_a_checkpoint():

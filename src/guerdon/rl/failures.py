@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from guerdon.errors import TooManyFailuresError
-from guerdon.rl.sources import Measured, Source
+from guerdon.rl.sources import Measured
 from guerdon.types import Failure
 
 
@@ -26,14 +26,14 @@ def failure_rows(measured: Mapping[str, Measured], step: int) -> Iterator[dict[s
             yield {"step": step, "source": name, "env": env, "t": t, "reason": reason, "detail": detail}
 
 
-def refuse_failures(sources: Mapping[str, Source], measured: Mapping[str, Measured]) -> None:
+def refuse_failures(on_failure: Mapping[str, str], measured: Mapping[str, Measured]) -> None:
     """Stop where a source that may not fail has failed.
 
     Raises:
         TooManyFailuresError: a source with `on_failure: raise` has a failed measurement.
     """
     for name, m in measured.items():
-        if m.failures and sources[name].settings.on_failure == "raise":
+        if m.failures and on_failure.get(name) == "raise":
             raise TooManyFailuresError(
                 f"reward source {name!r} failed ({m.failures[0][2]}) and its on_failure is raise. Nothing was learned "
                 "from this rollout; mend the reward model and go on with --resume"

@@ -52,9 +52,17 @@ class EpisodeBook:
             for i in np.flatnonzero(rollout.done[:, t] & alive):
                 rows.append(self._row(int(i), bool(rollout.success[i, t]), step))
                 self._clear(i)
+        return self.keep(rows)
+
+    def keep(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Remember finished episodes, the oldest and the newest; returns them as they are."""
         self.finished += rows
         del self.finished[OLDEST:-NEWEST]
         return rows
+
+    def alarm(self, learned: Sequence[str]) -> bool:
+        """Whether a learned return rises while true success does not."""
+        return any(hacking_alarm(*self._history(name), window=OLDEST) for name in learned)
 
     def summary(self, rows: list[dict[str, Any]], learned: Sequence[str]) -> dict[str, Any]:
         """Means over the given episodes, and what the whole history says about each learned source."""
@@ -63,16 +71,14 @@ class EpisodeBook:
             for key in ("success", "success_at_end", "length", *(f"return/{n}" for n in self._sources)):
                 known = [r[key] for r in rows if r[key] is not None]
                 result[key] = float(np.mean(known)) if known else None
-        alarm = False
         for name in learned:
             returns, success = self._history(name)
             result[f"undefined_returns/{name}"] = sum(r[f"return/{name}"] is None for r in rows)
             result[f"reward_success_correlation/{name}"] = correlation(returns[-NEWEST:], success[-NEWEST:])
-            alarm |= hacking_alarm(returns, success, window=OLDEST)
         if learned:
             returns, success = self._history("combined")
             result["reward_success_correlation"] = correlation(returns[-NEWEST:], success[-NEWEST:])
-            result["hacking_alarm"] = int(alarm)
+            result["hacking_alarm"] = int(self.alarm(learned))
         return result
 
     def forget(self) -> None:
