@@ -28,12 +28,14 @@ def resolve_refs(tree: Tree, defaults: type[BaseModel] | None = None) -> Tree:
 
     A string that is nothing but a reference takes the value with its type, maps and lists included; inside a
     longer string the value must be a scalar. `$${` stands for a literal `${`. A key missing from the tree
-    takes the default of the model, where it has one.
+    takes the default of the model, where it has one. What the model says the values imply is filled in first.
 
     Raises:
         ConfigError: an unknown key, a cycle (with its chain), an unclosed brace; with the place.
     """
-    return Tree(_Resolver(tree, defaults).whole(), tree.places)
+    implied = getattr(defaults, "implied", None)
+    known = tree if implied is None else Tree(implied(tree.data), tree.places)
+    return Tree(_Resolver(known, defaults).whole(), tree.places)
 
 
 def escape_refs(value: Any) -> Any:

@@ -73,8 +73,8 @@ def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> Pl
         raise ConfigError(f"{path} has no compare section: it names the arms, seeds and tasks of a study")
     configs: dict[str, Study] = {}
     jobs: list[Job] = []
-    for task in base.compare.tasks or (base.env.task,):
-        at_task = {"env": {"task": task}}
+    for task in base.compare.tasks or (base.task_name,):
+        at_task = base.compare.at_task(task) if base.compare.tasks else {}
         prepared = _resolved(tree, at_task, f"{path}, task {task}")
         jobs += _preparation(task, prepared, configs)
         for arm in base.compare.arms:
@@ -240,7 +240,7 @@ def _write_card(plan: Plan, seconds: float) -> None:
             "name": plan.study.name,
             "arms": {name: {"label": arm.label} for name, arm in compare.arms.items()},
             "baseline": compare.baseline,
-            "tasks": list(compare.tasks or (plan.study.env.task,)),
+            "tasks": list(compare.tasks or (plan.study.task_name,)),
             "seeds": list(compare.seeds),
             "commands": [command],
             "versions": provenance.versions(),

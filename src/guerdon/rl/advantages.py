@@ -2,6 +2,7 @@
 
 Every source keeps its own discount, its own value estimate and its own failures until `combine`; a failed
 measurement is masked, never replaced by a number. This module knows no policy, no loss and no simulator.
+Token sequences with several dense sources are put together in `guerdon.rl.dense_advantages`.
 
     advantages, returns = gae(rewards, values, next_values, terminated, truncated, gamma=0.99, lam=0.95)
 """
@@ -111,3 +112,94 @@ def combine(advantages: Mapping[str, np.ndarray], weights: Mapping[str, float]) 
     """Weighted sum of the sources' advantages: the first place where sources meet."""
     total = sum(weights[name] * advantage.astype(np.float64) for name, advantage in advantages.items())
     return np.asarray(total, dtype=np.float32)
+
+
+def discounted_returns(rewards_B_T: np.ndarray, mask_B_T: BoolArray, *, gamma: float) -> np.ndarray:
+    """Reward to go: G_t = r_t + gamma G_{t+1} over the valid tokens of a row.
+
+    A masked token in between (a tool's output) neither pays nor discounts: it hands the return through and has 0.
+
+    Returns:
+        (B, T) float64, 0 where masked.
+    """
+    rewards = np.where(mask_B_T, rewards_B_T, 0.0).astype(np.float64)
+    if gamma == 1.0:
+        return np.where(mask_B_T, rewards[:, ::-1].cumsum(axis=1)[:, ::-1], 0.0)
+    returns = np.zeros_like(rewards)
+    carry = np.zeros(len(rewards))
+    for t in range(rewards.shape[1] - 1, -1, -1):
+        carry = np.where(mask_B_T[:, t], rewards[:, t] + gamma * carry, carry)
+        returns[:, t] = carry
+    return np.where(mask_B_T, returns, 0.0)
+
+
+def token_gae(
+    rewards_B_T: np.ndarray, values_B_T: np.ndarray, mask_B_T: BoolArray, *, gamma: float, lam: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Generalised advantage estimation over responses (1506.02438, eq. 16): `gae` with one episode per row.
+
+    The last valid token ends the task: no value beyond it, also where the length limit cut the response. Masked
+    tokens in between are passed over.
+
+    Args:
+        rewards_B_T: one source's rewards.
+        values_B_T: value before each token.
+        mask_B_T: valid tokens.
+        gamma: discount.
+        lam: trade-off between bias and variance.
+
+    Returns:
+        Advantages and returns (advantage + value), both (B, T) float64, 0 where masked.
+    """
+    rewards = np.where(mask_B_T, rewards_B_T, 0.0).astype(np.float64)
+    values = np.where(mask_B_T, values_B_T, 0.0).astype(np.float64)
+    advantages = np.zeros_like(rewards)
+    carry, following = np.zeros(len(rewards)), np.zeros(len(rewards))
+    for t in range(rewards.shape[1] - 1, -1, -1):
+        valid = mask_B_T[:, t]
+        delta = rewards[:, t] + gamma * following - values[:, t]
+        carry = np.where(valid, delta + gamma * lam * carry, carry)
+        following = np.where(valid, values[:, t], following)
+        advantages[:, t] = np.where(valid, carry, 0.0)
+    return advantages, advantages + values
+
+
+def whiten(values_B_T: np.ndarray, mask_B_T: BoolArray) -> np.ndarray:
+    """(x - mean) / sqrt(variance + 1e-8) over the valid entries of the whole batch, variance with n - 1 (PRIME).
+
+    Fewer than two valid entries have no spread: zeros.
+
+    Returns:
+        (B, T) float64, 0 where masked.
+    """
+    valid = np.asarray(values_B_T, dtype=np.float64)[mask_B_T]
+    white = np.zeros(mask_B_T.shape, dtype=np.float64)
+    if valid.size >= 2:
+        white[mask_B_T] = (valid - valid.mean()) / np.sqrt(valid.var(ddof=1) + 1e-8)
+    return white
+
+
+def min_form_rewards(rewards_B_T: np.ndarray, paid_B_T: BoolArray, *, temperature: float) -> np.ndarray:
+    """Process rewards whose sum is about their minimum (PURE, Cheng et al. 2025, 2504.15275, min form).
+
+    r*_s = w_s r_s with w = softmax_s(-r_s / temperature) over the steps of a response, so that the undiscounted
+    return before the worst step is about min_s r_s and about 0 after it. As the temperature falls the sum tends to
+    the minimum.
+
+    Args:
+        rewards_B_T: process rewards, one per step at the step's last token (or one per token).
+        paid_B_T: True where a step pays; the other tokens have no weight. A zero reward of a token that ends no
+            step must not count as a step.
+        temperature: of the soft minimum, in units of the reward (PURE: 0.1 for rewards in [-1, 1]).
+
+    Returns:
+        (B, T) float64, 0 where not paid.
+    """
+    if temperature <= 0:
+        raise ValueError(f"the temperature of the soft minimum must be above 0, got {temperature}")
+    rewards = np.where(paid_B_T, rewards_B_T, 0.0).astype(np.float64)
+    lowest = np.where(paid_B_T, rewards, np.inf).min(axis=1, initial=np.inf, keepdims=True)
+    excess = np.where(paid_B_T, rewards - np.where(np.isfinite(lowest), lowest, 0.0), 0.0)
+    weights = np.where(paid_B_T, np.exp(-excess / temperature), 0.0)
+    total = weights.sum(axis=1, keepdims=True)
+    return np.asarray(rewards * weights / np.where(total > 0, total, 1.0))

@@ -67,7 +67,7 @@ class ControlSide:
 
     def __init__(self, study: Study, *, fresh: bool) -> None:
         self.study = study
-        runner, algorithm = study.runner, study.algorithm
+        runner, algorithm = study.runner, study.control_algorithm
         self.group = algorithm.group_size if algorithm.adv_estimator == "grpo" else None
         self.world = build_world(study.env, seed=runner.seed, group_size=self.group or 1)
         self.eval_world = build_world(study.env, seed=EVAL_SEED)
@@ -81,7 +81,7 @@ class ControlSide:
         gammas = {n: self.sources[n].gamma if n in self.sources else algorithm.gamma for n in self.weights}
         self.gammas = gammas
         self.policy = build_policy(
-            study.policy,
+            study.control_policy,
             self.world.observation_shape,
             self.world.action_space,
             sources=[] if self.group else list(self.weights),
@@ -110,7 +110,7 @@ class ControlSide:
 
     def roll_out(self, phase: Times) -> Happened:
         """Act for `rollout_steps` steps (grpo: one episode) in every copy and draw what somebody wants to see."""
-        steps = self.study.algorithm.rollout_steps
+        steps = self.study.control_algorithm.rollout_steps
         if self.group:
             self.world.rewind(self.iteration)
             self._begin()
@@ -155,7 +155,7 @@ class ControlSide:
         self, happened: Happened, measured: Mapping[str, Measured], *, progress: float, phase: Times
     ) -> tuple[Rollout, dict[str, float | None]]:
         """Advantages of every source, PPO epochs, and the normaliser of observations."""
-        algorithm = self.study.algorithm
+        algorithm = self.study.control_algorithm
         with phase("update"):
             rollout = make_rollout(happened.trace, measured, self.policy, group_size=self.group)
             scales = self.scaler.update(rollout)

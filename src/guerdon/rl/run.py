@@ -59,7 +59,7 @@ def run(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any]]:
                 "command": provenance.command(),
                 "started": provenance.now(),
                 "seed": study.runner.seed,
-                "task": study.env.task,
+                "task": study.task_name,
                 "versions": provenance.versions(),
                 "machine": provenance.machine(),
             },

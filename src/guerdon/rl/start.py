@@ -25,12 +25,12 @@ def start_from_policy(study: Study, policy: ControlPolicy) -> list[str]:
     Raises:
         CheckpointError: the policy does not fit.
     """
-    folder = study.policy.checkpoint
+    folder = study.control_policy.checkpoint
     if folder is None:
         return []
     policy.load_tensors(load_policy(Path(folder)).tensors(), critic=False)
-    if "log_std_init" in study.policy.model_fields_set:
-        policy.log_std.data.fill_(study.policy.log_std_init)
+    if "log_std_init" in study.control_policy.model_fields_set:
+        policy.log_std.data.fill_(study.control_policy.log_std_init)
     return [f"policy starts from {folder}"]
 
 

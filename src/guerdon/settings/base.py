@@ -19,6 +19,11 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
+    @classmethod
+    def implied(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """The same values with what they imply without saying it; a root configuration may override this."""
+        return given
+
     @model_validator(mode="before")
     @classmethod
     def _true_is_no_number(cls, given: Any) -> Any:

@@ -56,7 +56,7 @@ def estimate_run(study: Study) -> dict[str, Any]:
     frames = _frames_per_episode(study) * runner.total_steps // length
     models = len(study.reward.sources) if study.reward.use_reward_model else 0
     refits = sum(
-        runner.total_steps / (env.num_envs * study.algorithm.rollout_steps * s.model.update_params.every)
+        runner.total_steps / (env.num_envs * study.control_algorithm.rollout_steps * s.model.update_params.every)
         * s.model.update_params.steps * s.model.update_params.batch_size
         for s in study.reward.sources.values()
         if s.model.update != "none"

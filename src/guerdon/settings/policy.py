@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from guerdon.settings.base import Settings
+from guerdon.settings.text_policy import TextPolicySettings
 
 
 class MLPPolicySettings(Settings):
@@ -33,7 +34,7 @@ class CNNPolicySettings(Settings):
     checkpoint: str | None = Field(None, description="start from this policy")
 
 
-PolicySettings = Annotated[MLPPolicySettings | CNNPolicySettings, Field(discriminator="type")]
+PolicySettings = Annotated[MLPPolicySettings | CNNPolicySettings | TextPolicySettings, Field(discriminator="type")]
 
 
 class BCSettings(Settings):
@@ -50,8 +51,9 @@ class BCSettings(Settings):
 
 
 class AlgorithmSettings(Settings):
-    """`algorithm`: the estimator of advantages and the policy update (PPO, Schulman et al. 2017, 1707.06347)."""
+    """`algorithm` of a robot policy: estimator and update (PPO, Schulman et al. 2017, 1707.06347)."""
 
+    type: Literal["control"] = Field("control", description="robots; follows from policy.type")
     adv_estimator: Literal["gae", "grpo"] = Field(
         "gae", description="gae: critic and GAE; grpo: compare episodes with the same start"
     )

@@ -12,8 +12,18 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from guerdon.settings.base import Settings
-from guerdon.settings.policy import AlgorithmSettings, BCSettings, MLPPolicySettings, PolicySettings
+from guerdon.settings.data import DataSettings
+from guerdon.settings.policy import (
+    AlgorithmSettings,
+    BCSettings,
+    CNNPolicySettings,
+    MLPPolicySettings,
+    PolicySettings,
+)
+from guerdon.settings.prime import RewardModelSection
 from guerdon.settings.reward import RewardSettings
+from guerdon.settings.text_algorithm import GROUPED, TextAlgorithmSettings
+from guerdon.settings.text_policy import GenerationSettings, SFTSettings, TextPolicySettings
 from guerdon.settings.train import ImageTrainSettings
 from guerdon.settings.world import EnvSettings
 
@@ -76,8 +86,17 @@ class ActorShare(Settings):
         "expert sees: near misses, which look like success to a model that watches the arm alone",
     )
 
+    calibration_steps: int | None = Field(
+        None,
+        ge=1,
+        description="the error is found after at most so many steps (drawn evenly), and the expert mends its way: "
+        "recoveries, which show that an arm beside the object is not far from success; null: it stays",
+    )
+
     @model_validator(mode="after")
     def _fits(self) -> ActorShare:
+        if self.calibration_steps and not self.calibration_error:
+            raise ValueError("calibration_steps would do nothing without calibration_error; remove it")
         if (self.type == "checkpoint") != (self.checkpoint is not None):
             raise ValueError("an actor of type checkpoint, and only that, needs checkpoint: a policy folder")
         if "noise" in self.model_fields_set and self.type not in ("noisy", "checkpoint"):
@@ -124,14 +143,22 @@ class CompareSettings(Settings):
     arms: dict[str, ArmSettings] = Field(description="by name")
     baseline: str = Field(description="the arm that others are compared with")
     seeds: tuple[int, ...] = Field((0, 1, 2), description="one run per arm, task and seed")
-    tasks: tuple[str, ...] = Field((), description="each replaces env.task; empty: env.task alone")
+    tasks: tuple[str, ...] | dict[str, dict[str, Any]] = Field(
+        (),
+        description="names that replace env.task, or names with what differs from the rest of the file; empty: the "
+        "file's own task alone",
+    )
     parallel: int = Field(0, ge=0, description="jobs at a time; 0: one per core")
+
+    def at_task(self, name: str) -> dict[str, Any]:
+        """What the study changes for a task."""
+        return self.tasks[name] if isinstance(self.tasks, dict) else {"env": {"task": name}}
 
     @model_validator(mode="after")
     def _fits(self) -> CompareSettings:
         if self.baseline not in self.arms:
             raise ValueError(f"compare.baseline {self.baseline!r} is not an arm; arms are {', '.join(self.arms)}")
-        for name, values in (("seeds", self.seeds), ("tasks", self.tasks)):
+        for name, values in (("seeds", self.seeds), ("tasks", tuple(self.tasks))):
             if len(set(values)) != len(values):
                 raise ValueError(f"compare.{name} repeats an entry")
         return self
@@ -147,17 +174,99 @@ class Study(Settings):
     )
     env: EnvSettings = Field(EnvSettings(), description="what the policy acts in")
     policy: Annotated[PolicySettings, Field(description="what acts")] = MLPPolicySettings()
-    algorithm: AlgorithmSettings = Field(AlgorithmSettings(), description="how it learns")
+    algorithm: Annotated[
+        AlgorithmSettings | TextAlgorithmSettings, Field(discriminator="type", description="how it learns")
+    ] = AlgorithmSettings()
     reward: RewardSettings = Field(RewardSettings(), description="which measurements train the policy")
+    data: DataSettings | None = Field(None, description="prompts with known answers, for a language model")
+    generation: GenerationSettings = Field(GenerationSettings(), description="how a language model writes")
+    reward_model: RewardModelSection | None = Field(
+        None, description="a reward beside the verifier's, for a language model; null: the outcome alone"
+    )
+    sft: SFTSettings | None = Field(None, description="supervised start of a language model")
     collect: CollectSettings | None = Field(None, description="episodes to collect")
     train: dict[str, ImageTrainSettings] = Field(default_factory=dict, description="reward models to fit, by name")
     bc: BCSettings | None = Field(None, description="behaviour cloning of collected episodes")
     evaluate: EvaluateSettings = Field(EvaluateSettings(), description="how reward models are judged")
     compare: CompareSettings | None = Field(None, description="arms, seeds and tasks of a study")
 
+    @classmethod
+    def implied(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """An `algorithm` belongs to the kind of policy that the file names."""
+        policy, algorithm = given.get("policy"), given.get("algorithm", {})
+        if not isinstance(algorithm, dict) or "type" in algorithm:
+            return given
+        kind = policy.get("type") if isinstance(policy, dict) else getattr(policy, "type", None)
+        return {**given, "algorithm": {"type": "text" if kind == "text" else "control", **algorithm}}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, given: Any) -> Any:
+        return cls.implied(given) if isinstance(given, dict) else given
+
+    @property
+    def text(self) -> bool:
+        """Whether the policy is a language model."""
+        return isinstance(self.policy, TextPolicySettings)
+
+    @property
+    def control_policy(self) -> MLPPolicySettings | CNNPolicySettings:
+        """The policy of a robot study."""
+        assert not isinstance(self.policy, TextPolicySettings)
+        return self.policy
+
+    @property
+    def control_algorithm(self) -> AlgorithmSettings:
+        """The algorithm of a robot study."""
+        assert isinstance(self.algorithm, AlgorithmSettings)
+        return self.algorithm
+
+    @property
+    def text_policy(self) -> TextPolicySettings:
+        """The policy of a language study."""
+        assert isinstance(self.policy, TextPolicySettings)
+        return self.policy
+
+    @property
+    def text_algorithm(self) -> TextAlgorithmSettings:
+        """The algorithm of a language study."""
+        assert isinstance(self.algorithm, TextAlgorithmSettings)
+        return self.algorithm
+
+    @property
+    def task_name(self) -> str:
+        """What a report calls the task of the file."""
+        if self.data is None:
+            return self.env.task
+        return self.data.task.family if self.data.type == "generated" else self.data.type
+
+    @model_validator(mode="after")
+    def _one_side(self) -> Study:
+        given = self.model_fields_set
+        if self.algorithm.type != ("text" if self.text else "control"):
+            raise ValueError(f"algorithm.type {self.algorithm.type} does not go with policy.type {self.policy.type}")
+        idle = (
+            {"env", "collect", "bc", "train", "reward"} if self.text else {"data", "generation", "reward_model", "sft"}
+        )
+        present = sorted(name for name in idle & given if getattr(self, name) != type(self).model_fields[name].default)
+        if present:
+            raise ValueError(f"{', '.join(present)} would do nothing with policy.type {self.policy.type}; remove it")
+        if self.text and self.data is None:
+            raise ValueError("a language model needs a data section: which prompts, and who checks answers")
+        return self
+
+    @model_validator(mode="after")
+    def _groups_are_whole(self) -> Study:
+        if self.data is not None and self.text_algorithm.adv_estimator in GROUPED and self.data.n_samples < 2:
+            raise ValueError(
+                f"adv_estimator {self.algorithm.adv_estimator} compares responses to the same prompt: data.n_samples "
+                "must be at least 2"
+            )
+        return self
+
     @model_validator(mode="after")
     def _groups_fill_the_copies(self) -> Study:
-        if self.algorithm.adv_estimator != "grpo":
+        if not isinstance(self.algorithm, AlgorithmSettings) or self.algorithm.adv_estimator != "grpo":
             return self
         size, copies = self.algorithm.group_size, self.env.num_envs
         if copies % size:

@@ -77,7 +77,7 @@ def train_bc(study: Study) -> tuple[Path, dict[str, Any]]:
     settings = study.bc
     if settings is None:
         raise ConfigError("this configuration has no bc section: say at least bc.data_path and bc.save_dir")
-    if study.policy.checkpoint is not None:
+    if study.control_policy.checkpoint is not None:
         raise ConfigError("policy.checkpoint would do nothing in behaviour cloning, which starts afresh; remove it")
     started = time.perf_counter()
     torch.set_num_threads(study.runner.threads)
@@ -98,7 +98,7 @@ def train_bc(study: Study) -> tuple[Path, dict[str, Any]]:
     train, val = split_pairs(pairs, settings.val_split, seed)
     size = pairs.actions.shape[1]
     policy = build_policy(
-        study.policy,
+        study.control_policy,
         pairs.observations.shape[1:],
         gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32),
         sources=(),

@@ -1,0 +1,160 @@
+"""How a batch of sequences lies in the network's input: padded rows, or packed into one row without padding.
+
+Packed, every layer but attention works on real tokens only; attention spreads them out to rows, so that no token
+sees another sequence, and gathers the result again. Rows are padded on the right, where a causal model never looks
+back from, so no mask is needed either way. This module knows token ids and attention, not models.
+
+    layout = lay_out(batch, pad_id=0, packed=True, device=device)
+    hidden = decoder(input_ids=layout.ids, position_ids=layout.positions, packing=layout.packing)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from guerdon.policies.tokens import TokenBatch, pad_right
+
+PACKED_ATTENTION = "guerdon_packed"
+
+
+@dataclass(frozen=True, eq=False)
+class Packing:
+    """Where the N tokens of a packed row belong.
+
+    Attributes:
+        places_N: index of each token in the flattened (B, L) rows.
+        rows, longest: B and L.
+        eager: attention by two matrix products and a softmax, faster for short sequences on the CPU.
+    """
+
+    places_N: Tensor
+    rows: int
+    longest: int
+    eager: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """A batch as the network takes it.
+
+    Attributes:
+        ids: (B, L), or (1, N) packed.
+        positions: as `ids`: the position of each token in its sequence; None for 0..L-1 in every row.
+        predicts_M: for each of the M response tokens, row by row, the place in the flattened `ids` whose output
+            predicts it: the token before.
+        targets_M: the response tokens.
+        packing: None where rows are padded.
+    """
+
+    ids: Tensor
+    positions: Tensor | None
+    predicts_M: Tensor
+    targets_M: Tensor
+    packing: Packing | None
+
+
+def lay_out(batch: TokenBatch, *, pad_id: int, packed: bool, device: torch.device, eager: bool = False) -> Layout:
+    """Put the sequences of a batch into padded rows or into one packed row.
+
+    Raises:
+        ValueError: a prompt is empty, so that nothing predicts the first token of its response.
+    """
+    if any(len(p) == 0 for p in batch.prompts):
+        raise ValueError("an empty prompt predicts no first token; a chat template gives at least one")
+    sequences = batch.sequences()
+    lengths_B = np.array([len(s) for s in sequences], dtype=np.int64)
+    rows, longest = len(sequences), int(lengths_B.max(initial=0))
+    starts_B = np.concatenate([[0], np.cumsum(lengths_B)[:-1]]) if packed else np.arange(rows) * longest
+    first_B = starts_B + np.array([len(p) for p in batch.prompts], dtype=np.int64) - 1
+    predicts = (first_B[:, None] + np.arange(batch.mask_B_T.shape[1]))[batch.mask_B_T]
+    targets = batch.responses_B_T[batch.mask_B_T]
+
+    def put(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+    if not packed:
+        ids, _ = pad_right(sequences, pad_id)
+        return Layout(put(ids), None, put(predicts), put(targets), None)
+    positions = np.concatenate([np.arange(n) for n in lengths_B])
+    places = np.repeat(np.arange(rows) * longest, lengths_B) + positions
+    packing = Packing(put(places), rows, longest, eager)
+    ids = np.concatenate(sequences)
+    return Layout(put(ids[None]), put(positions[None]), put(predicts), put(targets), packing)
+
+
+def register() -> None:
+    """Make `PACKED_ATTENTION` known to transformers; a second call changes nothing."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+
+
+def packed_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packing: Packing,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within each of the packed sequences, in the form transformers calls.
+
+    Args:
+        module: unused; transformers passes the layer.
+        query: (1, H, N, D).
+        key: (1, K, N, D), H a multiple of K.
+        value: (1, K, N, D).
+        attention_mask: unused; there is none.
+        packing: where the tokens belong.
+        scaling: of the scores; None for D ** -0.5.
+        dropout: of the attention weights.
+        sliding_window: how far back a token sees; None for to the start.
+
+    Returns:
+        (1, N, H, D), and None for the weights.
+    """
+    groups = query.shape[1] // key.shape[1]
+    q, k, v = (_spread(x, packing) for x in (query, key, value))
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    scale = q.shape[-1] ** -0.5 if scaling is None else scaling
+    n = packing.longest
+    window = sliding_window if sliding_window is not None and sliding_window < n else None
+    if packing.eager or window is not None:
+        bias = _causal_bias(n, window, q)
+        if packing.eager:
+            weights = ((q * scale) @ k.transpose(-1, -2) + bias).softmax(-1, dtype=torch.float32).to(v.dtype)
+            out = F.dropout(weights, dropout) @ v
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
+    else:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout, scale=scale)
+    b, h, _, d = out.shape
+    return out.transpose(1, 2).reshape(b * n, h, d)[packing.places_N][None], None
+
+
+def _spread(x: Tensor, packing: Packing) -> Tensor:
+    """(1, H, N, D) to (B, H, L, D), zero where there is no token."""
+    _, h, n, d = x.shape
+    spread = x.new_zeros(packing.rows * packing.longest, h * d)
+    spread = spread.index_copy(0, packing.places_N, x[0].transpose(0, 1).reshape(n, h * d))
+    return spread.view(packing.rows, packing.longest, h, d).transpose(1, 2)
+
+
+def _causal_bias(length: int, window: int | None, like: Tensor) -> Tensor:
+    """(L, L): 0 where a token may look, minus infinity elsewhere."""
+    seen = torch.ones(length, length, dtype=torch.bool, device=like.device).tril()
+    if window is not None:
+        seen &= ~torch.ones_like(seen).tril(-window)
+    return torch.zeros(length, length, dtype=like.dtype, device=like.device).masked_fill_(~seen, -torch.inf)

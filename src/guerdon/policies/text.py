@@ -1,0 +1,204 @@
+"""A language model as a policy: how likely it finds responses, how unsure it is, what it trains, what it stores.
+
+A policy is a view of a `SharedBase`: all of its weights, one adapter on it, or the frozen weights alone (a
+reference). It sees responses only through their log-probabilities; where they come from and what they earn is not
+known here.
+
+    policy = load_policy(settings, seed=0)                   # guerdon.policies.text_files
+    scores = policy.evaluate(batch, temperature=1.0, entropy=True)
+    loss = -(scores.log_probs_B_T * advantages_B_T).sum()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from guerdon.errors import CheckpointError, ConfigError
+from guerdon.policies.packing import lay_out
+from guerdon.policies.shared_base import SharedBase
+from guerdon.policies.token_log_probs import token_log_probs
+from guerdon.policies.tokens import TokenBatch, pad_id
+from guerdon.settings.text_policy import LoraSettings
+
+_VALUE = "value_head."
+
+
+@dataclass(frozen=True, eq=False)
+class TokenScores:
+    """What a policy says about a batch of responses; 0 where there is no token.
+
+    Attributes:
+        log_probs_B_T: (B, T) float32, of each response token given everything before it.
+        entropy_B_T: (B, T) float32, of the distribution the token was drawn from, in nats; None if not asked for.
+        values_B_T: (B, T) float32, value before each token; None without a value head.
+    """
+
+    log_probs_B_T: Tensor
+    entropy_B_T: Tensor | None
+    values_B_T: Tensor | None
+
+
+class TextPolicy:
+    """A view of a language model.
+
+    Args:
+        base: the weights and the tokenizer.
+        adapter: which adapter this policy is; None: the weights themselves.
+        trainable: without an adapter, whether all weights are trained; a reference trains nothing.
+        value_head: also estimate a value per token, by a linear layer on the last hidden state that starts at zero.
+        remove_padding: forward without padding; None: as the base's settings say.
+
+    Raises:
+        ConfigError: a value head on a model whose logits are not a linear layer of its hidden state, or weights that
+            are frozen under adapters.
+    """
+
+    def __init__(
+        self,
+        base: SharedBase,
+        *,
+        adapter: str | None = None,
+        trainable: bool = True,
+        value_head: bool = False,
+        remove_padding: bool | None = None,
+    ) -> None:
+        if adapter is None and trainable and base.adapters:
+            raise ConfigError("these weights carry adapters, so they are frozen: train an adapter, not the weights")
+        self.base, self.adapter, self.trainable = base, adapter, trainable
+        self.remove_padding = base.settings.use_remove_padding if remove_padding is None else remove_padding
+        if self.remove_padding:
+            base.check_packs()
+        self.value_head: nn.Linear | None = None
+        if value_head:
+            if not base.plain_head:
+                raise ConfigError(f"adv_estimator gae needs a value head, which {type(base.model).__name__} cannot have")
+            width = base.model.get_input_embeddings().weight.shape[1]
+            with torch.random.fork_rng(devices=[]):
+                self.value_head = nn.Linear(width, 1)
+            nn.init.zeros_(self.value_head.weight)
+            nn.init.zeros_(self.value_head.bias)
+            self.value_head.to(base.device)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the base."""
+        return self.base.tokenizer
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.base.device
+
+    def evaluate(self, batch: TokenBatch, *, temperature: float = 1.0, entropy: bool = False) -> TokenScores:
+        """Log-probabilities of the responses, with gradients unless the caller switched them off.
+
+        Args:
+            batch: prompts and responses; rows of very different lengths waste time unless padding is removed.
+            temperature: divides the logits; give the one that was sampled with.
+            entropy: also of the distribution of each token.
+        """
+        longest = max((len(s) for s in batch.sequences()), default=0)
+        layout = lay_out(
+            batch, pad_id=pad_id(self.tokenizer), packed=self.remove_padding, device=self.device,
+            eager=self.base.eager_for(longest),
+        )  # fmt: skip
+        with self.base.adapter(self.adapter):
+            hidden_M_H = self.base.hidden(layout)[layout.predicts_M]
+            log_probs_M, entropy_M = token_log_probs(
+                hidden_M_H, self.base.logits, layout.targets_M, vocabulary=self.base.vocabulary,
+                temperature=temperature, entropy=entropy,
+            )  # fmt: skip
+        values_M = None if self.value_head is None else self.value_head(hidden_M_H.float()).squeeze(-1)
+        mask_B_T = torch.from_numpy(batch.mask_B_T).to(self.device)
+
+        def spread(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values.new_zeros(mask_B_T.shape).masked_scatter(mask_B_T, values)
+
+        log_probs_B_T = spread(log_probs_M)
+        assert log_probs_B_T is not None
+        return TokenScores(log_probs_B_T, spread(entropy_M), spread(values_M))
+
+    def log_probs(self, batch: TokenBatch, *, temperature: float = 1.0) -> Tensor:
+        """(B, T) float32 log-probabilities of the response tokens, 0 elsewhere."""
+        return self.evaluate(batch, temperature=temperature).log_probs_B_T
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """What this policy trains: its adapter or all weights, and the value head. Nothing for a reference."""
+        own: dict[str, nn.Parameter] = {}
+        if self.adapter is not None:
+            own = self.base.adapter_parameters(self.adapter)
+        elif self.trainable:
+            own = dict(self.base.model.named_parameters())
+        head = {} if self.value_head is None else self.value_head.named_parameters()
+        return own | {_VALUE + name: p for name, p in dict(head).items()}
+
+    def parameters(self) -> list[nn.Parameter]:
+        """What this policy trains, for an optimiser."""
+        return list(self.named_parameters().values())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """A copy of what this policy trains, to be stored and to come back to."""
+        return {name: p.detach().cpu().clone() for name, p in self.named_parameters().items()}
+
+    @torch.no_grad()
+    def load_tensors(self, state: dict[str, Tensor]) -> None:
+        """Return to stored tensors.
+
+        Raises:
+            CheckpointError: names or shapes do not fit.
+        """
+        own = self.named_parameters()
+        wrong = sorted(own.keys() ^ state.keys())
+        wrong += [n for n in own if n in state and state[n].shape != own[n].shape]
+        if wrong:
+            raise CheckpointError(
+                f"the stored policy does not fit this configuration: {len(wrong)} weights differ, such as {wrong[0]}; "
+                "policy.path, policy.tiny and policy.lora must be those it was made with"
+            )
+        for name, parameter in own.items():
+            parameter.copy_(state[name])
+
+    @torch.no_grad()
+    def merged(self, layer: Any) -> Tensor:
+        """The weight of a layer with this policy's adapter added in: a new tensor, or the layer's own without one."""
+        weight: Tensor = getattr(layer, "base_layer", layer).weight.detach()
+        if self.adapter is None or self.adapter not in getattr(layer, "lora_A", {}):
+            return weight
+        return weight + layer.get_delta_weight(self.adapter).detach()
+
+    def merged_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight under the name it has without adapters, this policy's adapter added in."""
+        layers = dict(self.base.model.named_modules())
+        for name, parameter in self.base.model.named_parameters():
+            if ".lora_" in name:
+                continue
+            path, _, leaf = name.rpartition(".")
+            if path.endswith(".base_layer"):
+                path = path.removesuffix(".base_layer")
+                yield f"{path}.{leaf}", self.merged(layers[path]) if leaf == "weight" else parameter.detach()
+            else:
+                yield name, parameter.detach()
+
+
+def add_policy(
+    base: SharedBase,
+    name: str,
+    lora: LoraSettings,
+    *,
+    seed: int,
+    value_head: bool = False,
+    remove_padding: bool | None = None,
+) -> TextPolicy:
+    """A policy that is a fresh adapter on shared weights."""
+    base.add_adapter(name, lora, seed=seed)
+    return TextPolicy(base, adapter=name, value_head=value_head, remove_padding=remove_padding)
+
+
+def reference(base: SharedBase, *, remove_padding: bool | None = None) -> TextPolicy:
+    """The weights alone, without any adapter, as a policy that trains nothing."""
+    return TextPolicy(base, trainable=False, remove_padding=remove_padding)

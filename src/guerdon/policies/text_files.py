@@ -1,0 +1,198 @@
+"""Language models on disk: transformers and peft folders, read strictly and written whole.
+
+Every weight of the model must be in the file: nothing is ever left at random. An adapter's folder is read together
+with the model it belongs to and merged into it. Folders written here carry hashes and are checked when they are
+read. This module does not know what the models are used for.
+
+    policy = load_policy(TextPolicySettings(path="runs/sft/model"), seed=0)
+    save_policy(policy, Path("runs/rl/model"))
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from guerdon.atomic import COMPLETE, seal_folder, verify_folder
+from guerdon.errors import CheckpointError, boundary
+from guerdon.policies.shared_base import SharedBase, import_peft
+from guerdon.policies.text import TextPolicy, add_policy
+from guerdon.policies.tiny_text import build_model, build_tokenizer
+from guerdon.settings.text_policy import TextPolicySettings
+
+ADAPTER, ADAPTER_WEIGHTS, BASE = "adapter_config.json", "adapter_model.safetensors", "base"
+VALUE_HEAD = "value_head.safetensors"
+
+
+def load_base(settings: TextPolicySettings, *, seed: int, device: torch.device | str | None = None) -> SharedBase:
+    """The model and tokenizer of the `policy` section, in float32.
+
+    Args:
+        settings: where it is, or how it is made.
+        seed: of the weights of a model made in code; unused otherwise.
+        device: None for the GPU when there is one.
+
+    Raises:
+        CheckpointError: it cannot be read, or weights are missing.
+    """
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if settings.tiny is not None:
+        tokenizer = build_tokenizer(settings.tiny)
+        model = build_model(settings.tiny, tokenizer, seed=seed)
+    else:
+        assert settings.path is not None
+        model, tokenizer = read_model(settings.path)
+    return SharedBase(model.to(device), tokenizer, settings)
+
+
+def load_policy(
+    settings: TextPolicySettings,
+    *,
+    seed: int,
+    device: torch.device | str | None = None,
+    value_head: bool = False,
+) -> TextPolicy:
+    """The policy of the `policy` section: all weights, or a fresh adapter named `policy` with `lora`.
+
+    Raises:
+        CheckpointError: it cannot be read, or weights are missing.
+        MissingDependencyError: `lora` without peft.
+    """
+    base = load_base(settings, seed=seed, device=device)
+    if settings.lora is not None:
+        return add_policy(base, "policy", settings.lora, seed=seed, value_head=value_head)
+    return TextPolicy(base, value_head=value_head)
+
+
+def read_model(path: str) -> tuple[Any, Any]:
+    """A causal language model in float32 and its tokenizer, from a folder or the hub; adapters are merged.
+
+    Raises:
+        CheckpointError: it cannot be read, was altered, or lacks weights.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = Path(path)
+    if (folder / COMPLETE).is_file():
+        verify_folder(folder)
+    if (folder / ADAPTER).is_file():
+        return _read_adapter(folder)
+    hint = "" if folder.is_dir() else " (there is no such folder here, so it was looked for on the hub)"
+    with _quietly(), boundary(CheckpointError, f"the language model {path!r} cannot be read{hint}"):
+        model, report = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    missing = sorted({*report["missing_keys"], *(str(k) for k in report["mismatched_keys"])})
+    if missing:
+        raise CheckpointError(
+            f"the language model {path!r} lacks {len(missing)} weights, such as {missing[0]}: it is of another kind "
+            f"than {type(model).__name__}, or incomplete"
+        )
+    return model, tokenizer
+
+
+def save_policy(policy: TextPolicy, folder: Path, *, merged: bool = False) -> Path:
+    """Write a policy in one piece: an adapter as a peft folder, anything else as a transformers folder.
+
+    Args:
+        policy: whatever it trains is stored, the value head too.
+        folder: replaced if it exists.
+        merged: write an adapter merged into its model, so that the folder stands by itself.
+
+    Returns:
+        The folder.
+    """
+    temporary = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    with _quietly():
+        if policy.adapter is None or merged:
+            _write_model(policy, temporary)
+        else:
+            _write_adapter(policy, temporary)
+        policy.tokenizer.save_pretrained(temporary)
+    if policy.value_head is not None:
+        save_file({k: v.detach().cpu() for k, v in policy.value_head.state_dict().items()}, temporary / VALUE_HEAD)
+    seal_folder(temporary, folder)
+    return folder
+
+
+def load_value_head(policy: TextPolicy, folder: Path) -> None:
+    """Read the value head that `save_policy` wrote beside a policy.
+
+    Raises:
+        CheckpointError: there is none, or it does not fit.
+    """
+    if policy.value_head is None or not (folder / VALUE_HEAD).is_file():
+        raise CheckpointError(f"{folder} has no {VALUE_HEAD}, or this policy was built without a value head")
+    with boundary(CheckpointError, f"{folder / VALUE_HEAD} cannot be read"):
+        policy.value_head.load_state_dict(load_file(folder / VALUE_HEAD), strict=True)
+
+
+def _write_model(policy: TextPolicy, folder: Path) -> None:
+    weights = {name: weight.cpu().contiguous() for name, weight in policy.merged_weights()}
+    policy.base.model.save_pretrained(folder, state_dict=weights)
+
+
+def _write_adapter(policy: TextPolicy, folder: Path) -> None:
+    base = policy.base
+    config = base.peft.peft_config[policy.adapter]
+    origin = base.settings.path
+    if origin is None:
+        untouched = TextPolicy(base, trainable=False)
+        _write_model(untouched, folder / BASE)
+        policy.tokenizer.save_pretrained(folder / BASE)
+        origin = BASE
+    elif Path(origin).is_dir():
+        origin = str(Path(origin).resolve())
+    config.base_model_name_or_path = origin
+    base.peft.save_pretrained(folder, selected_adapters=[policy.adapter], save_embedding_layers=False)
+    for file in (folder / policy.adapter).iterdir() if (folder / str(policy.adapter)).is_dir() else ():
+        file.replace(folder / file.name)
+    shutil.rmtree(folder / str(policy.adapter), ignore_errors=True)
+
+
+def _read_adapter(folder: Path) -> tuple[Any, Any]:
+    from transformers import AutoTokenizer
+
+    peft = import_peft()
+    with boundary(CheckpointError, f"the adapter {folder} cannot be read"):
+        origin = json.loads((folder / ADAPTER).read_text(encoding="utf-8")).get("base_model_name_or_path")
+        stored = set(load_file(folder / ADAPTER_WEIGHTS))
+    if not origin:
+        raise CheckpointError(f"{folder / ADAPTER} does not say which model it belongs to (base_model_name_or_path)")
+    inside = folder / str(origin)
+    model, tokenizer = read_model(str(inside) if inside.is_dir() else origin)
+    with _quietly(), boundary(CheckpointError, f"the adapter {folder} does not fit its model {origin!r}"):
+        adapted = peft.PeftModel.from_pretrained(model, str(folder))
+        wanted = set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
+        if stored != wanted:
+            wrong = sorted(stored ^ wanted)
+            raise CheckpointError(f"the adapter {folder} does not fit {origin!r}: {len(wrong)} weights, as {wrong[0]}")
+        merged = adapted.merge_and_unload(safe_merge=True)
+        if (folder / "tokenizer_config.json").is_file():
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+    return merged.requires_grad_(True), tokenizer
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without transformers' progress bars and without its complaints about what is checked here anyway."""
+    from transformers.utils import logging
+
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,261 @@
+"""The one place where text becomes token ids: for training, scoring, evaluation and serving alike.
+
+A prompt is what the chat template makes of the messages, with the opening of the assistant's turn. A response is
+tokenised by itself and closed by the end-of-sequence token, so that its ids never depend on the prompt. A model
+scored on ids put together otherwise than it was trained on loses several points (ProcessBench, pull request 12).
+Steps are found in the text and mapped back to the tokens that were there; nothing is tokenised a second time.
+
+This module does not know models, rewards or files.
+
+    prompt = prompt_ids(tokenizer, [{"role": "user", "content": "3+5=?"}])
+    ids = sequence(prompt, response_ids(tokenizer, "3+5=8"))
+    ends_B = response_step_ends(tokenizer, batch, separator="\\n")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from guerdon.errors import ConfigError, DataError
+from guerdon.types import BoolArray, IntArray
+
+_BROKEN = "\ufffd"  # what a tokenizer shows for bytes that are no whole character
+
+
+@dataclass(frozen=True, eq=False)
+class TokenBatch:
+    """B prompts with a response each.
+
+    Attributes:
+        prompts: B ragged arrays of ids, chat template and the opening of the assistant's turn included.
+        responses_B_T: (B, T) int64, padded on the right.
+        mask_B_T: (B, T) bool, True at response tokens, the end-of-sequence token included.
+        finished_B: (B,) bool, True where the response ended by itself, False where the length limit cut it.
+    """
+
+    prompts: tuple[IntArray, ...]
+    responses_B_T: IntArray
+    mask_B_T: BoolArray
+    finished_B: BoolArray
+
+    def __post_init__(self) -> None:
+        b, shape = len(self.prompts), self.responses_B_T.shape
+        if self.mask_B_T.shape != shape or shape[0] != b or self.finished_B.shape != (b,):
+            raise ValueError(
+                f"a batch of {b} prompts has responses {shape}, mask {self.mask_B_T.shape}, "
+                f"finished {self.finished_B.shape}"
+            )
+        if (self.mask_B_T[:, 1:] & ~self.mask_B_T[:, :-1]).any():
+            raise ValueError("responses must be padded on the right: a mask is True, then False")
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def lengths_B(self) -> IntArray:
+        """(B,) tokens of each response."""
+        return np.asarray(self.mask_B_T.sum(axis=1), dtype=np.int64)
+
+    def responses(self) -> list[IntArray]:
+        """The B responses without padding."""
+        return [row[:n] for row, n in zip(self.responses_B_T, self.lengths_B, strict=True)]
+
+    def sequences(self) -> list[IntArray]:
+        """The B sequences, prompt and response, without padding."""
+        return [sequence(p, r) for p, r in zip(self.prompts, self.responses(), strict=True)]
+
+    def take(self, rows: Sequence[int] | np.ndarray) -> TokenBatch:
+        """The rows of these indices or of this mask, in order; T shrinks to the longest of them."""
+        index = np.asarray(rows)
+        index = np.flatnonzero(index) if index.dtype == np.bool_ else index.astype(np.int64)
+        mask = self.mask_B_T[index]
+        width = int(mask.sum(axis=1).max(initial=0))
+        return TokenBatch(
+            tuple(self.prompts[i] for i in index), self.responses_B_T[index, :width], mask[:, :width],
+            self.finished_B[index],
+        )  # fmt: skip
+
+
+def token_batch(
+    prompts: Sequence[IntArray], responses: Sequence[IntArray], finished_B: BoolArray, *, pad_id: int
+) -> TokenBatch:
+    """A batch from ragged rows."""
+    responses_B_T, mask_B_T = pad_right(responses, pad_id)
+    return TokenBatch(tuple(prompts), responses_B_T, mask_B_T, np.asarray(finished_B, dtype=np.bool_))
+
+
+def concatenate(batches: Sequence[TokenBatch], *, pad_id: int) -> TokenBatch:
+    """Several batches as one, in order."""
+    return token_batch(
+        [p for b in batches for p in b.prompts],
+        [r for b in batches for r in b.responses()],
+        np.concatenate([b.finished_B for b in batches]),
+        pad_id=pad_id,
+    )
+
+
+def prompt_ids(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> IntArray:
+    """Ids of a chat up to the opening of the assistant's turn.
+
+    The template alone decides about a beginning-of-sequence token; the tokenizer adds none of its own, so there are
+    never two.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        messages: chat messages with `role` and `content`.
+
+    Raises:
+        ConfigError: the tokenizer has no chat template.
+        DataError: a character the tokenizer does not know.
+    """
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            "the tokenizer has no chat template: save one with it (tokenizer.chat_template), or use an instruct model"
+        )
+    text = tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
+    return _encode(tokenizer, text)
+
+
+def response_ids(tokenizer: Any, text: str) -> IntArray:
+    """Ids of a finished response: its text and the end-of-sequence token.
+
+    Raises:
+        ConfigError: the tokenizer has no end-of-sequence token.
+        DataError: a character the tokenizer does not know.
+    """
+    if tokenizer.eos_token_id is None:
+        raise ConfigError("the tokenizer has no end-of-sequence token: set tokenizer.eos_token and save it")
+    return np.append(_encode(tokenizer, text), np.int64(tokenizer.eos_token_id))
+
+
+def sequence(prompt: IntArray, response: IntArray) -> IntArray:
+    """A prompt and its response as the model reads them."""
+    return np.concatenate([prompt, response])
+
+
+def pad_id(tokenizer: Any) -> int:
+    """The id that fills up rows: the tokenizer's own, else its end-of-sequence token (a mask tells them apart)."""
+    return int(tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id)
+
+
+def stop_ids(tokenizer: Any, generation_config: Any = None) -> IntArray:
+    """Ids that end a response: the tokenizer's end of sequence and those of the model's generation config."""
+    given = getattr(generation_config, "eos_token_id", None)
+    ids = {tokenizer.eos_token_id, *(given if isinstance(given, list | tuple) else [given])} - {None}
+    return np.array(sorted(ids), dtype=np.int64)
+
+
+def pad_right(rows: Sequence[IntArray], value: int) -> tuple[IntArray, BoolArray]:
+    """(B, T) ids filled up on the right, and the mask of those that are real."""
+    lengths = np.array([len(r) for r in rows], dtype=np.int64)
+    mask = np.arange(lengths.max(initial=0)) < lengths[:, None]
+    padded = np.full(mask.shape, value, dtype=np.int64)
+    if mask.any():
+        padded[mask] = np.concatenate(rows)
+    return padded, mask
+
+
+def pad_left(rows: Sequence[IntArray], value: int) -> tuple[IntArray, BoolArray]:
+    """(B, T) ids filled up on the left, and the mask of those that are real."""
+    padded, mask = pad_right([r[::-1] for r in rows], value)
+    return np.ascontiguousarray(padded[:, ::-1]), np.ascontiguousarray(mask[:, ::-1])
+
+
+def response_texts(tokenizer: Any, batch: TokenBatch) -> list[str]:
+    """The text of each response, without special tokens."""
+    return [_decode(tokenizer, r) for r in batch.responses()]
+
+
+def token_ends(tokenizer: Any, ids_T: IntArray, text: str | None = None) -> IntArray:
+    """(T,) how much of the response's text is there after each token, in characters.
+
+    A token that ends inside a character counts up to the last whole one.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        ids_T: a response.
+        text: its text, where the caller has it.
+    """
+    text = _decode(tokenizer, ids_T) if text is None else text
+    kinds, which = np.unique(ids_T, return_inverse=True)
+    pieces = [_decode(tokenizer, [i]) for i in kinds]
+    if "".join(pieces[k] for k in which) == text and not any(_BROKEN in p for p in pieces):
+        return np.cumsum(np.array([len(p) for p in pieces], dtype=np.int64)[which])
+    return _ends_in_context(tokenizer, ids_T, len(text))
+
+
+def _ends_in_context(tokenizer: Any, ids_T: IntArray, length: int) -> IntArray:
+    """`token_ends` for pieces that depend on their neighbours: a character in several tokens, a swallowed space."""
+    ends = np.zeros(len(ids_T), dtype=np.int64)
+    before = done = reached = 0  # tokens before:done are the context of the next ones
+    for t in range(len(ids_T)):
+        longer = _decode(tokenizer, ids_T[before : t + 1])
+        if not longer.endswith(_BROKEN):
+            reached += len(longer) - len(_decode(tokenizer, ids_T[before:done]))
+            before, done = done, t + 1
+        ends[t] = reached
+    return np.minimum(ends, length)
+
+
+def split_steps(text: str, separator: str) -> list[str]:
+    """The steps of a solution, each with the separator that closes it; joined, they are the text again.
+
+    A piece of nothing but spaces and separators is no step of its own: it belongs to the one before it (at the
+    start, to the one after it). An empty text is one empty step.
+    """
+    steps: list[str] = []
+    start = 0
+    for piece in [*(p + separator for p in text.split(separator)[:-1]), text.split(separator)[-1]]:
+        start += len(piece)
+        if steps and (not steps[-1].replace(separator, "").strip() or not piece.replace(separator, "").strip()):
+            steps[-1] += piece
+        else:
+            steps.append(piece)
+    return steps
+
+
+def step_ends(ends_T: IntArray, text: str, separator: str) -> IntArray:
+    """(S,) index of the last token of each step; the last token ends the last step.
+
+    A token that straddles the end of a step (such as `.\\n` or `\\n\\nSo`) ends it. Two steps inside one token have
+    the same index, so that there is exactly one index per step of `split_steps`.
+
+    Args:
+        ends_T: of `token_ends`.
+        text: the response's text.
+        separator: closes a step.
+    """
+    if len(ends_T) == 0:
+        return np.zeros(0, dtype=np.int64)
+    closes_S = np.cumsum([len(s) for s in split_steps(text, separator)])
+    found_S = np.minimum(np.searchsorted(ends_T, closes_S, side="left"), len(ends_T) - 1)
+    found_S[-1] = len(ends_T) - 1
+    return np.asarray(found_S, dtype=np.int64)
+
+
+def response_step_ends(tokenizer: Any, batch: TokenBatch, separator: str) -> tuple[IntArray, ...]:
+    """`step_ends` of each response of a batch; an empty response has none."""
+    texts = response_texts(tokenizer, batch)
+    return tuple(
+        step_ends(token_ends(tokenizer, ids, text), text, separator)
+        for ids, text in zip(batch.responses(), texts, strict=True)
+    )
+
+
+def _encode(tokenizer: Any, text: str) -> IntArray:
+    ids = np.array(tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
+    unknown = tokenizer.unk_token_id
+    special = {tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id}
+    if unknown is not None and unknown not in special and (ids == unknown).any():
+        where = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        strange = dict.fromkeys(text[a:b] for (a, b), i in zip(where, ids, strict=True) if i == unknown)
+        raise DataError(f"the tokenizer does not know {', '.join(map(repr, strange))} in {text[:80]!r}")
+    return ids
+
+
+def _decode(tokenizer: Any, ids: Sequence[int] | IntArray) -> str:
+    return str(tokenizer.decode(np.asarray(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))

@@ -1,0 +1,220 @@
+"""The `data` section: which prompts a language model is trained on, how they are filtered, who checks answers.
+
+The knobs of prompt filtering carry the names and defaults of PRIME (2502.01456). Nothing here reads a file or
+draws a problem.
+
+    DataSettings(task=SwapSettings(steps=12), n_samples=8, accuracy_lower_bound=0.1)
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from guerdon.settings.base import Settings
+
+
+class _FamilySettings(Settings):
+    """What all generated families share."""
+
+    steps: int = Field(6, ge=1, le=200, description="lines of a solution")
+    min_steps: int | None = Field(
+        None, ge=1, description="draw the number of lines from min_steps to steps; null: always steps"
+    )
+    seed: int = Field(0, ge=0, description="decides every problem, of training and of validation")
+
+    @model_validator(mode="after")
+    def _range_of_steps(self) -> _FamilySettings:
+        if self.min_steps is not None and self.min_steps > self.steps:
+            raise ValueError(f"min_steps {self.min_steps} is more than steps {self.steps}")
+        return self
+
+
+def _distinct(text: str) -> str:
+    if len(set(text)) != len(text):
+        raise ValueError("an operation stands there twice")
+    return text
+
+
+class ChainSettings(_FamilySettings):
+    """Long arithmetic, one reduction per line: `3+5=?;?*2=?;` is solved by `3+5=8;8*2=6;`."""
+
+    family: Literal["chain"] = Field("chain", description="long arithmetic, one reduction per line")
+    modulus: int | None = Field(
+        10,
+        ge=2,
+        le=10**6,
+        description="every result is taken modulo this, all numbers get the same width; null: plain integers",
+    )
+    ops: str = Field("+-*", pattern=r"^[-+*]+$", description="operations drawn from")
+    low: int = Field(0, ge=0, description="smallest operand")
+    high: int = Field(9, ge=0, le=10**6, description="largest operand")
+
+    _ops_differ = field_validator("ops")(_distinct)
+
+    @model_validator(mode="after")
+    def _range_of_operands(self) -> ChainSettings:
+        if self.low > self.high:
+            raise ValueError(f"low {self.low} is more than high {self.high}")
+        return self
+
+
+class RegisterSettings(_FamilySettings):
+    """Variables that depend on earlier ones: `a=3;b=4;c=a+b=?;d=c*a=?;` is solved by `c=3+4=7;d=7*3=1;`."""
+
+    family: Literal["register"] = Field("register", description="variables that depend on earlier ones")
+    inputs: int = Field(2, ge=1, le=25, description="variables that are given")
+    modulus: int = Field(
+        10,
+        ge=2,
+        le=10**6,
+        description="every value is taken modulo this; up to 10, a solved line is as long as its question",
+    )
+    ops: str = Field("+-*", pattern=r"^[-+*]+$", description="operations drawn from")
+    chained: bool = Field(
+        True,
+        description="every line uses the line before; off: any earlier variable, so that a wrong line need not spoil "
+        "the answer",
+    )
+
+    _ops_differ = field_validator("ops")(_distinct)
+
+    @model_validator(mode="after")
+    def _enough_letters(self) -> RegisterSettings:
+        if self.inputs + self.steps > 26:
+            raise ValueError(f"inputs {self.inputs} + steps {self.steps} need more than the 26 letters")
+        return self
+
+
+class SwapSettings(_FamilySettings):
+    """Track a row of letters: `ABC;12=???;23=???;` is solved by `12=BAC;23=BCA;`."""
+
+    family: Literal["swap"] = Field("swap", description="track a row of letters while two at a time change places")
+    items: int = Field(5, ge=2, le=9, description="letters in the row")
+
+
+class AutomatonSettings(_FamilySettings):
+    """Follow a table given in the question: `a=120;b=002;0a=?;?b=?;` is solved by `0a=1;1b=0;`."""
+
+    family: Literal["automaton"] = Field("automaton", description="follow a transition table given in the question")
+    states: int = Field(5, ge=2, le=10, description="states of the automaton")
+    symbols: int = Field(3, ge=1, le=26, description="letters it reads, a row of the table each")
+
+
+TaskSettings = Annotated[
+    ChainSettings | RegisterSettings | SwapSettings | AutomatonSettings, Field(discriminator="family")
+]
+
+_SOURCES: dict[str, set[str]] = {
+    "generated": {"task", "train_size"},
+    "files": {"train_files", "val_files"},
+    "gsm8k": {"path", "train_split", "val_split"},
+    "datasets": {"path", "name", "train_split", "val_split"},
+}
+_CHECKING = {
+    "auto": {"unparsable", "verifier_timeout", "verifier_workers", "verifier_tolerance"},
+    "math": {"unparsable", "verifier_timeout", "verifier_workers", "verifier_tolerance"},
+    "numeric": {"unparsable", "verifier_tolerance"},
+    "exact": {"unparsable"},
+}
+
+
+class DataSettings(Settings):
+    """`data`: prompts with known answers, generated or read, and what happens to them before the update."""
+
+    type: Literal["generated", "files", "gsm8k", "datasets"] = Field(
+        "generated",
+        description="generated: problems made here; files: JSONL or Parquet; gsm8k: the folder of GSM8K's own files; "
+        "datasets: a local folder of the datasets library or a hub id",
+    )
+    task: TaskSettings = Field(ChainSettings(), description="generated: which problems, how hard")
+    train_size: int = Field(8192, ge=1, description="generated: different problems to train on")
+    val_size: int = Field(
+        256,
+        ge=0,
+        description="problems to validate on: made (generated), or held out of the training prompts by question where "
+        "neither val_files nor val_split names any",
+    )
+    train_files: tuple[str, ...] = Field((), description="files: one or several to train on")
+    val_files: tuple[str, ...] = Field((), description="files: one or several to validate on")
+    path: str | None = Field(
+        None, description="gsm8k: folder with train.jsonl and test.jsonl; datasets: folder or hub id"
+    )
+    name: str | None = Field(None, description="datasets: the configuration of a data set that has several")
+    train_split: str = Field("train", description="gsm8k, datasets: split to train on")
+    val_split: str | None = Field(None, description="gsm8k, datasets: split to validate on; null: hold out val_size")
+    system_prompt: str | None = Field(
+        None, description="inserted before the question (or in place of the data set's own); null: leave as it is"
+    )
+    max_prompt_length: int = Field(1024, ge=1, description="tokens; longer prompts are left out and counted")
+    max_response_length: int = Field(3072, ge=1, description="tokens; longer responses are truncated")
+    train_batch_size: int = Field(32, ge=1, description="prompts per update")
+    n_samples: int = Field(4, ge=1, description="rollouts per prompt")
+    filter_accuracy: bool = Field(True, description="train on prompts whose share of right rollouts is within bounds")
+    accuracy_lower_bound: float = Field(0.2, ge=0, le=1, description="smallest share that is kept, inclusive")
+    accuracy_upper_bound: float = Field(0.8, ge=0, le=1, description="largest share that is kept, inclusive")
+    filter_truncated: bool = Field(True, description="leave out prompts with a response that reached the length limit")
+    oversample_factor: float = Field(1.0, ge=1, description="draw train_batch_size times this many prompts at a time")
+    shortfall: Literal["resample", "fill", "shrink", "error"] = Field(
+        "resample",
+        description="too few prompts survive the filters: draw more, fill up with rejected ones, use fewer, or stop",
+    )
+    verifier: Literal["auto", "math", "numeric", "exact"] = Field(
+        "auto",
+        description="who compares answers; auto: GSM8K numerically, others by math (generated ones check themselves)",
+    )
+    verifier_timeout: float = Field(10.0, gt=0, description="seconds of wall-clock per answer (math)")
+    verifier_workers: int = Field(2, ge=1, description="processes that compare answers (math)")
+    verifier_tolerance: float = Field(
+        0.0, ge=0, lt=1, description="relative difference at which two numbers count as equal (math, numeric)"
+    )
+    unparsable: Literal["failure", "wrong"] = Field(
+        "failure",
+        description="a response without a readable answer is a failure (dropped and counted) or wrong",
+    )
+
+    @field_validator("train_files", "val_files", mode="before")
+    @classmethod
+    def _one_file(cls, given: Any) -> Any:
+        return (given,) if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _complete(self) -> DataSettings:
+        if self.type == "files" and not self.train_files:
+            raise ValueError("type files needs train_files")
+        if self.type in ("gsm8k", "datasets") and not self.path:
+            raise ValueError(f"type {self.type} needs path")
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> DataSettings:
+        given = self.model_fields_set
+        other = set().union(*_SOURCES.values()) - _SOURCES[self.type]
+        _refuse(other & given, f"type {self.type}")
+        if self.val_files or self.val_split:
+            _refuse({"val_size"} & given, "validation data of its own")
+        if self.type == "generated":
+            _refuse({"verifier", *_CHECKING["auto"]} & given, "generated problems, which check themselves")
+        else:
+            _refuse((_CHECKING["auto"] - _CHECKING[self.verifier]) & given, f"verifier {self.verifier}")
+        if not self.filter_accuracy:
+            _refuse({"accuracy_lower_bound", "accuracy_upper_bound"} & given, "filter_accuracy off")
+        if not self.filter_accuracy and not self.filter_truncated:
+            _refuse({"shortfall", "oversample_factor"} & given, "both filters off")
+        return self
+
+    @model_validator(mode="after")
+    def _filter_keeps_something(self) -> DataSettings:
+        low, high, n = self.accuracy_lower_bound, self.accuracy_upper_bound, self.n_samples
+        if self.filter_accuracy and not any(low <= k / n <= high for k in range(n + 1)):
+            raise ValueError(
+                f"no prompt can survive: {n} rollouts have no share of right ones from {low} to {high}; widen the "
+                "bounds, raise n_samples, or switch filter_accuracy off"
+            )
+        return self
+
+
+def _refuse(idle: set[str], why: str) -> None:
+    if idle:
+        raise ValueError(f"{', '.join(sorted(idle))} would do nothing with {why}; remove it")

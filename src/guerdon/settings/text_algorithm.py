@@ -1,0 +1,120 @@
+"""The `algorithm` section for language models: the estimator of advantages, the loss and how steps are taken.
+
+Names follow PRIME (2502.01456) and its trainer where they name a knob. Nothing here computes anything.
+
+    TextAlgorithmSettings(adv_estimator="rloo", learning_rate=5e-7)
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from guerdon.settings.base import Settings
+
+Estimator = Literal["rloo", "grpo", "dr_grpo", "reinforce", "reinforce_pp", "remax", "gae"]
+GROUPED = ("rloo", "grpo", "dr_grpo")
+
+
+class AdvParamsSettings(Settings):
+    """`algorithm.adv_params`: a discount for each source of reward."""
+
+    verifier_gamma: float | None = Field(
+        None, ge=0, le=1, description="discount of the outcome reward; null: algorithm.gamma"
+    )
+    reward_model_gamma: float | None = Field(
+        None, ge=0, le=1, description="discount of the reward model's rewards; null: algorithm.gamma"
+    )
+
+
+class TextAlgorithmSettings(Settings):
+    """`algorithm` of a language model. Steps are tokens, an episode is a response."""
+
+    type: Literal["text"] = Field("text", description="language models; follows from policy.type")
+    adv_estimator: Estimator = Field(
+        "rloo", description="of advantages; each takes dense rewards of several sources, only gae has a critic"
+    )
+    gamma: float = Field(1.0, ge=0, le=1, description="discount per token")
+    adv_params: AdvParamsSettings = Field(AdvParamsSettings(), description="a discount for each source")
+    gae_lambda: float = Field(1.0, ge=0, le=1, description="gae: lambda")
+    rloo_form: Literal["paper", "prime_compat"] = Field(
+        "paper",
+        description="rloo: leave-one-out of dense rewards as in the paper (eq. 5), or as PRIME's code has it",
+    )
+    normalize_advantages: bool = Field(
+        True, description="zero mean and unit variance over the tokens of a batch, after all sources are added"
+    )
+    credit: Literal["sum", "min_form"] = Field(
+        "sum",
+        description="how process rewards of later steps count: discounted sum, or minimum (PURE, 2504.15275)",
+    )
+    credit_temperature: float = Field(0.1, gt=0, description="min_form: temperature of the soft minimum")
+    loss: Literal["ppo", "gspo", "cispo", "reinforce"] = Field("ppo", description="of the policy")
+    loss_agg: Literal["token", "sequence", "constant"] = Field(
+        "token",
+        description="mean over tokens of the batch, mean over responses of their token means, or sum over the length "
+        "limit (Dr. GRPO)",
+    )
+    clip_range: float = Field(0.2, gt=0, description="how far the probability ratio may leave 1")
+    clip_range_high: float | None = Field(None, gt=0, description="upper clip where it differs (DAPO, 2503.14476)")
+    kl_coef: float = Field(0.0, ge=0, description="weight of the KL from the reference policy (the start of the run)")
+    kl_type: Literal["k1", "k2", "k3"] = Field("k3", description="its estimator (Schulman 2020)")
+    kl_in: Literal["loss", "reward"] = Field("loss", description="where the KL enters")
+    entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
+    num_epochs: int = Field(1, ge=1, description="passes over a batch per update")
+    minibatch_size: int | None = Field(None, ge=1, description="responses per gradient step; null: the whole batch")
+    micro_batch_size: int | None = Field(
+        None, ge=1, description="responses per forward pass; null: the whole gradient step"
+    )
+    learning_rate: float = Field(1e-6, gt=0, description="of AdamW")
+    lr_schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="how the learning rate falls to 0 over runner.total_steps"
+    )
+    weight_decay: float = Field(0.0, ge=0, description="of AdamW")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="of AdamW")
+    max_grad_norm: float = Field(1.0, gt=0, description="clip gradients to this norm")
+    value_coef: float = Field(0.5, ge=0, description="gae: weight of the value loss")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_idle(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        estimator = given.get("adv_estimator", "rloo")
+        idle: list[tuple[str, str]] = []
+        if estimator != "gae":
+            idle += [(k, f"adv_estimator {estimator}") for k in ("gae_lambda", "value_coef")]
+        if estimator != "rloo":
+            idle.append(("rloo_form", f"adv_estimator {estimator}"))
+        if given.get("credit", "sum") != "min_form":
+            idle.append(("credit_temperature", "credit sum"))
+        if given.get("loss", "ppo") == "reinforce":
+            idle += [(k, "loss reinforce") for k in ("clip_range", "clip_range_high")]
+        if not given.get("kl_coef"):
+            idle += [(k, "kl_coef 0") for k in ("kl_type", "kl_in")]
+        for key, why in idle:
+            if key in given:
+                raise ValueError(f"{key} would do nothing with {why}; remove it")
+        return given
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> TextAlgorithmSettings:
+        if self.micro_batch_size and self.minibatch_size and self.minibatch_size % self.micro_batch_size:
+            raise ValueError(
+                f"minibatch_size ({self.minibatch_size}) must be a multiple of micro_batch_size "
+                f"({self.micro_batch_size})"
+            )
+        return self
+
+    @property
+    def verifier_gamma(self) -> float:
+        """Discount of the outcome reward."""
+        own = self.adv_params.verifier_gamma
+        return self.gamma if own is None else own
+
+    @property
+    def reward_model_gamma(self) -> float:
+        """Discount of the reward model's rewards."""
+        own = self.adv_params.reward_model_gamma
+        return self.gamma if own is None else own

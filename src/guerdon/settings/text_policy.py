@@ -1,0 +1,148 @@
+"""The `policy`, `generation` and `sft` sections of language models: what acts, how it writes, how it starts.
+
+Nothing here loads a model or touches a tokenizer.
+
+    TextPolicySettings(path="runs/sft", lora=LoraSettings(r=16))
+    TextPolicySettings(tiny=TinyModelSettings(hidden_size=64))   # made in code, no download
+"""
+
+from __future__ import annotations
+
+import string
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from guerdon.settings.base import Settings
+
+PRINTABLE = string.ascii_letters + string.digits + string.punctuation + " \n"
+
+
+class TinyModelSettings(Settings):
+    """A model made in code with random weights, and a tokenizer for it: runs with no download."""
+
+    architecture: Literal["llama", "qwen2"] = Field(
+        "llama", description="RMSNorm, rotary positions, SwiGLU; qwen2 adds biases to queries, keys and values"
+    )
+    hidden_size: int = Field(128, ge=8, description="width")
+    layers: int = Field(2, ge=1, description="depth")
+    heads: int = Field(4, ge=1, description="attention heads")
+    kv_heads: int | None = Field(None, ge=1, description="heads of keys and values, shared by groups; null: heads")
+    intermediate: int = Field(384, ge=8, description="width inside the feed-forward layers")
+    tie_embeddings: bool = Field(True, description="input and output embeddings are one matrix")
+    max_positions: int = Field(4096, ge=16, description="longest sequence, prompt and response together")
+    tokenizer: Literal["characters", "bytes"] = Field(
+        "characters", description="one token per character of the alphabet, or byte-level pairs (any text)"
+    )
+    alphabet: str = Field(PRINTABLE, min_length=1, description="characters: those the tokenizer knows")
+
+    @model_validator(mode="after")
+    def _fits(self) -> TinyModelSettings:
+        kv_heads = self.heads if self.kv_heads is None else self.kv_heads
+        if self.hidden_size % self.heads or (self.hidden_size // self.heads) % 2:
+            raise ValueError(f"hidden_size {self.hidden_size} must be an even multiple of heads {self.heads}")
+        if self.heads % kv_heads:
+            raise ValueError(f"heads {self.heads} must be a multiple of kv_heads {kv_heads}")
+        if self.tokenizer == "bytes" and "alphabet" in self.model_fields_set:
+            raise ValueError("alphabet would do nothing with tokenizer bytes, which knows every text; remove it")
+        return self
+
+
+class LoraSettings(Settings):
+    """Low-rank adapters (LoRA, Hu et al. 2021, 2106.09685) on frozen weights."""
+
+    r: int = Field(16, ge=1, description="rank")
+    alpha: float = Field(32.0, gt=0, description="the update is scaled by alpha / r")
+    dropout: float = Field(0.0, ge=0, lt=1, description="on the input of the adapters, while training")
+    target_modules: str | tuple[str, ...] = Field(
+        "all-linear", description="names of the layers that get an adapter; all-linear: all but the output embedding"
+    )
+
+
+class TextPolicySettings(Settings):
+    """A causal language model."""
+
+    type: Literal["text"] = Field("text", description="a causal language model")
+    path: str | None = Field(
+        None, description="folder or hub id of a causal language model and its tokenizer; an adapter is merged"
+    )
+    tiny: TinyModelSettings | None = Field(None, description="make a small model in code instead of reading one")
+    lora: LoraSettings | None = Field(None, description="train adapters on frozen weights; null: train all weights")
+    bf16: bool | Literal["auto"] = Field(
+        "auto", description="compute in bfloat16 (weights stay float32); auto: where the hardware has it"
+    )
+    gradient_checkpointing: bool = Field(False, description="recompute activations backwards: less memory, more time")
+    use_remove_padding: bool = Field(False, description="forward without padding: all sequences in one row")
+    attention: Literal["auto", "sdpa", "eager"] = Field(
+        "auto", description="auto: sdpa; eager for short sequences on the CPU, where it is faster"
+    )
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> TextPolicySettings:
+        if (self.path is None) == (self.tiny is None):
+            raise ValueError("say exactly one of policy.path (a model to read) and policy.tiny (a model to make)")
+        return self
+
+
+class GenerationSettings(Settings):
+    """How responses are written."""
+
+    engine: Literal["local", "vllm"] = Field("local", description="who generates: this process, or vLLM in it")
+    temperature: float = Field(1.0, gt=0, description="divides the logits")
+    top_p: float = Field(1.0, gt=0, le=1, description="sample from the smallest set of tokens with this mass")
+    top_k: int = Field(0, ge=0, description="sample from this many most likely tokens; 0: from all")
+    batch_size: int = Field(256, ge=1, description="local: responses that are written at the same time")
+    gpu_memory_utilization: float = Field(0.4, gt=0, lt=1, description="vllm: share of the GPU's memory it may take")
+
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> GenerationSettings:
+        idle = {"local": "gpu_memory_utilization", "vllm": "batch_size"}[self.engine]
+        if idle in self.model_fields_set:
+            raise ValueError(f"{idle} would do nothing with engine {self.engine}; remove it")
+        return self
+
+
+class SFTSettings(Settings):
+    """Supervised fine-tuning on prompts and responses: `guerdon train policy=sft`."""
+
+    save_dir: str = Field(description="receives the policy (`model/`), `metrics.json` and resumable state")
+    examples: int | None = Field(None, ge=2, description="use the first so many pairs of the training data; null: all")
+    epochs: float = Field(3.0, gt=0, description="passes over the training pairs")
+    max_steps: int | None = Field(None, ge=1, description="stop after so many gradient steps, however many epochs")
+    batch_size: int = Field(16, ge=1, description="pairs per gradient step")
+    micro_batch_size: int | None = Field(
+        None, ge=1, description="pairs per forward pass, a divisor of batch_size; null: the whole batch"
+    )
+    max_length: int | None = Field(
+        None, ge=2, description="tokens of prompt and response together; longer pairs are left out and counted"
+    )
+    learning_rate: float = Field(1e-5, gt=0, description="of AdamW")
+    weight_decay: float = Field(0.0, ge=0, description="of AdamW")
+    lr_scheduler: Literal["constant", "linear", "cosine"] = Field(
+        "cosine", description="what the learning rate does after the warm-up"
+    )
+    warmup: float = Field(0.03, ge=0, lt=1, description="share of the steps over which the learning rate rises")
+    max_grad_norm: float = Field(1.0, gt=0, description="clip gradients to this norm")
+    val_split: float = Field(0.05, ge=0, lt=1, description="share of the prompts held out; 0: none")
+    eval_every: int | None = Field(
+        None, ge=1, description="gradient steps between evaluations and checkpoints; null: a tenth of all steps"
+    )
+    log_every: int = Field(10, ge=1, description="gradient steps between logged losses")
+    tensorboard: bool = Field(False, description="write TensorBoard logs")
+    resume: bool = Field(False, description="continue from the newest whole checkpoint in save_dir, when there is one")
+    seed: int = Field(0, ge=0, description="of the split, the adapters and the order of the pairs")
+
+    @model_validator(mode="after")
+    def _fits(self) -> SFTSettings:
+        if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
+            raise ValueError(
+                f"batch_size ({self.batch_size}) must be a multiple of micro_batch_size ({self.micro_batch_size})"
+            )
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_idle(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("max_steps") is not None and "epochs" in given:
+            raise ValueError("epochs would do nothing beside max_steps; remove one of them")
+        return given

@@ -1,0 +1,260 @@
+"""Prompts from files and data sets: PRIME's and verl's schema, plain questions and answers, GSM8K, `datasets`.
+
+A row that cannot be understood is an error with its file and line; nothing is skipped in silence. This module does
+not know how prompts are drawn, filtered or answered.
+
+    train, validation = load_prompts(DataSettings(type="gsm8k", path="data/gsm8k"))
+    prompts = read_prompts("train.parquet")
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from guerdon.errors import DataError, MissingDependencyError, boundary
+from guerdon.settings.data import DataSettings
+from guerdon.worlds.answers import final_answer, last_boxed
+from guerdon.worlds.prompts import (
+    Message,
+    Prompt,
+    check_contamination,
+    hold_out,
+    insert_system_prompt,
+    question_hash,
+    with_unique_ids,
+)
+from guerdon.worlds.reasoning import generate
+
+_QUESTIONS = ("question", "problem", "query", "prompt")
+_ANSWERS = ("ground_truth", "answer", "final_answer", "expected_answer", "target")
+_SOLUTIONS = ("solution", "rationale", "generated_solution")
+_ROLES = ("system", "user", "assistant")
+
+
+def load_prompts(settings: DataSettings) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
+    """The prompts that the `data` section describes: to train on and to validate on.
+
+    The system prompt is in place, ids are unique, and no question is in both.
+
+    Raises:
+        DataError: a source is missing or a row cannot be understood.
+        MissingDependencyError: the `datasets` library is needed and not installed.
+    """
+    if settings.type == "generated":
+        train, validation = generate(settings.task, settings.train_size, settings.val_size)
+    else:
+        train, separate = _sources(settings)
+        if separate is None:
+            train, validation = hold_out(train, settings.val_size)
+        else:
+            validation = separate
+    check_contamination(train, validation)
+    train, validation = (
+        tuple(replace(p, messages=insert_system_prompt(p.messages, settings.system_prompt)) for p in prompts)
+        for prompts in (train, validation)
+    )
+    return train, validation
+
+
+def _sources(settings: DataSettings) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...] | None]:
+    """Training prompts, and validation prompts where the settings name a place for them."""
+    if settings.type == "files":
+        train, validation = (
+            with_unique_ids(prompt for name in names for prompt in read_prompts(name))
+            for names in (settings.train_files, settings.val_files)
+        )
+        return train, validation if settings.val_files else None
+    path = settings.path or ""
+
+    def split(name: str) -> tuple[Prompt, ...]:
+        return read_gsm8k(path, name) if settings.type == "gsm8k" else read_dataset(path, name, settings.name)
+
+    return split(settings.train_split), split(settings.val_split) if settings.val_split else None
+
+
+def read_prompts(path: Path | str) -> tuple[Prompt, ...]:
+    """The prompts of a JSONL, JSON (a list of rows) or Parquet file.
+
+    Raises:
+        DataError: the file is missing or of another kind, or a row cannot be understood.
+    """
+    path = Path(path)
+    readers = {".jsonl": _json_lines, ".ndjson": _json_lines, ".json": _json_list, ".parquet": _parquet_rows}
+    if path.suffix.lower() not in readers:
+        raise DataError(f"{path}: prompts are read from {', '.join(readers)}; convert the file to one of these")
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file; check data.train_files and data.val_files")
+    return _prompts(readers[path.suffix.lower()](path), path.stem)
+
+
+def read_gsm8k(folder: Path | str, split: str = "train") -> tuple[Prompt, ...]:
+    """The problems of GSM8K's own files (Cobbe et al. 2021, 2110.14168): `train.jsonl` and `test.jsonl`.
+
+    Raises:
+        DataError: the folder has no such file, or a row lacks the `####` in front of its answer.
+    """
+    path = Path(folder) / f"{split}.jsonl"
+    if not path.is_file():
+        there = ", ".join(sorted(p.name for p in Path(folder).glob("*.jsonl"))) or "no .jsonl file at all"
+        raise DataError(f"{path}: there is no such file; the folder of GSM8K has {there}")
+    rows = ((where, _gsm8k_row(row, where)) for where, row in _json_lines(path))
+    return _prompts(rows, "openai/gsm8k", ability="math")
+
+
+def _gsm8k_row(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    if "####" not in str(row.get("answer")):
+        raise DataError(f"{where}: a row of GSM8K has an answer that ends in '#### <number>'; this one has none")
+    return row
+
+
+def read_dataset(path: str, split: str, name: str | None = None) -> tuple[Prompt, ...]:
+    """The prompts of a folder of the `datasets` library, or of a data set on the hub.
+
+    Args:
+        path: a folder that `save_to_disk` wrote, a folder of data files, or a hub id.
+        split: which split.
+        name: the configuration, where there are several.
+
+    Raises:
+        DataError: it cannot be loaded, has no such split, or a row cannot be understood.
+        MissingDependencyError: `datasets` is not installed.
+    """
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            "data.type datasets needs the package datasets: pip install 'guerdon[text]'"
+        ) from error
+    folder = Path(path)
+    with boundary(DataError, f"data.path {path}: the split {split!r} cannot be loaded"):
+        if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+            loaded = datasets.load_from_disk(path)
+            if isinstance(loaded, datasets.DatasetDict):
+                if split not in loaded:
+                    raise DataError(f"data.path {path} has no split {split!r}, only {', '.join(loaded)}")
+                loaded = loaded[split]
+            elif split != "train":
+                raise DataError(f"data.path {path} is a single data set without splits; {split!r} is not in it")
+        else:
+            loaded = datasets.load_dataset(path, name, split=split)
+        rows = [(f"{path}[{split}] row {i}", row) for i, row in enumerate(loaded)]
+    return _prompts(rows, path if "/" in path and not folder.exists() else folder.name)
+
+
+def _prompts(rows: Iterable[tuple[str, Any]], source: str, ability: str = "") -> tuple[Prompt, ...]:
+    prompts = with_unique_ids(prompt_from_row(row, where, source, ability) for where, row in rows)
+    if not prompts:
+        raise DataError(f"{source}: there is no prompt in it")
+    return prompts
+
+
+def prompt_from_row(row: Any, where: str, data_source: str, ability: str = "") -> Prompt:
+    r"""One row as a prompt.
+
+    The question is `prompt` (chat messages or a string), `question`, `problem` or `query`. The true answer is
+    `reward_model.ground_truth`, or one of `ground_truth`, `answer`, `final_answer`, `expected_answer`, `target`; of
+    an `answer` with `####` or `\boxed{}` the part these mark, and the whole is the worked solution. With a
+    `solution` alone, the answer is what it marks.
+
+    Args:
+        row: a mapping.
+        where: file and line, for errors.
+        data_source: where the row names none.
+        ability: where the row names none.
+
+    Raises:
+        DataError: with `where` and what is missing.
+    """
+    if not isinstance(row, Mapping):
+        raise DataError(f"{where}: a row must be a map of keys, this is {type(row).__name__}")
+    messages = _messages(row, where)
+    gold, solution = _gold(row, where)
+    info = row.get("extra_info") or {}
+    if not isinstance(info, Mapping):
+        raise DataError(f"{where}: extra_info must be a map of keys, this is {type(info).__name__}")
+    return Prompt(
+        id=str(row["id"]) if isinstance(row.get("id"), str | int) else question_hash(messages),
+        messages=messages,
+        ground_truth=gold,
+        data_source=str(row.get("data_source") or data_source),
+        ability=str(row.get("ability") or ability),
+        extra_info=dict(info),
+        solution=solution,
+    )
+
+
+def _messages(row: Mapping[str, Any], where: str) -> tuple[Message, ...]:
+    given = next((row[key] for key in reversed(_QUESTIONS) if row.get(key)), None)
+    if isinstance(given, str) and given.strip():
+        return ({"role": "user", "content": given},)
+    if not isinstance(given, list | tuple):
+        raise DataError(
+            f"{where}: no question; expected one of {', '.join(_QUESTIONS)}, found {', '.join(map(str, row))}"
+        )
+    for message in given:
+        if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
+            raise DataError(f"{where}: a chat message needs role and content, this is {str(message)[:80]}")
+        if message["role"] not in _ROLES or not isinstance(message["content"], str):
+            raise DataError(f"{where}: a chat message has one of the roles {_ROLES} and text, not {str(message)[:80]}")
+    if given[-1]["role"] != "user":
+        raise DataError(f"{where}: the messages of a prompt end with the user's turn, these with {given[-1]['role']}'s")
+    return tuple({"role": m["role"], "content": m["content"]} for m in given)
+
+
+def _gold(row: Mapping[str, Any], where: str) -> tuple[str, str | None]:
+    """True answer and worked solution of a row."""
+    solution = next((row[key] for key in _SOLUTIONS if isinstance(row.get(key), str)), None)
+    model = row.get("reward_model")
+    if isinstance(model, Mapping):
+        return _as_text(model.get("ground_truth"), f"{where}: reward_model.ground_truth"), solution
+    key = next((key for key in _ANSWERS if row.get(key) is not None), None)
+    if key is not None:
+        text = _as_text(row[key], f"{where}: {key}")
+        marked = final_answer(text) if "####" in text or last_boxed(text) else None
+        return (text, solution) if marked is None else (marked, solution or text)
+    stated = final_answer(solution) if solution else None
+    if stated is None:
+        wanted = f"reward_model.ground_truth, one of {', '.join(_ANSWERS)}, or a solution that marks its answer"
+        raise DataError(f"{where}: no true answer; expected {wanted}; found {', '.join(map(str, row))}")
+    return stated, solution
+
+
+def _as_text(value: Any, where: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
+        raise DataError(f"{where} must be text or a number, this is {str(value)[:80]!r}")
+    return str(value).strip()
+
+
+def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            where = f"{path}:{number}"
+            if line.strip():
+                try:
+                    yield where, json.loads(line.decode("utf-8-sig"))
+                except ValueError as error:  # not JSON, or not UTF-8
+                    raise DataError(f"{where}: not a line of JSON: {error}") from error
+
+
+def _json_list(path: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        rows = json.loads(path.read_bytes().decode("utf-8-sig"))
+    except ValueError as error:
+        raise DataError(f"{path}: not JSON: {error}; one row per line needs the ending .jsonl") from error
+    if not isinstance(rows, list):
+        raise DataError(f"{path}: a .json file of prompts holds one list of rows, this holds {type(rows).__name__}")
+    for number, row in enumerate(rows):
+        yield f"{path}: row {number}", row
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    import pyarrow.parquet as pq
+
+    with boundary(DataError, f"{path}: cannot be read as Parquet"):
+        rows = pq.ParquetFile(path, page_checksum_verification=True).read().to_pylist()
+    for number, row in enumerate(rows):
+        yield f"{path}: row {number}", row

@@ -1,0 +1,193 @@
+"""A `Prompt` is a question with a known answer; a `PromptStream` deals prompts out, and can be resumed.
+
+This module does not know where prompts come from, how they become tokens or who checks the answers.
+
+    stream = PromptStream(prompts, seed=0)
+    batch = stream.take(32)
+    messages = insert_system_prompt(batch[0].messages, "Think step by step.")
+"""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from guerdon.errors import CheckpointError, DataError
+
+Message = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A question, its true answer, and where it comes from.
+
+    Attributes:
+        id: stable name, unique within its data set; a hash of the question where the source has none.
+        messages: chat messages (`role`, `content`) that end with the user's turn.
+        ground_truth: the true answer, as the verifier wants it.
+        data_source: which data set, for metrics by source.
+        ability: what kind of task.
+        extra_info: plain JSON values; a generated family says here how to recompute the truth.
+        solution: a worked solution where one is known.
+    """
+
+    id: str
+    messages: tuple[Message, ...]
+    ground_truth: str
+    data_source: str
+    ability: str = ""
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
+    solution: str | None = None
+
+    @property
+    def question(self) -> str:
+        """What the user asked last."""
+        return next(m["content"] for m in reversed(self.messages) if m["role"] == "user")
+
+
+def insert_system_prompt(messages: Sequence[Message], text: str | None) -> tuple[Message, ...]:
+    """The messages with this system turn in front: instead of the one they have, else inserted.
+
+    A user's turn is never overwritten. None leaves the messages as they are.
+    """
+    if text is None:
+        return tuple(messages)
+    rest = messages[1:] if messages and messages[0]["role"] == "system" else messages
+    return ({"role": "system", "content": text}, *rest)
+
+
+def question_hash(messages: Sequence[Message]) -> str:
+    """Name of a question: 16 hex digits from the user's turns, blind to case, spaces and system prompts."""
+    turns = (" ".join(unicodedata.normalize("NFKC", m["content"]).split()) for m in messages if m["role"] == "user")
+    return hashlib.sha256("\x1f".join(turns).casefold().encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def with_unique_ids(prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:
+    """The same prompts; ids seen before get `-2`, `-3`, ... in order."""
+    taken: set[str] = set()
+    times: dict[str, int] = {}
+    unique = []
+    for prompt in prompts:
+        name = prompt.id
+        while name in taken:
+            times[prompt.id] = times.get(prompt.id, 1) + 1
+            name = f"{prompt.id}-{times[prompt.id]}"
+        taken.add(name)
+        unique.append(prompt if name == prompt.id else replace(prompt, id=name))
+    return tuple(unique)
+
+
+def check_contamination(train: Iterable[Prompt], validation: Iterable[Prompt]) -> None:
+    """Refuse data where a question of the validation set is also trained on.
+
+    Raises:
+        DataError: with how many, and the first of them.
+    """
+    seen = {question_hash(prompt.messages) for prompt in train}
+    both = [prompt for prompt in validation if question_hash(prompt.messages) in seen]
+    if both:
+        raise DataError(
+            f"{len(both)} validation questions are also in the training data, the first is {both[0].id}: "
+            f"{both[0].question[:80]!r}; remove them from one of the two, or let data.val_size hold questions out"
+        )
+
+
+def hold_out(prompts: Sequence[Prompt], size: int, *, seed: int = 0) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
+    """Split by question: at least `size` prompts for validation, and no question on both sides.
+
+    Which questions are held out depends on their text and the seed alone, not on their order.
+
+    Returns:
+        Training and validation prompts, each in the given order.
+
+    Raises:
+        DataError: nothing would remain to train on.
+    """
+    hashes = [question_hash(prompt.messages) for prompt in prompts]
+    counts: dict[str, int] = {}
+    for name in hashes:
+        counts[name] = counts.get(name, 0) + 1
+    held: set[str] = set()
+    total = 0
+    for name in sorted(counts, key=lambda name: hashlib.sha256(f"{seed}/{name}".encode()).digest()):
+        if total >= size:
+            break
+        held.add(name)
+        total += counts[name]
+    train = tuple(p for p, name in zip(prompts, hashes, strict=True) if name not in held)
+    if not train:
+        raise DataError(f"holding {size} of {len(prompts)} prompts out leaves none to train on; lower data.val_size")
+    return train, tuple(p for p, name in zip(prompts, hashes, strict=True) if name in held)
+
+
+class PromptStream:
+    """Prompts without end, shuffled anew for every pass.
+
+    The order of a pass depends on the seed and its number alone, so that two integers are the whole state and a
+    resumed stream deals out exactly what an uninterrupted one would.
+
+    Attributes:
+        epoch: finished passes.
+        position: prompts dealt out in the pass under way.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], *, seed: int = 0) -> None:
+        if not prompts:
+            raise DataError("there is no prompt to draw from; check the data section's source")
+        self.prompts = tuple(prompts)
+        self.seed = seed
+        self.epoch = 0
+        self.position = 0
+        self._order = self._shuffled(0)
+        names = "\n".join(f"{p.id} {question_hash(p.messages)} {p.ground_truth}" for p in self.prompts)
+        self._fingerprint = hashlib.sha256(names.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+    def take(self, n: int) -> list[Prompt]:
+        """The next n prompts; a pass that ends on the way is followed by the next one."""
+        taken: list[Prompt] = []
+        while len(taken) < n:
+            if self.position == len(self.prompts):
+                self.epoch += 1
+                self.position = 0
+                self._order = self._shuffled(self.epoch)
+            picks = self._order[self.position : self.position + n - len(taken)]
+            self.position += len(picks)
+            taken += [self.prompts[i] for i in picks]
+        return taken
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream is, as plain JSON values."""
+        return {
+            "epoch": self.epoch,
+            "position": self.position,
+            "seed": self.seed,
+            "prompts": len(self.prompts),
+            "fingerprint": self._fingerprint,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a stream over the same prompts stood.
+
+        Raises:
+            CheckpointError: the state belongs to other prompts or another seed.
+        """
+        here = self.state_dict()
+        for key in ("prompts", "fingerprint", "seed"):
+            if state.get(key) != here[key]:
+                raise CheckpointError(
+                    f"the checkpoint's prompts are not these: {key} is {here[key]}, it was {state.get(key)}; resume "
+                    "with the data section and the seed that the run started with"
+                )
+        epoch, position = int(state["epoch"]), int(state["position"])
+        if epoch < 0 or not 0 <= position <= len(self.prompts):
+            raise CheckpointError(f"the checkpoint's position in the prompts is impossible: {position} of pass {epoch}")
+        self.epoch, self.position = epoch, position
+        self._order = self._shuffled(epoch)
+
+    def _shuffled(self, epoch: int) -> np.ndarray:
+        return np.random.default_rng([self.seed, epoch]).permutation(len(self.prompts))

@@ -1,0 +1,198 @@
+"""Is this response right? A verdict, or the reason why there is none; never a made-up 0.
+
+Three ways to compare with the true answer: `math` (symbolically, in processes that a clock watches), `numeric`
+(exact fractions, nothing is evaluated) and `exact` (normalised strings). Generated problems check themselves: no
+answer there is a wrong answer, because the format is part of the task, so their verdict is always `equal` or
+`different`. Elsewhere a response without a readable answer is `answer_unparsable`, a failed measurement, unless the
+caller declares it wrong. This module does not know models, groups of rollouts or advantages.
+
+    with Verifier("auto") as verifier:
+        judgements = verifier.check_batch(responses, prompts)
+    rewards = [outcome(judgement) for judgement in judgements]      # 1.0, 0.0 or a Failure
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+from guerdon.settings.data import DataSettings
+from guerdon.types import Failure
+from guerdon.worlds.answers import final_answer, normalized, numbers_of, same_number
+from guerdon.worlds.prompts import Prompt
+from guerdon.worlds.reasoning import is_generated, step_truth
+from guerdon.worlds.verifier_pool import MathPool, Verdict
+
+Kind = Literal["auto", "math", "numeric", "exact"]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a verifier found.
+
+    Attributes:
+        verdict: `equal` and `different` are measurements, the others say why there is none.
+        answer: what the response states as its answer.
+        detail: one line for a person.
+    """
+
+    verdict: Verdict
+    answer: str | None = None
+    detail: str = ""
+
+    @property
+    def correct(self) -> bool | None:
+        """Whether the response is right; None where nobody knows."""
+        return {"equal": True, "different": False}.get(self.verdict)
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why there is no measurement; None where there is one."""
+        return Failure(self.verdict, self.detail) if self.correct is None else None
+
+
+def outcome(judgement: Judgement, unparsable: Literal["failure", "wrong"] = "failure") -> float | Failure:
+    """The outcome reward: 1, 0, or the failure.
+
+    Args:
+        judgement: a verifier's.
+        unparsable: what a response without a readable answer is: a failed measurement, or wrong by declaration
+            (the setting `data.unparsable`). An unreadable gold answer and a timeout are failures either way.
+    """
+    if judgement.verdict == "answer_unparsable" and unparsable == "wrong":
+        return 0.0
+    return judgement.failure or float(judgement.verdict == "equal")
+
+
+class Verifier:
+    """Checks responses against the true answers of their prompts. Usable from any thread.
+
+    Args:
+        kind: who compares; `auto` lets generated problems check themselves, compares answers of GSM8K as numbers and
+            all others by math.
+        timeout: seconds of wall-clock per answer (math).
+        workers: processes (math), started when the first answer needs one.
+        tolerance: relative difference at which two numbers count as equal (math, numeric).
+        command: what a process runs, see `MathPool`.
+    """
+
+    def __init__(
+        self,
+        kind: Kind = "auto",
+        *,
+        timeout: float = 10.0,
+        workers: int = 2,
+        tolerance: float = 0.0,
+        command: Sequence[str] | None = None,
+    ) -> None:
+        self.kind = kind
+        self.tolerance = tolerance
+        self.workers = workers
+        self._timeout = timeout
+        self._command = command
+        self._lock = threading.Lock()
+        self._pool: MathPool | None = None
+        if kind == "math":
+            self._started()  # what is missing should be said before the first rollout
+
+    def check(self, response: str, prompt: Prompt) -> Judgement:
+        """Judge one response.
+
+        Raises:
+            DataError: a generated prompt whose question was changed.
+            MissingDependencyError: math-verify is needed and not installed.
+        """
+        kind = self.kind_for(prompt)
+        if kind == "generated":
+            truth = step_truth(prompt, response)
+            return Judgement("equal" if truth.outcome else "different", truth.answer)
+        if kind == "exact":
+            return check_exact(response, prompt.ground_truth)
+        if kind == "numeric":
+            return check_numeric(response, prompt.ground_truth, self.tolerance)
+        return self._check_math(response, prompt.ground_truth)
+
+    def check_batch(self, responses: Sequence[str], prompts: Sequence[Prompt]) -> list[Judgement]:
+        """Judge B responses, each against its own prompt; in order."""
+        pairs = list(zip(responses, prompts, strict=True))
+        slow = [i for i, (_, prompt) in enumerate(pairs) if self.kind_for(prompt) == "math"]
+        late: dict[int, Judgement] = {}
+        if slow:
+            with ThreadPoolExecutor(self.workers) as threads:
+                late = dict(zip(slow, threads.map(lambda i: self.check(*pairs[i]), slow), strict=True))
+        return [late[i] if i in late else self.check(*pair) for i, pair in enumerate(pairs)]
+
+    def kind_for(self, prompt: Prompt) -> Literal["generated", "math", "numeric", "exact"]:
+        """Who compares the answers to this prompt."""
+        if self.kind != "auto":
+            return self.kind
+        if is_generated(prompt):
+            return "generated"
+        return "numeric" if "gsm8k" in prompt.data_source.lower() else "math"
+
+    def _check_math(self, response: str, ground_truth: str) -> Judgement:
+        gold, answer = final_answer(ground_truth) or ground_truth.strip(), final_answer(response)
+        if not gold:
+            return Judgement("gold_unparsable", answer, "the true answer is empty")
+        if answer is None:
+            return Judgement("answer_unparsable", None, "no final answer in the response")
+        verdict, detail = self._started().compare(gold, answer)
+        return Judgement(verdict, answer, detail)
+
+    def _started(self) -> MathPool:
+        with self._lock:
+            if self._pool is None:
+                self._pool = MathPool(
+                    workers=self.workers, timeout=self._timeout, tolerance=self.tolerance, command=self._command
+                )
+            return self._pool
+
+    def close(self) -> None:
+        """End the processes, if any run."""
+        with self._lock:
+            if self._pool is not None:
+                self._pool.close()
+
+    def __enter__(self) -> Verifier:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def check_exact(response: str, ground_truth: str) -> Judgement:
+    """Compare as normalised strings; a response that marks no answer is the answer as a whole."""
+    gold = normalized(final_answer(ground_truth) or ground_truth)
+    answer = final_answer(response) or response.strip()
+    stated = normalized(answer)
+    if not gold:
+        return Judgement("gold_unparsable", answer or None, "the true answer is empty")
+    if not stated:
+        return Judgement("answer_unparsable", None, "no final answer in the response")
+    return Judgement("equal" if stated == gold else "different", answer)
+
+
+def check_numeric(response: str, ground_truth: str, tolerance: float = 0.0) -> Judgement:
+    """Compare as exact fractions, or with a relative tolerance where one is declared."""
+    gold, answer = final_answer(ground_truth) or ground_truth.strip(), final_answer(response)
+    if not numbers_of(gold):
+        return Judgement("gold_unparsable", answer, f"not a number: {gold[:80]!r}")
+    if answer is None:
+        return Judgement("answer_unparsable", None, "no final answer in the response")
+    same = same_number(gold, answer, tolerance)
+    if same is None:
+        return Judgement("answer_unparsable", answer, f"not a number: {answer[:80]!r}")
+    return Judgement("equal" if same else "different", answer)
+
+
+def verifier_from(settings: DataSettings) -> Verifier:
+    """The verifier that the `data` section describes."""
+    return Verifier(
+        settings.verifier,
+        timeout=settings.verifier_timeout,
+        workers=settings.verifier_workers,
+        tolerance=settings.verifier_tolerance,
+    )

@@ -1,0 +1,415 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from guerdon.errors import ConfigError, DataError
+from guerdon.rl.advantages import gae
+from guerdon.rl.baselines import last_valid, paid_means
+from guerdon.rl.dense_advantages import DenseSource, dense_advantages, kl_source, outcome_source
+
+ESTIMATORS = ("rloo", "grpo", "dr_grpo", "reinforce", "reinforce_pp", "remax", "gae")
+GROUPED = ("rloo", "grpo", "dr_grpo")
+
+# PRIME's worked case: two responses to one prompt, process rewards after batch_norm, the first is right
+MASK = np.array([[1, 1, 1], [1, 1, 0]], dtype=np.bool_)
+PROCESS = np.array([[0.5, -0.25, 0.75], [-1.0, 0.25, 99.0]])
+ACC = np.array([1.0, 0.0])
+ONE_GROUP = np.zeros(2, dtype=np.int64)
+
+
+def prime_case(**changes):
+    return {"verifier": outcome_source(ACC, MASK), "prime": replace(DenseSource(PROCESS), **changes)}
+
+
+@pytest.mark.parametrize(
+    ("form", "returns", "advantages"),
+    [
+        (
+            "prime_compat",
+            [[3.125, 2.0833, 2.5417], [-2.4167, -0.4583, 0]],
+            [[0.9196, 0.4741, 0.6701], [-1.4507, -0.6131, 0]],
+        ),
+        ("paper", [[3.125, 2.25, 2.125], [-2.4167, -1.0833, 0]], None),
+    ],
+)
+def test_prime_by_hand(form, returns, advantages):
+    result = dense_advantages(prime_case(), MASK, ONE_GROUP, estimator="rloo", form=form)
+    np.testing.assert_allclose(result.returns_B_T, returns, atol=5e-5)
+    if advantages is None:  # whitened by hand: mean and variance (n - 1) of the five returns
+        valid = np.array([3.125, 2.25, 2.125, -2 - 5 / 12, -1 - 1 / 12])
+        white = (valid - valid.sum() / 5) / np.sqrt(((valid - valid.mean()) ** 2).sum() / 4 + 1e-8)
+        advantages = [white[:3], [*white[3:], 0]]
+    np.testing.assert_allclose(result.advantages_B_T, advantages, atol=5e-5)
+    assert result.advantages_B_T.dtype == np.float32
+    assert result.silent_groups == {"verifier": 0, "prime": 0}
+
+
+def test_the_two_forms_agree_on_outcomes_and_differ_on_dense_rewards():
+    both = [
+        dense_advantages(prime_case(), MASK, ONE_GROUP, estimator="rloo", form=form, whitened=False).per_source
+        for form in ("paper", "prime_compat")
+    ]
+    np.testing.assert_allclose(both[0]["verifier"], [[1, 1, 1], [-1, -1, 0]])
+    np.testing.assert_allclose(both[1]["verifier"], both[0]["verifier"])
+    assert np.abs(both[0]["prime"] - both[1]["prime"]).max() > 0.1
+
+
+def rows(source, mask):
+    """Each response's rewards, paying positions and m, in plain Python: the oracle's own reading of a source."""
+    pays = mask if source.pays_B_T is None else source.pays_B_T & mask
+    failed = np.zeros(len(mask), bool) if source.failed_B is None else source.failed_B
+    found = {}
+    for i in range(len(mask)):
+        places = [t for t in range(mask.shape[1]) if pays[i, t]]
+        if places and not failed[i]:
+            found[i] = (places, sum(float(source.rewards_B_T[i, t]) for t in places) / len(places))
+    return found
+
+
+def oracle(source, mask, groups, estimator, form="paper"):
+    """One source's advantage by the formulas of the papers, loop by loop, right-padded masks only."""
+    b, t_max = mask.shape
+    found = rows(source, mask)
+    out = np.zeros((b, t_max))
+    for i, (places, mine) in found.items():
+        group = [m for j, (_, m) in found.items() if groups[j] == groups[i]]
+        k = len(group)
+        mean = sum(group) / k
+        std = (sum((m - mean) ** 2 for m in group) / k) ** 0.5
+        for t in range(t_max):
+            if not mask[i, t]:
+                continue
+            total = 0.0
+            for s in places:
+                if s < t:
+                    continue
+                r = float(source.rewards_B_T[i, s])
+                if estimator in GROUPED and k < 2:
+                    r = 0.0
+                elif estimator == "rloo" and form == "paper":
+                    r -= (sum(group) - mine) / (k - 1)
+                elif estimator == "rloo":
+                    r = r * k / (k - 1) - sum(group) / (k - 1)
+                elif estimator == "dr_grpo":
+                    r -= mean
+                elif estimator == "grpo":
+                    r = (r - mean) / (std + 1e-6) if std > 1e-9 else 0.0
+                elif estimator == "remax":
+                    r -= float(source.greedy_B[i])
+                total += source.gamma ** (s - t) * r
+            out[i, t] = total
+    return out
+
+
+@st.composite
+def batches(draw, kinds=("dense", "outcome", "steps")):
+    """Sources of several kinds over a right-padded batch with shuffled groups, failures and empty responses."""
+    b, t = draw(st.integers(2, 7)), draw(st.integers(1, 6))
+    lengths = np.array(draw(st.lists(st.integers(0, t), min_size=b, max_size=b)))
+    mask = np.arange(t)[None, :] < lengths[:, None]
+    groups = np.array([7, 7, *draw(st.lists(st.integers(5, 8), min_size=b - 2, max_size=b - 2))], dtype=np.int64)
+    number = st.integers(-8, 8).map(lambda n: n / 4)
+    flags = hnp.arrays(np.bool_, b)
+    sources = {}
+    for kind in draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=3, unique=True)):
+        shared = {
+            "gamma": draw(st.sampled_from([1.0, 0.9, 0.0])),
+            "weight": draw(st.sampled_from([1.0, 0.5, 3.0])),
+            "failed_B": draw(flags),
+            "greedy_B": draw(hnp.arrays(np.float64, b, elements=number)),
+            "values_B_T": draw(hnp.arrays(np.float64, (b, t), elements=number)),
+        }
+        if kind == "outcome":
+            sources[kind] = outcome_source(draw(hnp.arrays(np.float64, b, elements=number)), mask, **shared)
+        else:
+            pays = None if kind == "dense" else draw(hnp.arrays(np.bool_, (b, t)))
+            rewards = draw(hnp.arrays(np.float64, (b, t), elements=number))
+            sources[kind] = DenseSource(rewards, pays_B_T=pays, **shared)
+    return sources, mask, groups
+
+
+def rows_of(source, index):
+    """The same source with only these responses."""
+    names = ("rewards_B_T", "pays_B_T", "failed_B", "greedy_B", "greedy_failed_B", "values_B_T")
+    return replace(source, **{n: getattr(source, n)[index] for n in names if getattr(source, n) is not None})
+
+
+@settings(deadline=None, max_examples=120)
+@given(batches(), st.sampled_from([e for e in ESTIMATORS if e != "gae"]), st.sampled_from(["paper", "prime_compat"]))
+def test_every_estimator_is_its_formula(batch, estimator, form):
+    sources, mask, groups = batch
+    result = dense_advantages(
+        sources, mask, groups, estimator=estimator, form=form, whitened=estimator == "reinforce_pp"
+    )
+    total = np.zeros(mask.shape)
+    for name, source in sources.items():
+        expected = oracle(source, mask, groups, estimator, form)
+        total += source.weight * expected
+        np.testing.assert_allclose(result.per_source[name], expected, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(result.returns_B_T, total, rtol=1e-5, atol=1e-3)
+    if estimator != "reinforce_pp":
+        np.testing.assert_array_equal(result.advantages_B_T, result.returns_B_T)
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.data(), batches(), st.sampled_from(ESTIMATORS))
+def test_order_padding_and_numbers_of_failed_responses_never_matter(data, batch, estimator):
+    sources, mask, groups = batch
+    first = dense_advantages(sources, mask, groups, estimator=estimator, lam=0.9)
+    hidden = {}
+    for name, source in sources.items():
+        pays = mask if source.pays_B_T is None else mask & source.pays_B_T
+        absent = ~pays | source.failed_B[:, None]
+        hidden[name] = replace(
+            source,
+            rewards_B_T=np.where(absent, np.nan, source.rewards_B_T),
+            values_B_T=np.where(mask & ~source.failed_B[:, None], source.values_B_T, np.nan),
+            greedy_B=np.where(source.failed_B, np.nan, source.greedy_B),
+        )
+    second = dense_advantages(hidden, mask, groups, estimator=estimator, lam=0.9)
+    np.testing.assert_array_equal(first.advantages_B_T, second.advantages_B_T)
+    assert np.isfinite(first.advantages_B_T).all()
+    assert not first.advantages_B_T[~mask].any()
+    order = np.array(data.draw(st.permutations(range(len(groups)))))
+    renamed = -groups[order] * 3
+    moved = dense_advantages(
+        {name: rows_of(source, order) for name, source in sources.items()},
+        mask[order],
+        renamed,
+        estimator=estimator,
+        lam=0.9,
+    )
+    np.testing.assert_allclose(moved.advantages_B_T, first.advantages_B_T[order], rtol=1e-4, atol=1e-4)
+    assert moved.silent_groups == first.silent_groups
+    assert moved.flat_groups == first.flat_groups
+    wider = np.pad(mask, ((0, 0), (0, 2)))
+    padded = {}
+    for name, source in sources.items():
+        pays = None if source.pays_B_T is None else np.pad(source.pays_B_T, ((0, 0), (0, 2)), constant_values=True)
+        padded[name] = replace(
+            source,
+            pays_B_T=pays,
+            rewards_B_T=np.pad(source.rewards_B_T, ((0, 0), (0, 2)), constant_values=5),
+            values_B_T=np.pad(source.values_B_T, ((0, 0), (0, 2)), constant_values=5),
+        )
+    longer = dense_advantages(padded, wider, groups, estimator=estimator, lam=0.9)
+    np.testing.assert_allclose(longer.advantages_B_T[:, :-2], first.advantages_B_T, rtol=1e-5, atol=1e-5)
+    assert not longer.advantages_B_T[:, -2:].any()
+
+
+@settings(deadline=None, max_examples=80)
+@given(batches(), st.sampled_from(ESTIMATORS))
+def test_a_failed_response_might_as_well_not_be_there(batch, estimator):
+    sources, mask, groups = batch
+    for name, source in sources.items():
+        alone = {name: source}
+        known = ~source.failed_B
+        result = dense_advantages(alone, mask, groups, estimator=estimator, lam=0.9)
+        assert not result.advantages_B_T[~known].any()
+        assert not result.taught[name][~known].any()
+        if estimator in GROUPED and max(np.unique(groups[known], return_counts=True)[1], default=0) < 2:
+            assert not result.advantages_B_T.any()
+            continue
+        without = dense_advantages(
+            {name: rows_of(source, known)}, mask[known], groups[known], estimator=estimator, lam=0.9
+        )
+        np.testing.assert_allclose(without.advantages_B_T, result.advantages_B_T[known], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(without.returns_B_T, result.returns_B_T[known], rtol=1e-5, atol=1e-5)
+
+
+@settings(deadline=None, max_examples=60)
+@given(batches(), st.sampled_from(ESTIMATORS))
+def test_weights_weigh_and_only_their_ratio_survives_whitening(batch, estimator):
+    sources, mask, groups = batch
+    whitened = estimator == "reinforce_pp"
+    base = dense_advantages(sources, mask, groups, estimator=estimator, whitened=whitened)
+    for name, source in sources.items():
+        changed = {**sources, name: replace(source, weight=source.weight + 1)}
+        more = dense_advantages(changed, mask, groups, estimator=estimator, whitened=whitened)
+        np.testing.assert_allclose(
+            more.returns_B_T,
+            base.returns_B_T + base.per_source[name],
+            rtol=1e-5,
+            atol=1e-3 * (1 + abs(base.returns_B_T).max()),
+        )
+    spread = base.returns_B_T[mask]
+    if spread.size > 1 and spread.std() > 0.01:
+        white = dense_advantages(sources, mask, groups, estimator=estimator)
+        doubled = {name: replace(source, weight=2 * source.weight) for name, source in sources.items()}
+        again = dense_advantages(doubled, mask, groups, estimator=estimator)
+        np.testing.assert_allclose(white.advantages_B_T, again.advantages_B_T, rtol=1e-3, atol=1e-3)
+
+
+@settings(deadline=None, max_examples=60)
+@given(batches(), st.sampled_from(GROUPED), st.sampled_from([0.5, 3.0]), st.integers(-4, 4))
+def test_baselines_take_away_a_shift_and_grpo_the_scale(batch, estimator, scale, shift):
+    sources, mask, groups = batch
+    for name, source in sources.items():
+        moved = replace(source, rewards_B_T=source.rewards_B_T * scale + shift)
+        first, second = (
+            dense_advantages({name: s}, mask, groups, estimator=estimator, whitened=False) for s in (source, moved)
+        )
+        factor = 1.0 if estimator == "grpo" else scale
+        np.testing.assert_allclose(
+            second.returns_B_T, first.returns_B_T * factor, rtol=1e-3, atol=1e-3 * (1 + abs(first.returns_B_T).max())
+        )
+
+
+def test_grpo_with_process_rewards_by_hand():
+    # m: 1/3 and -3/8; mean -1/48, std 17/48
+    result = dense_advantages(prime_case(gamma=0.5), MASK, ONE_GROUP, estimator="grpo", whitened=False)
+    mean, std = -1 / 48, 17 / 48 + 1e-6
+    r = (np.array([0.5, -0.25, 0.75]) - mean) / std
+    np.testing.assert_allclose(
+        result.per_source["prime"][0], [r[0] + r[1] / 2 + r[2] / 4, r[1] + r[2] / 2, r[2]], rtol=1e-5
+    )
+    r = (np.array([-1, 0.25]) - mean) / std
+    np.testing.assert_allclose(result.per_source["prime"][1], [r[0] + r[1] / 2, r[1], 0], rtol=1e-5)
+    np.testing.assert_allclose(result.per_source["verifier"], [[1, 1, 1], [-1, -1, 0]], rtol=1e-5)
+    np.testing.assert_allclose(
+        result.returns_B_T, result.per_source["prime"] + result.per_source["verifier"], rtol=1e-5
+    )
+
+
+def test_grpo_does_not_blow_up_dense_rewards_of_equal_means():
+    rewards = np.array([[1.0, -1.0], [-0.5, 0.5]])
+    mask = np.ones((2, 2), dtype=np.bool_)
+    result = dense_advantages({"prm": DenseSource(rewards)}, mask, ONE_GROUP, estimator="grpo", whitened=False)
+    assert not result.advantages_B_T.any()
+    assert result.flat_groups == {"prm": 1}
+    shaped = dense_advantages({"prm": DenseSource(rewards)}, mask, ONE_GROUP, estimator="rloo", whitened=False)
+    np.testing.assert_allclose(shaped.advantages_B_T, [[0, -1], [0, 0.5]])
+
+
+def test_outcomes_are_discounted_by_the_distance_to_the_end():
+    source = {"verifier": outcome_source(ACC, MASK, gamma=0.5)}
+    result = dense_advantages(source, MASK, ONE_GROUP, estimator="reinforce", whitened=False)
+    np.testing.assert_allclose(result.advantages_B_T, [[0.25, 0.5, 1], [0, 0, 0]])
+
+
+def test_remax_takes_away_the_greedy_score_and_is_silent_without_it():
+    mask, scores = np.ones((3, 2), dtype=np.bool_), np.array([1.0, 0.0, 1.0])
+    greedy, lost = np.array([0.25, 0.25, np.nan]), np.array([False, False, True])
+    source = outcome_source(scores, mask, greedy_B=greedy, greedy_failed_B=lost)
+    result = dense_advantages({"v": source}, mask, np.array([0, 0, 1]), estimator="remax", whitened=False)
+    np.testing.assert_allclose(result.advantages_B_T, [[0.75, 0.75], [-0.25, -0.25], [0, 0]])
+    assert result.taught["v"].tolist() == [True, True, False]
+    white = dense_advantages({"v": source}, mask, np.array([0, 0, 1]), estimator="remax")
+    np.testing.assert_allclose(white.advantages_B_T[:2].mean(), 0, atol=1e-6)
+    assert not white.advantages_B_T[2].any()
+
+
+@settings(deadline=None, max_examples=40)
+@given(batches(), st.sampled_from([0.0, 0.7, 1.0]))
+def test_token_gae_is_gae_that_terminates_at_the_last_token(batch, lam):
+    sources, mask, groups = batch
+    result = dense_advantages(sources, mask, groups, estimator="gae", whitened=False, lam=lam)
+    for name, source in sources.items():
+        pays = mask if source.pays_B_T is None else mask & source.pays_B_T
+        here = mask & ~source.failed_B[:, None] & pays.any(axis=1)[:, None]
+        rewards, values = np.where(pays, source.rewards_B_T, 0.0), source.values_B_T
+        following = np.pad(values[:, 1:], ((0, 0), (0, 1)))
+        last = last_valid(here)
+        expected, returns = gae(
+            rewards, values, following, last, np.zeros_like(last), gamma=source.gamma, lam=lam, mask_B_T=here
+        )
+        np.testing.assert_allclose(result.per_source[name], expected, atol=1e-5)
+        np.testing.assert_allclose(result.value_targets[name], np.where(here, returns, 0), atol=1e-5)
+
+
+def test_a_source_that_fails_leaves_the_others_alone():
+    failed = np.array([False, True])
+    sources = prime_case(failed_B=failed)
+    result = dense_advantages(sources, MASK, ONE_GROUP, estimator="rloo", whitened=False)
+    assert not result.per_source["prime"].any()
+    assert result.silent_groups == {"verifier": 0, "prime": 1}
+    np.testing.assert_allclose(result.advantages_B_T, [[1, 1, 1], [-1, -1, 0]])
+
+
+def test_whitening_gives_no_advantage_to_responses_nobody_measured():
+    mask = np.ones((4, 2), dtype=np.bool_)
+    failed = np.array([False, False, False, True])
+    source = outcome_source(np.array([1.0, 1.0, 0.0, 0.0]), mask, failed_B=failed)
+    result = dense_advantages({"v": source}, mask, np.zeros(4, dtype=np.int64), estimator="reinforce_pp")
+    assert not result.advantages_B_T[3].any()
+    valid = result.advantages_B_T[:3]
+    assert valid.mean() == pytest.approx(0, abs=1e-6)
+    assert valid.var(ddof=1) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_group_of_one_stays_out_of_the_whitening():
+    mask = np.ones((5, 1), dtype=np.bool_)
+    source = outcome_source(
+        np.array([1.0, 1.0, 0.0, 1.0, 0.0]), mask, failed_B=np.array([0, 0, 0, 0, 1], dtype=np.bool_)
+    )
+    result = dense_advantages({"v": source}, mask, np.array([0, 0, 0, 1, 1]), estimator="rloo")
+    assert result.taught["v"].tolist() == [True, True, True, False, False]
+    assert result.silent_groups == {"v": 1}
+    np.testing.assert_allclose(result.advantages_B_T[:, 0], np.array([1, 1, -2, 0, 0]) / 3**0.5, rtol=1e-5)
+
+
+def test_a_source_of_weight_zero_is_measured_and_decides_nothing():
+    mask = np.ones((3, 1), dtype=np.bool_)
+    failed = np.array([False, False, True])
+    ghost = DenseSource(np.array([[1.0], [2.0], [3.0]]), weight=0.0)
+    source = outcome_source(np.array([1.0, 0.0, 0.0]), mask, failed_B=failed)
+    groups = np.zeros(3, dtype=np.int64)
+    alone, both = (
+        dense_advantages(s, mask, groups, estimator="rloo") for s in ({"v": source}, {"v": source, "g": ghost})
+    )
+    np.testing.assert_array_equal(alone.advantages_B_T, both.advantages_B_T)
+    np.testing.assert_allclose(both.per_source["g"], [[-1.5], [0], [1.5]])
+
+
+def test_kl_as_a_reward_keeps_its_unit():
+    log_probs = np.array([[-1.0, -2.0, np.nan], [-1.0, -1.0, np.nan]])
+    mask = np.array([[1, 1, 0], [1, 1, 0]], dtype=np.bool_)
+    source = kl_source(log_probs, np.full((2, 3), -1.5), mask, coef=0.1)
+    plain = dense_advantages({"kl": source}, mask, ONE_GROUP, estimator="reinforce", whitened=False)
+    np.testing.assert_allclose(plain.advantages_B_T, [[0, 0.05, 0], [-0.1, -0.05, 0]], atol=1e-7)
+    centred = dense_advantages({"kl": source}, mask, ONE_GROUP, estimator="grpo", whitened=False)
+    np.testing.assert_allclose(centred.advantages_B_T, [[0.05, 0.075, 0], [-0.05, -0.025, 0]], atol=1e-7)
+
+
+def test_what_cannot_mean_anything_is_refused():
+    apart = np.array([0, 1])
+    with pytest.raises(ConfigError, match="n_samples must be at least 2"):
+        dense_advantages(prime_case(), MASK, apart, estimator="rloo")
+    dense_advantages(prime_case(), MASK, apart, estimator="reinforce")
+    with pytest.raises(ConfigError, match="whitening"):
+        dense_advantages(prime_case(), MASK, ONE_GROUP, estimator="reinforce_pp", whitened=False)
+    for estimator, missing in (("gae", "values_B_T"), ("remax", "greedy_B")):
+        with pytest.raises(ConfigError, match=f"{missing} of the reward source 'verifier'"):
+            dense_advantages(prime_case(), MASK, ONE_GROUP, estimator=estimator)
+    with pytest.raises(ConfigError, match="at least one source"):
+        dense_advantages({}, MASK, ONE_GROUP, estimator="rloo")
+    broken = np.where(MASK, PROCESS, 0.0)
+    broken[1, 0] = np.inf
+    with pytest.raises(DataError, match="1 responses have a reward that is not finite"):
+        dense_advantages({"prime": DenseSource(broken)}, MASK, ONE_GROUP, estimator="rloo")
+    for wrong in (DenseSource(PROCESS[:, :2]), DenseSource(PROCESS, failed_B=np.zeros(3, dtype=np.bool_))):
+        with pytest.raises(ValueError, match="has shape"):
+            dense_advantages({"prime": wrong}, MASK, ONE_GROUP, estimator="rloo")
+    with pytest.raises(ValueError, match="groups_B has shape"):
+        dense_advantages(prime_case(), MASK, np.zeros(3, dtype=np.int64), estimator="rloo")
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("shape", [(2, 3), (2, 0), (0, 3)])
+def test_nothing_in_nothing_out(estimator, shape):
+    nothing = np.zeros(shape, dtype=np.bool_)
+    source = outcome_source(
+        np.ones(shape[0]), nothing, greedy_B=np.ones(shape[0]), values_B_T=np.ones(shape)
+    )  # empty responses only
+    result = dense_advantages({"v": source}, nothing, np.zeros(shape[0], dtype=np.int64), estimator=estimator)
+    assert result.advantages_B_T.shape == shape
+    assert not result.advantages_B_T.any()
+    assert not result.taught["v"].any()
+
+
+def test_paid_means_by_hand():
+    np.testing.assert_allclose(paid_means(PROCESS, MASK), [1 / 3, -0.375])
