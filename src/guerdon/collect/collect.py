@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from guerdon.collect.continuations import Continuations
 from guerdon.collect.recorder import Recorder, episode_number
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError
@@ -25,6 +26,7 @@ from guerdon.narrator import Narrator
 from guerdon.policies.control import ControlPolicy, load_policy
 from guerdon.policies.experts import NoisyActor, RandomActor, ScriptedExpert
 from guerdon.settings.study import ActorShare, CollectSettings, Study
+from guerdon.settings.world import EnvSettings
 from guerdon.worlds.build import build_world
 from guerdon.worlds.world import Transition, World
 
@@ -142,6 +144,7 @@ def _collect_part(
     world = build_world(env, seed=settings.seed * 1000 + part.place)
     try:
         make_actor = _actor_maker(share, world, study, policy)
+        label = _labeler(world, study.env, settings.continuation_limit)
         recorder = Recorder(
             world,
             writer,
@@ -156,6 +159,7 @@ def _collect_part(
                 "seed": settings.seed,
             },
             limit=wanted,
+            label=label,
             hold=True,
         )
         tried = 0
@@ -236,6 +240,14 @@ def _calibration_errors(share: ActorShare, shape: tuple[int, ...], rng: np.rando
     if share.calibration_error:
         errors[:, :3] = rng.normal(0.0, share.calibration_error, (shape[0], 3))
     return errors
+
+
+def _labeler(world: World, env: EnvSettings, limit: int | None) -> Callable[[int], int] | None:
+    """What says how far a copy is from success, if continuations are wanted."""
+    if limit is None:
+        return None
+    continuations = Continuations(env, limit)
+    return lambda index: continuations.steps_left(world.env.moment(index))
 
 
 def _look_of(transition: Transition, index: int) -> Any:

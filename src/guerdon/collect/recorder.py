@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,7 @@ class _Tape:
     rewards: list[float] = field(default_factory=list)
     success: list[bool] = field(default_factory=list)
     looks: list[Any] = field(default_factory=list)
+    left: list[int | None] = field(default_factory=list)
     pending_reward: float = 0.0
     once: bool = False
 
@@ -56,6 +57,7 @@ class Recorder:
         meta: written with every episode, beside `frame_every` and `copy`. Its `prefix` begins the episodes' ids.
         seed: draws which episodes are kept.
         limit: keep no more than this many.
+        label: says how many steps from success a copy is now (`collect.continuations`); goes to `meta["steps_left"]`.
         hold: keep ended episodes until `release`, which writes them in the order of their copies.
     """
 
@@ -71,6 +73,7 @@ class Recorder:
         meta: Mapping[str, Any] | None = None,
         seed: int = 0,
         limit: int | None = None,
+        label: Callable[[int], int] | None = None,
         hold: bool = False,
     ) -> None:
         self.world = world
@@ -83,6 +86,7 @@ class Recorder:
         self._keep = {True: keep_success, False: keep_fail}
         self._keep_states = keep_states
         self._seed = seed
+        self._label = label
         self._hold = hold
         self._held: list[tuple[int, _Tape]] = []
         self._tapes: list[_Tape | None] = [None] * world.num_envs
@@ -104,8 +108,9 @@ class Recorder:
         before = self._begun[index] if turn is None else turn
         self._begun[index] = before + 1
         zero = np.zeros(self.world.action_space.shape or (), dtype=np.float32)
+        left: list[int | None] = [] if self._label is None else [self._label(index)]
         self._tapes[index] = _Tape(
-            before * self.world.num_envs + index, [observation.copy()], [zero], [0.0], [False], [look]
+            before * self.world.num_envs + index, [observation.copy()], [zero], [0.0], [False], [look], left
         )
 
     def watch(
@@ -135,6 +140,8 @@ class Recorder:
                     tape.rewards.append(tape.pending_reward)
                     tape.success.append(bool(transition.success[i]))
                     tape.looks.append(transition.looks[i])
+                    if self._label is not None:
+                        tape.left.append(self._left(i, transition))
                     tape.pending_reward = 0.0
             if not ended[i]:
                 continue
@@ -144,6 +151,14 @@ class Recorder:
             if tape is not None and (self._hold or self._finish(tape, i)):
                 kept.append(i)
         return kept
+
+    def _left(self, index: int, transition: Transition) -> int | None:
+        """Steps to success of a copy; where the episode is over and failed, the moment is gone: None."""
+        if transition.success[index]:
+            return 0
+        if transition.done[index] or self._label is None:
+            return None
+        return self._label(index)
 
     def release(self) -> int:
         """Write what was held back, in the order of the copies; how many episodes were kept?"""
@@ -170,7 +185,12 @@ class Recorder:
             rewards=rewards,
             success=success,
             outcome=tape.once,
-            meta={**self.meta, "copy": index, "frame_every": self.frame_every},
+            meta={
+                **self.meta,
+                "copy": index,
+                "frame_every": self.frame_every,
+                **({} if self._label is None else {"steps_left": tape.left}),
+            },
         )
         self.writer.add(episode)
         return True

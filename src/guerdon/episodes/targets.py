@@ -44,13 +44,25 @@ def row_steps(episode: Episode) -> NDArray[np.float64]:
     return np.arange(len(episode), dtype=np.float64) * np.float64(episode.meta.get("frame_every", 1))
 
 
+def continuation_steps(episode: Episode) -> NDArray[np.float64] | None:
+    """(T,) steps that an expert would need from each row, infinite where it failed, NaN where nobody tried.
+
+    Read from `meta["steps_left"]`; None where the episode has none, or lost rows since.
+    """
+    left = episode.meta.get("steps_left")
+    if left is None or len(left) != len(episode):
+        return None
+    return np.array([np.nan if n is None else np.inf if n < 0 else n for n in left], dtype=np.float64)
+
+
 def progress_targets(episode: Episode, *, horizon: float | None = None) -> FloatArray | None:
     """(T,) float32 progress of each row; all 0 for a failed episode.
 
     Without a horizon it is the share of the way to the first success: step / (step of the first success), then 1.
     With one it is nearness in time, max(0, 1 - steps left until the first success / horizon): a row's target then
     depends on what the row shows and not on where the episode happened to start. A success without labelled rows
-    reaches 1 at its last row; a success at row 0 is 1 throughout.
+    reaches 1 at its last row; a success at row 0 is 1 throughout. Where an expert went on from the rows
+    (`continuation_steps`), its steps are the steps left, also in failed episodes; rows nobody went on from are NaN.
 
     Args:
         episode: with `success` or an outcome.
@@ -60,6 +72,9 @@ def progress_targets(episode: Episode, *, horizon: float | None = None) -> Float
         None where nobody knows the outcome, or where outcome and success rows contradict each other (an
         early slice of a successful episode, or a success that was lost again and counted as a failure).
     """
+    tried_T = None if horizon is None else continuation_steps(episode)
+    if tried_T is not None and horizon is not None:
+        return np.maximum(1.0 - tried_T / horizon, 0.0).astype(np.float32)
     succeeded = episode_success(episode)
     if succeeded is None:
         return None

@@ -205,14 +205,19 @@ def progress_metrics(
     correlations: list[float | None] = []
     for e, (episode, score) in enumerate(zip(episodes, scores, strict=True)):
         target = progress_targets(episode, horizon=horizon)
-        if target is not None and episode_success(episode):
-            correlations.append(None if score.steps is None else pearson(score.steps, target))
         if target is None or score.steps is None:
             missing += len(episode)
+            if target is not None and episode_success(episode):
+                correlations.append(None)
             continue
-        errors.append(np.abs(score.steps.astype(np.float64) - target))
-        targets.append(target.astype(np.float64))
-        groups.append(np.full(len(episode), e, dtype=np.int64))
+        known = np.isfinite(target)
+        value, wanted = score.steps[known].astype(np.float64), target[known].astype(np.float64)
+        missing += int((~known).sum())
+        if episode_success(episode):
+            correlations.append(pearson(value, wanted))
+        errors.append(np.abs(value - wanted))
+        targets.append(wanted)
+        groups.append(np.full(len(wanted), e, dtype=np.int64))
     error, target_N = np.concatenate(errors), np.concatenate(targets)
     mae = bootstrap_weighted(
         lambda weights_R_N: weights_R_N @ error / weights_R_N.sum(axis=1),

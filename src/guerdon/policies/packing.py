@@ -140,8 +140,8 @@ def packed_attention(
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
     else:
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout, scale=scale)
-    b, h, _, d = out.shape
-    return out.transpose(1, 2).reshape(b * n, h, d)[packing.places_N][None], None
+    b, h, width = out.shape[0], out.shape[1], out.shape[3]
+    return out.transpose(1, 2).reshape(b * n, h, width)[packing.places_N][None], None
 
 
 def _spread(x: Tensor, packing: Packing) -> Tensor:

@@ -62,7 +62,7 @@ class SharedBase:
         if settings.gradient_checkpointing:
             if not model.supports_gradient_checkpointing:
                 raise ConfigError(f"{type(model).__name__} has no gradient_checkpointing; set it to false")
-            model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": self._same_adapter_again})
+            model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": self._as_on_the_way_there})
         self.model.eval()
         self.plain_head = self._has_plain_head()
 
@@ -128,12 +128,13 @@ class SharedBase:
 
     def hidden(self, layout: Layout) -> Tensor:
         """Last hidden states (N, H) of all places of a layout, flattened; logits (N, V) where `plain_head` is False."""
-        self._use(layout)
         options: dict[str, Any] = {"input_ids": layout.ids, "use_cache": False}
         if layout.packing is not None:
             options |= {"position_ids": layout.positions, "packing": layout.packing}
         self._train(torch.is_grad_enabled())
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+        packed = layout.packing is not None
+        attention = packing.PACKED_ATTENTION if packed else self._padded_attention(layout.ids.shape[1])
+        with self.attention(attention), torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             if self.plain_head:
                 out: Tensor = self.model.get_decoder()(**options).last_hidden_state
             else:
@@ -153,14 +154,18 @@ class SharedBase:
             return self.settings.attention == "eager"
         return self.device.type == "cpu" and longest <= EAGER_UP_TO[self.bf16]
 
-    def attention(self, name: str) -> None:
-        """Choose one of transformers' attention implementations."""
-        if self.model.config._attn_implementation != name:
-            self.model.set_attn_implementation(name)
-
-    def _use(self, layout: Layout) -> None:
-        packed = layout.packing is not None
-        self.attention(packing.PACKED_ATTENTION if packed else self._padded_attention(layout.ids.shape[1]))
+    @contextmanager
+    def attention(self, name: str) -> Iterator[None]:
+        """Use one of transformers' attention implementations inside the block."""
+        before = self.model.config._attn_implementation
+        if before == name:
+            yield
+            return
+        self.model.set_attn_implementation(name)
+        try:
+            yield
+        finally:
+            self.model.set_attn_implementation(before)
 
     def _padded_attention(self, longest: int) -> str:
         return "eager" if self.eager_for(longest) else "sdpa"
@@ -184,8 +189,13 @@ class SharedBase:
                 parameter.requires_grad_(True)  # peft freezes those it leaves; here they all go on learning
         self._active = name
 
-    def _same_adapter_again(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), self.adapter(self._active)
+    def _as_on_the_way_there(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), self._again(self._active, self.model.config._attn_implementation)
+
+    @contextmanager
+    def _again(self, adapter: str | None, attention: str) -> Iterator[None]:
+        with self.adapter(adapter), self.attention(attention):
+            yield
 
     @torch.no_grad()
     def _has_plain_head(self) -> bool:

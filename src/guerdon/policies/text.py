@@ -35,12 +35,12 @@ class TokenScores:
     Attributes:
         log_probs_B_T: (B, T) float32, of each response token given everything before it.
         entropy_B_T: (B, T) float32, of the distribution the token was drawn from, in nats; None if not asked for.
-        values_B_T: (B, T) float32, value before each token; None without a value head.
+        values_B_T_K: (B, T, K) float32, K values before each token; None without value heads.
     """
 
     log_probs_B_T: Tensor
     entropy_B_T: Tensor | None
-    values_B_T: Tensor | None
+    values_B_T_K: Tensor | None
 
 
 class TextPolicy:
@@ -50,7 +50,8 @@ class TextPolicy:
         base: the weights and the tokenizer.
         adapter: which adapter this policy is; None: the weights themselves.
         trainable: without an adapter, whether all weights are trained; a reference trains nothing.
-        value_head: also estimate a value per token, by a linear layer on the last hidden state that starts at zero.
+        value_heads: also estimate so many values per token (one per reward source), by a linear layer on the last
+            hidden state that starts at zero.
         remove_padding: forward without padding; None: as the base's settings say.
 
     Raises:
@@ -64,7 +65,7 @@ class TextPolicy:
         *,
         adapter: str | None = None,
         trainable: bool = True,
-        value_head: bool = False,
+        value_heads: int = 0,
         remove_padding: bool | None = None,
     ) -> None:
         if adapter is None and trainable and base.adapters:
@@ -74,12 +75,12 @@ class TextPolicy:
         if self.remove_padding:
             base.check_packs()
         self.value_head: nn.Linear | None = None
-        if value_head:
+        if value_heads:
             if not base.plain_head:
-                raise ConfigError(f"adv_estimator gae needs a value head, which {type(base.model).__name__} cannot have")
+                raise ConfigError(f"{type(base.model).__name__} cannot have a value head, which gae needs")
             width = base.model.get_input_embeddings().weight.shape[1]
             with torch.random.fork_rng(devices=[]):
-                self.value_head = nn.Linear(width, 1)
+                self.value_head = nn.Linear(width, value_heads)
             nn.init.zeros_(self.value_head.weight)
             nn.init.zeros_(self.value_head.bias)
             self.value_head.to(base.device)
@@ -102,7 +103,7 @@ class TextPolicy:
             temperature: divides the logits; give the one that was sampled with.
             entropy: also of the distribution of each token.
         """
-        longest = max((len(s) for s in batch.sequences()), default=0)
+        longest = max((len(p) + n for p, n in zip(batch.prompts, batch.lengths_B, strict=True)), default=0)
         layout = lay_out(
             batch, pad_id=pad_id(self.tokenizer), packed=self.remove_padding, device=self.device,
             eager=self.base.eager_for(longest),
@@ -113,7 +114,7 @@ class TextPolicy:
                 hidden_M_H, self.base.logits, layout.targets_M, vocabulary=self.base.vocabulary,
                 temperature=temperature, entropy=entropy,
             )  # fmt: skip
-        values_M = None if self.value_head is None else self.value_head(hidden_M_H.float()).squeeze(-1)
+        values_M_K = None if self.value_head is None else self.value_head(hidden_M_H.float())
         mask_B_T = torch.from_numpy(batch.mask_B_T).to(self.device)
 
         def spread(values: Tensor | None) -> Tensor | None:
@@ -121,7 +122,11 @@ class TextPolicy:
 
         log_probs_B_T = spread(log_probs_M)
         assert log_probs_B_T is not None
-        return TokenScores(log_probs_B_T, spread(entropy_M), spread(values_M))
+        values_B_T_K = None
+        if values_M_K is not None:
+            places = mask_B_T[..., None].expand(-1, -1, values_M_K.shape[1])
+            values_B_T_K = values_M_K.new_zeros(places.shape).masked_scatter(places, values_M_K)
+        return TokenScores(log_probs_B_T, spread(entropy_M), values_B_T_K)
 
     def log_probs(self, batch: TokenBatch, *, temperature: float = 1.0) -> Tensor:
         """(B, T) float32 log-probabilities of the response tokens, 0 elsewhere."""
@@ -169,7 +174,8 @@ class TextPolicy:
         weight: Tensor = getattr(layer, "base_layer", layer).weight.detach()
         if self.adapter is None or self.adapter not in getattr(layer, "lora_A", {}):
             return weight
-        return weight + layer.get_delta_weight(self.adapter).detach()
+        delta: Tensor = layer.get_delta_weight(self.adapter).detach()
+        return weight + delta
 
     def merged_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight under the name it has without adapters, this policy's adapter added in."""
@@ -191,12 +197,12 @@ def add_policy(
     lora: LoraSettings,
     *,
     seed: int,
-    value_head: bool = False,
+    value_heads: int = 0,
     remove_padding: bool | None = None,
 ) -> TextPolicy:
     """A policy that is a fresh adapter on shared weights."""
     base.add_adapter(name, lora, seed=seed)
-    return TextPolicy(base, adapter=name, value_head=value_head, remove_padding=remove_padding)
+    return TextPolicy(base, adapter=name, value_heads=value_heads, remove_padding=remove_padding)
 
 
 def reference(base: SharedBase, *, remove_padding: bool | None = None) -> TextPolicy:

@@ -58,7 +58,7 @@ def load_policy(
     *,
     seed: int,
     device: torch.device | str | None = None,
-    value_head: bool = False,
+    value_heads: int = 0,
 ) -> TextPolicy:
     """The policy of the `policy` section: all weights, or a fresh adapter named `policy` with `lora`.
 
@@ -68,8 +68,8 @@ def load_policy(
     """
     base = load_base(settings, seed=seed, device=device)
     if settings.lora is not None:
-        return add_policy(base, "policy", settings.lora, seed=seed, value_head=value_head)
-    return TextPolicy(base, value_head=value_head)
+        return add_policy(base, "policy", settings.lora, seed=seed, value_heads=value_heads)
+    return TextPolicy(base, value_heads=value_heads)
 
 
 def read_model(path: str) -> tuple[Any, Any]:
@@ -154,9 +154,10 @@ def _write_adapter(policy: TextPolicy, folder: Path) -> None:
         origin = str(Path(origin).resolve())
     config.base_model_name_or_path = origin
     base.peft.save_pretrained(folder, selected_adapters=[policy.adapter], save_embedding_layers=False)
-    for file in (folder / policy.adapter).iterdir() if (folder / str(policy.adapter)).is_dir() else ():
+    inside = folder / str(policy.adapter)
+    for file in inside.iterdir() if inside.is_dir() else ():  # peft puts every adapter but "default" into a folder
         file.replace(folder / file.name)
-    shutil.rmtree(folder / str(policy.adapter), ignore_errors=True)
+    shutil.rmtree(inside, ignore_errors=True)
 
 
 def _read_adapter(folder: Path) -> tuple[Any, Any]:

@@ -27,7 +27,7 @@ def token_log_probs(
     entropy: bool = False,
     logits_at_once: int = LOGITS_AT_ONCE,
 ) -> tuple[Tensor, Tensor | None]:
-    """log softmax(head(h) / temperature)[target] of each position.
+    """Log softmax(head(h) / temperature)[target] of each position.
 
     Args:
         hidden_N_H: last hidden states, or whatever `head` takes.

@@ -1,4 +1,4 @@
-"""The one place where text becomes token ids: for training, scoring, evaluation and serving alike.
+r"""The one place where text becomes token ids: for training, scoring, evaluation and serving alike.
 
 A prompt is what the chat template makes of the messages, with the opening of the assistant's turn. A response is
 tokenised by itself and closed by the end-of-sequence token, so that its ids never depend on the prompt. A model
@@ -9,7 +9,7 @@ This module does not know models, rewards or files.
 
     prompt = prompt_ids(tokenizer, [{"role": "user", "content": "3+5=?"}])
     ids = sequence(prompt, response_ids(tokenizer, "3+5=8"))
-    ends_B = response_step_ends(tokenizer, batch, separator="\\n")
+    ends_B = response_step_ends(tokenizer, batch, separator="\n")
 """
 
 from __future__ import annotations
@@ -219,9 +219,9 @@ def split_steps(text: str, separator: str) -> list[str]:
 
 
 def step_ends(ends_T: IntArray, text: str, separator: str) -> IntArray:
-    """(S,) index of the last token of each step; the last token ends the last step.
+    r"""(S,) index of the last token of each step; the last token ends the last step.
 
-    A token that straddles the end of a step (such as `.\\n` or `\\n\\nSo`) ends it. Two steps inside one token have
+    A token that straddles the end of a step (such as `.\n` or `\n\nSo`) ends it. Two steps inside one token have
     the same index, so that there is exactly one index per step of `split_steps`.
 
     Args:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from guerdon.collect.continuations import Continuations
 from guerdon.episodes.read import read_episodes
 from guerdon.errors import ConfigError, DataError
 from guerdon.models.checkpoint import ImageModelConfig, save_checkpoint
@@ -81,8 +82,24 @@ def build_keep_up(study: Study, sources: dict[str, Source]) -> dict[str, KeepUp]
             steps=settings.update_params.steps,
             every=settings.update_params.every,
             num_envs=study.env.num_envs,
+            continuations=_continuations(study, name, settings, model.config),
+            continuation_every=settings.update_params.continuation_every,
         )
     return keep_ups
+
+
+def _continuations(
+    study: Study, name: str, settings: RewardModelSettings, config: ImageModelConfig
+) -> Continuations | None:
+    """The expert that labels fresh frames, where it is asked to."""
+    if settings.labeler == "outcome":
+        return None
+    if config.horizon is None:
+        raise ConfigError(
+            f"reward.sources.{name}: labeler continuation counts steps to success, so the progress model needs a "
+            "horizon: set train.<name>.horizon and train it again"
+        )
+    return Continuations(study.env, int(config.horizon))
 
 
 def save_refitted(source: Source, folder: Path) -> None:
@@ -99,9 +116,10 @@ def _replay(settings: RewardModelSettings, config: ImageModelConfig, size: int) 
         labels = frame_targets(episode, config)
         if labels is None or episode.frames is None:
             continue
-        frames.append(episode.frames)
-        targets.append(labels)
-        count += len(labels)
+        known = np.isfinite(labels)
+        frames.append(episode.frames[known])
+        targets.append(labels[known])
+        count += int(known.sum())
         if count > 4 * size:
             break
     if not frames:

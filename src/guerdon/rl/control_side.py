@@ -23,6 +23,7 @@ from guerdon.rl.assemble import build_keep_up, build_sources, save_refitted
 from guerdon.rl.control_state import restore_state, restore_world, take_state
 from guerdon.rl.evaluation import evaluate_policy
 from guerdon.rl.films import film_episode
+from guerdon.rl.keep_up import KeepUp
 from guerdon.rl.learner import FlatAdam, make_batch, scheduled, update_policy
 from guerdon.rl.measure import make_rollout, measure_all
 from guerdon.rl.recording import open_recording
@@ -35,6 +36,7 @@ from guerdon.rl.start import start_from_policy, start_from_run
 from guerdon.settings.study import Study
 from guerdon.types import Rollout
 from guerdon.worlds.build import build_world
+from guerdon.worlds.metaworld import Moment
 
 EVAL_SEED = 10_000_019  # decides the starts of evaluation episodes: the same for every arm and seed
 
@@ -126,6 +128,7 @@ class ControlSide:
                 steps=steps,
                 wants_row=self._wants_row if self._looking else None,
                 watcher=self._watch if self.recorder is not None else None,
+                keep_moment=self._keep_moment if self._going_on else None,
                 first=watched,
                 one_episode=self.group is not None,
             )
@@ -142,7 +145,7 @@ class ControlSide:
         for name, keep_up in self.keep_ups.items():
             if self.sources[name].settings.model.update == when:
                 with phase("refit"):
-                    keep_up.see(happened.segments)
+                    keep_up.see(happened.segments, happened.trace.moments)
                     metrics[name] = keep_up.refit()
         return metrics
 
@@ -253,6 +256,22 @@ class ControlSide:
         if self.recorder is not None and self.recorder.wants_row(row):
             return True
         return any(source.wants_row(row) for source in self.sources.values())
+
+    @property
+    def _going_on(self) -> list[KeepUp]:
+        """What labels by continuations."""
+        return [k for k in self.keep_ups.values() if k.continuations is not None]
+
+    def _keep_moment(self, copy: int, row: int) -> Moment | None:
+        """Every k-th scored moment, by turns over the copies."""
+        for name, keep_up in self.keep_ups.items():
+            source = self.sources[name]
+            if keep_up.continuations is None or not source.wants_row(row):
+                continue
+            if (row // source.settings.score_every + copy) % keep_up.continuation_every == 0:
+                moment: Moment = self.world.env.moment(copy)
+                return moment
+        return None
 
     def _watch(self, rows: np.ndarray, actions: np.ndarray, transition: Any) -> None:
         assert self.recorder is not None

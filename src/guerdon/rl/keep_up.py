@@ -10,7 +10,7 @@ labels them, and failed episodes become hard negatives. The image twin of PRIME'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from guerdon.collect.continuations import UNREACHED, Continuations
 from guerdon.episodes.targets import progress_targets, success_labels
 from guerdon.models.checkpoint import ImageModelConfig
 from guerdon.models.online import OnlineState, OnlineTrainer
 from guerdon.rl.sightings import Segment
 from guerdon.types import ByteArray, Episode
+from guerdon.worlds.metaworld import Moment
 
 
 @dataclass
@@ -51,18 +53,33 @@ class KeepUp:
         steps: gradient steps per refit.
         every: rollouts between refits.
         num_envs: copies of the environment.
+        continuations: label frames by what an expert needs from there, at once, instead of by how the episode ends.
+        continuation_every: go on from every k-th scored moment.
     """
 
-    def __init__(self, trainer: OnlineTrainer, *, steps: int, every: int, num_envs: int) -> None:
+    def __init__(
+        self,
+        trainer: OnlineTrainer,
+        *,
+        steps: int,
+        every: int,
+        num_envs: int,
+        continuations: Continuations | None = None,
+        continuation_every: int = 1,
+    ) -> None:
         self.trainer = trainer
         self._steps = steps
         self._every = every
         self._rollouts = 0
+        self.continuations = continuations
+        self.continuation_every = continuation_every
         self._waiting = [_Waiting() for _ in range(num_envs)]
         self._ready: list[tuple[ByteArray, np.ndarray]] = []
 
-    def see(self, segments: Sequence[Segment]) -> None:
-        """Take in the frames of a rollout; label those whose episodes ended."""
+    def see(self, segments: Sequence[Segment], moments: Mapping[tuple[int, int], Moment]) -> None:
+        """Take in the frames of a rollout; label those whose episodes ended, or those an expert goes on from."""
+        if self.continuations is not None:
+            return self._go_on(segments, moments, self.continuations)
         for segment in segments:
             waiting = self._waiting[segment.env]
             waiting.frames.extend(segment.frames)
@@ -71,6 +88,20 @@ class KeepUp:
             if segment.finished:
                 self._label(waiting)
                 self._waiting[segment.env] = _Waiting()
+
+    def _go_on(
+        self, segments: Sequence[Segment], moments: Mapping[tuple[int, int], Moment], experts: Continuations
+    ) -> None:
+        """Label the moments that were kept, and those of success, by the steps that are left."""
+        horizon = self.trainer.model.config.horizon or 1.0
+        for segment in segments:
+            for sighting, frame in zip(segment.sightings, segment.frames, strict=True):
+                moment = None if sighting.first else moments.get((sighting.env, sighting.t))
+                if moment is None:
+                    continue
+                left = experts.steps_left(moment)
+                target = 0.0 if left == UNREACHED else max(0.0, 1.0 - left / horizon)
+                self._ready.append((frame[None], np.array([target], dtype=np.float32)))
 
     def _label(self, seen: _Waiting) -> None:
         """Turn a finished episode into frames and targets."""

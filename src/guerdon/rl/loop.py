@@ -38,6 +38,10 @@ def build_side(study: Study, *, fresh: bool) -> Side:
         study: the resolved configuration.
         fresh: whether the run starts from nothing; off where a checkpoint follows.
     """
+    if study.text:
+        from guerdon.rl.text_side import TextSide
+
+        return TextSide(study, fresh=fresh)
     from guerdon.rl.control_side import ControlSide
 
     return ControlSide(study, fresh=fresh)

@@ -8,7 +8,7 @@ This module does not know reward models, advantages or updates.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -34,6 +34,7 @@ class Trace:
         finals: (copy, step) to the observation after the step, where an episode ended.
         last_observations: (B, ...) what the copies show after the last step.
         sightings: every look taken, in order of time.
+        moments: (copy, step) to what `keep_moment` kept after the step.
     """
 
     observations: np.ndarray
@@ -46,6 +47,7 @@ class Trace:
     finals: dict[tuple[int, int], np.ndarray]
     last_observations: np.ndarray
     sightings: list[Sighting]
+    moments: dict[tuple[int, int], Any] = field(default_factory=dict)
 
 
 Watcher = Callable[[np.ndarray, np.ndarray, Transition], None]
@@ -60,6 +62,7 @@ def roll_out(
     steps: int,
     wants_row: Callable[[int], bool] | None,
     watcher: Watcher | None = None,
+    keep_moment: Callable[[int, int], Any] | None = None,
     first: Sequence[Sighting] = (),
     one_episode: bool = False,
 ) -> Trace:
@@ -75,6 +78,8 @@ def roll_out(
             always are. None looks at nothing.
         watcher: told (number of the action in its episode, actions, transition) of every step; a recorder. Needs
             `wants_row`.
+        keep_moment: asked (copy, number of the action in its episode) at every look within an episode; what it
+            answers, unless None, is kept as the moment after that step.
         first: looks already taken at the current moment, put in front.
         one_episode: mask whatever a copy does after its first episode's end (GRPO), and stop when all have ended.
     """
@@ -91,6 +96,11 @@ def roll_out(
             capture = np.array([wants_row(r) for r in rows.tolist()]) & ~over
             transition = world.step(action, capture=capture, capture_ends=True)
             sightings += _sightings(transition, t, rows, episodes, ~over, fresh=not one_episode)
+            if keep_moment is not None:
+                for i in np.flatnonzero(capture & ~transition.done):
+                    kept = keep_moment(int(i), int(rows[i]))
+                    if kept is not None:
+                        arrays.moments[int(i), t] = kept
             if watcher is not None:
                 watcher(rows, action, transition)
         arrays.put(t, observations_B, action, transition, over if one_episode else None)
@@ -115,6 +125,7 @@ class _Arrays:
         )
         self.env_rewards = np.zeros((b, steps), dtype=np.float32)
         self.finals: dict[tuple[int, int], np.ndarray] = {}
+        self.moments: dict[tuple[int, int], Any] = {}
 
     def put(
         self, t: int, observations_B: np.ndarray, action: np.ndarray, step: Transition, over_B: BoolArray | None
@@ -145,6 +156,7 @@ class _Arrays:
             finals=self.finals,
             last_observations=last_observations,
             sightings=sightings,
+            moments=self.moments,
         )
 
 

@@ -26,6 +26,7 @@ class UpdateSettings(Settings):
     weight_decay: float = Field(1e-4, ge=0, description="of AdamW")
     replay_size: int = Field(4000, ge=1, description="labelled frames kept; old ones leave by reservoir sampling")
     replay_ratio: float = Field(0.5, ge=0, lt=1, description="share of each batch drawn from the replay")
+    continuation_every: int = Field(3, ge=1, description="labeler continuation: go on from every k-th scored moment")
 
 
 class RewardModelSettings(Settings):
@@ -48,6 +49,11 @@ class RewardModelSettings(Settings):
         "none", description="refit the model during RL, before or after the policy's update"
     )
     update_params: UpdateSettings = Field(UpdateSettings(), description="how it is refitted")
+    labeler: Literal["outcome", "continuation"] = Field(
+        "outcome",
+        description="who labels fresh frames: true success of the episode, or (progress models, Meta-World) the steps "
+        "that a scripted expert needs when it goes on from there",
+    )
     replay_path: str | None = Field(None, description="episodes that seed the replay when the model is refitted")
 
     @model_validator(mode="after")
@@ -63,8 +69,14 @@ class RewardModelSettings(Settings):
             raise ValueError(f"{', '.join(present)} would do nothing with model_type {self.model_type}; remove it")
         if self.update != "none" and fixed:
             raise ValueError(f"model_type {self.model_type} cannot be refitted: update must be none")
-        if self.update == "none" and self.model_fields_set & {"update_params", "replay_path"}:
-            raise ValueError("update_params and replay_path would do nothing with update: none; remove them")
+        if self.update == "none" and self.model_fields_set & {"update_params", "replay_path", "labeler"}:
+            raise ValueError("update_params, replay_path and labeler would do nothing with update: none; remove them")
+        if self.labeler == "continuation" and self.model_type != "progress":
+            raise ValueError(
+                f"labeler continuation would do nothing for model_type {self.model_type}; remove it"
+            )
+        if self.labeler == "outcome" and "continuation_every" in self.update_params.model_fields_set:
+            raise ValueError("continuation_every would do nothing with labeler: outcome; remove it")
         if self.update != "none" and not self.replay_path:
             raise ValueError(f"update: {self.update} needs replay_path: the episodes that the model was trained on")
         return self

@@ -117,6 +117,12 @@ class CollectSettings(Settings):
     stop_after_success: int | None = Field(
         None, ge=0, description="end an episode this many steps after its first success"
     )
+    continuation_limit: int | None = Field(
+        None,
+        ge=1,
+        description="label every kept row by how many steps a scripted expert needs from there to success, up to so "
+        "many (Meta-World); progress models learn from it, in failed episodes too",
+    )
     video: bool = Field(False, description="MP4 instead of images in Parquet")
     fps: int = Field(20, ge=1, description="rows per second, as the data set declares")
     seed: int = Field(0, description="of the actors and every reset")

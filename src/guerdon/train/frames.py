@@ -93,6 +93,8 @@ def labelled_frames(
             skipped += 1
             continue
         target_T = np.asarray(wanted, np.float32)
+        if not np.isfinite(target_T).all():  # rows of which nobody knows
+            episode, target_T = episode.take(np.flatnonzero(np.isfinite(target_T))), target_T[np.isfinite(target_T)]
         rows = _sample_rows(len(episode), num_samples_per_episode, seed, episode.id)
         done_T = target_T > 0.5 if kind == "resnet" else np.full(len(target_T), bool(target_T.max() > 0))
         pixels.append(to_pixels(episode.frames[rows], image_size))
@@ -153,7 +155,7 @@ def held_out_episodes(episodes: Sequence[Episode], settings: ResNetTrainSettings
         targets = _targets(episode, settings.type, horizon) if episode.frames is not None and len(episode) else None
         if targets is not None:
             ids.append(episode.id)
-            succeeded.append(bool(np.asarray(targets, np.float32).max() > 0))
+            succeeded.append(bool(np.nanmax(np.asarray(targets, np.float32)) > 0))
     held = _held_out(ids, np.array(succeeded, bool), settings.val_split, settings.seed)
     return {name for name, out in zip(ids, held, strict=True) if out}
 

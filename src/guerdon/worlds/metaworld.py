@@ -35,8 +35,15 @@ _FOREIGN = {
 
 
 @dataclass(frozen=True)
-class _AfterReset:
-    """Everything that Meta-World's reset leaves behind for one goal."""
+class Moment:
+    """Everything that decides how a copy goes on.
+
+    Attributes:
+        state: MuJoCo's own.
+        model_fields: what a goal moves in the model, by name.
+        attributes: what Meta-World keeps in Python.
+        observation: (39,) float32, what the copy shows.
+    """
 
     state: np.ndarray
     model_fields: dict[str, np.ndarray]
@@ -111,7 +118,8 @@ class MetaWorldVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         for env in self._envs:
             env.set_task(self._goals[0])
             env.max_path_length = 2**31
-        self._memory: dict[int, _AfterReset] = {}
+        self._memory: dict[int, Moment] = {}
+        self._goal_of = [0] * num_envs
         self._pristine = _model_fields(self._envs[0].model)
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
         single = self._envs[0]
@@ -179,40 +187,60 @@ class MetaWorldVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         """Where everything stands in copy `index`, for a camera to draw later."""
         return MuJoCoCamera.snapshot(self._envs[index].data)
 
+    def moment(self, index: int) -> Moment:
+        """Copy `index` as it stands, to go on from elsewhere (`put`)."""
+        env = self._envs[index]
+        fields = self._memory[self._goal_of[index]].model_fields
+        return Moment(_state_of(env), fields, _own_attributes(env), self._observations[index].copy())
+
+    def put(self, index: int, moment: Moment) -> None:
+        """Bring copy `index` to a moment, of this environment or of another one of the same task."""
+        import mujoco
+
+        env, kind = self._envs[index], mujoco.mjtState.mjSTATE_INTEGRATION
+        _set_model_fields(env.model, self._pristine)
+        _set_model_fields(env.model, moment.model_fields)
+        mujoco.mj_resetData(env.model, env.data)
+        mujoco.mj_setState(env.model, env.data, moment.state, kind)
+        mujoco.mj_forward(env.model, env.data)
+        mujoco.mj_setState(env.model, env.data, moment.state, kind)
+        for name, value in moment.attributes.items():
+            setattr(env, name, copy.deepcopy(value))
+        self._observations[index] = moment.observation
+
     def close_extras(self, **kwargs: Any) -> None:
         """Close the copies."""
         for env in self._envs:
             env.close()
 
     def _reset_one(self, index: int, goal: int) -> np.ndarray:
-        import mujoco
-
         env = self._envs[index]
-        kind = mujoco.mjtState.mjSTATE_INTEGRATION
         after = self._memory.get(goal)
         if after is None:
             _set_model_fields(env.model, self._pristine)
             env.set_task(self._goals[goal])
             observation, _ = env.reset()
             env._did_see_sim_exception = False
-            state = np.empty(mujoco.mj_stateSize(env.model, kind))
-            mujoco.mj_getState(env.model, env.data, state, kind)
             changed = {
                 name: value
                 for name, value in _model_fields(env.model).items()
                 if not np.array_equal(value, self._pristine[name])
             }
-            after = _AfterReset(state, changed, _own_attributes(env), observation.astype(np.float32))
+            after = Moment(_state_of(env), changed, _own_attributes(env), observation.astype(np.float32))
             self._memory[goal] = after
-        _set_model_fields(env.model, self._pristine)
-        _set_model_fields(env.model, after.model_fields)
-        mujoco.mj_resetData(env.model, env.data)
-        mujoco.mj_setState(env.model, env.data, after.state, kind)
-        mujoco.mj_forward(env.model, env.data)
-        mujoco.mj_setState(env.model, env.data, after.state, kind)
-        for name, value in after.attributes.items():
-            setattr(env, name, copy.deepcopy(value))
+        self._goal_of[index] = goal
+        self.put(index, after)
         return after.observation
+
+
+def _state_of(env: Any) -> np.ndarray:
+    """MuJoCo's state of an environment."""
+    import mujoco
+
+    kind = mujoco.mjtState.mjSTATE_INTEGRATION
+    state = np.empty(mujoco.mj_stateSize(env.model, kind))
+    mujoco.mj_getState(env.model, env.data, state, kind)
+    return state
 
 
 def _model_fields(model: Any) -> dict[str, np.ndarray]:

@@ -1,0 +1,216 @@
+"""Writing token after token with Llama and Qwen2, by hand: one fused weight per product, a cache without copies.
+
+All rows of a batch stand in the same column of the cache, so keys and values are written by one assignment, and a
+rotary angle is shared by the whole batch: rotary positions are relative (RoFormer, Su et al. 2021, 2104.09864), so
+counting them from the start of the padding changes nothing. The two halves of a head are interleaved (by reordering
+rows of the weights), so that the rotation is one product of complex numbers. Attention of one query per row is two
+batched products; on the CPU these are several times faster than `scaled_dot_product_attention`. Adapters and the
+scales of the normalisations are multiplied into the weights before the first token. This module does not know
+sampling, prompts or text.
+
+    decoder = LlamaDecoder(policy)
+    logits_B_V = decoder.prefill(ids_B_P, real_B_P, room=64)
+    decoder.select(rows_N)               # repeat rows for several samples, drop those that are finished
+    logits_N_V = decoder.step(tokens_N)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from guerdon.policies.text import TextPolicy
+
+_MODELS = {"LlamaForCausalLM", "Qwen2ForCausalLM"}
+_FIXED_ANGLES = {"default", "linear", "llama3"}  # others change the angles with the length
+
+
+_Linear = tuple[Tensor, Tensor | None]
+
+
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    """Weights and biases of one layer, in the computing dtype."""
+
+    qkv: _Linear
+    out: _Linear
+    gate_up: _Linear
+    down: _Linear
+
+
+def supports(policy: TextPolicy) -> bool:
+    """Whether this policy's architecture is the one written out here."""
+    model, config = policy.base.model, policy.base.model.config
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = getattr(config, "layer_types", None) or ["full_attention"]
+    return (
+        type(model).__name__ in _MODELS
+        and policy.base.plain_head
+        and config.hidden_act == "silu"
+        and rope.get("rope_type", "default") in _FIXED_ANGLES
+        and rope.get("partial_rotary_factor", 1.0) == 1.0
+        and set(kinds) == {"full_attention"}
+    )
+
+
+class LlamaDecoder:
+    """A batch being written.
+
+    Args:
+        policy: whose weights; they are read once, so make a new decoder after an update.
+    """
+
+    def __init__(self, policy: TextPolicy) -> None:
+        model, config = policy.base.model, policy.base.model.config
+        self._dtype = torch.bfloat16 if policy.base.bf16 else torch.float32
+        self._device = policy.device
+        self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self._head_dim = getattr(config, "head_dim", None) or config.hidden_size // self._heads
+        self._eps = config.rms_norm_eps
+        decoder = model.get_decoder()
+        self._embedding = policy.merged(decoder.embed_tokens)
+        order = torch.arange(self._head_dim, device=self._device).view(2, -1).T.flatten()  # 0, D/2, 1, D/2 + 1, ...
+        self._layers = [_layer(policy, layer, order, self._dtype) for layer in decoder.layers]
+        head = policy.merged(model.get_output_embeddings())
+        self._head = (head * decoder.norm.weight.detach()).to(self._dtype)
+        self._frequencies = decoder.rotary_emb.inv_freq.float()
+        self._amplitude = float(decoder.rotary_emb.attention_scaling)
+        self._turns = torch.zeros(0, dtype=torch.complex64)
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self._room = self._column = 0
+        self._bias: Tensor | None = None
+
+    def prefill(self, ids_B_P: Tensor, real_B_P: Tensor, *, room: int) -> Tensor:
+        """Read prompts.
+
+        Args:
+            ids_B_P: padded on the left.
+            real_B_P: False at padding.
+            room: how many tokens may follow.
+
+        Returns:
+            (B, V) float32 logits of the first token to write.
+        """
+        length = ids_B_P.shape[1]
+        self._column, self._room = length, length + room
+        self._keys, self._values = [], []
+        padded = not bool(real_B_P.all())
+        self._bias = torch.zeros(real_B_P.shape, device=self._device).masked_fill_(~real_B_P, -torch.inf)
+        seen = torch.ones(length, length, dtype=torch.bool, device=self._device).tril()
+        if padded:  # a padding token sees itself: a softmax over nothing is not a number
+            itself = torch.eye(length, dtype=torch.bool, device=self._device)
+            seen = (seen & real_B_P[:, None, :] | itself)[:, None]
+        bias = torch.zeros(seen.shape, dtype=self._dtype, device=self._device).masked_fill_(~seen, -torch.inf)
+        angles = torch.arange(self._room, device=self._device).float()[:, None] * self._frequencies
+        self._turns = torch.polar(torch.full_like(angles, self._amplitude), angles)  # (room, D/2)
+        x = F.embedding(ids_B_P, self._embedding)
+        for layer in self._layers:
+            q, k, v = (t.transpose(1, 2) for t in self._project(x, layer, self._turns[:length, None]))
+            self._keys.append(k)  # (B, heads, P, D)
+            self._values.append(v)
+            attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=self._heads != self._kv_heads)
+            x = self._finish(x, attended.transpose(1, 2).flatten(2), layer)
+        logits = self._logits(x[:, -1])
+        if not padded:
+            self._bias = None
+        return logits
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with these rows, in this order; a row may come several times, or no more.
+
+        Args:
+            rows: (N,) int64.
+        """
+        for cache in (self._keys, self._values):
+            for i, old in enumerate(cache):
+                shape = (len(rows), old.shape[1], self._room, old.shape[3])
+                # Fewer rows fit into the old memory, as no row moves to a later place.
+                new = old[: len(rows)] if old.shape[2] == self._room and len(rows) <= len(old) else old.new_empty(shape)
+                new[:, :, : self._column] = old[rows, :, : self._column]
+                cache[i] = new
+        if self._bias is not None:
+            self._bias = self._bias[rows]
+            if self._bias.shape[1] < self._room:
+                self._bias = F.pad(self._bias, (0, self._room - self._bias.shape[1]))
+
+    def step(self, tokens_B: Tensor) -> Tensor:
+        """Append a token to every row and return the (B, V) float32 logits of the next."""
+        b, n = len(tokens_B), self._column + 1
+        turn, bias = self._turns[self._column], self._step_bias(b, n)
+        x = F.embedding(tokens_B[:, None], self._embedding)
+        for layer, keys, values in zip(self._layers, self._keys, self._values, strict=True):
+            q, k, v = self._project(x, layer, turn)
+            keys[:, :, self._column], values[:, :, self._column] = k[:, 0], v[:, 0]
+            attended = self._attend(q, keys[:, :, :n].flatten(0, 1), values[:, :, :n].flatten(0, 1), bias)
+            x = self._finish(x, attended.view(b, 1, -1), layer)
+        self._column = n
+        return self._logits(x[:, 0])
+
+    def _attend(self, q: Tensor, keys_R_n_D: Tensor, values_R_n_D: Tensor, bias_R_1_n: Tensor | None) -> Tensor:
+        """Attention of the newest token, (R, groups, D); R counts the key heads of all rows."""
+        groups, scale = self._heads // self._kv_heads, self._head_dim**-0.5
+        q = q.reshape(len(keys_R_n_D), groups, self._head_dim)
+        if self._dtype == torch.bfloat16 and groups == 1:  # the other way round, bfloat16 keys would be copied
+            scores = torch.bmm(keys_R_n_D, q.transpose(1, 2)).transpose(1, 2) * scale
+            scores = scores if bias_R_1_n is None else scores + bias_R_1_n
+        else:
+            bias = q.new_zeros(1, 1, 1) if bias_R_1_n is None else bias_R_1_n
+            beta = 0 if bias_R_1_n is None else 1
+            scores = torch.baddbmm(bias, q, keys_R_n_D.transpose(1, 2), beta=beta, alpha=scale)
+        return torch.bmm(torch.softmax(scores, -1), values_R_n_D)
+
+    def _step_bias(self, rows: int, n: int) -> Tensor | None:
+        """Minus infinity at padding, (rows x kv_heads, 1, n); None where there is no padding."""
+        if self._bias is None:
+            return None
+        bias = self._bias[:, None, :n].expand(rows, self._kv_heads, n)
+        return bias.reshape(rows * self._kv_heads, 1, n).to(self._dtype)
+
+    def _project(self, x: Tensor, layer: _Layer, turn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, T, heads, D), keys and values (B, T, kv_heads, D), turned to their positions."""
+        projected = F.linear(self._normed(x), *layer.qkv)
+        heads = projected.view(*projected.shape[:2], self._heads + 2 * self._kv_heads, self._head_dim)
+        flat = heads[:, :, : -self._kv_heads].float().reshape(*projected.shape[:2], self._heads + self._kv_heads, -1, 2)
+        turned = torch.view_as_real(torch.view_as_complex(flat) * turn).flatten(-2).to(self._dtype)
+        return turned[:, :, : self._heads], turned[:, :, self._heads :], heads[:, :, -self._kv_heads :]
+
+    def _finish(self, x: Tensor, attended: Tensor, layer: _Layer) -> Tensor:
+        x = x + F.linear(attended, *layer.out)
+        gate, up = F.linear(self._normed(x), *layer.gate_up).chunk(2, -1)
+        return x + F.linear(F.silu(gate).mul_(up), *layer.down)
+
+    def _normed(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], None, self._eps).to(self._dtype)
+
+    def _logits(self, x_B_H: Tensor) -> Tensor:
+        return F.linear(self._normed(x_B_H), self._head).float()
+
+
+def _layer(policy: TextPolicy, layer: Any, order_D: Tensor, dtype: torch.dtype) -> _Layer:
+    a, m = layer.self_attn, layer.mlp
+
+    def fused(parts: tuple[Any, ...], scale: Tensor | None = None, turned: int = 0) -> _Linear:
+        """One weight of several layers, those of `turned` first ones reordered within heads."""
+        weights, biases = [], []
+        for i, part in enumerate(parts):
+            weight, bias = policy.merged(part), getattr(part, "base_layer", part).bias
+            weight = weight if scale is None else weight * scale
+            if i < turned:
+                weight = weight.view(-1, len(order_D), weight.shape[1])[:, order_D].flatten(0, 1)
+                bias = None if bias is None else bias.view(-1, len(order_D))[:, order_D].flatten()
+            weights.append(weight.to(dtype))
+            biases += [] if bias is None else [bias.detach().to(dtype)]
+        return (torch.cat(weights) if len(weights) > 1 else weights[0]), (torch.cat(biases) if biases else None)
+
+    before, between = layer.input_layernorm.weight.detach(), layer.post_attention_layernorm.weight.detach()
+    return _Layer(
+        qkv=fused((a.q_proj, a.k_proj, a.v_proj), before, turned=2),
+        out=fused((a.o_proj,)),
+        gate_up=fused((m.gate_proj, m.up_proj), between),
+        down=fused((m.down_proj,)),
+    )

@@ -1,0 +1,247 @@
+"""Responses for prompts: sampling, stopping, and the log-probability of every token that was drawn.
+
+The log-probability recorded is that of the policy at the sampling temperature, before `top_p` and `top_k` leave
+tokens out: the same quantity that training computes. A token is drawn by turning one uniform number into a token
+(inverse distribution function); row i of a request always uses the i-th row of numbers of its generator, so neither
+the batch size nor the company of other rows changes a response. This module does not know rewards or files.
+
+    engine = LocalEngine(policy, GenerationSettings(temperature=1.0))
+    found = engine.generate(prompts, 8, max_new_tokens=64, rng=np.random.default_rng(0))
+    found.batch.responses_B_T, found.log_probs_B_T        # row i * 8 + j: sample j of prompt i
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from guerdon.errors import ConfigError, DataError
+from guerdon.policies import decode_llama
+from guerdon.policies.decode_hf import HFDecoder
+from guerdon.policies.decode_llama import LlamaDecoder
+from guerdon.policies.text import TextPolicy
+from guerdon.policies.tokens import TokenBatch, pad_id, pad_left, stop_ids
+from guerdon.settings.text_policy import GenerationSettings
+from guerdon.types import FloatArray, IntArray
+
+LOOK_EVERY = {"cpu": 1, "cuda": 8}  # steps between looks at who is finished: a look makes a GPU wait
+CROWDED = 0.85  # drop finished rows when fewer than this share is still writing
+
+
+@dataclass(frozen=True, eq=False)
+class Generation:
+    """What was written.
+
+    Attributes:
+        batch: B = prompts x samples rows, the samples of a prompt next to each other.
+        log_probs_B_T: (B, T) float32 log-probabilities of the tokens under the policy that wrote them, at the
+            sampling temperature; 0 where there is no token.
+    """
+
+    batch: TokenBatch
+    log_probs_B_T: FloatArray
+
+
+class Engine(Protocol):
+    """Anything that writes responses."""
+
+    def generate(
+        self,
+        prompts: Sequence[IntArray],
+        n_per_prompt: int,
+        *,
+        max_new_tokens: int,
+        rng: np.random.Generator | None = None,
+        greedy: bool = False,
+    ) -> Generation:
+        """`n_per_prompt` responses to each prompt; the most likely tokens with `greedy`, else sampled with `rng`."""
+        ...
+
+    def sync(self) -> None:
+        """Follow the policy's weights; to be called after each update."""
+        ...
+
+
+class LocalEngine:
+    """Batched sampling in this process, on the CPU or a GPU.
+
+    Args:
+        policy: who writes. Its weights are read at every call, so nothing needs to be synchronised.
+        settings: temperature, truncation of the distribution, rows at a time.
+    """
+
+    def __init__(self, policy: TextPolicy, settings: GenerationSettings) -> None:
+        self.policy, self.settings = policy, settings
+        stops = stop_ids(policy.tokenizer, policy.base.model.generation_config)
+        if not len(stops):
+            raise ConfigError("the tokenizer has no end-of-sequence token, so no response would ever end")
+        self._is_stop_V = torch.zeros(policy.base.vocabulary, dtype=torch.bool, device=policy.device)
+        self._is_stop_V[torch.from_numpy(stops)] = True
+
+    def sync(self) -> None:
+        """Nothing to do: the weights are read at every call."""
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        prompts: Sequence[IntArray],
+        n_per_prompt: int,
+        *,
+        max_new_tokens: int,
+        rng: np.random.Generator | None = None,
+        greedy: bool = False,
+    ) -> Generation:
+        """Write responses.
+
+        Args:
+            prompts: token ids of each prompt.
+            n_per_prompt: responses to each.
+            max_new_tokens: where a response is cut.
+            rng: source of the samples; its state moves on by the same amount whatever is written.
+            greedy: always the most likely token; takes no `rng`.
+
+        Raises:
+            DataError: a prompt is empty, or the model has no room for it and its response.
+        """
+        if (rng is None) != greedy:
+            raise ValueError("give a generator to sample with, or greedy=True")
+        self._check(prompts, max_new_tokens)
+        b = len(prompts) * n_per_prompt
+        kinds, kind_of_prompt = _distinct(prompts)
+        kind_B = np.repeat(kind_of_prompt, n_per_prompt)
+        uniform = np.zeros((b, 0)) if rng is None else rng.random((b, max_new_tokens))
+        uniform_B_T = torch.from_numpy(uniform.astype(np.float32)).clamp_max_(1 - 2**-24).to(self.policy.device)
+        tokens_B_T = np.full((b, max_new_tokens), pad_id(self.policy.tokenizer), dtype=np.int64)
+        log_probs_B_T = np.zeros((b, max_new_tokens), dtype=np.float32)
+        order = np.argsort([len(kinds[k]) for k in kind_B], kind="stable")  # neighbours of like length: less padding
+        decoder = LlamaDecoder(self.policy) if decode_llama.supports(self.policy) else HFDecoder(self.policy)
+        for start in range(0, b, self.settings.batch_size):
+            rows = order[start : start + self.settings.batch_size]
+            present, back = np.unique(kind_B[rows], return_inverse=True)
+            ids, real = pad_left([kinds[k] for k in present], pad_id(self.policy.tokenizer))
+            device = self.policy.device
+            logits = decoder.prefill(
+                torch.from_numpy(ids).to(device), torch.from_numpy(real).to(device), room=max_new_tokens
+            )
+            back_N = torch.from_numpy(back).to(device)
+            decoder.select(back_N)
+            numbers = uniform_B_T[torch.from_numpy(rows).to(device)]
+            tokens, found = self._write(decoder, logits[back_N], numbers, max_new_tokens)
+            tokens_B_T[rows, : tokens.shape[1]] = tokens.cpu().numpy()
+            log_probs_B_T[rows, : found.shape[1]] = found.cpu().numpy()
+        return _trimmed(prompts, n_per_prompt, tokens_B_T, log_probs_B_T, self._is_stop_V.cpu().numpy(), self._pad)
+
+    @property
+    def _pad(self) -> int:
+        return pad_id(self.policy.tokenizer)
+
+    def _write(
+        self, decoder: LlamaDecoder | HFDecoder, logits: Tensor, uniform_N_T: Tensor, max_new_tokens: int
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens and log-probabilities (N, T) of a batch whose prompts are read; what follows a stop is noise."""
+        s, device = self.settings, logits.device
+        n, every = len(logits), LOOK_EVERY.get(device.type, 8)
+        tokens_N_T = torch.full((n, max_new_tokens), self._pad, device=device)
+        log_probs_N_T = torch.zeros(n, max_new_tokens, device=device)
+        rows = torch.arange(n, device=device)
+        writing = torch.ones(n, dtype=torch.bool, device=device)
+        for t in range(max_new_tokens):
+            numbers = uniform_N_T[rows, t] if uniform_N_T.shape[1] else None
+            token, log_prob = draw(logits, numbers, temperature=s.temperature, top_k=s.top_k, top_p=s.top_p)
+            tokens_N_T[rows, t], log_probs_N_T[rows, t] = token, log_prob
+            if t == max_new_tokens - 1:
+                break
+            writing &= ~self._is_stop_V[token]
+            if (t + 1) % every == 0:
+                left = int(writing.sum())
+                if left == 0:
+                    break
+                if left < CROWDED * len(rows):
+                    keep = writing.nonzero().squeeze(-1)
+                    decoder.select(keep)
+                    rows, token, writing = rows[keep], token[keep], writing[keep]
+            logits = decoder.step(token)
+        return tokens_N_T, log_probs_N_T
+
+    def _check(self, prompts: Sequence[IntArray], max_new_tokens: int) -> None:
+        room = getattr(self.policy.base.model.config, "max_position_embeddings", None)
+        longest = max((len(p) for p in prompts), default=0)
+        if any(len(p) == 0 for p in prompts):
+            raise DataError("a prompt has no tokens; a chat template gives at least one")
+        if room is not None and longest + max_new_tokens > room:
+            raise DataError(
+                f"a prompt of {longest} tokens and a response of up to {max_new_tokens} do not fit the model's {room} "
+                "positions: lower data.max_response_length or data.max_prompt_length"
+            )
+
+
+def draw(
+    logits_N_V: Tensor, uniform_N: Tensor | None, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """One token per row.
+
+    Args:
+        logits_N_V: float32.
+        uniform_N: numbers in [0, 1) that decide; None: the most likely token.
+        temperature: divides the logits.
+        top_k: draw from this many most likely tokens; 0: from all.
+        top_p: draw from the smallest set of most likely tokens whose mass reaches this (Holtzman et al. 2020,
+            1904.09751).
+
+    Returns:
+        (N,) tokens and (N,) log-probabilities at the temperature, over the whole vocabulary.
+    """
+    log_probs = torch.log_softmax(logits_N_V if temperature == 1.0 else logits_N_V / temperature, -1)
+    if uniform_N is None:
+        token = log_probs.argmax(-1)
+    else:
+        candidates: Tensor | None = None
+        mass = log_probs.exp()
+        if 0 < top_k < mass.shape[-1]:
+            mass, candidates = mass.topk(top_k, -1)
+        elif top_p < 1.0:
+            mass, candidates = mass.sort(-1, descending=True)
+        if top_p < 1.0:
+            before = mass.cumsum(-1) - mass
+            mass = mass.masked_fill(before >= top_p * mass.sum(-1, keepdim=True), 0.0)
+        reached = mass.cumsum(-1)
+        token = torch.searchsorted(reached, uniform_N[:, None] * reached[:, -1:], right=True)
+        token = token.clamp_max_(mass.shape[-1] - 1)
+        token = (token if candidates is None else candidates.gather(-1, token)).squeeze(-1)
+    return token, log_probs.gather(-1, token[:, None]).squeeze(-1)
+
+
+def _distinct(prompts: Sequence[IntArray]) -> tuple[list[IntArray], IntArray]:
+    """The different prompts, and which of them each prompt is."""
+    seen: dict[bytes, int] = {}
+    which = [seen.setdefault(np.asarray(p, dtype=np.int64).tobytes(), len(seen)) for p in prompts]
+    return [np.frombuffer(b, dtype=np.int64) for b in seen], np.array(which, dtype=np.int64)
+
+
+def _trimmed(
+    prompts: Sequence[IntArray],
+    n_per_prompt: int,
+    tokens_B_T: IntArray,
+    log_probs_B_T: FloatArray,
+    is_stop_V: np.ndarray,
+    pad: int,
+) -> Generation:
+    """Everything after the first stop is padding, and columns without a token are cut off."""
+    stops_B_T = is_stop_V[tokens_B_T]
+    finished_B = stops_B_T.any(axis=1)
+    limit = tokens_B_T.shape[1]
+    lengths_B = np.where(finished_B, stops_B_T.argmax(axis=1) + 1, limit)
+    width = int(lengths_B.max(initial=0))
+    mask_B_T = np.arange(width) < lengths_B[:, None]
+    batch = TokenBatch(
+        tuple(np.asarray(p, dtype=np.int64) for p in prompts for _ in range(n_per_prompt)),
+        np.where(mask_B_T, tokens_B_T[:, :width], pad),
+        mask_B_T,
+        np.asarray(finished_B),
+    )
+    return Generation(batch, np.where(mask_B_T, log_probs_B_T[:, :width], np.float32(0)))

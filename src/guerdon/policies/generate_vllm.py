@@ -1,0 +1,118 @@
+"""Responses written by vLLM inside this process, with the policy's weights loaded into it after each update.
+
+vLLM must run in this process (it does when `VLLM_ENABLE_V1_MULTIPROCESSING` is 0, which is set here before it is
+imported), so that weights are handed over in memory. The log-probabilities are those that `generate` promises: at
+the sampling temperature and before `top_p` and `top_k`; where vLLM measures something else, the policy is asked.
+This module does not know rewards or files.
+
+    engine = VLLMEngine(policy, GenerationSettings(engine="vllm"))
+    found = engine.generate(prompts, 8, max_new_tokens=64, rng=rng)
+    engine.sync()      # after the policy's update
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from guerdon.errors import GuerdonError, MissingDependencyError, boundary
+from guerdon.policies.generate import Generation
+from guerdon.policies.text import TextPolicy
+from guerdon.policies.text_files import save_policy
+from guerdon.policies.tokens import pad_id, stop_ids, token_batch
+from guerdon.settings.text_policy import GenerationSettings
+from guerdon.types import IntArray
+
+
+class VLLMEngine:
+    """Generation by vLLM.
+
+    Args:
+        policy: who writes.
+        settings: temperature, truncation, share of the GPU's memory.
+
+    Raises:
+        MissingDependencyError: vLLM is not installed.
+    """
+
+    def __init__(self, policy: TextPolicy, settings: GenerationSettings) -> None:
+        self.policy, self.settings = policy, settings
+        self._vllm = _import_vllm()
+        self._stops = stop_ids(policy.tokenizer, policy.base.model.generation_config).tolist()
+        with tempfile.TemporaryDirectory() as folder, boundary(GuerdonError, "vLLM does not start with this model"):
+            path = save_policy(policy, Path(folder) / "model", merged=True)
+            self._llm: Any = self._vllm.LLM(
+                model=str(path),
+                dtype="bfloat16" if policy.base.bf16 else "float32",
+                gpu_memory_utilization=settings.gpu_memory_utilization,
+                logprobs_mode="processed_logprobs",
+            )
+
+    def sync(self) -> None:
+        """Load the policy's present weights, adapter included, and forget what was cached under the old ones."""
+        weights = [(name, weight) for name, weight in self.policy.merged_weights()]
+        with boundary(GuerdonError, "vLLM does not take the policy's weights"):
+            self._llm.apply_model(lambda model: model.load_weights(weights) and None)
+            self._llm.reset_prefix_cache()
+
+    def generate(
+        self,
+        prompts: Sequence[IntArray],
+        n_per_prompt: int,
+        *,
+        max_new_tokens: int,
+        rng: np.random.Generator | None = None,
+        greedy: bool = False,
+    ) -> Generation:
+        """Write responses; see `generate.Engine`. One number of `rng` seeds each prompt."""
+        if (rng is None) != greedy:
+            raise ValueError("give a generator to sample with, or greedy=True")
+        s = self.settings
+        seeds = np.zeros(len(prompts), dtype=np.int64) if rng is None else rng.integers(2**31, size=len(prompts))
+        common = {
+            "n": n_per_prompt,
+            "max_tokens": max_new_tokens,
+            "stop_token_ids": self._stops,
+            "logprobs": 0,  # of the token that was drawn
+            "detokenize": False,
+            "skip_special_tokens": False,
+        }
+        how = {"temperature": 0.0} if greedy else {"temperature": s.temperature, "top_p": s.top_p, "top_k": s.top_k}
+        parameters = [self._vllm.SamplingParams(**common, **how, seed=int(seed)) for seed in seeds]
+        with boundary(GuerdonError, "vLLM failed to generate"):
+            outputs = self._llm.generate(
+                [{"prompt_token_ids": [int(i) for i in p]} for p in prompts], parameters, use_tqdm=False
+            )
+        samples = [sample for output in outputs for sample in sorted(output.outputs, key=lambda o: o.index)]
+        responses = [np.asarray(sample.token_ids, dtype=np.int64) for sample in samples]
+        batch = token_batch(
+            [np.asarray(p, dtype=np.int64) for p in prompts for _ in range(n_per_prompt)],
+            responses,
+            np.array([sample.finish_reason == "stop" for sample in samples]),
+            pad_id=pad_id(self.policy.tokenizer),
+        )
+        if greedy or s.top_p < 1.0 or s.top_k > 0:
+            with torch.no_grad():
+                found = self.policy.log_probs(batch, temperature=s.temperature).cpu().numpy()
+            return Generation(batch, found)
+        log_probs = np.zeros(batch.mask_B_T.shape, dtype=np.float32)
+        drawn = [[d[int(i)].logprob for d, i in zip(o.logprobs, o.token_ids, strict=True)] for o in samples]
+        log_probs[batch.mask_B_T] = np.concatenate([np.asarray(row, dtype=np.float32) for row in drawn])
+        return Generation(batch, log_probs)
+
+
+def _import_vllm() -> Any:
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    try:
+        return importlib.import_module("vllm")
+    except ImportError as error:
+        raise MissingDependencyError(
+            "generation.engine vllm needs vLLM: pip install vllm, or set generation.engine to local"
+        ) from error

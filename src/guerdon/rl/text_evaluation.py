@@ -1,0 +1,92 @@
+"""How good is a language model, by true answers alone; and a few of its answers to look at.
+
+This module does not know what the policy was trained on.
+
+    evaluate_text(engine, verifier, data, prompts, tokenizer)["success"]
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from guerdon.atomic import write_json
+from guerdon.policies.generate import Engine
+from guerdon.policies.tokens import prompt_ids
+from guerdon.rl.responses import judge, messages_of
+from guerdon.rl.text_rewards import true_steps
+from guerdon.settings.data import DataSettings
+from guerdon.worlds.prompts import Prompt
+from guerdon.worlds.reasoning import is_generated
+from guerdon.worlds.verifier import Verifier
+
+if TYPE_CHECKING:
+    from guerdon.rl.text_side import TextSide
+
+FILMED_PROMPTS, FILMED_SAMPLES = 6, 4
+
+
+def evaluate_text(
+    engine: Engine, verifier: Verifier, data: DataSettings, prompts: Sequence[Prompt], tokenizer: Any
+) -> dict[str, float]:
+    """Greedy answers to these prompts, checked.
+
+    Returns:
+        `success` (share of right answers among those that could be checked), `length` (mean, in tokens), `truncated`
+        (share), `unchecked` (share) and `episodes` (prompts).
+    """
+    if not prompts:
+        return {"episodes": 0.0}
+    ids = [prompt_ids(tokenizer, messages_of(p, data)) for p in prompts]
+    made = engine.generate(ids, 1, max_new_tokens=data.max_response_length, greedy=True)
+    answered = judge(made, prompts, np.arange(len(prompts)), verifier, data, tokenizer)
+    known = answered.known_B
+    found = {
+        "length": float(answered.batch.lengths_B.mean()),
+        "truncated": float((~answered.batch.finished_B).mean()),
+        "unchecked": float((~known).mean()),
+        "episodes": float(len(prompts)),
+    }
+    return {"success": float(answered.outcomes_B[known].mean()), **found} if known.any() else found
+
+
+def film_text(side: TextSide, path: Path, step: int) -> None:
+    """Sampled answers to the first validation prompts, with every source's reward per token and the true steps.
+
+    The random numbers are the film's own, so that filming changes nothing.
+    """
+    prompts = list(side.validation[:FILMED_PROMPTS])
+    if not prompts:
+        return
+    tokenizer, data = side.policy.tokenizer, side.data
+    ids = [prompt_ids(tokenizer, messages_of(p, data)) for p in prompts]
+    rng = np.random.default_rng(0)
+    made = side.engine.generate(ids, FILMED_SAMPLES, max_new_tokens=data.max_response_length, rng=rng)
+    everyone = [p for p in prompts for _ in range(FILMED_SAMPLES)]
+    groups = np.repeat(np.arange(len(prompts)), FILMED_SAMPLES)
+    answered = judge(made, everyone, groups, side.verifier, data, tokenizer)
+    rewards = {}
+    if side.process is not None:
+        old = side.log_probs(answered)
+        rewards[side.process.name] = side.process.look(answered, old)
+    steps = true_steps(answered) if is_generated(prompts[0]) else None
+    rows = []
+    for i, response in enumerate(answered.batch.responses()):
+        rows.append(
+            {
+                "prompt": everyone[i].question,
+                "answer": everyone[i].ground_truth,
+                "tokens": [tokenizer.decode([t]) for t in response],
+                "rewards": {
+                    n: [round(float(r), 5) for r in s.rewards_B_T[i, : len(response)]] for n, s in rewards.items()
+                },
+                "outcome": None if i in answered.failures else bool(answered.outcomes_B[i] > 0.5),
+                "step_ends": None if steps is None else [int(e) for e in steps[i][0]],
+                "steps_true": None if steps is None else [bool(c) for c in steps[i][1]],
+            }
+        )
+    write_json(path, json.loads(json.dumps({"step": step, "responses": rows}, allow_nan=False)))
