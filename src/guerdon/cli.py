@@ -66,32 +66,48 @@ def train(
     resume: Resume = False,
     only: Only = None,
 ) -> None:
-    """Fit the reward models of the train section, or a first policy (policy=bc)."""
+    """Fit the reward models of the train section, or a first policy (policy=bc, policy=sft)."""
     rest = list(overrides or [])
-    cloning = "policy=bc" in rest
-    if cloning:
-        rest.remove("policy=bc")
+    first = next((word for word in rest if word in ("policy=bc", "policy=sft")), None)
+    if first is not None:
+        rest.remove(first)
     config = _load(study, rest)
-    if cloning and config.bc is None:
-        raise ConfigError(f"{study} has no bc section: say at least bc.data_path and bc.save_dir")
-    if cloning and (only or resume):
-        raise ConfigError(f"{'--only' if only else '--resume'} would do nothing with policy=bc; remove it")
-    if not cloning:
-        _check_models(study, config, only)
+    if first is not None:
+        return _train_policy(study, config, first.removeprefix("policy="), dry_run=dry_run, resume=resume, only=only)
+    _check_models(study, config, only)
     if dry_run:
         from guerdon.settings.estimate import estimate_train
 
-        return _dry_run(config, {"policy": "behaviour cloning"} if cloning else estimate_train(config))
-    if cloning:
-        from guerdon.train.bc import train_bc
-
-        folder, metrics = train_bc(config)
-        return _say(f"wrote a policy to {folder}: " + _numbers(metrics))
+        return _dry_run(config, estimate_train(config))
     from guerdon.train.images import train_image_model
 
     for name in only or config.train:
         result = train_image_model(config.train[name], resume=resume)
         _say(f"wrote {name} to {result.save_dir}: {_numbers(result.metrics)}")
+
+
+def _train_policy(
+    study: Path, config: Study, kind: str, *, dry_run: bool, resume: bool, only: list[str] | None
+) -> None:
+    """`train policy=bc` and `train policy=sft`."""
+    if getattr(config, kind) is None:
+        wanted = "bc.data_path and bc.save_dir" if kind == "bc" else "sft.save_dir"
+        raise ConfigError(f"{study} has no {kind} section: say at least {wanted}")
+    if only or (resume and kind == "bc"):
+        raise ConfigError(f"{'--only' if only else '--resume'} would do nothing with policy={kind}; remove it")
+    if dry_run:
+        from guerdon.settings.estimate import estimate_sft
+
+        return _dry_run(config, {"policy": "behaviour cloning"} if kind == "bc" else estimate_sft(config))
+    if kind == "bc":
+        from guerdon.train.bc import train_bc
+
+        folder, metrics = train_bc(config)
+    else:
+        from guerdon.train.sft_study import train_sft_study
+
+        folder, metrics = train_sft_study(config, resume=resume)
+    _say(f"wrote a policy to {folder}: " + _numbers(metrics))
 
 
 @app.command()

@@ -22,7 +22,13 @@ from guerdon.compare.report import comparison_table, markdown_table, write_repor
 from guerdon.config import Tree, apply_overrides, merge, read_yaml, resolve_refs, to_yaml, validate
 from guerdon.errors import ConfigError, JobError
 from guerdon.narrator import Narrator
-from guerdon.settings.estimate import estimate_collect, estimate_run, estimate_train, total_seconds
+from guerdon.settings.estimate import (
+    estimate_collect,
+    estimate_run,
+    estimate_sft,
+    estimate_train,
+    total_seconds,
+)
 from guerdon.settings.study import Study
 
 
@@ -178,6 +184,11 @@ def _preparation(task: str, study: Study, configs: dict[str, Study]) -> list[Job
     """Collecting, training and evaluating for one task."""
     jobs = []
     needs: tuple[str, ...] = ()
+    if study.sft is not None:
+        name = f"{task}.sft"
+        configs[name] = study
+        cost = float(estimate_sft(study)["seconds"])
+        jobs.append(Job(name, ("train", _file(study, name), "policy=sft", "--resume"), cost=cost, urgent=True))
     if study.collect is not None:
         name = f"{task}.collect"
         configs[name] = study
@@ -196,7 +207,11 @@ def _preparation(task: str, study: Study, configs: dict[str, Study]) -> list[Job
 
 
 def _needs(task: str, arm: Study, prepared: Study) -> tuple[str, ...]:
-    """The jobs whose products an arm reads: those reward models whose folder it names."""
+    """The jobs whose products an arm reads: the supervised start, and the reward models whose folder it names."""
+    if arm.text:
+        starts = prepared.sft is not None and arm.text_policy.path is not None
+        inside = starts and Path(str(arm.text_policy.path)).is_relative_to(str(prepared.sft and prepared.sft.save_dir))
+        return (f"{task}.sft",) if inside else ()
     if not arm.reward.use_reward_model:
         return ()
     wanted = {str(s.model.checkpoint_path) for s in arm.reward.sources.values()}

@@ -18,6 +18,7 @@ SIMULATE, RENDER, SCORE, TRAIN, UPDATE = (
     200.0,
     12000.0,
 )  # per second: steps, frames, ...
+WRITE = 90.0  # responses of about 40 tokens per second and million parameters, learning included
 _BYTES_PER_PIXEL = 1.2  # of a PNG of a rendered scene
 
 
@@ -48,8 +49,49 @@ def estimate_train(study: Study) -> dict[str, Any]:
     return {"models": len(study.train), "seconds": seconds, "bytes": 180_000_000 * len(study.train)}
 
 
+def estimate_sft(study: Study) -> dict[str, Any]:
+    """Gradient steps, seconds and bytes of `guerdon train policy=sft`."""
+    settings = study.sft
+    if settings is None or study.data is None:
+        return {}
+    pairs = settings.examples or study.data.train_size
+    steps = settings.max_steps or int(settings.epochs * pairs / settings.batch_size)
+    millions = _millions(study)
+    return {
+        "gradient steps": steps,
+        "seconds": 10 + steps * settings.batch_size * millions / WRITE,
+        "bytes": int(12e6 * millions),
+    }
+
+
+def _estimate_text(study: Study) -> dict[str, Any]:
+    """Responses, seconds and bytes of a run of a language model."""
+    runner = study.runner
+    evaluations = runner.total_steps // runner.eval_every * runner.eval_episodes
+    factor = 1.0 if study.reward_model is None or study.reward_model.rm_type == "exact" else 1.25
+    millions = _millions(study)
+    return {
+        "responses": runner.total_steps,
+        "evaluation responses": evaluations,
+        "seconds": 10 + millions * (runner.total_steps * factor + evaluations / 3) / WRITE,
+        "bytes": int(16e6 * millions * (2 + runner.keep_checkpoints)),
+    }
+
+
+def _millions(study: Study) -> float:
+    """Parameters of a language model in millions; 500 where only its name is known."""
+    start = study.sft.policy if study.sft is not None and study.sft.policy is not None else study.text_policy
+    tiny = start.tiny
+    if tiny is None:
+        return 500.0
+    width = tiny.hidden_size
+    return tiny.layers * (4 * width * width + 3 * width * tiny.intermediate) / 1e6
+
+
 def estimate_run(study: Study) -> dict[str, Any]:
-    """Environment steps, frames, seconds and bytes of `guerdon run`."""
+    """Environment steps (responses), frames, seconds and bytes of `guerdon run`."""
+    if study.text:
+        return _estimate_text(study)
     runner, env = study.runner, study.env
     length = env.max_episode_steps or 200
     evaluations = runner.total_steps // runner.eval_every * runner.eval_episodes * length

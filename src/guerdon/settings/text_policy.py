@@ -106,6 +106,9 @@ class SFTSettings(Settings):
     """Supervised fine-tuning on prompts and responses: `guerdon train policy=sft`."""
 
     save_dir: str = Field(description="receives the policy (`model/`), `metrics.json` and resumable state")
+    policy: TextPolicySettings | None = Field(
+        None, description="what the training starts from, with the keys of `policy`; null: the `policy` section itself"
+    )
     examples: int | None = Field(None, ge=2, description="use the first so many pairs of the training data; null: all")
     epochs: float = Field(3.0, gt=0, description="passes over the training pairs")
     max_steps: int | None = Field(None, ge=1, description="stop after so many gradient steps, however many epochs")
