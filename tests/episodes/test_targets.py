@@ -62,3 +62,16 @@ def test_targets_are_monotone_between_zero_and_one(success):
     assert (np.diff(targets) >= 0).all()
     assert targets.min() >= 0
     assert targets.max() == (1 if any(success) else 0)
+
+
+def test_where_an_expert_went_on_its_steps_are_the_steps_left():
+    tried = Episode(
+        id="0",
+        task="t",
+        states=np.zeros((5, 1), np.float32),
+        success=np.zeros(5, dtype=bool),
+        meta={"steps_left": [150, 40, -1, None, 0]},
+    )
+    np.testing.assert_allclose(progress_targets(tried, horizon=100), [0, 0.6, 0, np.nan, 1], rtol=1e-6)
+    assert not progress_targets(tried).any()  # without a horizon the outcome decides
+    assert not progress_targets(tried[1:3], horizon=100).any()  # rows were lost: whose steps would these be?

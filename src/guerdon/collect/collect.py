@@ -197,7 +197,6 @@ def _play_round(
     observations = transition.observations
     start = rng.integers(share.random_steps + 1, size=copies)
     error = _calibration_errors(share, observations.shape, rng)
-    misled = rng.integers(share.calibration_steps + 1, size=copies) if share.calibration_steps else None
     wander = RandomActor(space.low, space.high) if share.random_steps else None
     since = np.full(copies, -1, dtype=np.int64)  # steps since the first success
     playing = np.arange(copies) >= skip
@@ -205,12 +204,7 @@ def _play_round(
         rows = world.steps_in_episode + 1 - start  # the number of the action to come, from 1; random ones are below
         for i in np.flatnonzero(playing & (rows == 1)):
             recorder.begin(int(i), observations[i], _look_of(transition, int(i)), turn=turn)
-        seen = (
-            observations + error
-            if misled is None
-            else np.where((rows <= misled)[:, None], observations + error, observations)
-        )
-        actions = actor.act(seen if share.calibration_error else observations, rng)
+        actions = actor.act(observations + error if share.calibration_error else observations, rng)
         if wander is not None:
             actions = np.where((rows <= 0)[:, None], wander.act(observations, rng), actions)
         actions = np.clip(actions, space.low, space.high)
