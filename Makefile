@@ -12,7 +12,7 @@ STUDY ?= studies/demo.yaml
 export MUJOCO_GL ?= egl
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo quickstart doctor test test-slow lint format check bench clean
+.PHONY: help env demo demo-text quickstart doctor test test-slow lint format check bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -24,13 +24,16 @@ $(STAMP): pyproject.toml constraints.txt
 		{ echo "guerdon needs Python 3.11 or newer; try: make PYTHON=python3.12 env"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[metaworld,video,dev]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[metaworld,video,text,dev]"
 	@touch $(STAMP)
 
 demo: env  ## run the demo study and say where its report is
 	$(BIN)/guerdon compare $(STUDY)
 	@$(BIN)/python -c 'import pathlib, sys; from guerdon.config import load; from guerdon.settings.study import Study; \
 	print("report:", (pathlib.Path(load(Study, sys.argv[1]).work_dir) / "report.html").absolute())' $(STUDY)
+
+demo-text: env  ## the same question for a language model: what does a process reward buy?
+	$(BIN)/guerdon compare configs/prime_math.yaml
 
 quickstart: env  ## the same chain at the smallest scale, in about two minutes
 	$(BIN)/guerdon quickstart
@@ -56,7 +59,7 @@ format: env  ## mend style and formatting where that is mechanical
 check: lint test  ## what a change must pass
 
 bench: env  ## the speed comparisons in benchmarks/
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[metaworld,video,dev,bench]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[metaworld,video,text,dev,bench]"
 	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
 
 clean:  ## remove caches and builds; runs/ and the environment stay

@@ -64,7 +64,29 @@ NAMED = {
     "train.<name>.image_size": "3",
     "train.<name>.reward_threshold": "3",
     "algorithm.adv_estimator": "1, 2 (GRPO)",
-    "algorithm.gamma": "1 `algorithm.gamma`, `verifier_gamma`",
+    "algorithm.gamma": "1",
+    "algorithm.adv_params.verifier_gamma": "1",
+    "algorithm.adv_params.reward_model_gamma": "1",
+    "data.n_samples": "1",
+    "data.filter_accuracy": "1",
+    "data.filter_truncated": "1",
+    "data.accuracy_lower_bound": "1",
+    "data.accuracy_upper_bound": "1",
+    "data.oversample_factor": "1",
+    "data.system_prompt": "1",
+    "reward_model.rm_coef": "1",
+    "reward_model.rm_type": "1",
+    "reward_model.prime_granularity": "1",
+    "reward_model.prime_norm": "1",
+    "reward_model.mini_batch_size": "1",
+    "reward_model.micro_batch_size": "1",
+    "reward_model.prime_model.path": "1",
+    "reward_model.prime_model.ref_type": "1",
+    "reward_model.prime_model.ref_path": "1",
+    "reward_model.prime_model.update": "1",
+    "reward_model.prime_model.beta_train": "1",
+    "reward_model.prime_model.loss_type": "1",
+    "reward_model.prime_model.use_remove_padding": "1",
     "compare.arms": "2 (runs A, B, C)",
 }
 
@@ -95,9 +117,8 @@ model is trained |
 not set |"""
 
 NOT_YET = """\
-Knobs of the guides about language models (prompt filtering by `accuracy_lower_bound` and `accuracy_upper_bound`,
-`prime_norm`, `beta_train`, `ref_type`, HE and SE step rewards), about RLOO, and about the reward server (`nframes`,
-`max_pixels`, `backend`) belong to parts that are planned; a file that uses them today is refused."""
+Knobs of the guides about labelled step rewards (HE, SE) and about the reward server (`nframes`, `max_pixels`,
+`backend`) belong to parts that are planned; a file that uses them today is refused."""
 
 
 def settings_rows() -> Iterator[tuple[str, str, str, str]]:
@@ -161,16 +182,32 @@ def _union(models: list[type[BaseModel]], key: str) -> Iterator[tuple[str, str, 
     for model in models:
         for name in model.model_fields:
             seen.setdefault(name, []).append(model)
-    kinds = {model: str(get_args(model.model_fields["type"].annotation)[0]) for model in models}
-    yield f"{key}.type", ", ".join(f"`{k}`" for k in kinds.values()), "", "which kind"
+    tag = "type" if all("type" in model.model_fields for model in models) else "family"
+    kinds = {model: str(get_args(model.model_fields[tag].annotation)[0]) for model in models}
+    yield f"{key}.{tag}", ", ".join(f"`{k}`" for k in kinds.values()), "", "which kind"
     for name, owners in seen.items():
-        if name == "type":
+        if name == tag:
             continue
         field = owners[0].model_fields[name]
-        defaults = {_default(owner.model_fields[name]): kinds[owner] for owner in reversed(owners)}
-        default = " / ".join(f"{d} ({k})" if len(defaults) > 1 else d for d, k in reversed(defaults.items()))
-        only = "" if len(owners) == len(models) else f" ({', '.join(kinds[o] for o in owners)} only)"
-        yield f"{key}.{name}", _values(field.annotation), default, (field.description or "") + only
+        if _inner(field.annotation):
+            yield from _walk(_inner(field.annotation)[0], f"{key}.{name}.")
+            continue
+        kind_of = {owner: kinds[owner] for owner in owners}
+        allowed = _by_kind({kind_of[o]: _values(o.model_fields[name].annotation) for o in owners})
+        default = _by_kind({kind_of[o]: _default(o.model_fields[name]) for o in owners})
+        meaning = _by_kind({kind_of[o]: o.model_fields[name].description or "" for o in owners})
+        only = "" if len(owners) == len(models) else f" ({', '.join(kind_of.values())} only)"
+        yield f"{key}.{name}", allowed, default, meaning + only
+
+
+def _by_kind(said: dict[str, str]) -> str:
+    """What every kind says, once where they agree."""
+    if len(set(said.values())) == 1:
+        return next(iter(said.values()))
+    kinds: dict[str, list[str]] = {}
+    for kind, text in said.items():
+        kinds.setdefault(text, []).append(kind)
+    return " / ".join(f"{text} ({', '.join(names)})" for text, names in kinds.items())
 
 
 def _inner(annotation: Any) -> list[type[BaseModel]]:
@@ -197,7 +234,9 @@ def _values(annotation: Any) -> str:
     if origin is dict:
         return "mapping"
     if origin is tuple:
-        return "list" if args[-1] is Ellipsis else "size in pixels"
+        if args[-1] is Ellipsis:
+            return "list"
+        return "size in pixels" if int in args else "two numbers"
     if origin is Union or args:
         return " or ".join(dict.fromkeys(_values(a) for a in args))
     words = {str: "text", int: "whole number", float: "number", bool: "true, false"}

@@ -165,3 +165,116 @@ def write_study(
         if cards:
             write_card(root / "models" / task / "resnet")
     return root
+
+
+TEXT_STEPS = tuple(range(512, 8193, 512))
+TEXT_ARMS = {"rloo": "outcome only", "prime": "PRIME, online", "frozen": "PRIME, frozen PRM", "exact": "exact steps"}
+TEXT_SPEED = {"rloo": 1.0, "prime": 2.5, "frozen": 1.2, "exact": 4.0}
+
+
+def learning(final, speed, *, half=5000, steps=TEXT_STEPS):
+    """A curve that rises to `final`, at another speed."""
+    return [round(final * (step * speed) ** 2 / ((step * speed) ** 2 + half**2), 4) for step in steps]
+
+
+def chain(rng, *, steps=4, wrong_from=None):
+    """A chain of sums with one reduction per line: question, answer, lines written, their truth."""
+    total, question, lines, truth = int(rng.integers(2, 9)), "", [], []
+    said = total
+    for k in range(steps):
+        other, slip = int(rng.integers(2, 9)), int(rng.integers(1, 4))
+        sign = "+-"[int(rng.integers(2))]
+        question += f"{total}{sign}{other}=?;" if k == 0 else f"?{sign}{other}=?;"
+        before, total = said, total + other if sign == "+" else total - other
+        said = before + other if sign == "+" else before - other
+        said += slip if k == wrong_from else 0
+        lines.append(f"{before}{sign}{other}={said};")
+        truth.append(said == total)
+    return question, str(total), lines, truth
+
+
+def write_answers(path: Path, *, step, sources=("prime",), trust=1.0, n_prompts=6, n_samples=4, broken=None):
+    """Sampled answers whose rewards tell true steps from false ones as well as `trust` says."""
+    rng = np.random.default_rng(step)
+    responses = []
+    for prompt in range(n_prompts):
+        for sample in range(n_samples):
+            wrong = None if sample == 0 else int(rng.integers(0, 4))
+            question, answer, lines, truth = chain(np.random.default_rng(prompt), wrong_from=wrong)
+            tokens = [c for line in lines for c in line] + ["<|eos|>"]
+            ends = np.cumsum([len(line) for line in lines]) - 1
+            rewards = {}
+            for k, source in enumerate(sources):
+                paid = rng.normal(0, 0.05, len(tokens))
+                paid[ends] += np.where(truth, 0.3, -0.4) * trust
+                paid[np.maximum(ends - 1, 0)] += np.where(truth, 0.15, -0.35) * trust
+                rewards[source] = [round(float(p) * (1 + 4 * k), 5) for p in paid]
+            responses.append(
+                {
+                    "prompt": question,
+                    "answer": answer,
+                    "tokens": tokens,
+                    "rewards": rewards,
+                    "outcome": bool(truth[-1]),
+                    "step_ends": [int(e) for e in ends],
+                    "steps_true": [bool(t) for t in truth],
+                }
+            )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = json.dumps({"step": step, "responses": responses})
+    path.write_text(content if broken is None else content[:broken])
+
+
+def write_text_run(path: Path, *, arm, curve, steps=TEXT_STEPS, complete=True, collapse=False, unit="responses"):
+    """One run of a language model: evaluations, training lines with the reward model's quality, answers."""
+    path.mkdir(parents=True)
+    rng = np.random.default_rng(sum(map(ord, str(path)[-20:])))
+    sources = [] if arm == "rloo" else ["exact"] if arm == "exact" else ["prime"]
+    lines = []
+    for step, value in zip(steps, curve, strict=True):
+        time = 2 + step * (0.01 if arm == "rloo" else 0.012)
+        lines.append({"kind": "eval", "step": step, "wall_time": time, "success": value, "episodes": 128})
+        for part in range(4):
+            train = {"kind": "train", "step": step - 384 + 128 * part, "wall_time": time, "success": value}
+            train |= {"failure_rate": 0.0, "hacking_alarm": 0, "return/verifier": value, "return/combined": value}
+            train["reward_success_correlation"] = 0.4
+            for source in sources:
+                train[f"return/{source}"] = 2 * value + float(rng.normal(0, 0.2))
+            if sources == ["prime"]:
+                share = step / steps[-1]
+                level = 0.55 + 0.3 * share - (0.6 * max(0.0, share - 0.4) if collapse else 0.0)
+                noise = rng.normal(0, 0.03, 3)
+                for k, metric in enumerate(("dpo_acc", "dpo_acc_abs", "step_auroc")):
+                    undefined = part == 0 and k != 1
+                    train[f"reward_model/prime/{metric}"] = None if undefined else float(level - 0.05 * k + noise[k])
+            lines.append(train)
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (path / "run.json").write_text(json.dumps({"task": path.parent.parent.name, "seed": 0}))
+    (path / "config.yaml").write_text(yaml.safe_dump({"policy": {"type": "text"}, "reward_model": {"arm": arm}}))
+    if complete:
+        (path / "COMPLETE").write_text(json.dumps({"step": steps[-1], "unit": unit} if unit else {}))
+    for step in (1024, 4096, 8192):
+        trust = (step / 8192) * (0.2 if arm == "frozen" else 1.0)
+        write_answers(path / "films" / f"step_{step:012d}.json", step=step, sources=sources, trust=trust)
+
+
+def write_text_study(root: Path, *, tasks=("chain", "mirror"), seeds=(0, 1, 2), arms=TEXT_ARMS, curves=None):
+    """A study of language models; `curves(task, arm, seed)` gives success at TEXT_STEPS."""
+    root.mkdir(parents=True, exist_ok=True)
+    study = {
+        "name": "What does a process reward buy?",
+        "arms": {arm: {"label": label} for arm, label in arms.items()},
+        "baseline": "rloo",
+        "tasks": list(tasks),
+        "seeds": list(seeds),
+        "commands": ["guerdon compare configs/prime_math.yaml"],
+    }
+    (root / "study.json").write_text(json.dumps(study))
+    for task in tasks:
+        for arm in arms:
+            for seed in seeds:
+                speed = TEXT_SPEED[arm] * (1 + 0.08 * (seed - 1))
+                curve = curves(task, arm, seed) if curves else learning(0.8 - 0.05 * (task == "mirror"), speed)
+                path = root / "runs" / task / arm / f"seed{seed}"
+                write_text_run(path, arm=arm, curve=curve, collapse=arm == "frozen")
+    return root

@@ -231,10 +231,11 @@ def test_names_cannot_inject_markup(tmp_path):
 
 def test_quality_card_shows_metrics_probes_and_pictures(page):
     words = text(page)
-    assert "auroc 0.970 [0.940, 0.990] 0.500 400 0" in words
+    assert "AUROC 0.970 [0.940, 0.990] 0.500 400 0" in words
     assert "kendall tau b – – 0.500 400 7" in words
     assert "failed: 0.980, expected &lt; 0.5" in words
     assert "does not apply" in words
+    assert "held-out episodes 40 rows 2000 successful episodes 800" in words
     assert page.count('src="data:image/svg+xml;base64,') == 2
 
 
@@ -279,9 +280,11 @@ def test_single_run_report(tmp_path):
 def test_markdown_table(study):
     lines = markdown_table(comparison_table(study)).splitlines()
     assert len(lines) == 2 + 9
-    assert lines[0].count("|") == lines[-1].count("|") == 13
+    assert lines[0].count("|") == lines[-1].count("|") == 14
     assert "| all tasks | C: learned progress + bonus | 0.83 [0.71, 0.94] |" in lines[4]
     assert "| +0.70 [0.59, 0.81] | better |" in lines[4]
+    assert "steps to match the baseline" in lines[0]
+    assert "× fewer [" in lines[4]
 
 
 def test_report_is_the_same_twice(study, tmp_path):

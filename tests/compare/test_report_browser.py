@@ -5,7 +5,7 @@ import shutil
 import subprocess
 
 import pytest
-from synthetic_study import write_study
+from synthetic_study import write_study, write_text_study
 
 from guerdon.compare.report import write_report, write_single_report
 
@@ -94,3 +94,54 @@ def test_single_run_report_runs_its_script(report, tmp_path):
     root = re.search(r"<html[^>]*>", dump(path.as_uri(), tmp_path)).group()
     assert 'data-ready="true"' in root
     assert "data-error" not in root
+
+
+ANSWERS = """
+<script>
+{
+const panel = document.querySelector(".answers:has(.pick-moment):has(.scale)");
+const shown = (selector) => [...panel.querySelectorAll(selector)].filter((e) => e.getClientRects().length);
+const say = (key, value) => { document.body.dataset[key] = value; };
+say("moments", shown(".of-moment").map((e) => e.dataset.i).join());
+panel.querySelector('.pick-moment [value="2"]').click();
+say("earlier", shown(".of-moment").map((e) => e.dataset.i).join());
+const levels = [...panel.querySelectorAll(".scale i")].map((e) => getComputedStyle(e).backgroundColor);
+say("colours", new Set(levels).size);
+const chart = [...document.querySelectorAll("#curves svg.curves")].find((c) => c.getClientRects().length);
+const box = chart.getBoundingClientRect();
+chart.dispatchEvent(new PointerEvent("pointermove", { clientX: box.x + box.width / 2, clientY: box.y + 9 }));
+say("readout", chart.closest("figure").querySelector(".readout").textContent);
+say("overflow", document.documentElement.scrollWidth - document.documentElement.clientWidth);
+}
+</script>
+"""
+
+
+@pytest.fixture(scope="module")
+def text_report(tmp_path_factory):
+    return write_report(write_text_study(tmp_path_factory.mktemp("text"), tasks=("chain",), seeds=(0, 1)))
+
+
+@pytest.mark.parametrize("width", [1280, 500])
+def test_answers_of_earlier_moments_can_be_chosen(text_report, tmp_path, width):
+    page = re.sub(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>", "", text_report.read_text())
+    probed = tmp_path / "probed.html"
+    probed.write_text(page.replace("</body>", ANSWERS + "</body>"))
+    dom = dump(probed.as_uri(), tmp_path, width)
+    body = dict(re.findall(r'data-(\w+)="([^"]*)"', re.search(r"<body[^>]*>", dom).group()))
+    assert "data-error" not in re.search(r"<html[^>]*>", dom).group()
+    assert (body["moments"], body["earlier"]) == ("0", "2")
+    assert body["colours"] == "11"
+    assert re.match(r"At [\d.]+k responses:\u2003rloo \d", body["readout"])
+    assert body["overflow"] == "0"
+
+
+def test_text_page_needs_no_script_of_its_own_to_show_answers(text_report, tmp_path):
+    page = re.sub(r"<script>.*?</script>", "", text_report.read_text(), flags=re.S)
+    bare = tmp_path / "bare.html"
+    bare.write_text(page.replace("</body>", ANSWERS.split("const chart")[0] + "}</script></body>"))
+    page = re.sub(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>", "", bare.read_text())
+    bare.write_text(page)
+    dom = dump(bare.as_uri(), tmp_path)
+    body = dict(re.findall(r'data-(\w+)="([^"]*)"', re.search(r"<body[^>]*>", dom).group()))
+    assert (body["moments"], body["earlier"]) == ("0", "2")

@@ -53,6 +53,24 @@ def test_status(tmp_path, files, status):
     assert read_run(tmp_path / "absent", task="t", arm="A", seed=0).status == "missing"
 
 
+@pytest.mark.parametrize(
+    ("files", "unit"),
+    [
+        ({}, "environment steps"),
+        ({"config.yaml": "policy: {type: text}"}, "responses"),
+        ({"config.yaml": "policy: {type: text}", "COMPLETE": "{}"}, "responses"),
+        ({"config.yaml": "policy: {type: text}", "COMPLETE": '{"unit": "environment steps"}'}, "environment steps"),
+        ({"config.yaml": "policy: {type: control}", "COMPLETE": '{"unit": "responses"}'}, "responses"),
+        ({"config.yaml": "policy: [", "COMPLETE": "{"}, "environment steps"),
+        ({"config.yaml": "policy: text"}, "environment steps"),
+    ],
+)
+def test_what_a_step_counts(tmp_path, files, unit):
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    assert read_run(tmp_path, task="t", arm="A", seed=0).unit == unit
+
+
 def test_a_step_that_occurs_twice_counts_once_and_order_is_by_step(tmp_path):
     rows = [(20, 0.2), (0, 0.0), (20, 0.3), (10, 0.1)]
     text = "".join(json.dumps({"kind": "eval", "step": s, "success": v}) + "\n" for s, v in rows)

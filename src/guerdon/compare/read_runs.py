@@ -3,7 +3,8 @@
 Everything that reads results goes through here. A run is never dropped silently: a planned run without a
 directory is `missing`, one with `FAILED.json` is `failed`, one without `COMPLETE` is `unfinished`. A
 truncated JSON line (a killed process leaves one) is skipped and counted, and a number that is not finite
-becomes None. This module does not know statistics, HTML, or how runs are made.
+becomes None. What a step is differs: environment steps of a robot, responses written by a language model. This
+module does not know statistics, HTML, or how runs are made.
 
     study = read_study(Path("runs/demo"))
     for run in study.runs: print(run.name, run.status, len(run.evals))
@@ -25,6 +26,8 @@ from guerdon.errors import DataError
 Status = Literal["complete", "unfinished", "failed", "missing"]
 Row = Mapping[str, Any]
 
+CONTROL, TEXT = "environment steps", "responses"
+
 
 @dataclass(frozen=True)
 class RunRecord:
@@ -38,6 +41,7 @@ class RunRecord:
         skipped_lines: lines that were not valid JSON objects (a kill leaves a truncated last line).
         n_failures: rows of `failures.jsonl`.
         config_text: the resolved configuration as written, empty when there is none.
+        unit: what its steps count, "environment steps" or "responses" (every one written, filtered ones too).
     """
 
     task: str
@@ -51,6 +55,7 @@ class RunRecord:
     skipped_lines: int = 0
     n_failures: int = 0
     config_text: str = ""
+    unit: str = CONTROL
     info: Row = field(default_factory=dict)
 
     @property
@@ -101,6 +106,11 @@ class StudyRecord:
     info: Row
     notes: tuple[str, ...] = ()
 
+    @property
+    def unit(self) -> str:
+        """What the steps of its runs count; a study compares arms of one kind."""
+        return next((run.unit for run in self.runs if run.status != "missing"), CONTROL)
+
     def select(self, *, arm: str, task: str | None = None, status: Status | None = None) -> list[RunRecord]:
         """The runs of an arm, of one task or of all, with one status or with any."""
         return [
@@ -116,6 +126,16 @@ def number(row: Row, key: str) -> float | None:
     if not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return float(value)
+
+
+def success_curve(run: RunRecord) -> tuple[list[float], list[float]]:
+    """Steps and true success of a run's evaluations, those without a number left out."""
+    pairs = [
+        (step, value)
+        for row in run.evals
+        if (step := number(row, "step")) is not None and (value := number(row, "success")) is not None
+    ]
+    return [step for step, _ in pairs], [value for _, value in pairs]
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
@@ -157,6 +177,7 @@ def read_run(path: Path, *, task: str, arm: str, seed: int | None) -> RunRecord:
     rows = _with_timings(rows, timings)
     failures, skipped_failures = read_lines(path / "failures.jsonl")
     status, error = _status(path)
+    config_text = _read_text(path / "config.yaml")
     return RunRecord(
         task=task,
         arm=arm,
@@ -168,7 +189,8 @@ def read_run(path: Path, *, task: str, arm: str, seed: int | None) -> RunRecord:
         trains=_by_step(rows, "train"),
         skipped_lines=skipped + skipped_timings + skipped_failures,
         n_failures=len(failures),
-        config_text=_read_text(path / "config.yaml"),
+        config_text=config_text,
+        unit=_unit(path, config_text),
         info=read_json(path / "run.json") or {},
     )
 
@@ -260,6 +282,18 @@ def _status(path: Path) -> tuple[Status, str]:
         content = read_json(path / "FAILED.json") or {}
         return "failed", str(content.get("error") or "no reason was written")
     return "unfinished", ""
+
+
+def _unit(path: Path, config_text: str) -> str:
+    """What `COMPLETE` says, else what the kind of policy in the configuration means."""
+    said = (read_json(path / "COMPLETE") or {}).get("unit")
+    if isinstance(said, str) and said:
+        return said
+    try:
+        config = _mapping(yaml.safe_load(config_text) if config_text else None)
+    except yaml.YAMLError:
+        return CONTROL
+    return TEXT if _mapping(config.get("policy")).get("type") == "text" else CONTROL
 
 
 def _by_step(rows: Sequence[Row], kind: str) -> tuple[Row, ...]:

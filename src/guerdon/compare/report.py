@@ -20,7 +20,17 @@ import jinja2
 from markupsafe import Markup
 
 from guerdon.compare import report_words as words
-from guerdon.compare.read_runs import RunRecord, StudyRecord, number, read_json, read_run, read_study
+from guerdon.compare.read_runs import (
+    TEXT,
+    RunRecord,
+    StudyRecord,
+    number,
+    read_json,
+    read_run,
+    read_study,
+    success_curve,
+)
+from guerdon.compare.report_answers import AnswerPanel, answer_panels
 from guerdon.compare.report_cards import card_views
 from guerdon.compare.report_curves import (
     alarms,
@@ -39,9 +49,10 @@ from guerdon.compare.report_numbers import (
     comparison_table,
     markdown_table,
     pooled_rows,
-    success_curve,
     task_rows,
 )
+from guerdon.compare.report_online import quality_panels
+from guerdon.compare.report_speed import speed_text
 from guerdon.compare.report_svg import legend_mark
 from guerdon.errors import DataError
 
@@ -49,6 +60,7 @@ __all__ = ["comparison_table", "markdown_table", "write_report", "write_single_r
 
 MAX_BYTES = 2_900_000
 PICTURE_BYTES = 700_000
+ANSWER_BYTES = 1_100_000
 MAX_TEXT = 20_000
 SMALL = (470.0, 270.0)
 TEMPLATES = Path(__file__).parent / "templates"
@@ -103,7 +115,12 @@ def _study_context(study: StudyRecord) -> dict[str, Any]:
         if run is not None
     ]
     info = study.info
+    answers, answer_notes = answer_panels(study.runs, budget=ANSWER_BYTES)
+    arms = {arm: (style, study.select(arm=arm)) for arm, style in arm_styles(study).items()}
     return {
+        **_unit(study.unit),
+        "quality": quality_panels(arms),
+        "answers": _by_task(answers),
         "title": study.name,
         "study": study,
         "styles": arm_styles(study),
@@ -127,8 +144,18 @@ def _study_context(study: StudyRecord) -> dict[str, Any]:
         "machine": words.flatten(info["machine"]) if info.get("machine") else {},
         "n_complete": sum(run.status == "complete" for run in study.runs),
         "failure_gap": FAILURE_GAP,
-        "notes": [*study_notes(study, pooled), *(Note(text) for text in card_notes)],
+        "notes": [*study_notes(study, pooled), *(Note(text) for text in (*card_notes, *answer_notes))],
     }
+
+
+def _unit(unit: str) -> dict[str, Any]:
+    """What the words of the page depend on: what a step is, and who judges."""
+    return {"unit": unit, "steps_name": words.short_unit(unit), "text": unit == TEXT}
+
+
+def _by_task(panels: Sequence[AnswerPanel]) -> dict[str, list[AnswerPanel]]:
+    tasks = dict.fromkeys(panel.run.task for panel in panels)
+    return {task: [panel for panel in panels if panel.run.task == task] for task in tasks}
 
 
 def _task_panels(study: StudyRecord) -> list[tuple[str, Any]]:
@@ -143,7 +170,11 @@ def _run_context(run: RunRecord) -> dict[str, Any]:
         for source in sources([run])
         if (svg := return_scatter([run], source, style=1, shapes={}, arm=run.arm)) is not None
     ]
+    answers, answer_notes = answer_panels([run], budget=ANSWER_BYTES)
     return {
+        **_unit(run.unit),
+        "quality": quality_panels({run.arm: (1, [run])}),
+        "answers": _by_task(answers),
         "title": run.task,
         "run": run,
         "final": success_curve(run)[1][-1] if success_curve(run)[1] else None,
@@ -153,7 +184,7 @@ def _run_context(run: RunRecord) -> dict[str, Any]:
         "scatters": scatters,
         "alarms": alarms([run]),
         "facts": {key: value for key, value in words.flatten(dict(run.info)).items() if key},
-        "notes": run_notes(run),
+        "notes": [*run_notes(run), *(Note(text) for text in answer_notes)],
     }
 
 
@@ -190,12 +221,15 @@ def _render(template: str, context: dict[str, Any], films: Sequence[ShownFilm]) 
     )
     script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
     style = (TEMPLATES / "style.css").read_text(encoding="utf-8")
-    formats: dict[str, Callable[..., str]] = {
+    formats: dict[str, Callable[..., Any]] = {
         "decimal": words.decimal,
         "bounds": words.bounds,
         "signed": words.signed,
         "percent": words.percent,
         "steps": words.steps,
+        "at": words.at,
+        "digits_for": words.digits_for,
+        "speed": speed_text,
         "duration": words.duration,
         "plural": words.plural,
         "p_value": words.p_value,

@@ -28,6 +28,28 @@ PICTURE_HINTS = {
     "value": "Look for values that rise as the task is being done.",
 }
 
+FACTS = {
+    "name": "model",
+    "kind": "judged as",
+    "range": "scores from",
+    "granularity": "one score per",
+    "modality": "looks at",
+    "causal": "sees only the past",
+    "frames_needed": "frames per score",
+    "success_threshold": "its own threshold",
+    "threshold": "threshold used",
+    "progress_horizon": "steps of full progress",
+    "task_conditioned": "reads the task",
+    "episodes": "held-out episodes",
+    "rows": "rows",
+    "positives": "successful episodes",
+    "rows_positive": "successful rows",
+    "outcome_unknown": "episodes of unknown outcome",
+    "episodes_left_out": "episodes left out",
+    "hash": "data",
+}
+SHORT_HASH = 12
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -82,14 +104,14 @@ def card_views(cards: Sequence[ModelCard], *, budget: int) -> tuple[list[CardVie
 
 def _view(card: ModelCard, pictures: tuple[tuple[str, str, str], ...]) -> CardView:
     content = card.evaluation
-    facts = {**_flat(content.get("model")), **_flat(content.get("data"))}
+    facts = _facts({**_mapping(content.get("model")), **_mapping(content.get("data"))})
     metrics = [
-        Metric(name.replace("_", " "), _interval(row), number(row, "baseline"))
+        Metric(words.human(name), _interval(row), number(row, "baseline"))
         for name, row in _rows(content.get("metrics"))
     ]
     probes = [
         Probe(
-            name.replace("_", " "),
+            words.human(name),
             bool(row.get("passed")) if row.get("applicable", True) else None,
             words.decimal(number(row, "value"), 3) if number(row, "value") is not None else _text(row.get("value")),
             _text(row.get("expected")),
@@ -102,7 +124,7 @@ def _view(card: ModelCard, pictures: tuple[tuple[str, str, str], ...]) -> CardVi
         facts=facts,
         metrics=tuple(metrics),
         probes=tuple(probes),
-        failures=_flat(content.get("failures")),
+        failures={words.human(reason): count for reason, count in _flat(content.get("failures")).items()},
         pictures=pictures,
     )
 
@@ -115,6 +137,26 @@ def _interval(row: Row) -> Interval:
         int(number(row, "n") or 0),
         int(number(row, "n_undefined") or 0),
     )
+
+
+def _facts(content: Row) -> dict[str, str]:
+    """What the card says of model and data, in words: names from `FACTS`, yes and no, ranges, short hashes."""
+    facts = {}
+    for key, value in content.items():
+        text = ", ".join(f"{words.human(k)} {v}" for k, v in _flat(value).items()) if isinstance(value, dict) else ""
+        if isinstance(value, bool):
+            text = "yes" if value else "no"
+        elif key == "range" and isinstance(value, list):
+            ends = [number({"": end}, "") for end in value]
+            text = " to ".join("unbounded" if end is None else f"{end:g}".replace("-", "−") for end in ends)
+        elif key == "hash":
+            text = str(value)[:SHORT_HASH]
+        facts[FACTS.get(key, words.human(key))] = text or words.flatten(value)[""]
+    return facts
+
+
+def _mapping(value: Any) -> Row:
+    return value if isinstance(value, dict) else {}
 
 
 def _rows(value: Any) -> list[tuple[str, Row]]:

@@ -18,8 +18,8 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from guerdon.compare.read_runs import RunRecord, StudyRecord, number
-from guerdon.compare.report_numbers import ArmRow, arm_styles, success_curve
+from guerdon.compare.read_runs import RunRecord, StudyRecord, number, success_curve
+from guerdon.compare.report_numbers import ArmRow, arm_styles
 from guerdon.compare.report_svg import Box, Line, forest, line_chart, scatter
 from guerdon.evaluate.statistics import curve_band
 
@@ -29,7 +29,7 @@ Axis = Literal["steps", "time"]
 
 MAX_POINTS = 40
 MAX_SCATTER = 400
-NOT_LEARNED = ("env", "combined")
+NOT_LEARNED = ("env", "verifier", "combined")
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def curve_panels(
         longest = max([x for run in study.runs if run.task in tasks for x in _axis_values(run, axis)], default=1.0)
         scale, unit = _unit(longest) if axis == "time" else (1.0, "")
         box = Box(width, height, x=(0.0, (longest or 1.0) / scale), y=(0.0, 1.0))
-        label = f"wall-clock ({unit})" if axis == "time" else "environment steps"
+        label = f"wall-clock ({unit})" if axis == "time" else study.unit
         for stat in ("mean", "iqm"):
             lines = [
                 _arm_line(study, arm, style, tasks, axis=axis, stat=stat, scale=scale)
@@ -184,7 +184,7 @@ def single_run_panels(run: RunRecord, *, width: float = 860, height: float = 340
             pairs = [(number(row, _key(axis)), number(row, "success")) for row in rows]
             points = tuple((x / scale, y) for x, y in pairs if x is not None and y is not None)
             lines.append(Line(name, style, _thinned(points)))
-        label = f"wall-clock ({unit})" if axis == "time" else "environment steps"
+        label = f"wall-clock ({unit})" if axis == "time" else run.unit
         box = Box(width, height, x=(0.0, longest / scale), y=(0.0, 1.0))
         svg = line_chart(box, lines, title=f"true success against {label}", x_label=label, y_label="true success")
         panels.append(CurvePanel("mean", axis, unit, svg))

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import yaml
 
 from guerdon.compare import report_words as words
-from guerdon.compare.read_runs import RunRecord, StudyRecord
-from guerdon.compare.report_numbers import ArmRow, failure_rate, success_curve
+from guerdon.compare.read_runs import RunRecord, StudyRecord, success_curve
+from guerdon.compare.report_numbers import ArmRow, failure_rate
 
 FEW_SEEDS = 5
 PER_RUN_KEYS = ("seed", "out", "run_dir", "name")
@@ -33,12 +33,13 @@ def run_notes(run: RunRecord) -> list[Note]:
     """What is odd about one run."""
     notes: list[Note] = []
     last = success_curve(run)[0][-1:] or [0.0]
+    when = words.at(last[0], run.unit)
     if run.status == "failed":
-        notes.append(Note(f"{run.name} failed at step {words.steps(last[0])}: {run.error}", severe=True))
+        notes.append(Note(f"{run.name} failed {when}: {run.error}", severe=True))
     elif run.status == "missing":
         notes.append(Note(f"{run.name} is missing: it has not been started, or its directory is gone", severe=True))
     elif run.status == "unfinished":
-        notes.append(Note(f"{run.name} is unfinished: its last evaluation is at step {words.steps(last[0])}", True))
+        notes.append(Note(f"{run.name} is unfinished: its last evaluation is {when}", True))
     elif not success_curve(run)[0]:
         notes.append(Note(f"{run.name} is complete but has no evaluation, so it counts nowhere", severe=True))
     if run.skipped_lines:

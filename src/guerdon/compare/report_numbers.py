@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.compare import report_words as words
-from guerdon.compare.read_runs import RunRecord, StudyRecord, number, read_study
+from guerdon.compare.read_runs import CONTROL, RunRecord, StudyRecord, number, read_study, success_curve
+from guerdon.compare.report_speed import speed_against, speed_sentence, speed_text
 from guerdon.evaluate.statistics import (
     Interval,
     PairedDifference,
@@ -30,6 +31,7 @@ from guerdon.evaluate.statistics import (
     stratified_t_interval,
     verdict,
 )
+from guerdon.evaluate.thresholds import StepsRatio
 
 Float64 = NDArray[np.float64]
 Outcome = Literal["baseline", "better", "worse", "no difference shown", "not comparable", "no data"]
@@ -51,6 +53,8 @@ class ArmRow:
         to_most: steps to the first evaluation with success >= 0.8.
         p_above: probability that a run of the arm ends above a run of the baseline; None for the baseline.
         difference: final success minus the baseline's, paired by task and seed; None for the baseline.
+        speed: the baseline's steps to its own final success over the arm's; None for the baseline.
+        speed_sentence: that ratio in plain words where its interval excludes 1, else empty.
         failure_rate: mean share of failed measurements, over all runs that logged one.
         n_runs: complete runs; `n_planned` is how many the study asked for.
         wall_seconds: mean over complete runs.
@@ -69,6 +73,8 @@ class ArmRow:
     to_most: StepsToThreshold
     p_above: Interval | None
     difference: PairedDifference | None
+    speed: StepsRatio | None
+    speed_sentence: str
     failure_rate: float | None
     n_runs: int
     n_planned: int
@@ -79,16 +85,6 @@ def arm_styles(study: StudyRecord) -> dict[str, int]:
     """Index of colour, dash and marker per arm: 0 for the baseline, then the arms in the study's order."""
     others = [arm for arm in study.arms if arm != study.baseline]
     return {study.baseline: 0} | {arm: i + 1 for i, arm in enumerate(others)}
-
-
-def success_curve(run: RunRecord) -> tuple[list[float], list[float]]:
-    """Steps and true success of a run's evaluations, those without a number left out."""
-    pairs = [
-        (step, value)
-        for row in run.evals
-        if (step := number(row, "step")) is not None and (value := number(row, "success")) is not None
-    ]
-    return [step for step, _ in pairs], [value for _, value in pairs]
 
 
 def final_success(run: RunRecord) -> float | None:
@@ -134,7 +130,7 @@ def comparison_table(study_dir: Path) -> list[dict[str, Any]]:
         DataError: the directory holds no study.
     """
     study = read_study(study_dir)
-    return [_plain(row) for row in (*pooled_rows(study), *task_rows(study))]
+    return [{"unit": study.unit, **_plain(row)} for row in (*pooled_rows(study), *task_rows(study))]
 
 
 def pooled_rows(study: StudyRecord) -> list[ArmRow]:
@@ -149,9 +145,10 @@ def task_rows(study: StudyRecord) -> list[ArmRow]:
 
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows of `comparison_table` as a Markdown table, for documents and terminals."""
-    header = ["task", "arm", "final success", "area", "steps to 50%", "steps to 80%", "P(arm > baseline)"]
-    header += ["difference", "verdict", "failed", "runs", "wall time"]
-    lines = [header, ["---", "---", *["---:"] * 6, "---", *["---:"] * 3]]
+    unit = words.short_unit(str(rows[0]["unit"]) if rows else CONTROL)
+    header = ["task", "arm", "final success", "area", f"{unit} to 50%", f"{unit} to 80%", "P(arm > baseline)"]
+    header += ["difference", "verdict", f"{unit} to match the baseline", "failed", "runs", "wall time"]
+    lines = [header, ["---", "---", *["---:"] * 6, "---", *["---:"] * 4]]
     for row in rows:
         cells = [
             str(row["task"]),
@@ -163,6 +160,7 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
             _estimate(row, "p_above"),
             _estimate(row, "difference", sign=True),
             str(row["verdict"]),
+            str(row["speed"] or words.DASH),
             words.percent(row["failure_rate"]),
             f"{row['n_runs']}/{row['n_planned']}",
             words.duration(row["wall_seconds"]),
@@ -177,20 +175,21 @@ def _arm_row(study: StudyRecord, arm: str, style: int, tasks: Sequence[str]) -> 
     final = scores(study, arm, tasks, final_success)
     baseline = scores(study, study.baseline, tasks, final_success)
     own_rate = _mean([failure_rate(run) for run in runs])
-    p_above = difference = None
+    p_above = difference = speed = None
     outcome: Outcome = "baseline"
     sentence = detail = ""
     if arm != study.baseline:
         paired = paired_difference(final, baseline, seed=_SEED)
         difference = replace(paired, interval=_clipped(paired.interval, -1.0))
         p_above = probability_of_improvement(final, baseline, seed=_SEED)
+        speed = speed_against(study, arm, tasks)
         other_runs = [run for run in study.select(arm=study.baseline) if run.task in tasks]
         other_rate = _mean([failure_rate(run) for run in other_runs])
         outcome = _outcome(difference, own_rate, other_rate)
         sentence = _sentence(outcome, arm, study.baseline, difference, own_rate, other_rate)
         detail = _detail(arm, study.baseline, final, baseline, difference, p_above) if _shown(outcome) else ""
     if not _shown(outcome):
-        difference = p_above = None
+        difference = p_above = speed = None
     return ArmRow(
         task=ALL_TASKS if len(tasks) != 1 else tasks[0],
         arm=arm,
@@ -205,6 +204,8 @@ def _arm_row(study: StudyRecord, arm: str, style: int, tasks: Sequence[str]) -> 
         to_most=_reach(complete, 0.8),
         p_above=p_above,
         difference=difference,
+        speed=speed,
+        speed_sentence=speed_sentence(speed, arm, study.baseline, study.unit),
         failure_rate=own_rate,
         n_runs=len(complete),
         n_planned=len(runs),
@@ -294,6 +295,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _plain(row: ArmRow) -> dict[str, Any]:
+    ratio = None if row.speed is None else row.speed.interval
     plain: dict[str, Any] = {"task": row.task, "arm": row.arm, "label": row.label, "verdict": row.outcome}
     paired = None if row.difference is None else row.difference.interval
     for key, interval in (
@@ -301,6 +303,7 @@ def _plain(row: ArmRow) -> dict[str, Any]:
         ("area", row.area),
         ("p_above", row.p_above),
         ("difference", paired),
+        ("steps_ratio", ratio),
     ):
         plain[key] = None if interval is None else interval.estimate
         plain[f"{key}_low"] = None if interval is None else interval.low
@@ -308,6 +311,8 @@ def _plain(row: ArmRow) -> dict[str, Any]:
     plain |= {
         "p_value": None if row.difference is None else row.difference.p_value,
         "n_pairs": None if paired is None else paired.n,
+        "speed": None if row.speed is None else " ".join(part for part in speed_text(row.speed) if part),
+        "never_reached": None if row.speed is None else row.speed.censored,
         "steps_to_50": row.to_half.median,
         "reached_50": row.to_half.reached,
         "steps_to_80": row.to_most.median,

@@ -134,11 +134,17 @@ def line_chart(
     title: str,
     x_label: str,
     y_label: str = "success",
+    chance: float | None = None,
 ) -> Markup:
-    """Lines with bands, names at their right ends (which set the right margin), and the axes."""
+    """Lines with bands, names at their right ends (which set the right margin), and the axes.
+
+    `chance` draws a dashed line at the height that guessing reaches.
+    """
     longest = max((len(clip(line.name, MAX_NAME)) for line in lines if line.points), default=0)
     box = replace(box, margin=(box.margin[0], 20 + 8.0 * longest, *box.margin[2:]))
     parts = [axes(box, x_label=x_label, y_label=y_label)]
+    if chance is not None:
+        parts.append(f'<path class="guide" d="M{box.left:g} {box.py(chance):.1f}H{box.right:g}"/>')
     for line in lines:
         if line.band:
             upper = [f"{box.px(x):.1f} {box.py(high):.1f}" for x, _, high in line.band]
@@ -249,10 +255,11 @@ def _path(box: Box, points: Sequence[Point]) -> str:
 
 
 def _marks(box: Box, line: Line) -> str:
-    """A few of the line's points as markers, at other places for each arm; the last point has its own."""
+    """The line's first point and a few others as markers, at other places for each arm; the last has its own."""
     stride = max(1, len(line.points) // MARKS_PER_LINE)
     start = (line.style * stride) // 4 + 1
-    places = [(box.px(x), box.py(y)) for x, y in line.points[start : -max(1, stride // 2) : stride]]
+    shown = [*line.points[:1], *line.points[start : -max(1, stride // 2) : stride]]
+    places = [(box.px(x), box.py(y)) for x, y in shown]
     marks = "".join(marker(line.style, x, y, 3.4) for x, y in places)
     return f'<g class="{style_class(line.style)}">{marks}</g>'
 

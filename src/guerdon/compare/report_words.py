@@ -7,12 +7,15 @@ Knows nothing about studies or HTML. A missing value is never written as 0 and n
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from guerdon.compare.read_runs import CONTROL
 from guerdon.compare.report_svg import short
 from guerdon.evaluate.statistics import Interval
 
 DASH = "–"
+ACRONYMS = frozenset({"auroc", "auprc", "ece", "iqm", "mae", "mcc"})
 
 
 def decimal(value: float | None, digits: int = 2) -> str:
@@ -41,6 +44,11 @@ def signed_interval(interval: Interval) -> str:
     return f"{signed(interval.estimate)} {bounds(interval)}".strip()
 
 
+def digits_for(scale: float) -> int:
+    """Digits after the point that tell a tenth of `scale` from 0: 2 for 0.4, 1 for 3, 3 for 0.04."""
+    return min(max(1 - math.floor(math.log10(scale)), 0), 6) if scale > 0 else 2
+
+
 def percent(value: float | None) -> str:
     """A share as a percentage, with a digit after the point below 10%."""
     if value is None:
@@ -49,8 +57,32 @@ def percent(value: float | None) -> str:
 
 
 def steps(value: float | None) -> str:
-    """A count of environment steps: 800, 12.5k, 1.2M."""
-    return DASH if value is None else short(value)
+    """A count of steps: 800, 12.5k, 1.2M."""
+    return DASH if value is None else short(float(f"{value:.3g}"))
+
+
+def at(value: float | None, unit: str) -> str:
+    """A moment of training: `at step 80k`, for language models `after 80k responses`."""
+    return f"at step {steps(value)}" if unit == CONTROL else f"after {steps(value)} {unit}"
+
+
+def short_unit(unit: str) -> str:
+    """The unit for a table's head: `steps`, `responses`."""
+    return "steps" if unit == CONTROL else unit
+
+
+def times(value: float | None) -> str:
+    """A ratio: `2.4×`, `12×`; beyond a hundred only that it is."""
+    if value is None:
+        return DASH
+    if value > 100 or value < 0.01:
+        return ">100×" if value > 1 else "<0.01×"
+    return f"{value:.3g}×" if value < 1 else f"{value:.1f}×" if value < 10 else f"{value:.0f}×"
+
+
+def human(name: str) -> str:
+    """A key as words: `episode_auroc` becomes `episode AUROC`."""
+    return " ".join(word.upper() if word in ACRONYMS else word for word in name.replace(".", " ").split("_"))
 
 
 def duration(seconds: float | None) -> str:

@@ -3,7 +3,7 @@
 Any transformers `AutoModelForSequenceClassification` with one label (its logit), or two (the log-odds of the second).
 It is read strictly: a folder that lacks weights is refused. This module does not know RL.
 
-    SequenceClassifier("runs/orm").score(prompts, texts, micro=32)
+    values_B, failures = SequenceClassifier("runs/orm").score(prompts, texts, micro=32)
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from guerdon.errors import CheckpointError, boundary
+from guerdon.errors import CheckpointError, DataError, boundary
 from guerdon.policies.tokens import pad_id, pad_right, prompt_ids, response_ids, sequence
-from guerdon.types import FloatArray
+from guerdon.types import Failure, FloatArray, IntArray
 from guerdon.worlds.prompts import Prompt
 
 
@@ -38,7 +38,7 @@ class SequenceClassifier:
                 path, dtype=torch.float32, output_loading_info=True
             )
             self.tokenizer: Any = AutoTokenizer.from_pretrained(path)
-        missing = sorted(report["missing_keys"])
+        missing = sorted({*report["missing_keys"], *(str(k) for k in report["mismatched_keys"])})
         if missing:
             raise CheckpointError(
                 f"the sequence classifier {path!r} lacks {len(missing)} weights, such as {missing[0]}: it was not "
@@ -47,31 +47,58 @@ class SequenceClassifier:
         self.labels = int(self.model.config.num_labels)
         if self.labels > 2:
             raise CheckpointError(f"the sequence classifier {path!r} has {self.labels} labels; a reward needs 1 or 2")
-        self.model.config.pad_token_id = pad_id(self.tokenizer)
+        self.room: int | None = getattr(self.model.config, "max_position_embeddings", None)
+        if self.model.config.pad_token_id is None:
+            self.model.config.pad_token_id = pad_id(self.tokenizer)
         self.model.eval().requires_grad_(False)
         if torch.cuda.is_available():
             self.model.to("cuda")
 
     @torch.inference_mode()
-    def score(self, prompts: Sequence[Prompt], texts: Sequence[str], *, micro: int) -> FloatArray:
-        """(B,) float32 logits, higher is better.
+    def score(
+        self, prompts: Sequence[Prompt], texts: Sequence[str], *, micro: int
+    ) -> tuple[FloatArray, dict[int, Failure]]:
+        """How right each response looks; the model reads the question without the policy's system prompt.
 
         Args:
             prompts: what was asked.
             texts: the responses.
             micro: responses per forward pass.
+
+        Returns:
+            (B,) float32 logits, higher is better, 0 where there is none; and why there is none: characters that its
+            tokenizer does not know, more tokens than it has positions for, or a logit that is not finite.
         """
-        rows = [
-            sequence(prompt_ids(self.tokenizer, p.messages), response_ids(self.tokenizer, t))
-            for p, t in zip(prompts, texts, strict=True)
-        ]
-        values = np.zeros(len(rows), dtype=np.float32)
-        for start in range(0, len(rows), micro):
-            ids, mask = pad_right(rows[start : start + micro], pad_id(self.tokenizer))
+        values = np.zeros(len(texts), dtype=np.float32)
+        sequences, failures = self._sequences(prompts, texts)
+        readable = sorted(sequences)
+        for start in range(0, len(readable), micro):
+            rows = readable[start : start + micro]
+            ids, mask = pad_right([sequences[i] for i in rows], int(self.model.config.pad_token_id))
             logits = self.model(
                 input_ids=torch.from_numpy(ids).to(self.model.device),
                 attention_mask=torch.from_numpy(mask.astype(np.int64)).to(self.model.device),
             ).logits.float()
             value = logits[:, 0] if self.labels == 1 else logits[:, 1] - logits[:, 0]
-            values[start : start + micro] = value.cpu().numpy()
-        return values
+            values[rows] = value.cpu().numpy()
+        for i in np.flatnonzero(~np.isfinite(values)):
+            failures[int(i)] = Failure("non_finite", "the classifier's logit is not finite")
+        return np.where(np.isfinite(values), values, np.float32(0)), failures
+
+    def _sequences(
+        self, prompts: Sequence[Prompt], texts: Sequence[str]
+    ) -> tuple[dict[int, IntArray], dict[int, Failure]]:
+        """Ids of the responses that can be read, and why the others cannot."""
+        sequences: dict[int, IntArray] = {}
+        failures: dict[int, Failure] = {}
+        for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+            try:
+                ids = sequence(prompt_ids(self.tokenizer, prompt.messages), response_ids(self.tokenizer, text))
+            except DataError as error:
+                failures[i] = Failure("unknown_character", str(error))
+                continue
+            if self.room is not None and len(ids) > self.room:
+                failures[i] = Failure("too_long", f"{len(ids)} tokens, the classifier has {self.room} positions")
+                continue
+            sequences[i] = ids
+        return sequences, failures

@@ -15,17 +15,16 @@ from __future__ import annotations
 import importlib
 import os
 import tempfile
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from guerdon.errors import GuerdonError, MissingDependencyError, boundary
 from guerdon.policies.generate import Generation
 from guerdon.policies.text import TextPolicy
-from guerdon.policies.text_files import save_policy
 from guerdon.policies.tokens import pad_id, stop_ids, token_batch
 from guerdon.settings.text_policy import GenerationSettings
 from guerdon.types import IntArray
@@ -46,10 +45,14 @@ class VLLMEngine:
         self.policy, self.settings = policy, settings
         self._vllm = _import_vllm()
         self._stops = stop_ids(policy.tokenizer, policy.base.model.generation_config).tolist()
+        model = policy.base.model
+        self._tied = bool(model.config.tie_word_embeddings)
+        head = model.get_output_embeddings()
+        self._head_name = next(name for name, layer in model.named_modules() if layer is head) + ".weight"
         with tempfile.TemporaryDirectory() as folder, boundary(GuerdonError, "vLLM does not start with this model"):
-            path = save_policy(policy, Path(folder) / "model", merged=True)
+            self._write(folder)
             self._llm: Any = self._vllm.LLM(
-                model=str(path),
+                model=folder,
                 dtype="bfloat16" if policy.base.bf16 else "float32",
                 gpu_memory_utilization=settings.gpu_memory_utilization,
                 logprobs_mode="processed_logprobs",
@@ -57,9 +60,9 @@ class VLLMEngine:
 
     def sync(self) -> None:
         """Load the policy's present weights, adapter included, and forget what was cached under the old ones."""
-        weights = [(name, weight) for name, weight in self.policy.merged_weights()]
-        with boundary(GuerdonError, "vLLM does not take the policy's weights"):
-            self._llm.apply_model(lambda model: model.load_weights(weights) and None)
+        weights = {"weights_iterator": list(self._weights())}
+        with boundary(GuerdonError, "vLLM does not take the policy's weights (versions from 0.32 on are known to)"):
+            self._llm.collective_rpc("reload_weights", kwargs=weights)
             self._llm.reset_prefix_cache()
 
     def generate(
@@ -106,6 +109,21 @@ class VLLMEngine:
         drawn = [[d[int(i)].logprob for d, i in zip(o.logprobs, o.token_ids, strict=True)] for o in samples]
         log_probs[batch.mask_B_T] = np.concatenate([np.asarray(row, dtype=np.float32) for row in drawn])
         return Generation(batch, log_probs)
+
+    def _weights(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.policy.merged_weights()
+        if self._tied:
+            yield self._head_name, self.policy.merged(self.policy.base.model.get_output_embeddings())
+
+    def _write(self, folder: str) -> None:
+        """The model as vLLM gets it: with an output matrix of its own, as vLLM reloads a shared one into one place."""
+        model = self.policy.base.model
+        model.config.tie_word_embeddings = False
+        try:
+            model.save_pretrained(folder, state_dict={name: w.cpu().clone() for name, w in self._weights()})
+        finally:
+            model.config.tie_word_embeddings = self._tied
+        self.policy.tokenizer.save_pretrained(folder)
 
 
 def _import_vllm() -> Any:

@@ -62,7 +62,9 @@ class SharedBase:
         if settings.gradient_checkpointing:
             if not model.supports_gradient_checkpointing:
                 raise ConfigError(f"{type(model).__name__} has no gradient_checkpointing; set it to false")
-            model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": self._as_on_the_way_there})
+            # The newer name first; older versions of transformers have only the other one.
+            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+            enable({"use_reentrant": False, "context_fn": self._as_on_the_way_there})
         self.model.eval()
         self.plain_head = self._has_plain_head()
 

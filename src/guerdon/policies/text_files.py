@@ -78,7 +78,7 @@ def read_model(path: str) -> tuple[Any, Any]:
     Raises:
         CheckpointError: it cannot be read, was altered, or lacks weights.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     folder = Path(path)
     if (folder / COMPLETE).is_file():
@@ -88,7 +88,7 @@ def read_model(path: str) -> tuple[Any, Any]:
     hint = "" if folder.is_dir() else " (there is no such folder here, so it was looked for on the hub)"
     with _quietly(), boundary(CheckpointError, f"the language model {path!r} cannot be read{hint}"):
         model, report = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = read_tokenizer(path)
     missing = sorted({*report["missing_keys"], *(str(k) for k in report["mismatched_keys"])})
     if missing:
         raise CheckpointError(
@@ -96,6 +96,20 @@ def read_model(path: str) -> tuple[Any, Any]:
             f"than {type(model).__name__}, or incomplete"
         )
     return model, tokenizer
+
+
+def read_tokenizer(path: str) -> Any:
+    """The tokenizer of a folder or hub id, as its own `tokenizer.json` says.
+
+    For some architectures (Qwen2 among them) `AutoTokenizer` puts a built-in tokenizer in place of any other, and the
+    same text silently becomes other ids.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+    declared = get_tokenizer_config(path).get("tokenizer_class")
+    literal = declared in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    return (PreTrainedTokenizerFast if literal else AutoTokenizer).from_pretrained(path)
 
 
 def save_policy(policy: TextPolicy, folder: Path, *, merged: bool = False) -> Path:
@@ -161,8 +175,6 @@ def _write_adapter(policy: TextPolicy, folder: Path) -> None:
 
 
 def _read_adapter(folder: Path) -> tuple[Any, Any]:
-    from transformers import AutoTokenizer
-
     peft = import_peft()
     with boundary(CheckpointError, f"the adapter {folder} cannot be read"):
         origin = json.loads((folder / ADAPTER).read_text(encoding="utf-8")).get("base_model_name_or_path")
@@ -179,7 +191,7 @@ def _read_adapter(folder: Path) -> tuple[Any, Any]:
             raise CheckpointError(f"the adapter {folder} does not fit {origin!r}: {len(wrong)} weights, as {wrong[0]}")
         merged = adapted.merge_and_unload(safe_merge=True)
         if (folder / "tokenizer_config.json").is_file():
-            tokenizer = AutoTokenizer.from_pretrained(folder)
+            tokenizer = read_tokenizer(str(folder))
     return merged.requires_grad_(True), tokenizer
 
 

@@ -1,7 +1,8 @@
 """Small language models made in code: tokenizer, chat template and a random Llama or Qwen2, with no download.
 
-They are ordinary transformers models: `save_pretrained` writes folders that `AutoTokenizer` and
-`AutoModelForCausalLM` read back. This module does not know how they are trained or used.
+They are ordinary transformers models: `save_pretrained` writes folders that `AutoModelForCausalLM` and `AutoTokenizer`
+read back. (For Qwen2, transformers puts Qwen's own tokenizer in place of any other; `text_files.read_tokenizer` and
+`PreTrainedTokenizerFast` read what is there.) This module does not know how they are trained or used.
 
     tokenizer = build_tokenizer(settings)
     model = build_model(settings, tokenizer, seed=0)

@@ -162,7 +162,7 @@ def pad_right(rows: Sequence[IntArray], value: int) -> tuple[IntArray, BoolArray
 def pad_left(rows: Sequence[IntArray], value: int) -> tuple[IntArray, BoolArray]:
     """(B, T) ids filled up on the left, and the mask of those that are real."""
     padded, mask = pad_right([r[::-1] for r in rows], value)
-    return np.ascontiguousarray(padded[:, ::-1]), np.ascontiguousarray(mask[:, ::-1])
+    return padded[:, ::-1].copy(), mask[:, ::-1].copy()
 
 
 def response_texts(tokenizer: Any, batch: TokenBatch) -> list[str]:

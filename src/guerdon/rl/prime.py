@@ -6,7 +6,7 @@ gradients from one forward pass, so a gradient step's rewards come from the weig
 learns first and scores again. This module does not know how the policy learns.
 
     prime = ImplicitReward(study, policy)
-    scored = prime.score(responses, old_log_probs_B_T)
+    scored = prime.score(prime.lesson(batch, acc_B, known_B, groups_B, old_log_probs_B_T))
     scored.q_B_T, scored.metrics
 """
 
@@ -22,13 +22,35 @@ from torch import Tensor
 
 from guerdon.errors import ConfigError
 from guerdon.models import implicit_losses as implicit
+from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy, reference
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import TokenBatch
+from guerdon.rl.alarm import correlation
 from guerdon.rl.replay_text import TextReplay
+from guerdon.rl.text_learner import adam_tensors, adamw, load_adam, log_probs_of
 from guerdon.settings.prime import PrimeModelSettings, RewardModelSection
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """B responses as the model learns from them.
+
+    Attributes:
+        batch: tokens. Responses to one prompt are neighbours.
+        acc_B: float32 outcomes in [0, 1].
+        known_B: bool, False where the outcome is unknown; nothing is learnt from those.
+        groups_B: responses to one prompt share an id.
+        ref_B_T: float32 log-probabilities of the reference, computed once however often they are used.
+    """
+
+    batch: TokenBatch
+    acc_B: Tensor
+    known_B: Tensor
+    groups_B: Tensor
+    ref_B_T: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +59,7 @@ class Scored:
 
     Attributes:
         q_B_T: float32 log-ratio of each token, 0 where masked; the sum over a response says how right it looks.
-        metrics: of the model, before it learnt from these responses.
+        metrics: of the model, before it learnt from these responses; `dpo_acc_after`: once it had (`update: before`).
     """
 
     q_B_T: Tensor
@@ -47,190 +69,147 @@ class Scored:
 class ImplicitReward:
     """The model phi, its reference, its optimiser and its replay.
 
-    With LoRA and one start for all, phi is a second adapter on the policy's weights, and the reference is those
-    weights without any adapter: one copy in memory instead of three.
+    With LoRA, phi is a second adapter on the policy's weights, and the reference is those weights without any
+    adapter, wherever both start where the policy does: one copy in memory instead of three.
 
     Args:
         study: the resolved configuration.
         policy: the policy at its start; its weights are shared where that is possible.
+
+    Attributes:
+        ref: the reference; None: the policy that acted.
+
+    Raises:
+        ConfigError: a loss that compares the responses to a prompt would not see them in one forward pass, or the
+            model would be equal to its reference for ever.
     """
 
     def __init__(self, study: Study, policy: TextPolicy) -> None:
         assert study.reward_model is not None
+        assert study.data is not None
         self.section: RewardModelSection = study.reward_model
         self.settings: PrimeModelSettings = study.reward_model.prime_model
         self.temperature = study.generation.temperature
+        _check_whole_groups(self.section, study.data.n_samples)
         self.phi, self.ref = _models(study, policy)
         optim = self.settings.optim
-        self.optimizer = torch.optim.AdamW(
-            self.phi.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay
-        )
+        self.optimizer = adamw(self.phi, optim.lr, optim.betas, optim.weight_decay)
         self.replay = TextReplay(self.settings.replay_size)
         self.rng = np.random.default_rng([study.runner.seed, 3])
 
     @property
-    def learns(self) -> bool:
-        """Whether phi follows the rollouts."""
-        return self.settings.update != "none"
+    def changes(self) -> bool:
+        """Whether phi at the end of a run differs from phi at its start."""
+        return self.settings.learns
 
-    def score(
+    def lesson(
         self, batch: TokenBatch, acc_B: Tensor, known_B: Tensor, groups_B: Tensor, policy_log_probs_B_T: Tensor | None
-    ) -> Scored:
-        """Rewards of every token; phi learns before or meanwhile, as `update` says.
+    ) -> Lesson:
+        """Responses beside what the reference says of them.
 
         Args:
             batch: the responses.
             acc_B: outcomes in [0, 1].
-            known_B: bool, False where the outcome is unknown; phi does not learn from those.
+            known_B: False where the outcome is unknown.
             groups_B: responses to one prompt share an id.
             policy_log_probs_B_T: of the policy that acted; the reference with `ref_type: policy`.
         """
-        update, contrast = self.settings.update, self.settings.loss_type != "ce"
-        metrics: dict[str, float | None] = {}
-        if update == "before":
-            metrics |= self.learn(batch, acc_B, known_B, groups_B, policy_log_probs_B_T)
-            q = self.log_ratios(batch, policy_log_probs_B_T)
-            return Scored(q, metrics | self._quality(q, batch, acc_B, known_B, groups_B))
-        if update == "after" and not contrast:
-            q, learned = self._learn_and_score(batch, acc_B, known_B, policy_log_probs_B_T)
-            quality = self._quality(q, batch, acc_B, known_B, groups_B)
-            for _ in range(self.settings.optim.epochs - 1):
-                learned |= self._pass(batch, acc_B, known_B, None, policy_log_probs_B_T)
-            learned |= self._from_replay()
-            self._remember(batch, acc_B, known_B, policy_log_probs_B_T)
-            return Scored(q, learned | quality)
-        q = self.log_ratios(batch, policy_log_probs_B_T)
-        quality = self._quality(q, batch, acc_B, known_B, groups_B)
-        if update == "after":
-            metrics |= self.learn(batch, acc_B, known_B, groups_B, policy_log_probs_B_T)
-        return Scored(q, metrics | quality)
-
-    @torch.no_grad()
-    def log_ratios(self, batch: TokenBatch, policy_log_probs_B_T: Tensor | None) -> Tensor:
-        """(B, T) float32 q with the weights as they are."""
-        q = torch.zeros(batch.mask_B_T.shape)
-        for rows in _chunks(len(batch), self.section.micro_batch_size):
-            part = batch.take(rows)
-            width = part.mask_B_T.shape[1]
-            q[rows, :width] = self._q(part, rows, policy_log_probs_B_T).cpu()
-        return q
-
-    def learn(
-        self, batch: TokenBatch, acc_B: Tensor, known_B: Tensor, groups_B: Tensor, policy_log_probs_B_T: Tensor | None
-    ) -> dict[str, float | None]:
-        """Passes over the responses, and what the replay adds; returns the loss and the gradient norm."""
-        metrics: dict[str, float | None] = {}
-        for _ in range(self.settings.optim.epochs):
-            metrics |= self._pass(batch, acc_B, known_B, groups_B, policy_log_probs_B_T)
-        metrics |= self._from_replay()
-        self._remember(batch, acc_B, known_B, policy_log_probs_B_T)
-        return metrics
-
-    # Learning.
-
-    def _learn_and_score(
-        self, batch: TokenBatch, acc_B: Tensor, known_B: Tensor, policy_log_probs_B_T: Tensor | None
-    ) -> tuple[Tensor, dict[str, float | None]]:
-        """One pass: the log-ratios that pay are those whose loss is stepped on."""
-        q_B_T = torch.zeros(batch.mask_B_T.shape)
-        metrics = self._pass(batch, acc_B, known_B, None, policy_log_probs_B_T, keep=q_B_T)
-        return q_B_T, metrics
-
-    def _pass(
-        self,
-        batch: TokenBatch,
-        acc_B: Tensor,
-        known_B: Tensor,
-        groups_B: Tensor | None,
-        policy_log_probs_B_T: Tensor | None,
-        keep: Tensor | None = None,
-    ) -> dict[str, float | None]:
-        """One gradient step per mini-batch, in the order of the responses."""
-        compared = None
-        if self.settings.loss_type != "ce":
-            assert groups_B is not None
-            q = self.log_ratios(batch, policy_log_probs_B_T)
-            mask = torch.from_numpy(batch.mask_B_T)
-            logits = implicit.outcome_logits(q, mask, beta=self.settings.beta_train)
-            compared = implicit.contrast(logits, acc_B, groups_B, self.settings.loss_type, known_B=known_B)
-        losses, norms = [], []
-        for mini in _chunks(len(batch), self.section.mini_batch_size):
-            count = int(known_B[mini].sum())
-            self.optimizer.zero_grad(set_to_none=True)
-            total = 0.0
-            for rows in _chunks_of(mini, self.section.micro_batch_size):
-                part = batch.take(rows)
-                q = self._q(part, rows, policy_log_probs_B_T)
-                if keep is not None:
-                    keep[rows, : q.shape[1]] = q.detach().cpu()
-                if count:
-                    loss = self._terms(q, part, acc_B[rows], known_B[rows], _of(compared, rows)).sum() / count
-                    loss.backward()  # type: ignore[no-untyped-call]
-                    total += float(loss.detach())
-            if count:
-                norms.append(self._step())
-                losses.append(total)
-        return {
-            "prm_loss": float(np.mean(losses)) if losses else None,
-            "grad_norm": float(np.mean(norms)) if norms else None,
-        }
-
-    def _terms(
-        self, q_B_T: Tensor, batch: TokenBatch, acc_B: Tensor, known_B: Tensor, compared: implicit.Contrast | None
-    ) -> Tensor:
-        """(B,) losses, 0 where the outcome is unknown."""
-        mask = torch.from_numpy(batch.mask_B_T).to(q_B_T.device)
-        logits = implicit.outcome_logits(q_B_T, mask, beta=self.settings.beta_train)
-        acc, known = acc_B.to(q_B_T.device), known_B.to(q_B_T.device)
-        terms = implicit.ce_terms(logits, acc) if compared is None else implicit.contrast_terms(logits, acc, compared)
-        return torch.where(known, terms, 0.0)
-
-    def _from_replay(self) -> dict[str, float | None]:
-        """Learn from earlier rollouts once more, by cross-entropy: their groups are gone."""
-        if not len(self.replay) or self.settings.loss_type != "ce":
-            return {}
-        ratio = self.settings.replay_ratio
-        count = max(1, round(self.section.mini_batch_size * ratio / (1 - ratio)))
-        batch, acc, ref = self.replay.draw(min(count, len(self.replay)), self.rng)
-        found = self._pass(batch, acc, torch.ones(len(batch), dtype=torch.bool), None, ref)
-        return {"prm_loss_replay": found["prm_loss"]}
-
-    def _remember(self, batch: TokenBatch, acc_B: Tensor, known_B: Tensor, policy_log_probs_B_T: Tensor | None) -> None:
-        if self.settings.replay_size:
-            ref = policy_log_probs_B_T if self.ref is None else None
-            self.replay.add(batch, acc_B, known_B, ref, self.rng)
-
-    def _q(self, part: TokenBatch, rows: np.ndarray, policy_log_probs_B_T: Tensor | None) -> Tensor:
-        """Log-ratios of a few responses, with gradient where it is switched on."""
-        log_probs = self.phi.log_probs(part, temperature=self.temperature)
         if self.ref is None:
             assert policy_log_probs_B_T is not None
-            ref = policy_log_probs_B_T[rows, : part.mask_B_T.shape[1]].to(log_probs.device)
-        else:
-            with torch.no_grad():
-                ref = self.ref.log_probs(part, temperature=self.temperature)
-        return implicit.implicit_rewards(log_probs, ref, torch.from_numpy(part.mask_B_T).to(log_probs.device))
+            return Lesson(batch, acc_B, known_B, groups_B, policy_log_probs_B_T)
+        micro = self.section.micro_batch_size
+        ref = log_probs_of(self.ref, batch, micro=micro, temperature=self.temperature)
+        return Lesson(batch, acc_B, known_B, groups_B, ref)
 
-    def _step(self) -> float:
-        norm = torch.nn.utils.clip_grad_norm_(self.phi.parameters(), self.settings.optim.grad_clip)
-        if torch.isfinite(norm):
-            self.optimizer.step()
-        return float(norm)
+    def score(self, lesson: Lesson) -> Scored:
+        """Rewards of every token; phi learns before or meanwhile, as `update` says."""
+        if self.settings.update == "none":
+            q = self.log_ratios(lesson)
+            return Scored(q, _quality(q, lesson))
+        q, metrics = self.learn(lesson)
+        metrics |= _quality(q, lesson)
+        for _ in range(self.settings.optim.epochs - 1):
+            self.learn(lesson)
+        if self.settings.replay_size:
+            metrics |= self._learn_again(int(lesson.known_B.sum()))
+            self.replay.add(lesson.batch, lesson.acc_B, lesson.known_B, lesson.ref_B_T)
+        if self.settings.update == "before":
+            q = self.log_ratios(lesson)
+            metrics["dpo_acc_after"] = _quality(q, lesson)["dpo_acc"]
+        return Scored(q, metrics)
 
-    def _quality(
-        self, q_B_T: Tensor, batch: TokenBatch, acc_B: Tensor, known_B: Tensor, groups_B: Tensor
-    ) -> dict[str, float | None]:
-        """How well the summed rewards order these responses, as they were before learning from them."""
-        totals = q_B_T.sum(-1)
-        pairs = implicit.dpo_acc(totals, acc_B, groups_B, known_B=known_B)
-        return {
-            "dpo_acc": pairs.accuracy,
-            "dpo_acc_coverage": pairs.coverage,
-            "dpo_acc_abs": implicit.dpo_acc_abs(totals, acc_B, known_B=known_B),
-            "q_mean": float(totals.mean()) if len(totals) else None,
+    @torch.no_grad()
+    def log_ratios(self, lesson: Lesson) -> Tensor:
+        """(B, T) float32 q with the weights as they are."""
+        micro = self.section.micro_batch_size
+        log_probs = log_probs_of(self.phi, lesson.batch, micro=micro, temperature=self.temperature)
+        return implicit.implicit_rewards(log_probs, lesson.ref_B_T, torch.from_numpy(lesson.batch.mask_B_T))
+
+    def learn(self, lesson: Lesson) -> tuple[Tensor, dict[str, float | None]]:
+        """One pass: a gradient step per mini-batch, in the order of the responses.
+
+        Returns:
+            (B, T) float32 q, of each mini-batch before its step; the mean loss and gradient norm. A step whose
+            gradient is not finite is not taken.
+        """
+        q_B_T = torch.zeros(lesson.batch.mask_B_T.shape)
+        losses: list[float] = []
+        norms: list[float] = []
+        skipped = 0
+        for mini in _chunks(np.arange(len(lesson.batch)), self.section.mini_batch_size):
+            count = int(lesson.known_B[mini].sum())
+            self.optimizer.zero_grad(set_to_none=True)
+            total = 0.0
+            for rows in _chunks(mini, self.section.micro_batch_size):
+                with torch.set_grad_enabled(count > 0):
+                    q, terms = self._forward(lesson, rows)
+                q_B_T[rows, : q.shape[1]] = q.detach().cpu()
+                if count:
+                    loss = terms.sum() / count
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    total += float(loss.detach())
+            if not count:
+                continue
+            norm = float(torch.nn.utils.clip_grad_norm_(self.phi.parameters(), self.settings.optim.grad_clip))
+            if np.isfinite(norm):
+                self.optimizer.step()
+                losses.append(total)
+                norms.append(norm)
+            else:
+                skipped += 1
+        return q_B_T, {
+            "prm_loss": float(np.mean(losses)) if losses else None,
+            "grad_norm": float(np.mean(norms)) if norms else None,
+            "skipped_updates": float(skipped),
         }
 
-    # State.
+    def _forward(self, lesson: Lesson, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """(b, t) log-ratios of a few responses and (b,) their losses, 0 where the outcome is unknown."""
+        part = lesson.batch.take(rows)
+        log_probs = self.phi.log_probs(part, temperature=self.temperature)
+        device = log_probs.device
+        mask = torch.from_numpy(part.mask_B_T).to(device)
+        q = implicit.implicit_rewards(log_probs, lesson.ref_B_T[rows, : mask.shape[1]].to(device), mask)
+        logits = implicit.outcome_logits(q, mask, beta=self.settings.beta_train)
+        acc, known = lesson.acc_B[rows].to(device), lesson.known_B[rows].to(device)
+        if self.settings.loss_type == "ce":
+            terms = implicit.ce_terms(logits, acc)
+        else:
+            groups = lesson.groups_B[rows].to(device)
+            compared = implicit.contrast(logits, acc, groups, self.settings.loss_type, known_B=known)
+            terms = implicit.contrast_terms(logits, acc, compared)
+        return q, torch.where(known, terms, 0.0)
+
+    def _learn_again(self, fresh: int) -> dict[str, float | None]:
+        """Learn from earlier rollouts, in proportion to so many fresh ones."""
+        ratio = self.settings.replay_ratio
+        count = min(round(fresh * ratio / (1 - ratio)), len(self.replay))
+        if not count:
+            return {"prm_loss_replay": None}
+        batch, acc, ref = self.replay.draw(count, self.rng)
+        known = torch.ones(count, dtype=torch.bool)
+        _, found = self.learn(Lesson(batch, acc, known, torch.arange(count), ref))
+        return {"prm_loss_replay": found["prm_loss"]}
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Weights that are trained, optimiser, replay, random numbers."""
@@ -248,57 +227,66 @@ class ImplicitReward:
         self.rng.bit_generator.state = values["rng"]
 
 
-def adam_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The state of AdamW as named tensors: `adam.<parameter>.<slot>`."""
-    state = optimizer.state_dict()["state"]
-    return {f"adam.{i}.{k}": torch.as_tensor(v).clone() for i, slots in state.items() for k, v in slots.items()}
+def _quality(q_B_T: Tensor, lesson: Lesson) -> dict[str, float | None]:
+    """How well summed rewards tell right responses from wrong ones; of those that are finite."""
+    totals, finite = q_B_T.sum(-1), torch.isfinite(q_B_T).all(-1)
+    known = lesson.known_B & finite
+    pairs = implicit.dpo_acc(totals, lesson.acc_B, lesson.groups_B, known_B=known)
+    return {
+        "dpo_acc": pairs.accuracy,
+        "dpo_acc_coverage": pairs.coverage,
+        "dpo_acc_abs": implicit.dpo_acc_abs(totals, lesson.acc_B, known_B=known),
+        "verifier_correlation": correlation(totals[known].numpy(), lesson.acc_B[known].numpy()),
+        "q_mean": float(totals[finite].mean()) if finite.any() else None,
+    }
 
 
-def load_adam(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Return to what `adam_tensors` gave."""
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, value in tensors.items():
-        if name.startswith("adam."):
-            _, index, slot = name.split(".", 2)
-            state.setdefault(int(index), {})[slot] = value.clone()
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+def _check_whole_groups(section: RewardModelSection, n_samples: int) -> None:
+    """A loss that compares the responses to a prompt must see all of them in one forward pass."""
+    loss, micro = section.prime_model.loss_type, section.micro_batch_size
+    if loss != "ce" and section.prime_model.learns and micro % n_samples:
+        raise ConfigError(
+            f"reward_model.prime_model.loss_type {loss} compares the responses to a prompt: "
+            f"reward_model.micro_batch_size ({micro}) must be a multiple of data.n_samples ({n_samples}), such as "
+            f"{max(micro // n_samples, 1) * n_samples}"
+        )
 
 
 def _models(study: Study, policy: TextPolicy) -> tuple[TextPolicy, TextPolicy | None]:
-    """The model phi and its reference (None: the policy that acted)."""
+    """The model phi and its reference (None: the policy that acted). Frozen weights are shared where that is possible.
+
+    Weights are frozen under adapters; whoever starts at the same place can use them.
+    """
     own, prime = study.text_policy, study.reward_model.prime_model  # type: ignore[union-attr]
-    padding = prime.use_remove_padding
+    seed, padding = study.runner.seed, prime.use_remove_padding
     start = own.path if prime.path is None else prime.path
     ref_start = start if prime.ref_path is None else prime.ref_path
-    shared = own.lora is not None and start == own.path and ref_start == own.path
-    if shared and own.lora is not None:
-        phi = add_policy(policy.base, "prm", own.lora, seed=study.runner.seed + 1, remove_padding=padding)
-        return phi, None if prime.ref_type == "policy" else reference(policy.base, remove_padding=padding)
-    seed = study.runner.seed
-    phi = load_policy(_at(own, start, padding, lora=True), seed=seed)
+    if prime.ref_type == "freeze" and start == ref_start and not prime.learns:
+        raise ConfigError(
+            "reward_model.prime_model starts as its own reference and update: none never changes it, so that every "
+            "process reward would be 0: warm it up (warm_up.rollouts), or give path a model that was trained"
+        )
+    frozen: dict[str | None, SharedBase] = {} if own.lora is None else {own.path: policy.base}
+    if own.lora is not None and start in frozen:
+        phi = add_policy(frozen[start], "prm", own.lora, seed=seed + 1, remove_padding=padding)
+    else:
+        phi = load_policy(_at(own, start, padding), seed=seed)
+        if own.lora is not None:
+            frozen[start] = phi.base
     if prime.ref_type == "policy":
         return phi, None
-    ref = load_policy(_at(own, ref_start, padding, lora=False), seed=seed)
-    return phi, TextPolicy(ref.base, trainable=False, remove_padding=padding)
+    if ref_start not in frozen:
+        whole = _at(own, ref_start, padding).model_copy(update={"lora": None})
+        frozen[ref_start] = load_policy(whole, seed=seed).base
+    return phi, reference(frozen[ref_start], remove_padding=padding)
 
 
-def _at(own: TextPolicySettings, path: str | None, padding: bool, *, lora: bool) -> TextPolicySettings:
-    """The policy's settings with another origin."""
-    if path is None and own.tiny is None:
-        raise ConfigError("reward_model.prime_model.path: say where the implicit reward model starts")
-    change: dict[str, Any] = {"path": path, "use_remove_padding": padding}
-    change |= {"tiny": own.tiny if path is None else None, "lora": own.lora if lora else None}
-    return own.model_copy(update=change)
+def _at(own: TextPolicySettings, path: str | None, padding: bool) -> TextPolicySettings:
+    """The policy's settings with another origin; None: the model that is made in code."""
+    tiny = own.tiny if path is None else None
+    return own.model_copy(update={"path": path, "tiny": tiny, "use_remove_padding": padding})
 
 
-def _of(compared: implicit.Contrast | None, rows: np.ndarray) -> implicit.Contrast | None:
-    return None if compared is None else implicit.Contrast(compared.baselines[rows], compared.weights[rows])
-
-
-def _chunks(n: int, size: int) -> Iterator[np.ndarray]:
-    return _chunks_of(np.arange(n), size)
-
-
-def _chunks_of(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
+def _chunks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
     for start in range(0, len(rows), size):
         yield rows[start : start + size]

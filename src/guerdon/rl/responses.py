@@ -11,9 +11,10 @@ every baseline. This module does not know reward models, advantages or updates.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,18 @@ import numpy as np
 from guerdon.errors import DataError
 from guerdon.policies.generate import Engine, Generation
 from guerdon.policies.tokens import TokenBatch, concatenate, pad_id, prompt_ids, response_texts, token_ends
+from guerdon.rl.side import Times
 from guerdon.settings.data import DataSettings
 from guerdon.types import BoolArray, Failure, FloatArray, IntArray
 from guerdon.worlds.prompts import Prompt, PromptStream, insert_system_prompt
 from guerdon.worlds.verifier import Verifier, outcome
 
 MOST_DRAWS = 50  # of prompts for one update, before the filter is declared too narrow
+
+
+def untimed(name: str) -> AbstractContextManager[None]:
+    """A phase that nobody times."""
+    return nullcontext()
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +48,7 @@ class Responses:
         groups_B: int64.
         outcomes_B: float32, 1 right, 0 wrong or unknown.
         failures: row to why its outcome is unknown.
-        char_ends: of each row, how many characters of the text are there after each token.
+        tokenizer: of the policy that wrote.
     """
 
     batch: TokenBatch
@@ -51,7 +58,7 @@ class Responses:
     groups_B: IntArray
     outcomes_B: FloatArray
     failures: dict[int, Failure]
-    char_ends: tuple[IntArray, ...]
+    tokenizer: Any
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -62,6 +69,13 @@ class Responses:
         known = np.ones(len(self), dtype=np.bool_)
         known[list(self.failures)] = False
         return known
+
+    @cached_property
+    def char_ends(self) -> tuple[IntArray, ...]:
+        """Of each row, how many characters of the text are there after each token."""
+        return tuple(
+            token_ends(self.tokenizer, ids, text) for ids, text in zip(self.batch.responses(), self.texts, strict=True)
+        )
 
     def take(self, rows: np.ndarray) -> Responses:
         """These rows, in order."""
@@ -75,13 +89,13 @@ class Responses:
             self.groups_B[rows],
             self.outcomes_B[rows],
             {place[i]: failure for i, failure in self.failures.items() if i in place},
-            tuple(self.char_ends[i] for i in rows),
+            self.tokenizer,
         )
 
 
-def join(parts: Sequence[Responses], *, fill: int) -> Responses:
-    """Several sets of responses as one, in order; groups must already differ."""
-    batch = concatenate([p.batch for p in parts], pad_id=fill)
+def join(parts: Sequence[Responses]) -> Responses:
+    """Several sets of responses of one policy as one, in order; groups must already differ."""
+    batch = concatenate([p.batch for p in parts], pad_id=pad_id(parts[0].tokenizer))
     behaviour = np.zeros(batch.mask_B_T.shape, dtype=np.float32)
     behaviour[batch.mask_B_T] = np.concatenate([p.behaviour_B_T[p.batch.mask_B_T] for p in parts])
     failures: dict[int, Failure] = {}
@@ -97,7 +111,7 @@ def join(parts: Sequence[Responses], *, fill: int) -> Responses:
         np.concatenate([p.groups_B for p in parts]),
         np.concatenate([p.outcomes_B for p in parts]),
         failures,
-        tuple(e for part in parts for e in part.char_ends),
+        parts[0].tokenizer,
     )
 
 
@@ -147,8 +161,14 @@ class Sampler:
         self.rng = np.random.default_rng([seed, 2])
         self._groups = 0
 
-    def draw(self) -> Drawn:
+    def draw(self, phase: Times = untimed) -> Drawn:
         """Responses to `train_batch_size` prompts that survive the filters.
+
+        Prompts that survive beyond these are dropped with their responses and counted (`surplus_prompts`): the policy
+        that wrote them will have changed by the next update.
+
+        Args:
+            phase: times `generate` and `verify`.
 
         Raises:
             DataError: too few survive, and `shortfall` says so or nothing else helps.
@@ -159,7 +179,7 @@ class Sampler:
         spare: list[Responses] = []
         tally = _Tally()
         for _ in range(MOST_DRAWS):
-            fresh = self.answer(self.stream.take(int(wanted * data.oversample_factor)), data.n_samples)
+            fresh = self.answer(self.stream.take(int(wanted * data.oversample_factor)), data.n_samples, phase=phase)
             keep = self._survives(fresh)
             tally.add(fresh, keep)
             parts.append(fresh.take(np.flatnonzero(keep)))
@@ -167,26 +187,28 @@ class Sampler:
             if tally.survivors >= wanted or data.shortfall != "resample":
                 break
         rows = wanted * data.n_samples
-        kept = join(parts, fill=pad_id(self.tokenizer))
+        kept = join(parts)
         if tally.survivors < wanted:
             if data.shortfall in ("error", "resample") or (data.shortfall == "shrink" and not len(kept)):
                 raise DataError(self._starved(tally.survivors, tally.prompts))
             if data.shortfall == "fill":
-                kept = join([kept, *spare], fill=pad_id(self.tokenizer))
+                kept = join([kept, *spare])
         kept = kept.take(np.arange(min(rows, len(kept))))
         facts = tally.facts()
         facts["surplus_prompts"] = float(max(0, tally.survivors - wanted))
         return Drawn(kept, tally.responses, tally.failed, facts)
 
-    def answer(self, prompts: Sequence[Prompt], n: int, *, greedy: bool = False) -> Responses:
+    def answer(self, prompts: Sequence[Prompt], n: int, *, greedy: bool = False, phase: Times = untimed) -> Responses:
         """`n` responses to each prompt, checked; each prompt becomes a new group."""
         ids = [prompt_ids(self.tokenizer, messages_of(p, self.data)) for p in prompts]
         rng = None if greedy else self.rng
-        made = self.engine.generate(ids, n, max_new_tokens=self.data.max_response_length, rng=rng, greedy=greedy)
+        with phase("generate"):
+            made = self.engine.generate(ids, n, max_new_tokens=self.data.max_response_length, rng=rng, greedy=greedy)
         groups = np.repeat(np.arange(self._groups, self._groups + len(prompts)), n)
         self._groups += len(prompts)
         everyone = [p for p in prompts for _ in range(n)]
-        return judge(made, everyone, groups, self.verifier, self.data, self.tokenizer)
+        with phase("verify"):
+            return judge(made, everyone, groups, self.verifier, self.data, self.tokenizer)
 
     def _survives(self, fresh: Responses) -> BoolArray:
         """(B,) bool, True for all rows of the prompts that pass the filters."""
@@ -229,7 +251,7 @@ class _Tally:
     """Counts over the draws of one update."""
 
     def __init__(self) -> None:
-        self.responses = self.prompts = self.survivors = 0
+        self.responses = self.prompts = self.survivors = self.tokens = 0
         self.failed: list[Failure] = []
         self._right = self._known = self._truncated = 0.0
         self._kept_right = self._kept_known = 0.0
@@ -237,6 +259,7 @@ class _Tally:
     def add(self, fresh: Responses, keep: BoolArray) -> None:
         known = fresh.known_B
         self.responses += len(fresh)
+        self.tokens += int(fresh.batch.mask_B_T.sum())
         self.prompts += len(np.unique(fresh.groups_B))
         self.survivors += len(np.unique(fresh.groups_B[keep]))
         self.failed += fresh.failures.values()
@@ -251,6 +274,7 @@ class _Tally:
             "accuracy_before_filter": self._right / self._known if self._known else None,
             "accuracy_after_filter": self._kept_right / self._kept_known if self._kept_known else None,
             "truncated": self._truncated / self.responses,
+            "tokens_generated": float(self.tokens),
             "prompts_drawn": float(self.prompts),
             "prompts_survived": float(self.survivors),
         }
@@ -286,18 +310,7 @@ def judge(
     found = [outcome(j, data.unparsable) for j in verifier.check_batch(texts, prompts)]
     failures = {i: f for i, f in enumerate(found) if isinstance(f, Failure)}
     outcomes = np.array([0.0 if isinstance(f, Failure) else f for f in found], dtype=np.float32)
-    ends = tuple(token_ends(tokenizer, ids, t) for ids, t in zip(made.batch.responses(), texts, strict=True))
     groups = groups_B.astype(np.int64)
-    return Responses(made.batch, made.log_probs_B_T, tuple(prompts), tuple(texts), groups, outcomes, failures, ends)
-
-
-def sample_row(responses: Responses, row: int) -> dict[str, Any]:
-    """One response as plain values, for a report."""
-    prompt = responses.prompts[row]
-    return {
-        "prompt": prompt.question,
-        "ground_truth": prompt.ground_truth,
-        "response": responses.texts[row],
-        "outcome": None if row in responses.failures else bool(responses.outcomes_B[row]),
-        "extra_info": json.loads(json.dumps(dict(prompt.extra_info), default=str)),
-    }
+    return Responses(
+        made.batch, made.log_probs_B_T, tuple(prompts), tuple(texts), groups, outcomes, failures, tokenizer
+    )

@@ -2,69 +2,90 @@
 
 This module does not know how rewards were measured or what is done with advantages.
 
-    found = advise(study, happened, weights, ref_log_probs_B_T, values)
+    found = advise(study, mask_B_T, groups_B, streams, weights, values=None)
+    found.advantages_B_T
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
 from guerdon.rl.baselines import paid_means
-from guerdon.rl.dense_advantages import DenseAdvantages, DenseSource, dense_advantages, kl_source
+from guerdon.rl.dense_advantages import DenseAdvantages, DenseSource, dense_advantages
 from guerdon.rl.text_rewards import Stream
 from guerdon.settings.study import Study
-from guerdon.types import BoolArray
+from guerdon.types import BoolArray, FloatArray, IntArray
 
-if TYPE_CHECKING:
-    from guerdon.rl.text_side import Happened
+VERIFIER, KL = "verifier", "kl"
+
+
+@dataclass(frozen=True, eq=False)
+class Greedy:
+    """What sources say of the greedy responses, one per prompt in the order of the prompts' ids (ReMax).
+
+    Attributes:
+        mask_B_T: their valid tokens.
+        streams: rewards by source.
+    """
+
+    mask_B_T: BoolArray
+    streams: Mapping[str, Stream]
+
+
+def kl_stream(log_probs_B_T: FloatArray, ref_log_probs_B_T: FloatArray, mask_B_T: BoolArray) -> Stream:
+    """The KL from a reference as a reward: -(log pi - log ref) of each token (k1, unbiased)."""
+    return Stream(np.where(mask_B_T, ref_log_probs_B_T - log_probs_B_T, np.float32(0)).astype(np.float32))
 
 
 def advise(
     study: Study,
-    happened: Happened,
+    mask_B_T: BoolArray,
+    groups_B: IntArray,
+    streams: Mapping[str, Stream],
     weights: Mapping[str, float],
-    ref_log_probs_B_T: Tensor | None,
-    values: Mapping[str, np.ndarray] | None,
+    *,
+    greedy: Greedy | None = None,
+    values: Mapping[str, FloatArray] | None = None,
 ) -> DenseAdvantages:
     """Advantages of every source, added with their weights.
 
+    A response on which a model failed is left out of that source; with `on_failure: neutral` it is paid 0 and counts
+    like any other. The verifier's failures are always left out.
+
     Args:
         study: estimator, discounts, what a failure means.
-        happened: a batch whose sources have been scored.
+        mask_B_T: valid tokens.
+        groups_B: responses to one prompt share an id.
+        streams: source name to rewards; `kl` is not standardised.
         weights: source name to weight.
-        ref_log_probs_B_T: of the KL's reference, for a KL in the reward.
+        greedy: for `remax`.
         values: source name to (B, T) values, for `gae`.
     """
-    algorithm, answered = study.text_algorithm, happened.answered
-    mask = answered.batch.mask_B_T
-    section = study.reward_model
+    algorithm, section = study.text_algorithm, study.reward_model
     neutral = section is not None and section.on_failure == "neutral"
+    discounts = {VERIFIER: algorithm.verifier_gamma, KL: algorithm.gamma}
     sources: dict[str, DenseSource] = {}
-    for name, stream in happened.streams.items():
-        truth = name == "verifier"
-        greedy, greedy_failed = _greedy(happened, name)
+    for name, stream in streams.items():
+        beside, beside_failed = (None, None) if greedy is None else _greedy(greedy, name, groups_B)
+        learned = name not in discounts
         sources[name] = DenseSource(
             rewards_B_T=stream.rewards_B_T,
-            gamma=algorithm.verifier_gamma if truth else algorithm.reward_model_gamma,
+            gamma=discounts.get(name, algorithm.reward_model_gamma),
             weight=weights[name],
             pays_B_T=stream.pays_B_T,
-            failed_B=None if neutral and not truth else stream.failed_B,
-            greedy_B=greedy,
-            greedy_failed_B=greedy_failed,
+            failed_B=None if neutral and learned else stream.failed_B,
+            standardize=name != KL,
+            greedy_B=beside,
+            greedy_failed_B=None if neutral and learned else beside_failed,
             values_B_T=None if values is None else values[name],
         )
-    if ref_log_probs_B_T is not None and algorithm.kl_in == "reward":
-        assert happened.old is not None
-        old, ref = happened.old.numpy(), ref_log_probs_B_T.numpy()
-        sources["kl"] = kl_source(old, ref, mask, coef=algorithm.kl_coef)
     return dense_advantages(
         sources,
-        mask,
-        answered.groups_B,
+        mask_B_T,
+        groups_B,
         estimator=algorithm.adv_estimator,
         form=algorithm.rloo_form,
         whitened=algorithm.normalize_advantages,
@@ -72,13 +93,9 @@ def advise(
     )
 
 
-def _greedy(happened: Happened, name: str) -> tuple[np.ndarray | None, BoolArray | None]:
+def _greedy(greedy: Greedy, name: str, groups_B: IntArray) -> tuple[np.ndarray, BoolArray]:
     """Mean paid reward of the greedy response to each row's prompt, and where there is none."""
-    if happened.greedy is None:
-        return None, None
-    stream: Stream = happened.greedy_streams[name]
-    mask = happened.greedy.batch.mask_B_T
-    pays = mask if stream.pays_B_T is None else stream.pays_B_T
-    means, failed = paid_means(stream.rewards_B_T, pays), stream.failed_B
-    _, place = np.unique(happened.answered.groups_B, return_inverse=True)
-    return means[place], failed[place]
+    stream = greedy.streams[name]
+    pays = greedy.mask_B_T if stream.pays_B_T is None else stream.pays_B_T
+    _, place = np.unique(groups_B, return_inverse=True)
+    return paid_means(stream.rewards_B_T, pays)[place], stream.failed_B[place]

@@ -71,8 +71,7 @@ def film_text(side: TextSide, path: Path, step: int) -> None:
     answered = judge(made, everyone, groups, side.verifier, data, tokenizer)
     rewards = {}
     if side.process is not None:
-        old = side.log_probs(answered)
-        rewards[side.process.name] = side.process.look(answered, old)
+        rewards[side.process.name] = side.process.look(side.asked(answered))
     steps = true_steps(answered) if is_generated(prompts[0]) else None
     rows = []
     for i, response in enumerate(answered.batch.responses()):

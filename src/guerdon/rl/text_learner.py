@@ -32,6 +32,7 @@ class Told:
         ref_log_probs_B_T: of the KL's reference; None without a KL in the loss.
         value_targets: source name to (B, T) returns, for `gae`.
         taught: source name to (B,) bool, where those are known.
+        behaviour_B_T: log-probabilities as they were sampled, to measure how far training is from them.
     """
 
     advantages_B_T: Tensor
@@ -39,6 +40,7 @@ class Told:
     ref_log_probs_B_T: Tensor | None = None
     value_targets: dict[str, Tensor] = field(default_factory=dict)
     taught: dict[str, Tensor] = field(default_factory=dict)
+    behaviour_B_T: Tensor | None = None
 
 
 class _Sums:
@@ -46,8 +48,17 @@ class _Sums:
 
     def __init__(self) -> None:
         self.tokens = self.entropy = self.clipped = self.kl = self.kl_old = 0.0
+        self.rollout_gap = self.largest_rollout_gap = 0.0
 
-    def add(self, scores: TokenScores, outside: Tensor, gap_ref: Tensor | None, old: Tensor, mask: Tensor) -> None:
+    def add(
+        self,
+        scores: TokenScores,
+        outside: Tensor,
+        gap_ref: Tensor | None,
+        old: Tensor,
+        behaviour: Tensor | None,
+        mask: Tensor,
+    ) -> None:
         new = scores.log_probs_B_T.detach()
         self.tokens += float(mask.sum())
         self.clipped += float((outside * mask).sum())
@@ -56,6 +67,34 @@ class _Sums:
             self.entropy += float((scores.entropy_B_T.detach() * mask).sum())
         if gap_ref is not None:
             self.kl += float((gap_ref.detach() * mask).sum())
+        if behaviour is not None and mask.numel():
+            gap = (old - behaviour).abs() * mask
+            self.rollout_gap += float(gap.sum())
+            self.largest_rollout_gap = max(self.largest_rollout_gap, float(gap.max()))
+
+
+def adamw(
+    policy: TextPolicy, learning_rate: float, betas: tuple[float, float], weight_decay: float
+) -> torch.optim.AdamW:
+    """AdamW (Loshchilov & Hutter 2019, 1711.05101) on what a policy trains."""
+    parameters = policy.parameters()
+    return torch.optim.AdamW(parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=True)
+
+
+def adam_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The state of AdamW as named tensors: `adam.<parameter>.<slot>`."""
+    state = optimizer.state_dict()["state"]
+    return {f"adam.{i}.{k}": torch.as_tensor(v).cpu().clone() for i, slots in state.items() for k, v in slots.items()}
+
+
+def load_adam(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Return to what `adam_tensors` gave."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        if name.startswith("adam."):
+            _, index, slot = name.split(".", 2)
+            state.setdefault(int(index), {})[slot] = value.clone()
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def steps_per_update(settings: TextAlgorithmSettings, responses: int) -> int:
@@ -100,7 +139,8 @@ def update_text_policy(
         max_length: the length limit of a response (`loss_agg: constant`).
 
     Returns:
-        Means over tokens and steps; `skipped_updates` counts gradients that were not finite.
+        Means over tokens and steps; `rollout_gap_*`: how far the acting policy's log-probabilities are from those that
+        were sampled with; `skipped_updates` counts gradients that were not finite.
     """
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
@@ -139,6 +179,8 @@ def update_text_policy(
         metrics["value_loss"] = float(np.mean(value_losses)) if norms else None
     if told.ref_log_probs_B_T is not None:
         metrics["kl"] = sums.kl / tokens
+    if told.behaviour_B_T is not None:
+        metrics |= {"rollout_gap_mean": sums.rollout_gap / tokens, "rollout_gap_max": sums.largest_rollout_gap}
     return metrics
 
 
@@ -182,7 +224,8 @@ def _loss(
             errors = (scores.values_B_T_K[..., k] - these(targets)) ** 2
             value_loss = value_loss + 0.5 * (errors * weights * known).sum()
         total = total + settings.value_coef * value_loss
-    sums.add(scores, outside, gap, old, mask.float())
+    behaviour = None if told.behaviour_B_T is None else these(told.behaviour_B_T)
+    sums.add(scores, outside, gap, old, behaviour, mask.float())
     return total, (float(policy_loss.detach()), float(value_loss.detach()))
 
 

@@ -1,11 +1,11 @@
-"""Small parts of the language models' side: who writes, the verifier's stream, rows for the log.
+"""What the language models' side writes down: streams, rollouts as arrays, rows and facts for the log.
 
 This module does not hold any state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,11 @@ import numpy as np
 from guerdon.policies.generate import Engine, LocalEngine
 from guerdon.policies.text import TextPolicy
 from guerdon.rl.baselines import last_valid
+from guerdon.rl.dense_advantages import DenseAdvantages
 from guerdon.rl.responses import Responses
 from guerdon.rl.sources import Measured
-from guerdon.rl.text_rewards import Stream
+from guerdon.rl.text_advantages import VERIFIER
+from guerdon.rl.text_rewards import Stream, separator_of, steps_of
 from guerdon.settings.text_policy import GenerationSettings
 from guerdon.types import Failure, Rollout
 
@@ -40,24 +42,66 @@ def outcome_stream(answered: Responses) -> Stream:
     return Stream(paid, last, dict(answered.failures))
 
 
+def rollout_of(answered: Responses, streams: Mapping[str, Stream]) -> Rollout:
+    """The batch as the arrays that every reader of rollouts knows."""
+    batch = answered.batch
+    last = last_valid(batch.mask_B_T)
+    shape = batch.mask_B_T.shape
+    before = np.zeros(shape, dtype=np.int64)
+    before[:, 1:] = batch.responses_B_T[:, :-1]
+    right = (answered.outcomes_B > 0.5) & answered.known_B
+    return Rollout(
+        observations=before,
+        actions=batch.responses_B_T.astype(np.float32),
+        log_probs=answered.behaviour_B_T,
+        mask=batch.mask_B_T,
+        terminated=last & batch.finished_B[:, None],
+        truncated=last & ~batch.finished_B[:, None],
+        success=last & right[:, None],
+        rewards={name: s.rewards_B_T for name, s in streams.items()},
+        failed={n: s.failed_B[:, None] & batch.mask_B_T for n, s in streams.items()},
+        group_ids=np.repeat(answered.groups_B[:, None], shape[1], axis=1),
+    )
+
+
 def response_rows(rollout: Rollout, weights: Mapping[str, float], step: int) -> list[dict[str, Any]]:
-    """One plain row per response: success, length, and what each source paid in sum; None where it failed."""
+    """One plain row per response: success, length, and what each source paid in sum; None where nobody knows."""
     failed = {name: np.asarray(flags.any(axis=1)) for name, flags in rollout.failed.items()}
     sums = {name: np.asarray(rewards.sum(axis=1)) for name, rewards in rollout.rewards.items()}
     rows = []
     for i in range(len(rollout.mask)):
-        right = bool(rollout.success[i].any())
+        right = None if failed[VERIFIER][i] else bool(rollout.success[i].any())
         row: dict[str, Any] = {"step": step, "success": right, "success_at_end": right}
         row["length"] = int(rollout.mask[i].sum())
         for name, total in sums.items():
             row[f"return/{name}"] = None if failed[name][i] else round(float(total[i]), 6)
-        known = [None if failed[n][i] else weights.get(n, 0.0) * float(sums[n][i]) for n in sums]
+        known = [None if failed[n][i] else weights.get(n, 0.0) * float(sums[n][i]) for n in sums if weights.get(n)]
         row["return/combined"] = None if None in known else round(float(sum(k for k in known if k is not None)), 6)
         rows.append(row)
     return rows
 
 
-def measured_by(stream: Stream, scored: int, failures: list[tuple[int, int, Failure]]) -> Measured:
-    """What the loop counts of one source."""
+def measured_by(stream: Stream, scored: int, failures: Sequence[tuple[int, Failure]]) -> Measured:
+    """What the loop counts of one source: so many measurements, and which responses have none."""
     failed = np.repeat(stream.failed_B[:, None], stream.rewards_B_T.shape[1], axis=1)
-    return Measured(stream.rewards_B_T, failed, [], failures, scored)
+    return Measured(stream.rewards_B_T, failed, [], [(row, 0, f) for row, f in failures], scored)
+
+
+def response_facts(answered: Responses) -> dict[str, float | None]:
+    """Mean length in tokens, mean number of steps, separators per token: early signs of a reward that is hacked."""
+    tokens = int(answered.batch.mask_B_T.sum())
+    if not tokens:
+        return {"response_length": None, "steps": None, "separator_rate": None}
+    separator = separator_of(answered)
+    return {
+        "response_length": tokens / len(answered),
+        "steps": float(np.mean([len(ends) for ends in steps_of(answered)])),
+        "separator_rate": sum(text.count(separator) for text in answered.texts) / tokens,
+    }
+
+
+def advantage_facts(found: DenseAdvantages, weights: Mapping[str, float]) -> dict[str, float | None]:
+    """Groups that taught nothing, and the weight of each source."""
+    facts: dict[str, float | None] = {f"silent_groups/{k}": float(v) for k, v in found.silent_groups.items()}
+    facts |= {f"flat_groups/{k}": float(v) for k, v in found.flat_groups.items()}
+    return facts | {f"reward_weight/{k}": v for k, v in weights.items()}

@@ -4,7 +4,7 @@ A stream is `(B, T)` rewards, where they are paid, and on which responses they a
 how responses were written or what is learnt from them.
 
     rewards = build_process_reward(study, policy)
-    stream, metrics = rewards.measure(answered, old_log_probs_B_T)
+    stream, _, metrics = rewards.measure(Asked(answered, old_log_probs_B_T), None)
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from guerdon.evaluate.classification import auroc, point
 from guerdon.models import implicit_losses as implicit
 from guerdon.models.sequence_classifier import SequenceClassifier
 from guerdon.policies.text import TextPolicy
-from guerdon.policies.tokens import response_step_ends
+from guerdon.policies.tokens import step_ends
 from guerdon.rl.advantages import min_form_rewards
-from guerdon.rl.prime import ImplicitReward
+from guerdon.rl.baselines import last_valid
+from guerdon.rl.prime import ImplicitReward, Lesson
 from guerdon.rl.responses import Responses
 from guerdon.settings.prime import RewardModelSection
 from guerdon.settings.study import Study
@@ -55,16 +56,29 @@ class Stream:
         return failed
 
 
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """Responses to be scored, and what the policy that acted says of them.
+
+    Attributes:
+        answered: the responses.
+        old_B_T: (B, T) log-probabilities of the policy that acted, where the reward model compares with them.
+    """
+
+    answered: Responses
+    old_B_T: Tensor | None = None
+
+
 class ProcessReward(Protocol):
     """A reward model beside the verifier."""
 
     name: str
 
-    def measure(self, answered: Responses, old_log_probs_B_T: Tensor | None) -> tuple[Stream, dict[str, float | None]]:
-        """Rewards of the responses; an online model learns from their outcomes."""
+    def measure(self, asked: Asked, greedy: Asked | None) -> tuple[Stream, Stream | None, dict[str, float | None]]:
+        """Rewards of the responses, and of greedy ones in the same unit; an online model learns from the outcomes."""
         ...
 
-    def look(self, answered: Responses, old_log_probs_B_T: Tensor | None) -> Stream:
+    def look(self, asked: Asked) -> Stream:
         """Rewards of the responses, without learning anything."""
         ...
 
@@ -78,7 +92,12 @@ class ProcessReward(Protocol):
 
 
 def build_process_reward(study: Study, policy: TextPolicy) -> ProcessReward | None:
-    """The `reward_model` section's model; None without one."""
+    """The `reward_model` section's model; None without one.
+
+    Raises:
+        ConfigError: it needs steps that can be checked, and the prompts have none.
+        CheckpointError: it cannot be read.
+    """
     section = study.reward_model
     if section is None:
         return None
@@ -102,42 +121,54 @@ class PrimeReward:
         self._credit = study.text_algorithm.credit
         self._temperature = study.text_algorithm.credit_temperature
 
-    def measure(self, answered: Responses, old_log_probs_B_T: Tensor | None) -> tuple[Stream, dict[str, float | None]]:
-        """Score, and learn as `update` says."""
-        scored = self.model.score(
+    def measure(self, asked: Asked, greedy: Asked | None) -> tuple[Stream, Stream | None, dict[str, float | None]]:
+        """Score, and learn as `update` says; greedy responses are scored by the same weights."""
+        late = self.model.settings.update == "before"
+        greedy_q = None if greedy is None or late else self._log_ratios(greedy)
+        scored = self.model.score(self.lesson(asked))
+        if greedy is not None and late:
+            greedy_q = self._log_ratios(greedy)
+        stream, unit = self._stream(scored.q_B_T, asked.answered, None)
+        beside = None
+        if greedy is not None and greedy_q is not None:
+            beside, _ = self._stream(greedy_q, greedy.answered, unit)
+        return stream, beside, scored.metrics | _step_quality(scored.q_B_T.numpy(), asked.answered)
+
+    def look(self, asked: Asked) -> Stream:
+        """Score with the weights as they are."""
+        return self._stream(self._log_ratios(asked), asked.answered, None)[0]
+
+    def lesson(self, asked: Asked) -> Lesson:
+        """The responses as the model learns from them."""
+        answered = asked.answered
+        return self.model.lesson(
             answered.batch,
             torch.from_numpy(answered.outcomes_B),
             torch.from_numpy(answered.known_B),
             torch.from_numpy(answered.groups_B),
-            old_log_probs_B_T,
+            asked.old_B_T,
         )
-        stream = self._stream(scored.q_B_T, answered)
-        return stream, scored.metrics | _step_quality(scored.q_B_T.numpy(), answered)
 
-    def look(self, answered: Responses, old_log_probs_B_T: Tensor | None) -> Stream:
-        """Score with the weights as they are."""
-        return self._stream(self.model.log_ratios(answered.batch, old_log_probs_B_T), answered)
+    def _log_ratios(self, asked: Asked) -> Tensor:
+        return self.model.log_ratios(self.lesson(asked))
 
-    def _stream(self, q_B_T: Tensor, answered: Responses) -> Stream:
-        failures = {
-            int(i): Failure("non_finite", "a log-ratio is not finite")
-            for i in np.flatnonzero(~torch.isfinite(q_B_T).all(-1).numpy())
-        }
-        mask = torch.from_numpy(answered.batch.mask_B_T.copy())
-        mask[list(failures)] = False
+    def _stream(self, q_B_T: Tensor, answered: Responses, unit: Tensor | None) -> tuple[Stream, Tensor]:
+        """Rewards of the configured granularity and norm, and the unit that `batch_norm` divides by."""
+        finite = torch.isfinite(q_B_T).all(-1)
+        failures = {int(i): Failure("non_finite", "a log-ratio is not finite") for i in np.flatnonzero(~finite.numpy())}
+        mask = torch.from_numpy(answered.batch.mask_B_T)
         granularity = self.section.prime_granularity
-        ends = steps_of(answered, self.model.phi.tokenizer) if granularity == "step" else None
-        if ends is not None and failures:
-            ends = tuple(e if i not in failures else e[:0] for i, e in enumerate(ends))
-        scores = implicit.granular_scores(q_B_T, mask, granularity, ends)
+        ends = steps_of(answered) if granularity == "step" else None
+        scores = implicit.granular_scores(torch.where(finite[:, None], q_B_T, 0.0), mask, granularity, ends)
         pays = implicit.paying_tokens(mask, granularity, ends).numpy()
         if self._credit == "min_form":
             shaped = min_form_rewards(scores.numpy(), pays, temperature=self._temperature)
             scores = torch.from_numpy(np.asarray(shaped, dtype=np.float32))
+        unit = implicit.largest_return(scores, mask) if unit is None else unit
         if self.section.prime_norm == "batch_norm":
-            scores = implicit.batch_norm(scores, mask)
+            scores = implicit.batch_norm(scores, mask, unit=unit)
         rewards = np.asarray(scores.numpy(), dtype=np.float32)
-        return Stream(rewards, pays if granularity == "whole" else None, failures)
+        return Stream(rewards, pays if granularity == "whole" else None, failures), unit
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Of the model."""
@@ -148,23 +179,8 @@ class PrimeReward:
         self.model.load_state_dict(tensors, values)
 
 
-class ExactReward:
-    """The truth about each step: +1 for a true line, -1 for another, at the end of the step. The upper reference."""
-
-    name = "exact"
-
-    def measure(self, answered: Responses, old_log_probs_B_T: Tensor | None) -> tuple[Stream, dict[str, float | None]]:
-        """Check every step."""
-        stream = self.look(answered, old_log_probs_B_T)
-        return stream, {"steps_right": _share(stream.rewards_B_T)}
-
-    def look(self, answered: Responses, old_log_probs_B_T: Tensor | None) -> Stream:
-        """Check every step."""
-        rewards = np.zeros(answered.batch.mask_B_T.shape, dtype=np.float32)
-        for row, (ends, correct) in enumerate(true_steps(answered)):
-            for end, right in zip(ends, correct, strict=True):
-                rewards[row, end] += 1.0 if right else -1.0
-        return Stream(rewards)
+class _Fixed:
+    """A source that never changes."""
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Nothing changes."""
@@ -174,7 +190,26 @@ class ExactReward:
         """Nothing changes."""
 
 
-class OutcomeModelReward:
+class ExactReward(_Fixed):
+    """The truth about each step: +1 for a true line, -1 for another, at the end of the step. The upper reference."""
+
+    name = "exact"
+
+    def measure(self, asked: Asked, greedy: Asked | None) -> tuple[Stream, Stream | None, dict[str, float | None]]:
+        """Check every step."""
+        stream = self.look(asked)
+        return stream, None if greedy is None else self.look(greedy), {"steps_right": _share(stream.rewards_B_T)}
+
+    def look(self, asked: Asked) -> Stream:
+        """Check every step."""
+        rewards = np.zeros(asked.answered.batch.mask_B_T.shape, dtype=np.float32)
+        for row, (ends, correct) in enumerate(true_steps(asked.answered)):
+            for end, right in zip(ends, correct, strict=True):
+                rewards[row, end] += 1.0 if right else -1.0
+        return Stream(rewards)
+
+
+class OutcomeModelReward(_Fixed):
     """A sequence classifier's judgement of the whole response, paid at its end."""
 
     name = "rm"
@@ -182,35 +217,30 @@ class OutcomeModelReward:
     def __init__(self, model: SequenceClassifier, section: RewardModelSection) -> None:
         self.model, self.section = model, section
 
-    def measure(self, answered: Responses, old_log_probs_B_T: Tensor | None) -> tuple[Stream, dict[str, float | None]]:
+    def measure(self, asked: Asked, greedy: Asked | None) -> tuple[Stream, Stream | None, dict[str, float | None]]:
         """Score."""
-        return self.look(answered, old_log_probs_B_T), {}
+        return self.look(asked), None if greedy is None else self.look(greedy), {}
 
-    def look(self, answered: Responses, old_log_probs_B_T: Tensor | None) -> Stream:
+    def look(self, asked: Asked) -> Stream:
         """Score."""
-        batch = answered.batch
-        values_B = self.model.score(answered.prompts, answered.texts, micro=self.section.micro_batch_size)
-        last = np.zeros(batch.mask_B_T.shape, dtype=np.bool_)
-        rows = np.flatnonzero(batch.lengths_B > 0)
-        last[rows, batch.lengths_B[rows] - 1] = True
-        bad = ~np.isfinite(values_B)
-        failures = {int(i): Failure("non_finite", "the classifier's logit is not finite") for i in np.flatnonzero(bad)}
-        paid = np.where(bad, 0.0, values_B)[:, None]
-        return Stream(np.where(last, paid, 0.0).astype(np.float32), last, failures)
-
-    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Nothing changes."""
-        return {}, {}
-
-    def load_state_dict(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Nothing changes."""
+        answered, micro = asked.answered, self.section.micro_batch_size
+        values_B, failures = self.model.score(answered.prompts, answered.texts, micro=micro)
+        last = last_valid(answered.batch.mask_B_T)
+        return Stream(np.where(last, values_B[:, None], 0.0).astype(np.float32), last, failures)
 
 
-def steps_of(answered: Responses, tokenizer: Any) -> tuple[IntArray, ...]:
-    """Index of the last token of each step of each response; steps end at the task's own separator."""
+def separator_of(answered: Responses) -> str:
+    """What ends a step: the task's own separator, or a new line."""
     first = answered.prompts[0] if answered.prompts else None
-    separator = family_of(first).separator if first is not None and is_generated(first) else DEFAULT_SEPARATOR
-    return response_step_ends(tokenizer, answered.batch, separator)
+    return family_of(first).separator if first is not None and is_generated(first) else DEFAULT_SEPARATOR
+
+
+def steps_of(answered: Responses) -> tuple[IntArray, ...]:
+    """Index of the last token of each step of each response; an empty response has none."""
+    separator = separator_of(answered)
+    return tuple(
+        step_ends(ends_T, text, separator) for ends_T, text in zip(answered.char_ends, answered.texts, strict=True)
+    )
 
 
 def true_steps(answered: Responses) -> list[tuple[list[int], tuple[bool, ...]]]:
@@ -230,14 +260,15 @@ def _step_quality(q_B_T: np.ndarray, answered: Responses) -> dict[str, float | N
     if not answered.prompts or not is_generated(answered.prompts[0]):
         return {}
     labels, scores = [], []
+    finite_B = np.isfinite(q_B_T).all(axis=1)
     for row, (ends, correct) in enumerate(true_steps(answered)):
+        if not finite_B[row]:
+            continue
         start = 0
         for end, right in zip(ends, correct, strict=True):
             scores.append(float(q_B_T[row, start : end + 1].sum()))
             labels.append(right)
             start = end + 1
-    if len(set(labels)) < 2:
-        return {"step_auroc": None}
     return {"step_auroc": point(auroc, labels, scores)}
 
 

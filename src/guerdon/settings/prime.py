@@ -14,6 +14,11 @@ from pydantic import Field, model_validator
 from guerdon.settings.base import Settings
 
 
+def _refuse(idle: set[str], why: str) -> None:
+    if idle:
+        raise ValueError(f"{', '.join(sorted(idle))} would do nothing with {why}; remove it")
+
+
 class OptimSettings(Settings):
     """`reward_model.prime_model.optim`: how the implicit reward model learns."""
 
@@ -21,13 +26,20 @@ class OptimSettings(Settings):
     weight_decay: float = Field(0.0, ge=0, description="of AdamW")
     betas: tuple[float, float] = Field((0.9, 0.999), description="of AdamW")
     grad_clip: float = Field(10.0, gt=0, description="clip gradients to this norm")
-    epochs: int = Field(1, ge=1, description="passes over the rollouts of an update; only the first is scored by")
+    epochs: int = Field(
+        1, ge=1, description="passes over the rollouts of an update; update: after is scored by the first"
+    )
 
 
 class WarmUpSettings(Settings):
     """`reward_model.prime_model.warm_up`: learn from rollouts before the process reward counts."""
 
-    rollouts: int = Field(0, ge=0, description="rollouts of the starting policy to learn from before the first update")
+    rollouts: int = Field(
+        0,
+        ge=0,
+        description="so many rollouts of the starting policy are written before the first update, those that the "
+        "filters leave out included; they count as steps of the run",
+    )
     epochs: int = Field(1, ge=1, description="passes over them")
 
 
@@ -41,33 +53,41 @@ class PrimeModelSettings(Settings):
     ref_path: str | None = Field(None, description="freeze: a folder or hub id; null: as path")
     update: Literal["none", "before", "after"] = Field(
         "after",
-        description="never; before scoring (two forward passes); or from the forward pass that scores (one)",
+        description="never; before scoring (two forward passes); after: from the forward pass that scores (one)",
     )
     beta_train: float = Field(0.05, gt=0, description="beta of the training loss")
     loss_type: Literal["ce", "dpo", "bon_acc", "bon_rm"] = Field("ce", description="of the update")
     use_remove_padding: bool = Field(False, description="forward without padding")
-    replay_size: int = Field(0, ge=0, description="rollouts of earlier batches kept to learn from again; 0: none")
-    replay_ratio: float = Field(0.5, gt=0, lt=1, description="share of the replayed rollouts in an update")
+    replay_size: int = Field(
+        0, ge=0, description="newest rollouts of earlier batches kept to learn from again; 0: none"
+    )
+    replay_ratio: float = Field(
+        0.5, gt=0, lt=1, description="share of replayed rollouts among all that an update learns from"
+    )
     optim: OptimSettings = Field(OptimSettings(), description="how it learns")
     warm_up: WarmUpSettings = Field(WarmUpSettings(), description="learn before its reward counts")
 
     @model_validator(mode="after")
     def _nothing_idle(self) -> PrimeModelSettings:
-        given = self.model_fields_set
         if self.ref_type == "policy" and self.ref_path is not None:
             raise ValueError("ref_path would do nothing with ref_type: policy; remove it")
-        idle = {"replay_ratio"} if not self.replay_size else set()
         if self.update == "none":
-            idle |= {"replay_size"} if not self.warm_up.rollouts else set()
-            if not self.warm_up.rollouts:
-                idle |= {"beta_train", "loss_type", "optim"}
-        present = sorted(idle & given)
-        if present:
-            why = "replay_size 0" if present == ["replay_ratio"] else "update: none and no warm_up"
-            raise ValueError(f"{', '.join(present)} would do nothing with {why}; remove it")
-        if self.update == "after" and self.loss_type in ("dpo", "bon_acc", "bon_rm") and self.optim.epochs > 1:
-            raise ValueError(f"loss_type {self.loss_type} compares rollouts of one prompt; give optim.epochs: 1")
+            idle = {"replay_size", "replay_ratio"} | (set() if self.learns else {"beta_train", "loss_type", "optim"})
+            _refuse(idle & self.model_fields_set, "update: none" + ("" if self.learns else " and no warm_up"))
+            if "epochs" in self.optim.model_fields_set:
+                raise ValueError("optim.epochs would do nothing with update: none; give warm_up.epochs")
+        if not self.replay_size:
+            _refuse({"replay_ratio"} & self.model_fields_set, "replay_size 0")
+        if self.loss_type != "ce":
+            _refuse({"replay_size"} & self.model_fields_set, f"loss_type {self.loss_type}, which needs whole groups")
+        if not self.warm_up.rollouts and "epochs" in self.warm_up.model_fields_set:
+            raise ValueError("warm_up.epochs would do nothing with warm_up.rollouts 0; remove it")
         return self
+
+    @property
+    def learns(self) -> bool:
+        """Whether the model ever takes a gradient step."""
+        return self.update != "none" or self.warm_up.rollouts > 0
 
 
 class RewardModelSection(Settings):
@@ -109,11 +129,9 @@ class RewardModelSection(Settings):
             "prime": {"path"},
             "value": prime | {"prime_granularity"},
             "normal": prime | {"prime_granularity"},
-            "exact": prime | {"path", "micro_batch_size"},
+            "exact": prime | {"path", "micro_batch_size", "prime_granularity", "on_failure"},
         }.get(kind, set())
-        present = sorted(idle & set(given))
-        if present:
-            raise ValueError(f"{', '.join(present)} would do nothing with rm_type {kind}; remove it")
+        _refuse(idle & set(given), f"rm_type {kind}")
         return given
 
     @model_validator(mode="after")
@@ -126,4 +144,6 @@ class RewardModelSection(Settings):
                 f"reward_model.mini_batch_size ({self.mini_batch_size}) must be a multiple of micro_batch_size "
                 f"({self.micro_batch_size}), such as {lower}"
             )
+        if self.rm_type == "prime" and not self.prime_model.learns:
+            _refuse({"mini_batch_size"} & self.model_fields_set, "prime_model.update: none and no warm_up")
         return self

@@ -86,17 +86,8 @@ class ActorShare(Settings):
         "expert sees: near misses, which look like success to a model that watches the arm alone",
     )
 
-    calibration_steps: int | None = Field(
-        None,
-        ge=1,
-        description="the error is found after at most so many steps (drawn evenly), and the expert mends its way: "
-        "recoveries, which show that an arm beside the object is not far from success; null: it stays",
-    )
-
     @model_validator(mode="after")
     def _fits(self) -> ActorShare:
-        if self.calibration_steps and not self.calibration_error:
-            raise ValueError("calibration_steps would do nothing without calibration_error; remove it")
         if (self.type == "checkpoint") != (self.checkpoint is not None):
             raise ValueError("an actor of type checkpoint, and only that, needs checkpoint: a policy folder")
         if "noise" in self.model_fields_set and self.type not in ("noisy", "checkpoint"):

@@ -59,7 +59,9 @@ class TextAlgorithmSettings(Settings):
     clip_range: float = Field(0.2, gt=0, description="how far the probability ratio may leave 1")
     clip_range_high: float | None = Field(None, gt=0, description="upper clip where it differs (DAPO, 2503.14476)")
     kl_coef: float = Field(0.0, ge=0, description="weight of the KL from the reference policy (the start of the run)")
-    kl_type: Literal["k1", "k2", "k3"] = Field("k3", description="its estimator (Schulman 2020)")
+    kl_type: Literal["k1", "k2", "k3"] = Field(
+        "k3", description="its estimator in the loss (Schulman 2020); in the reward it is k1"
+    )
     kl_in: Literal["loss", "reward"] = Field("loss", description="where the KL enters")
     entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
     num_epochs: int = Field(1, ge=1, description="passes over a batch per update")
@@ -91,8 +93,16 @@ class TextAlgorithmSettings(Settings):
             idle.append(("credit_temperature", "credit sum"))
         if given.get("loss", "ppo") == "reinforce":
             idle += [(k, "loss reinforce") for k in ("clip_range", "clip_range_high")]
+        elif given.get("num_epochs", 1) == 1 and given.get("minibatch_size") is None:
+            why = "one gradient step per batch, whose ratio is 1 (num_epochs 1 and no minibatch_size)"
+            idle += [(k, why) for k in ("clip_range", "clip_range_high")]
         if not given.get("kl_coef"):
             idle += [(k, "kl_coef 0") for k in ("kl_type", "kl_in")]
+        elif given.get("kl_in") == "reward":
+            idle.append(("kl_type", "kl_in reward, which is k1"))
+        every_source = {"verifier_gamma", "reward_model_gamma"} <= _known(given.get("adv_params"))
+        if every_source and not (given.get("kl_coef") and given.get("kl_in") == "reward"):
+            idle.append(("gamma", "a discount for each source in adv_params"))
         for key, why in idle:
             if key in given:
                 raise ValueError(f"{key} would do nothing with {why}; remove it")
@@ -100,6 +110,15 @@ class TextAlgorithmSettings(Settings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> TextAlgorithmSettings:
+        if self.kl_coef and self.kl_in == "loss" and self.kl_type == "k1":
+            raise ValueError(
+                "kl_type k1 in the loss has a gradient of zero on average (it is the policy's score): take k2 or k3, "
+                "or kl_in reward"
+            )
+        if self.adv_estimator == "reinforce_pp" and not self.normalize_advantages:
+            raise ValueError(
+                "reinforce_pp is reinforce with normalize_advantages; without, ask for adv_estimator: reinforce"
+            )
         if self.micro_batch_size and self.minibatch_size and self.minibatch_size % self.micro_batch_size:
             raise ValueError(
                 f"minibatch_size ({self.minibatch_size}) must be a multiple of micro_batch_size "
@@ -118,3 +137,9 @@ class TextAlgorithmSettings(Settings):
         """Discount of the reward model's rewards."""
         own = self.adv_params.reward_model_gamma
         return self.gamma if own is None else own
+
+
+def _known(given: Any) -> set[str]:
+    """Names of the values that are not null, of a section as it was given."""
+    values = given.model_dump() if isinstance(given, Settings) else given
+    return {k for k, v in values.items() if v is not None} if isinstance(values, dict) else set()

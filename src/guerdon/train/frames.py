@@ -93,11 +93,11 @@ def labelled_frames(
             skipped += 1
             continue
         target_T = np.asarray(wanted, np.float32)
-        if not np.isfinite(target_T).all():  # rows of which nobody knows
-            episode, target_T = episode.take(np.flatnonzero(np.isfinite(target_T))), target_T[np.isfinite(target_T)]
-        rows = _sample_rows(len(episode), num_samples_per_episode, seed, episode.id)
+        known_T = np.isfinite(target_T)  # of some rows nobody knows
+        frames_T, target_T = episode.frames[known_T], target_T[known_T]
+        rows = _sample_rows(len(target_T), num_samples_per_episode, seed, episode.id)
         done_T = target_T > 0.5 if kind == "resnet" else np.full(len(target_T), bool(target_T.max() > 0))
-        pixels.append(to_pixels(episode.frames[rows], image_size))
+        pixels.append(to_pixels(frames_T[rows], image_size))
         targets.append(target_T[rows])
         positive.append(done_T[rows])
         counts.append(len(rows))

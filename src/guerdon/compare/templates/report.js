@@ -21,12 +21,14 @@ function at(points, x) {
   return b[0] === a[0] ? b[1] : a[1] + (b[1] - a[1]) * Math.min(1, Math.max(0, (x - a[0]) / (b[0] - a[0])));
 }
 
+const count = curves ? curves.dataset.count : "steps";
+
 function short(value, unit) {
   if (unit) return value.toFixed(value < 10 ? 1 : 0) + " " + unit;
   for (const [size, letter] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
-    if (value >= size) return +(value / size).toPrecision(3) + letter + " steps";
+    if (value >= size) return +(value / size).toPrecision(3) + letter + " " + count;
   }
-  return Math.round(value) + " steps";
+  return Math.round(value) + " " + count;
 }
 
 function say(readout, when, pairs) {

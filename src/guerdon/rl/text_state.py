@@ -1,0 +1,88 @@
+"""The whole state of the language models' side as tensors and plain values, and back; and a start from another run.
+
+A resumed run goes on to the same bytes. This module does not know what the parts do or when they are stored.
+
+    tensors, values = take_state(side)
+    restore_state(side, tensors, values)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from guerdon.rl import checkpoint as ckpt
+from guerdon.rl.text_learner import adam_tensors, load_adam
+
+if TYPE_CHECKING:
+    from guerdon.rl.text_side import TextSide
+
+_HEAD = "value_head."
+
+
+def take_state(side: TextSide) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Policy, reward model, both optimisers, random numbers, place in the data."""
+    tensors = {f"policy.{k}": v for k, v in side.policy.tensors().items()}
+    tensors |= {f"optimizer.{k}": v for k, v in adam_tensors(side.optimizer).items()}
+    process: dict[str, Any] = {}
+    if side.process is not None:
+        more, process = side.process.state_dict()
+        tensors |= {f"process.{k}": v for k, v in more.items()}
+    tensors["rng.cpu"] = torch.get_rng_state()  # dropout draws from it
+    if torch.cuda.is_available():
+        tensors["rng.cuda"] = torch.cuda.get_rng_state()
+    return tensors, {
+        "sources": list(side.heads),
+        "rng": side.rng.bit_generator.state,
+        "sampler": side.sampler.state_dict(),
+        "process": process,
+        "book": side.book.state_dict(),
+        "warmed": side.warmed,
+    }
+
+
+def restore_state(side: TextSide, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    """Put a stored state into the parts of a side."""
+    side.policy.load_tensors(ckpt.under("policy", tensors))
+    load_adam(side.optimizer, ckpt.under("optimizer", tensors))
+    if side.process is not None:
+        side.process.load_state_dict(ckpt.under("process", tensors), values["process"])
+    side.rng.bit_generator.state = values["rng"]
+    side.sampler.load_state_dict(values["sampler"])
+    side.book.load_state_dict(values["book"])
+    side.warmed = bool(values["warmed"])
+    torch.set_rng_state(tensors["rng.cpu"])
+    if torch.cuda.is_available() and "rng.cuda" in tensors:
+        torch.cuda.set_rng_state(tensors["rng.cuda"])
+    side.engine.sync()
+
+
+def start_from_run(side: TextSide, folder: Path) -> list[str]:
+    """Second stage: take over the policy and its optimiser of another run; counters start at 0.
+
+    Where the sources of reward differ from the first stage's, value heads and the optimiser start fresh: their
+    numbers are about another reward.
+
+    Returns:
+        Lines that say what was done.
+
+    Raises:
+        CheckpointError: there is no whole checkpoint, or it does not fit.
+    """
+    path = ckpt.find_checkpoint(folder)
+    tensors, values = ckpt.load_checkpoint(path)
+    stored = ckpt.under("policy", tensors)
+    own = side.policy.tensors()
+    same = values["sources"] == list(side.heads) and stored.keys() == own.keys()
+    if same:
+        load_adam(side.optimizer, ckpt.under("optimizer", tensors))
+    else:
+        stored = {k: v for k, v in stored.items() if not k.startswith(_HEAD)}
+        stored |= {k: v for k, v in own.items() if k.startswith(_HEAD)}
+    side.policy.load_tensors(stored)
+    side.engine.sync()
+    what = "policy and optimiser" if same else "policy; the sources of reward changed, so the optimiser starts fresh"
+    return [f"stage 2 starts from {path}: {what}"]

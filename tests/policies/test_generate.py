@@ -1,0 +1,300 @@
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from tiny_models import oracle, tiny_policy
+
+from guerdon.errors import ConfigError, DataError, MissingDependencyError
+from guerdon.policies import decode_llama
+from guerdon.policies.generate import LocalEngine, draw
+from guerdon.policies.generate_vllm import VLLMEngine
+from guerdon.policies.text import add_policy
+from guerdon.settings.text_policy import GenerationSettings, LoraSettings
+
+EOS = 2
+
+
+def some_prompts(count=7, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(7, 103, rng.integers(1, 9)) for _ in range(count)]
+
+
+PROMPTS = some_prompts()
+
+
+def write(policy, n=3, *, limit=20, seed=4, prompts=PROMPTS, greedy=False, **options):
+    engine = LocalEngine(policy, GenerationSettings(**options))
+    rng = None if greedy else np.random.default_rng(seed)
+    return engine.generate(prompts, n, max_new_tokens=limit, rng=rng, greedy=greedy)
+
+
+def keen(policy, times=6.0):
+    """The same policy, likelier to stop, so that rows end at different times."""
+    with torch.no_grad():
+        policy.base.model.get_output_embeddings().weight[EOS] *= times
+    return policy
+
+
+def same(a, b):
+    np.testing.assert_array_equal(a.batch.responses_B_T, b.batch.responses_B_T)
+    np.testing.assert_array_equal(a.batch.finished_B, b.batch.finished_B)
+    np.testing.assert_allclose(a.log_probs_B_T, b.log_probs_B_T, atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+@pytest.mark.parametrize("by_hand", [True, False])
+@pytest.mark.parametrize("tie", [True, False])
+def test_behaviour_log_probs_are_those_of_the_policy(architecture, by_hand, tie, monkeypatch):
+    policy = keen(tiny_policy(architecture, tie=tie))
+    assert decode_llama.supports(policy)
+    if not by_hand:
+        monkeypatch.setattr(decode_llama, "supports", lambda policy: False)
+    found = write(policy, temperature=1.2)
+    assert 0 < found.batch.finished_B.mean() < 1  # some rows ended early, some were cut
+    expected, _ = oracle(policy.base.model, found.batch, 1.2)
+    np.testing.assert_allclose(found.log_probs_B_T, expected, atol=1e-4)
+    for prompt, written in zip(np.repeat(np.arange(len(PROMPTS)), 3), found.batch.prompts, strict=True):
+        np.testing.assert_array_equal(written, PROMPTS[prompt])
+
+
+def test_both_decoders_write_the_same():
+    policy = keen(tiny_policy("qwen2"))
+    by_hand = write(policy)
+    decoder = decode_llama.supports
+    try:
+        decode_llama.supports = lambda policy: False
+        same(by_hand, write(policy))
+    finally:
+        decode_llama.supports = decoder
+
+
+def test_a_response_depends_on_its_seed_and_row_only():
+    policy = keen(tiny_policy())
+    whole = write(policy)
+    same(whole, write(policy))
+    same(whole, write(policy, batch_size=4))
+    same(whole, write(policy, batch_size=1))
+    assert not np.array_equal(whole.batch.responses_B_T, write(policy, seed=5).batch.responses_B_T)
+    rng, other = np.random.default_rng(0), np.random.default_rng(0)
+    LocalEngine(policy, GenerationSettings()).generate(PROMPTS, 1, max_new_tokens=5, rng=rng)
+    LocalEngine(policy, GenerationSettings()).generate(PROMPTS[::-1], 1, max_new_tokens=5, rng=other)
+    assert rng.random() == other.random()  # a generator moves on by the same amount whatever is written
+
+
+def test_repeated_prompts_are_samples_like_others():
+    policy = keen(tiny_policy())
+    doubled = write(policy, 1, prompts=[p for p in PROMPTS for _ in range(3)])
+    same(doubled, write(policy, 3))
+
+
+def test_responses_end_at_their_first_stop():
+    policy = keen(tiny_policy())
+    found = write(policy, 8)
+    for response, finished in zip(found.batch.responses(), found.batch.finished_B, strict=True):
+        assert (response[:-1] != EOS).all()
+        assert (response[-1] == EOS) == finished
+        assert finished or len(response) == 20
+    assert (found.log_probs_B_T[~found.batch.mask_B_T] == 0).all()
+    assert (found.batch.responses_B_T[~found.batch.mask_B_T] == policy.tokenizer.pad_token_id).all()
+    everything = write(keen(tiny_policy(), 200.0), 2, limit=300)
+    assert everything.batch.responses_B_T.shape[1] < 300  # writing stops with the last row
+
+
+def test_the_model_may_have_ends_of_its_own():
+    policy = keen(tiny_policy())
+    policy.base.model.generation_config.eos_token_id = [EOS, *range(50, 103)]
+    found = write(policy)
+    last = [r[-1] for r, f in zip(found.batch.responses(), found.batch.finished_B, strict=True) if f]
+    assert set(last) - {EOS}
+    assert all(i == EOS or i >= 50 for i in last)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_greedy_is_what_transformers_writes(architecture):
+    policy = tiny_policy(architecture)
+    found = write(policy, 1, greedy=True, limit=12)
+    for prompt, response in zip(PROMPTS, found.batch.responses(), strict=True):
+        out = policy.base.model.generate(
+            torch.from_numpy(prompt)[None], do_sample=False, max_new_tokens=12, pad_token_id=0, eos_token_id=EOS
+        )
+        np.testing.assert_array_equal(out[0, len(prompt) :].numpy(), response)
+    with pytest.raises(ValueError, match="generator"):
+        LocalEngine(policy, GenerationSettings()).generate(PROMPTS, 1, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_each_adapter_writes_as_it_scores(by_hand, monkeypatch):
+    base = tiny_policy("qwen2").base
+    views = [add_policy(base, name, LoraSettings(r=2), seed=i) for i, name in enumerate(("policy", "prm"))]
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for view in views:
+            for p in view.parameters():
+                p.copy_(0.2 * torch.randn(p.shape, generator=generator))
+    if not by_hand:
+        monkeypatch.setattr(decode_llama, "supports", lambda policy: False)
+    written = [write(view, 2) for view in views]
+    for view, found in zip(views, written, strict=True):
+        with torch.no_grad():
+            np.testing.assert_allclose(found.log_probs_B_T, view.log_probs(found.batch).numpy(), atol=1e-4)
+    assert not np.array_equal(written[0].batch.responses_B_T, written[1].batch.responses_B_T)
+    assert all(p.requires_grad for view in views for p in view.parameters())
+
+
+def test_new_weights_are_followed_without_being_told():
+    policy = tiny_policy()
+    engine = LocalEngine(policy, GenerationSettings())
+    engine.generate(PROMPTS, 1, max_new_tokens=4, rng=np.random.default_rng(0))
+    keen(policy, -3.0)
+    engine.sync()
+    found = engine.generate(PROMPTS, 1, max_new_tokens=9, rng=np.random.default_rng(0))
+    np.testing.assert_allclose(found.log_probs_B_T, oracle(policy.base.model, found.batch)[0], atol=1e-4)
+
+
+def test_bf16_writes_close_to_what_it_scores():
+    policy = tiny_policy(bf16=True)
+    found = write(policy)
+    with torch.no_grad():
+        scored = policy.log_probs(found.batch).numpy()
+    assert found.log_probs_B_T.dtype == np.float32
+    assert np.abs(scored - found.log_probs_B_T).mean() < 0.02
+
+
+def test_what_cannot_be_written_is_refused():
+    policy = tiny_policy()
+    with pytest.raises(DataError, match="4096 positions"):
+        write(policy, limit=5000)
+    with pytest.raises(DataError, match="no tokens"):
+        write(policy, prompts=[np.zeros(0, np.int64)])
+    policy.tokenizer.eos_token = None
+    policy.base.model.generation_config.eos_token_id = None
+    with pytest.raises(ConfigError, match="ever end"):
+        LocalEngine(policy, GenerationSettings())
+
+
+def chosen_by_hand(logits, u, temperature, top_k, top_p):
+    """Masses of the tokens that may be drawn, in float64, in vocabulary order where nothing is left out."""
+    mass = np.exp(logits / temperature - (logits / temperature).max())
+    mass /= mass.sum()
+    order = np.arange(len(mass)) if not 0 < top_k < len(mass) and top_p == 1 else np.argsort(-mass, kind="stable")
+    mass = mass[order]
+    if top_k:
+        mass[top_k:] = 0
+    before = np.cumsum(mass) - mass
+    mass[before >= top_p * mass.sum()] = 0
+    return order, mass, u * mass.sum()
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    hnp.arrays(np.float32, st.integers(2, 12), elements=st.integers(-32, 32).map(lambda i: i / 8), unique=True),
+    st.floats(0, 1, width=32, exclude_max=True),
+    st.sampled_from([0.5, 1.0, 1.7]),
+    st.integers(0, 6),
+    st.sampled_from([0.317, 0.829, 1.0]),
+)
+def test_one_number_becomes_one_token(logits, u, temperature, top_k, top_p):
+    token, log_prob = draw(
+        torch.from_numpy(logits)[None], torch.tensor([u]), temperature=temperature, top_k=top_k, top_p=top_p
+    )
+    order, mass, point = chosen_by_hand(logits.astype(np.float64), u, temperature, top_k, top_p)
+    k = int(np.flatnonzero(order == int(token))[0])
+    below = np.cumsum(mass)[k] - mass[k]
+    assert below - 1e-5 <= point <= below + mass[k] + 1e-5
+    scaled = logits.astype(np.float64) / temperature
+    assert float(log_prob) == pytest.approx(scaled[int(token)] - np.log(np.exp(scaled).sum()), abs=1e-5)
+
+
+def test_tokens_without_mass_are_never_drawn():
+    logits = torch.full((4, 5), -1e9)
+    logits[:, 2] = 0.0
+    token, log_prob = draw(logits, torch.tensor([0.0, 0.25, 0.5, 1 - 2**-24]))
+    assert token.tolist() == [2, 2, 2, 2]
+    assert log_prob.tolist() == [0.0] * 4
+
+
+def test_frequencies_follow_the_distribution():
+    logits = torch.tensor([0.0, 1.0, 2.0, -1.0])
+    n = 20_000
+    token, _ = draw(logits.expand(n, 4), torch.from_numpy(np.random.default_rng(0).random(n, np.float32)))
+    expected = torch.softmax(logits, 0).numpy()
+    assert np.abs(np.bincount(token.numpy(), minlength=4) / n - expected).max() < 4 * 0.5 / np.sqrt(n)
+
+
+def test_without_vllm_the_message_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(MissingDependencyError, match="engine to local"):
+        VLLMEngine(tiny_policy(), GenerationSettings(engine="vllm"))
+
+
+class FakeLLM:
+    """Answers prompt [p, ...] with tokens p, p + 1, ... and a stop after three; records what it was told."""
+
+    def __init__(self, **options):
+        self.options, self.calls = options, []
+
+    def generate(self, prompts, parameters, *, use_tqdm):
+        outputs = []
+        for prompt, wanted in zip(prompts, parameters, strict=True):
+            ids = [(prompt["prompt_token_ids"][0] + i) % 103 for i in range(wanted.max_tokens)]
+            ids = [*ids[:3], EOS] if wanted.max_tokens > 3 else ids
+            sample = [
+                SimpleNamespace(
+                    index=i, token_ids=ids, finish_reason="stop" if ids[-1] == EOS else "length",
+                    logprobs=[{t: SimpleNamespace(logprob=-0.5)} for t in ids],
+                )
+                for i in reversed(range(wanted.n))
+            ]  # fmt: skip
+            outputs.append(SimpleNamespace(outputs=sample))
+        self.calls.append(parameters)
+        return outputs
+
+    def collective_rpc(self, method, kwargs):
+        self.calls.append((method, dict(kwargs["weights_iterator"])))
+
+    def reset_prefix_cache(self):
+        self.calls.append("reset")
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    module = ModuleType("vllm")
+    module.LLM, module.SamplingParams = FakeLLM, SimpleNamespace
+    monkeypatch.setitem(sys.modules, "vllm", module)
+
+
+def test_vllm_speaks_through_the_same_interface(vllm):
+    policy = tiny_policy()
+    engine = VLLMEngine(policy, GenerationSettings(engine="vllm", temperature=0.9))
+    assert policy.base.model.config.tie_word_embeddings
+    found = engine.generate(PROMPTS, 2, max_new_tokens=8, rng=np.random.default_rng(0))
+    assert len(found.batch) == 2 * len(PROMPTS)
+    assert found.batch.finished_B.all()
+    assert found.batch.responses()[1].tolist() == [*(PROMPTS[0][0] + np.arange(3)) % 103, EOS]
+    assert (found.log_probs_B_T[found.batch.mask_B_T] == -0.5).all()
+    asked = engine._llm.calls[-1][0]
+    assert (asked.n, asked.temperature, asked.stop_token_ids) == (2, 0.9, [EOS])
+    cut = engine.generate(PROMPTS, 1, max_new_tokens=2, greedy=True)
+    assert not cut.batch.finished_B.any()
+    with torch.no_grad():  # greedy: the policy itself is asked
+        np.testing.assert_allclose(cut.log_probs_B_T, policy.log_probs(cut.batch, temperature=0.9).numpy())
+
+
+def test_vllm_gets_all_weights_after_an_update(vllm):
+    policy = add_policy(tiny_policy().base, "policy", LoraSettings(r=2), seed=0)
+    engine = VLLMEngine(policy, GenerationSettings(engine="vllm"))
+    with torch.no_grad():
+        for p in policy.parameters():
+            p.add_(0.1)
+    engine.sync()
+    (method, weights), reset = engine._llm.calls
+    assert (method, reset) == ("reload_weights", "reset")
+    assert set(weights) == {*(n for n, _ in tiny_policy().base.model.named_parameters()), "lm_head.weight"}
+    layer = policy.base.model.get_submodule("model.layers.0.mlp.up_proj")
+    torch.testing.assert_close(weights["model.layers.0.mlp.up_proj.weight"], policy.merged(layer))
+    assert not torch.equal(weights["model.layers.0.mlp.up_proj.weight"], layer.base_layer.weight)

@@ -1,0 +1,216 @@
+"""The update of a language model: pieces add up, formulas hold, masks and missing values do nothing."""
+
+import numpy as np
+import pytest
+import torch
+from text_rl import LETTERS, tiny
+
+from guerdon.policies.text_files import load_policy
+from guerdon.policies.tokens import token_batch
+from guerdon.rl.text_learner import (
+    Told,
+    adam_tensors,
+    adamw,
+    load_adam,
+    log_probs_of,
+    steps_per_update,
+    update_text_policy,
+)
+from guerdon.settings.text_algorithm import TextAlgorithmSettings
+from guerdon.settings.text_policy import TextPolicySettings
+
+torch.set_num_threads(1)
+SETTINGS = TextPolicySettings.model_validate(tiny(LETTERS))
+
+
+def policy_of(value_heads=0):
+    policy = load_policy(SETTINGS, seed=0, value_heads=value_heads)
+    return policy
+
+
+def responses(n=6, seed=0):
+    rng = np.random.default_rng(seed)
+    rows = [rng.integers(7, 7 + len(LETTERS), k) for k in rng.integers(1, 6, n)]
+    prompts = [rng.integers(7, 7 + len(LETTERS), 3) for _ in range(n)]
+    batch = token_batch(prompts, rows, np.ones(n, bool), pad_id=0)
+    advantages = torch.where(torch.from_numpy(batch.mask_B_T), torch.from_numpy(rng.normal(size=batch.mask_B_T.shape)), 0.0)
+    return batch, advantages.float()
+
+
+def algorithm(**given):
+    return TextAlgorithmSettings(learning_rate=1e-2, max_grad_norm=1e9, **given)
+
+
+def updated(policy, batch, told, settings, *, optimizer=None, seed=0):
+    optimizer = optimizer or torch.optim.SGD(policy.parameters(), lr=1e-2)
+    return update_text_policy(
+        policy, optimizer, batch, told, settings, np.random.default_rng(seed),
+        learning_rate=1e-2, temperature=1.0, max_length=8,
+    )  # fmt: skip
+
+
+def same(one, other, **close):
+    for name, value in one.tensors().items():
+        torch.testing.assert_close(value, other.tensors()[name], **close)
+
+
+OLD = {"num_epochs": 1, "minibatch_size": 6}
+
+
+@pytest.mark.parametrize("agg", ["token", "sequence", "constant"])
+@pytest.mark.parametrize("loss", ["ppo", "gspo", "cispo", "reinforce"])
+def test_micro_batches_add_up_to_the_step_they_belong_to(loss, agg):
+    batch, advantages = responses()
+    told = Told(advantages)
+    policies = [policy_of(), policy_of()]
+    found = [
+        updated(p, batch, told, algorithm(loss=loss, loss_agg=agg, entropy_coef=0.1, micro_batch_size=micro))
+        for p, micro in zip(policies, (None, 2), strict=True)
+    ]
+    same(*policies, rtol=1e-5, atol=1e-6)
+    for key in ("policy_loss", "grad_norm", "entropy"):
+        assert found[0][key] == pytest.approx(found[1][key], rel=1e-4, abs=1e-6)
+    assert found[0]["updates"] == 1
+    start = policy_of()
+    assert any(not torch.equal(v, start.tensors()[k]) for k, v in policies[0].tensors().items())
+
+
+@pytest.mark.parametrize("loss", ["ppo", "cispo", "reinforce"])
+def test_the_first_step_follows_advantage_times_score(loss):
+    batch, advantages = responses()
+    policy, by_hand = policy_of(), policy_of()
+    updated(policy, batch, Told(advantages), algorithm(loss=loss))
+    expected = -(by_hand.log_probs(batch) * advantages).sum() / int(batch.mask_B_T.sum())
+    expected.backward()
+    with torch.no_grad():
+        for p in by_hand.parameters():
+            p -= 1e-2 * p.grad
+    same(policy, by_hand, rtol=1e-5, atol=1e-7)
+
+
+def test_a_ratio_that_left_the_clip_range_has_no_gradient_in_ppo_but_in_cispo():
+    batch, _ = responses()
+    advantages = torch.from_numpy(batch.mask_B_T).float()
+    old = log_probs_of(policy_of(), batch, micro=4, temperature=1.0) - 1.0  # every ratio is e
+    for loss, moves in (("ppo", False), ("gspo", False), ("cispo", True)):
+        policy = policy_of()
+        metrics = updated(policy, batch, Told(advantages, old), algorithm(loss=loss, **OLD))
+        assert metrics["clip_fraction"] == pytest.approx(1)
+        assert metrics["approx_kl"] > 0
+        start = policy_of().tensors()
+        assert any(not torch.equal(v, start[k]) for k, v in policy.tensors().items()) == moves
+
+
+@pytest.mark.parametrize("kl_type", ["k2", "k3"])
+def test_the_kl_in_the_loss_pulls_towards_the_reference(kl_type):
+    batch, _ = responses()
+    told = Told(torch.zeros(batch.mask_B_T.shape), ref_log_probs_B_T=None)
+    target = torch.where(torch.from_numpy(batch.mask_B_T), log_probs_of(policy_of(), batch, micro=8, temperature=1.0) + 0.5, 0.0)
+    told = Told(told.advantages_B_T, ref_log_probs_B_T=target)
+    policy = policy_of()
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+    gaps = []
+    for _ in range(4):
+        gaps.append(updated(policy, batch, told, algorithm(kl_coef=1.0, kl_type=kl_type), optimizer=optimizer)["kl"])
+    assert all(b < a for a, b in zip(gaps, gaps[1:], strict=False))
+    at_home = policy_of()
+    itself = Told(told.advantages_B_T, ref_log_probs_B_T=log_probs_of(at_home, batch, micro=8, temperature=1.0))
+    metrics = updated(at_home, batch, itself, algorithm(kl_coef=1.0, kl_type=kl_type))
+    assert metrics["kl"] == pytest.approx(0, abs=1e-9)
+    same(at_home, policy_of(), rtol=0, atol=1e-7)
+
+
+def test_what_stands_in_padding_does_not_matter():
+    batch, advantages = responses()
+    other = advantages.clone()
+    other[~torch.from_numpy(batch.mask_B_T)] = 7.0
+    one, two = policy_of(), policy_of()
+    updated(one, batch, Told(advantages), algorithm())
+    updated(two, batch, Told(other), algorithm())
+    same(one, two, rtol=0, atol=0)
+
+
+def test_an_empty_response_changes_nothing():
+    batch, advantages = responses()
+    longer = token_batch(
+        [*batch.prompts, np.array([7])], [*batch.responses(), np.array([], np.int64)], np.ones(7, bool), pad_id=0
+    )
+    one, two = policy_of(), policy_of()
+    for agg in ("token", "sequence", "constant"):
+        updated(one, batch, Told(advantages), algorithm(loss_agg=agg))
+        updated(two, longer, Told(torch.cat([advantages, torch.zeros(1, advantages.shape[1])])), algorithm(loss_agg=agg))
+    same(one, two, rtol=1e-4, atol=1e-6)
+
+
+def test_a_gradient_that_is_not_finite_is_no_step():
+    batch, advantages = responses()
+    advantages[0, 0] = float("inf")
+    policy = policy_of()
+    metrics = updated(policy, batch, Told(advantages), algorithm(minibatch_size=3))
+    assert metrics["skipped_updates"] == 1
+    assert metrics["updates"] == 1
+    assert np.isfinite(metrics["policy_loss"])
+    assert all(torch.isfinite(v).all() for v in policy.tensors().values())
+
+
+def test_each_value_head_learns_its_own_source_where_it_is_known():
+    batch, _ = responses(seed=3)
+    mask = torch.from_numpy(batch.mask_B_T).float()
+    policy = policy_of(value_heads=2)
+    known = torch.ones(6, dtype=torch.bool)
+    told = Told(
+        torch.zeros(batch.mask_B_T.shape),
+        value_targets={"verifier": mask * 0.7, "prime": mask * -0.4},
+        taught={"verifier": known, "prime": torch.zeros(6, dtype=torch.bool)},
+    )
+    optimizer = adamw(policy, 3e-2, (0.9, 0.999), 0.0)
+    settings = algorithm(adv_estimator="gae")
+    losses = [updated(policy, batch, told, settings, optimizer=optimizer)["value_loss"] for _ in range(60)]
+    assert losses[-1] < 0.02 * losses[0]
+    with torch.no_grad():
+        values = policy.evaluate(batch).values_B_T_K
+    assert (values[..., 0] - 0.7 * mask).abs().max() < 0.1
+    assert not policy.value_head.weight[1].any()
+    assert float(policy.value_head.bias[1].detach()) == 0
+
+
+@pytest.mark.parametrize(("epochs", "size", "steps"), [(1, None, 1), (3, None, 3), (1, 4, 2), (2, 4, 4), (1, 9, 1)])
+def test_as_many_steps_as_announced(epochs, size, steps):
+    batch, advantages = responses()
+    settings = algorithm(num_epochs=epochs, minibatch_size=size)
+    assert steps_per_update(settings, len(batch)) == steps
+    old = log_probs_of(policy_of(), batch, micro=3, temperature=1.0)
+    assert updated(policy_of(), batch, Told(advantages, old), settings)["updates"] == steps
+
+
+def test_the_gap_between_training_and_rollout_is_measured():
+    batch, advantages = responses()
+    mask = torch.from_numpy(batch.mask_B_T)
+    here = log_probs_of(policy_of(), batch, micro=8, temperature=1.0)
+    behaviour = torch.where(mask, here + 0.25, 0.0)
+    behaviour[0, 0] += 0.5
+    expected = float((behaviour - here).abs()[mask].mean())
+    for old, settings in ((None, algorithm()), (here, algorithm(num_epochs=2))):
+        metrics = updated(policy_of(), batch, Told(advantages, old, behaviour_B_T=behaviour), settings)
+        assert metrics["rollout_gap_mean"] == pytest.approx(expected, rel=1e-4)
+        assert metrics["rollout_gap_max"] == pytest.approx(0.75, rel=1e-4)
+
+
+def test_a_stored_optimiser_goes_on_to_the_same_bits():
+    batch, advantages = responses()
+    policy = policy_of()
+    optimizer = adamw(policy, 1e-2, (0.9, 0.99), 0.1)
+    for _ in range(2):
+        updated(policy, batch, Told(advantages), algorithm(), optimizer=optimizer)
+    other = policy_of()
+    other.load_tensors(policy.tensors())
+    theirs = adamw(other, 1e-2, (0.9, 0.99), 0.1)
+    load_adam(theirs, adam_tensors(optimizer))
+    for p, o in ((policy, optimizer), (other, theirs)):
+        updated(p, batch, Told(advantages), algorithm(), optimizer=o)
+    same(policy, other, rtol=0, atol=0)
+    fresh = policy_of()
+    plain = torch.optim.AdamW(fresh.parameters(), lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1)
+    for _ in range(3):
+        updated(fresh, batch, Told(advantages), algorithm(), optimizer=plain)
+    same(policy, fresh, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,128 @@
+"""Tiny language-model studies: a task of one letter that chance solves now and then, and sums that it never solves."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from guerdon.policies.generate import Generation
+from guerdon.policies.tokens import response_ids, token_batch
+from guerdon.rl.loop import Loop
+from guerdon.rl.run import run_folder
+from guerdon.settings.study import Study
+
+LETTERS = "abcdefgh01"
+SUMS = "0123456789+-*=?;"
+SHAPE = {"hidden_size": 16, "layers": 1, "heads": 2, "intermediate": 32, "max_positions": 128}
+LORA = {"r": 4, "alpha": 8}
+
+
+def tiny(alphabet, **given):
+    """A policy section that makes its model in code."""
+    return {"type": "text", "tiny": {**SHAPE, "alphabet": alphabet}, "bf16": False, **given}
+
+
+def letter_files(folder, *, count=8, answer="1"):
+    """Questions of one or two letters whose answer is always the same digit."""
+    path = folder / "letters.jsonl"
+    if not path.exists():
+        names = [a + b for a in "abcdefgh" for b in ["", *"abcdefgh"]][:count]
+        path.write_text("".join(json.dumps({"question": q, "answer": answer}) + "\n" for q in names))
+    return str(path)
+
+
+def _study(folder, name, policy, data, algorithm, reward_model, runner, generation):
+    given = {
+        "runner": {
+            "total_steps": 64, "eval_every": 32, "eval_episodes": 4, "checkpoint_every": 16,
+            "logger": {"log_path": str(folder), "experiment_name": name, "tensorboard": False}, **(runner or {}),
+        },
+        "policy": policy,
+        "data": data,
+        "algorithm": {"learning_rate": 1e-2, **(algorithm or {})},
+        "generation": generation or {},
+    }  # fmt: skip
+    return Study.model_validate(given | ({} if reward_model is None else {"reward_model": reward_model}))
+
+
+def letter_study(
+    folder, *, name="run", policy=None, data=None, algorithm=None, reward_model=None, runner=None, generation=None
+):
+    """Say `1`: a random policy is right about once in ten."""
+    section = {
+        "type": "files", "train_files": letter_files(folder), "val_size": 2, "verifier": "exact",
+        "unparsable": "wrong", "max_response_length": 3, "train_batch_size": 4, "n_samples": 4,
+        "filter_accuracy": False, "filter_truncated": False, **(data or {}),
+    }  # fmt: skip
+    return _study(
+        folder, name, tiny(LETTERS, **(policy or {})), section, algorithm, reward_model, runner, generation
+    )
+
+
+def sum_study(
+    folder, *, name="run", policy=None, data=None, algorithm=None, reward_model=None, runner=None, generation=None
+):
+    """Generated sums, in steps that end with a semicolon."""
+    section = {
+        "task": {"family": "chain", "steps": 2}, "train_size": 24, "val_size": 4, "max_response_length": 10,
+        "train_batch_size": 4, "n_samples": 4, "filter_accuracy": False, "filter_truncated": False, **(data or {}),
+    }  # fmt: skip
+    return _study(folder, name, tiny(SUMS, **(policy or {})), section, algorithm, reward_model, runner, generation)
+
+
+def prime(*, mini=16, micro=8, **given):
+    """A `reward_model` section of the implicit process reward model."""
+    model = {"optim": {"lr": 1e-2}, **given.pop("prime_model", {})}
+    return {"mini_batch_size": mini, "micro_batch_size": micro, "prime_model": model, **given}
+
+
+def start(study, *, resume=False):
+    """The loop of a study, not yet running."""
+    return Loop(study, run_folder(study), resume=resume)
+
+
+def lines(study, name="metrics"):
+    """Rows of one of the run's files."""
+    text = (run_folder(study) / f"{name}.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def result(study):
+    """What a run leaves that holds no times: logs and weights, as bytes."""
+    folder = run_folder(study)
+    files = [folder / f"{name}.jsonl" for name in ("metrics", "episodes", "failures")]
+    files += sorted(p for p in folder.rglob("*.safetensors") if "checkpoints" not in p.parts)
+    films = sorted((folder / "films").glob("*.json"))
+    return {str(p.relative_to(folder)): p.read_bytes() for p in [*files, *films]}
+
+
+class Scripted:
+    """An engine that writes what it is told: `write(prompt number, sample number, draw)` gives a text or None.
+
+    None is a response that the length limit cut. Prompts are numbered by the order in which they first come.
+    """
+
+    def __init__(self, tokenizer, write):
+        self.tokenizer, self.write = tokenizer, write
+        self.seen, self.requests, self.synced = [], [], 0
+
+    def sync(self):
+        self.synced += 1
+
+    def generate(self, prompts, n_per_prompt, *, max_new_tokens, rng=None, greedy=False):
+        if rng is not None:
+            rng.random()
+        self.requests.append((len(prompts), n_per_prompt, greedy))
+        draw, first = len(self.requests) - 1, len(self.seen)
+        self.seen += list(prompts)
+        responses, finished, owners = [], [], []
+        for i, prompt in enumerate(prompts):
+            for j in range(n_per_prompt):
+                text = self.write(first + i, j, draw)
+                ids = response_ids(self.tokenizer, "0" * max_new_tokens if text is None else text)
+                responses.append(ids if text is not None else ids[:max_new_tokens])
+                finished.append(text is not None)
+                owners.append(prompt)
+        batch = token_batch(owners, responses, np.array(finished), pad_id=0)
+        return Generation(batch, np.where(batch.mask_B_T, np.float32(-1), np.float32(0)))

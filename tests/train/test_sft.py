@@ -1,0 +1,188 @@
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from guerdon.errors import ConfigError, DataError
+from guerdon.policies.generate import LocalEngine
+from guerdon.policies.text_files import load_policy, read_model
+from guerdon.policies.tokens import prompt_ids, response_texts
+from guerdon.settings.text_policy import (
+    GenerationSettings,
+    LoraSettings,
+    SFTSettings,
+    TextPolicySettings,
+    TinyModelSettings,
+)
+from guerdon.train.sft import split_by_prompt, tokenize_pairs, train_sft
+from guerdon.train.sft_trainer import ResponseTrainer
+
+torch.set_num_threads(1)
+
+
+def sum_pair(a, b):
+    return [{"role": "user", "content": f"{a}+{b}=?"}], f"{a}+{b}={a + b};"
+
+
+SUMS = [sum_pair(a, b) for a in range(6) for b in range(6)]
+TINY = TinyModelSettings(alphabet="0123456789+=?;", hidden_size=32, layers=1, heads=2, intermediate=64)
+POLICY = TextPolicySettings(tiny=TINY, bf16=False)
+
+
+def settings_for(folder, **options):
+    usual = {"max_steps": 12, "batch_size": 8, "learning_rate": 3e-3, "val_split": 0.2, "eval_every": 4, "log_every": 1}
+    return SFTSettings(save_dir=str(folder), **(usual | options))
+
+
+def weights(folder):
+    return dict(read_model(str(folder))[0].named_parameters())
+
+
+def assert_same_weights(a, b):
+    a, b = weights(a), weights(b)
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def mean_loss(folder, pairs):
+    """Nats per response token, end-of-sequence token included, from the whole model's logits."""
+    policy = load_policy(TextPolicySettings(path=str(folder), bf16=False), seed=0)
+    tokens = tokenize_pairs(policy.tokenizer, pairs, None)
+    total = count = 0
+    for prompt, response in zip(tokens.prompts, tokens.responses, strict=True):
+        with torch.no_grad():
+            logits = policy.base.model(torch.from_numpy(np.concatenate([prompt, response]))[None]).logits[0]
+        table = torch.log_softmax(logits[len(prompt) - 1 : -1].double(), -1)
+        total -= float(table.gather(1, torch.from_numpy(response)[:, None]).sum())
+        count += len(response)
+    return total / count
+
+
+def test_it_learns_what_it_is_shown_and_when_to_stop(tmp_path):
+    few = SUMS[:8]
+    folder, metrics = train_sft(
+        few, settings_for(tmp_path, max_steps=160, val_split=0.0, learning_rate=1e-2, lr_scheduler="linear"), POLICY
+    )
+    assert metrics["val_loss"] is None
+    assert metrics["train_loss"] < 0.1
+    assert (metrics["pairs"], metrics["val_pairs"], metrics["steps"]) == (8, 0, 160)
+    assert metrics["response_tokens"] == sum(len(text) + 1 for _, text in few)
+    policy = load_policy(TextPolicySettings(path=str(folder)), seed=0)
+    prompts = [prompt_ids(policy.tokenizer, messages) for messages, _ in few]
+    found = LocalEngine(policy, GenerationSettings()).generate(prompts, 1, max_new_tokens=12, greedy=True)
+    assert response_texts(policy.tokenizer, found.batch) == [text for _, text in few]
+    assert found.batch.finished_B.all()
+    assert not (tmp_path / "trainer").exists()
+
+
+def test_the_losses_are_means_over_response_tokens_only(tmp_path):
+    policy = load_policy(POLICY, seed=0)
+    tokens = tokenize_pairs(policy.tokenizer, SUMS, None)
+    train, val = split_by_prompt(tokens, 0.2, 0)
+    trainer = ResponseTrainer(policy, tokens, train, val, settings_for(tmp_path, batch_size=len(train)), tmp_path)
+    rows = {"rows": torch.from_numpy(train)}
+    policy.base.model.save_pretrained(tmp_path / "start")
+    policy.tokenizer.save_pretrained(tmp_path / "start")
+    expected = mean_loss(tmp_path / "start", [SUMS[i] for i in train])
+    gradients = []
+    for micro in (len(train), 4):
+        trainer._micro = micro
+        policy.base.model.zero_grad()
+        assert float(trainer.training_step(trainer.model, rows)) == pytest.approx(expected, rel=1e-5)
+        gradients.append([p.grad.clone() for p in policy.parameters()])
+    for whole, cut in zip(*gradients, strict=True):
+        torch.testing.assert_close(whole, cut, atol=1e-6, rtol=1e-4)
+    held_out = mean_loss(tmp_path / "start", [SUMS[i] for i in val])
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(held_out, rel=1e-5)
+
+
+def test_the_best_weights_are_kept(tmp_path):
+    folder, metrics = train_sft(SUMS, settings_for(tmp_path), POLICY)
+    tokens = tokenize_pairs(load_policy(POLICY, seed=0).tokenizer, SUMS, None)
+    _, val = split_by_prompt(tokens, 0.2, 0)
+    assert mean_loss(folder, [SUMS[i] for i in val]) == pytest.approx(metrics["val_loss"], rel=1e-5)
+    assert metrics["val_loss"] < math.log(20)
+    assert metrics["best_step"] in (4, 8, 12)
+    assert json.loads((tmp_path / "metrics.json").read_text()) == metrics
+
+
+def test_no_question_is_on_both_sides():
+    doubled = [*SUMS, *((messages, "0") for messages, _ in SUMS)]
+    tokens = tokenize_pairs(load_policy(POLICY, seed=0).tokenizer, doubled, None)
+    train, val = split_by_prompt(tokens, 0.25, seed=3)
+    names = [tuple(p) for p in tokens.prompts]
+    assert sorted([*train, *val]) == list(range(len(doubled)))
+    assert len(val) == 18
+    assert not {names[i] for i in train} & {names[i] for i in val}
+    again = split_by_prompt(tokens, 0.25, seed=3)
+    np.testing.assert_array_equal(val, again[1])
+    assert not np.array_equal(val, split_by_prompt(tokens, 0.25, seed=4)[1])
+    with pytest.raises(DataError, match="val_split: 0"):
+        split_by_prompt(tokenize_pairs(load_policy(POLICY, seed=0).tokenizer, SUMS[:1], None), 0.1, 0)
+
+
+def test_long_pairs_are_left_out_and_counted():
+    tokenizer = load_policy(POLICY, seed=0).tokenizer
+    pairs = [SUMS[0], ([{"role": "user", "content": "1+1=?" * 4}], "2;")]
+    tokens = tokenize_pairs(tokenizer, pairs, 20)
+    assert (len(tokens.prompts), tokens.left_out) == (1, 1)
+    with pytest.raises(DataError, match="longer than 4 tokens"):
+        tokenize_pairs(tokenizer, pairs, 4)
+    with pytest.raises(DataError, match="solutions"):
+        tokenize_pairs(tokenizer, [], None)
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("lora", [None, LoraSettings(r=2, dropout=0.1)])
+def test_killed_and_resumed_it_gives_the_same_weights(tmp_path, monkeypatch, lora):
+    policy = POLICY.model_copy(update={"lora": lora})
+    whole, metrics = train_sft(SUMS, settings_for(tmp_path / "whole"), policy)
+    step = ResponseTrainer.training_step
+    steps = []
+
+    def killed_at_seven(self, *args, **options):
+        steps.append(None)
+        if len(steps) == 7:
+            raise Killed
+        return step(self, *args, **options)
+
+    settings = settings_for(tmp_path / "cut", resume=True)
+    monkeypatch.setattr(ResponseTrainer, "training_step", killed_at_seven)
+    with pytest.raises(Killed):
+        train_sft(SUMS, settings, policy)
+    half = tmp_path / "cut" / "trainer" / "checkpoint-8"  # cut off while it was written
+    shutil.copytree(tmp_path / "cut" / "trainer" / "checkpoint-4", half)
+    (half / "complete").unlink()
+    (half / "model.safetensors").write_bytes(b"")
+    monkeypatch.setattr(ResponseTrainer, "training_step", step)
+    resumed, again = train_sft(SUMS, settings, policy)
+    assert_same_weights(whole, resumed)
+    assert again["val_loss"] == metrics["val_loss"]
+    monkeypatch.setattr(ResponseTrainer, "training_step", lambda *_, **__: pytest.fail("trained again"))
+    assert train_sft(SUMS, settings, policy) == (resumed, again)  # finished: nothing to do
+    with pytest.raises(ConfigError, match="other data"):
+        train_sft(SUMS[:20], settings, policy)
+    with pytest.raises(ConfigError, match="other settings"):
+        train_sft(SUMS, settings.model_copy(update={"learning_rate": 1e-4}), policy)
+
+
+def test_adapters_are_merged_into_a_model_that_stands_by_itself(tmp_path):
+    start, _ = train_sft(SUMS, settings_for(tmp_path / "start", max_steps=2), POLICY)
+    policy = TextPolicySettings(path=str(start), lora=LoraSettings(r=2), bf16=False, use_remove_padding=True)
+    folder, _ = train_sft(SUMS, settings_for(tmp_path / "tuned", max_steps=4, learning_rate=0.05), policy)
+    before, after = weights(start), weights(folder)
+    assert before.keys() == after.keys()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved
+    assert all("proj" in name for name in moved)  # embeddings and norms stay frozen
+
+
+def test_a_loss_that_is_no_number_stops_it(tmp_path):
+    with pytest.raises(DataError, match="learning_rate"):
+        train_sft(SUMS, settings_for(tmp_path, learning_rate=1e30, max_grad_norm=1e30, lr_scheduler="constant"), POLICY)
