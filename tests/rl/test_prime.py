@@ -112,9 +112,7 @@ def test_the_oracle_of_prime(form, returns, advantages, tmp_path):
     assert metrics["prm_loss"] == pytest.approx(0.684436, abs=1e-6)
     assert metrics["dpo_acc"] == metrics["dpo_acc_coverage"] == metrics["dpo_acc_abs"] == 1
     streams = {"verifier": outcome_stream(happened), "prime": stream}
-    found = advise(
-        study, happened.batch.mask_B_T, happened.groups_B, streams, {"verifier": 1.0, "prime": 1.0}
-    )
+    found = advise(study, happened.batch.mask_B_T, happened.groups_B, streams, {"verifier": 1.0, "prime": 1.0})
     np.testing.assert_allclose(found.returns_B_T, returns, atol=1e-4)
     if advantages:
         np.testing.assert_allclose(found.advantages_B_T, advantages, atol=1e-4)
@@ -283,9 +281,10 @@ def test_groups_that_a_contrastive_loss_would_not_see_whole_are_refused(tmp_path
 
 
 def test_a_model_that_would_equal_its_reference_for_ever_is_refused(tmp_path):
+    study = letter_study(tmp_path, reward_model={"prime_model": {"update": "none"}})
+    policy = load_policy(study.text_policy, seed=0)
     with pytest.raises(ConfigError, match="every process reward would be 0"):
-        letter = letter_study(tmp_path, reward_model={"prime_model": {"update": "none"}})
-        ImplicitReward(letter, load_policy(letter.text_policy, seed=0))
+        ImplicitReward(study, policy)
 
 
 # What cannot be measured.
@@ -351,7 +350,7 @@ def test_greedy_responses_are_scored_by_the_same_weights_in_the_same_unit(tmp_pa
         study = letter_study(tmp_path, reward_model=prime(mini=8, micro=8, prime_model={"update": update}))
         model = moved(ImplicitReward(study, load_policy(study.text_policy, seed=0)))
         reward = PrimeReward(model, study.reward_model, study)
-        batch, acc, known, groups = random_answers()
+        batch, acc, _, groups = random_answers()
         prompts = tuple(Prompt("p", ({"role": "user", "content": "a"},), "1", "letters") for _ in range(8))
         behaviour = np.zeros(batch.mask_B_T.shape, np.float32)
         asked = Asked(Responses(batch, behaviour, prompts, ("",) * 8, groups.numpy(), acc.numpy(), {}, TOKENIZER))

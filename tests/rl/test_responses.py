@@ -14,7 +14,8 @@ from guerdon.worlds.prompts import Prompt
 from guerdon.worlds.verifier import verifier_from
 
 TOKENIZER = build_tokenizer(TinyModelSettings(**SHAPE, alphabet=LETTERS))
-PROMPTS = [Prompt(c, ({"role": "user", "content": c},), "1", "letters") for c in "abcdefgh"]
+QUESTIONS = ("a", "b", "aa", "ab", "ba", "bb", "aaa", "aab")
+PROMPTS = [Prompt(q, ({"role": "user", "content": q},), "1", "letters") for q in QUESTIONS]
 
 
 def settings(**given):

@@ -1,5 +1,7 @@
 """The update of a language model: pieces add up, formulas hold, masks and missing values do nothing."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -33,7 +35,9 @@ def responses(n=6, seed=0):
     rows = [rng.integers(7, 7 + len(LETTERS), k) for k in rng.integers(1, 6, n)]
     prompts = [rng.integers(7, 7 + len(LETTERS), 3) for _ in range(n)]
     batch = token_batch(prompts, rows, np.ones(n, bool), pad_id=0)
-    advantages = torch.where(torch.from_numpy(batch.mask_B_T), torch.from_numpy(rng.normal(size=batch.mask_B_T.shape)), 0.0)
+    advantages = torch.where(
+        torch.from_numpy(batch.mask_B_T), torch.from_numpy(rng.normal(size=batch.mask_B_T.shape)), 0.0
+    )
     return batch, advantages.float()
 
 
@@ -105,14 +109,16 @@ def test_a_ratio_that_left_the_clip_range_has_no_gradient_in_ppo_but_in_cispo():
 def test_the_kl_in_the_loss_pulls_towards_the_reference(kl_type):
     batch, _ = responses()
     told = Told(torch.zeros(batch.mask_B_T.shape), ref_log_probs_B_T=None)
-    target = torch.where(torch.from_numpy(batch.mask_B_T), log_probs_of(policy_of(), batch, micro=8, temperature=1.0) + 0.5, 0.0)
+    target = torch.where(
+        torch.from_numpy(batch.mask_B_T), log_probs_of(policy_of(), batch, micro=8, temperature=1.0) + 0.5, 0.0
+    )
     told = Told(told.advantages_B_T, ref_log_probs_B_T=target)
     policy = policy_of()
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
     gaps = []
     for _ in range(4):
         gaps.append(updated(policy, batch, told, algorithm(kl_coef=1.0, kl_type=kl_type), optimizer=optimizer)["kl"])
-    assert all(b < a for a, b in zip(gaps, gaps[1:], strict=False))
+    assert all(b < a for a, b in pairwise(gaps))
     at_home = policy_of()
     itself = Told(told.advantages_B_T, ref_log_probs_B_T=log_probs_of(at_home, batch, micro=8, temperature=1.0))
     metrics = updated(at_home, batch, itself, algorithm(kl_coef=1.0, kl_type=kl_type))
@@ -138,7 +144,9 @@ def test_an_empty_response_changes_nothing():
     one, two = policy_of(), policy_of()
     for agg in ("token", "sequence", "constant"):
         updated(one, batch, Told(advantages), algorithm(loss_agg=agg))
-        updated(two, longer, Told(torch.cat([advantages, torch.zeros(1, advantages.shape[1])])), algorithm(loss_agg=agg))
+        updated(
+            two, longer, Told(torch.cat([advantages, torch.zeros(1, advantages.shape[1])])), algorithm(loss_agg=agg)
+        )
     same(one, two, rtol=1e-4, atol=1e-6)
 
 

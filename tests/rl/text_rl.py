@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 
 from guerdon.policies.generate import Generation
-from guerdon.policies.tokens import response_ids, token_batch
+from guerdon.policies.tokens import prompt_ids, response_ids, token_batch
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run_folder
 from guerdon.settings.study import Study
 
-LETTERS = "abcdefgh01"
+LETTERS = "ab01"
 SUMS = "0123456789+-*=?;"
 SHAPE = {"hidden_size": 16, "layers": 1, "heads": 2, "intermediate": 32, "max_positions": 128}
 LORA = {"r": 4, "alpha": 8}
@@ -24,10 +25,10 @@ def tiny(alphabet, **given):
 
 
 def letter_files(folder, *, count=8, answer="1"):
-    """Questions of one or two letters whose answer is always the same digit."""
+    """Short questions whose answer is always the same digit."""
     path = folder / "letters.jsonl"
     if not path.exists():
-        names = [a + b for a in "abcdefgh" for b in ["", *"abcdefgh"]][:count]
+        names = [f"{i + 2:b}".replace("0", "a").replace("1", "b") for i in range(count)]
         path.write_text("".join(json.dumps({"question": q, "answer": answer}) + "\n" for q in names))
     return str(path)
 
@@ -55,9 +56,7 @@ def letter_study(
         "unparsable": "wrong", "max_response_length": 3, "train_batch_size": 4, "n_samples": 4,
         "filter_accuracy": False, "filter_truncated": False, **(data or {}),
     }  # fmt: skip
-    return _study(
-        folder, name, tiny(LETTERS, **(policy or {})), section, algorithm, reward_model, runner, generation
-    )
+    return _study(folder, name, tiny(LETTERS, **(policy or {})), section, algorithm, reward_model, runner, generation)
 
 
 def sum_study(
@@ -80,6 +79,27 @@ def prime(*, mini=16, micro=8, **given):
 def start(study, *, resume=False):
     """The loop of a study, not yet running."""
     return Loop(study, run_folder(study), resume=resume)
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing in guerdon may catch it."""
+
+
+def interrupted(study, where, count, *, resume=False):
+    """Run until the method `where` of the loop or its side has begun `count` times, then stop as dead."""
+    loop = start(study, resume=resume)
+    owner = loop if hasattr(loop, where) else loop.side
+    original, calls = getattr(owner, where), []
+
+    def dies(*args, **kw):
+        calls.append(None)
+        if len(calls) == count:
+            raise Killed
+        return original(*args, **kw)
+
+    setattr(owner, where, dies)
+    with pytest.raises(Killed):
+        loop.run()
 
 
 def lines(study, name="metrics"):
@@ -126,3 +146,15 @@ class Scripted:
                 owners.append(prompt)
         batch = token_batch(owners, responses, np.array(finished), pad_id=0)
         return Generation(batch, np.where(batch.mask_B_T, np.float32(-1), np.float32(0)))
+
+
+def half_solved(side):
+    """Let every other response be the true solution, which a random policy never finds."""
+    tokenizer = side.policy.tokenizer
+    solutions = {prompt_ids(tokenizer, p.messages).tobytes(): p.solution for p in side.sampler.stream.prompts}
+
+    def write(prompt, sample, draw):
+        return solutions[engine.seen[prompt].tobytes()] if sample % 2 else "1;2;"
+
+    engine = Scripted(tokenizer, write)
+    side.sampler.engine = engine

@@ -150,7 +150,7 @@ class ImplicitReward:
 
         Returns:
             (B, T) float32 q, of each mini-batch before its step; the mean loss and gradient norm. A step whose
-            gradient is not finite is not taken.
+            loss or gradient is not finite is not taken.
         """
         q_B_T = torch.zeros(lesson.batch.mask_B_T.shape)
         losses: list[float] = []
@@ -171,7 +171,7 @@ class ImplicitReward:
             if not count:
                 continue
             norm = float(torch.nn.utils.clip_grad_norm_(self.phi.parameters(), self.settings.optim.grad_clip))
-            if np.isfinite(norm):
+            if np.isfinite([norm, total]).all():
                 self.optimizer.step()
                 losses.append(total)
                 norms.append(norm)

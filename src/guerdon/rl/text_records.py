@@ -12,12 +12,13 @@ import numpy as np
 
 from guerdon.policies.generate import Engine, LocalEngine
 from guerdon.policies.text import TextPolicy
+from guerdon.policies.tokens import split_steps
 from guerdon.rl.baselines import last_valid
 from guerdon.rl.dense_advantages import DenseAdvantages
 from guerdon.rl.responses import Responses
 from guerdon.rl.sources import Measured
 from guerdon.rl.text_advantages import VERIFIER
-from guerdon.rl.text_rewards import Stream, separator_of, steps_of
+from guerdon.rl.text_rewards import Stream, separator_of
 from guerdon.settings.text_policy import GenerationSettings
 from guerdon.types import Failure, Rollout
 
@@ -95,7 +96,7 @@ def response_facts(answered: Responses) -> dict[str, float | None]:
     separator = separator_of(answered)
     return {
         "response_length": tokens / len(answered),
-        "steps": float(np.mean([len(ends) for ends in steps_of(answered)])),
+        "steps": float(np.mean([len(split_steps(text, separator)) for text in answered.texts])),
         "separator_rate": sum(text.count(separator) for text in answered.texts) / tokens,
     }
 

@@ -191,21 +191,30 @@ class _Fixed:
 
 
 class ExactReward(_Fixed):
-    """The truth about each step: +1 for a true line, -1 for another, at the end of the step. The upper reference."""
+    """The truth about each step: 1 for every token of a true line, else 0. The upper reference.
+
+    Nothing is below 0: with a penalty for wrong lines the best thing to do after a slip is to stop writing.
+    """
 
     name = "exact"
 
     def measure(self, asked: Asked, greedy: Asked | None) -> tuple[Stream, Stream | None, dict[str, float | None]]:
         """Check every step."""
         stream = self.look(asked)
-        return stream, None if greedy is None else self.look(greedy), {"steps_right": _share(stream.rewards_B_T)}
+        return (
+            stream,
+            None if greedy is None else self.look(greedy),
+            {"tokens_right": _share(stream.rewards_B_T, asked.answered.batch.mask_B_T)},
+        )
 
     def look(self, asked: Asked) -> Stream:
         """Check every step."""
         rewards = np.zeros(asked.answered.batch.mask_B_T.shape, dtype=np.float32)
         for row, (ends, correct) in enumerate(true_steps(asked.answered)):
+            start = 0
             for end, right in zip(ends, correct, strict=True):
-                rewards[row, end] += 1.0 if right else -1.0
+                rewards[row, start : end + 1] = float(right)
+                start = end + 1
         return Stream(rewards)
 
 
@@ -272,6 +281,5 @@ def _step_quality(q_B_T: np.ndarray, answered: Responses) -> dict[str, float | N
     return {"step_auroc": point(auroc, labels, scores)}
 
 
-def _share(rewards: np.ndarray) -> float | None:
-    paid = rewards[rewards != 0]
-    return float((paid > 0).mean()) if paid.size else None
+def _share(rewards_B_T: np.ndarray, mask_B_T: BoolArray) -> float | None:
+    return float(rewards_B_T[mask_B_T].mean()) if mask_B_T.any() else None

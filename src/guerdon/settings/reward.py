@@ -72,9 +72,7 @@ class RewardModelSettings(Settings):
         if self.update == "none" and self.model_fields_set & {"update_params", "replay_path", "labeler"}:
             raise ValueError("update_params, replay_path and labeler would do nothing with update: none; remove them")
         if self.labeler == "continuation" and self.model_type != "progress":
-            raise ValueError(
-                f"labeler continuation would do nothing for model_type {self.model_type}; remove it"
-            )
+            raise ValueError(f"labeler continuation would do nothing for model_type {self.model_type}; remove it")
         if self.labeler == "outcome" and "continuation_every" in self.update_params.model_fields_set:
             raise ValueError("continuation_every would do nothing with labeler: outcome; remove it")
         if self.update != "none" and not self.replay_path:
@@ -139,6 +137,7 @@ class SourceSettings(Settings):
 
 
 _PER_SOURCE = set(SourceSettings.model_fields)
+LIMITS = ("max_failure_rate", "failure_window")  # of failures: also of a verifier, so a whole study decides
 
 
 class RewardSettings(Settings):
@@ -187,7 +186,8 @@ class RewardSettings(Settings):
         if self.use_reward_model and not self.sources:
             raise ValueError("use_reward_model needs reward.model (or reward.sources)")
         if not self.use_reward_model:
-            idle = sorted(self.model_fields_set - {"use_reward_model"} - ({"sources"} if not self.sources else set()))
+            known = {"use_reward_model", *LIMITS} | (set() if self.sources else {"sources"})
+            idle = sorted(self.model_fields_set - known)
             if idle:
                 raise ValueError(f"{', '.join(idle)} would do nothing with use_reward_model: false; remove it")
         if "env" in self.sources or "combined" in self.sources:

@@ -21,7 +21,7 @@ from guerdon.settings.policy import (
     PolicySettings,
 )
 from guerdon.settings.prime import RewardModelSection
-from guerdon.settings.reward import RewardSettings
+from guerdon.settings.reward import LIMITS, RewardSettings
 from guerdon.settings.text_algorithm import GROUPED, TextAlgorithmSettings
 from guerdon.settings.text_policy import GenerationSettings, SFTSettings, TextPolicySettings
 from guerdon.settings.train import ImageTrainSettings
@@ -242,14 +242,42 @@ class Study(Settings):
         given = self.model_fields_set
         if self.algorithm.type != ("text" if self.text else "control"):
             raise ValueError(f"algorithm.type {self.algorithm.type} does not go with policy.type {self.policy.type}")
-        idle = (
-            {"env", "collect", "bc", "train", "reward"} if self.text else {"data", "generation", "reward_model", "sft"}
-        )
+        idle = {"env", "collect", "bc", "train"} if self.text else {"data", "generation", "reward_model", "sft"}
         present = sorted(name for name in idle & given if getattr(self, name) != type(self).model_fields[name].default)
         if present:
             raise ValueError(f"{', '.join(present)} would do nothing with policy.type {self.policy.type}; remove it")
+        if self.text or not self.reward.use_reward_model:
+            known = {"use_reward_model", "sources", *(LIMITS if self.text else ())}
+            extra = sorted(self.reward.model_fields_set - known)
+            extra += ["use_reward_model"] if self.reward.use_reward_model else []
+            if extra:
+                why = f"policy.type {self.policy.type}" if self.text else "use_reward_model: false"
+                raise ValueError(f"reward.{extra[0]} would do nothing with {why}; remove it")
         if self.text and self.data is None:
             raise ValueError("a language model needs a data section: which prompts, and who checks answers")
+        return self
+
+    @model_validator(mode="after")
+    def _text_knobs_do_something(self) -> Study:
+        if not isinstance(self.algorithm, TextAlgorithmSettings):
+            return self
+        algorithm, model = self.algorithm, self.reward_model
+        per_token = model is not None and model.rm_type == "prime" and model.prime_granularity != "whole"
+        if algorithm.credit == "min_form" and not per_token:
+            raise ValueError("algorithm.credit min_form needs a prime reward model with granularity token or step")
+        if "rloo_form" in algorithm.model_fields_set and not (per_token or (model and model.rm_type == "exact")):
+            raise ValueError("algorithm.rloo_form would do nothing without dense rewards; remove it")
+        if algorithm.adv_params.reward_model_gamma is not None and model is None:
+            raise ValueError("algorithm.adv_params.reward_model_gamma would do nothing without reward_model; remove it")
+        if model is not None and not model.verifier_coef and algorithm.normalize_advantages:
+            idle = sorted({"rm_coef", "rm_coef_schedule"} & model.model_fields_set)
+            if idle:
+                raise ValueError(
+                    f"reward_model.{idle[0]} would do nothing with verifier_coef 0, where the only source is "
+                    "normalised; remove it"
+                )
+        if "film_frames" in self.runner.model_fields_set:
+            raise ValueError("runner.film_frames would do nothing with policy.type text; remove it")
         return self
 
     @model_validator(mode="after")

@@ -1,0 +1,161 @@
+"""What the `algorithm` and `reward_model` sections of a language model accept, and what they refuse."""
+
+import pytest
+from pydantic import ValidationError
+
+from guerdon.settings.prime import RewardModelSection
+from guerdon.settings.study import Study
+from guerdon.settings.text_algorithm import TextAlgorithmSettings
+
+
+def test_the_defaults_are_primes():
+    section, algorithm = RewardModelSection(), TextAlgorithmSettings()
+    assert (section.rm_type, section.rm_coef, section.verifier_coef) == ("prime", 5, 5)
+    assert (section.prime_granularity, section.prime_norm) == ("token", "batch_norm")
+    assert (section.mini_batch_size, section.micro_batch_size) == (256, 64)
+    model = section.prime_model
+    assert (model.ref_type, model.update, model.beta_train, model.loss_type) == ("freeze", "after", 0.05, "ce")
+    assert (model.optim.lr, model.optim.betas, model.optim.weight_decay, model.optim.grad_clip) == (
+        1e-6, (0.9, 0.999), 0.0, 10.0,
+    )  # fmt: skip
+    assert (algorithm.adv_estimator, algorithm.rloo_form, algorithm.normalize_advantages) == ("rloo", "paper", True)
+    assert algorithm.verifier_gamma == algorithm.reward_model_gamma == 1.0
+
+
+def test_every_source_has_the_discount_it_was_given_or_the_common_one():
+    algorithm = TextAlgorithmSettings(gamma=0.9, adv_params={"verifier_gamma": 0.5})
+    assert (algorithm.verifier_gamma, algorithm.reward_model_gamma) == (0.5, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"gae_lambda": 0.9}, "gae_lambda would do nothing with adv_estimator rloo"),
+        ({"adv_estimator": "grpo", "rloo_form": "paper"}, "rloo_form would do nothing"),
+        ({"credit_temperature": 0.5}, "credit_temperature would do nothing"),
+        ({"kl_type": "k2"}, "kl_type would do nothing with kl_coef 0"),
+        ({"kl_coef": 0.1, "kl_in": "reward", "kl_type": "k2"}, "kl_type would do nothing with kl_in reward"),
+        ({"kl_coef": 0.1, "kl_type": "k1"}, "gradient of zero on average"),
+        ({"kl_coef": 0.1, "kl_in": "loss", "kl_type": "k1"}, "gradient of zero on average"),
+        ({"adv_estimator": "reinforce_pp", "normalize_advantages": False}, "ask for adv_estimator: reinforce"),
+        ({"clip_range": 0.1}, "one gradient step per batch, whose ratio is 1"),
+        ({"loss": "gspo", "clip_range_high": 0.1}, "one gradient step per batch"),
+        ({"loss": "reinforce", "num_epochs": 2, "clip_range": 0.1}, "loss reinforce"),
+        ({"gamma": 0.9, "adv_params": {"verifier_gamma": 1, "reward_model_gamma": 1}}, "gamma would do nothing"),
+        ({"minibatch_size": 6, "micro_batch_size": 4}, "multiple of micro_batch_size"),
+        ({"adv_estimater": "rloo"}, "adv_estimater"),
+        ({"adv_params": {"gama": 1}}, "gama"),
+    ],
+    ids=str,
+)
+def test_an_algorithm_that_would_not_do_what_it_says_is_refused(given, message):
+    with pytest.raises(ValidationError, match=message):
+        TextAlgorithmSettings(**given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"clip_range": 0.1, "num_epochs": 2},
+        {"clip_range": 0.1, "minibatch_size": 8},
+        {"kl_coef": 0.1, "kl_in": "reward"},
+        {"kl_coef": 0.1, "kl_type": "k2"},
+        {"gamma": 0.9, "adv_params": {"verifier_gamma": 1}},
+        {"gamma": 0.9, "kl_coef": 0.1, "kl_in": "reward",
+         "adv_params": {"verifier_gamma": 1, "reward_model_gamma": 1}},
+        {"adv_estimator": "gae", "gae_lambda": 0.95, "value_coef": 1.0},
+        {"credit": "min_form", "credit_temperature": 0.5},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_has_an_effect_is_accepted(given):
+    TextAlgorithmSettings(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"mini_batch_size": 100, "micro_batch_size": 64},
+            r"must be a multiple of micro_batch_size \(64\), such as 50",
+        ),
+        ({"path": "x"}, "path would do nothing with rm_type prime"),
+        ({"rm_type": "value"}, "needs path"),
+        ({"rm_type": "normal", "path": "x", "prime_norm": "none"}, "prime_norm would do nothing"),
+        ({"rm_type": "value", "path": "x", "prime_granularity": "token"}, "prime_granularity would do nothing"),
+        ({"rm_type": "exact", "prime_granularity": "whole"}, "prime_granularity would do nothing with rm_type exact"),
+        ({"rm_type": "exact", "on_failure": "raise"}, "on_failure would do nothing with rm_type exact"),
+        ({"rm_type": "exact", "micro_batch_size": 4}, "micro_batch_size would do nothing"),
+        ({"prime_model": {"update": "none"}, "mini_batch_size": 64}, "mini_batch_size would do nothing"),
+        ({"rm_coef": 0}, "rm_coef"),
+        ({"prime_model": {"ref_type": "policy", "ref_path": "x"}}, "ref_path would do nothing"),
+        (
+            {"prime_model": {"update": "none", "beta_train": 0.1}},
+            "beta_train would do nothing with update: none and no",
+        ),
+        ({"prime_model": {"update": "none", "optim": {"lr": 1e-3}}}, "optim would do nothing"),
+        ({"prime_model": {"update": "none", "replay_size": 5, "warm_up": {"rollouts": 5}}}, "replay_size would do"),
+        ({"prime_model": {"update": "none", "optim": {"epochs": 2}, "warm_up": {"rollouts": 5}}}, "warm_up.epochs"),
+        ({"prime_model": {"replay_ratio": 0.5}}, "replay_ratio would do nothing with replay_size 0"),
+        ({"prime_model": {"replay_size": 8, "loss_type": "dpo"}}, "needs whole groups"),
+        ({"prime_model": {"warm_up": {"epochs": 2}}}, "warm_up.epochs would do nothing"),
+        ({"prime_model": {"lr": 1e-3}}, "lr"),
+    ],
+    ids=str,
+)
+def test_a_reward_model_that_would_not_do_what_it_says_is_refused(given, message):
+    with pytest.raises(ValidationError, match=message):
+        RewardModelSection(**given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"rm_type": "value", "path": "x", "micro_batch_size": 7, "on_failure": "raise"},
+        {"rm_type": "exact", "rm_coef": 1, "verifier_coef": 0, "rm_coef_schedule": "linear_decay"},
+        {"prime_model": {"update": "none", "warm_up": {"rollouts": 64, "epochs": 3}, "beta_train": 0.5}},
+        {"prime_model": {"update": "before", "loss_type": "dpo", "optim": {"epochs": 2}}},
+        {"prime_model": {"update": "none", "path": "trained", "ref_path": "start"}},
+        {"prime_model": {"replay_size": 64, "replay_ratio": 0.3}},
+    ],
+    ids=str,
+)
+def test_what_a_reward_model_can_do_is_accepted(given):
+    RewardModelSection(**given)
+
+
+TEXT = {"policy": {"type": "text", "tiny": {}}, "data": {}}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"algorithm": {"credit": "min_form"}}, "min_form needs a prime reward model"),
+        ({"algorithm": {"credit": "min_form"}, "reward_model": {"rm_type": "exact"}}, "min_form needs a prime"),
+        ({"algorithm": {"rloo_form": "prime_compat"}}, "rloo_form would do nothing without dense rewards"),
+        ({"algorithm": {"adv_params": {"reward_model_gamma": 0.9}}}, "would do nothing without reward_model"),
+        ({"reward_model": {"verifier_coef": 0, "rm_coef": 2}}, "rm_coef would do nothing with verifier_coef 0"),
+        ({"runner": {"film_frames": 3}}, "film_frames would do nothing"),
+        ({"reward": {"combine_mode": "add"}}, "combine_mode would do nothing"),
+        ({"env": {"task": "door-close"}}, "env would do nothing with policy.type text"),
+        ({"data": None}, "needs a data section"),
+        ({"data": {"n_samples": 1, "filter_accuracy": False}}, "n_samples must be at least 2"),
+        ({"policy": {"type": "mlp"}}, "data would do nothing with policy.type mlp"),
+    ],
+)
+def test_a_study_of_a_language_model_means_what_it_says(given, message):
+    with pytest.raises(ValidationError, match=message):
+        Study.model_validate({**TEXT, **given})
+
+
+def test_a_verifier_may_fail_more_often_where_the_study_says_so():
+    assert Study.model_validate({**TEXT, "reward": {"max_failure_rate": 0.5}}).reward.max_failure_rate == 0.5
+    with pytest.raises(ValidationError, match="max_failure_rate would do nothing with use_reward_model: false"):
+        Study.model_validate({"reward": {"max_failure_rate": 0.5}})
+
+
+def test_the_algorithm_follows_the_policy():
+    assert Study.model_validate(TEXT).algorithm.type == "text"
+    assert Study().algorithm.type == "control"
+    with pytest.raises(ValidationError, match=r"algorithm.type control does not go with policy.type text"):
+        Study.model_validate({**TEXT, "algorithm": {"type": "control"}})
