@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -105,16 +105,6 @@ def inference_copy(scorer: ImageScorer, *, bf16: bool) -> ImageScorer:
             layer.normalization = nn.Identity()
     copy.backbone.to(torch.bfloat16 if bf16 else torch.float32)
     return copy.to(memory_format=torch.channels_last)  # type: ignore[no-any-return, call-overload]
-
-
-def resolve_bf16(choice: bool | Literal["auto"], device: torch.device) -> bool:
-    """Whether to compute in bfloat16: as asked, or where the hardware multiplies it natively."""
-    if choice != "auto":
-        return choice
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    capabilities = torch.cpu.get_capabilities()
-    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
 def resolve_device(device: str | torch.device | None) -> torch.device:

@@ -20,10 +20,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from guerdon.models.backbone import ImageScorer, inference_copy, resolve_bf16, resolve_device
+from guerdon.models.backbone import ImageScorer, inference_copy, resolve_device
 from guerdon.models.checkpoint import ImageModelConfig, Kind, load_checkpoint
 from guerdon.models.debug_images import DebugImages
 from guerdon.models.preprocess import to_input, to_pixels
+from guerdon.policies.precision import uses_bf16
 from guerdon.types import ByteArray, Episode, Failure, FloatArray, RewardInfo, Score
 
 
@@ -53,7 +54,7 @@ class ImageRewardModel:
     ) -> None:
         self.config = config
         self.device = resolve_device(device)
-        self.bf16 = resolve_bf16(bf16, self.device)
+        self.bf16 = uses_bf16(bf16, self.device)
         self.batch_size = batch_size
         self.scorer = scorer.to(self.device)
         self._network: ImageScorer | None = None

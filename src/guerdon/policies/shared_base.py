@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.policies import packing
 from guerdon.policies.packing import Layout
+from guerdon.policies.precision import uses_bf16
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
 
 # Measured on one core of a CPU with AVX-512 bfloat16, forward and backward, 128 wide: eager took 0.5, 0.5, 0.7, 0.8
@@ -209,16 +210,6 @@ class SharedBase:
             return False
         hidden = self.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
         return torch.equal(head(hidden), logits)
-
-
-def uses_bf16(choice: bool | Literal["auto"], device: torch.device) -> bool:
-    """Whether to compute in bfloat16: as asked, or where the hardware multiplies it natively."""
-    if choice != "auto":
-        return choice
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    capabilities = torch.cpu.get_capabilities()
-    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
 def import_peft() -> Any:

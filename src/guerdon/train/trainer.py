@@ -36,9 +36,10 @@ from transformers.integrations import TensorBoardCallback
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from guerdon.errors import ConfigError
-from guerdon.models.backbone import ImageScorer, calibrating, resolve_bf16, resolve_device
+from guerdon.models.backbone import ImageScorer, calibrating, resolve_device
 from guerdon.models.preprocess import random_shift, to_input
 from guerdon.models.quality import classifier_quality, progress_quality
+from guerdon.policies.precision import uses_bf16
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
 from guerdon.train.frames import LabelledFrames, balanced_counts, epoch_order
 from guerdon.types import BoolArray, IntArray
@@ -260,7 +261,7 @@ def _arguments(
         lr_scheduler_type="constant_with_warmup" if settings.lr_scheduler == "constant" else settings.lr_scheduler,
         warmup_steps=round(settings.warmup * total),
         optim="adamw_torch_fused",
-        bf16=resolve_bf16(settings.bf16, device),
+        bf16=uses_bf16(settings.bf16, device),
         use_cpu=device.type == "cpu",
         eval_strategy="steps" if validated else "no",
         eval_steps=every,
