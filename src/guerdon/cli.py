@@ -138,7 +138,8 @@ def run(study: File, overrides: Overrides = None, dry_run: DryRun = False, resum
 
     folder, summary = work(config, resume=resume)
     final = summary["final"]
-    _say(f"true success {final.get('success', 0.0):.2f} over {final['episodes']:.0f} evaluation episodes")
+    success = f"{final['success']:.2f}" if "success" in final else "unknown"
+    _say(f"true success {success} over {final['episodes']:.0f} evaluation episodes")
     _say(f"wrote {folder} and {write_single_report(folder)}")
 
 

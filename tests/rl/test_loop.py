@@ -7,6 +7,7 @@ import pytest
 import rl_clock as clock
 import torch
 from rl_clock import clock_study, lines, reader_reward, result, start
+from rl_killed import kill_at
 
 from guerdon.episodes.read import read_episodes
 from guerdon.errors import CheckpointError, ConfigError, TooManyFailuresError
@@ -17,25 +18,9 @@ torch.set_num_threads(1)
 GRPO = {"adv_estimator": "grpo", "group_size": 2, "minibatch_size": 8, "num_epochs": 2}
 
 
-class Killed(BaseException):
-    """Stands for a kill: nothing in guerdon may catch it."""
-
-
 def interrupted(study, where, count, **kwargs):
     """Run until the method `where` has begun `count` times, then stop as dead."""
-    loop = start(study, **kwargs)
-    owner = loop if hasattr(loop, where) else loop.side
-    original, calls = getattr(owner, where), []
-
-    def dies(*args, **kw):
-        calls.append(None)
-        if len(calls) == count:
-            raise Killed
-        return original(*args, **kw)
-
-    setattr(owner, where, dies)
-    with pytest.raises(Killed):
-        loop.run()
+    kill_at(start(study, **kwargs), where, count)
 
 
 SETUPS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
-import pytest
+from rl_killed import kill_at
 
 from guerdon.policies.generate import Generation
 from guerdon.policies.tokens import prompt_ids, response_ids, token_batch
@@ -81,25 +81,9 @@ def start(study, *, resume=False):
     return Loop(study, run_folder(study), resume=resume)
 
 
-class Killed(BaseException):
-    """Stands for a kill: nothing in guerdon may catch it."""
-
-
 def interrupted(study, where, count, *, resume=False):
     """Run until the method `where` of the loop or its side has begun `count` times, then stop as dead."""
-    loop = start(study, resume=resume)
-    owner = loop if hasattr(loop, where) else loop.side
-    original, calls = getattr(owner, where), []
-
-    def dies(*args, **kw):
-        calls.append(None)
-        if len(calls) == count:
-            raise Killed
-        return original(*args, **kw)
-
-    setattr(owner, where, dies)
-    with pytest.raises(Killed):
-        loop.run()
+    kill_at(start(study, resume=resume), where, count)
 
 
 def lines(study, name="metrics"):

@@ -55,6 +55,12 @@ def continuation_steps(episode: Episode) -> NDArray[np.float64] | None:
     return np.array([np.nan if n is None else np.inf if n < 0 else n for n in left], dtype=np.float64)
 
 
+def nearness(left_T: NDArray[np.float64], horizon: float) -> FloatArray:
+    """(T,) float32 max(0, 1 - steps left / horizon): 1 at success, 0 from `horizon` (or infinity) on; NaN stays."""
+    near_T: FloatArray = np.maximum(1.0 - left_T / horizon, 0.0).astype(np.float32)
+    return near_T
+
+
 def progress_targets(episode: Episode, *, horizon: float | None = None) -> FloatArray | None:
     """(T,) float32 progress of each row; all 0 for a failed episode.
 
@@ -74,7 +80,7 @@ def progress_targets(episode: Episode, *, horizon: float | None = None) -> Float
     """
     tried_T = None if horizon is None else continuation_steps(episode)
     if tried_T is not None and horizon is not None:
-        return np.maximum(1.0 - tried_T / horizon, 0.0).astype(np.float32)
+        return nearness(tried_T, horizon)
     succeeded = episode_success(episode)
     if succeeded is None:
         return None
@@ -85,9 +91,7 @@ def progress_targets(episode: Episode, *, horizon: float | None = None) -> Float
         return np.zeros(len(episode), dtype=np.float32)
     steps_T = row_steps(episode)
     if horizon is not None:
-        left_T = np.maximum(steps_T[k] - steps_T, 0.0)
-        near_T: FloatArray = np.maximum(1.0 - left_T / horizon, 0.0).astype(np.float32)
-        return near_T
+        return nearness(np.maximum(steps_T[k] - steps_T, 0.0), horizon)
     span = steps_T[k] - steps_T[0]
     if span <= 0:
         return np.ones(len(episode), np.float32)

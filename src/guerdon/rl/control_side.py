@@ -218,6 +218,8 @@ class ControlSide:
             if self.recording is not None:
                 self.recording.writer.close()
         finally:
+            for keep_up in self.keep_ups.values():
+                keep_up.close()
             self.world.close()
             self.eval_world.close()
 

@@ -1,7 +1,8 @@
 """Refit a reward model on what the policy just did, so that it cannot be exploited for long.
 
 Frames wait until their episode ends; then ground truth (success of each frame, or progress along the episode)
-labels them, and failed episodes become hard negatives. The image twin of PRIME's online update (Cui et al. 2025,
+labels them, and failed episodes become hard negatives; or an expert goes on from sampled moments and labels them at
+once. The image twin of PRIME's online update (Cui et al. 2025,
 2502.01456). This module does not know how the policy learns.
 
     keep_up.see(segments)
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from guerdon.collect.continuations import UNREACHED, Continuations
-from guerdon.episodes.targets import progress_targets, success_labels
+from guerdon.episodes.targets import nearness, progress_targets, success_labels
 from guerdon.models.checkpoint import ImageModelConfig
 from guerdon.models.online import OnlineState, OnlineTrainer
 from guerdon.rl.sightings import Segment
@@ -92,16 +93,17 @@ class KeepUp:
     def _go_on(
         self, segments: Sequence[Segment], moments: Mapping[tuple[int, int], Moment], experts: Continuations
     ) -> None:
-        """Label the moments that were kept, and those of success, by the steps that are left."""
-        horizon = self.trainer.model.config.horizon or 1.0
+        """Label the moments that were kept by the steps that an expert needs from there; none at a success."""
+        horizon = self.trainer.model.config.horizon
+        assert horizon is not None
         for segment in segments:
             for sighting, frame in zip(segment.sightings, segment.frames, strict=True):
                 moment = None if sighting.first else moments.get((sighting.env, sighting.t))
                 if moment is None:
                     continue
-                left = experts.steps_left(moment)
-                target = 0.0 if left == UNREACHED else max(0.0, 1.0 - left / horizon)
-                self._ready.append((frame[None], np.array([target], dtype=np.float32)))
+                left = 0 if sighting.success else experts.steps_left(moment)
+                steps_1 = np.array([np.inf if left == UNREACHED else left], dtype=np.float64)
+                self._ready.append((frame[None], nearness(steps_1, horizon)))
 
     def _label(self, seen: _Waiting) -> None:
         """Turn a finished episode into frames and targets."""
@@ -123,6 +125,11 @@ class KeepUp:
     def forget(self) -> None:
         """Leave the episodes under way: the world begins new ones."""
         self._waiting = [_Waiting() for _ in self._waiting]
+
+    def close(self) -> None:
+        """Close the copy of the environment that continuations run in."""
+        if self.continuations is not None:
+            self.continuations.close()
 
     def refit(self) -> dict[str, float | None]:
         """Refit if it is time and an episode has ended since the last one; else an empty answer."""

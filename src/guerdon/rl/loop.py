@@ -164,8 +164,9 @@ class Loop:
         result = self._true_success()
         self.log.metrics("eval", self.step, result)
         self.log.write("timings.jsonl", {"step": self.step, "wall_time": round(self.wall_time, 3), "kind": "eval"})
+        success = f"{result['success']:.2f}" if "success" in result else "unknown"
         self.narrator.say(
-            f"step {self.step}: true success {result.get('success', 0.0):.2f} over {result['episodes']:.0f} "
+            f"step {self.step}: true success {success} over {result['episodes']:.0f} "
             f"evaluation episodes, {self.step / max(self.wall_time, 1e-9):.0f} {self.side.unit}/s"
             + (" | HACKING ALARM: the learned return rises, success does not" if self.side.alarm() else "")
         )

@@ -7,7 +7,6 @@ This module does not know what the policy was trained on.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,12 +79,14 @@ def film_text(side: TextSide, path: Path, step: int) -> None:
                 "prompt": everyone[i].question,
                 "answer": everyone[i].ground_truth,
                 "tokens": [tokenizer.decode([t]) for t in response],
-                "rewards": {
-                    n: [round(float(r), 5) for r in s.rewards_B_T[i, : len(response)]] for n, s in rewards.items()
+                "rewards": {  # of the sources that could say something about this response
+                    n: [round(float(r), 5) for r in s.rewards_B_T[i, : len(response)]]
+                    for n, s in rewards.items()
+                    if i not in s.failures
                 },
                 "outcome": None if i in answered.failures else bool(answered.outcomes_B[i] > 0.5),
                 "step_ends": None if steps is None else [int(e) for e in steps[i][0]],
                 "steps_true": None if steps is None else [bool(c) for c in steps[i][1]],
             }
         )
-    write_json(path, json.loads(json.dumps({"step": step, "responses": rows}, allow_nan=False)))
+    write_json(path, {"step": step, "responses": rows})

@@ -27,7 +27,7 @@ from guerdon.narrator import Narrator
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.tokens import TokenBatch, pad_id, token_batch
 from guerdon.settings.text_policy import SFTSettings
-from guerdon.train.trainer import COMPLETE
+from guerdon.train.trainer import COMPLETE, common_arguments
 from guerdon.types import IntArray
 
 
@@ -193,34 +193,9 @@ def _arguments(settings: SFTSettings, folder: Path, pairs: int, held: int, devic
     total = settings.max_steps or math.ceil(settings.epochs * math.ceil(pairs / settings.batch_size))
     every = min(settings.eval_every or max(1, total // 10), total)
     return TrainingArguments(
-        output_dir=str(folder),
-        max_steps=total,
-        per_device_train_batch_size=settings.batch_size,
-        per_device_eval_batch_size=settings.batch_size,
-        learning_rate=settings.learning_rate,
-        weight_decay=settings.weight_decay,
+        **common_arguments(settings, folder, total=total, every=every, validated=held > 0, device=device),
         max_grad_norm=settings.max_grad_norm,
-        lr_scheduler_type="constant_with_warmup" if settings.lr_scheduler == "constant" else settings.lr_scheduler,
-        warmup_steps=round(settings.warmup * total),
-        optim="adamw_torch_fused",
         bf16=False,  # the policy computes in bfloat16 by itself
-        use_cpu=device.type == "cpu",
-        eval_strategy="steps" if held else "no",
-        eval_steps=every,
-        save_strategy="steps",
-        save_steps=every,
-        save_total_limit=2,
-        load_best_model_at_end=held > 0,
-        metric_for_best_model="loss" if held else None,
-        greater_is_better=False if held else None,
-        logging_steps=settings.log_every,
-        logging_nan_inf_filter=False,
-        report_to=[],
         disable_tqdm=True,
-        log_level="error",
-        seed=settings.seed,
-        remove_unused_columns=False,
-        dataloader_num_workers=0,
         dataloader_pin_memory=False,
-        push_to_hub=False,
     )

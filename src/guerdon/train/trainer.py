@@ -40,6 +40,7 @@ from guerdon.models.backbone import ImageScorer, calibrating, resolve_device
 from guerdon.models.preprocess import random_shift, to_input
 from guerdon.models.quality import classifier_quality, progress_quality
 from guerdon.policies.precision import uses_bf16
+from guerdon.settings.text_policy import SFTSettings
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
 from guerdon.train.frames import LabelledFrames, balanced_counts, epoch_order
 from guerdon.types import BoolArray, IntArray
@@ -252,38 +253,62 @@ def _arguments(
     epochs_between = settings.eval_every or math.ceil(MIN_STEPS_BETWEEN_EVALUATIONS / steps_per_epoch)
     every = min(epochs_between * steps_per_epoch, total)
     return TrainingArguments(
-        output_dir=str(folder),
-        max_steps=total,
-        per_device_train_batch_size=settings.batch_size,
-        per_device_eval_batch_size=settings.batch_size,
-        learning_rate=settings.learning_rate,
-        weight_decay=settings.weight_decay,
-        lr_scheduler_type="constant_with_warmup" if settings.lr_scheduler == "constant" else settings.lr_scheduler,
-        warmup_steps=round(settings.warmup * total),
-        optim="adamw_torch_fused",
+        **common_arguments(settings, folder, total=total, every=every, validated=validated, device=device),
         bf16=uses_bf16(settings.bf16, device),
-        use_cpu=device.type == "cpu",
-        eval_strategy="steps" if validated else "no",
-        eval_steps=every,
-        save_strategy="steps",
-        save_steps=every,
-        save_total_limit=2,
-        load_best_model_at_end=validated,
-        metric_for_best_model="loss" if validated else None,
-        greater_is_better=False if validated else None,
-        logging_steps=settings.log_every,
-        logging_nan_inf_filter=False,
-        report_to=[],
         disable_tqdm=not terminal,
-        log_level="error",
-        seed=settings.seed,
-        remove_unused_columns=False,
         label_names=["labels"],
-        dataloader_num_workers=0,
         dataloader_pin_memory=device.type == "cuda",
-        push_to_hub=False,
         fsdp=True if settings.fsdp else None,
     )
+
+
+def common_arguments(
+    settings: ResNetTrainSettings | ProgressTrainSettings | SFTSettings,
+    folder: Path,
+    *,
+    total: int,
+    every: int,
+    validated: bool,
+    device: torch.device,
+) -> dict[str, Any]:
+    """What every training with transformers' `Trainer` has in common here.
+
+    Args:
+        settings: batch, learning rate and its schedule, logging, seed.
+        folder: receives Trainer's checkpoints.
+        total: gradient steps.
+        every: gradient steps between evaluations and checkpoints.
+        validated: whether something is held out; then the best checkpoint is taken at the end.
+        device: where it runs.
+    """
+    return {
+        "output_dir": str(folder),
+        "max_steps": total,
+        "per_device_train_batch_size": settings.batch_size,
+        "per_device_eval_batch_size": settings.batch_size,
+        "learning_rate": settings.learning_rate,
+        "weight_decay": settings.weight_decay,
+        "lr_scheduler_type": "constant_with_warmup" if settings.lr_scheduler == "constant" else settings.lr_scheduler,
+        "warmup_steps": round(settings.warmup * total),
+        "optim": "adamw_torch_fused",
+        "use_cpu": device.type == "cpu",
+        "eval_strategy": "steps" if validated else "no",
+        "eval_steps": every,
+        "save_strategy": "steps",
+        "save_steps": every,
+        "save_total_limit": 2,
+        "load_best_model_at_end": validated,
+        "metric_for_best_model": "loss" if validated else None,
+        "greater_is_better": False if validated else None,
+        "logging_steps": settings.log_every,
+        "logging_nan_inf_filter": False,
+        "report_to": [],
+        "log_level": "error",
+        "seed": settings.seed,
+        "remove_unused_columns": False,
+        "dataloader_num_workers": 0,
+        "push_to_hub": False,
+    }
 
 
 def _quality_of(settings: ResNetTrainSettings | ProgressTrainSettings) -> Any:
