@@ -336,6 +336,7 @@ class TestValidate:
             ("rewardmode=terminal", ["did you mean reward.reward_mode?"]),
             ("reward.rewardmode=terminal", ["did you mean reward.reward_mode?"]),
             ("shape={type: square, sides: 2}", ["shape.sides", "did you mean shape.side?"]),
+            ("shape={type: square, radius: 2}", ["shape.radius = 2: unknown key", "it belongs to type: circle"]),
             (
                 "shapes.big={type: circle, radios: 2}",
                 ["shapes.big.radios = 2", "did you mean shapes.big.radius?"],

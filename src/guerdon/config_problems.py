@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -130,6 +130,9 @@ def _meaning(where: _Spotted) -> str:
 def _suggestion(model: type[BaseModel], where: _Spotted) -> str:
     """`did you mean ...?`: a key of the same section, the same key elsewhere, a similar one elsewhere."""
     key = where.path.rpartition(".")[2]
+    elsewhere = _other_forms(model, where)
+    if elsewhere:
+        return f"it belongs to {' or '.join(elsewhere)}"
     here = list(
         dict.fromkeys(
             known for m in models_in(where.parent) for name, f in m.model_fields.items() for known in names_of(name, f)
@@ -146,6 +149,21 @@ def _suggestion(model: type[BaseModel], where: _Spotted) -> str:
     if best and scores[best] >= 0.75:
         return f"did you mean {best}?"
     return f"known keys here: {', '.join(here[:_MOST_LISTED])}{', ...' if len(here) > _MOST_LISTED else ''}"
+
+
+def _other_forms(model: type[BaseModel], where: _Spotted) -> list[str]:
+    """`family: chain`: the forms of this section that have the key, where its own form has not."""
+    spot: Spot = (model,)
+    *sections, key = where.path.split(".")
+    for section in sections:
+        spot = child(spot, int(section) if section.isdigit() else section)
+    owners = [form for form in models_in(spot) if field_of(form, key) is not None]
+    return [
+        f"{name}: {field.default}"
+        for form in owners
+        for name, field in form.model_fields.items()
+        if get_origin(field.annotation) is Literal and get_args(field.annotation) == (field.default,)
+    ]
 
 
 def _likeness(a: str, b: str) -> float:

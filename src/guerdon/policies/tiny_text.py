@@ -97,6 +97,8 @@ def build_model(settings: TinyModelSettings, tokenizer: Any, *, seed: int) -> An
         intermediate_size=settings.intermediate,
         max_position_embeddings=settings.max_positions,
         tie_word_embeddings=settings.tie_embeddings,
+        initializer_range=settings.hidden_size
+        ** -0.5,  # the libraries' 0.02 suits wide models; narrow ones crawl with it
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

@@ -191,9 +191,11 @@ class _Fixed:
 
 
 class ExactReward(_Fixed):
-    """The truth about each step: 1 for every token of a true line, else 0. The upper reference.
+    """The truth about each step: 1 for every token of a line that follows from the lines before, else 0.
 
-    Nothing is below 0: with a penalty for wrong lines the best thing to do after a slip is to stop writing.
+    The upper reference. Lines after a slip can earn again by reasoning well from it: what is paid does not depend on
+    luck elsewhere, and a response that earns all is the true solution. Nothing is below 0: with a penalty for wrong
+    lines the best thing to do after a slip is to stop writing.
     """
 
     name = "exact"
@@ -210,9 +212,9 @@ class ExactReward(_Fixed):
     def look(self, asked: Asked) -> Stream:
         """Check every step."""
         rewards = np.zeros(asked.answered.batch.mask_B_T.shape, dtype=np.float32)
-        for row, (ends, correct) in enumerate(true_steps(asked.answered)):
+        for row, (ends, sound) in enumerate(true_steps(asked.answered)):
             start = 0
-            for end, right in zip(ends, correct, strict=True):
+            for end, right in zip(ends, sound, strict=True):
                 rewards[row, start : end + 1] = float(right)
                 start = end + 1
         return Stream(rewards)
@@ -253,31 +255,36 @@ def steps_of(answered: Responses) -> tuple[IntArray, ...]:
 
 
 def true_steps(answered: Responses) -> list[tuple[list[int], tuple[bool, ...]]]:
-    """For each response of a generated task: the last token of each step, and whether the step is true."""
+    """For each response of a generated task: the last token of each step, and whether it follows from those before."""
     found = []
     for row, (prompt, text) in enumerate(zip(answered.prompts, answered.texts, strict=True)):
         truth = step_truth(prompt, text)
         ends_T = answered.char_ends[row]
         last = max(len(ends_T) - 1, 0)
         places = [min(int(np.searchsorted(ends_T, end, side="left")), last) for _, end in truth.spans]
-        found.append((places, truth.correct) if len(ends_T) else ([], ()))
+        found.append((places, truth.follows) if len(ends_T) else ([], ()))
     return found
 
 
 def _step_quality(q_B_T: np.ndarray, answered: Responses) -> dict[str, float | None]:
-    """Does the sum of q over a step tell true steps from others? Where the task knows its steps."""
+    """Does the sum of q over a step tell sound steps from first errors? Where the task knows its steps.
+
+    Steps behind the first error do not count (as in ProcessBench, 2412.06559): the response is lost already.
+    """
     if not answered.prompts or not is_generated(answered.prompts[0]):
         return {}
     labels, scores = [], []
     finite_B = np.isfinite(q_B_T).all(axis=1)
-    for row, (ends, correct) in enumerate(true_steps(answered)):
+    for row, (ends, sound) in enumerate(true_steps(answered)):
         if not finite_B[row]:
             continue
         start = 0
-        for end, right in zip(ends, correct, strict=True):
+        for end, right in zip(ends, sound, strict=True):
             scores.append(float(q_B_T[row, start : end + 1].sum()))
             labels.append(right)
             start = end + 1
+            if not right:
+                break
     return {"step_auroc": point(auroc, labels, scores)}
 
 

@@ -102,6 +102,14 @@ class GenerationSettings(Settings):
         return self
 
 
+class MistakesSettings(Settings):
+    """`sft.mistakes`: false beliefs that the demonstrations of generated problems show."""
+
+    facts: float = Field(0.2, gt=0, lt=1, description="share of what a line can compute that is believed wrongly")
+    rate: float = Field(0.8, gt=0, le=1, description="how often a wrong belief shows; else the true line is written")
+    seed: int = Field(0, ge=0, description="decides which facts, what is believed of them, and where it shows")
+
+
 class SFTSettings(Settings):
     """Supervised fine-tuning on prompts and responses: `guerdon train policy=sft`."""
 
@@ -110,6 +118,9 @@ class SFTSettings(Settings):
         None, description="what the training starts from, with the keys of `policy`; null: the `policy` section itself"
     )
     examples: int | None = Field(None, ge=2, description="use the first so many pairs of the training data; null: all")
+    mistakes: MistakesSettings | None = Field(
+        None, description="generated problems: learn from demonstrations with false beliefs; null: from true solutions"
+    )
     epochs: float = Field(3.0, gt=0, description="passes over the training pairs")
     max_steps: int | None = Field(None, ge=1, description="stop after so many gradient steps, however many epochs")
     batch_size: int = Field(16, ge=1, description="pairs per gradient step")

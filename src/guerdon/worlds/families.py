@@ -60,6 +60,14 @@ class Rules(Protocol):
         """
         ...
 
+    def fact(self, line: str) -> str:
+        """What a well-formed line asks one to know, whatever the numbers' higher digits: `37+08=45` asks `7+8`."""
+        ...
+
+    def mistaken(self, line: str, rng: np.random.Generator) -> str:
+        """The line with another result of the same form."""
+        ...
+
 
 def rules_of(settings: TaskSettings) -> Rules:
     """The rules of the family that the settings choose."""
@@ -153,6 +161,14 @@ class ChainRules:
 
         return Problem(_true_lines(len(moves), follow), follow, _number_after_equals)
 
+    def fact(self, line: str) -> str:
+        """See `Rules.fact`."""
+        return _last_digits(line)
+
+    def mistaken(self, line: str, rng: np.random.Generator) -> str:
+        """See `Rules.mistaken`."""
+        return _other_digit(line, min(self.settings.modulus or 10, 10), rng)
+
 
 @dataclass(frozen=True)
 class RegisterRules:
@@ -214,6 +230,14 @@ class RegisterRules:
 
         return Problem(_true_lines(len(rules), follow), follow, _number_after_equals)
 
+    def fact(self, line: str) -> str:
+        """See `Rules.fact`."""
+        return _last_digits(line)
+
+    def mistaken(self, line: str, rng: np.random.Generator) -> str:
+        """See `Rules.mistaken`."""
+        return _other_digit(line, min(self.settings.modulus or 10, 10), rng)
+
 
 @dataclass(frozen=True)
 class SwapRules:
@@ -256,6 +280,18 @@ class SwapRules:
 
         return Problem(_true_lines(len(moves), follow), follow, _symbol_after_equals)
 
+    def fact(self, line: str) -> str:
+        """See `Rules.fact`."""
+        return line.partition("=")[0]
+
+    def mistaken(self, line: str, rng: np.random.Generator) -> str:
+        """See `Rules.mistaken`: two places of the new row are exchanged."""
+        left, _, result = line.partition("=")
+        i, j = rng.choice(len(result), size=2, replace=False)
+        row = list(result)
+        row[i], row[j] = row[j], row[i]
+        return f"{left}={''.join(row)}"
+
 
 @dataclass(frozen=True)
 class AutomatonRules:
@@ -297,6 +333,25 @@ class AutomatonRules:
             return f"{state}{reads[k][1]}={table[reads[k][1]][int(state)]}"
 
         return Problem(_true_lines(len(reads), follow), follow, _symbol_after_equals)
+
+    def fact(self, line: str) -> str:
+        """See `Rules.fact`."""
+        return line.partition("=")[0]
+
+    def mistaken(self, line: str, rng: np.random.Generator) -> str:
+        """See `Rules.mistaken`."""
+        return _other_digit(line, self.settings.states, rng)
+
+
+def _last_digits(line: str) -> str:
+    """Of `d=47*03=41`: `7*3`."""
+    what = re.sub(r"^[a-z]=", "", line.rpartition("=")[0])
+    return re.sub(r"[0-9]*([0-9])", r"\1", what)
+
+
+def _other_digit(line: str, base: int, rng: np.random.Generator) -> str:
+    """The line with its last digit changed, to another one below `base`."""
+    return line[:-1] + str((int(line[-1]) + int(rng.integers(1, base))) % base)
 
 
 def _int_or_none(text: str | None) -> int | None:
