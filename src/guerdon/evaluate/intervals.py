@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import norm
+
+from guerdon.proportion import wilson_bounds
 
 Float64 = NDArray[np.float64]
 Verdict = Literal["better", "worse", "no difference shown"]
@@ -230,11 +231,8 @@ def wilson_interval(successes: int, n: int, *, level: float = 0.95) -> Interval:
         raise ValueError(f"successes must lie between 0 and n, got {successes} of {n}")
     if n == 0:
         return Interval(None, None, None, 0)
-    z = float(norm.ppf((1 + level) / 2))
-    p = successes / n
-    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return Interval(p, float(max(0.0, min(p, centre - half))), float(min(1.0, max(p, centre + half))), n)
+    low, high = wilson_bounds(successes, n, level=level)
+    return Interval(successes / n, low, high, n)
 
 
 def widen_at_edge(interval: Interval, trials: int, *, level: float = 0.95) -> Interval:

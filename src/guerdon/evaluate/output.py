@@ -31,11 +31,12 @@ def evaluation_pictures(evaluation: Evaluation) -> dict[str, str]:
     return drawn
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """Three decimals; `-` where undefined."""
     return "-" if value is None else f"{value:.3f}"
 
 
-def _table(rows: list[list[str]]) -> list[str]:
+def aligned(rows: list[list[str]]) -> list[str]:
     """Rows as aligned columns, the first one left, the others right."""
     widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
     return [
@@ -60,22 +61,22 @@ def evaluation_text(evaluation: Evaluation) -> str:
     rows = [header]
     for name, metric in evaluation.metrics.items():
         i = metric.interval
-        numbers = [_number(value) for value in (i.estimate, i.low, i.high, metric.baseline)]
+        numbers = [number(value) for value in (i.estimate, i.low, i.high, metric.baseline)]
         rows.append([name, *numbers, str(i.n), str(i.n_undefined)])
     found = [["probe", "answer", "value", "n"]]
     found += [
-        [name, _answer(result), _number(result.value), str(result.n)] for name, result in evaluation.probes.items()
+        [name, _answer(result), number(result.value), str(result.n)] for name, result in evaluation.probes.items()
     ]
     failed = ", ".join(f"{reason} x {count}" for reason, count in evaluation.failures.items())
     lines = [
-        f"{model['name']} ({model['kind']}), threshold {_number(model['threshold'])}",
+        f"{model['name']} ({model['kind']}), threshold {number(model['threshold'])}",
         f"{data['episodes']} episodes ({data['positives']} successful), {data['rows']} rows "
         f"({data['rows_positive']} successful); {data['episodes_left_out']} episodes left out",
         f"failed measurements: {failed or 'none'}",
         "",
-        *_table(rows),
+        *aligned(rows),
         "",
-        *_table(found),
+        *aligned(found),
         "",
         *(f"{name}: {result.expected}" for name, result in evaluation.probes.items()),
     ]

@@ -1,0 +1,82 @@
+"""A `Solution`: a question, an answer written in steps, and what is known of each step.
+
+What labelers write, reward models for text learn from, and benchmarks ask about. Steps are a partition of the written
+text: joined they are the text again, separators included, so that training, scoring and serving see the same
+characters. This module does not know files, tokens, or where labels come from.
+
+    solution = Solution(id="q1-0", question="3+5=?", steps=("3+5=8;",), labels=(1.0,), is_correct=True)
+    solution.first_error     # -1: nothing is wrong
+    solution.as_episode()    # what a RewardModel scores: one row per step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from guerdon.errors import DataError
+from guerdon.types import Episode
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A written solution.
+
+    Attributes:
+        id: unique within its data set.
+        question: what was asked, in words.
+        steps: the text in pieces, each with the separator that ends it.
+        labels: per step how likely it is right, 0 to 1 (0 or 1 where the label is hard); None where nobody could
+            tell. Empty: nothing was labelled.
+        rewards: per step what `--reward HE` or `SE` pays, -1 to 1; None where there is no label. Empty: not computed.
+        is_correct: whether its answer is the true one, None where nobody knows. From an answer check, not a judge.
+        ground_truth: the true answer.
+        answer: what the solution states as its answer; None where it states none.
+        separator: what ends a step, for writers that put steps together anew; empty where steps end in no fixed text.
+        meta: where it comes from (policy, labeler, splitter, data source, failures by step); plain JSON values.
+    """
+
+    id: str
+    question: str
+    steps: tuple[str, ...]
+    labels: tuple[float | None, ...] = ()
+    rewards: tuple[float | None, ...] = ()
+    is_correct: bool | None = None
+    ground_truth: str | None = None
+    answer: str | None = None
+    separator: str = ""
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, values, low in (("labels", self.labels, 0.0), ("rewards", self.rewards, -1.0)):
+            if values and len(values) != len(self.steps):
+                raise DataError(f"solution {self.id}: {len(values)} {name} for {len(self.steps)} steps")
+            for k, value in enumerate(values):
+                if value is not None and not low <= value <= 1.0:  # NaN fails too
+                    raise DataError(f"solution {self.id}: {name}[{k}] is {value}; allowed: {low:g} to 1")
+
+    @property
+    def text(self) -> str:
+        """The solution as it was written."""
+        return "".join(self.steps)
+
+    @property
+    def first_error(self) -> int | None:
+        """Index of the first step more likely wrong than right, -1 where none is; None where labels do not say."""
+        for k, label in enumerate(self.labels):
+            if label is None:
+                return None
+            if label < 0.5:
+                return k
+        return -1 if self.labels else None
+
+    def as_episode(self) -> Episode:
+        """What a reward model scores: the question as the task, a row per step.
+
+        Raises:
+            DataError: there is no step.
+        """
+        if not self.steps:
+            raise DataError(f"solution {self.id} has no step")
+        return Episode(id=self.id, task=self.question, texts=self.steps, outcome=self.is_correct, meta=self.meta)

@@ -1,0 +1,130 @@
+"""From values of steps to one value of a solution: min, prod, last, mean, and PURE's soft minimum.
+
+Which one ranks solutions best depends on what the model was trained on (text: Monte-Carlo labels favour `last`, labels
+by people or judges `prod` and `min`), so whoever reports a number says which one it was. This module does not know
+models or labels.
+
+    aggregate([0.9, 0.8, 0.1], "min")                     # 0.1
+    solution_value(model.score([episode])[0], "prod")     # a number, or the Failure
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import get_args
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from guerdon.episodes.solutions import Solution
+from guerdon.errors import DataError
+from guerdon.evaluate.scoring import score_episodes
+from guerdon.narrator import Narrator
+from guerdon.settings.evaluate_text import Aggregation
+from guerdon.types import Episode, Failure, RewardModel, Score
+
+AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
+PURE_TEMPERATURE = 0.1  # Cheng et al. 2025 (2504.15275)
+_ROUNDING = 1e-6  # a probability computed in single precision may end this far outside [0, 1]
+
+
+def aggregate(steps_T: ArrayLike, how: Aggregation) -> float:
+    """One value from the probabilities of T steps, again between 0 and 1.
+
+    `pure_min` weighs steps by softmax_s(-r_s / 0.1) of r = 2p - 1 (PURE, 2504.15275, eq. 6): sum_s w_s p_s, which
+    ranks as their sum of w_s r_s does.
+
+    Args:
+        steps_T: (T,) probabilities.
+        how: which aggregation.
+
+    Raises:
+        ValueError: there is no step, or a value outside [0, 1].
+    """
+    p = np.asarray(steps_T, dtype=np.float64)
+    if p.ndim != 1 or not p.size:
+        raise ValueError(f"values of steps have shape (T,) with T at least 1, got {p.shape}")
+    if not (np.isfinite(p).all() and p.min() >= -_ROUNDING and p.max() <= 1 + _ROUNDING):
+        raise ValueError(f"values of steps must be probabilities; they lie in [{p.min():g}, {p.max():g}]")
+    p = p.clip(0.0, 1.0)
+    match how:
+        case "min":
+            return float(p.min())
+        case "prod":
+            return float(np.exp(np.log(p).sum())) if p.all() else 0.0
+        case "last":
+            return float(p[-1])
+        case "mean":
+            return float(p.mean())
+        case "pure_min":
+            weights = np.exp(-2.0 * (p - p.min()) / PURE_TEMPERATURE)
+            return float(weights @ p / weights.sum())
+
+
+def solution_value(score: Score, how: Aggregation) -> float | Failure:
+    """One number per solution: the aggregated steps, or the total of a model that judges whole solutions only.
+
+    Returns:
+        The failure of the measurement where there is none; `not_probabilities` where steps lie outside [0, 1].
+    """
+    if score.failure is not None:
+        return score.failure
+    if score.steps is None:
+        assert score.total is not None
+        return float(score.total)
+    try:
+        return aggregate(score.steps, how)
+    except ValueError as error:
+        return Failure("no_step" if not score.steps.size else "not_probabilities", str(error))
+
+
+def score_solutions(
+    model: RewardModel, solutions: Sequence[Solution], *, batch_size: int = 64, what: str | None = None
+) -> list[Score]:
+    """One Score per solution, in order; a solution without a step is a `Failure("no_step")`.
+
+    Args:
+        model: any reward model for text.
+        solutions: what it scores.
+        batch_size: solutions per call.
+        what: what to call them where progress is shown; None shows none.
+
+    Raises:
+        DataError: the model gave another number of scores than it was given solutions.
+    """
+    narrator = None if what is None else Narrator(len(solutions), what=what, lines=4)
+    scores: list[Score] = []
+    for start in range(0, len(solutions), batch_size):
+        part = solutions[start : start + batch_size]
+        episodes: list[Episode | None] = [s.as_episode() if s.steps else None for s in part]
+        found = iter(score_episodes(model, [e for e in episodes if e is not None]))
+        scores += [Score(failure=Failure("no_step")) if e is None else next(found) for e in episodes]
+        if narrator is not None:
+            narrator.advance(len(scores), "")
+    if narrator is not None:
+        narrator.close()
+    return scores
+
+
+def need_steps(scores: Sequence[Score]) -> list[Score]:
+    """The same scores; those that judge whole solutions only are a `Failure("no_step_values")` where steps count."""
+    lacking = Score(failure=Failure("no_step_values", "the model judges whole solutions only"))
+    return [lacking if score.failure is None and score.steps is None else score for score in scores]
+
+
+def subset_of(solution: Solution) -> str:
+    """The part of a benchmark that a solution belongs to: `meta["subset"]`, else `all`."""
+    return str(solution.meta.get("subset", "all"))
+
+
+def paired(solutions: Sequence[Solution], scores: Sequence[Score]) -> list[tuple[Solution, Score]]:
+    """Solutions with their scores.
+
+    Raises:
+        DataError: there is no solution, or the numbers differ.
+    """
+    if not solutions:
+        raise DataError("no solution to evaluate on: check the path, or what was filtered out")
+    if len(solutions) != len(scores):
+        raise DataError(f"{len(scores)} scores for {len(solutions)} solutions; there must be one each, in order")
+    return list(zip(solutions, scores, strict=True))

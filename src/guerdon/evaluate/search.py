@@ -1,0 +1,292 @@
+"""Search at inference: best-of-n, step beam search and DVTS, with any reward model and anything that writes.
+
+Beam search keeps the n / M best of n extensions by one step and lets each go on M ways; DVTS (diverse verifier tree
+search, Beeching et al. 2024) runs n / M trees apart and keeps the best of M in each. A beam that ends is complete and
+leaves; in the last round all others are written to their end. The answer is the complete beam with the largest value.
+Where none is complete, or none could be measured, the result is a `Failure`. All questions advance together, one
+call of the writer per round. This module does not know tokens or true answers.
+
+    found = beam_search(writer, model, ["3+5=?;?*2=?;"], n=8, beam_width=4, aggregation="last")
+    print(found[0].best.text if found[0].failure is None else found[0].failure)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from guerdon.episodes.solutions import Solution
+from guerdon.errors import ConfigError
+from guerdon.evaluate.aggregate import score_solutions, solution_value
+from guerdon.policies.tokens import split_steps
+from guerdon.settings.evaluate_text import Aggregation
+from guerdon.types import Failure, RewardModel
+
+MOST_ROUNDS = 40
+
+
+class Piece(NamedTuple):
+    """Text that goes on from a prefix.
+
+    Attributes:
+        text: what is added.
+        finished: whether the writer ended the whole solution with it; False where a stop or the length limit did.
+    """
+
+    text: str
+    finished: bool
+
+
+class Writer(Protocol):
+    """Anything that goes on with unfinished solutions."""
+
+    def continue_(self, contexts: Sequence[tuple[str, str]], n: int, stop: str | None) -> list[list[Piece]]:
+        """Go on n ways from each context.
+
+        Args:
+            contexts: (question, what is written so far).
+            n: pieces per context.
+            stop: a piece ends with the first occurrence of this, included; None: goes on to the end.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Beam:
+    """A solution under way.
+
+    Attributes:
+        steps: what is written.
+        finished: whether the writer ended it.
+        value: what the reward model said; None where it could not say, or was not asked yet.
+    """
+
+    steps: tuple[str, ...] = ()
+    finished: bool = False
+    value: float | None = None
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return "".join(self.steps)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The outcome of a search for one question.
+
+    Attributes:
+        best: the complete beam with the largest value (the first of equal ones).
+        failure: why there is none: `none_finished`, `none_measured`.
+        complete: all complete beams, for votes.
+        written: pieces that the writer wrote.
+        unmeasured: failed measurements by reason.
+    """
+
+    best: Beam | None
+    failure: Failure | None
+    complete: tuple[Beam, ...]
+    written: int
+    unmeasured: dict[str, int]
+
+
+def best_of_n_search(
+    writer: Writer,
+    model: RewardModel,
+    questions: Sequence[str],
+    *,
+    n: int,
+    aggregation: Aggregation,
+    separator: str,
+    batch_size: int = 64,
+) -> list[Found]:
+    """Write n whole solutions per question and take the one with the largest value.
+
+    Args:
+        writer: who writes.
+        model: who judges.
+        questions: in words.
+        n: solutions per question.
+        aggregation: how values of steps become one.
+        separator: what ends a step.
+        batch_size: solutions per call of the model.
+
+    Raises:
+        ConfigError: n is below 1.
+    """
+    if n < 1:
+        raise ConfigError(f"best-of-n needs n of at least 1, got {n}")
+    search = _Search(writer, model, questions, aggregation, separator, batch_size)
+    search.extend([[Beam()] for _ in questions], n, to_end=True)
+    return search.found()
+
+
+def beam_search(
+    writer: Writer,
+    model: RewardModel,
+    questions: Sequence[str],
+    *,
+    n: int,
+    beam_width: int = 4,
+    aggregation: Aggregation,
+    separator: str,
+    rounds: int = MOST_ROUNDS,
+    batch_size: int = 64,
+) -> list[Found]:
+    """Step beam search: of n extensions by a step the n / beam_width best go on, beam_width ways each.
+
+    Args:
+        writer: who writes.
+        model: who judges unfinished solutions.
+        questions: in words.
+        n: beams, a multiple of `beam_width`.
+        beam_width: ways in which each survivor goes on.
+        aggregation: how values of steps become one.
+        separator: what ends a step.
+        rounds: at most; in the last one all beams are written to their end.
+        batch_size: solutions per call of the model.
+
+    Raises:
+        ConfigError: n is no multiple of `beam_width`, or a number is below 1.
+    """
+    _check(n, beam_width, rounds)
+    search = _Search(writer, model, questions, aggregation, separator, batch_size)
+    active = [[Beam()] for _ in questions]
+    for number in range(rounds):
+        last = number == rounds - 1
+        unfinished = search.extend(active, beam_width if number else n, to_end=last)
+        active = [
+            [] if len(search.complete[q]) >= n else _best(beams, n // beam_width) for q, beams in enumerate(unfinished)
+        ]
+        if not any(active):
+            break
+    return search.found()
+
+
+def dvts(
+    writer: Writer,
+    model: RewardModel,
+    questions: Sequence[str],
+    *,
+    n: int,
+    beam_width: int = 4,
+    aggregation: Aggregation,
+    separator: str,
+    rounds: int = MOST_ROUNDS,
+    batch_size: int = 64,
+) -> list[Found]:
+    """Diverse verifier tree search: n / beam_width trees, each goes on with the best of beam_width steps.
+
+    A tree whose best extension is complete is done; complete extensions that were not the best are dropped.
+
+    Args:
+        writer: who writes.
+        model: who judges unfinished solutions.
+        questions: in words.
+        n: a multiple of `beam_width`.
+        beam_width: extensions per tree and round.
+        aggregation: how values of steps become one.
+        separator: what ends a step.
+        rounds: at most; in the last one all trees are written to their end.
+        batch_size: solutions per call of the model.
+
+    Raises:
+        ConfigError: n is no multiple of `beam_width`, or a number is below 1.
+    """
+    _check(n, beam_width, rounds)
+    search = _Search(writer, model, questions, aggregation, separator, batch_size)
+    trees = [[Beam() for _ in range(n // beam_width)] for _ in questions]
+    for number in range(rounds):
+        extended = search.write(trees, beam_width, to_end=number == rounds - 1)
+        trees = []
+        for q, groups in enumerate(extended):
+            kept = [beam for group in groups for beam in _best(group, 1)]
+            search.complete[q] += [beam for beam in kept if beam.finished]
+            trees.append([beam for beam in kept if not beam.finished])
+        if not any(trees):
+            break
+    return search.found()
+
+
+class _Search:
+    """Writes, measures, and keeps what is complete."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        model: RewardModel,
+        questions: Sequence[str],
+        aggregation: Aggregation,
+        separator: str,
+        batch_size: int,
+    ) -> None:
+        self.writer, self.model, self.questions = writer, model, list(questions)
+        self.aggregation, self.separator, self.batch_size = aggregation, separator, batch_size
+        self.complete: list[list[Beam]] = [[] for _ in questions]
+        self._written = [0 for _ in questions]
+        self._unmeasured: list[Counter[str]] = [Counter() for _ in questions]
+
+    def extend(self, active: Sequence[Sequence[Beam]], n: int, *, to_end: bool) -> list[list[Beam]]:
+        """Extend every beam n ways; finished ones become complete, the others are returned."""
+        rows = [[beam for group in groups for beam in group] for groups in self.write(active, n, to_end=to_end)]
+        for q, row in enumerate(rows):
+            self.complete[q] += [beam for beam in row if beam.finished]
+        return [[beam for beam in row if not beam.finished] for row in rows]
+
+    def write(self, active: Sequence[Sequence[Beam]], n: int, *, to_end: bool) -> list[list[list[Beam]]]:
+        """Every beam extended n ways and measured: per question and beam, its extensions.
+
+        A beam to which the writer adds nothing without ending it has no room left: it is given up.
+        """
+        where = [(q, k, beam) for q, row in enumerate(active) for k, beam in enumerate(row)]
+        contexts = [(self.questions[q], beam.text) for q, _, beam in where]
+        pieces = self.writer.continue_(contexts, n, None if to_end else self.separator) if contexts else []
+        drafts: list[tuple[int, int, Beam]] = []
+        for (q, k, beam), row in zip(where, pieces, strict=True):
+            self._written[q] += len(row)
+            for piece in row:
+                text = beam.text + piece.text  # a step that the length limit cut goes on
+                if piece.text or piece.finished:
+                    drafts.append(
+                        (q, k, Beam(tuple(split_steps(text, self.separator)) if text else (), piece.finished))
+                    )
+        solutions = [Solution(f"beam-{i}", self.questions[q], beam.steps) for i, (q, _, beam) in enumerate(drafts)]
+        scores = score_solutions(self.model, solutions, batch_size=self.batch_size)
+        extended: list[list[list[Beam]]] = [[[] for _ in row] for row in active]
+        for (q, k, beam), score in zip(drafts, scores, strict=True):
+            value = solution_value(score, self.aggregation)
+            if isinstance(value, Failure):
+                self._unmeasured[q][value.reason] += 1
+                extended[q][k].append(beam)
+            else:
+                extended[q][k].append(Beam(beam.steps, beam.finished, value))
+        return extended
+
+    def found(self) -> list[Found]:
+        """The outcome of each question."""
+        results = []
+        for q, complete in enumerate(self.complete):
+            best, failure = next(iter(_best(complete, 1)), None), None
+            lost = dict(self._unmeasured[q].most_common())
+            if best is None and not complete and sum(lost.values()) < self._written[q]:
+                failure = Failure("none_finished", "no beam came to its end: allow longer solutions or more rounds")
+            elif best is None:
+                failure = Failure("none_measured", f"the reward model measured no complete beam: {lost}")
+            results.append(Found(best, failure, tuple(complete), self._written[q], lost))
+        return results
+
+
+def _best(beams: Sequence[Beam], n: int) -> list[Beam]:
+    """The n measured beams with the largest values, the earlier of equal ones first."""
+    measured = [beam for beam in beams if beam.value is not None]
+    return sorted(measured, key=lambda beam: -(beam.value or 0.0))[:n]
+
+
+def _check(n: int, beam_width: int, rounds: int) -> None:
+    if min(n, beam_width, rounds) < 1 or n % beam_width:
+        raise ConfigError(
+            f"a search needs n, a multiple of beam_width, and at least one round; got n {n}, beam_width {beam_width}, "
+            f"rounds {rounds}"
+        )

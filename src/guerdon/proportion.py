@@ -1,0 +1,26 @@
+"""Bounds of a share that was seen in few trials.
+
+    wilson_bounds(3, 8)         # (0.137, 0.694): what 3 of 8 says about the true share
+
+This module does not know what was tried.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from statistics import NormalDist
+
+
+def wilson_bounds(successes: int, n: int, *, level: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval of a proportion (Wilson 1927), honest for few trials and at 0 and 1.
+
+    Raises:
+        ValueError: `successes` is not between 0 and `n`, or there is no trial.
+    """
+    if n < 1 or not 0 <= successes <= n:
+        raise ValueError(f"successes must lie between 0 and n, and n be at least 1, got {successes} of {n}")
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    p = successes / n
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half))

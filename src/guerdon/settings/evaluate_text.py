@@ -1,0 +1,101 @@
+"""How reward models for text are judged: on which solutions, at which threshold, by which aggregation.
+
+Nothing here reads a file, draws a problem or scores anything.
+
+    EvaluateTextSettings(aggregation="min", generated=GeneratedBenchSettings(families=(ChainSettings(),)))
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from guerdon.settings.base import Settings
+from guerdon.settings.data import TaskSettings
+
+Aggregation = Literal["min", "prod", "last", "mean", "pure_min"]
+
+
+class GeneratedBenchSettings(Settings):
+    """A set in the shape of ProcessBench, made in code from tasks whose every step has an exact truth."""
+
+    families: tuple[TaskSettings, ...] = Field(min_length=1, description="a subset each, named by its family")
+    size: int = Field(200, ge=2, description="solutions per family")
+    error_rate: float = Field(0.5, gt=0, lt=1, description="share of the solutions with a slip, placed uniformly")
+    seed: int = Field(0, ge=0, description="of problems and slips")
+
+
+class BestOfNSettings(Settings):
+    """Best-of-N and voting over several sampled solutions per question."""
+
+    samples: str = Field(description="solutions with checked answers, several per question")
+    aggregations: tuple[Aggregation, ...] = Field(
+        ("min", "prod", "last", "mean", "pure_min"), min_length=1, description="one pair of curves each"
+    )
+    ns: tuple[int, ...] | None = Field(
+        None, description="numbers of samples to choose from; null: powers of two up to what every question has"
+    )
+    draws: int = Field(500, ge=1, description="random subsets per point where listing all of them takes too long")
+
+    @model_validator(mode="after")
+    def _counts(self) -> BestOfNSettings:
+        if self.ns is not None and (not self.ns or min(self.ns) < 1):
+            raise ValueError("ns lists numbers of samples, each at least 1")
+        return self
+
+
+class AttackSettings(Settings):
+    """Wrong solutions dressed up to please a judge."""
+
+    limit: float = Field(
+        0.05, gt=0, lt=1, description="an attack has worked when it shows to fool the model more often than this"
+    )
+    questions: int = Field(100, ge=1, description="at most so many questions")
+    copies: int = Field(3, ge=1, description="padding steps, and repetitions of a right step")
+    filler: str | None = Field(None, description="text of a padding step; null: the question again")
+
+
+class EvaluateTextSettings(Settings):
+    """What `evaluate_text` does with a reward model for text."""
+
+    aggregation: Aggregation = Field(
+        description="how values of steps become one of a solution; the best choice depends on the labels, so say it"
+    )
+    generated: GeneratedBenchSettings | None = Field(
+        None, description="first errors on a generated set in the shape of ProcessBench"
+    )
+    process_bench: tuple[str, ...] = Field((), description="ProcessBench files, a subset each")
+    prm_bench: str | None = Field(None, description="a PRMBench file")
+    pairs: str | None = Field(None, description="a RewardBench or RewardBench 2 file")
+    threshold: float | None = Field(
+        None, gt=0, lt=1, description="a step below it is judged wrong; null: 0.5, or tuned where tune_on is set"
+    )
+    tune_on: str | None = Field(
+        None, description="choose the threshold with the best F1 on this subset and use it on all (recorded)"
+    )
+    ties: Literal["wrong", "half"] = Field(
+        "wrong", description="pairs: what a tie of RewardBench is worth, nothing as published, or half"
+    )
+    best_of_n: BestOfNSettings | None = Field(None, description="curves of best-of-N and votes")
+    attacks: AttackSettings | None = Field(AttackSettings(), description="dressed-up wrong solutions; null: none")
+    batch_size: int = Field(64, ge=1, description="solutions per call of the model")
+    reps: int = Field(1000, ge=100, description="bootstrap resamples")
+    seed: int = Field(0, ge=0, description="of the bootstrap and of random subsets")
+
+    @model_validator(mode="after")
+    def _fits(self) -> EvaluateTextSettings:
+        benches = self.generated is not None or bool(self.process_bench)
+        if not benches and self.prm_bench is None and self.pairs is None and self.best_of_n is None:
+            raise ValueError("name what to judge on: generated, process_bench, prm_bench, pairs or best_of_n")
+        if self.threshold is not None and self.tune_on is not None:
+            raise ValueError("threshold would do nothing beside tune_on, which chooses it; remove one of them")
+        if not benches:
+            idle = sorted({"threshold", "tune_on"} & self.model_fields_set)
+            if idle:
+                raise ValueError(f"{idle[0]} would do nothing without generated or process_bench; remove it")
+            if "attacks" in self.model_fields_set and self.attacks is not None and self.best_of_n is None:
+                raise ValueError("attacks would do nothing without right and wrong solutions of the same question")
+        if "ties" in self.model_fields_set and self.pairs is None:
+            raise ValueError("ties would do nothing without pairs; remove it")
+        return self
