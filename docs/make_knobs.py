@@ -87,6 +87,13 @@ NAMED = {
     "reward_model.prime_model.beta_train": "1",
     "reward_model.prime_model.loss_type": "1",
     "reward_model.prime_model.use_remove_padding": "1",
+    "label.method": "4 `--method`",
+    "label.reward": "4 `--reward`",
+    "label.num_rollouts": "4 `--num_rollouts`",
+    "label.num_samples": "4 `--num_samples`",
+    "label.mining.min_fail_rate": "4 (difficulty filter)",
+    "label.mining.max_fail_rate": "4 (difficulty filter)",
+    "policy.path": "4 `--sft_model`",
     "compare.arms": "2 (runs A, B, C)",
 }
 
@@ -117,8 +124,8 @@ model is trained |
 not set |"""
 
 NOT_YET = """\
-Knobs of the guides about labelled step rewards (HE, SE) and about the reward server (`nframes`, `max_pixels`,
-`backend`) belong to parts that are planned; a file that uses them today is refused."""
+Knobs of the guides about the reward server (`nframes`, `max_pixels`, `backend`) belong to parts that are planned; a
+file that uses them today is refused."""
 
 
 def settings_rows() -> Iterator[tuple[str, str, str, str]]:

@@ -62,7 +62,7 @@ def command_lines():
 
 
 COMMANDS = sorted(set(command_lines()))
-READS_STUDY = ("collect", "train", "evaluate", "run", "compare")
+READS_STUDY = ("collect", "label", "train", "evaluate", "run", "compare")
 
 
 @pytest.mark.parametrize("line", COMMANDS)

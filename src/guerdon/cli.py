@@ -8,6 +8,7 @@ a verb needs it. This module does no work of its own.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import sys
@@ -56,6 +57,43 @@ def collect(study: File, overrides: Overrides = None, dry_run: DryRun = False) -
 
     done = work(config)
     _say(f"wrote {done.episodes} episodes with {done.frames} frames to {done.path}")
+
+
+@app.command()
+def label(
+    study: File,
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    method: Annotated[int | None, typer.Option("--method", help="1: the policy solves; 2: the judge does.")] = None,
+    reward: Annotated[str | None, typer.Option("--reward", help="HE or SE.")] = None,
+    sft_model: Annotated[str | None, typer.Option("--sft_model", "--sft-model", help="policy.path")] = None,
+    num_rollouts: Annotated[
+        int | None, typer.Option("--num_rollouts", "--num-rollouts", help="Solutions per question.")
+    ] = None,
+    num_samples: Annotated[int | None, typer.Option("--num_samples", "--num-samples", help="Questions.")] = None,
+    skip_generation: Annotated[
+        bool, typer.Option("--skip_generation", "--skip-generation", help="Use the labels that are there.")
+    ] = False,
+    max_usd: Annotated[float | None, typer.Option("--max-usd", help="Stop before it costs more.")] = None,
+) -> None:
+    """Label the steps of solutions: by a judge, by continuations, or by the truth of generated tasks."""
+    given = {
+        "method": method, "reward": reward, "num_rollouts": num_rollouts, "num_samples": num_samples,
+        "max_usd": max_usd,
+    }  # fmt: skip
+    flags = [f"label.{name}={value}" for name, value in given.items() if value is not None]
+    flags += [f"policy.path={json.dumps(sft_model)}", "policy.tiny=null"] if sft_model is not None else []
+    config = _load(study, [*(overrides or []), *flags])
+    if config.label is None:
+        raise ConfigError(f"{study} has no label section; an empty one (label: {{}}) asks a judge at Anthropic")
+    if dry_run:
+        from guerdon.settings.estimate_label import estimate_label
+
+        return _dry_run(config, {} if skip_generation else estimate_label(config))
+    from guerdon.labels.label import label as work
+
+    done = work(config, skip_generation=skip_generation)
+    _say(f"wrote {done.folder}: {done.summary}")
 
 
 @app.command()
@@ -227,7 +265,8 @@ def main() -> None:
             raise
         _fail(f"{error.filename or 'the disk'}: {error.strerror}; check the path, its permissions and the disk", 2)
     if status == 130:
-        _fail("interrupted; what was written so far is whole, and --resume (of compare: the same command) goes on", 130)
+        again = "--resume (of compare and label: the same command)"
+        _fail(f"interrupted; what was written so far is whole, and {again} goes on", 130)
     sys.exit(status if isinstance(status, int) else 0)
 
 

@@ -175,7 +175,8 @@ def from_math_shepherd(row: Any, where: str, name: str) -> Solution:
     fields = Fields(row, where)
     given, label = fields.text("input"), fields.text("label")
     pieces = given.split(MARKER)
-    signs, at = [], 0
+    signs: list[str] = []
+    at = 0
     for piece in pieces[:-1]:
         sign = label[at + len(piece) : at + len(piece) + 1]
         if label[at : at + len(piece)] != piece or sign not in ("+", "-"):

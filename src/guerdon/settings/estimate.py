@@ -56,7 +56,7 @@ def estimate_sft(study: Study) -> dict[str, Any]:
         return {}
     pairs = settings.examples or study.data.train_size
     steps = settings.max_steps or int(settings.epochs * pairs / settings.batch_size)
-    millions = _millions(study)
+    millions = millions_of(study)
     return {
         "gradient steps": steps,
         "seconds": 10 + steps * settings.batch_size * millions / WRITE,
@@ -69,7 +69,7 @@ def _estimate_text(study: Study) -> dict[str, Any]:
     runner = study.runner
     evaluations = runner.total_steps // runner.eval_every * runner.eval_episodes
     factor = 1.0 if study.reward_model is None or study.reward_model.rm_type == "exact" else 1.25
-    millions = _millions(study)
+    millions = millions_of(study)
     return {
         "responses": runner.total_steps,
         "evaluation responses": evaluations,
@@ -78,7 +78,7 @@ def _estimate_text(study: Study) -> dict[str, Any]:
     }
 
 
-def _millions(study: Study) -> float:
+def millions_of(study: Study) -> float:
     """Parameters of a language model in millions; 500 where only its name is known."""
     start = study.sft.policy if study.sft is not None and study.sft.policy is not None else study.text_policy
     tiny = start.tiny

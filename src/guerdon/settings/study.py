@@ -1,7 +1,7 @@
 """The root of a configuration: one file describes one study, and every verb reads its own sections.
 
 runner, env, policy, algorithm, reward   what `guerdon run` does
-collect, train, evaluate, bc             what comes before it
+collect, label, train, evaluate, bc      what comes before it
 compare                                  the arms, seeds and tasks of a study
 """
 
@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from guerdon.settings.base import Settings
 from guerdon.settings.data import DataSettings
+from guerdon.settings.label import LabelSettings
 from guerdon.settings.policy import (
     AlgorithmSettings,
     BCSettings,
@@ -181,6 +182,7 @@ class Study(Settings):
         None, description="a reward beside the verifier's, for a language model; null: the outcome alone"
     )
     sft: SFTSettings | None = Field(None, description="supervised start of a language model")
+    label: LabelSettings | None = Field(None, description="labels of the steps of a language model's solutions")
     collect: CollectSettings | None = Field(None, description="episodes to collect")
     train: dict[str, ImageTrainSettings] = Field(default_factory=dict, description="reward models to fit, by name")
     bc: BCSettings | None = Field(None, description="behaviour cloning of collected episodes")
@@ -242,7 +244,8 @@ class Study(Settings):
         given = self.model_fields_set
         if self.algorithm.type != ("text" if self.text else "control"):
             raise ValueError(f"algorithm.type {self.algorithm.type} does not go with policy.type {self.policy.type}")
-        idle = {"env", "collect", "bc", "train"} if self.text else {"data", "generation", "reward_model", "sft"}
+        language = {"data", "generation", "label", "reward_model", "sft"}
+        idle = {"env", "collect", "bc", "train"} if self.text else language
         present = sorted(name for name in idle & given if getattr(self, name) != type(self).model_fields[name].default)
         if present:
             raise ValueError(f"{', '.join(present)} would do nothing with policy.type {self.policy.type}; remove it")

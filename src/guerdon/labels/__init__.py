@@ -1,0 +1,1 @@
+"""Where labels of steps come from: judges, continuations, checked answers; what they cost, and what they pay."""

@@ -1,0 +1,187 @@
+"""The data set on disk: records, other formats, the table of fail rates, and a card that says how it came about.
+
+    data/prm_dataset_method1_HE/
+      records.jsonl      the seed's records, without loss
+      training.jsonl     a row per step, and the other formats that were asked for
+      fail_rates.jsonl   a row per question that was tried
+      card.json          counts, failures by reason, what was spent, the settings
+
+This module does not know how labels are found.
+
+    done = write_data_set(Path("data/prm_dataset_method1_HE"), solutions, card, study.label, table)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from guerdon import __version__
+from guerdon.atomic import write_json, write_text
+from guerdon.config import to_plain
+from guerdon.episodes.solution_files import RECORDS, read_solutions, write_solutions
+from guerdon.episodes.solutions import Solution
+from guerdon.errors import DataError
+from guerdon.labels.mining import Mined
+from guerdon.labels.solving import Solved
+from guerdon.labels.step_rewards import pay
+from guerdon.settings.label import LabelSettings
+from guerdon.settings.study import Study
+
+CARD, FAIL_RATES = "card.json", "fail_rates.jsonl"
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A data set.
+
+    Attributes:
+        folder: where it is.
+        card: what is in its `card.json`.
+    """
+
+    folder: Path
+    card: Mapping[str, Any]
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the work ended early: `max_usd` or `failures`; None where it did not."""
+        return self.card.get("stopped")
+
+    @property
+    def summary(self) -> str:
+        """One line for a person."""
+        counts, steps = self.card.get("solutions", {}), self.card["steps"]
+        failed = sum(counts.get("failed", {}).values())
+        usd = sum(row["usd"] + row["usd_at_most"] for row in self.card.get("ledger", {}).values())
+        parts = [
+            f"{self.card['files']['seed']['rows']} solutions",
+            f"{steps['right']} right and {steps['wrong']} wrong steps",
+        ]
+        parts += [f"{failed} without labels"] if failed else []
+        parts += [f"${usd:.2f} spent so far"] if usd else []
+        if self.stopped == "max_usd":
+            parts.append(
+                f"stopped by max_usd with {counts.get('not_asked', 0)} solutions to go; the same command goes on"
+            )
+        return ", ".join(parts)
+
+
+def card_of(
+    study: Study,
+    mined: Mined,
+    solved: Solved,
+    solutions: Sequence[Solution],
+    failures: Mapping[str, int],
+    *,
+    not_asked: int,
+    too_long: int,
+    stopped: str | None,
+    ledger: Mapping[str, Mapping[str, float]],
+    sampled: Mapping[str, int],
+) -> dict[str, Any]:
+    """What a data set says about itself."""
+    assert study.label is not None
+    assert study.data is not None
+    rates = [row["fail_rate"] for row in mined.table]
+    return {
+        "made_by": f"guerdon {__version__}",
+        "method": study.label.method,
+        "reward": study.label.reward,
+        "labeler": study.label.labeler,
+        "stopped": stopped,
+        "questions": {
+            "tried": len(mined.table), "kept": len(mined.kept), "not_checkable": rates.count(None),
+            "too_long": too_long,
+        },
+        "solutions": {
+            "written": len(solved.written), "labelled": len(solutions), "not_asked": not_asked,
+            "failed": dict(sorted(failures.items())), "left_out": dict(sorted(solved.left_out.items())),
+            "answer_not_checked": dict(sorted(solved.unchecked.items())),
+        },
+        **step_counts(solutions),
+        "ledger": ledger,
+        "sampled": dict(sorted(sampled.items())),
+        "settings": {"label": to_plain(study.label), "data": to_plain(study.data), "policy": to_plain(study.policy)},
+    }  # fmt: skip
+
+
+def step_counts(solutions: Sequence[Solution]) -> dict[str, Any]:
+    """How the labels and rewards of a data set are distributed."""
+    labels = [label for solution in solutions for label in solution.labels]
+    rewards = [reward for solution in solutions for reward in solution.rewards]
+    return {
+        "steps": {
+            "all": len(labels), "right": sum(v is not None and v >= 0.5 for v in labels),
+            "wrong": sum(v is not None and v < 0.5 for v in labels), "unlabelled": labels.count(None),
+            "without_reward": rewards.count(None),
+        },
+        "answers": {
+            "right": sum(s.is_correct is True for s in solutions),
+            "wrong": sum(s.is_correct is False for s in solutions),
+            "unknown": sum(s.is_correct is None for s in solutions),
+        },
+    }  # fmt: skip
+
+
+def write_data_set(
+    folder: Path,
+    solutions: Sequence[Solution],
+    card: Mapping[str, Any],
+    settings: LabelSettings,
+    table: Sequence[Mapping[str, Any]] = (),
+) -> Labelled:
+    """Write a data set; each file appears whole, the card last.
+
+    A format that can express none of the solutions is left out, and the card says why.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CARD).unlink(missing_ok=True)
+    written = write_solutions(folder / RECORDS, solutions)
+    files: dict[str, Any] = {"seed": {"file": RECORDS, "rows": written.rows, "left_out": {}}}
+    for form in settings.formats:
+        path = folder / f"{form}.jsonl"
+        path.unlink(missing_ok=True)
+        try:
+            done = write_solutions(path, solutions, form)
+        except DataError as error:
+            files[form] = {"file": None, "why": str(error)}
+        else:
+            files[form] = {"file": path.name, "rows": done.rows, "left_out": dict(done.left_out)}
+    if table:
+        write_text(folder / FAIL_RATES, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in table))
+    whole = {**card, "files": files}
+    write_json(folder / CARD, whole)
+    return Labelled(folder, whole)
+
+
+def relabel_rewards(root: Path, settings: LabelSettings) -> Labelled:
+    """The data set that is there with the rewards of these settings: from itself, or from that of the other reward.
+
+    Raises:
+        DataError: neither is there.
+    """
+    folder = root / settings.dataset
+    other = root / settings.model_copy(update={"reward": "SE" if settings.reward == "HE" else "HE"}).dataset
+    source = next((f for f in (folder, other) if (f / RECORDS).is_file()), None)
+    if source is None:
+        raise DataError(
+            f"--skip_generation uses the data set that is there, and there is none: neither {folder / RECORDS} nor "
+            f"{other / RECORDS}; run the same command without it first"
+        )
+    solutions = [pay(solution, settings.reward) for solution in read_solutions(source)]
+    try:
+        card = json.loads((source / CARD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        card = {"made_by": f"guerdon {__version__}", "method": settings.method, "labeler": None, "stopped": None}
+    table = source / FAIL_RATES
+    if table.is_file() and source != folder:
+        write_text(folder / FAIL_RATES, table.read_text(encoding="utf-8"))
+    taken = {"labels_from": os.fspath(source.name)} if source != folder else {}
+    return write_data_set(
+        folder, solutions, {**card, "reward": settings.reward, **taken, **step_counts(solutions)}, settings
+    )

@@ -1,0 +1,229 @@
+"""The two protocols that judges speak: Anthropic's Messages API and OpenAI's chat completions.
+
+A request is encoded, a reply decoded and checked; an error status becomes a reason. Keys come from the environment or
+from a `.env` file, never from a configuration. This module does not know when to try again, nor what a reply means.
+
+    model = HttpModel(JudgeSettings(api="openai", model="qwen", base_url="http://localhost:8000/v1"))
+    reply = model.complete(ChatRequest(({"role": "user", "content": "1+1?"},), max_tokens=16))
+    reply.text, reply.stop, reply.usage
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from guerdon.errors import ConfigError
+from guerdon.labels.ledger import Usage
+from guerdon.labels.wire import WireError, post_json
+from guerdon.settings.label import JudgeSettings
+from guerdon.worlds.prompts import Message
+
+Stop = Literal["end", "length", "refusal"]
+
+KEY_VARIABLES = {"anthropic": "ANTHROPIC_API_KEY", "openai": "OPENAI_API_KEY"}
+_FATAL = {401: "does not accept the key", 403: "does not allow this", 404: "has no such model or path"}
+_STOPS: dict[Any, Stop] = {
+    "max_tokens": "length", "length": "length", "model_context_window_exceeded": "length",
+    "refusal": "refusal", "content_filter": "refusal",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """What a model is asked.
+
+    Attributes:
+        messages: chat messages that end with the user's turn.
+        max_tokens: longest reply.
+        temperature: None leaves it to the endpoint.
+        sample: tells several samples of the same request apart.
+    """
+
+    messages: tuple[Message, ...]
+    max_tokens: int
+    temperature: float | None = None
+    sample: int = 0
+
+    @property
+    def most_tokens(self) -> int:
+        """More tokens than its messages can well have: a token for every two bytes, and some for each message."""
+        return sum(len(m["content"].encode("utf-8", "surrogatepass")) // 2 + 16 for m in self.messages) + 32
+
+
+@dataclass(frozen=True)
+class ChatReply:
+    """What came back.
+
+    Attributes:
+        text: what the model wrote.
+        stop: it ended by itself, at the length limit, or refused.
+        usage: None where the endpoint does not say.
+    """
+
+    text: str
+    stop: Stop
+    usage: Usage | None = None
+
+
+class ChatError(Exception):
+    """There is no usable reply.
+
+    Attributes:
+        reason: a short stable word.
+        again: whether trying again can help.
+        pause: seconds that the server asks to wait; None where it does not say.
+        billed: whether the call may have cost something.
+    """
+
+    def __init__(
+        self, reason: str, detail: str, *, again: bool = True, pause: float | None = None, billed: bool = False
+    ) -> None:
+        super().__init__(detail)
+        self.reason, self.again, self.pause, self.billed = reason, again, pause, billed
+
+
+class HttpModel:
+    """A model behind an HTTP API.
+
+    Args:
+        settings: which API, where, which model.
+
+    Raises:
+        ConfigError: the key it needs is not there.
+    """
+
+    def __init__(self, settings: JudgeSettings) -> None:
+        self.settings = settings
+        self._key = api_key(settings)
+
+    def complete(self, request: ChatRequest) -> ChatReply:
+        """One reply.
+
+        Raises:
+            ChatError: there is none, and why.
+            ConfigError: the endpoint refuses the key, the model or the path; asking on would not help.
+        """
+        s = self.settings
+        path, headers, body = encode(s, request, self._key)
+        try:
+            status, found, payload = post_json(s.url + path, headers, body, timeout=s.timeout)
+        except WireError as error:
+            raise ChatError(error.reason, str(error), billed=error.sent) from error
+        if status == 200:
+            return decode(s, payload)
+        said = _said(payload)
+        if status in _FATAL:
+            raise ConfigError(
+                f"the judge at {s.url} {_FATAL[status]} ({status}: {said}); check label.judge.model, base_url and the "
+                f"key in {s.api_key_env or KEY_VARIABLES[s.api]}"
+            )
+        if status == 429:
+            raise ChatError("rate_limited", said, pause=_seconds(found.get("retry-after")))
+        if status >= 500 or status == 408:
+            raise ChatError("server_error", f"{status}: {said}", pause=_seconds(found.get("retry-after")))
+        raise ChatError("rejected", f"{status}: {said}", again=False)
+
+
+def api_key(settings: JudgeSettings) -> str | None:
+    """The key of an endpoint, from the environment or from `.env` in the working directory.
+
+    Raises:
+        ConfigError: there is none, and the endpoint needs one.
+    """
+    name = settings.api_key_env or KEY_VARIABLES[settings.api]
+    key = os.environ.get(name) or _dot_env(Path(".env")).get(name)
+    own = settings.api == "openai" and settings.base_url is not None and settings.api_key_env is None
+    if not key and not own:
+        raise ConfigError(f"{name} is not set: export it, or write {name}=... into a file .env here")
+    return key or None
+
+
+def _dot_env(path: Path) -> dict[str, str]:
+    """The `NAME=value` lines of a file, if it is there."""
+    if not path.is_file():
+        return {}
+    pairs = [line.partition("=") for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
+    return {name.strip().removeprefix("export "): value.strip().strip("\"'") for name, equals, value in pairs if equals}
+
+
+def encode(
+    settings: JudgeSettings, request: ChatRequest, key: str | None
+) -> tuple[str, dict[str, str], dict[str, Any]]:
+    """Path, headers and body of a request."""
+    body: dict[str, Any] = {"model": settings.model_name}
+    if request.temperature is not None:
+        body["temperature"] = request.temperature
+    if settings.api == "anthropic":
+        system = "\n\n".join(m["content"] for m in request.messages if m["role"] == "system")
+        body |= {"max_tokens": request.max_tokens, **({"system": system} if system else {})}
+        body["messages"] = [dict(m) for m in request.messages if m["role"] != "system"]
+        return "/v1/messages", {"x-api-key": key or "", "anthropic-version": "2023-06-01"}, body
+    body |= {settings.token_limit_key: request.max_tokens, "messages": [dict(m) for m in request.messages]}
+    return "/chat/completions", {"Authorization": f"Bearer {key}"} if key else {}, body
+
+
+def decode(settings: JudgeSettings, payload: Any) -> ChatReply:
+    """A reply from what the endpoint sent with status 200.
+
+    Raises:
+        ChatError: `bad_reply`: it is not what the protocol says.
+    """
+    try:
+        reply = _anthropic(payload) if settings.api == "anthropic" else _openai(payload)
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ChatError("bad_reply", f"not what the API promises: {str(payload)[:80]!r}", billed=True) from error
+    return replace(reply, text=_whole(reply.text))
+
+
+def _whole(text: str) -> str:
+    """Without halves of characters, which JSON can say and UTF-8 cannot."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _anthropic(payload: Any) -> ChatReply:
+    blocks = [block["text"] for block in payload["content"] if block["type"] == "text"]
+    usage = payload.get("usage") or {}
+    read = [usage.get(k) for k in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")]
+    return ChatReply(
+        "".join(blocks), _STOPS.get(payload["stop_reason"], "end"), _usage(read, usage.get("output_tokens"))
+    )
+
+
+def _openai(payload: Any) -> ChatReply:
+    choice = payload["choices"][0]
+    message = choice["message"]
+    stop: Stop = "refusal" if message.get("refusal") else _STOPS.get(choice.get("finish_reason"), "end")
+    usage = payload.get("usage") or {}
+    text = message.get("content")
+    if not isinstance(text, str):
+        text = str(message.get("refusal") or "")
+        if stop == "end":
+            raise KeyError("content")
+    return ChatReply(text, stop, _usage([usage.get("prompt_tokens")], usage.get("completion_tokens")))
+
+
+def _usage(read: list[Any], written: Any) -> Usage | None:
+    counts = [n for n in read if n is not None]
+    if not counts or not all(isinstance(n, int) and n >= 0 for n in (*counts, written)):
+        return None
+    return Usage(sum(counts), written)
+
+
+def _said(payload: Any) -> str:
+    """What an error reply says, in one line."""
+    error = payload.get("error", payload) if isinstance(payload, Mapping) else None
+    said = error.get("message") if isinstance(error, Mapping) else error
+    return " ".join(str(said or "no reason given").split())[:200]
+
+
+def _seconds(text: str | None) -> float | None:
+    """A `retry-after` in seconds; None for a date or nonsense."""
+    try:
+        seconds = float(text or "")
+    except ValueError:
+        return None
+    return min(max(seconds, 0.0), 600.0) if seconds == seconds else None

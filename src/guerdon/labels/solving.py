@@ -1,0 +1,161 @@
+"""The solutions that get labelled: a policy writes them (method 1), or the judge's model does (method 2).
+
+Each is cut into steps and its answer checked. Left out, and counted: those that the length limit cut, that say the
+same as another solution of the question, or that have too few steps. This module does not know how steps are judged.
+
+    solved = solve(questions, texts, study.data, study.label, verifier, model="runs/sft")
+    solved.written[0].solution.is_correct, solved.left_out
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from guerdon.episodes.solutions import Solution
+from guerdon.labels.asking import BUDGET, Asker
+from guerdon.labels.chat import ChatReply, ChatRequest
+from guerdon.labels.completions import Ask, Completer, Sampling
+from guerdon.labels.labeler import Written
+from guerdon.labels.splitters import split
+from guerdon.narrator import Narrator
+from guerdon.policies.tokens import prompt_ids
+from guerdon.settings.data import DataSettings
+from guerdon.settings.label import LabelSettings, Splitter
+from guerdon.types import Failure
+from guerdon.worlds.prompts import Prompt
+from guerdon.worlds.reasoning import family_of, is_generated
+from guerdon.worlds.verifier import Verifier
+
+AT_A_TIME = 16  # questions put to the judge's model
+Texts = Sequence[Sequence[str | Failure]]  # per question, its solutions or why one is missing
+
+
+@dataclass(frozen=True)
+class Solved:
+    """Solutions to label.
+
+    Attributes:
+        written: with steps, and whether the answer is right.
+        left_out: why others were left out, and how many.
+        unchecked: why answers could not be checked, and how many.
+        asked_all: False where the budget ended before all were written.
+    """
+
+    written: tuple[Written, ...]
+    left_out: Mapping[str, int]
+    unchecked: Mapping[str, int]
+    asked_all: bool
+
+
+def policy_texts(
+    questions: Sequence[Prompt], completer: Completer, data: DataSettings, settings: LabelSettings
+) -> Texts:
+    """Method 1: `num_rollouts` solutions of the policy to each question."""
+    asks = [Ask(prompt_ids(completer.policy.tokenizer, prompt.messages)) for prompt in questions]
+    sampling = Sampling(settings.solutions.temperature, settings.solutions.top_p)
+    drawn = completer.complete(
+        asks, n=settings.num_rollouts, limit=data.max_response_length, sampling=sampling, purpose="solve", narrate=True
+    )
+    return [[d.text if d.finished else Failure("truncated") for d in row] for row in drawn]
+
+
+def judge_texts(questions: Sequence[Prompt], asker: Asker, data: DataSettings, settings: LabelSettings) -> Texts:
+    """Method 2: `num_rollouts` solutions of the judge's model to each question.
+
+    Raises:
+        ConfigError: the endpoint refuses the key, the model or the path.
+    """
+    found: list[list[str | Failure]] = []
+    told = Narrator(len(questions), what="questions", lines=10)
+    try:
+        for start in range(0, len(questions), AT_A_TIME):
+            requests = [
+                ChatRequest(prompt.messages, data.max_response_length, settings.solutions.temperature, sample)
+                for prompt in questions[start : start + AT_A_TIME]
+                for sample in range(settings.num_rollouts)
+            ]
+            answers = iter(asker.ask(requests, [_anything] * len(requests), role="solve"))
+            found += [
+                [next(answers) for _ in range(settings.num_rollouts)] for _ in questions[start : start + AT_A_TIME]
+            ]
+            told.advance(len(found), "solved")
+    finally:
+        told.close()
+    return found
+
+
+def _anything(reply: ChatReply) -> str | Failure:
+    return reply.text if reply.text.strip() else Failure("empty", "the reply is blank")
+
+
+def solve(
+    questions: Sequence[Prompt],
+    texts: Texts,
+    data: DataSettings,
+    settings: LabelSettings,
+    verifier: Verifier,
+    *,
+    splitter: Splitter,
+    model: str,
+) -> Solved:
+    """Cut solutions into steps and check their answers.
+
+    Args:
+        questions: as asked.
+        texts: the solutions of each.
+        data: whether an unreadable answer is wrong.
+        settings: fewest steps.
+        verifier: checks.
+        splitter: cuts.
+        model: who wrote them, for the record.
+
+    Raises:
+        ConfigError: the splitter `separator` for questions that have none.
+    """
+    left_out: Counter[str] = Counter()
+    asked_all = True
+    rows: list[tuple[str, Prompt, str, tuple[str, ...]]] = []
+    for prompt, own in zip(questions, texts, strict=True):
+        separator = family_of(prompt).separator if is_generated(prompt) else ""
+        seen: set[str] = set()
+        for k, text in enumerate(own):
+            if isinstance(text, Failure):
+                asked_all &= text.reason != BUDGET
+                left_out[text.reason] += 1
+                continue
+            steps = split(text, splitter, separator=separator)
+            reason = (
+                "duplicate" if text in seen else "too_few_steps" if len(steps) < settings.solutions.min_steps else ""
+            )
+            seen.add(text)
+            if reason:
+                left_out[reason] += 1
+            else:
+                rows.append((f"{prompt.id}-{k}", prompt, text, steps))
+    judgements = verifier.check_batch([row[2] for row in rows], [row[1] for row in rows])
+    unchecked: Counter[str] = Counter()
+    written = []
+    for (name, prompt, _, steps), judgement in zip(rows, judgements, strict=True):
+        wrong = data.unparsable == "wrong" and judgement.verdict == "answer_unparsable"
+        correct = False if wrong else judgement.correct
+        if correct is None:
+            unchecked[judgement.verdict] += 1
+        meta: dict[str, Any] = {
+            "model": model, "method": settings.method, "splitter": splitter, "question_id": prompt.id,
+            "data_source": prompt.data_source,
+        }  # fmt: skip
+        if is_generated(prompt):
+            meta["extra_info"] = dict(prompt.extra_info)
+        separator = family_of(prompt).separator if is_generated(prompt) else _SEPARATORS.get(splitter, "")
+        solution = Solution(
+            id=name, question=prompt.question, steps=steps, is_correct=correct, ground_truth=prompt.ground_truth,
+            answer=judgement.answer, separator=separator, meta=meta,
+        )  # fmt: skip
+        written.append(Written(solution, prompt))
+    return Solved(tuple(written), dict(left_out), dict(unchecked), asked_all)
+
+
+_SEPARATORS = {"blank_line": "\n\n", "newline": "\n"}

@@ -1,0 +1,195 @@
+"""The `label` section: which questions, whose solutions, who judges their steps, and what that may cost.
+
+The names are the flags of the seed's script (`method`, `reward`, `num_rollouts`, `num_samples`). Nothing here asks a
+judge or loads a model.
+
+    LabelSettings(labeler="judge", judge=JudgeSettings(api="openai", model="qwen", base_url="http://localhost:8000/v1"))
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from guerdon.settings.base import Settings
+from guerdon.settings.text_policy import TextPolicySettings
+
+Reward = Literal["HE", "SE"]
+Splitter = Literal["blank_line", "newline", "sentence", "code_block", "tags", "separator"]
+Labeler = Literal["judge", "monte_carlo", "binary_search", "consensus", "exact"]
+
+JUDGED: tuple[Labeler, ...] = ("judge", "consensus")
+CONTINUED: tuple[Labeler, ...] = ("monte_carlo", "binary_search", "consensus")
+_HTTP_ONLY = {
+    "base_url", "api_key_env", "concurrency", "requests_per_minute", "timeout", "usd_per_million_in",
+    "usd_per_million_out",
+}  # fmt: skip
+
+
+def _refuse(idle: set[str], why: str) -> None:
+    if idle:
+        raise ValueError(f"{', '.join(sorted(idle))} would do nothing with {why}; remove it")
+
+
+class JudgeSettings(Settings):
+    """`label.judge`: a language model that says of each step whether it is right."""
+
+    api: Literal["anthropic", "openai", "local"] = Field(
+        "anthropic",
+        description="anthropic: the Messages API; openai: any chat completions endpoint (vLLM, SGLang, OpenAI); local: "
+        "a transformers model in this process",
+    )
+    model: str | None = Field(
+        None, description="its name; local: folder or hub id; null: claude-sonnet-4-20250514 (anthropic)"
+    )
+    base_url: str | None = Field(
+        None, description="where the API is; null: https://api.anthropic.com or https://api.openai.com/v1"
+    )
+    api_key_env: str | None = Field(
+        None,
+        description="environment variable (or line of ./.env) with the key; null: ANTHROPIC_API_KEY or OPENAI_API_KEY. "
+        "An openai endpoint at a base_url of your own needs none",
+    )
+    max_tokens: int = Field(2048, ge=1, description="longest judgement; a longer one is cut, which is a failure")
+    token_limit_key: Literal["max_tokens", "max_completion_tokens"] = Field(
+        "max_tokens", description="openai: what the endpoint calls that limit"
+    )
+    temperature: float | None = Field(0.0, ge=0, description="of judgements; null: the endpoint's own")
+    concurrency: int = Field(8, ge=1, description="requests under way at a time")
+    requests_per_minute: float | None = Field(None, gt=0, description="start no more than these; null: no limit")
+    retries: int = Field(
+        5, ge=0, description="asked again so many times after a failure; pauses double, or are as the server says"
+    )
+    timeout: float = Field(120.0, gt=0, description="seconds of wall-clock per request")
+    usd_per_million_in: float | None = Field(
+        None, ge=0, description="price of a million tokens read; null: 3 (anthropic) or 0"
+    )
+    usd_per_million_out: float | None = Field(
+        None, ge=0, description="price of a million tokens written; null: 15 (anthropic) or 0"
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> JudgeSettings:
+        if self.model is None and self.api != "anthropic":
+            raise ValueError(f"api {self.api} needs model")
+        idle = _HTTP_ONLY & self.model_fields_set if self.api == "local" else set()
+        idle |= {"token_limit_key"} & self.model_fields_set if self.api != "openai" else set()
+        _refuse(idle, f"api {self.api}")
+        return self
+
+    @property
+    def model_name(self) -> str:
+        """Its name, the default filled in."""
+        return self.model or "claude-sonnet-4-20250514"
+
+    @property
+    def url(self) -> str:
+        """Where the API is, the default filled in."""
+        default = {"anthropic": "https://api.anthropic.com", "openai": "https://api.openai.com/v1"}.get(self.api, "")
+        return (self.base_url or default).rstrip("/")
+
+    @property
+    def prices(self) -> tuple[float, float]:
+        """Dollars per million tokens read and written."""
+        default = (3.0, 15.0) if self.api == "anthropic" else (0.0, 0.0)
+        given = (self.usd_per_million_in, self.usd_per_million_out)
+        return (default[0] if given[0] is None else given[0], default[1] if given[1] is None else given[1])
+
+
+class MonteCarloSettings(Settings):
+    """`label.monte_carlo`: completions of the solution so far show whether it can still be saved."""
+
+    completions: int = Field(8, ge=1, description="per prefix")
+    estimate: Literal["hard", "soft"] = Field(
+        "soft", description="hard: 1 where any completion reaches the answer; soft: the share that does"
+    )
+    temperature: float = Field(0.7, gt=0, description="of completions")
+    top_p: float = Field(1.0, gt=0, le=1, description="of completions")
+    policy: TextPolicySettings | None = Field(None, description="who completes; null: the policy of the study")
+
+
+class MiningSettings(Settings):
+    """`label.mining`: keep the questions that the policy fails on often, but not always."""
+
+    attempts: int = Field(8, ge=2, description="solutions per question")
+    min_fail_rate: float = Field(0.3, ge=0, le=1, description="smallest share of wrong ones that is kept, inclusive")
+    max_fail_rate: float = Field(0.8, ge=0, le=1, description="largest share of wrong ones that is kept, inclusive")
+    temperature: float = Field(0.7, gt=0, description="of these attempts")
+    top_p: float = Field(1.0, gt=0, le=1, description="of these attempts")
+    max_questions: int = Field(5000, ge=1, description="try no more questions than these, however few are kept")
+
+    @model_validator(mode="after")
+    def _keeps_something(self) -> MiningSettings:
+        low, high, n = self.min_fail_rate, self.max_fail_rate, self.attempts
+        if not any(low <= k / n <= high for k in range(n + 1)):
+            raise ValueError(f"no question can be kept: {n} attempts have no fail rate from {low} to {high}")
+        return self
+
+
+class SolutionSettings(Settings):
+    """`label.solutions`: how the solutions that are labelled get written."""
+
+    temperature: float = Field(0.8, gt=0, description="of the solutions")
+    top_p: float = Field(0.95, gt=0, le=1, description="method 1: of the solutions")
+    min_steps: int = Field(2, ge=1, description="leave solutions with fewer steps out")
+
+
+class LabelSettings(Settings):
+    """`label`: step labels for process reward models; `guerdon label`."""
+
+    save_dir: str = Field(
+        "data", description="receives prm_dataset_method{1|2}_{HE|SE}/, and a cache of all that was sampled and asked"
+    )
+    method: Literal[1, 2] = Field(1, description="1: the policy writes the solutions; 2: the judge's model does")
+    reward: Reward = Field("HE", description="what a step pays: HE needs the whole solution right, SE does not")
+    num_samples: int = Field(1000, ge=1, description="questions whose solutions are labelled")
+    num_rollouts: int = Field(5, ge=1, description="solutions per question")
+    splitter: Splitter | None = Field(
+        None,
+        description="where steps end; null: at the task's own separator (generated data) or at blank lines (others)",
+    )
+    labeler: Labeler = Field(
+        "judge",
+        description="a judge; completions of every prefix; completions in a binary search for the first error; judge "
+        "and completions where they agree on the first error; the truth of generated tasks",
+    )
+    mining: MiningSettings | None = Field(
+        MiningSettings(), description="which questions; null: the first num_samples of the training prompts"
+    )
+    solutions: SolutionSettings = Field(SolutionSettings(), description="how solutions are written")
+    judge: JudgeSettings = Field(JudgeSettings(), description="who judges, and who writes with method 2")
+    monte_carlo: MonteCarloSettings = Field(MonteCarloSettings(), description="how prefixes are completed")
+    formats: tuple[Literal["training", "trl", "prm800k", "math_shepherd"], ...] = Field(
+        ("training", "trl"), description="also written, beside the records in the seed's format"
+    )
+    max_usd: float | None = Field(
+        None, gt=0, description="stop before all calls of this save_dir together cost more; what is done is kept"
+    )
+    max_failure_rate: float = Field(0.5, ge=0, le=1, description="stop when a larger share of labels fails")
+    seed: int = Field(0, ge=0, description="of everything that is sampled")
+
+    @property
+    def asks_judge(self) -> bool:
+        """Whether a judge's model is asked for anything."""
+        return self.labeler in JUDGED or self.method == 2
+
+    @property
+    def dataset(self) -> str:
+        """Name of the folder of the data set."""
+        return f"prm_dataset_method{self.method}_{self.reward}"
+
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> LabelSettings:
+        given = self.model_fields_set
+        if not self.asks_judge:
+            _refuse({"judge", "max_usd"} & given, f"labeler {self.labeler} and method {self.method}: no judge is asked")
+        elif self.max_usd is not None and not any(self.judge.prices):
+            raise ValueError("max_usd would do nothing while both prices of the judge are 0; set usd_per_million_...")
+        if self.labeler not in CONTINUED:
+            _refuse({"monte_carlo"} & given, f"labeler {self.labeler}")
+        elif self.labeler != "monte_carlo" and "estimate" in self.monte_carlo.model_fields_set:
+            raise ValueError(f"monte_carlo.estimate would do nothing with labeler {self.labeler}, which is hard")
+        if self.method == 2 and "top_p" in self.solutions.model_fields_set:
+            raise ValueError("solutions.top_p would do nothing with method 2; remove it")
+        return self

@@ -1,0 +1,269 @@
+"""Judges over real HTTP: both protocols, everything that goes wrong on the way, cost, and what is kept on disk."""
+
+import json
+
+import pytest
+from judge_server import CUT, DROP, HANG, FakeClock, judge_server
+
+from guerdon.errors import ConfigError, DataError
+from guerdon.labels.append_log import AppendLog, Cache
+from guerdon.labels.asking import BUDGET, Clock, HttpAsker
+from guerdon.labels.chat import ChatRequest, HttpModel
+from guerdon.labels.ledger import Ledger
+from guerdon.settings.label import JudgeSettings
+from guerdon.types import Failure
+
+
+class World:
+    """A judge, a cache, a ledger and a clock in one folder."""
+
+    def __init__(self, folder, server, *, max_usd=None, api="openai", **given):
+        self.clock = FakeClock()
+        url = server.url + ("/v1" if api == "openai" else "")
+        prices = {"usd_per_million_in": 10.0, "usd_per_million_out": 100.0}
+        settings = JudgeSettings(
+            api=api, model="m", base_url=url, **{"concurrency": 1, "timeout": 20, **prices, **given}
+        )
+        self.cache = Cache(folder / "replies.jsonl")
+        self.ledger = Ledger(folder / "calls.jsonl", prices=settings.prices, max_usd=max_usd)
+        clock = Clock(self.clock.now, self.clock.sleep)
+        self.asker = HttpAsker(HttpModel(settings), self.cache, self.ledger, clock)
+
+    def ask(self, *words, check=None, max_tokens=50):
+        requests = [ChatRequest(({"role": "user", "content": w},), max_tokens, 0.0) for w in words]
+        return self.asker.ask(requests, [check or (lambda reply: reply.text)] * len(words), role="judge")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.cache.close()
+        self.ledger.close()
+
+
+@pytest.fixture(autouse=True)
+def _keys(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-test")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+def test_the_messages_api(tmp_path):
+    with judge_server(lambda text: text.upper()) as server, World(tmp_path, server, api="anthropic") as world:
+        request = ChatRequest(({"role": "system", "content": "be"}, {"role": "user", "content": "hi"}), 7, None)
+        assert world.asker.ask([request], [lambda reply: reply], role="x")[0].text == "HI"
+        assert server.paths == ["/v1/messages"]
+        assert server.requests == [
+            {"model": "m", "max_tokens": 7, "system": "be", "messages": [{"role": "user", "content": "hi"}]}
+        ]
+        headers = {k.lower(): v for k, v in server.headers[0].items()}
+        assert (headers["x-api-key"], headers["anthropic-version"]) == ("sk-ant-test", "2023-06-01")
+        assert world.ledger.totals()["x"] == {
+            "calls": 1, "failed": 0, "tokens_in": 100, "tokens_out": 20, "usd": pytest.approx(0.003), "unpriced": 0,
+            "usd_at_most": 0, "from_cache": 0,
+        }  # fmt: skip
+
+
+def test_chat_completions(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINE", "secret")
+    how = {"api_key_env": "MINE", "token_limit_key": "max_completion_tokens"}
+    with judge_server(lambda text: text.upper()) as server, World(tmp_path, server, **how) as world:
+        assert world.ask("hi") == ["HI"]
+        assert server.paths == ["/v1/chat/completions"]
+        assert server.requests[0] == {
+            "model": "m", "temperature": 0.0, "max_completion_tokens": 50,
+            "messages": [{"role": "user", "content": "hi"}],
+        }  # fmt: skip
+        assert server.headers[0]["Authorization"] == "Bearer secret"
+
+
+def test_keys_come_from_the_environment_or_dot_env(tmp_path, monkeypatch):
+    monkeypatch.delenv("ANTHROPIC_API_KEY")
+    with pytest.raises(ConfigError, match="ANTHROPIC_API_KEY is not set"):
+        HttpModel(JudgeSettings())
+    (tmp_path / ".env").write_text("# keys\nexport ANTHROPIC_API_KEY='from file'\n")
+    with judge_server() as server, World(tmp_path, server, api="anthropic") as world:
+        world.ask("x")
+        assert {k.lower(): v for k, v in server.headers[0].items()}["x-api-key"] == "from file"
+
+
+@pytest.mark.parametrize("api", ["openai", "anthropic"])
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ((429, {"retry-after": "7"}), "rate_limited"),
+        ((529, {}), "server_error"),
+        ((500, {}, b"<html>"), "server_error"),
+        ((200, {}, b"{garbage"), "bad_reply"),
+        ((200, {}, {"hello": 1}), "bad_reply"),
+        ((200, {}, []), "bad_reply"),
+        (DROP, "connection"),
+        (CUT, "connection"),
+    ],
+)
+def test_what_the_network_does_wrong_is_tried_again(tmp_path, told, reason, api):
+    with judge_server(lambda text: "ok", [told]) as server, World(tmp_path, server, api=api) as world:
+        assert world.ask("x") == ["ok"]
+        assert len(server.requests) == 2
+        assert world.ledger.totals()["judge"]["failed"] == 1
+        assert json.loads((tmp_path / "calls.jsonl").read_text().splitlines()[0])["failure"] == reason
+        assert sum(world.clock.slept) == (7 if reason == "rate_limited" else 1)
+
+
+def test_a_server_that_hangs_is_left_alone(tmp_path):
+    with judge_server(lambda text: "ok", [HANG]) as server, World(tmp_path, server, timeout=0.3, retries=0) as world:
+        assert world.ask("x")[0].reason == "timeout"
+        assert world.ledger.totals()["judge"]["unpriced"] == 1  # it may have been charged for
+
+
+def test_pauses_double_and_failures_of_the_network_are_not_kept(tmp_path):
+    with judge_server(lambda text: "ok", [(500, {})] * 4) as server, World(tmp_path, server, retries=3) as world:
+        assert world.ask("x") == [Failure("server_error", "500: as told")]
+        assert world.clock.slept == [1, 2, 4]
+        assert world.ask("x") == ["ok"]
+
+
+@pytest.mark.parametrize("api", ["openai", "anthropic"])
+@pytest.mark.parametrize("reason", ["refusal", "truncated", "wrong"])
+def test_unusable_replies_are_tried_three_times_then_remembered(tmp_path, reason, api):
+    stop = {
+        "refusal": ("content_filter", "refusal"),
+        "truncated": ("length", "max_tokens"),
+        "wrong": ("stop", "end_turn"),
+    }
+    choice = {"message": {"content": "x"}, "finish_reason": stop[reason][0]}
+    bad = {"choices": [choice]} if api == "openai" else {"stop_reason": stop[reason][1]}
+
+    def check(reply):
+        return Failure("wrong") if reason == "wrong" else reply.text
+
+    with judge_server(lambda text: "ok", [bad] * 9) as server, World(tmp_path, server, api=api) as world:
+        assert world.ask("x", check=check)[0].reason == reason
+        assert len(server.requests) == 3
+        assert world.ask("x", check=check)[0].reason == reason
+        assert len(server.requests) == 3
+        assert world.ledger.totals()["judge"]["from_cache"] == 1
+        assert world.ledger.totals()["judge"]["tokens_out"] == 60  # unusable replies cost too
+
+
+def test_a_refusal_field_is_a_refusal(tmp_path):
+    told = {"choices": [{"message": {"content": None, "refusal": "I cannot"}, "finish_reason": "stop"}]}
+    with judge_server(script=[told]) as server, World(tmp_path, server, retries=0) as world:
+        assert world.ask("x") == [Failure("refusal", "I cannot")]
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [(401, "does not accept the key"), (403, "does not allow"), (404, "no such model")]
+)
+def test_what_no_patience_can_mend_stops_the_work(tmp_path, status, words):
+    with judge_server(script=[(status, {})] * 9) as server, World(tmp_path, server) as world:
+        with pytest.raises(ConfigError, match=words):
+            world.ask("x", "y", "z")
+        assert len(server.requests) <= 2
+
+
+def test_a_request_that_is_rejected_is_not_repeated(tmp_path):
+    with judge_server(script=[(400, {}), (413, {})]) as server, World(tmp_path, server) as world:
+        assert [f.reason for f in world.ask("x", "y")] == ["rejected", "rejected"]
+        assert len(server.requests) == 2
+
+
+def test_redirects_are_not_followed(tmp_path):
+    with judge_server() as other, judge_server(script=[(302, {"Location": other.url})]) as server:
+        with World(tmp_path, server) as world:
+            assert world.ask("x")[0].reason == "rejected"
+        assert not other.requests
+
+
+def test_nobody_there(tmp_path):
+    with judge_server() as server:
+        pass
+    with World(tmp_path, server, retries=1) as world:
+        assert world.ask("x")[0].reason == "connection"
+        assert world.ledger.spent == 0
+
+
+def test_an_address_that_is_none():
+    model = HttpModel(JudgeSettings(api="openai", model="m", base_url="localhost:80"))
+    with pytest.raises(ConfigError, match="no address"):
+        model.complete(ChatRequest(({"role": "user", "content": "x"},), 5))
+
+
+def test_a_second_run_asks_nobody(tmp_path):
+    with judge_server(lambda text: text * 2) as server:
+        for _ in range(2):
+            with World(tmp_path, server, concurrency=4) as world:
+                assert world.ask("a", "b", "a") == ["aa", "bb", "aa"]
+        assert sorted(r["messages"][0]["content"] for r in server.requests) == ["a", "b"]
+
+
+def test_a_killed_run_goes_on(tmp_path):
+    with judge_server(lambda text: text * 2) as server:
+        with World(tmp_path, server) as world:
+            world.ask("a", "b")
+        kept = tmp_path / "replies.jsonl"
+        kept.write_bytes(kept.read_bytes()[:-5])  # the last line was being written
+        with World(tmp_path, server) as world:
+            assert world.ask("a", "b", "c") == ["aa", "bb", "cc"]
+        assert [r["messages"][0]["content"] for r in server.requests] == ["a", "b", "b", "c"]
+
+
+def test_the_budget_is_never_passed_and_holds_over_restarts(tmp_path):
+    # a call costs 0.003; before it, its most is set aside: (len/2 + 48) tokens at 10 and 50 at 100 per million
+    words = [f"question {i:04}" for i in range(40)]
+    with judge_server(lambda text: "ok") as server:
+        with World(tmp_path, server, max_usd=0.05, concurrency=8) as world:
+            first = world.ask(*words)
+            assert world.ledger.spent <= 0.05
+        done = sum(answer == "ok" for answer in first)
+        assert 0 < done < 40
+        assert {answer.reason for answer in first if answer != "ok"} == {BUDGET}
+        assert len(server.requests) == done
+        with World(tmp_path, server, max_usd=0.05) as world:
+            assert world.ledger.spent == pytest.approx(0.003 * done)
+            assert sum(answer == "ok" for answer in world.ask(*words)) - done <= 1
+        with World(tmp_path, server, max_usd=5.0) as world:
+            assert world.ask(*words) == ["ok"] * 40
+            assert world.ledger.spent == pytest.approx(0.12)
+        assert len(server.requests) == 40
+
+
+def test_a_reply_that_does_not_say_what_it_used_counts_with_the_most(tmp_path):
+    with judge_server(lambda text: "ok", [{"usage": None}]) as server, World(tmp_path, server) as world:
+        world.ask("x")
+        total = world.ledger.totals()["judge"]
+        assert (total["unpriced"], total["usd"]) == (1, 0)
+        assert total["usd_at_most"] == pytest.approx((48 * 10 + 50 * 100) / 1e6)
+
+
+def test_requests_start_no_faster_than_asked(tmp_path):
+    with judge_server(lambda text: "ok") as server, World(tmp_path, server, requests_per_minute=30) as world:
+        world.ask(*"abcd")
+        assert world.clock.time == pytest.approx(100 + 3 * 2)
+
+
+def test_one_process_at_a_time(tmp_path):
+    with AppendLog(tmp_path / "x.jsonl") as log:
+        log.append({"a": 1})
+        with pytest.raises(DataError, match="in use by another"):
+            AppendLog(tmp_path / "x.jsonl")
+    with AppendLog(tmp_path / "x.jsonl") as log:
+        assert log.rows == [{"a": 1}]
+    (tmp_path / "x.jsonl").write_text("{broken\n{}\n")
+    with pytest.raises(DataError, match=r"x\.jsonl:1: not a line of JSON"):
+        AppendLog(tmp_path / "x.jsonl")
+
+
+def test_half_a_character_does_not_get_through(tmp_path):
+    with judge_server(lambda text: "a\ud83d") as server, World(tmp_path, server) as world:
+        assert world.ask("x \ud83d") == ["a\ufffd"]
+
+
+def test_a_bug_in_a_check_gives_the_money_back(tmp_path):
+    def broken(reply):
+        raise ZeroDivisionError
+
+    with judge_server() as server, World(tmp_path, server, max_usd=0.02, concurrency=4) as world:
+        with pytest.raises(ZeroDivisionError):
+            world.ask(*"abcdefgh", check=broken)
+        assert world.ask("z", check=lambda reply: "ok") == ["ok"]

@@ -1,0 +1,77 @@
+"""Steps partition the text, whatever cuts them; what HE and SE pay for them."""
+
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from guerdon.episodes.solutions import Solution
+from guerdon.errors import ConfigError
+from guerdon.labels.splitters import split
+from guerdon.labels.step_rewards import hard_exact, pay, soft_exact, target
+from guerdon.settings.label import Splitter
+
+PIECES = st.sampled_from(
+    ["a", "1.5", ". ", "! ", "?", "\n", "\n\n", " \n \n", "```\n", "~~~", "<llm-code>", "</llm-code>", "<step>",
+     "</step>", "Step 3", "[ADVANCE] ", ";", " ", "e.g. ", "\t", "\r\n", "é", "#"]
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(PIECES, max_size=14).map("".join) | st.text(max_size=30), st.sampled_from(get_args(Splitter)))
+def test_steps_are_the_text_again(text, splitter):
+    steps = split(text, splitter, separator=";")
+    assert "".join(steps) == (text if text.strip() else "")
+    assert all(step.strip() for step in steps) or splitter == "separator"
+
+
+@pytest.mark.parametrize(
+    ("splitter", "text", "steps"),
+    [
+        ("blank_line", "Let x=3.\nSo.\n\n\nThen 4.\n \nEnd.\n", ["Let x=3.\nSo.\n\n\n", "Then 4.\n \n", "End.\n"]),
+        ("blank_line", "\n\nA\n\nB", ["\n\nA\n\n", "B"]),
+        ("newline", "a\nb\n\nc", ["a\n", "b\n\n", "c"]),
+        ("sentence", "Pi is 3.14. So, e.g. two! (Yes.) End", ["Pi is 3.14. ", "So, e.g. two! ", "(Yes.) ", "End"]),
+        ("sentence", "By eq. 3 it is 5. Done\nNext", ["By eq. 3 it is 5. ", "Done\n", "Next"]),
+        ("code_block", "Run. Now:\n```py\nx=1. \n\ny\n```\nIt is 1.",
+         ["Run. ", "Now:\n", "```py\nx=1. \n\ny\n```\n", "It is 1."]),
+        ("code_block", "a. <llm-code>\nx. y\n</llm-code> b.", ["a. ", "<llm-code>\nx. y\n</llm-code> ", "b."]),
+        ("code_block", "a. ```never closed. b", ["a. ", "```never closed. b"]),
+        ("tags", "So <step>1</step>\n<step>2</step> end", ["So ", "<step>1</step>\n", "<step>2</step> ", "end"]),
+        ("tags", "Step 1: a\nStep 2: b [NOT]\n## Step 3: c", ["Step 1: a\n", "Step 2: b [NOT]\n", "## Step 3: c"]),
+        ("tags", "[ASSESS]\nx\n[ADVANCE]\ny", ["[ASSESS]\nx\n", "[ADVANCE]\ny"]),
+        ("separator", "3+5=8;8*2=6;", ["3+5=8;", "8*2=6;"]),
+        ("separator", "3+5=8;8", ["3+5=8;", "8"]),
+    ],
+)  # fmt: skip
+def test_where_steps_end(splitter, text, steps):
+    assert list(split(text, splitter, separator=";")) == steps
+
+
+def test_a_separator_must_be_known():
+    with pytest.raises(ConfigError, match="the task's own separator"):
+        split("a;b", "separator")
+    assert split(" \n", "blank_line") == ()
+
+
+def test_hard_exact_is_the_seeds():
+    assert [hard_exact(label, ok) for label in (1.0, 0.0) for ok in (True, False)] == [1.0, -1.0, -1.0, -1.0]
+    assert hard_exact(1.0, None) is None
+    assert hard_exact(0.0, None) == -1.0
+    assert hard_exact(None, True) is None
+    assert (hard_exact(0.5, True), hard_exact(0.49, True)) == (1.0, -1.0)
+
+
+def test_soft_exact_is_the_seeds():
+    assert [soft_exact(1.0, i, 4) for i in range(4)] == [0.625, 0.75, 0.875, 1.0]
+    assert [soft_exact(0.0, i, 2) for i in range(2)] == [-0.75, -1.0]
+    assert soft_exact(None, 0, 2) is None
+
+
+def test_rewards_travel_with_the_solution_and_keep_their_size():
+    solution = Solution("s", "q", ("a", "b", "c"), (1.0, 0.2, None), is_correct=False)
+    assert pay(solution, "SE").rewards == (2 / 3, -(0.5 + 0.5 * 2 / 3), None)
+    assert pay(solution, "HE").rewards == (-1.0, -1.0, None)
+    assert pay(Solution("s", "q", ("a",)), "SE").rewards == ()
+    assert [target(r) for r in (-1.0, -0.75, 0.75, 1.0)] == [0.0, 0.125, 0.875, 1.0]
