@@ -62,6 +62,30 @@ def test_behaviour_log_probs_are_those_of_the_policy(architecture, by_hand, tie,
         np.testing.assert_array_equal(written, PROMPTS[prompt])
 
 
+def test_prompts_read_in_parts_are_read_the_same(monkeypatch):
+    policy = keen(tiny_policy("qwen2"))
+    whole = write(policy)
+    monkeypatch.setattr(decode_llama, "READ_AT_ONCE", 10)
+    same(whole, write(policy))
+
+
+@pytest.mark.parametrize("bf16", [True, False])
+def test_fused_attention_and_two_products_agree(bf16):
+    policy = tiny_policy("qwen2", bf16=bf16)
+    ids = torch.tensor([[0, 0, 9, 12], [30, 8, 40, 41], [7, 99, 14, 20]])
+    real = torch.tensor([[False, False, True, True], [True] * 4, [True] * 4])
+    logits = []
+    for fused in (True, False):
+        decoder = decode_llama.LlamaDecoder(policy)
+        decoder._fused = fused
+        with torch.inference_mode():
+            decoder.prefill(ids, real, room=3)
+            decoder.select(torch.arange(3))
+            decoder.step(torch.tensor([11, 12, 13]))
+            logits.append(decoder.step(torch.tensor([50, 51, 52])))
+    torch.testing.assert_close(*logits, rtol=0, atol=0.3 if bf16 else 1e-4)
+
+
 def test_both_decoders_write_the_same():
     policy = keen(tiny_policy("qwen2"))
     by_hand = write(policy)
@@ -135,7 +159,7 @@ def test_each_adapter_writes_as_it_scores(by_hand, monkeypatch):
     with torch.no_grad():
         for view in views:
             for p in view.parameters():
-                p.copy_(0.2 * torch.randn(p.shape, generator=generator))
+                p.copy_(0.1 * torch.randn(p.shape, generator=generator))
     if not by_hand:
         monkeypatch.setattr(decode_llama, "supports", lambda policy: False)
     written = [write(view, 2) for view in views]

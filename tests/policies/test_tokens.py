@@ -188,3 +188,12 @@ def test_a_response_cut_inside_a_character():
     assert token_ends(BYTES, ids).tolist()[:1] == [1]
     batch = token_batch([ids[:1]], [ids], np.array([False]), pad_id=0)
     assert response_step_ends(BYTES, batch, "\n")[0].tolist() == [2]
+
+
+def test_a_tokenizer_that_changes_does_not_mislead_what_was_decoded_before():
+    tokenizer = character_tokenizer("ab")
+    ids = response_ids(tokenizer, "aba")
+    assert token_ends(tokenizer, ids).tolist() == [1, 2, 3, 3]
+    tokens._PIECES[tokenizer][int(ids[0])] = "gone"  # as if another piece had stood there
+    assert token_ends(tokenizer, ids).tolist() == [1, 2, 3, 3]
+    assert token_ends(character_tokenizer("ba"), ids).tolist() == [1, 2, 3, 3]

@@ -31,7 +31,9 @@ def enliven(model, seed=0):
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for weight in model.parameters():
-            weight.mul_(4 if weight.ndim > 1 else 1).add_(0.05 * torch.randn(weight.shape, generator=generator))
+            weight.mul_(0.08 / weight.std() if weight.ndim > 1 else 1).add_(
+                0.05 * torch.randn(weight.shape, generator=generator)
+            )
 
 
 def random_batch(rows=6, *, seed=0, longest_prompt=9, longest=12):

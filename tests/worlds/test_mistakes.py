@@ -34,7 +34,8 @@ def test_a_demonstration_has_all_lines_in_good_form_and_some_are_wrong(settings)
     family = Family(settings)
     wrong = total = 0
     for prompt, text, truth in slips(family, MistakesSettings(facts=0.5, rate=0.9)):
-        assert len(truth.correct) == truth.expected and truth.answer is not None
+        assert len(truth.correct) == truth.expected
+        assert truth.answer is not None
         assert len(text) == len(prompt.solution) or settings == FAMILIES[2]  # plain integers have no fixed width
         wrong += truth.follows.count(False)
         total += truth.expected

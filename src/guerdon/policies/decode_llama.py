@@ -4,9 +4,8 @@ All rows of a batch stand in the same column of the cache, so keys and values ar
 rotary angle is shared by the whole batch: rotary positions are relative (RoFormer, Su et al. 2021, 2104.09864), so
 counting them from the start of the padding changes nothing. The two halves of a head are interleaved (by reordering
 rows of the weights), so that the rotation is one product of complex numbers. Attention of one query per row is two
-batched products; on the CPU these are several times faster than `scaled_dot_product_attention`. Adapters and the
-scales of the normalisations are multiplied into the weights before the first token. This module does not know
-sampling, prompts or text.
+batched products, or torch's fused attention where that is faster. Adapters and the scales of the normalisations are
+multiplied into the weights before the first token. This module does not know sampling, prompts or text.
 
     decoder = LlamaDecoder(policy)
     logits_B_V = decoder.prefill(ids_B_P, real_B_P, room=64)
@@ -28,6 +27,10 @@ from guerdon.policies.text import TextPolicy
 _MODELS = {"LlamaForCausalLM", "Qwen2ForCausalLM"}
 _FIXED_ANGLES = {"default", "linear", "llama3"}  # others change the angles with the length
 
+
+# Prompt tokens in one forward pass on the CPU: what lies between two products then stays in the cache, and its memory
+# is used again instead of being asked of the system anew. Measured at 256 prompts of 63 tokens, 3.4 million weights.
+READ_AT_ONCE = 2048
 
 _Linear = tuple[Tensor, Tensor | None]
 
@@ -68,6 +71,9 @@ class LlamaDecoder:
         model, config = policy.base.model, policy.base.model.config
         self._dtype = torch.bfloat16 if policy.base.bf16 else torch.float32
         self._device = policy.device
+        # Measured with AMX, 8 to 256 rows: torch's fused attention takes 0.3 to 0.5 of the time of two products in
+        # bfloat16, and about the same in float32.
+        self._fused = self._dtype == torch.bfloat16 and self._device.type == "cpu"
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._head_dim = getattr(config, "head_dim", None) or config.hidden_size // self._heads
         self._eps = config.rms_norm_eps
@@ -96,29 +102,43 @@ class LlamaDecoder:
         Returns:
             (B, V) float32 logits of the first token to write.
         """
-        length = ids_B_P.shape[1]
+        rows, length = ids_B_P.shape
         self._column, self._room = length, length + room
-        self._keys, self._values = [], []
         padded = not bool(real_B_P.all())
-        self._bias = torch.zeros(real_B_P.shape, device=self._device).masked_fill_(~real_B_P, -torch.inf)
-        seen = torch.ones(length, length, dtype=torch.bool, device=self._device).tril()
-        if padded:  # a padding token sees itself: a softmax over nothing is not a number
-            itself = torch.eye(length, dtype=torch.bool, device=self._device)
-            seen = (seen & real_B_P[:, None, :] | itself)[:, None]
-        bias = torch.zeros(seen.shape, dtype=self._dtype, device=self._device).masked_fill_(~seen, -torch.inf)
+        self._bias = None
+        if padded:
+            self._bias = torch.zeros(real_B_P.shape, device=self._device).masked_fill_(~real_B_P, -torch.inf)
         angles = torch.arange(self._room, device=self._device).float()[:, None] * self._frequencies
         self._turns = torch.polar(torch.full_like(angles, self._amplitude), angles)  # (room, D/2)
+        size = max(1, READ_AT_ONCE // max(length, 1)) if self._device.type == "cpu" else max(rows, 1)
+        parts = [
+            self._read(ids_B_P[start : start + size], real_B_P[start : start + size] if padded else None)
+            for start in range(0, max(rows, 1), size)
+        ]
+        self._keys = _stacked([keys for keys, _, _ in parts])
+        self._values = _stacked([values for _, values, _ in parts])
+        return torch.cat([logits for _, _, logits in parts])
+
+    def _read(self, ids_B_P: Tensor, real_B_P: Tensor | None) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """Keys and values (B, heads, P, D) of every layer, and the logits after the last token."""
+        length = ids_B_P.shape[1]
+        bias: Tensor | None = None
+        if real_B_P is not None:
+            seen = torch.ones(length, length, dtype=torch.bool, device=self._device).tril()
+            itself = torch.eye(length, dtype=torch.bool, device=self._device)  # a softmax over nothing is not a number
+            seen = (seen & real_B_P[:, None, :] | itself)[:, None]
+            bias = torch.zeros(seen.shape, dtype=self._dtype, device=self._device).masked_fill_(~seen, -torch.inf)
+        all_keys, all_values = [], []
         x = F.embedding(ids_B_P, self._embedding)
         for layer in self._layers:
             q, k, v = (t.transpose(1, 2) for t in self._project(x, layer, self._turns[:length, None]))
-            self._keys.append(k)  # (B, heads, P, D)
-            self._values.append(v)
-            attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=self._heads != self._kv_heads)
+            all_keys.append(k)
+            all_values.append(v)
+            attended = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=bias, is_causal=bias is None, enable_gqa=self._heads != self._kv_heads
+            )
             x = self._finish(x, attended.transpose(1, 2).flatten(2), layer)
-        logits = self._logits(x[:, -1])
-        if not padded:
-            self._bias = None
-        return logits
+        return all_keys, all_values, self._logits(x[:, -1])
 
     def select(self, rows: Tensor) -> None:
         """Go on with these rows, in this order; a row may come several times, or no more.
@@ -141,35 +161,38 @@ class LlamaDecoder:
     def step(self, tokens_B: Tensor) -> Tensor:
         """Append a token to every row and return the (B, V) float32 logits of the next."""
         b, n = len(tokens_B), self._column + 1
-        turn, bias = self._turns[self._column], self._step_bias(b, n)
+        turn, bias = self._turns[self._column], self._step_bias(n)
         x = F.embedding(tokens_B[:, None], self._embedding)
         for layer, keys, values in zip(self._layers, self._keys, self._values, strict=True):
             q, k, v = self._project(x, layer, turn)
             keys[:, :, self._column], values[:, :, self._column] = k[:, 0], v[:, 0]
-            attended = self._attend(q, keys[:, :, :n].flatten(0, 1), values[:, :, :n].flatten(0, 1), bias)
+            attended = self._attend(q, keys[:, :, :n], values[:, :, :n], bias)
             x = self._finish(x, attended.view(b, 1, -1), layer)
         self._column = n
         return self._logits(x[:, 0])
 
-    def _attend(self, q: Tensor, keys_R_n_D: Tensor, values_R_n_D: Tensor, bias_R_1_n: Tensor | None) -> Tensor:
-        """Attention of the newest token, (R, groups, D); R counts the key heads of all rows."""
-        groups, scale = self._heads // self._kv_heads, self._head_dim**-0.5
-        q = q.reshape(len(keys_R_n_D), groups, self._head_dim)
-        if self._dtype == torch.bfloat16 and groups == 1:  # the other way round, bfloat16 keys would be copied
+    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
+        """Attention of the newest token over keys and values (B, kv_heads, n, D); heads of all rows in their order."""
+        b, kv_heads, n, width = keys.shape
+        q = q.reshape(b, kv_heads, -1, width)
+        if self._fused:
+            return F.scaled_dot_product_attention(q, keys, values, attn_mask=bias)
+        q, keys_R_n_D, values_R_n_D = q.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1)
+        if bias is not None:
+            bias = bias.expand(b, kv_heads, 1, n).reshape(b * kv_heads, 1, n)
+        scale = width**-0.5
+        if self._dtype == torch.bfloat16 and q.shape[1] == 1:  # the other way round, bfloat16 keys would be copied
             scores = torch.bmm(keys_R_n_D, q.transpose(1, 2)).transpose(1, 2) * scale
-            scores = scores if bias_R_1_n is None else scores + bias_R_1_n
+            scores = scores if bias is None else scores + bias
         else:
-            bias = q.new_zeros(1, 1, 1) if bias_R_1_n is None else bias_R_1_n
-            beta = 0 if bias_R_1_n is None else 1
-            scores = torch.baddbmm(bias, q, keys_R_n_D.transpose(1, 2), beta=beta, alpha=scale)
+            beta = 0 if bias is None else 1
+            added = q.new_zeros(1, 1, 1) if bias is None else bias
+            scores = torch.baddbmm(added, q, keys_R_n_D.transpose(1, 2), beta=beta, alpha=scale)
         return torch.bmm(torch.softmax(scores, -1), values_R_n_D)
 
-    def _step_bias(self, rows: int, n: int) -> Tensor | None:
-        """Minus infinity at padding, (rows x kv_heads, 1, n); None where there is no padding."""
-        if self._bias is None:
-            return None
-        bias = self._bias[:, None, :n].expand(rows, self._kv_heads, n)
-        return bias.reshape(rows * self._kv_heads, 1, n).to(self._dtype)
+    def _step_bias(self, n: int) -> Tensor | None:
+        """Minus infinity at padding, (B, 1, 1, n); None where there is no padding."""
+        return None if self._bias is None else self._bias[:, None, None, :n].to(self._dtype)
 
     def _project(self, x: Tensor, layer: _Layer, turn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, T, heads, D), keys and values (B, T, kv_heads, D), turned to their positions."""
@@ -189,6 +212,13 @@ class LlamaDecoder:
 
     def _logits(self, x_B_H: Tensor) -> Tensor:
         return F.linear(self._normed(x_B_H), self._head).float()
+
+
+def _stacked(parts: list[list[Tensor]]) -> list[Tensor]:
+    """Layer by layer, the rows of all parts; a part's tensors are let go of as soon as they are copied."""
+    if len(parts) == 1:
+        return parts[0]
+    return [torch.cat([part.pop(0) for part in parts]) for _ in range(len(parts[0]))]
 
 
 def _layer(policy: TextPolicy, layer: Any, order_D: Tensor, dtype: torch.dtype) -> _Layer:

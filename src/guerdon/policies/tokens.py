@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from guerdon.errors import ConfigError, DataError
 from guerdon.types import BoolArray, IntArray
 
 _BROKEN = "\ufffd"  # what a tokenizer shows for bytes that are no whole character
+_PIECES: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()  # tokenizer to the text of its tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,11 +183,22 @@ def token_ends(tokenizer: Any, ids_T: IntArray, text: str | None = None) -> IntA
         text: its text, where the caller has it.
     """
     text = _decode(tokenizer, ids_T) if text is None else text
-    kinds, which = np.unique(ids_T, return_inverse=True)
-    pieces = [_decode(tokenizer, [i]) for i in kinds]
-    if "".join(pieces[k] for k in which) == text and not any(_BROKEN in p for p in pieces):
-        return np.cumsum(np.array([len(p) for p in pieces], dtype=np.int64)[which])
+    pieces = _pieces(tokenizer, ids_T)
+    if "".join(pieces) == text and _BROKEN not in text:
+        return np.cumsum(np.array([len(p) for p in pieces], dtype=np.int64))
     return _ends_in_context(tokenizer, ids_T, len(text))
+
+
+def _pieces(tokenizer: Any, ids_T: IntArray) -> list[str]:
+    """The text of each token by itself, decoded once per tokenizer.
+
+    A piece that a tokenizer changed meanwhile is no danger: pieces count only where they add up to the text.
+    """
+    known = _PIECES.setdefault(tokenizer, {})
+    ids = ids_T.tolist()
+    for i in set(ids) - known.keys():
+        known[i] = _decode(tokenizer, [i])
+    return [known[i] for i in ids]
 
 
 def _ends_in_context(tokenizer: Any, ids_T: IntArray, length: int) -> IntArray:

@@ -1,9 +1,9 @@
 """Worked solutions of generated problems as somebody writes them who holds false beliefs.
 
 A fact is what a line asks one to know (`3*7`). A share of all facts is believed wrongly: there a demonstration
-states, at a given rate, a wrong result, always off in the same way, and goes on from it. A policy trained on such demonstrations starts with
-errors of its own that no better decoding removes, as a model trained on text by people does. This module does not
-know how a policy learns from the text.
+states, at a given rate, a wrong result, always off in the same way, and goes on from it. A policy trained on such
+demonstrations starts with errors of its own that no better decoding removes, as a model trained on text by people
+does. This module does not know how a policy learns from the text.
 
     demonstrate(prompt, MistakesSettings(facts=0.2, rate=0.8), np.random.default_rng(0))
 """

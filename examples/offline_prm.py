@@ -1,0 +1,164 @@
+"""What an implicit process reward model learns from outcomes alone: where solutions go wrong, and whom to believe.
+
+A policy answers training prompts; a verifier says right or wrong, nothing else. From that an implicit reward model is
+trained (2412.01981: beta x the sum of log-ratios is the logit of a right answer). Then it is asked about other
+questions: does it find the first wrong step (F1 as in ProcessBench, the threshold chosen on one half of the questions,
+the F1 measured on the other), and does voting weighted by it beat majority voting? The truth about steps is used for
+nothing but this judgement.
+
+    python examples/offline_prm.py configs/prime_math.yaml --task chain --seeds 0 1 2
+
+The study's supervised start is trained first where it is missing. One row per seed of rollouts and training; the line
+below gives the mean over seeds with a t interval. Intervals in a row are over questions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy import stats
+
+from guerdon import atomic
+from guerdon.compare.study import plan_study
+from guerdon.episodes.solutions import Solution
+from guerdon.evaluate.best_of_n import best_of_n
+from guerdon.evaluate.intervals import Interval
+from guerdon.evaluate.process_bench import process_bench
+from guerdon.rl.prime import ImplicitReward, Lesson
+from guerdon.rl.responses import Responses
+from guerdon.rl.text_rewards import steps_of
+from guerdon.rl.text_side import TextSide
+from guerdon.train.sft_study import train_sft_study
+from guerdon.types import Score
+from guerdon.worlds.reasoning import step_spans, step_truth
+
+COLUMNS = ("train_accuracy", "first_error_f1", "majority", "weighted", "weighted_minus_majority", "best_of_n", "pass")
+
+
+def main() -> None:
+    """Train and judge, once per seed."""
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("study", type=Path, help="a language study with an sft section and generated tasks")
+    ask.add_argument("--task", default="chain", help="one of compare.tasks")
+    ask.add_argument("--arm", default="prime", help="an arm whose reward model is rm_type prime")
+    ask.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    ask.add_argument("--rollouts", type=int, default=4096, help="responses to learn from")
+    ask.add_argument("--epochs", type=int, default=3)
+    ask.add_argument("--beta", type=float, default=0.5)
+    ask.add_argument("--lr", type=float, default=3e-4)
+    ask.add_argument("--questions", type=int, default=128, help="validation questions to judge it on")
+    ask.add_argument("--samples", type=int, default=16, help="responses per question")
+    ask.add_argument("--out", type=Path, default=None, help="write the numbers here as JSON")
+    given = ask.parse_args()
+    torch.set_num_threads(1)
+    rows = [one_seed(given, seed) for seed in given.seeds]
+    for _seed, _row in zip(given.seeds, rows, strict=True):
+        pass
+    if len(rows) > 1:
+        pass
+    if given.out is not None:
+        atomic.write_json(given.out, {"arguments": json.loads(json.dumps(vars(given), default=str)), "rows": rows})
+
+
+def one_seed(given: argparse.Namespace, seed: int) -> dict[str, list[float]]:
+    """Each number with its interval over questions, where it has one."""
+    model = f"compare.arms.{given.arm}.config.reward_model.prime_model"
+    changes = [
+        f"compare.seeds=[{seed}]",
+        "data.n_samples=4",
+        f"data.train_batch_size={given.rollouts // 4}",
+        f"{model}.beta_train={given.beta}",
+        f"{model}.optim.lr={given.lr}",
+    ]
+    plan = plan_study(given.study, changes)
+    sft = plan.configs.get(f"{given.task}.sft")
+    if sft is not None:
+        train_sft_study(sft, resume=True)
+    side = TextSide(plan.configs[f"{given.task}.{given.arm}.seed{seed}"], fresh=True)
+    learnt_from = side.sampler.draw().kept
+    judged_on = side.sampler.answer(side.validation[: given.questions], given.samples)
+    reward = ImplicitReward(side.study, side.policy)
+    lesson = lesson_of(reward, learnt_from)
+    rng = np.random.default_rng([seed, 9])
+    for _epoch in range(given.epochs):
+        _, _metrics = reward.learn(shuffled(lesson, rng.permutation(len(learnt_from))))
+    q_B_T = reward.log_ratios(lesson_of(reward, judged_on)).numpy().astype(np.float64)
+    side.close()
+    return {"train_accuracy": [float(learnt_from.outcomes_B.mean())], **judge(judged_on, q_B_T, given, seed)}
+
+
+def lesson_of(reward: ImplicitReward, answered: Responses) -> Lesson:
+    """Responses and their outcomes, as the model learns from them."""
+    outcomes, known = torch.from_numpy(answered.outcomes_B), torch.from_numpy(answered.known_B)
+    return reward.lesson(answered.batch, outcomes, known, torch.from_numpy(answered.groups_B), None)
+
+
+def shuffled(lesson: Lesson, rows: np.ndarray) -> Lesson:
+    """The same responses in another order."""
+    return Lesson(
+        lesson.batch.take(rows), lesson.acc_B[rows], lesson.known_B[rows], lesson.groups_B[rows], lesson.ref_B_T[rows]
+    )
+
+
+def judge(answered: Responses, q_B_T: np.ndarray, given: argparse.Namespace, seed: int) -> dict[str, list[float]]:
+    """First errors and voting on questions that the model has not seen."""
+    solutions, per_step, whole = [], [], []
+    for row, ends in enumerate(steps_of(answered)):
+        prompt, text = answered.prompts[row], answered.texts[row]
+        truth = step_truth(prompt, text)
+        sums = np.diff(np.concatenate([[0.0], np.cumsum(q_B_T[row])[ends]]))
+        solutions.append(
+            Solution(
+                id=f"{prompt.id}-{row}",
+                question=prompt.question,
+                steps=tuple(text[a:b] for a, b in step_spans(text)),
+                is_correct=bool(answered.outcomes_B[row]),
+                answer=truth.answer,
+                meta={"first_error": truth.first_error, "subset": ("tune", "test")[(row // given.samples) % 2]},
+            )
+        )
+        per_step.append(Score.from_values(logistic(given.beta * sums)))
+        whole.append(Score(total=float(logistic(given.beta * q_B_T[row].sum()))))
+    bench = process_bench(solutions, per_step, tune_on="tune", seed=seed)
+    votes = best_of_n(solutions, whole, lambda a, b: a == b, aggregations=("last",), ns=(given.samples,), seed=seed)
+    curves = votes.failures_wrong
+    weighted = curves["weighted_last"]
+    found = {
+        "first_error_f1": bench.subsets["test"].measured["f1"],
+        "majority": curves["majority"].intervals[0],
+        "weighted": weighted.intervals[0],
+        "weighted_minus_majority": weighted.minus_majority[0],
+        "best_of_n": curves["bon_last"].intervals[0],
+        "pass": curves["pass"].intervals[0],
+    }
+    return {name: numbers(interval) for name, interval in found.items()}
+
+
+def logistic(x: np.ndarray) -> np.ndarray:
+    """1 / (1 + exp(-x)) without overflow."""
+    return 0.5 * (1.0 + np.tanh(0.5 * np.asarray(x)))
+
+
+def numbers(interval: Interval) -> list[float]:
+    """Estimate, low, high; NaN where there is none."""
+    return [float("nan") if v is None else float(v) for v in (interval.estimate, interval.low, interval.high)]
+
+
+def shown(value: list[float]) -> str:
+    """An estimate, with its interval where it has one."""
+    return f"{value[0]:.3f}" + (f" [{value[1]:.3f}, {value[2]:.3f}]" if len(value) == 3 else "")
+
+
+def over_seeds(values: list[float]) -> str:
+    """The mean with a 95 % t interval over seeds."""
+    mean, n = float(np.mean(values)), len(values)
+    half = float(stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / n**0.5)
+    return f"{mean:.3f} [{mean - half:.3f}, {mean + half:.3f}]"
+
+
+if __name__ == "__main__":
+    main()
