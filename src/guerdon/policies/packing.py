@@ -21,7 +21,6 @@ from torch.nn import functional as F
 from guerdon.policies.tokens import TokenBatch, pad_right
 
 PACKED_ATTENTION = "guerdon_packed"
-PLAIN_ATTENTION = "guerdon_plain"  # of padded rows, by two products: what transformers calls eager, with fewer passes
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,11 +89,10 @@ def lay_out(batch: TokenBatch, *, pad_id: int, packed: bool, device: torch.devic
 
 
 def register() -> None:
-    """Make both attentions of this module known to transformers; a second call changes nothing."""
+    """Make `PACKED_ATTENTION` known to transformers; a second call changes nothing."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(PACKED_ATTENTION, packed_attention)
-    AttentionInterface.register(PLAIN_ATTENTION, plain_attention)
 
 
 def packed_attention(
@@ -126,75 +124,24 @@ def packed_attention(
     Returns:
         (1, N, H, D), and None for the weights.
     """
-    q, k, v = _like_heads(*(_spread(x, packing) for x in (query, key, value)))
+    groups = query.shape[1] // key.shape[1]
+    q, k, v = (_spread(x, packing) for x in (query, key, value))
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
     n = packing.longest
     window = sliding_window if sliding_window is not None and sliding_window < n else None
-    if packing.eager:
-        out = _two_products(q, k, v, _causal_bias(n, window, q), scale, dropout)
-    elif window is not None:
+    if packing.eager or window is not None:
         bias = _causal_bias(n, window, q)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
+        if packing.eager:
+            weights = ((q * scale) @ k.transpose(-1, -2) + bias).softmax(-1, dtype=torch.float32).to(v.dtype)
+            out = F.dropout(weights, dropout) @ v
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
     else:
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout, scale=scale)
     b, h, width = out.shape[0], out.shape[1], out.shape[3]
     return out.transpose(1, 2).reshape(b * n, h, width)[packing.places_N][None], None
-
-
-def plain_attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """Causal attention of rows padded on the right, in the form transformers calls.
-
-    Args:
-        module: unused; transformers passes the layer.
-        query: (B, H, L, D).
-        key: (B, K, L, D), H a multiple of K.
-        value: (B, K, L, D).
-        attention_mask: unused; a causal model does not look at what follows.
-        scaling: of the scores; None for D ** -0.5.
-        dropout: of the attention weights.
-        sliding_window: how far back a token sees; None for to the start.
-
-    Returns:
-        (B, L, H, D), and None for the weights.
-    """
-    q, k, v = _like_heads(query, key, value)
-    scale = q.shape[-1] ** -0.5 if scaling is None else scaling
-    n = q.shape[2]
-    window = sliding_window if sliding_window is not None and sliding_window < n else None
-    return _two_products(q, k, v, _causal_bias(n, window, q), scale, dropout).transpose(1, 2), None
-
-
-def _like_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys and values repeated for the heads that share them."""
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    return query, key, value
-
-
-def _two_products(q: Tensor, k: Tensor, v: Tensor, bias_L_L: Tensor, scale: float, dropout: float) -> Tensor:
-    """softmax(q k^T scale + bias) v, (B, H, L, D).
-
-    Scale and bias ride on the first product. Outside autocast, which would copy all scores to float32 and back: the
-    softmax of bfloat16 numbers computes in float32 by itself.
-    """
-    b, h, n, _ = q.shape
-    with torch.autocast(q.device.type, enabled=False):
-        rows_q, rows_k, rows_v = (x.to(v.dtype).flatten(0, 1) for x in (q, k, v))
-        bias = bias_L_L.to(v.dtype).expand(b * h, n, n)
-        weights = torch.baddbmm(bias, rows_q, rows_k.transpose(1, 2), alpha=scale).softmax(-1)
-        return torch.bmm(F.dropout(weights, dropout), rows_v).view(b, h, n, v.shape[-1])
 
 
 def _spread(x: Tensor, packing: Packing) -> Tensor:

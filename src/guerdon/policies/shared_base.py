@@ -49,7 +49,6 @@ class SharedBase:
     """
 
     def __init__(self, model: Any, tokenizer: Any, settings: TextPolicySettings) -> None:
-        packing.register()
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
         self.peft: Any = None
         self.device: torch.device = next(model.parameters()).device
@@ -81,13 +80,9 @@ class SharedBase:
         Raises:
             ConfigError: the architecture does not take another attention.
         """
-        if not self._takes_attention:
+        if not getattr(self.model, "_supports_attention_backend", False):
             raise ConfigError(f"use_remove_padding does not work with {type(self.model).__name__}; set it to false")
-
-    @property
-    def _takes_attention(self) -> bool:
-        """Whether the architecture takes an attention that is not its own."""
-        return bool(getattr(self.model, "_supports_attention_backend", False))
+        packing.register()
 
     def add_adapter(self, name: str, settings: LoraSettings, *, seed: int) -> None:
         """Freeze the weights and put a fresh adapter on them; it changes nothing until it is trained.
@@ -176,9 +171,7 @@ class SharedBase:
             self.model.set_attn_implementation(before)
 
     def _padded_attention(self, longest: int) -> str:
-        if not self.eager_for(longest):
-            return "sdpa"
-        return packing.PLAIN_ATTENTION if self._takes_attention else "eager"
+        return "eager" if self.eager_for(longest) else "sdpa"
 
     def _train(self, on: bool) -> None:
         """Dropout and checkpointing work in training mode only, and only gradients need them."""
