@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -55,16 +56,21 @@ def main() -> None:
     ask.add_argument("--out", type=Path, default=None, help="write the numbers here as JSON")
     given = ask.parse_args()
     torch.set_num_threads(1)
-    rows = [one_seed(given, seed) for seed in given.seeds]
-    for _seed, _row in zip(given.seeds, rows, strict=True):
-        pass
+    write = sys.stdout.write
+    write("  ".join(f"{name:>24}" for name in ("seed", *COLUMNS)) + "\n")
+    rows = []
+    for seed in given.seeds:
+        rows.append(one_seed(given, seed))
+        write("  ".join(f"{cell:>24}" for cell in (seed, *(shown(rows[-1][name]) for name in COLUMNS))) + "\n")
+        sys.stdout.flush()
     if len(rows) > 1:
-        pass
+        means = (over_seeds([row[name][0] for row in rows]) for name in COLUMNS)
+        write("  ".join(f"{cell:>24}" for cell in ("mean", *means)) + "\n")
     if given.out is not None:
         atomic.write_json(given.out, {"arguments": json.loads(json.dumps(vars(given), default=str)), "rows": rows})
 
 
-def one_seed(given: argparse.Namespace, seed: int) -> dict[str, list[float]]:
+def one_seed(given: argparse.Namespace, seed: int) -> dict[str, list[float | None]]:
     """Each number with its interval over questions, where it has one."""
     model = f"compare.arms.{given.arm}.config.reward_model.prime_model"
     changes = [
@@ -84,8 +90,8 @@ def one_seed(given: argparse.Namespace, seed: int) -> dict[str, list[float]]:
     reward = ImplicitReward(side.study, side.policy)
     lesson = lesson_of(reward, learnt_from)
     rng = np.random.default_rng([seed, 9])
-    for _epoch in range(given.epochs):
-        _, _metrics = reward.learn(shuffled(lesson, rng.permutation(len(learnt_from))))
+    for _ in range(given.epochs):
+        reward.learn(shuffled(lesson, rng.permutation(len(learnt_from))))
     q_B_T = reward.log_ratios(lesson_of(reward, judged_on)).numpy().astype(np.float64)
     side.close()
     return {"train_accuracy": [float(learnt_from.outcomes_B.mean())], **judge(judged_on, q_B_T, given, seed)}
@@ -104,7 +110,9 @@ def shuffled(lesson: Lesson, rows: np.ndarray) -> Lesson:
     )
 
 
-def judge(answered: Responses, q_B_T: np.ndarray, given: argparse.Namespace, seed: int) -> dict[str, list[float]]:
+def judge(
+    answered: Responses, q_B_T: np.ndarray, given: argparse.Namespace, seed: int
+) -> dict[str, list[float | None]]:
     """First errors and voting on questions that the model has not seen."""
     solutions, per_step, whole = [], [], []
     for row, ends in enumerate(steps_of(answered)):
@@ -143,20 +151,24 @@ def logistic(x: np.ndarray) -> np.ndarray:
     return 0.5 * (1.0 + np.tanh(0.5 * np.asarray(x)))
 
 
-def numbers(interval: Interval) -> list[float]:
-    """Estimate, low, high; NaN where there is none."""
-    return [float("nan") if v is None else float(v) for v in (interval.estimate, interval.low, interval.high)]
+def numbers(interval: Interval) -> list[float | None]:
+    """Estimate, low, high; None where there is none."""
+    return [None if v is None else float(v) for v in (interval.estimate, interval.low, interval.high)]
 
 
-def shown(value: list[float]) -> str:
+def shown(value: list[float | None]) -> str:
     """An estimate, with its interval where it has one."""
-    return f"{value[0]:.3f}" + (f" [{value[1]:.3f}, {value[2]:.3f}]" if len(value) == 3 else "")
+    cells = ["-" if v is None else f"{v:.3f}" for v in value]
+    return cells[0] + (f" [{cells[1]}, {cells[2]}]" if len(cells) == 3 else "")
 
 
-def over_seeds(values: list[float]) -> str:
-    """The mean with a 95 % t interval over seeds."""
-    mean, n = float(np.mean(values)), len(values)
-    half = float(stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / n**0.5)
+def over_seeds(values: list[float | None]) -> str:
+    """The mean with a 95 % t interval over seeds; `-` where a seed has no value."""
+    known = [v for v in values if v is not None]
+    if len(known) < len(values):
+        return "-"
+    mean, n = float(np.mean(known)), len(known)
+    half = float(stats.t.ppf(0.975, n - 1) * np.std(known, ddof=1) / n**0.5)
     return f"{mean:.3f} [{mean - half:.3f}, {mean + half:.3f}]"
 
 

@@ -1,6 +1,7 @@
 """Judges over real HTTP: both protocols, everything that goes wrong on the way, cost, and what is kept on disk."""
 
 import json
+from contextlib import closing
 
 import pytest
 from judge_server import CUT, DROP, HANG, FakeClock, judge_server
@@ -243,11 +244,11 @@ def test_requests_start_no_faster_than_asked(tmp_path):
 
 
 def test_one_process_at_a_time(tmp_path):
-    with AppendLog(tmp_path / "x.jsonl") as log:
+    with closing(AppendLog(tmp_path / "x.jsonl")) as log:
         log.append({"a": 1})
         with pytest.raises(DataError, match="in use by another"):
             AppendLog(tmp_path / "x.jsonl")
-    with AppendLog(tmp_path / "x.jsonl") as log:
+    with closing(AppendLog(tmp_path / "x.jsonl")) as log:
         assert log.rows == [{"a": 1}]
     (tmp_path / "x.jsonl").write_text("{broken\n{}\n")
     with pytest.raises(DataError, match=r"x\.jsonl:1: not a line of JSON"):
@@ -259,11 +260,13 @@ def test_half_a_character_does_not_get_through(tmp_path):
         assert world.ask("x \ud83d") == ["a\ufffd"]
 
 
-def test_a_bug_in_a_check_gives_the_money_back(tmp_path):
+def test_a_bug_in_a_check_holds_no_money_beyond_what_the_reply_cost(tmp_path):
     def broken(reply):
         raise ZeroDivisionError
 
-    with judge_server() as server, World(tmp_path, server, max_usd=0.02, concurrency=4) as world:
+    with judge_server() as server, World(tmp_path, server, max_usd=0.035, concurrency=4) as world:
         with pytest.raises(ZeroDivisionError):
             world.ask(*"abcdefgh", check=broken)
+        replies = len(server.requests)
+        assert world.ledger.spent == pytest.approx(replies * 0.003)  # 100 tokens in, 20 out, as the replies say
         assert world.ask("z", check=lambda reply: "ok") == ["ok"]

@@ -1,6 +1,7 @@
 """What a judge is asked, and which replies count."""
 
 import json
+from contextlib import closing
 
 import pytest
 from judge_server import FakeClock, all_right, judge_server, steps_asked, verdicts
@@ -78,7 +79,10 @@ def test_labels_over_http(tmp_path, monkeypatch, api):
     with judge_server(reply, [{"text": verdicts([1])}]) as server:  # one verdict too few, then better
         settings = JudgeSettings(api=api, model="m", base_url=server.url + url, concurrency=1)
         clock = FakeClock()
-        with Cache(tmp_path / "r.jsonl") as cache, Ledger(tmp_path / "c.jsonl", prices=(0, 0)) as ledger:
+        with (
+            closing(Cache(tmp_path / "r.jsonl")) as cache,
+            closing(Ledger(tmp_path / "c.jsonl", prices=(0, 0))) as ledger,
+        ):
             asker = HttpAsker(HttpModel(settings), cache, ledger, Clock(clock.now, clock.sleep))
             labeler = JudgeLabeler(asker, settings)
             found = labeler.label([written("right", "wrong", "wrong"), written("odd"), written("right")])

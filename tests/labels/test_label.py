@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import closing
 
 import pytest
 import torch
@@ -205,7 +206,7 @@ def completer(policy, cache, **given):
 
 
 def test_completions_continue_the_prefix_and_are_kept(policy, tmp_path):
-    with Cache(tmp_path / "c.jsonl") as cache:
+    with closing(Cache(tmp_path / "c.jsonl")) as cache:
         one = completer(policy, cache)
         prompt = prompt_ids(one.policy.tokenizer, [{"role": "user", "content": "0+1=?;?+1=?;"}])
         asks = [Ask(prompt), Ask(prompt, "0+1=1;"), Ask(prompt)]
@@ -218,7 +219,7 @@ def test_completions_continue_the_prefix_and_are_kept(policy, tmp_path):
         assert other != found
         greedy = one.complete(asks, n=2, limit=16, sampling=Sampling(0.0), purpose="x")
         assert greedy[0][0] == greedy[0][1]
-    with Cache(tmp_path / "c.jsonl") as cache:
+    with closing(Cache(tmp_path / "c.jsonl")) as cache:
         two = completer(policy, cache)
         assert two.complete(asks, n=6, limit=16, sampling=Sampling(0.7), purpose="x") == found
         assert two.counts["x: texts"] == 0
@@ -229,7 +230,7 @@ def test_completions_continue_the_prefix_and_are_kept(policy, tmp_path):
 
 
 def test_a_local_judge_answers_like_one_behind_an_api(policy, tmp_path):
-    with Cache(tmp_path / "c.jsonl") as cache:
+    with closing(Cache(tmp_path / "c.jsonl")) as cache:
         asker = LocalAsker(completer(policy, cache), "tiny")
         request = ChatRequest(({"role": "user", "content": "0+1=?;?+1=?;"},), 16, 0.0)
         short = ChatRequest(({"role": "user", "content": "0+1=?;?+1=?;"},), 2, 0.0)

@@ -23,7 +23,7 @@ from guerdon.worlds.prompts import Prompt
 
 torch.set_num_threads(1)
 TOKENIZER = build_tokenizer(TinyModelSettings(**SHAPE, alphabet=LETTERS))
-Q = [[0.2, -0.1, 0.3], [-0.4, 0.1]]  # of text.md's oracle; its numbers were computed by hand and with numpy
+Q = [[0.2, -0.1, 0.3], [-0.4, 0.1]]  # an oracle whose numbers were computed by hand and with numpy
 
 
 class Says:

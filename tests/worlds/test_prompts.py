@@ -93,7 +93,7 @@ def test_plain_questions_and_answers_in_several_spellings(row, gold, solution):
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ('{"question": "a", "answer": "1"', "not a line of JSON"),
+        ('{"question": "a", "answer": "1"', "not JSON"),
         ("[1]", "a row must be a map"),
         ('{"text": "a", "answer": "1"}', "no question; expected one of question, problem, query, prompt"),
         ('{"question": "a"}', "no true answer"),
@@ -120,11 +120,11 @@ def test_files_that_cannot_be_read_say_why(tmp_path):
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 no")
     (tmp_path / "empty.jsonl").write_text("\n")
     for name, why in [
-        ("bytes.jsonl", "bytes.jsonl:2: not a line of JSON"),
+        ("bytes.jsonl", "bytes.jsonl:2: not JSON"),
         ("map.json", "holds one list of rows, this holds dict"),
         ("broken.parquet", "cannot be read as Parquet"),
         ("empty.jsonl", "there is no prompt in it"),
-        ("rows.csv", "prompts are read from .jsonl"),
+        ("rows.csv", "rows are read from .jsonl"),
         ("absent.jsonl", "there is no such file"),
     ]:
         with pytest.raises(DataError, match=re.escape(why)):

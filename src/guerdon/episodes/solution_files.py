@@ -31,14 +31,14 @@ from typing import Any, Literal
 from guerdon.atomic import write_bytes
 from guerdon.episodes import solution_foreign as foreign
 from guerdon.episodes import solution_rows as own
+from guerdon.episodes.row_files import file_rows
 from guerdon.episodes.solution_rows import CannotSayError
 from guerdon.episodes.solutions import Solution
-from guerdon.errors import DataError, boundary
+from guerdon.errors import DataError
 
 Format = Literal["seed", "training", "trl", "prm800k", "math_shepherd", "process_bench", "prmbench"]
 
 RECORDS = "records.jsonl"  # the file of a folder that holds everything
-ENDINGS = (".jsonl", ".ndjson", ".json", ".parquet")
 
 _READ: dict[str, Callable[[Any, str, str], Solution]] = {
     "seed": own.from_record,
@@ -163,7 +163,7 @@ def read_solutions(
     path = path / RECORDS if path.is_dir() else path
     solutions: list[Solution] = []
     errors = 0
-    for _, found in solutions_from_rows(_rows(path), path.stem, form):
+    for _, found in solutions_from_rows(file_rows(path), path.stem, form):
         if isinstance(found, Solution):
             solutions.append(found)
         elif bad is None:
@@ -230,38 +230,3 @@ def _parquet(rows: list[dict[str, Any]]) -> bytes:
     sink = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(table), sink, write_page_checksum=True)
     return sink.getvalue()
-
-
-def _rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Where each row stands, and the row, or why it cannot be read."""
-    if path.suffix.lower() not in ENDINGS:
-        raise DataError(f"{path}: solutions are read from {', '.join(ENDINGS)}, or from a folder with {RECORDS}")
-    if not path.is_file():
-        raise DataError(f"{path}: there is no such file")
-    if path.suffix.lower() == ".parquet":
-        import pyarrow.parquet as pq
-
-        with boundary(DataError, f"{path}: cannot be read as Parquet"):
-            rows = pq.ParquetFile(path, page_checksum_verification=True).read().to_pylist()
-        yield from ((f"{path}: row {number}", row) for number, row in enumerate(rows))
-    elif path.suffix.lower() == ".json":
-        rows = _json(path.read_bytes(), str(path))
-        if not isinstance(rows, list):
-            raise DataError(f"{path}: a .json file holds one list of rows; one row per line needs the ending .jsonl")
-        yield from ((f"{path}: row {number}", row) for number, row in enumerate(rows))
-    else:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                where = f"{path}:{number}"
-                if line.strip():
-                    try:
-                        yield where, _json(line, where)
-                    except DataError as error:
-                        yield where, error
-
-
-def _json(data: bytes, where: str) -> Any:
-    try:
-        return json.loads(data.decode("utf-8-sig"))
-    except ValueError as error:  # not JSON, or not UTF-8
-        raise DataError(f"{where}: not JSON: {error}") from error

@@ -230,7 +230,7 @@ def _locate(text: str, steps: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def labels_of_rewards(rewards: Sequence[float | None], is_correct: bool | None) -> tuple[float | None, ...]:
-    """What HE or SE rewards say about their steps (text.md 2.5); None where HE says no more than "wrong solution"."""
+    """What HE or SE rewards say about their steps; None where HE says no more than "wrong solution"."""
     hard = all(r is None or abs(r) == 1.0 for r in rewards)
     told = not hard or is_correct or any(r == 1.0 for r in rewards)
     return tuple(None if r is None or not told else float(r > 0) for r in rewards)

@@ -9,17 +9,15 @@ library. This module does not know what the rows mean.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from guerdon.episodes.row_files import ENDINGS, good_rows
 from guerdon.episodes.solution_files import read_solutions, solutions_from_rows
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError, MissingDependencyError, boundary
-
-_ENDINGS = (".jsonl", ".json", ".parquet")
 
 
 def rows_by_split(source: str) -> dict[str, list[dict[str, Any]]]:
@@ -30,10 +28,10 @@ def rows_by_split(source: str) -> dict[str, list[dict[str, Any]]]:
         MissingDependencyError: a hub id without the package `datasets`.
     """
     path = Path(source)
-    files = sorted(p for p in path.iterdir() if p.suffix in _ENDINGS) if path.is_dir() else [path]
+    files = sorted(p for p in path.iterdir() if p.suffix in ENDINGS) if path.is_dir() else [path]
     if path.exists():
         found = {file.stem: _file(file) for file in files}
-    elif path.suffix in _ENDINGS:
+    elif path.suffix in ENDINGS:
         raise DataError(f"{source}: there is no such file")
     else:
         found = _hub(source)
@@ -68,17 +66,9 @@ def _in_subset(solution: Solution, subset: str) -> Solution:
 
 
 def _file(path: Path) -> list[dict[str, Any]]:
-    with boundary(DataError, f"{path}: cannot be read"):
-        if path.suffix == ".parquet":
-            import pyarrow.parquet as pq
-
-            rows: Any = pq.read_table(path).to_pylist()
-        elif path.suffix == ".json":
-            rows = json.loads(path.read_text(encoding="utf-8"))
-        else:
-            rows = [json.loads(row) for row in path.read_text(encoding="utf-8").splitlines() if row.strip()]
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise DataError(f"{path}: expected a list of rows, each a map of keys")
+    rows = [row for _, row in good_rows(path)]
+    if not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"{path}: expected rows that are maps of keys")
     return rows
 
 

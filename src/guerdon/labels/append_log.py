@@ -2,7 +2,7 @@
 
 One process at a time: the file is locked while it is open. This module does not know what the lines mean.
 
-    with Cache(folder / "replies.jsonl") as cache:
+    with contextlib.closing(Cache(folder / "replies.jsonl")) as cache:
         cache.put({content_key("question"): {"text": "answer"}})
         cache.get(content_key("question"))
 """
@@ -79,12 +79,6 @@ class AppendLog:
         """Close the file and give it free."""
         self._file.close()
 
-    def __enter__(self) -> AppendLog:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 class Cache:
     """Values by content key, on disk.
@@ -113,9 +107,3 @@ class Cache:
     def close(self) -> None:
         """Close the file."""
         self._log.close()
-
-    def __enter__(self) -> Cache:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from guerdon.errors import ConfigError
 from guerdon.labels.append_log import Cache, content_key
 from guerdon.labels.chat import ChatError, ChatReply, ChatRequest, HttpModel
 from guerdon.labels.ledger import Ledger
@@ -162,6 +163,7 @@ class HttpAsker:
             hold = self._ledger.reserve(tokens_in=request.most_tokens, tokens_out=request.max_tokens)
             if hold is None:
                 return Failure(BUDGET)
+            reply = None
             try:
                 reply = self._model.complete(request)
                 answer = unusable(reply) or check(reply)
@@ -173,8 +175,9 @@ class HttpAsker:
                 if not error.again:
                     break
                 continue
-            except BaseException:  # the key is refused, or somebody interrupts: the money is free again
-                self._ledger.settle(hold, role, None, failure="stopped", billed=False)
+            except BaseException as error:  # a refused key costs nothing; of a call cut off nobody knows, so it counts
+                usage, billed = reply.usage if reply else None, not isinstance(error, ConfigError)
+                self._ledger.settle(hold, role, usage, failure="stopped", billed=billed)
                 raise
             wrong = answer if isinstance(answer, Failure) else None
             self._ledger.settle(hold, role, reply.usage, failure=wrong.reason if wrong else "")

@@ -25,7 +25,7 @@ from guerdon.atomic import write_json, write_text
 from guerdon.config import to_plain
 from guerdon.episodes.solution_files import RECORDS, read_solutions, write_solutions
 from guerdon.episodes.solutions import Solution
-from guerdon.errors import DataError
+from guerdon.errors import DataError, boundary
 from guerdon.labels.mining import Mined
 from guerdon.labels.solving import Solved
 from guerdon.labels.step_rewards import pay
@@ -159,11 +159,23 @@ def write_data_set(
     return Labelled(folder, whole)
 
 
+def _card(folder: Path) -> dict[str, Any] | None:
+    """The card of a data set; None where a kill left the records without one."""
+    path = folder / CARD
+    if not path.is_file():
+        return None
+    with boundary(DataError, f"{path}: cannot be read; label again, or remove the file to go on without it"):
+        card = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(card, dict):
+            raise DataError(f"{path}: expected a map of keys, this is {type(card).__name__}")
+    return card
+
+
 def relabel_rewards(root: Path, settings: LabelSettings) -> Labelled:
     """The data set that is there with the rewards of these settings: from itself, or from that of the other reward.
 
     Raises:
-        DataError: neither is there.
+        DataError: neither is there, or its card cannot be read.
     """
     folder = root / settings.dataset
     other = root / settings.model_copy(update={"reward": "SE" if settings.reward == "HE" else "HE"}).dataset
@@ -174,10 +186,7 @@ def relabel_rewards(root: Path, settings: LabelSettings) -> Labelled:
             f"{other / RECORDS}; run the same command without it first"
         )
     solutions = [pay(solution, settings.reward) for solution in read_solutions(source)]
-    try:
-        card = json.loads((source / CARD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        card = {"made_by": f"guerdon {__version__}", "method": settings.method, "labeler": None, "stopped": None}
+    card = _card(source) or {"made_by": f"guerdon {__version__}", "method": settings.method, "labeler": None}
     table = source / FAIL_RATES
     if table.is_file() and source != folder:
         write_text(folder / FAIL_RATES, table.read_text(encoding="utf-8"))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ class _Tools:
         chosen = policy or self.study.text_policy
         key = chosen.model_dump_json()
         if key not in self._completers:
-            self._texts = self._texts or self.stack.enter_context(Cache(self.cache / "completions.jsonl"))
+            self._texts = self._texts or self.stack.enter_context(closing(Cache(self.cache / "completions.jsonl")))
             loaded = load_policy(chosen.model_copy(update={"lora": None}), seed=self.study.runner.seed)
             self._completers[key] = Completer(loaded, self.study.generation, self._texts, seed=self.settings.seed)
         return self._completers[key]
@@ -83,7 +83,7 @@ class _Tools:
                     self.completer(TextPolicySettings(path=judge.model_name)), name=judge.model_name
                 )
             else:
-                replies = self.stack.enter_context(Cache(self.cache / "replies.jsonl"))
+                replies = self.stack.enter_context(closing(Cache(self.cache / "replies.jsonl")))
                 self._asker = HttpAsker(HttpModel(judge), replies, self.ledger, self.clock)
         return self._asker
 
@@ -165,7 +165,7 @@ def _tools(study: Study, data: DataSettings, settings: LabelSettings, root: Path
     cache = root / "cache"
     with ExitStack() as stack:
         ledger = Ledger(cache / "calls.jsonl", prices=settings.judge.prices, max_usd=settings.max_usd)
-        stack.enter_context(ledger)
+        stack.enter_context(closing(ledger))
         verifier = stack.enter_context(verifier_from(data))
         yield _Tools(study, data, settings, cache, clock, stack, verifier, ledger)
 

@@ -4,7 +4,7 @@ Every call is a line on disk, so a budget holds over kills and restarts. Money i
 that it can cost, and settled after it: the budget is never passed, however many calls are under way. This module does
 not know what is asked.
 
-    with Ledger(folder / "calls.jsonl", prices=(3.0, 15.0), max_usd=5.0) as ledger:
+    with contextlib.closing(Ledger(folder / "calls.jsonl", prices=(3.0, 15.0), max_usd=5.0)) as ledger:
         hold = ledger.reserve(tokens_in=900, tokens_out=2048)
         if hold is not None:
             ledger.settle(hold, "judge", Usage(812, 240))
@@ -121,9 +121,3 @@ class Ledger:
     def close(self) -> None:
         """Close the file."""
         self._log.close()
-
-    def __enter__(self) -> Ledger:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -2,7 +2,7 @@
 
 This module does not know what is asked.
 
-    asker = LocalAsker(Completer(policy, generation, cache, seed=0), name="Qwen/Qwen3-4B", ledger=ledger)
+    asker = LocalAsker(Completer(policy, generation, cache, seed=0), name="Qwen/Qwen3-4B")
     answers = asker.ask(requests, checks, role="judge")
 """
 
@@ -34,7 +34,7 @@ class LocalAsker:
         Raises:
             DataError: a request does not fit the model.
         """
-        answers: list[T | Failure | None] = [None] * len(requests)
+        answers: dict[int, T | Failure] = {}
         groups: dict[tuple[int, float | None], list[int]] = {}
         for i, request in enumerate(requests):
             groups.setdefault((request.max_tokens, request.temperature), []).append(i)
@@ -48,4 +48,4 @@ class LocalAsker:
             for i, texts in zip(rows, drawn, strict=True):
                 reply = ChatReply(texts[0].text, "end" if texts[0].finished else "length")
                 answers[i] = unusable(reply) or checks[i](reply)
-        return [answer for answer in answers if answer is not None]
+        return [answers[i] for i in range(len(requests))]

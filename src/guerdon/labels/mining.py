@@ -2,7 +2,7 @@
 
 A question is tried k times; its fail rate is the share of wrong answers among those that can be checked, with Wilson's
 interval beside it, which is wide for few attempts. (The seed's own script kept only questions that were always wrong,
-then demanded at most 0.8, and so kept none: text.md 2.5.) This module does not know how solutions are labelled.
+then demanded at most 0.8, and so kept none.) This module does not know how solutions are labelled.
 
     found = mine(prompts, completer, verifier, study.data, MiningSettings(), wanted=1000)
     found.kept, found.table[0]          # {"id": ..., "fail_rate": 0.375, "low": 0.137, "high": 0.694, "kept": True}

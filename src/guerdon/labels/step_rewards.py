@@ -1,6 +1,6 @@
 """What `--reward HE` and `--reward SE` pay for each step of a labelled solution.
 
-With i the step from 0 and n the number of steps (seed 4; text.md 2.5):
+With i the step from 0 and n the number of steps:
 
     HE   +1 where the step and the whole solution are right, else -1
     SE   +(0.5 + 0.5 (i+1)/n) for a right step, -(0.5 + 0.5 (i+1)/n) for a wrong one

@@ -9,12 +9,12 @@ not know how prompts are drawn, filtered or answered.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from guerdon.episodes.row_files import good_rows
 from guerdon.errors import DataError, MissingDependencyError, boundary
 from guerdon.settings.data import DataSettings
 from guerdon.worlds.answers import final_answer, last_boxed
@@ -83,12 +83,7 @@ def read_prompts(path: Path | str) -> tuple[Prompt, ...]:
         DataError: the file is missing or of another kind, or a row cannot be understood.
     """
     path = Path(path)
-    readers = {".jsonl": _json_lines, ".ndjson": _json_lines, ".json": _json_list, ".parquet": _parquet_rows}
-    if path.suffix.lower() not in readers:
-        raise DataError(f"{path}: prompts are read from {', '.join(readers)}; convert the file to one of these")
-    if not path.is_file():
-        raise DataError(f"{path}: there is no such file; check data.train_files and data.val_files")
-    return _prompts(readers[path.suffix.lower()](path), path.stem)
+    return _prompts(good_rows(path), path.stem)
 
 
 def read_gsm8k(folder: Path | str, split: str = "train") -> tuple[Prompt, ...]:
@@ -101,7 +96,7 @@ def read_gsm8k(folder: Path | str, split: str = "train") -> tuple[Prompt, ...]:
     if not path.is_file():
         there = ", ".join(sorted(p.name for p in Path(folder).glob("*.jsonl"))) or "no .jsonl file at all"
         raise DataError(f"{path}: there is no such file; the folder of GSM8K has {there}")
-    rows = ((where, _gsm8k_row(row, where)) for where, row in _json_lines(path))
+    rows = ((where, _gsm8k_row(row, where)) for where, row in good_rows(path))
     return _prompts(rows, "openai/gsm8k", ability="math")
 
 
@@ -227,34 +222,3 @@ def _as_text(value: Any, where: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
         raise DataError(f"{where} must be text or a number, this is {str(value)[:80]!r}")
     return str(value).strip()
-
-
-def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            where = f"{path}:{number}"
-            if line.strip():
-                try:
-                    yield where, json.loads(line.decode("utf-8-sig"))
-                except ValueError as error:  # not JSON, or not UTF-8
-                    raise DataError(f"{where}: not a line of JSON: {error}") from error
-
-
-def _json_list(path: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        rows = json.loads(path.read_bytes().decode("utf-8-sig"))
-    except ValueError as error:
-        raise DataError(f"{path}: not JSON: {error}; one row per line needs the ending .jsonl") from error
-    if not isinstance(rows, list):
-        raise DataError(f"{path}: a .json file of prompts holds one list of rows, this holds {type(rows).__name__}")
-    for number, row in enumerate(rows):
-        yield f"{path}: row {number}", row
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    import pyarrow.parquet as pq
-
-    with boundary(DataError, f"{path}: cannot be read as Parquet"):
-        rows = pq.ParquetFile(path, page_checksum_verification=True).read().to_pylist()
-    for number, row in enumerate(rows):
-        yield f"{path}: row {number}", row
