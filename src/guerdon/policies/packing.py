@@ -49,14 +49,18 @@ class Layout:
         predicts_M: for each of the M response tokens, row by row, the place in the flattened `ids` whose output
             predicts it: the token before.
         targets_M: the response tokens.
-        packing: None where rows are padded.
+        packing: what the attention of a row without padding is told about it; None where rows are padded.
+        mask: (B, 1, L, L) bool, True where a token sees another; None for causal rows.
+        attention: name of the attention that `packing` is for; None where rows are padded.
     """
 
     ids: Tensor
     positions: Tensor | None
     predicts_M: Tensor
     targets_M: Tensor
-    packing: Packing | None
+    packing: object | None
+    mask: Tensor | None = None
+    attention: str | None = None
 
 
 def lay_out(batch: TokenBatch, *, pad_id: int, packed: bool, device: torch.device, eager: bool = False) -> Layout:
@@ -65,8 +69,7 @@ def lay_out(batch: TokenBatch, *, pad_id: int, packed: bool, device: torch.devic
     Raises:
         ValueError: a prompt is empty, so that nothing predicts the first token of its response.
     """
-    if any(len(p) == 0 for p in batch.prompts):
-        raise ValueError("an empty prompt predicts no first token; a chat template gives at least one")
+    check_prompts(batch)
     sequences = batch.sequences()
     lengths_B = np.array([len(s) for s in sequences], dtype=np.int64)
     rows, longest = len(sequences), int(lengths_B.max(initial=0))
@@ -85,7 +88,19 @@ def lay_out(batch: TokenBatch, *, pad_id: int, packed: bool, device: torch.devic
     places = np.repeat(np.arange(rows) * longest, lengths_B) + positions
     packing = Packing(put(places), rows, longest, eager)
     ids = np.concatenate(sequences)
-    return Layout(put(ids[None]), put(positions[None]), put(predicts), put(targets), packing)
+    return Layout(
+        put(ids[None]), put(positions[None]), put(predicts), put(targets), packing, attention=PACKED_ATTENTION
+    )
+
+
+def check_prompts(batch: TokenBatch) -> None:
+    """Make sure that something predicts the first token of every response.
+
+    Raises:
+        ValueError: a prompt is empty.
+    """
+    if any(len(p) == 0 for p in batch.prompts):
+        raise ValueError("an empty prompt predicts no first token; a chat template gives at least one")
 
 
 def register() -> None:
@@ -124,10 +139,8 @@ def packed_attention(
     Returns:
         (1, N, H, D), and None for the weights.
     """
-    groups = query.shape[1] // key.shape[1]
-    q, k, v = (_spread(x, packing) for x in (query, key, value))
-    if groups > 1:
-        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    q, k, v = (spread_rows(x, packing.places_N, packing.rows, packing.longest) for x in (query, key, value))
+    k, v = grouped_heads(q, k), grouped_heads(q, v)
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
     n = packing.longest
     window = sliding_window if sliding_window is not None and sliding_window < n else None
@@ -144,12 +157,25 @@ def packed_attention(
     return out.transpose(1, 2).reshape(b * n, h, width)[packing.places_N][None], None
 
 
-def _spread(x: Tensor, packing: Packing) -> Tensor:
-    """(1, H, N, D) to (B, H, L, D), zero where there is no token."""
+def spread_rows(x: Tensor, places_N: Tensor, rows: int, longest: int) -> Tensor:
+    """(1, H, N, D) to (B, H, L, D), zero where there is no token.
+
+    Args:
+        x: per token.
+        places_N: where each token goes in the flattened (B, L) rows.
+        rows: B.
+        longest: L.
+    """
     _, h, n, d = x.shape
-    spread = x.new_zeros(packing.rows * packing.longest, h * d)
-    spread = spread.index_copy(0, packing.places_N, x[0].transpose(0, 1).reshape(n, h * d))
-    return spread.view(packing.rows, packing.longest, h, d).transpose(1, 2)
+    spread = x.new_zeros(rows * longest, h * d)
+    spread = spread.index_copy(0, places_N, x[0].transpose(0, 1).reshape(n, h * d))
+    return spread.view(rows, longest, h, d).transpose(1, 2)
+
+
+def grouped_heads(query: Tensor, key: Tensor) -> Tensor:
+    """Keys or values (B, K, L, D) repeated so that each of the query's (B, H, L, D) heads has its own."""
+    groups = query.shape[1] // key.shape[1]
+    return key.repeat_interleave(groups, dim=1) if groups > 1 else key
 
 
 def _causal_bias(length: int, window: int | None, like: Tensor) -> Tensor:

@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from guerdon.errors import ConfigError, MissingDependencyError
-from guerdon.policies import packing
+from guerdon.policies import packing, prompt_sharing
 from guerdon.policies.packing import Layout
 from guerdon.policies.precision import uses_bf16
+from guerdon.policies.tokens import TokenBatch
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
 
 # Measured on one core of a CPU with AVX-512 bfloat16, forward and backward, 128 wide: eager took 0.5, 0.5, 0.7, 0.8
@@ -58,6 +59,10 @@ class SharedBase:
         self._layers: list[Any] = []
         if len(tokenizer) > self.vocabulary:
             raise ConfigError(f"the tokenizer has {len(tokenizer)} tokens, the model only {self.vocabulary}")
+        self._takes_attention = bool(getattr(model, "_supports_attention_backend", False))
+        if self._takes_attention:
+            packing.register()
+            prompt_sharing.register()
         if settings.use_remove_padding:
             self.check_packs()
         if settings.gradient_checkpointing:
@@ -80,9 +85,20 @@ class SharedBase:
         Raises:
             ConfigError: the architecture does not take another attention.
         """
-        if not getattr(self.model, "_supports_attention_backend", False):
+        if not self._takes_attention:
             raise ConfigError(f"use_remove_padding does not work with {type(self.model).__name__}; set it to false")
-        packing.register()
+
+    def shares_prompts(self, batch: TokenBatch, longest: int) -> bool:
+        """Whether reading each prompt of a batch once is possible, wanted, and worth it.
+
+        Args:
+            batch: the responses.
+            longest: tokens of the longest sequence.
+        """
+        window = getattr(self.model.config, "sliding_window", None)
+        if not self.settings.share_prompts or not self._takes_attention or (window is not None and window < longest):
+            return False
+        return prompt_sharing.worth_sharing(batch)
 
     def add_adapter(self, name: str, settings: LoraSettings, *, seed: int) -> None:
         """Freeze the weights and put a fresh adapter on them; it changes nothing until it is trained.
@@ -134,9 +150,11 @@ class SharedBase:
         options: dict[str, Any] = {"input_ids": layout.ids, "use_cache": False}
         if layout.packing is not None:
             options |= {"position_ids": layout.positions, "packing": layout.packing}
+        elif layout.mask is not None:
+            options |= {"position_ids": layout.positions, "attention_mask": layout.mask}
         self._train(torch.is_grad_enabled())
-        packed = layout.packing is not None
-        attention = packing.PACKED_ATTENTION if packed else self._padded_attention(layout.ids.shape[1])
+        attention = layout.attention or self._padded_attention(layout.ids.shape[1])
+        attention = attention if layout.mask is None else "sdpa"  # which takes a mask of booleans
         with self.attention(attention), torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             if self.plain_head:
                 out: Tensor = self.model.get_decoder()(**options).last_hidden_state

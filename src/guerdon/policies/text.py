@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.policies.packing import lay_out
+from guerdon.policies.prompt_sharing import lay_out_shared
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.token_log_probs import token_log_probs
 from guerdon.policies.tokens import TokenBatch, pad_id
@@ -104,10 +105,13 @@ class TextPolicy:
             entropy: also of the distribution of each token.
         """
         longest = max((len(p) + n for p, n in zip(batch.prompts, batch.lengths_B, strict=True)), default=0)
-        layout = lay_out(
-            batch, pad_id=pad_id(self.tokenizer), packed=self.remove_padding, device=self.device,
-            eager=self.base.eager_for(longest),
-        )  # fmt: skip
+        eager = self.base.eager_for(longest)
+        if self.base.shares_prompts(batch, longest):
+            layout = lay_out_shared(batch, device=self.device, eager=eager)
+        else:
+            layout = lay_out(
+                batch, pad_id=pad_id(self.tokenizer), packed=self.remove_padding, device=self.device, eager=eager
+            )
         with self.base.adapter(self.adapter):
             hidden_M_H = self.base.hidden(layout)[layout.predicts_M]
             log_probs_M, entropy_M = token_log_probs(

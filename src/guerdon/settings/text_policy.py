@@ -73,6 +73,11 @@ class TextPolicySettings(Settings):
     )
     gradient_checkpointing: bool = Field(False, description="recompute activations backwards: less memory, more time")
     use_remove_padding: bool = Field(False, description="forward without padding: all sequences in one row")
+    share_prompts: bool = Field(
+        True,
+        description="read a prompt once for all of its responses in a forward pass, where the architecture can; false: "
+        "once per response",
+    )
     attention: Literal["auto", "sdpa", "eager"] = Field(
         "auto", description="auto: sdpa; eager for short sequences on the CPU, where it is faster"
     )

@@ -1,0 +1,179 @@
+"""A batch in which several responses share a prompt, laid out so that the network reads each prompt once.
+
+All tokens stand in one row without padding: first every different prompt, then every response. Every layer but
+attention works on these tokens alone; attention lets the tokens of a response see their prompt and the response up to
+themselves. Log-probabilities and gradients are those of whole sequences, since a prompt's hidden states do not depend
+on what follows it. This module knows token ids and attention, not models.
+
+    layout = lay_out_shared(batch, device=device)
+    hidden = decoder(input_ids=layout.ids, position_ids=layout.positions, packing=layout.packing)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from guerdon.policies.packing import Layout, check_prompts, grouped_heads, spread_rows
+from guerdon.policies.tokens import TokenBatch
+from guerdon.types import IntArray
+
+SHARED_ATTENTION = "guerdon_shared_prompts"
+WORTH_IT = 0.9  # share of all tokens that may be left for sharing to be used
+
+
+@dataclass(frozen=True, eq=False)
+class Sharing:
+    """Where the N tokens of a row with shared prompts belong.
+
+    Attributes:
+        prompt_places_P: for each prompt token, its place in flattened (G, Lp) rows, G different prompts.
+        response_places_R: for each response token, its place in flattened (B, Lr) rows.
+        group_B: which prompt a response answers.
+        sizes: G, Lp, B, Lr.
+        seen: (B, 1, Lr, Lp + Lr) bool, True where a response's token sees a token of its prompt or of itself.
+        eager: attention by two matrix products and a softmax, faster for short sequences on the CPU.
+    """
+
+    prompt_places_P: Tensor
+    response_places_R: Tensor
+    group_B: Tensor
+    sizes: tuple[int, int, int, int]
+    seen: Tensor
+    eager: bool
+
+
+def groups_of(batch: TokenBatch) -> tuple[list[int], IntArray]:
+    """Rows in which a prompt appears first, in order, and for each row (B,) the index of its prompt among these."""
+    known: dict[bytes, int] = {}
+    first: list[int] = []
+    group_B = np.zeros(len(batch), dtype=np.int64)
+    for row, prompt in enumerate(batch.prompts):
+        key = prompt.tobytes()
+        if key not in known:
+            known[key] = len(first)
+            first.append(row)
+        group_B[row] = known[key]
+    return first, group_B
+
+
+def worth_sharing(batch: TokenBatch) -> bool:
+    """Whether prompts repeat so much that reading each once leaves clearly fewer tokens."""
+    first, _ = groups_of(batch)
+    responses = int(batch.lengths_B.sum())
+    left = sum(len(batch.prompts[row]) for row in first) + responses
+    return left < WORTH_IT * (sum(len(p) for p in batch.prompts) + responses)
+
+
+def lay_out_shared(batch: TokenBatch, *, device: torch.device, eager: bool = False) -> Layout:
+    """Put the different prompts and all responses of a batch into one row.
+
+    Raises:
+        ValueError: a prompt is empty, so that nothing predicts the first token of its response.
+    """
+    check_prompts(batch)
+    first, group_B = groups_of(batch)
+    prompts, responses = [batch.prompts[row] for row in first], batch.responses()
+    prompt_G = np.array([len(p) for p in prompts], dtype=np.int64)
+    response_B = np.array([len(r) for r in responses], dtype=np.int64)
+    longest_p, longest_r = int(prompt_G.max(initial=0)), int(response_B.max(initial=0))
+    ends_G = np.cumsum(prompt_G)
+    starts_B = int(prompt_G.sum()) + np.cumsum(response_B) - response_B
+    inside_P, inside_R = _counted(prompt_G), _counted(response_B)
+    row_R = np.repeat(np.arange(len(batch)), response_B)
+    # What predicts a response's first token is the end of its prompt; the others follow their own predecessor.
+    predicts = np.where(inside_R == 0, ends_G[group_B[row_R]] - 1, starts_B[row_R] + inside_R - 1)
+    positions = np.concatenate([inside_P, prompt_G[group_B[row_R]] + inside_R])
+    seen = np.zeros((len(batch), 1, longest_r, longest_p + longest_r), dtype=np.bool_)
+    seen[..., :longest_p] = (np.arange(longest_p) < prompt_G[group_B][:, None])[:, None, None]
+    seen[..., longest_p:] = np.tri(longest_r, dtype=np.bool_)
+
+    def put(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+    sharing = Sharing(
+        put(np.repeat(np.arange(len(prompts)) * longest_p, prompt_G) + inside_P),
+        put(row_R * longest_r + inside_R),
+        put(group_B),
+        (len(prompts), longest_p, len(batch), longest_r),
+        put(seen),
+        eager,
+    )
+    ids = np.concatenate([*prompts, *responses])
+    targets = batch.responses_B_T[batch.mask_B_T]
+    return Layout(
+        put(ids[None]), put(positions[None]), put(predicts), put(targets), sharing, attention=SHARED_ATTENTION
+    )
+
+
+def _counted(lengths: IntArray) -> IntArray:
+    """0, 1, ... within each of consecutive pieces of these lengths."""
+    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return np.asarray(np.arange(len(starts)) - starts, dtype=np.int64)
+
+
+def register() -> None:
+    """Make `SHARED_ATTENTION` known to transformers; a second call changes nothing."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(SHARED_ATTENTION, shared_attention)
+
+
+def shared_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packing: Sharing,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within prompts, and of responses to their prompt and themselves, in the form transformers calls.
+
+    Args:
+        module: unused; transformers passes the layer.
+        query: (1, H, N, D).
+        key: (1, K, N, D), H a multiple of K.
+        value: (1, K, N, D).
+        attention_mask: unused; there is none.
+        packing: where the tokens belong.
+        scaling: of the scores; None for D ** -0.5.
+        dropout: of the attention weights.
+
+    Returns:
+        (1, N, H, D), and None for the weights.
+    """
+    prompts, longest_p, rows, longest_r = packing.sizes
+    count = len(packing.prompt_places_P)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    q, k, v = (spread_rows(x[:, :, :count], packing.prompt_places_P, prompts, longest_p) for x in (query, key, value))
+    k, v = grouped_heads(q, k), grouped_heads(q, v)
+    among_prompts = _attend(q, k, v, _lower(longest_p, q.device), scale, dropout, packing.eager)
+    own = [spread_rows(x[:, :, count:], packing.response_places_R, rows, longest_r) for x in (query, key, value)]
+    k = torch.cat([k[packing.group_B], grouped_heads(own[0], own[1])], dim=2)
+    v = torch.cat([v[packing.group_B], grouped_heads(own[0], own[2])], dim=2)
+    among_responses = _attend(own[0], k, v, packing.seen, scale, dropout, packing.eager)
+    gathered = [
+        x.transpose(1, 2).flatten(0, 1)[places]
+        for x, places in ((among_prompts, packing.prompt_places_P), (among_responses, packing.response_places_R))
+    ]
+    return torch.cat(gathered)[None], None
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, dropout: float, eager: bool) -> Tensor:
+    if not eager:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout, scale=scale)
+    scores = ((q @ k.transpose(-1, -2)) * scale).masked_fill(~seen, -torch.inf)
+    return F.dropout(scores.softmax(-1, dtype=torch.float32).to(v.dtype), dropout) @ v
+
+
+def _lower(length: int, device: torch.device) -> Tensor:
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril()
