@@ -27,7 +27,7 @@ from guerdon.settings.label import LabelSettings, Splitter
 from guerdon.types import Failure
 from guerdon.worlds.prompts import Prompt
 from guerdon.worlds.reasoning import family_of, is_generated
-from guerdon.worlds.verifier import Verifier
+from guerdon.worlds.verifier import Judgement, Verifier
 
 AT_A_TIME = 16  # questions put to the judge's model
 Texts = Sequence[Sequence[str | Failure]]  # per question, its solutions or why one is missing
@@ -139,23 +139,36 @@ def solve(
     unchecked: Counter[str] = Counter()
     written = []
     for (name, prompt, _, steps), judgement in zip(rows, judgements, strict=True):
-        wrong = data.unparsable == "wrong" and judgement.verdict == "answer_unparsable"
-        correct = False if wrong else judgement.correct
-        if correct is None:
+        made_by = {"model": model, "method": settings.method, "splitter": splitter}
+        solution = checked_solution(name, prompt, steps, judgement, data, made_by)
+        if solution.is_correct is None:
             unchecked[judgement.verdict] += 1
-        meta: dict[str, Any] = {
-            "model": model, "method": settings.method, "splitter": splitter, "question_id": prompt.id,
-            "data_source": prompt.data_source,
-        }  # fmt: skip
-        if is_generated(prompt):
-            meta["extra_info"] = dict(prompt.extra_info)
-        separator = family_of(prompt).separator if is_generated(prompt) else _SEPARATORS.get(splitter, "")
-        solution = Solution(
-            id=name, question=prompt.question, steps=steps, is_correct=correct, ground_truth=prompt.ground_truth,
-            answer=judgement.answer, separator=separator, meta=meta,
-        )  # fmt: skip
         written.append(Written(solution, prompt))
     return Solved(tuple(written), dict(left_out), dict(unchecked), asked_all)
+
+
+def checked_solution(
+    name: str, prompt: Prompt, steps: tuple[str, ...], judgement: Judgement, data: DataSettings, made_by: dict[str, Any]
+) -> Solution:
+    """A solution with what the verifier said of its answer.
+
+    Args:
+        name: its id.
+        prompt: the question.
+        steps: its text in pieces.
+        judgement: the verifier's.
+        data: whether an unreadable answer is wrong.
+        made_by: goes into `meta`; its `splitter` says how steps end.
+    """
+    wrong = data.unparsable == "wrong" and judgement.verdict == "answer_unparsable"
+    meta = {**made_by, "question_id": prompt.id, "data_source": prompt.data_source}
+    if is_generated(prompt):
+        meta["extra_info"] = dict(prompt.extra_info)
+    separator = family_of(prompt).separator if is_generated(prompt) else _SEPARATORS.get(made_by["splitter"], "")
+    return Solution(
+        id=name, question=prompt.question, steps=steps, is_correct=False if wrong else judgement.correct,
+        ground_truth=prompt.ground_truth, answer=judgement.answer, separator=separator, meta=meta,
+    )  # fmt: skip
 
 
 _SEPARATORS = {"blank_line": "\n\n", "newline": "\n"}
