@@ -12,7 +12,7 @@ STUDY ?= studies/demo.yaml
 export MUJOCO_GL ?= egl
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo demo-text quickstart doctor test test-slow lint format check bench clean
+.PHONY: help env demo demo-text demo-prm quickstart doctor test test-slow lint format check bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml constraints.txt
 		{ echo "guerdon needs Python 3.11 or newer; try: make PYTHON=python3.12 env"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[metaworld,video,text,dev]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[metaworld,video,text,serve,dev]"
 	@touch $(STAMP)
 
 demo: env  ## run the demo study and say where its report is
@@ -34,6 +34,13 @@ demo: env  ## run the demo study and say where its report is
 
 demo-text: env  ## the same question for a language model: what does a process reward buy?
 	$(BIN)/guerdon compare configs/prime_math.yaml
+
+demo-prm: env  ## a process reward model from nothing: solve, label, train, judge
+	$(BIN)/guerdon train configs/prm_demo.yaml policy=sft
+	$(BIN)/guerdon label configs/prm_demo.yaml
+	$(BIN)/guerdon label configs/prm_demo.yaml label.save_dir=runs/prm_demo/continued label.labeler=monte_carlo
+	$(BIN)/guerdon train configs/prm_demo.yaml
+	$(BIN)/guerdon evaluate configs/prm_demo.yaml
 
 quickstart: env  ## the same chain at the smallest scale, in about two minutes
 	$(BIN)/guerdon quickstart
@@ -59,7 +66,7 @@ format: env  ## mend style and formatting where that is mechanical
 check: lint test  ## what a change must pass
 
 bench: env  ## the speed comparisons in benchmarks/
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[metaworld,video,text,dev,bench]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[metaworld,video,text,serve,dev,bench]"
 	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
 
 clean:  ## remove caches and builds; runs/ and the environment stay

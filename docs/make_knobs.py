@@ -50,6 +50,24 @@ NAMED = {
     "reward.sources.<name>.gamma": "1 `reward_model_gamma`",
     "reward.sources.<name>.on_failure": "2 `fail_on_request_error`; 0 (falls back to zeros)",
     "reward.sources.<name>.model.model_type": "3; 0 `DummyRM`",
+    "reward.sources.<name>.model.remote.endpoint": "2",
+    "reward.sources.<name>.model.remote.timeout": "2",
+    "reward.sources.<name>.model.remote.nframes": "2",
+    "reward.sources.<name>.model.remote.max_pixels": "2",
+    "reward.sources.<name>.model.remote.backend": "2",
+    "reward.sources.<name>.model.remote.backend_kwargs": "2",
+    "reward.sources.<name>.model.remote.fps": "2",
+    "reward.sources.<name>.model.remote.fail_on_request_error": "2",
+    "reward.sources.<name>.model.remote.keep_temp_video": "2",
+    "reward.sources.<name>.model.remote.temp_video_dir": "2",
+    "reward.sources.<name>.model.vlm.path": "0 `prm_model_name_or_path`; 2 `--model-path`",
+    "reward.sources.<name>.model.vlm.adapter": "0 `prm_checkpoint_path`",
+    "reward.sources.<name>.model.vlm.nframes": "2",
+    "reward.sources.<name>.model.vlm.max_pixels": "2",
+    "reward.sources.<name>.model.vlm.score_mode": "2 `backend_kwargs.score_mode`",
+    "reward.sources.<name>.binary_reward": "2",
+    "reward.sources.<name>.success_threshold": "2",
+    "reward.sources.<name>.use_rel_reward": "2",
     "reward.sources.<name>.model.checkpoint_path": "3; 0 `prm_checkpoint_path`",
     "reward.sources.<name>.model.arch": "3",
     "reward.sources.<name>.model.hidden_dim": "3",
@@ -119,13 +137,16 @@ model is trained |
 `drop` |
 | discount of the learned reward | `reward_model_gamma` (1) | `gamma` of the source; that of the native reward is \
 `algorithm.gamma` (`verifier_gamma` in 1) |
+| a score as 0 or 1 | `binary_reward` (2), threshold always (3) | `shaping: threshold` or `raw`; `binary_reward` is \
+taken too and means one of them |
+| where success begins | `success_threshold` (2: from it on), `reward_threshold` (3: above it) | both words, each with \
+its meaning |
+| change of a score | `use_rel_reward` (2) | `shaping: relative`; `use_rel_reward` is taken too |
+| where the reward server is | `endpoint` and what goes with it, in `env.train.reward_model` (2) | the same names, \
+under `model` (or `model.remote`) of a source with `model_type: remote` |
 | folders of debug images | `resnet_success/`, `resnet_fail/` (3) | `success/`, `fail/` |
 | pictures from the environment variable | `DEBUG_IMAGE_SAVE_DIR` (3) | the same name, where `debug_save_dir` is \
 not set |"""
-
-NOT_YET = """\
-Knobs of the guides about the reward server (`nframes`, `max_pixels`, `backend`) belong to parts that are planned; a
-file that uses them today is refused."""
 
 
 def settings_rows() -> Iterator[tuple[str, str, str, str]]:
@@ -157,7 +178,7 @@ def page() -> str:
             lines += [f"## {_title(top)}", "", "| key | values | default | meaning | guide |", "|---|---|---|---|---|"]
         cells = (f"`{key}`", allowed, default, meaning, NAMED.get(key, ""))
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    lines += ["", "## Where the guides clash", "", CLASHES, "", NOT_YET, ""]
+    lines += ["", "## Where the guides clash", "", CLASHES, ""]
     return "\n".join(lines)
 
 

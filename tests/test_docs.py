@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from guerdon.cli import app
 from guerdon.config import load, read_yaml
+from guerdon.settings.serve import ServeSettings
 from guerdon.settings.study import Study
 
 ROOT = Path(__file__).parent.parent
@@ -102,8 +103,11 @@ def yaml_blocks():
 
 @pytest.mark.parametrize("text", yaml_blocks())
 def test_examples_are_valid(text, tmp_path):
-    """A block is a whole study, or one of its sections; a lone `model` belongs under `reward`."""
+    """A block is a whole study, or one of its sections; a lone `model` belongs under `reward`. Or it is a server."""
     content = yaml.safe_load(text)
+    if text.startswith("# serve.yaml"):
+        assert ServeSettings.model_validate(content).models
+        return
     if set(content) == {"model"}:
         content = {"reward": {"use_reward_model": True, "reward_mode": "per_step", "shaping": "raw", **content}}
     path = tmp_path / "study.yaml"

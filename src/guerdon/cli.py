@@ -19,6 +19,7 @@ import typer
 
 from guerdon import __version__
 from guerdon.errors import ConfigError, GuerdonError
+from guerdon.serve.verb import serve
 
 if TYPE_CHECKING:
     from guerdon.settings.study import Study
@@ -28,7 +29,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 app = typer.Typer(
     name="guerdon",
-    help="The whole life of a reward model: collect, train, evaluate, run, compare.",
+    help="The whole life of a reward model: collect, train, evaluate, serve, run, compare.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=True,
@@ -101,11 +102,17 @@ def train(
     study: File,
     overrides: Overrides = None,
     dry_run: DryRun = False,
-    resume: Resume = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", "--skip_generation", "--skip-generation", help="Go on from the newest checkpoint."),
+    ] = False,
     only: Only = None,
+    method: Annotated[int | None, typer.Option("--method", help="Train on the labels of this label.method.")] = None,
+    reward: Annotated[str | None, typer.Option("--reward", help="Train on the labels of this label.reward.")] = None,
 ) -> None:
     """Fit the reward models of the train section, or a first policy (policy=bc, policy=sft)."""
-    rest = list(overrides or [])
+    given = {"method": method, "reward": reward}
+    rest = [*(overrides or []), *(f"label.{name}={value}" for name, value in given.items() if value is not None)]
     first = next((word for word in rest if word in ("policy=bc", "policy=sft")), None)
     if first is not None:
         rest.remove(first)
@@ -113,14 +120,29 @@ def train(
     if first is not None:
         return _train_policy(study, config, first.removeprefix("policy="), dry_run=dry_run, resume=resume, only=only)
     _check_models(study, config, only)
+    if method is not None or reward is not None:
+        fixed = [name for name in only or config.train if getattr(config.train[name], "data_path", None) is not None]
+        if fixed:
+            raise ConfigError(f"train.{fixed[0]}.data_path says what is trained on: --method and --reward do nothing")
     if dry_run:
         from guerdon.settings.estimate import estimate_train
 
         return _dry_run(config, estimate_train(config))
+    if config.text:
+        from guerdon.train.text_models import train_text_model
+
+        for name in only or config.train:
+            done = train_text_model(config.text_models[name], config, resume=resume)
+            _say(f"wrote {name} to {done.folder}: {_numbers(done.metrics)}")
+        return
     from guerdon.train.images import train_image_model
+    from guerdon.train.vlm import train_vlm
 
     for name in only or config.train:
-        result = train_image_model(config.train[name], resume=resume)
+        if name in config.vlm_models:
+            result = train_vlm(config.vlm_models[name], resume=resume)
+        else:
+            result = train_image_model(config.image_models[name], resume=resume)
         _say(f"wrote {name} to {result.save_dir}: {_numbers(result.metrics)}")
 
 
@@ -150,8 +172,10 @@ def _train_policy(
 
 @app.command()
 def evaluate(study: File, overrides: Overrides = None, dry_run: DryRun = False, only: Only = None) -> None:
-    """Judge trained reward models on episodes they have not seen."""
+    """Judge trained reward models on episodes they have not seen; those for text also under attack."""
     config = _load(study, overrides)
+    if config.text:
+        return _evaluate_text(config, dry_run=dry_run, only=only)
     _check_models(study, config, only)
     if dry_run:
         return _dry_run(config, {"models": len(only or config.train), "seconds": 20.0 * len(only or config.train)})
@@ -161,6 +185,20 @@ def evaluate(study: File, overrides: Overrides = None, dry_run: DryRun = False, 
     for name, (evaluation, paths) in evaluate_study(config, only=only or ()).items():
         sys.stdout.write(f"{name}\n{evaluation_text(evaluation)}\n")
         _say(f"wrote {paths['json']} and {len(paths) - 1} files beside it")
+
+
+def _evaluate_text(config: Study, *, dry_run: bool, only: list[str] | None) -> None:
+    """`evaluate` of a language study."""
+    if dry_run:
+        from guerdon.settings.estimate import estimate_evaluate_text
+
+        return _dry_run(config, estimate_evaluate_text(config, only or ()))
+    from guerdon.evaluate.text_report import text_of
+    from guerdon.evaluate.text_study import evaluate_text_study
+
+    for name, (record, folder) in evaluate_text_study(config, only=only or ()).items():
+        sys.stdout.write(f"{name}\n{text_of(record)}\n")
+        _say(f"wrote {folder / 'evaluation.json'} and {len(record['pictures']) + 1} files beside it")
 
 
 @app.command()
@@ -197,6 +235,9 @@ def compare(
     report, table = run_study(plan)
     sys.stdout.write(table + "\n")
     _say(f"report: {report}")
+
+
+app.command()(serve)
 
 
 @app.command()

@@ -42,6 +42,12 @@ class TooManyFailuresError(GuerdonError, RuntimeError):
     exit_code = 3
 
 
+class RewardRequestError(GuerdonError, RuntimeError):
+    """A reward server did not score something, and the caller asked to be stopped by that."""
+
+    exit_code = 3
+
+
 class JobError(GuerdonError, RuntimeError):
     """Some jobs of a study failed; the others are intact."""
 

@@ -17,11 +17,22 @@ from synthetic_study import (
 
 from guerdon.compare.read_runs import read_run, read_study
 from guerdon.compare.report import comparison_table, markdown_table, write_report, write_single_report
-from guerdon.compare.report_answers import answer_panels, colour_level, load_answers, median_runs, steps_of
+from guerdon.compare.report_answers import (
+    answer_panels,
+    colour_level,
+    first_errors_in_words,
+    load_answers,
+    median_runs,
+    steps_of,
+)
 from guerdon.compare.report_online import quality_panels, windowed
 from guerdon.compare.report_svg import Line, line_chart
 from guerdon.compare.report_words import at, digits_for, human, times
 from guerdon.errors import DataError
+from guerdon.evaluate.run_text import evaluate_text
+from guerdon.settings.data import ChainSettings
+from guerdon.settings.evaluate_text import AttackSettings, EvaluateTextSettings, GeneratedBenchSettings
+from guerdon.types import RewardInfo, Score
 
 
 def text(page):
@@ -149,6 +160,98 @@ def test_steps_are_cut_at_their_ends_and_sums_are_theirs():
     assert {token.level for step in unpaid for token in step.tokens} == {None}
     together = steps_of({**response, "step_ends": [1, 1]}, "prime", 1.0)
     assert [len(step.tokens) for step in together] == [2, 0, 3]
+
+
+JUDGED = {
+    "tokens": ["1", ";", "2", ";", "3", ";", "<|eos|>"],
+    "rewards": {"prm": [0, 0.9, 0, 0.4, 0, 0, 0.1]},
+    "judged": {"prm": {"ends": [1, 3, 6], "values": [0.9, 0.4, 0.1], "threshold": 0.5}},
+    "step_ends": [1, 3, 5],
+    "steps_true": [True, True, False],
+}
+
+
+def test_label_value_and_first_errors_stand_side_by_side():
+    first, second, third, end = steps_of(JUDGED, "prm", 1.0)
+    assert [step.value for step in (first, second, third, end)] == ["0.90", "0.40", "0.10", ""]
+    assert [step.level for step in (first, second, third)] == [4, -1, -4]
+    assert [step.true for step in (first, second, third)] == [True, True, False]
+    assert [step.first_error for step in (first, second, third)] == [False, False, True]
+    assert [step.blamed for step in (first, second, third)] == [False, True, False]
+    assert first_errors_in_words(JUDGED, "prm") == "first error: step 3 by truth, step 2 by prm"
+    calm = {**JUDGED, "judged": {"prm": {**JUDGED["judged"]["prm"], "threshold": 0.05}}, "steps_true": [True] * 3}
+    assert first_errors_in_words(calm, "prm") == "first error: none by truth, none by prm"
+    assert first_errors_in_words(JUDGED, "verifier") == ""
+
+
+def test_steps_without_truth_are_cut_where_the_model_cut_them():
+    unknown = {**JUDGED, "step_ends": None, "steps_true": None}
+    steps = steps_of(unknown, "prm", 1.0)
+    assert [(len(step.tokens), step.true, step.value) for step in steps] == [
+        (2, None, "0.90"), (2, None, "0.40"), (3, None, "0.10")
+    ]  # fmt: skip
+    assert first_errors_in_words(unknown, "prm") == "first error: step 2 by prm"
+    other = {**JUDGED, "judged": {"prm": {"ends": [3, 6], "values": [0.9, 0.1], "threshold": 0.5}}}
+    assert {step.value for step in steps_of(other, "prm", 1.0)} == {""}  # other steps than the task has
+
+
+@pytest.mark.parametrize(
+    "judged", [{"ends": [1], "values": [], "threshold": 0.5}, {"ends": [], "values": []}, {"ends": [1], "values": ["x"],
+               "threshold": 0.5}, 3], ids=str,
+)  # fmt: skip
+def test_values_without_their_steps_are_refused(judged, tmp_path):
+    path = tmp_path / "run" / "films" / "step_1.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"step": 1, "responses": [{**JUDGED, "judged": {"prm": judged}}]}))
+    with pytest.raises(DataError, match="values of steps need as many ends"):
+        load_answers(path)
+
+
+@pytest.fixture(scope="module")
+def judged_study(tmp_path_factory):
+    """A study whose prime arm was paid by a judge that attacks fooled, with its card and its values of steps."""
+    study = write_text_study(tmp_path_factory.mktemp("judged"))
+    for path in (study / "runs").glob("*/prime/*"):
+        for film in (path / "films").glob("*.json"):
+            content = json.loads(film.read_text())
+            for k, response in enumerate(content["responses"]):
+                values = [0.9 if true else 0.2 + 0.1 * (k % 5) for true in response["steps_true"]]
+                response["judged"] = {"prime": {"ends": response["step_ends"], "values": values, "threshold": 0.5}}
+            film.write_text(json.dumps(content))
+        info = json.loads((path / "run.json").read_text()) if (path / "run.json").exists() else {}
+        line = "reward source prm: these attacks fooled its model: empty"
+        (path / "run.json").write_text(json.dumps({**info, "warnings": [line]}))
+    bench = GeneratedBenchSettings(families=(ChainSettings(steps=3),), size=12)
+    settings = EvaluateTextSettings(aggregation="min", reps=100, generated=bench, attacks=AttackSettings(questions=6))
+    model = ConstantText()
+    evaluate_text(model, settings, study / "models" / "chain" / "prm" / "method1_HE")
+    return study
+
+
+class ConstantText:
+    """A judge of steps that likes everything, long steps a little more."""
+
+    info = RewardInfo("easy", (0.0, 1.0), modality="text", frames_needed=0, success_threshold=0.5)
+
+    def score(self, episodes):
+        return [Score.from_values(np.array([min(1.0, 0.6 + 0.01 * len(t)) for t in e.texts])) for e in episodes]
+
+
+def test_the_page_shows_the_card_of_a_judge_and_what_it_thinks_of_steps(judged_study):
+    page = write_report(judged_study).read_text()
+    words = text(page)
+    assert "prm/method1_HE · chain" in words
+    assert "generated F1, average" in words
+    assert "generated steps AUROC" in words
+    assert "attack padded failed" in words
+    assert "values of steps become one by min" in words
+    assert "generated first error" in page
+    assert re.search(r'<em class="h4" title="value of the step">0\.90</em>', page)
+    assert 'class="first" aria-label="false step, the first error"' in page
+    assert "first error: step" in words
+    warnings = text(page[page.index('<section id="warnings"') :])
+    assert "prime: reward source prm: these attacks fooled its model: empty" in warnings
+    assert warnings.count("these attacks fooled its model") == 1  # once for all seeds
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from guerdon.compare.study import plan_study, run_study
+from guerdon.evaluate.run_text import attacks_that_fooled
 
 STUDY = {
     "name": "Letters",
@@ -28,6 +29,28 @@ STUDY = {
     },
     "policy": {"type": "text", "path": "${sft.save_dir}/model"},
     "algorithm": {"learning_rate": 1.0e-3},
+    "label": {
+        "save_dir": "${work_dir}/labels/${data.task.items}",
+        "labeler": "exact",
+        "mining": None,
+        "num_samples": 24,
+        "num_rollouts": 2,
+        "solutions": {"min_steps": 1},
+    },
+    "train": {
+        "judge": {
+            "type": "stepwise",
+            "save_dir": "${work_dir}/models/four/judge",
+            "max_steps": 3,
+            "batch_size": 8,
+        },
+    },
+    "evaluate": {
+        "aggregation": "min",
+        "reps": 100,
+        "generated": {"families": [{"family": "swap", "steps": 2, "items": 4}], "size": 12},
+        "attacks": {"questions": 6},
+    },
     "compare": {
         "baseline": "outcome",
         "seeds": [0],
@@ -37,6 +60,21 @@ STUDY = {
             "prime": {
                 "label": "PRIME",
                 "config": {"reward_model": {"mini_batch_size": 8, "micro_batch_size": 8}},
+            },
+            "judged": {
+                "label": "a trained judge of steps",
+                "config": {
+                    "reward": {
+                        "use_reward_model": True,
+                        "sources": {
+                            "judge": {
+                                "model": {"model_type": "text", "checkpoint_path": "${train.judge.save_dir}"},
+                                "reward_mode": "per_step",
+                                "shaping": "signed",
+                            },
+                        },
+                    },
+                },
             },
         },
     },
@@ -53,12 +91,40 @@ def study(tmp_path):
 def test_every_run_waits_for_the_supervised_start_of_its_task(study, tmp_path):
     plan = plan_study(study, [])
     jobs = {job.name: job for job in plan.jobs}
-    assert set(jobs) == {"four.sft", "four.outcome.seed0", "four.prime.seed0"}
+    runs = {f"four.{arm}.seed0" for arm in ("outcome", "prime", "judged")}
+    assert set(jobs) == {"four.sft", "four.label", "four.train.judge", "four.evaluate.judge", *runs}
     assert jobs["four.prime.seed0"].needs == jobs["four.outcome.seed0"].needs == ("four.sft",)
     assert plan.configs["four.prime.seed0"].data.task.items == 4  # what the task changes
     assert plan.configs["four.prime.seed0"].policy.path == str(tmp_path / "work" / "sft" / "4" / "model")
     assert plan.configs["four.outcome.seed0"].reward_model is None
     assert float(plan.jobs[0].cost) > 0
+
+
+def test_a_judge_is_labelled_for_trained_and_attacked_before_it_pays(study):
+    jobs = {job.name: job for job in plan_study(study, []).jobs}
+    assert jobs["four.label"].needs == ("four.sft",)
+    assert jobs["four.train.judge"].needs == ("four.sft", "four.label")
+    assert jobs["four.evaluate.judge"].needs == ("four.train.judge",)
+    assert jobs["four.judged.seed0"].needs == ("four.sft", "four.evaluate.judge")
+    assert jobs["four.evaluate.judge"].arguments[2:] == ("--only", "judge")
+    assert all(job.cost > 0 for job in jobs.values())
+
+
+def test_what_a_judge_is_trained_on_decides_what_comes_before_it(study):
+    """Data of its own needs no labelling; a second judge that starts from the first waits for it."""
+    own = ["train.judge.data_path=elsewhere.jsonl"]
+    jobs = {job.name: job for job in plan_study(study, own).jobs}
+    assert jobs["four.train.judge"].needs == ("four.sft",)
+    second = ["train.second.type=verdict", "train.second.save_dir=second", "train.second.path=${train.judge.save_dir}"]
+    jobs = {job.name: job for job in plan_study(study, second).jobs}
+    assert jobs["four.train.second"].needs == ("four.sft", "four.evaluate.judge", "four.label")
+    hub = [
+        "evaluate.models.hub=someone/prm",
+        "compare.arms.judged.config.reward.sources.judge.model.checkpoint_path=someone/prm",
+    ]
+    jobs = {job.name: job for job in plan_study(study, hub).jobs}
+    assert jobs["four.evaluate.hub"].needs == ()
+    assert jobs["four.judged.seed0"].needs == ("four.sft", "four.evaluate.hub")
 
 
 def test_from_the_supervised_start_to_the_report(study, tmp_path):
@@ -78,3 +144,14 @@ def test_from_the_supervised_start_to_the_report(study, tmp_path):
     assert len(first["tokens"]) == len(first["rewards"]["prime"])
     assert (run / "policy" / "model.safetensors").is_file()
     assert (run / "reward_models" / "prime" / "model.safetensors").is_file()
+    judged = tmp_path / "work" / "runs" / "four" / "judged" / "seed0"
+    film = json.loads(next((judged / "films").glob("*.json")).read_text())
+    assert all(row["judged"]["judge"]["values"] for row in film["responses"])
+    card = tmp_path / "work" / "models" / "four" / "judge" / "method1_HE" / "evaluation.json"
+    fooled = attacks_that_fooled(card.parent)
+    warnings = json.loads((judged / "run.json").read_text()).get("warnings", [])
+    assert len(warnings) == bool(fooled)
+    assert all(f"reward source judge: these attacks fooled its model: {', '.join(fooled)}" in w for w in warnings)
+    assert "judge/method1_HE" in page
+    assert "attack padded" in page
+    assert "first error: " in page

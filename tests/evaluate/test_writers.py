@@ -5,7 +5,7 @@ import pytest
 import torch
 from text_models import Scripted
 
-from guerdon.evaluate.search import Piece, beam_search
+from guerdon.evaluate.search import Piece, SearchPlan, beam_search
 from guerdon.evaluate.writers import PolicyWriter, _cut
 from guerdon.policies.generate import LocalEngine
 from guerdon.policies.text_files import load_policy
@@ -71,9 +71,8 @@ def test_a_solution_has_a_limit_and_then_no_room(policy):
 
 def test_beam_search_with_a_policy(policy):
     model = Scripted(lambda e: np.array([1 / (1 + len(text)) for text in e.texts]))
-    found = beam_search(
-        writer(policy), model, ["1+1=?;", "2+2=?;"], n=4, beam_width=2, aggregation="min", separator=";", rounds=4
-    )
+    plan = SearchPlan(n=4, beam_width=2, aggregation="min", separator=";", rounds=4)
+    found = beam_search(writer(policy), model, ["1+1=?;", "2+2=?;"], plan)
     for one in found:
         assert (one.best is None) == (one.failure is not None)
         assert one.written >= 4

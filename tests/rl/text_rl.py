@@ -33,7 +33,7 @@ def letter_files(folder, *, count=8, answer="1"):
     return str(path)
 
 
-def _study(folder, name, policy, data, algorithm, reward_model, runner, generation):
+def _study(folder, name, policy, data, algorithm, reward_model, runner, generation, more):
     given = {
         "runner": {
             "total_steps": 64, "eval_every": 32, "eval_episodes": 4, "checkpoint_every": 16,
@@ -44,30 +44,36 @@ def _study(folder, name, policy, data, algorithm, reward_model, runner, generati
         "algorithm": {"learning_rate": 1e-2, **(algorithm or {})},
         "generation": generation or {},
     }  # fmt: skip
-    return Study.model_validate(given | ({} if reward_model is None else {"reward_model": reward_model}))
+    return Study.model_validate(given | more | ({} if reward_model is None else {"reward_model": reward_model}))
 
 
 def letter_study(
-    folder, *, name="run", policy=None, data=None, algorithm=None, reward_model=None, runner=None, generation=None
-):
+    folder, *, name="run", policy=None, data=None, algorithm=None, reward_model=None, runner=None, generation=None,
+    **more,
+):  # fmt: skip
     """Say `1`: a random policy is right about once in ten."""
     section = {
         "type": "files", "train_files": letter_files(folder), "val_size": 2, "verifier": "exact",
         "unparsable": "wrong", "max_response_length": 3, "train_batch_size": 4, "n_samples": 4,
         "filter_accuracy": False, "filter_truncated": False, **(data or {}),
     }  # fmt: skip
-    return _study(folder, name, tiny(LETTERS, **(policy or {})), section, algorithm, reward_model, runner, generation)
+    return _study(
+        folder, name, tiny(LETTERS, **(policy or {})), section, algorithm, reward_model, runner, generation, more
+    )
 
 
 def sum_study(
-    folder, *, name="run", policy=None, data=None, algorithm=None, reward_model=None, runner=None, generation=None
-):
+    folder, *, name="run", policy=None, data=None, algorithm=None, reward_model=None, runner=None, generation=None,
+    **more,
+):  # fmt: skip
     """Generated sums, in steps that end with a semicolon."""
     section = {
         "task": {"family": "chain", "steps": 2}, "train_size": 24, "val_size": 4, "max_response_length": 10,
         "train_batch_size": 4, "n_samples": 4, "filter_accuracy": False, "filter_truncated": False, **(data or {}),
     }  # fmt: skip
-    return _study(folder, name, tiny(SUMS, **(policy or {})), section, algorithm, reward_model, runner, generation)
+    return _study(
+        folder, name, tiny(SUMS, **(policy or {})), section, algorithm, reward_model, runner, generation, more
+    )
 
 
 def prime(*, mini=16, micro=8, **given):

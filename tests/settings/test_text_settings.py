@@ -82,6 +82,7 @@ def test_what_has_an_effect_is_accepted(given):
         ({"path": "x"}, "path would do nothing with rm_type prime"),
         ({"rm_type": "value"}, "needs path"),
         ({"rm_type": "normal", "path": "x", "prime_norm": "none"}, "prime_norm would do nothing"),
+        ({"prime_norm": "none", "prime_norm_shards": 2}, "prime_norm_shards would do nothing with prime_norm none"),
         ({"rm_type": "value", "path": "x", "prime_granularity": "token"}, "prime_granularity would do nothing"),
         ({"rm_type": "exact", "prime_granularity": "whole"}, "prime_granularity would do nothing with rm_type exact"),
         ({"rm_type": "exact", "on_failure": "raise"}, "on_failure would do nothing with rm_type exact"),

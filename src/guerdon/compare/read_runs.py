@@ -311,14 +311,15 @@ def _read_text(path: Path) -> str:
 def _read_cards(root: Path) -> tuple[tuple[ModelCard, ...], list[str]]:
     cards: list[ModelCard] = []
     notes: list[str] = []
-    for path in sorted(root.glob("*/*/evaluation.json")):
+    for path in sorted([*root.glob("*/*/evaluation.json"), *root.glob("*/*/method*/evaluation.json")]):
         folder = path.parent
         content = read_json(path)
+        task, *name = folder.relative_to(root).parts
         if content is None:
-            notes.append(f"models/{folder.parent.name}/{folder.name}/evaluation.json cannot be read")
+            notes.append(f"models/{task}/{'/'.join(name)}/evaluation.json cannot be read")
             continue
         pictures = {
             str(title): folder / Path(str(file)).name for title, file in _mapping(content.get("pictures")).items()
         }
-        cards.append(ModelCard(folder.parent.name, folder.name, content, pictures))
+        cards.append(ModelCard(task, "/".join(name), content, pictures))
     return tuple(cards), notes

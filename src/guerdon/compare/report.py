@@ -171,6 +171,7 @@ def _run_context(run: RunRecord) -> dict[str, Any]:
         if (svg := return_scatter([run], source, style=1, shapes={}, arm=run.arm)) is not None
     ]
     answers, answer_notes = answer_panels([run], budget=ANSWER_BYTES)
+    facts = {key: value for key, value in run.info.items() if key != "warnings"}  # those stand among the warnings
     return {
         **_unit(run.unit),
         "quality": quality_panels({run.arm: (1, [run])}),
@@ -183,7 +184,7 @@ def _run_context(run: RunRecord) -> dict[str, Any]:
         "legend": {"evaluation": legend_mark(1), "training": legend_mark(0)},
         "scatters": scatters,
         "alarms": alarms([run]),
-        "facts": {key: value for key, value in words.flatten(dict(run.info)).items() if key},
+        "facts": {key: value for key, value in words.flatten(facts).items() if key},
         "notes": [*run_notes(run), *(Note(text) for text in answer_notes)],
     }
 

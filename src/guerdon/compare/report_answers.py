@@ -1,9 +1,11 @@
 """Sampled answers of language models, token by token: what a reward model paid, against the truth of each step.
 
 A run writes `films/step_*.json`: responses with their tokens, one reward per token and source, the outcome, and
-where the task knows them the ends and the truth of the steps. One run per task and arm is shown, the one whose
-final success is the median. Colours have eleven levels around 0 whose scale is shared by all shown steps of a run,
-so that a reward that grows is seen to grow. This module does not know how answers are sampled, nor HTML.
+where the task knows them the ends and the truth of the steps; a model that judges steps also left its value of each.
+A step's label, its value and the two first errors (by truth, by the model) stand side by side. One run per task and
+arm is shown, the one whose final success is the median. Colours have eleven levels around 0 whose scale is shared by
+all shown steps of a run, so that a reward that grows is seen to grow. This module does not know how answers are
+sampled, nor HTML.
 
     panels, notes = answer_panels(study.runs, budget=900_000)
     print(panels[0].run.name, panels[0].moments[0].step, panels[0].sources)
@@ -51,21 +53,42 @@ class Token:
 
 @dataclass(frozen=True)
 class StepOfAnswer:
-    """The tokens of one step, their summed reward in words, and whether the step is true (None: not known)."""
+    """One step as it is shown.
+
+    Attributes:
+        tokens: its tokens.
+        paid: their summed reward in words.
+        true: whether it is true; None: not known.
+        first_error: whether it is the first false one.
+        value: what the reward model said of it, in words; empty where it said nothing.
+        level: -5 to 5 for the colour of that, 0 at the model's threshold.
+        blamed: whether it is the first one that the model calls wrong.
+    """
 
     tokens: tuple[Token, ...]
     paid: str
     true: bool | None
+    first_error: bool = False
+    value: str = ""
+    level: int | None = None
+    blamed: bool = False
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One response: by source the same tokens in other colours; `cut` tokens at the end are not shown."""
+    """One response.
+
+    Attributes:
+        by_source: by source the same tokens in other colours.
+        first_errors: by source that judges steps, where the first error is, in words: by truth and by the model.
+        cut: tokens at the end that are not shown.
+    """
 
     prompt: str
     expected: str
     outcome: bool | None
     by_source: Mapping[str, tuple[StepOfAnswer, ...]]
+    first_errors: Mapping[str, str]
     cut: int
 
 
@@ -98,7 +121,11 @@ class AnswerPanel:
         return 1500 + sum(
             700
             + len(answer.prompt)
-            + sum(110 + 52 * len(step.tokens) for steps in answer.by_source.values() for step in steps)
+            + sum(
+                110 + 100 * bool(step.value) + 52 * len(step.tokens)
+                for steps in answer.by_source.values()
+                for step in steps
+            )
             for moment in self.moments
             for answer in moment.answers
         )
@@ -172,6 +199,9 @@ def load_answers(path: Path) -> tuple[int, list[dict[str, Any]]]:
         known = isinstance(ends, list) and isinstance(true, list) and len(ends) == len(true)
         if not known and not (ends is None and true is None):
             raise DataError(f"{where}: a response needs as many truths of steps as it has steps")
+        judged = response.get("judged", {})
+        if not isinstance(judged, dict) or any(_values(one) is None for one in judged.values()):
+            raise DataError(f"{where}: a model's values of steps need as many ends of steps, and a threshold")
     return int(step), responses
 
 
@@ -183,22 +213,72 @@ def colour_level(value: float | None, scale: float) -> int | None:
 
 
 def steps_of(response: Mapping[str, Any], source: str, scale: float) -> tuple[StepOfAnswer, ...]:
-    """A response cut at the ends of its steps; what follows the last end is a step without truth."""
+    """A response cut at the ends of its steps; what follows the last end is a step without truth.
+
+    Steps end where the truth about them says so, else where the model that judged them does. A model that cut another
+    number of steps than the task has says nothing about them here.
+    """
     tokens = [str(token) for token in response["tokens"]][:MAX_TOKENS]
     paid = _paid(response, source)[: len(tokens)]
     digits = words.digits_for(scale)
     drawn = [_token(text, value, scale) for text, value in zip(tokens, paid, strict=True)]
+    truth = response.get("steps_true")
+    judged = response.get("judged", {}).get(source)
+    ends = response.get("step_ends") or ([] if truth is not None or judged is None else judged["ends"])
+    labels = [None] * len(ends) if truth is None else [bool(true) for true in truth]
+    values = judged["values"] if judged is not None and len(judged["values"]) == len(ends) else [None] * len(ends)
+    threshold = 0.5 if judged is None else float(judged["threshold"])
+    wrong, blamed = _first(labels, False), _first([None if v is None else v >= threshold for v in values], False)
     steps = []
     start = 0
-    for end, true in zip(response.get("step_ends") or (), response.get("steps_true") or (), strict=True):
+    for k, (end, true, value) in enumerate(zip(ends, labels, values, strict=True)):
         if start >= len(tokens):
             break
         stop = min(int(end) + 1, len(tokens))
-        steps.append(StepOfAnswer(tuple(drawn[start:stop]), _sum(paid[start:stop], digits), bool(true)))
+        steps.append(
+            StepOfAnswer(
+                tuple(drawn[start:stop]),
+                _sum(paid[start:stop], digits),
+                true,
+                first_error=k == wrong,
+                value="" if value is None else words.decimal(value, 2),
+                level=None if value is None else colour_level(value - threshold, max(threshold, 1.0 - threshold)),
+                blamed=k == blamed,
+            )
+        )
         start = max(start, stop)
     if start < len(tokens):
         steps.append(StepOfAnswer(tuple(drawn[start:]), "" if steps else _sum(paid, digits), None))
     return tuple(steps)
+
+
+def first_errors_in_words(response: Mapping[str, Any], source: str) -> str:
+    """`first error: step 3 by truth, step 2 by prm`; empty where the source judged no step of it."""
+    judged = _values(response.get("judged", {}).get(source))
+    if not judged:
+        return ""
+    threshold = float(response["judged"][source]["threshold"])
+    said = [(_first([value >= threshold for value in judged], False), source)]
+    truth = response.get("steps_true")
+    if truth is not None:
+        said.insert(0, (_first([bool(true) for true in truth], False), "truth"))
+    return "first error: " + ", ".join(f"{'none' if k is None else f'step {k + 1}'} by {who}" for k, who in said)
+
+
+def _first(values: Sequence[bool | None], wanted: bool) -> int | None:
+    """The place of the first value that is the wanted one."""
+    return next((k for k, value in enumerate(values) if value is wanted), None)
+
+
+def _values(judged: Any) -> list[float] | None:
+    """A model's values of steps; None where there are not as many ends, or no threshold."""
+    if not isinstance(judged, dict) or number(judged, "threshold") is None:
+        return None
+    ends, values = judged.get("ends"), judged.get("values")
+    if not isinstance(ends, list) or not isinstance(values, list) or len(ends) != len(values):
+        return None
+    known = [number({"": value}, "") for value in values]
+    return None if None in known else [float(value) for value in known if value is not None]
 
 
 def _panel(run: RunRecord, films: Mapping[int, list[dict[str, Any]]], size: tuple[int, int, int]) -> AnswerPanel:
@@ -253,6 +333,7 @@ def _answer(response: Mapping[str, Any], scales: Mapping[str, float]) -> Answer:
         expected=_clean(str(response.get("answer", "")))[:MAX_PROMPT],
         outcome=outcome if isinstance(outcome, bool) else None,
         by_source={source: steps_of(response, source, scale) for source, scale in scales.items()},
+        first_errors={source: first_errors_in_words(response, source) for source in scales},
         cut=max(0, len(response["tokens"]) - MAX_TOKENS),
     )
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from guerdon.compare import report_words as words
 from guerdon.compare.read_runs import ModelCard, Row, number
+from guerdon.compare.report_text_cards import flat_text_card, is_text_card
 from guerdon.evaluate.statistics import Interval
 
 PICTURE_HINTS = {
@@ -25,6 +26,10 @@ PICTURE_HINTS = {
     "precision": "Look for a curve that stays high to the right; the share of successes is chance.",
     "ranking": "Look for points in rising order: the checkpoint that succeeds more should be scored higher.",
     "histogram": "Look for two heaps that do not overlap: failures at low scores, successes at high ones.",
+    "first error": "Look for long bars of exact and clean: the first wrong step found, nothing blamed without reason.",
+    "steps": "Look for two heaps that do not overlap: wrong steps at low values, right ones at high ones.",
+    "n bon": "Look for a curve above majority that does not fall: a weak model is fooled by more samples.",
+    "n weighted": "Look for a curve above majority: values that help a vote.",
     "value": "Look for values that rise as the task is being done.",
 }
 
@@ -47,6 +52,7 @@ FACTS = {
     "outcome_unknown": "episodes of unknown outcome",
     "episodes_left_out": "episodes left out",
     "hash": "data",
+    "aggregation": "values of steps become one by",
 }
 SHORT_HASH = 12
 
@@ -103,7 +109,7 @@ def card_views(cards: Sequence[ModelCard], *, budget: int) -> tuple[list[CardVie
 
 
 def _view(card: ModelCard, pictures: tuple[tuple[str, str, str], ...]) -> CardView:
-    content = card.evaluation
+    content = card.evaluation if not is_text_card(card.evaluation) else flat_text_card(card.evaluation)
     facts = _facts({**_mapping(content.get("model")), **_mapping(content.get("data"))})
     metrics = [
         Metric(words.human(name), _interval(row), number(row, "baseline"))
@@ -173,7 +179,7 @@ def _text(value: Any) -> str:
 
 
 def _hint(title: str) -> str:
-    return next((hint for word, hint in PICTURE_HINTS.items() if word in title.lower()), "")
+    return next((hint for word, hint in PICTURE_HINTS.items() if word in title.lower().replace("_", " ")), "")
 
 
 def _svg_uri(path: Path) -> str | None:

@@ -29,8 +29,8 @@ class Note:
     severe: bool = False
 
 
-def run_notes(run: RunRecord) -> list[Note]:
-    """What is odd about one run."""
+def run_notes(run: RunRecord, *, warned: bool = True) -> list[Note]:
+    """What is odd about one run; with `warned` also what it said of its rewards itself."""
     notes: list[Note] = []
     last = success_curve(run)[0][-1:] or [0.0]
     when = words.at(last[0], run.unit)
@@ -42,6 +42,8 @@ def run_notes(run: RunRecord) -> list[Note]:
         notes.append(Note(f"{run.name} is unfinished: its last evaluation is {when}", True))
     elif not success_curve(run)[0]:
         notes.append(Note(f"{run.name} is complete but has no evaluation, so it counts nowhere", severe=True))
+    if warned:
+        notes += [Note(f"{run.name}: {line}", severe=True) for line in warnings_of(run)]
     if run.skipped_lines:
         notes.append(Note(f"{run.name}: {words.plural(run.skipped_lines, 'unreadable line')} skipped"))
     if run.n_failures:
@@ -49,6 +51,21 @@ def run_notes(run: RunRecord) -> list[Note]:
         share = "" if rate is None else f", {words.percent(rate)} of all on average"
         notes.append(Note(f"{run.name}: {words.plural(run.n_failures, 'failed measurement')}{share}"))
     return notes
+
+
+def warnings_of(run: RunRecord) -> list[str]:
+    """What the run itself said of its rewards when it began."""
+    said = run.info.get("warnings")
+    return [str(line) for line in said] if isinstance(said, list) else []
+
+
+def _warned(runs: Sequence[RunRecord]) -> list[Note]:
+    """The warnings of all runs, each once, with the arms that it is about."""
+    arms: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for line in warnings_of(run):
+            arms.setdefault(line, {})[run.arm] = None
+    return [Note(f"{', '.join(names)}: {line}", severe=True) for line, names in arms.items()]
 
 
 def study_notes(study: StudyRecord, rows: Sequence[ArmRow]) -> list[Note]:
@@ -79,8 +96,9 @@ def study_notes(study: StudyRecord, rows: Sequence[ArmRow]) -> list[Note]:
                 "the policy's training, not that of the reward model's."
             )
         )
+    notes += _warned(study.runs)
     for run in study.runs:
-        notes += run_notes(run)
+        notes += run_notes(run, warned=False)
     notes += [Note(text) for text in study.notes]
     return sorted(notes, key=lambda note: not note.severe)
 

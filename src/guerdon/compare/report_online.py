@@ -1,9 +1,9 @@
-"""How good a reward model stays that learns beside the policy: its accuracy on fresh rollouts, over training.
+"""How good a reward model stays beside the policy: its accuracy on fresh rollouts, over training.
 
-A run logs `reward_model/<name>/<metric>` on each batch before the model learns from it. Batches are small, so each
-run's values are averaged in windows before runs are averaged; undefined values (a batch without a wrong answer has
-no pair to order) are left out and counted. This module turns runs into pictures; it knows neither the page nor
-files.
+A run logs `reward_model/<name>/<metric>` on each batch, before a model that learns online learns from it. Batches are
+small, so each run's values are averaged in windows before runs are averaged; undefined values (a batch without a wrong
+answer has no pair to order) are left out and counted. This module turns runs into pictures; it knows neither the page
+nor files.
 
     for panel in quality_panels({"PRIME": (1, runs)}): print(panel.title, panel.undefined, panel.logged)
 """
@@ -26,7 +26,10 @@ Float64 = NDArray[np.float64]
 WINDOWS = 24
 METRICS = {
     "dpo_acc": ("Pairs ordered rightly", "Of answers to one prompt, how often the right one is paid more."),
-    "step_auroc": ("Steps told apart", "AUROC of the reward of a step against the truth of that step."),
+    "step_auroc": (
+        "Steps told apart",
+        "AUROC of the value of a step against its truth; steps count up to the first error of a response.",
+    ),
     "dpo_acc_abs": (
         "Outcomes told by sign",
         "How often a positive total means a right answer, a negative one a wrong one.",

@@ -1,4 +1,4 @@
-"""`guerdon compare`: a study file becomes jobs (collect, train, evaluate, run), and their results a report.
+"""`guerdon compare`: a study file becomes jobs (collect or label, train, evaluate, run), and their results a report.
 
 Every task has its own data and reward models, shared by all arms and seeds; an arm is the study file with a few
 keys changed. Started again, a study goes on where it was. This module does not train or simulate anything itself.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
@@ -22,13 +22,16 @@ from guerdon.compare.report import comparison_table, markdown_table, write_repor
 from guerdon.config import Tree, apply_overrides, merge, read_yaml, resolve_refs, to_yaml, validate
 from guerdon.errors import ConfigError, JobError
 from guerdon.narrator import Narrator
+from guerdon.settings.base import Settings
 from guerdon.settings.estimate import (
     estimate_collect,
+    estimate_evaluate_text,
     estimate_run,
     estimate_sft,
     estimate_train,
     total_seconds,
 )
+from guerdon.settings.estimate_label import estimate_label
 from guerdon.settings.study import Study
 
 
@@ -181,37 +184,67 @@ def _resolved(tree: Tree, change: dict[str, Any], source: str) -> Study:
 
 
 def _preparation(task: str, study: Study, configs: dict[str, Study]) -> list[Job]:
-    """Collecting, training and evaluating for one task."""
-    jobs = []
-    needs: tuple[str, ...] = ()
+    """What comes before the runs of one task: collecting or labelling, training, evaluating."""
+    jobs: list[Job] = []
+
+    def add(name: str, verb: str, *flags: str, needs: tuple[str, ...] = (), cost: float, urgent: bool = True) -> None:
+        configs[name] = study
+        jobs.append(Job(name, (verb, _file(study, name), *flags), needs, cost, urgent=urgent))
+
     if study.sft is not None:
-        name = f"{task}.sft"
-        configs[name] = study
-        cost = float(estimate_sft(study)["seconds"])
-        jobs.append(Job(name, ("train", _file(study, name), "policy=sft", "--resume"), cost=cost, urgent=True))
+        add(f"{task}.sft", "train", "policy=sft", "--resume", cost=float(estimate_sft(study)["seconds"]))
     if study.collect is not None:
-        name = f"{task}.collect"
-        configs[name] = study
-        cost = float(estimate_collect(study)["seconds"])
-        jobs.append(Job(name, ("collect", _file(study, name)), cost=cost, urgent=True))
-        needs = (name,)
-    for model in study.train:
-        name = f"{task}.train.{model}"
-        configs[name] = study
+        add(f"{task}.collect", "collect", cost=float(estimate_collect(study)["seconds"]))
+    if study.label is not None and study.train:  # nobody else reads the labels
+        needs = _makers(task, study, [study.text_policy, study.label])
+        add(f"{task}.label", "label", needs=needs, cost=float(estimate_label(study)["seconds"]))
+    for model, settings in study.train.items():
+        trained, judged = f"{task}.train.{model}", f"{task}.evaluate.{model}"
         cost = float(estimate_train(study)["seconds"]) / len(study.train)
-        jobs.append(Job(name, ("train", _file(study, name), "--only", model, "--resume"), needs, cost, urgent=True))
-        judged = f"{task}.evaluate.{model}"
-        configs[judged] = study
-        jobs.append(Job(judged, ("evaluate", _file(study, judged), "--only", model), (name,), 20.0))
+        if study.text:
+            needs = _makers(task, study, [study.text_policy, settings])
+            needs += (f"{task}.label",) if study.label is not None and not settings.data_path else ()
+        else:
+            needs = (f"{task}.collect",) if study.collect is not None else ()
+        add(trained, "train", "--only", model, "--resume", needs=tuple(dict.fromkeys(needs)), cost=cost)
+        seconds = float(estimate_evaluate_text(study, [model])["seconds"]) if study.text else 20.0
+        # A run of a language model warns of judges that attacks fooled, so it waits for their evaluation.
+        add(judged, "evaluate", "--only", model, needs=(trained,), cost=seconds, urgent=study.text)
+    for model in study.text_evaluate.models if study.text and study.text_evaluate is not None else ():
+        cost = float(estimate_evaluate_text(study, [model])["seconds"])
+        add(f"{task}.evaluate.{model}", "evaluate", "--only", model, cost=cost)
     return jobs
+
+
+def _makers(task: str, study: Study, read: Iterable[Settings]) -> tuple[str, ...]:
+    """The jobs of a task that write into a folder which these settings of a language study name."""
+    made: dict[str, str] = {}
+    if study.sft is not None:
+        made[study.sft.save_dir] = f"{task}.sft"
+    if study.label is not None and study.train:
+        made[study.label.save_dir] = f"{task}.label"
+    made |= {model.save_dir: f"{task}.evaluate.{name}" for name, model in study.train.items()}
+    third = {} if study.text_evaluate is None else study.text_evaluate.models
+    made |= {one.path: f"{task}.evaluate.{name}" for name, one in third.items()}
+    named = [text for settings in read for text in _paths(settings.model_dump(exclude={"save_dir"}))]
+    return tuple(job for folder, job in made.items() if any(Path(text).is_relative_to(folder) for text in named))
+
+
+def _paths(value: Any) -> Iterator[str]:
+    """Every piece of text inside plain values."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for child in value.values() if isinstance(value, dict) else value:
+            yield from _paths(child)
 
 
 def _needs(task: str, arm: Study, prepared: Study) -> tuple[str, ...]:
     """The jobs whose products an arm reads: the supervised start, and the reward models whose folder it names."""
     if arm.text:
-        starts = prepared.sft is not None and arm.text_policy.path is not None
-        inside = starts and Path(str(arm.text_policy.path)).is_relative_to(str(prepared.sft and prepared.sft.save_dir))
-        return (f"{task}.sft",) if inside else ()
+        read: list[Settings] = [arm.text_policy, *arm.text_sources.values()]
+        read += [] if arm.reward_model is None else [arm.reward_model]
+        return _makers(task, prepared, read)
     if not arm.reward.use_reward_model:
         return ()
     wanted = {str(s.model.checkpoint_path) for s in arm.reward.sources.values()}
@@ -227,7 +260,9 @@ def _run_folder(study: Study) -> Path:
 
 
 def _disk(kind: str, study: Study) -> int:
-    estimates = {"collect": estimate_collect, "train": estimate_train, "run": estimate_run}
+    estimates = {
+        "collect": estimate_collect, "label": estimate_label, "train": estimate_train, "run": estimate_run,
+    }  # fmt: skip
     if kind not in estimates:
         return 100_000
     total = int(estimates[kind](study).get("bytes", 0))

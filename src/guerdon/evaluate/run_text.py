@@ -26,15 +26,16 @@ from guerdon.evaluate.answers import Same, same_number_or_text
 from guerdon.evaluate.attacks import attack_report, failed_attacks, honest_pairs
 from guerdon.evaluate.best_of_n import BestOfN, best_of_n
 from guerdon.evaluate.generated_bench import generated_bench, right_and_wrong
+from guerdon.evaluate.metrics import Table, classification_metrics
 from guerdon.evaluate.pairs import choices_from_rows, reward_bench, reward_bench_2
 from guerdon.evaluate.prm_bench import category_of, prm_bench
 from guerdon.evaluate.process_bench import process_bench
 from guerdon.evaluate.published import published_solutions, rows_by_split
 from guerdon.evaluate.scoring import failure_counts
-from guerdon.evaluate.steps import calibration, first_errors, step_metrics, step_table
+from guerdon.evaluate.steps import calibration, first_errors, step_metrics, step_table, true_first_error
 from guerdon.evaluate.text_report import text_of
 from guerdon.settings.evaluate_text import Aggregation, EvaluateTextSettings
-from guerdon.types import RewardModel, Score
+from guerdon.types import Failure, RewardModel, Score
 
 RECORD = "evaluation.json"
 
@@ -46,6 +47,7 @@ def evaluate_text(
     *,
     same: Same = same_number_or_text,
     taken: Collection[str] = (),
+    samples: Sequence[Solution] = (),
 ) -> dict[str, Any]:
     """Judge a reward model on everything that the settings name, and write it into a folder.
 
@@ -55,6 +57,8 @@ def evaluate_text(
         folder: receives `evaluation.json`, `evaluation.txt` and pictures.
         same: whether two answers are the same.
         taken: questions that the model was trained on; the generated set avoids them.
+        samples: what `best_of_n` chooses from where it names no file. Where they say their first errors, these are
+            asked about too (`record["samples"]`): the errors that this policy makes.
 
     Returns:
         The content of `evaluation.json`.
@@ -89,10 +93,12 @@ def evaluate_text(
         record["pairs"] = _pairs(model, settings.pairs, settings)
     if settings.best_of_n is not None:
         b = settings.best_of_n
-        solutions = published_solutions([b.samples])
+        solutions = list(samples) if b.samples is None else published_solutions([b.samples])
+        if any(true_first_error(s) is not None for s in solutions):
+            record["samples"] = _first_errors(model, _distinct(solutions), settings, "samples", drawn)
         found = best_of_n(
             solutions,
-            _scores(model, solutions, settings, "samples"),
+            _scores(model, solutions, settings, "samples to choose from"),
             same,
             aggregations=b.aggregations,
             ns=b.ns,
@@ -168,9 +174,40 @@ def _first_errors(
         "failures": failure_counts(scores),
         "process_bench": bench.to_dict(),
         "first_errors": confusion.to_dict(),
+        "answers": _answers(solutions, scores, settings),
         "steps": {k: m.to_dict() for k, m in step_metrics(table, reps=settings.reps, seed=settings.seed).items()},
         "reliability": [asdict(one) for one in bins],
     }
+
+
+def _answers(solutions: Sequence[Solution], scores: Sequence[Score], settings: EvaluateTextSettings) -> dict[str, Any]:
+    """Do values of whole solutions tell right answers from wrong ones? Nothing where nobody knows the answers."""
+    rows = [
+        (bool(solution.is_correct), value, solution.question)
+        for solution, score in zip(solutions, scores, strict=True)
+        if solution.is_correct is not None
+        and not isinstance(value := solution_value(score, settings.aggregation), Failure)
+    ]
+    if not rows:
+        return {}
+    labels, values, questions = zip(*rows, strict=True)
+    places = {question: k for k, question in enumerate(dict.fromkeys(questions))}
+    table = Table(
+        np.array(labels, dtype=np.bool_),
+        np.array(values, dtype=np.float64),
+        np.array([places[question] for question in questions], dtype=np.int64),
+        len(solutions) - len(rows),
+    )
+    found = classification_metrics(table, threshold=None, probabilities=False, reps=settings.reps, seed=settings.seed)
+    return {name: metric.to_dict() for name, metric in found.items()}
+
+
+def _distinct(solutions: Sequence[Solution]) -> list[Solution]:
+    """The first solution of each wording."""
+    first: dict[tuple[str, str], Solution] = {}
+    for solution in solutions:
+        first.setdefault((solution.question, solution.text), solution)
+    return list(first.values())
 
 
 def segmentation(solutions: Sequence[Solution]) -> dict[str, int]:
@@ -207,7 +244,8 @@ def _attacks(
     """
     if not honest_pairs(material, same):
         return None
-    used = [record[name]["process_bench"]["threshold"] for name in ("generated", "process_bench") if name in record]
+    benches = ("generated", "process_bench", "samples")
+    used = [record[name]["process_bench"]["threshold"] for name in benches if name in record]
     card = attack_report(
         model,
         material,

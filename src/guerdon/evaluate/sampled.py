@@ -1,8 +1,8 @@
 """Several solutions per question by the study's own policy: what best-of-n and voting choose from.
 
 Unlike `guerdon label`, which wants solutions to learn from, nothing is left out here: repetitions are votes, and a
-solution that the length limit cut is a sample without an answer. Texts are kept on disk by content, so a second
-evaluation writes none. This module does not know reward models.
+solution that the length limit cut is a sample without an answer. Generated tasks tell where each goes wrong first.
+Texts are kept on disk by content, so a second evaluation writes none. This module does not know reward models.
 
     solutions = sampled_solutions(study, questions=128, n=16, folder=Path("runs/prm/samples"))
 """
@@ -10,12 +10,14 @@ evaluation writes none. This module does not know reward models.
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError
 from guerdon.labels.append_log import Cache
 from guerdon.labels.completions import Ask, Completer, Sampling
+from guerdon.labels.labeler import ExactLabeler, StepLabels, Written
 from guerdon.labels.solving import checked_solution
 from guerdon.labels.splitters import split
 from guerdon.policies.text_files import load_policy
@@ -59,10 +61,14 @@ def sampled_solutions(
     rows = [(prompt, k, one.text) for prompt, own in zip(prompts, drawn, strict=True) for k, one in enumerate(own)]
     with verifier_from(study.data) as verifier:
         judgements = verifier.check_batch([text for _, _, text in rows], [prompt for prompt, _, _ in rows])
-    found = []
+    found, exact = [], ExactLabeler()
     for (prompt, k, text), judgement in zip(rows, judgements, strict=True):
         cut: Splitter = splitter or ("separator" if is_generated(prompt) else "blank_line")
         steps = split(text, cut, separator=family_of(prompt).separator if is_generated(prompt) else "")
         made_by = {"model": study.text_policy.path, "splitter": cut}
-        found.append(checked_solution(f"{prompt.id}-{k}", prompt, steps, judgement, study.data, made_by))
+        solution = checked_solution(f"{prompt.id}-{k}", prompt, steps, judgement, study.data, made_by)
+        labels = exact.label([Written(solution, prompt)])[0]
+        meta = {**solution.meta, "subset": "samples"}
+        known = labels.values if isinstance(labels, StepLabels) else ()
+        found.append(replace(solution, labels=known, meta=meta))
     return found

@@ -6,7 +6,7 @@ leaves; in the last round all others are written to their end. The answer is the
 Where none is complete, or none could be measured, the result is a `Failure`. All questions advance together, one
 call of the writer per round. This module does not know tokens or true answers.
 
-    found = beam_search(writer, model, ["3+5=?;?*2=?;"], n=8, beam_width=4, aggregation="last")
+    found = beam_search(writer, model, ["3+5=?;?*2=?;"], SearchPlan(n=8, aggregation="last", separator=";"))
     print(found[0].best.text if found[0].failure is None else found[0].failure)
 """
 
@@ -92,6 +92,39 @@ class Found:
     unmeasured: dict[str, int]
 
 
+@dataclass(frozen=True)
+class SearchPlan:
+    """How wide a search by steps is, how long, and how its beams are valued.
+
+    Attributes:
+        n: beams, a multiple of `beam_width`.
+        aggregation: how values of steps become one.
+        separator: what ends a step.
+        beam_width: ways in which each survivor (each tree) goes on.
+        rounds: at most; in the last one all beams are written to their end.
+        batch_size: solutions per call of the model.
+
+    Raises:
+        ConfigError: n is no multiple of `beam_width`, a number is below 1, or nothing ends a step.
+    """
+
+    n: int
+    aggregation: Aggregation
+    separator: str
+    beam_width: int = 4
+    rounds: int = MOST_ROUNDS
+    batch_size: int = 64
+
+    def __post_init__(self) -> None:
+        if min(self.n, self.beam_width, self.rounds, self.batch_size) < 1 or self.n % self.beam_width:
+            raise ConfigError(
+                "a search needs n, a multiple of beam_width, at least one round and one solution per call; got n "
+                f"{self.n}, beam_width {self.beam_width}, rounds {self.rounds}, batch_size {self.batch_size}"
+            )
+        if not self.separator:
+            raise ConfigError("a search by steps needs a separator: the text that ends a step")
+
+
 def best_of_n_search(
     writer: Writer,
     model: RewardModel,
@@ -123,60 +156,30 @@ def best_of_n_search(
     return search.found()
 
 
-def beam_search(
-    writer: Writer,
-    model: RewardModel,
-    questions: Sequence[str],
-    *,
-    n: int,
-    beam_width: int = 4,
-    aggregation: Aggregation,
-    separator: str,
-    rounds: int = MOST_ROUNDS,
-    batch_size: int = 64,
-) -> list[Found]:
+def beam_search(writer: Writer, model: RewardModel, questions: Sequence[str], plan: SearchPlan) -> list[Found]:
     """Step beam search: of n extensions by a step the n / beam_width best go on, beam_width ways each.
 
     Args:
         writer: who writes.
         model: who judges unfinished solutions.
         questions: in words.
-        n: beams, a multiple of `beam_width`.
-        beam_width: ways in which each survivor goes on.
-        aggregation: how values of steps become one.
-        separator: what ends a step.
-        rounds: at most; in the last one all beams are written to their end.
-        batch_size: solutions per call of the model.
-
-    Raises:
-        ConfigError: n is no multiple of `beam_width`, or a number is below 1.
+        plan: how wide, how long, how valued.
     """
-    _check(n, beam_width, rounds)
-    search = _Search(writer, model, questions, aggregation, separator, batch_size)
+    search = _Search(writer, model, questions, plan.aggregation, plan.separator, plan.batch_size)
     active = [[Beam()] for _ in questions]
-    for number in range(rounds):
-        last = number == rounds - 1
-        unfinished = search.extend(active, beam_width if number else n, to_end=last)
+    for number in range(plan.rounds):
+        last = number == plan.rounds - 1
+        unfinished = search.extend(active, plan.beam_width if number else plan.n, to_end=last)
+        survivors = plan.n // plan.beam_width
         active = [
-            [] if len(search.complete[q]) >= n else _best(beams, n // beam_width) for q, beams in enumerate(unfinished)
+            [] if len(search.complete[q]) >= plan.n else _best(beams, survivors) for q, beams in enumerate(unfinished)
         ]
         if not any(active):
             break
     return search.found()
 
 
-def dvts(
-    writer: Writer,
-    model: RewardModel,
-    questions: Sequence[str],
-    *,
-    n: int,
-    beam_width: int = 4,
-    aggregation: Aggregation,
-    separator: str,
-    rounds: int = MOST_ROUNDS,
-    batch_size: int = 64,
-) -> list[Found]:
+def dvts(writer: Writer, model: RewardModel, questions: Sequence[str], plan: SearchPlan) -> list[Found]:
     """Diverse verifier tree search: n / beam_width trees, each goes on with the best of beam_width steps.
 
     A tree whose best extension is complete is done; complete extensions that were not the best are dropped.
@@ -185,21 +188,12 @@ def dvts(
         writer: who writes.
         model: who judges unfinished solutions.
         questions: in words.
-        n: a multiple of `beam_width`.
-        beam_width: extensions per tree and round.
-        aggregation: how values of steps become one.
-        separator: what ends a step.
-        rounds: at most; in the last one all trees are written to their end.
-        batch_size: solutions per call of the model.
-
-    Raises:
-        ConfigError: n is no multiple of `beam_width`, or a number is below 1.
+        plan: how many trees, how long, how valued.
     """
-    _check(n, beam_width, rounds)
-    search = _Search(writer, model, questions, aggregation, separator, batch_size)
-    trees = [[Beam() for _ in range(n // beam_width)] for _ in questions]
-    for number in range(rounds):
-        extended = search.write(trees, beam_width, to_end=number == rounds - 1)
+    search = _Search(writer, model, questions, plan.aggregation, plan.separator, plan.batch_size)
+    trees = [[Beam() for _ in range(plan.n // plan.beam_width)] for _ in questions]
+    for number in range(plan.rounds):
+        extended = search.write(trees, plan.beam_width, to_end=number == plan.rounds - 1)
         trees = []
         for q, groups in enumerate(extended):
             kept = [beam for group in groups for beam in _best(group, 1)]
@@ -282,11 +276,3 @@ def _best(beams: Sequence[Beam], n: int) -> list[Beam]:
     """The n measured beams with the largest values, the earlier of equal ones first."""
     measured = [beam for beam in beams if beam.value is not None]
     return sorted(measured, key=lambda beam: -(beam.value or 0.0))[:n]
-
-
-def _check(n: int, beam_width: int, rounds: int) -> None:
-    if min(n, beam_width, rounds) < 1 or n % beam_width:
-        raise ConfigError(
-            f"a search needs n, a multiple of beam_width, and at least one round; got n {n}, beam_width {beam_width}, "
-            f"rounds {rounds}"
-        )

@@ -19,7 +19,7 @@ _HEADER = ["", "estimate", "95% low", "high", "n", "undefined"]
 def text_of(record: Mapping[str, Any]) -> str:
     """The whole record, section after section."""
     lines = [f"{record['model']['name']}, aggregation {record['aggregation']}"]
-    for name in ("generated", "process_bench"):
+    for name in ("generated", "process_bench", "samples"):
         if name in record:
             lines += ["", f"== {name}: {record[name]['solutions']} solutions", *_first_errors(record[name])]
     if "prm_bench" in record:
@@ -55,7 +55,7 @@ def _first_errors(section: Mapping[str, Any]) -> list[str]:
         rows += [_row(f"{name} {what}", figure) for what, figure in one["measured"].items()]
     rows.append(_row("average f1", bench["average_f1"]["measured"]))
     rows.append(_row("average f1, failures wrong", bench["average_f1"]["failures_wrong"]))
-    rows += [_row(f"steps {name}", one) for name, one in section["steps"].items()]
+    rows += [_row(f"{kind} {name}", one) for kind in ("steps", "answers") for name, one in section[kind].items()]
     seen = [
         f"{kind}: " + ", ".join(f"{what} {one['count']}" for what, one in section["first_errors"][kind].items())
         for kind in ("erroneous", "correct")

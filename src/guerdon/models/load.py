@@ -7,22 +7,30 @@ Loading a name imports only that model's module. It does not know what the score
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from guerdon.errors import ConfigError
+from guerdon.settings.remote import RemoteSettings
+from guerdon.settings.vlm import VLM_NAMES, VLMSettings
 from guerdon.types import RewardModel
 
 if TYPE_CHECKING:
     import torch
 
-MODELS = {
+MODELS: dict[str, str] = {
     "resnet": "guerdon.models.image:load_image_model",
     "progress": "guerdon.models.image:load_image_model",
     "constant": "guerdon.models.constant:ConstantModel",
+    "remote": "guerdon.serve.remote:load_remote",
+    **dict.fromkeys(sorted(set(VLM_NAMES.values())), "guerdon.models.vlm_files:load_named_vlm"),
 }
-ALIASES = {"resnet_reward": "resnet", "dummy": "constant"}
+ALIASES: dict[str, str] = {
+    "resnet_reward": "resnet", "dummy": "constant", "DummyRM": "constant", "remote_text": "remote",
+    **{name: kind for name, kind in VLM_NAMES.items() if name != kind},
+}  # fmt: skip
 
 
 def load_reward_model(
@@ -36,11 +44,14 @@ def load_reward_model(
     debug_save_dir: str | Path | None = None,
     device: str | torch.device | None = None,
     value: float = 0.0,
+    remote: RemoteSettings | None = None,
+    vlm: VLMSettings | Mapping[str, Any] | None = None,
 ) -> RewardModel:
     """Build the reward model `model_type`.
 
     Args:
-        model_type: `resnet` (or `resnet_reward`), `progress`, `constant` (or `dummy`).
+        model_type: `resnet` (or `resnet_reward`), `progress`, `constant` (or `dummy`), `remote`, or a vision-language
+            model (`qwen_vl`, `primo_r1`, `true_logprob`, `trend`, `preference`).
         checkpoint_path: where a learned model lies.
         arch: refuse a checkpoint with another architecture.
         hidden_dim: refuse a checkpoint with another head.
@@ -49,6 +60,9 @@ def load_reward_model(
         debug_save_dir: write scored frames there as pictures.
         device: None for the GPU when there is one.
         value: of the `constant` model.
+        remote: of the `remote` model: which server, and how it is asked.
+        vlm: of vision-language models: which one, how it is asked. For these `checkpoint_path` may also be a model
+            that was not trained here (a folder or hub id).
 
     Raises:
         ConfigError: an unknown name, or an option that this model does not have.
@@ -69,10 +83,23 @@ def load_reward_model(
         "debug_save_dir": debug_save_dir,
     }
     options = {key: option for key, option in given.items() if option is not None}
+    if remote is not None and name != "remote":
+        raise ConfigError(f"the reward model {model_type!r} is not on a server: remove remote")
+    if vlm is not None and name not in VLM_NAMES:
+        raise ConfigError(f"the reward model {model_type!r} is no vision-language model: remove vlm")
     if name == "constant":
         if options:
             raise ConfigError(f"the reward model {model_type!r} has no {', '.join(options)}: remove it")
         return build(value)  # type: ignore[no-any-return]
+    if name == "remote":
+        if options or value != 0.0 or device is not None:
+            raise ConfigError("the reward model 'remote' has no options but remote: the server has the rest")
+        return build(remote)  # type: ignore[no-any-return]
+    if name in VLM_NAMES:
+        wrong = [key for key in options if key != "checkpoint_path"] + (["value"] if value != 0.0 else [])
+        if wrong:
+            raise ConfigError(f"the reward model {model_type!r} has no {', '.join(wrong)}: remove it")
+        return build(model_type, checkpoint_path, vlm=vlm, device=device)  # type: ignore[no-any-return]
     if value != 0.0:
         raise ConfigError(f"the reward model {model_type!r} has no value: remove it")
     if checkpoint_path is None:

@@ -134,6 +134,22 @@ def response_ids(tokenizer: Any, text: str) -> IntArray:
     return np.append(_encode(tokenizer, text), np.int64(tokenizer.eos_token_id))
 
 
+def piece_ids(tokenizer: Any, texts: Sequence[str]) -> list[IntArray]:
+    """Ids of pieces of text, each by itself, with nothing before or behind it.
+
+    Raises:
+        DataError: a character the tokenizer does not know.
+    """
+    if not texts:
+        return []
+    found = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False)["input_ids"]
+    pieces = [np.array(ids, dtype=np.int64) for ids in found]
+    unknown = tokenizer.unk_token_id
+    if unknown is not None and any((ids == unknown).any() for ids in pieces):
+        return [_encode(tokenizer, text) for text in texts]  # which says what is unknown, or that it is not
+    return pieces
+
+
 def sequence(prompt: IntArray, response: IntArray) -> IntArray:
     """A prompt and its response as the model reads them."""
     return np.concatenate([prompt, response])
@@ -220,15 +236,17 @@ def split_steps(text: str, separator: str) -> list[str]:
     A piece of nothing but spaces and separators is no step of its own: it belongs to the one before it (at the
     start, to the one after it). An empty text is one empty step.
     """
-    steps: list[str] = []
-    start = 0
-    for piece in [*(p + separator for p in text.split(separator)[:-1]), text.split(separator)[-1]]:
-        start += len(piece)
-        if steps and (not steps[-1].replace(separator, "").strip() or not piece.replace(separator, "").strip()):
-            steps[-1] += piece
+    *closed, last = text.split(separator)
+    steps: list[list[str]] = []
+    blank = False  # whether the step so far holds nothing but spaces and separators
+    for piece, empty in [*((p + separator, not p.strip()) for p in closed), (last, not last.strip())]:
+        if steps and (blank or empty):
+            steps[-1].append(piece)
+            blank = blank and empty
         else:
-            steps.append(piece)
-    return steps
+            steps.append([piece])
+            blank = empty
+    return ["".join(step) for step in steps]
 
 
 def step_ends(ends_T: IntArray, text: str, separator: str) -> IntArray:

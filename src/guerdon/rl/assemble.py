@@ -18,8 +18,9 @@ from guerdon.models.load import load_reward_model
 from guerdon.models.online import OnlineTrainer
 from guerdon.rl.keep_up import KeepUp, frame_targets
 from guerdon.rl.sources import Source
-from guerdon.settings.reward import RewardModelSettings
+from guerdon.settings.reward import RewardModelSettings, SourceSettings
 from guerdon.settings.study import Study
+from guerdon.types import RewardModel
 
 
 def build_sources(study: Study) -> dict[str, Source]:
@@ -42,7 +43,10 @@ def build_sources(study: Study) -> dict[str, Source]:
             dropout=settings.model.dropout,
             debug_save_dir=settings.model.debug_save_dir,
             value=settings.model.value,
+            remote=None if settings.model.remote is None else settings.model.remote.in_a_run(),
+            vlm=settings.model.vlm,
         )
+        _check_granularity(name, model, settings)
         if settings.shaping == "bonus" and model.info.success_threshold is None and settings.reward_threshold is None:
             raise ConfigError(
                 f"reward.sources.{name}: shaping bonus needs a threshold; this model stores none, "
@@ -53,6 +57,22 @@ def build_sources(study: Study) -> dict[str, Source]:
         gamma = study.algorithm.gamma if settings.gamma is None else settings.gamma
         sources[name] = Source(name, model, settings, gamma, study.env.num_envs)
     return sources
+
+
+def _check_granularity(name: str, model: RewardModel, settings: SourceSettings) -> None:
+    """Refuse a model that cannot give the values that a source asks for."""
+    info = model.info
+    if info.granularity == "total" and settings.reward_mode != "episode":
+        raise ConfigError(
+            f"reward.sources.{name}: the model {info.name!r} judges whole episodes, so it needs reward_mode: episode"
+        )
+    if info.modality == "text":
+        raise ConfigError(f"reward.sources.{name}: the model {info.name!r} judges text, not frames")
+    if settings.native_fallback and (info.range[0] < 0 or info.range[1] > 1):
+        raise ConfigError(
+            f"reward.sources.{name}: fallback native gives 0 or 1, and the values of {info.name!r} are from "
+            f"{info.range[0]:g} to {info.range[1]:g}"
+        )
 
 
 def build_keep_up(study: Study, sources: dict[str, Source]) -> dict[str, KeepUp]:

@@ -101,7 +101,7 @@ class ControlSide:
             self.notes += start_from_run(study, self.policy, self.optimizer)
         self.notes += [
             f"[{study.reward.group_name}] {name}: {s.settings.model.model_type} from "
-            f"{s.settings.model.checkpoint_path or 'no checkpoint'}, weight {s.settings.reward_weight:g}"
+            f"{s.settings.model.origin}, weight {s.settings.reward_weight:g}"
             for name, s in self.sources.items()
         ]
 

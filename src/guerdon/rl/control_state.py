@@ -28,6 +28,8 @@ def take_state(side: ControlSide) -> tuple[dict[str, Tensor], dict[str, Any]]:
     for name, keep_up in side.keep_ups.items():
         more, keep_ups[name] = keep_up.state_dict()
         tensors |= {f"keep_up/{name}.{k}": v for k, v in more.items()}
+    for name, source in side.sources.items():
+        tensors |= {f"seen/{name}.{env}": torch.from_numpy(v) for env, v in source.seen_arrays().items()}
     world = side.world.state_dict()
     tensors["world.observations"] = torch.from_numpy(np.ascontiguousarray(world.pop("observations")))
     for i, past in enumerate(world.pop("actions")):
@@ -58,6 +60,7 @@ def restore_state(side: ControlSide, tensors: dict[str, Tensor], values: dict[st
     side.scaler.load_state_dict(values["scaler"])
     for name, source in side.sources.items():
         source.load_state_dict(values["carries"][name])
+        source.load_seen({env: frames.numpy() for env, frames in under(f"seen/{name}", tensors).items()})
     for name, keep_up in side.keep_ups.items():
         keep_up.load_state_dict(under(f"keep_up/{name}", tensors), values["keep_ups"][name])
     if side.recorder is not None:

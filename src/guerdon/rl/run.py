@@ -52,23 +52,31 @@ def run(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any]]:
             return folder, json.loads((folder / "COMPLETE").read_text())
     atomic.write_text(config, text)
     (folder / "FAILED.json").unlink(missing_ok=True)
-    if not begun or not (folder / "run.json").exists():
-        atomic.write_json(
-            folder / "run.json",
-            {
-                "command": provenance.command(),
-                "started": provenance.now(),
-                "seed": study.runner.seed,
-                "task": study.task_name,
-                "versions": provenance.versions(),
-                "machine": provenance.machine(),
-            },
-        )
     try:
+        if not begun or not (folder / "run.json").exists():
+            atomic.write_json(folder / "run.json", _card(study))
         return folder, Loop(study, folder, resume=resume).run()
     except GuerdonError as error:
         atomic.write_json(folder / "FAILED.json", {"error": str(error), "kind": type(error).__name__})
         raise
+
+
+def _card(study: Study) -> dict[str, Any]:
+    """What made a run, and what a reader must know of its rewards."""
+    card: dict[str, Any] = {
+        "command": provenance.command(),
+        "started": provenance.now(),
+        "seed": study.runner.seed,
+        "task": study.task_name,
+        "versions": provenance.versions(),
+        "machine": provenance.machine(),
+    }
+    if study.text:
+        from guerdon.rl.text_warnings import judge_warnings
+
+        warnings = judge_warnings(study)
+        card |= {"warnings": warnings} if warnings else {}
+    return card
 
 
 def _stillborn(folder: Path) -> bool:

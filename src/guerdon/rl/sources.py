@@ -1,8 +1,10 @@
 """Reward models as sources of reward: score what was seen, shape it, keep what spans two rollouts.
 
 A `Source` remembers, for each copy of the environment, the last value of the episode under way, so that rewards
-telescope across rollouts and nothing leaks into the next episode. A measurement that failed marks its step;
-no number takes its place. This module does not know how frames were rendered or how a policy learns.
+telescope across rollouts and nothing leaks into the next episode; where whole episodes are judged, it remembers their
+frames. A measurement that failed marks its step; no number takes its place, unless `fallback: native` asks for true
+success by name, and it counts as failed then too. This module does not know how frames were rendered or how a policy
+learns.
 
     measured = source.measure(segments, world.tasks, trace.mask.shape)
     measured.rewards, measured.failed, measured.failures
@@ -10,7 +12,7 @@ no number takes its place. This module does not know how frames were rendered or
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +21,7 @@ import numpy as np
 from guerdon.rl import shape
 from guerdon.rl.sightings import Segment, Sighting
 from guerdon.settings.reward import SourceSettings
-from guerdon.types import BoolArray, Episode, Failure, FloatArray, RewardModel
+from guerdon.types import BoolArray, ByteArray, Episode, Failure, FloatArray, RewardModel
 
 
 @dataclass
@@ -60,13 +62,17 @@ class Source:
     gamma: float
     num_envs: int
     carries: list[Carry] = field(init=False)
+    seen: list[list[ByteArray]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.carries = [Carry() for _ in range(self.num_envs)]
+        self.forget()
 
     @property
     def threshold(self) -> float:
         """The one threshold: the configuration's, else the one stored with the model."""
+        least = self.settings.success_threshold
+        if least is not None:  # at least so much, also in float32, where the others say more than
+            return float(np.nextafter(min(least, float(np.float32(least))), -np.inf))
         if self.settings.reward_threshold is not None:
             return self.settings.reward_threshold
         stored = self.model.info.success_threshold
@@ -74,15 +80,20 @@ class Source:
 
     @property
     def needs_first(self) -> bool:
-        """Whether the first moment of an episode must be seen (the baseline of a change)."""
-        return self.settings.shaping in ("relative", "potential")
+        """Whether the first moment of an episode must be seen (the baseline of a change, the start of a video)."""
+        return self.whole or self.settings.shaping in ("relative", "potential")
+
+    @property
+    def whole(self) -> bool:
+        """Whether an episode is judged once, at its end, from all that was seen of it."""
+        return self.settings.reward_mode == "episode"
 
     def wants_row(self, row: int) -> bool:
-        """Whether the moment after the `row`-th action is scored even if the episode goes on."""
-        return self.settings.reward_mode == "per_step" and row % self.settings.score_every == 0
+        """Whether the moment after the `row`-th action is looked at even if the episode goes on."""
+        return self.settings.reward_mode in ("per_step", "episode") and row % self.settings.score_every == 0
 
     def wants(self, sighting: Sighting) -> bool:
-        """Whether this source scores the sighting."""
+        """Whether this source looks at the sighting."""
         if sighting.first:
             return self.needs_first
         return sighting.last or self.wants_row(sighting.row)
@@ -93,7 +104,10 @@ class Source:
         failed = np.zeros(shape_B_T, dtype=np.bool_)
         failures: list[tuple[int, int, Failure]] = []
         chosen = [[n for n, s in enumerate(segment.sightings) if self.wants(s)] for segment in segments]
-        values = self._score(segments, chosen, tasks, failures)
+        if self.whole:
+            chosen, values = self._score_whole(segments, chosen, tasks, failures)
+        else:
+            values = self._score(segments, chosen, tasks, failures)
         for segment, rows, column in zip(segments, chosen, values, strict=True):
             self._shape(segment, rows, column, rewards, failed)
         rewards[failed] = 0.0
@@ -125,11 +139,61 @@ class Source:
             score = next(scores)
             if score.failure is not None or score.steps is None:
                 failure = score.failure or Failure("no_steps", "the model gives no value per row")
-                failures += [(segment.env, segment.sightings[n].t, failure) for n in rows]
+                self._fail(segment, rows, failure, column, failures)
             else:
                 for n, value in zip(rows, score.steps, strict=True):
                     column[n] = float(value)
         return values
+
+    def _score_whole(
+        self,
+        segments: Sequence[Segment],
+        chosen: Sequence[list[int]],
+        tasks: Sequence[str],
+        failures: list[tuple[int, int, Failure]],
+    ) -> tuple[list[list[int]], list[list[float | None]]]:
+        """One value at the last sighting of every episode that ended; the frames of the others are kept for later."""
+        episodes: list[Episode] = []
+        ends: list[list[int]] = []
+        for segment, rows in zip(segments, chosen, strict=True):
+            if segment.sightings and segment.sightings[0].first:
+                self.seen[segment.env] = []
+            self.seen[segment.env] += [segment.frames[n] for n in rows]
+            last = rows[-1:] if segment.finished and rows and segment.sightings[rows[-1]].last else []
+            ends.append(last)
+            if last:
+                frames = np.stack(self.seen[segment.env])
+                name = f"{segment.env}-{segment.episode}"
+                episodes.append(Episode(id=name, task=tasks[segment.env], frames=frames))
+            if segment.finished:
+                self.seen[segment.env] = []
+        scores = iter(self.model.score(episodes) if episodes else [])
+        values: list[list[float | None]] = []
+        for segment, rows in zip(segments, ends, strict=True):
+            column: list[float | None] = [None] * len(segment.sightings)
+            values.append(column)
+            if rows:
+                score = next(scores)
+                if score.failure is not None or score.total is None:
+                    failure = score.failure or Failure("no_total", "the model gives no value for a whole episode")
+                    self._fail(segment, rows, failure, column, failures)
+                else:
+                    column[rows[0]] = score.total
+        return ends, values
+
+    def _fail(
+        self,
+        segment: Segment,
+        rows: list[int],
+        failure: Failure,
+        column: list[float | None],
+        failures: list[tuple[int, int, Failure]],
+    ) -> None:
+        """Note a measurement that failed; with `fallback: native` true success takes its place."""
+        failures += [(segment.env, segment.sightings[n].t, failure) for n in rows]
+        if self.settings.native_fallback:
+            for n in rows:
+                column[n] = float(segment.sightings[n].success)
 
     def _shape(
         self,
@@ -217,6 +281,7 @@ class Source:
     def forget(self) -> None:
         """Leave the episodes under way: the world begins new ones."""
         self.carries = [Carry() for _ in range(self.num_envs)]
+        self.seen = [[] for _ in range(self.num_envs)]
 
     def state_dict(self) -> list[dict[str, Any]]:
         """The carries as plain values."""
@@ -225,3 +290,11 @@ class Source:
     def load_state_dict(self, state: list[dict[str, Any]]) -> None:
         """Return to stored carries."""
         self.carries = [Carry(**c) for c in state]
+
+    def seen_arrays(self) -> dict[str, ByteArray]:
+        """The frames of the episodes under way, by copy, where there are any."""
+        return {str(env): np.stack(frames) for env, frames in enumerate(self.seen) if frames}
+
+    def load_seen(self, arrays: Mapping[str, ByteArray]) -> None:
+        """Return to stored frames."""
+        self.seen = [list(arrays.get(str(env), ())) for env in range(self.num_envs)]

@@ -15,8 +15,9 @@ import numpy as np
 
 from guerdon.rl.baselines import paid_means
 from guerdon.rl.dense_advantages import DenseAdvantages, DenseSource, dense_advantages
-from guerdon.rl.text_rewards import Stream
+from guerdon.rl.text_streams import Stream
 from guerdon.settings.study import Study
+from guerdon.settings.text_sources import SECTION_NAMES
 from guerdon.types import BoolArray, FloatArray, IntArray
 
 VERIFIER, KL = "verifier", "kl"
@@ -52,8 +53,8 @@ def advise(
 ) -> DenseAdvantages:
     """Advantages of every source, added with their weights.
 
-    A response on which a model failed is left out of that source; with `on_failure: neutral` it is paid 0 and counts
-    like any other. The verifier's failures are always left out.
+    A response on which a model failed is left out of that source; where the source's `on_failure` is neutral, it is
+    paid 0 and counts like any other. The verifier's failures are always left out.
 
     Args:
         study: estimator, discounts, what a failure means.
@@ -64,22 +65,20 @@ def advise(
         greedy: for `remax`.
         values: source name to (B, T) values, for `gae`.
     """
-    algorithm, section = study.text_algorithm, study.reward_model
-    neutral = section is not None and section.on_failure == "neutral"
-    discounts = {VERIFIER: algorithm.verifier_gamma, KL: algorithm.gamma}
+    algorithm, policies = study.text_algorithm, failure_policies(study)
     sources: dict[str, DenseSource] = {}
     for name, stream in streams.items():
         beside, beside_failed = (None, None) if greedy is None else _greedy(greedy, name, groups_B)
-        learned = name not in discounts
+        neutral = policies.get(name) == "neutral"
         sources[name] = DenseSource(
             rewards_B_T=stream.rewards_B_T,
-            gamma=discounts.get(name, algorithm.reward_model_gamma),
+            gamma=discount_of(study, name),
             weight=weights[name],
             pays_B_T=stream.pays_B_T,
-            failed_B=None if neutral and learned else stream.failed_B,
+            failed_B=None if neutral else stream.failed_B,
             standardize=name != KL,
             greedy_B=beside,
-            greedy_failed_B=None if neutral and learned else beside_failed,
+            greedy_failed_B=None if neutral else beside_failed,
             values_B_T=None if values is None else values[name],
         )
     return dense_advantages(
@@ -91,6 +90,32 @@ def advise(
         whitened=algorithm.normalize_advantages,
         lam=algorithm.gae_lambda,
     )
+
+
+def failure_policies(study: Study) -> dict[str, str]:
+    """What a failed measurement means, of every source beside the verifier."""
+    section = study.reward_model
+    own = {} if section is None else {SECTION_NAMES[section.rm_type]: str(section.on_failure)}
+    return own | {name: source.on_failure for name, source in study.text_sources.items()}
+
+
+def discount_of(study: Study, name: str) -> float:
+    """The discount per token of a source."""
+    algorithm, source = study.text_algorithm, study.text_sources.get(name)
+    if source is not None:
+        return algorithm.gamma if source.gamma is None else source.gamma
+    return {VERIFIER: algorithm.verifier_gamma, KL: algorithm.gamma}.get(name, algorithm.reward_model_gamma)
+
+
+def weights_of(study: Study, progress: float) -> dict[str, float]:
+    """Weight of each source in the advantage when so much of the run is over."""
+    section, sources = study.reward_model, study.text_sources
+    found = {VERIFIER: study.reward.env_weight() if sources else 1.0}
+    if section is not None:
+        scale = {"constant": 1.0, "linear_decay": 1.0 - progress, "linear_warmup": progress}
+        factor = max(0.0, scale[section.rm_coef_schedule])
+        found = {VERIFIER: section.verifier_coef, SECTION_NAMES[section.rm_type]: section.rm_coef * factor}
+    return found | {name: source.reward_weight for name, source in sources.items()}
 
 
 def _greedy(greedy: Greedy, name: str, groups_B: IntArray) -> tuple[np.ndarray, BoolArray]:

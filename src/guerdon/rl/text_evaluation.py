@@ -17,7 +17,8 @@ from guerdon.atomic import write_json
 from guerdon.policies.generate import Engine
 from guerdon.policies.tokens import prompt_ids
 from guerdon.rl.responses import judge, messages_of
-from guerdon.rl.text_rewards import true_steps
+from guerdon.rl.text_steps import true_steps
+from guerdon.rl.text_streams import Stream
 from guerdon.settings.data import DataSettings
 from guerdon.worlds.prompts import Prompt
 from guerdon.worlds.reasoning import is_generated
@@ -68,9 +69,8 @@ def film_text(side: TextSide, path: Path, step: int) -> None:
     everyone = [p for p in prompts for _ in range(FILMED_SAMPLES)]
     groups = np.repeat(np.arange(len(prompts)), FILMED_SAMPLES)
     answered = judge(made, everyone, groups, side.verifier, data, tokenizer)
-    rewards = {}
-    if side.process is not None:
-        rewards[side.process.name] = side.process.look(side.asked(answered))
+    asked = side.asked(answered)
+    rewards = {name: source.look(asked) for name, source in side.processes.items()}
     steps = true_steps(answered) if is_generated(prompts[0]) else None
     rows = []
     for i, response in enumerate(answered.batch.responses()):
@@ -85,8 +85,22 @@ def film_text(side: TextSide, path: Path, step: int) -> None:
                     if i not in s.failures
                 },
                 "outcome": None if i in answered.failures else bool(answered.outcomes_B[i] > 0.5),
+                "judged": {n: one for n, s in rewards.items() if (one := _judged(s, i)) is not None},
                 "step_ends": None if steps is None else [int(e) for e in steps[i][0]],
                 "steps_true": None if steps is None else [bool(c) for c in steps[i][1]],
             }
         )
     write_json(path, {"step": step, "responses": rows})
+
+
+def _judged(stream: Stream, row: int) -> dict[str, Any] | None:
+    """What a model of steps said of a response: where its steps end, their values, its threshold."""
+    judged = stream.judged
+    values = None if judged is None else judged.values[row]
+    if judged is None or values is None:
+        return None
+    return {
+        "ends": [int(end) for end in judged.cuts[row].ends],
+        "values": [round(float(value), 5) for value in values],
+        "threshold": judged.threshold,
+    }

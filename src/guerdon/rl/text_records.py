@@ -18,7 +18,8 @@ from guerdon.rl.dense_advantages import DenseAdvantages
 from guerdon.rl.responses import Responses
 from guerdon.rl.sources import Measured
 from guerdon.rl.text_advantages import VERIFIER
-from guerdon.rl.text_rewards import Stream, separator_of
+from guerdon.rl.text_steps import separator_of
+from guerdon.rl.text_streams import Stream
 from guerdon.settings.text_policy import GenerationSettings
 from guerdon.types import Failure, Rollout
 

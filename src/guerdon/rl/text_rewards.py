@@ -1,16 +1,15 @@
-"""Reward streams of a language model: the verifier's outcome and one model beside it, as sources per token.
+"""Reward streams of a language model beside the verifier's outcome, any number of them, each by its own name.
 
-A stream is `(B, T)` rewards, where they are paid, and on which responses they are missing. This module does not know
+The `reward_model` section gives one (`prime`, `exact` or `rm`), `reward.sources` the others. This module does not know
 how responses were written or what is learnt from them.
 
-    rewards = build_process_reward(study, policy)
-    stream, _, metrics = rewards.measure(Asked(answered, old_log_probs_B_T), None)
+    for name, source in build_process_rewards(study, policy).items():
+        stream, _, metrics = source.measure(Asked(answered, old_log_probs_B_T), None)
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,88 +18,51 @@ from torch import Tensor
 from guerdon.errors import ConfigError
 from guerdon.evaluate.classification import auroc, point
 from guerdon.models import implicit_losses as implicit
+from guerdon.models.load import load_reward_model
 from guerdon.models.sequence_classifier import SequenceClassifier
+from guerdon.models.text_load import load_text_model
 from guerdon.policies.text import TextPolicy
-from guerdon.policies.tokens import step_ends
 from guerdon.rl.advantages import min_form_rewards
 from guerdon.rl.baselines import last_valid
 from guerdon.rl.prime import ImplicitReward, Lesson
 from guerdon.rl.responses import Responses
+from guerdon.rl.text_model_reward import ModelReward
+from guerdon.rl.text_steps import steps_of, true_steps
+from guerdon.rl.text_streams import Asked, Facts, FixedReward, ProcessReward, Stream
 from guerdon.settings.prime import RewardModelSection
+from guerdon.settings.reward import RewardModelSettings
 from guerdon.settings.study import Study
-from guerdon.types import BoolArray, Failure, FloatArray, IntArray
-from guerdon.worlds.reasoning import family_of, is_generated, step_truth
-
-DEFAULT_SEPARATOR = "\n"
-
-
-@dataclass(frozen=True, eq=False)
-class Stream:
-    """One source's rewards of B responses.
-
-    Attributes:
-        rewards_B_T: 0 where nothing is paid.
-        pays_B_T: where the baseline is subtracted; None: every valid token.
-        failures: row to why there is no measurement.
-    """
-
-    rewards_B_T: FloatArray
-    pays_B_T: BoolArray | None = None
-    failures: dict[int, Failure] = field(default_factory=dict)
-
-    @property
-    def failed_B(self) -> BoolArray:
-        """(B,) bool."""
-        failed = np.zeros(len(self.rewards_B_T), dtype=np.bool_)
-        failed[list(self.failures)] = True
-        return failed
+from guerdon.settings.text_sources import SECTION_NAMES
+from guerdon.types import BoolArray, Failure, RewardModel
+from guerdon.worlds.reasoning import is_generated
 
 
-@dataclass(frozen=True, eq=False)
-class Asked:
-    """Responses to be scored, and what the policy that acted says of them.
-
-    Attributes:
-        answered: the responses.
-        old_B_T: (B, T) log-probabilities of the policy that acted, where the reward model compares with them.
-    """
-
-    answered: Responses
-    old_B_T: Tensor | None = None
-
-
-class ProcessReward(Protocol):
-    """A reward model beside the verifier."""
-
-    name: str
-
-    def measure(self, asked: Asked, greedy: Asked | None) -> tuple[Stream, Stream | None, dict[str, float | None]]:
-        """Rewards of the responses, and of greedy ones in the same unit; an online model learns from the outcomes."""
-        ...
-
-    def look(self, asked: Asked) -> Stream:
-        """Rewards of the responses, without learning anything."""
-        ...
-
-    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything that changes."""
-        ...
-
-    def load_state_dict(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Return to a stored state."""
-        ...
-
-
-def build_process_reward(study: Study, policy: TextPolicy) -> ProcessReward | None:
-    """The `reward_model` section's model; None without one.
+def build_process_rewards(study: Study, policy: TextPolicy) -> dict[str, ProcessReward]:
+    """Every source of reward beside the verifier, by name: that of `reward_model` first, then `reward.sources`.
 
     Raises:
-        ConfigError: it needs steps that can be checked, and the prompts have none.
+        ConfigError: it needs steps that can be checked, and the prompts have none; or it measures something else.
         CheckpointError: it cannot be read.
     """
-    section = study.reward_model
-    if section is None:
-        return None
+    sources: dict[str, ProcessReward] = {}
+    if study.reward_model is not None:
+        sources[SECTION_NAMES[study.reward_model.rm_type]] = _of_section(study.reward_model, study, policy)
+    algorithm = study.text_algorithm
+    for name, settings in study.text_sources.items():
+        sources[name] = ModelReward(
+            name, _load(settings.model), settings, credit=algorithm.credit, temperature=algorithm.credit_temperature
+        )
+    return sources
+
+
+def _load(settings: RewardModelSettings) -> RewardModel:
+    if settings.remote is not None:
+        return load_reward_model("remote", remote=settings.remote.in_a_run())
+    path = str(settings.checkpoint_path)
+    return load_text_model(path, adapter=settings.adapter, micro_batch_size=settings.micro_batch_size)
+
+
+def _of_section(section: RewardModelSection, study: Study, policy: TextPolicy) -> ProcessReward:
     if section.rm_type == "prime":
         return PrimeReward(ImplicitReward(study, policy), section, study)
     if section.rm_type == "exact":
@@ -114,14 +76,17 @@ def build_process_reward(study: Study, policy: TextPolicy) -> ProcessReward | No
 class PrimeReward:
     """Implicit process rewards, learnt online."""
 
-    name = "prime"
-
     def __init__(self, model: ImplicitReward, section: RewardModelSection, study: Study) -> None:
+        if section.prime_norm_shards > 1 and study.text_algorithm.adv_estimator == "remax":
+            raise ConfigError(
+                "reward_model.prime_norm_shards gives every part of the batch a unit of its own, and remax compares with "
+                "greedy responses that are in none; set it to 1"
+            )
         self.model, self.section = model, section
         self._credit = study.text_algorithm.credit
         self._temperature = study.text_algorithm.credit_temperature
 
-    def measure(self, asked: Asked, greedy: Asked | None) -> tuple[Stream, Stream | None, dict[str, float | None]]:
+    def measure(self, asked: Asked, greedy: Asked | None) -> tuple[Stream, Stream | None, Facts]:
         """Score, and learn as `update` says; greedy responses are scored by the same weights."""
         late = self.model.settings.update == "before"
         greedy_q = None if greedy is None or late else self._log_ratios(greedy)
@@ -166,9 +131,15 @@ class PrimeReward:
             scores = torch.from_numpy(np.asarray(shaped, dtype=np.float32))
         unit = implicit.largest_return(scores, mask) if unit is None else unit
         if self.section.prime_norm == "batch_norm":
-            scores = implicit.batch_norm(scores, mask, unit=unit)
+            shards = self._shards(len(scores))
+            scores = implicit.batch_norm(scores, mask, unit=unit if shards is None else None, shards_B=shards)
         rewards = np.asarray(scores.numpy(), dtype=np.float32)
         return Stream(rewards, pays if granularity == "whole" else None, failures), unit
+
+    def _shards(self, rows: int) -> Tensor | None:
+        """(B,) the part of the batch that a response belongs to; None where all share one unit."""
+        parts = self.section.prime_norm_shards
+        return None if parts == 1 else torch.arange(rows) * parts // max(rows, 1)
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Of the model."""
@@ -179,18 +150,7 @@ class PrimeReward:
         self.model.load_state_dict(tensors, values)
 
 
-class _Fixed:
-    """A source that never changes."""
-
-    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Nothing changes."""
-        return {}, {}
-
-    def load_state_dict(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Nothing changes."""
-
-
-class ExactReward(_Fixed):
+class ExactReward(FixedReward):
     """The truth about each step: 1 for every token of a line that follows from the lines before, else 0.
 
     The upper reference. Lines after a slip can earn again by reasoning well from it: what is paid does not depend on
@@ -198,9 +158,7 @@ class ExactReward(_Fixed):
     lines the best thing to do after a slip is to stop writing.
     """
 
-    name = "exact"
-
-    def measure(self, asked: Asked, greedy: Asked | None) -> tuple[Stream, Stream | None, dict[str, float | None]]:
+    def measure(self, asked: Asked, greedy: Asked | None) -> tuple[Stream, Stream | None, Facts]:
         """Check every step."""
         stream = self.look(asked)
         return (
@@ -220,15 +178,13 @@ class ExactReward(_Fixed):
         return Stream(rewards)
 
 
-class OutcomeModelReward(_Fixed):
+class OutcomeModelReward(FixedReward):
     """A sequence classifier's judgement of the whole response, paid at its end."""
-
-    name = "rm"
 
     def __init__(self, model: SequenceClassifier, section: RewardModelSection) -> None:
         self.model, self.section = model, section
 
-    def measure(self, asked: Asked, greedy: Asked | None) -> tuple[Stream, Stream | None, dict[str, float | None]]:
+    def measure(self, asked: Asked, greedy: Asked | None) -> tuple[Stream, Stream | None, Facts]:
         """Score."""
         return self.look(asked), None if greedy is None else self.look(greedy), {}
 
@@ -240,33 +196,7 @@ class OutcomeModelReward(_Fixed):
         return Stream(np.where(last, values_B[:, None], 0.0).astype(np.float32), last, failures)
 
 
-def separator_of(answered: Responses) -> str:
-    """What ends a step: the task's own separator, or a new line."""
-    first = answered.prompts[0] if answered.prompts else None
-    return family_of(first).separator if first is not None and is_generated(first) else DEFAULT_SEPARATOR
-
-
-def steps_of(answered: Responses) -> tuple[IntArray, ...]:
-    """Index of the last token of each step of each response; an empty response has none."""
-    separator = separator_of(answered)
-    return tuple(
-        step_ends(ends_T, text, separator) for ends_T, text in zip(answered.char_ends, answered.texts, strict=True)
-    )
-
-
-def true_steps(answered: Responses) -> list[tuple[list[int], tuple[bool, ...]]]:
-    """For each response of a generated task: the last token of each step, and whether it follows from those before."""
-    found = []
-    for row, (prompt, text) in enumerate(zip(answered.prompts, answered.texts, strict=True)):
-        truth = step_truth(prompt, text)
-        ends_T = answered.char_ends[row]
-        last = max(len(ends_T) - 1, 0)
-        places = [min(int(np.searchsorted(ends_T, end, side="left")), last) for _, end in truth.spans]
-        found.append((places, truth.follows) if len(ends_T) else ([], ()))
-    return found
-
-
-def _step_quality(q_B_T: np.ndarray, answered: Responses) -> dict[str, float | None]:
+def _step_quality(q_B_T: np.ndarray, answered: Responses) -> Facts:
     """Does the sum of q over a step tell sound steps from first errors? Where the task knows its steps.
 
     Steps behind the first error do not count (as in ProcessBench, 2412.06559): the response is lost already.

@@ -27,7 +27,7 @@ from guerdon.rl.records import EpisodeBook
 from guerdon.rl.responses import Drawn, Responses, Sampler
 from guerdon.rl.side import Refits, Times
 from guerdon.rl.sources import Measured
-from guerdon.rl.text_advantages import KL, VERIFIER, Greedy, advise, kl_stream
+from guerdon.rl.text_advantages import KL, VERIFIER, Greedy, advise, failure_policies, kl_stream, weights_of
 from guerdon.rl.text_evaluation import evaluate_text, film_text
 from guerdon.rl.text_learner import Told, adamw, log_probs_of, steps_per_update, update_text_policy
 from guerdon.rl.text_records import (
@@ -39,8 +39,10 @@ from guerdon.rl.text_records import (
     response_rows,
     rollout_of,
 )
-from guerdon.rl.text_rewards import Asked, PrimeReward, Stream, build_process_reward
+from guerdon.rl.text_rewards import PrimeReward, build_process_rewards
 from guerdon.rl.text_state import restore_state, start_from_run, take_state
+from guerdon.rl.text_streams import Asked, Facts, Stream
+from guerdon.rl.text_warnings import judge_warnings
 from guerdon.settings.study import Study
 from guerdon.types import Failure, FloatArray, Rollout
 from guerdon.worlds.prompt_files import load_prompts
@@ -60,7 +62,7 @@ class Happened:
         failed: why some of those beside could not be checked.
         streams: rewards by source, once scored.
         greedy_streams: the same for the greedy responses.
-        scored: metrics of the reward model.
+        scored: metrics of each reward model.
     """
 
     drawn: Drawn
@@ -71,7 +73,7 @@ class Happened:
     failed: list[Failure] = field(default_factory=list)
     streams: dict[str, Stream] = field(default_factory=dict)
     greedy_streams: dict[str, Stream] = field(default_factory=dict)
-    scored: dict[str, float | None] = field(default_factory=dict)
+    scored: dict[str, Facts] = field(default_factory=dict)
 
     @property
     def answered(self) -> Responses:
@@ -80,13 +82,14 @@ class Happened:
 
 
 class TextSide:
-    """Policy, prompts, verifier, reward model and their memory.
+    """Policy, prompts, verifier, reward models and their memory.
 
     Args:
         study: the resolved configuration.
         fresh: take over `runner.resume_dir`; off where a checkpoint of this run follows.
 
     Attributes:
+        processes: the sources of reward beside the verifier, by name.
         heads: every stream of reward, one value head each with `gae`.
     """
 
@@ -97,26 +100,23 @@ class TextSide:
         self.study, self.data = study, study.data
         algorithm, seed = study.text_algorithm, study.runner.seed
         torch.manual_seed(seed)  # of dropout, where a model has any
-        self.section = study.reward_model
         in_reward = bool(algorithm.kl_coef) and algorithm.kl_in == "reward"
-        streams = 1 + (self.section is not None) + in_reward
+        streams = 1 + (study.reward_model is not None) + len(study.text_sources) + in_reward
         gae = algorithm.adv_estimator == "gae"
         self.policy = load_policy(study.text_policy, seed=seed, value_heads=streams if gae else 0)
         self.engine = build_engine(self.policy, study.generation)
         self.verifier = verifier_from(self.data)
         train, self.validation = load_prompts(self.data)
         self.sampler = Sampler(self.data, self.engine, self.verifier, train, self.policy.tokenizer, seed=seed)
-        self.process = build_process_reward(study, self.policy)
-        self.learned: tuple[str, ...] = () if self.process is None else (self.process.name,)
+        self.processes = build_process_rewards(study, self.policy)
+        self.learned: tuple[str, ...] = tuple(self.processes)
         self.heads = (VERIFIER, *self.learned, *((KL,) if in_reward else ()))
-        self.on_failure: Mapping[str, str] = {}
-        if self.process is not None and self.section is not None:
-            self.on_failure = {self.process.name: self.section.on_failure}
+        self.on_failure: Mapping[str, str] = failure_policies(study)
         self.kl_ref = self._reference() if algorithm.kl_coef else None
         self.optimizer = adamw(self.policy, algorithm.learning_rate, algorithm.betas, algorithm.weight_decay)
         self.rng = np.random.default_rng([seed, 1])
         self.book = EpisodeBook(0, [VERIFIER, *self.learned])
-        self.weights = {VERIFIER: 1.0}
+        self.weights = weights_of(study, 0.0)
         self.warmed = not self._warm_up_size
         self.notes = [f"{len(train)} prompts to train on, {len(self.validation)} to validate on"]
         if self.sampler.too_long:
@@ -124,6 +124,11 @@ class TextSide:
                 f"{self.sampler.too_long} prompts are longer than data.max_prompt_length "
                 f"({self.data.max_prompt_length}) and are left out"
             )
+        self.notes += [
+            f"[{study.reward.group_name}] {name}: text from {s.model.origin}, weight {s.reward_weight:g}"
+            for name, s in study.text_sources.items()
+        ]
+        self.notes += [f"WARNING: {line}" for line in judge_warnings(study)]
         if fresh and study.runner.resume_dir:
             self.notes += start_from_run(self, Path(study.runner.resume_dir))
 
@@ -157,24 +162,23 @@ class TextSide:
         return happened.drawn.generated + happened.beside
 
     def refit(self, when: Literal["before", "after"], happened: Happened, phase: Times) -> Refits:
-        """An implicit reward model learns while it scores (`score`); what it said of itself belongs here."""
-        return {} if when == "before" or self.process is None else {self.process.name: happened.scored}
+        """An implicit reward model learns while it scores (`score`); what each model said of itself belongs here."""
+        return {} if when == "before" else dict(happened.scored)
 
     def score(self, happened: Happened, phase: Times) -> dict[str, Measured]:
-        """The verifier's outcomes and the reward model's process rewards."""
+        """The verifier's outcomes and what every reward model pays."""
         answered, greedy = happened.answered, happened.greedy
         happened.streams[VERIFIER] = outcome_stream(answered)
         if greedy is not None:
             happened.greedy_streams[VERIFIER] = outcome_stream(greedy)
         failed = list(enumerate([*happened.drawn.failed, *happened.failed]))
         measured = {VERIFIER: measured_by(happened.streams[VERIFIER], self.steps(happened), failed)}
-        if self.process is not None:
-            name = self.process.name
+        for name, source in self.processes.items():
             with phase("reward model"):
                 beside = None if greedy is None else Asked(greedy, happened.greedy_old)
-                stream, other, metrics = self.process.measure(Asked(answered, happened.old), beside)
+                stream, other, metrics = source.measure(Asked(answered, happened.old), beside)
             happened.streams[name] = stream
-            happened.scored |= metrics
+            happened.scored[name] = metrics
             failures = list(stream.failures.items())
             if other is not None:
                 happened.greedy_streams[name] = other
@@ -196,7 +200,7 @@ class TextSide:
                 assert happened.old is not None
                 assert ref is not None
                 streams[KL] = kl_stream(happened.old.numpy(), ref.numpy(), batch.mask_B_T)
-            self.weights = self._weights(progress)
+            self.weights = weights_of(self.study, progress)
             weights = {**self.weights, KL: algorithm.kl_coef}
             values = self._values(answered) if algorithm.adv_estimator == "gae" else None
             found = advise(
@@ -228,7 +232,7 @@ class TextSide:
         return rows, self.book.summary(rows, self.learned)
 
     def alarm(self) -> bool:
-        """Whether the reward model's return rises while true success does not."""
+        """Whether a reward model's return rises while true success does not."""
         return self.book.alarm(self.learned)
 
     def evaluate(self, step: int) -> dict[str, float]:
@@ -245,16 +249,16 @@ class TextSide:
     def save(self, folder: Path) -> None:
         """The policy, and the implicit reward model as the run left it."""
         save_policy(self.policy, folder / "policy")
-        model = self._implicit
-        if self.study.runner.save_reward_models and model is not None and model.changes:
-            save_policy(model.phi, folder / "reward_models" / self.learned[0])
+        for name, source in self.processes.items():
+            if self.study.runner.save_reward_models and isinstance(source, PrimeReward) and source.model.changes:
+                save_policy(source.model.phi, folder / "reward_models" / name)
 
     def close(self) -> None:
         """End the verifier's processes."""
         self.verifier.close()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Policy, reward model, both optimisers, random numbers, place in the data."""
+        """Policy, reward models, optimisers, random numbers, place in the data."""
         return take_state(self)
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
@@ -278,7 +282,11 @@ class TextSide:
 
     @property
     def _implicit(self) -> ImplicitReward | None:
-        return self.process.model if isinstance(self.process, PrimeReward) else None
+        return None if self._prime is None else self._prime.model
+
+    @property
+    def _prime(self) -> PrimeReward | None:
+        return next((source for source in self.processes.values() if isinstance(source, PrimeReward)), None)
 
     @property
     def _by_policy(self) -> bool:
@@ -302,13 +310,13 @@ class TextSide:
 
     def _warm_up(self, phase: Times) -> list[Drawn]:
         """Let an implicit reward model learn from rollouts of the starting policy; what was written for it."""
-        assert isinstance(self.process, PrimeReward)
-        model, parts, written = self.process.model, [], 0
+        assert self._prime is not None
+        model, parts, written = self._prime.model, [], 0
         while written < self._warm_up_size:
             parts.append(self.sampler.draw(phase))
             written += parts[-1].generated
         with phase("warm up"):
-            lessons = [self.process.lesson(self.asked(part.kept)) for part in parts]
+            lessons = [self._prime.lesson(self.asked(part.kept)) for part in parts]
             for _ in range(model.settings.warm_up.epochs):
                 for lesson in lessons:
                     model.learn(lesson)
@@ -347,11 +355,3 @@ class TextSide:
                 assert values is not None
                 found[rows, : part.mask_B_T.shape[1]] = values.cpu().numpy()
         return {name: found[..., k] for k, name in enumerate(self.heads)}
-
-    def _weights(self, progress: float) -> dict[str, float]:
-        """Weight of each source in the advantage at this point of the run."""
-        if self.section is None:
-            return {VERIFIER: 1.0}
-        scale = {"constant": 1.0, "linear_decay": 1.0 - progress, "linear_warmup": progress}
-        factor = max(0.0, scale[self.section.rm_coef_schedule])
-        return {VERIFIER: self.section.verifier_coef, self.learned[0]: self.section.rm_coef * factor}

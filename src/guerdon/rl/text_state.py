@@ -24,13 +24,13 @@ _HEAD = "value_head."
 
 
 def take_state(side: TextSide) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Policy, reward model, both optimisers, random numbers, place in the data."""
+    """Policy, reward models, optimisers, random numbers, place in the data."""
     tensors = {f"policy.{k}": v for k, v in side.policy.tensors().items()}
     tensors |= {f"optimizer.{k}": v for k, v in adam_tensors(side.optimizer).items()}
     process: dict[str, Any] = {}
-    if side.process is not None:
-        more, process = side.process.state_dict()
-        tensors |= {f"process.{k}": v for k, v in more.items()}
+    for name, source in side.processes.items():
+        more, process[name] = source.state_dict()
+        tensors |= {f"process.{name}.{k}": v for k, v in more.items()}
     tensors["rng.cpu"] = torch.get_rng_state()  # dropout draws from it
     if torch.cuda.is_available():
         tensors["rng.cuda"] = torch.cuda.get_rng_state()
@@ -48,8 +48,8 @@ def restore_state(side: TextSide, tensors: dict[str, Tensor], values: dict[str, 
     """Put a stored state into the parts of a side."""
     side.policy.load_tensors(ckpt.under("policy", tensors))
     load_adam(side.optimizer, ckpt.under("optimizer", tensors))
-    if side.process is not None:
-        side.process.load_state_dict(ckpt.under("process", tensors), values["process"])
+    for name, source in side.processes.items():
+        source.load_state_dict(ckpt.under(f"process.{name}", tensors), values["process"][name])
     side.rng.bit_generator.state = values["rng"]
     side.sampler.load_state_dict(values["sampler"])
     side.book.load_state_dict(values["book"])

@@ -7,9 +7,9 @@ Nothing here reads a file, draws a problem or scores anything.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from guerdon.settings.base import Settings
 from guerdon.settings.data import TaskSettings
@@ -29,7 +29,14 @@ class GeneratedBenchSettings(Settings):
 class BestOfNSettings(Settings):
     """Best-of-N and voting over several sampled solutions per question."""
 
-    samples: str = Field(description="solutions with checked answers, several per question")
+    samples: str | None = Field(
+        None,
+        description="solutions with checked answers, several per question; null: the study's policy answers its "
+        "validation questions",
+    )
+    questions: int = Field(128, ge=1, description="samples null: at most so many questions")
+    n: int = Field(16, ge=2, description="samples null: solutions per question")
+    temperature: float = Field(1.0, gt=0, description="samples null: of the solutions")
     aggregations: tuple[Aggregation, ...] = Field(
         ("min", "prod", "last", "mean", "pure_min"), min_length=1, description="one pair of curves each"
     )
@@ -42,6 +49,9 @@ class BestOfNSettings(Settings):
     def _counts(self) -> BestOfNSettings:
         if self.ns is not None and (not self.ns or min(self.ns) < 1):
             raise ValueError("ns lists numbers of samples, each at least 1")
+        idle = sorted({"questions", "n", "temperature"} & self.model_fields_set)
+        if self.samples is not None and idle:
+            raise ValueError(f"{idle[0]} would do nothing beside samples, which are there already; remove it")
         return self
 
 
@@ -56,14 +66,30 @@ class AttackSettings(Settings):
     filler: str | None = Field(None, description="text of a padding step; null: the question again")
 
 
-class EvaluateTextSettings(Settings):
-    """What `evaluate_text` does with a reward model for text."""
+class ThirdPartySettings(Settings):
+    """One of `evaluate.models`: a reward model that this study did not train."""
 
+    path: str = Field(description="folder or hub id; or a reward server, http://host:port/v1/rewards?model=name")
+    adapter: str = Field("auto", description="which family's way to mark steps and read scores; auto: as its files say")
+    micro_batch_size: int = Field(16, ge=1, description="solutions per forward pass")
+
+
+class EvaluateTextSettings(Settings):
+    """`evaluate` of a language study: on what reward models for text are judged, and how."""
+
+    type: Literal["text"] = Field("text", description="language models; follows from policy.type")
+    models: dict[str, ThirdPartySettings] = Field(
+        default_factory=dict,
+        description="judged beside those of the train section, by name: a path, or a path with its adapter",
+    )
+    save_dir: str | None = Field(None, description="receives a folder for each of models; null: work_dir/models/<task>")
     aggregation: Aggregation = Field(
         description="how values of steps become one of a solution; the best choice depends on the labels, so say it"
     )
     generated: GeneratedBenchSettings | None = Field(
-        None, description="first errors on a generated set in the shape of ProcessBench"
+        None,
+        description="first errors on a generated set in the shape of ProcessBench; in a study that names nothing to "
+        "judge on: of its own family",
     )
     process_bench: tuple[str, ...] = Field((), description="ProcessBench files, a subset each")
     prm_bench: str | None = Field(None, description="a PRMBench file")
@@ -83,8 +109,19 @@ class EvaluateTextSettings(Settings):
     reps: int = Field(1000, ge=100, description="bootstrap resamples")
     seed: int = Field(0, ge=0, description="of the bootstrap and of random subsets")
 
+    @field_validator("models", mode="before")
+    @classmethod
+    def _path_alone(cls, given: Any) -> Any:
+        return (
+            {k: {"path": v} if isinstance(v, str) else v for k, v in given.items()}
+            if isinstance(given, dict)
+            else given
+        )
+
     @model_validator(mode="after")
     def _fits(self) -> EvaluateTextSettings:
+        if "save_dir" in self.model_fields_set and self.save_dir is not None and not self.models:
+            raise ValueError("save_dir would do nothing without models: trained ones are judged beside their weights")
         benches = self.generated is not None or bool(self.process_bench)
         if not benches and self.prm_bench is None and self.pairs is None and self.best_of_n is None:
             raise ValueError("name what to judge on: generated, process_bench, prm_bench, pairs or best_of_n")
@@ -99,3 +136,20 @@ class EvaluateTextSettings(Settings):
         if "ties" in self.model_fields_set and self.pairs is None:
             raise ValueError("ties would do nothing without pairs; remove it")
         return self
+
+
+BENCHES = ("generated", "process_bench", "prm_bench", "pairs", "best_of_n")
+
+
+def on_own_family(given: dict[str, Any], data: Any) -> dict[str, Any]:
+    """An `evaluate` section that names nothing to judge on means new problems of the study's own generated family.
+
+    Args:
+        given: the section as it was given.
+        data: the `data` section as it was given.
+    """
+    if any(given.get(name) for name in BENCHES) or "generated" in given or not isinstance(data, dict):
+        return given
+    if data.get("type", "generated") != "generated" or given.get("type", "text") != "text":
+        return given
+    return {**given, "generated": {"families": [data.get("task", {"family": "chain"})]}}

@@ -96,7 +96,8 @@ class RewardModelSection(Settings):
     rm_type: Literal["prime", "value", "normal", "exact"] = Field(
         "prime",
         description="prime: implicit process rewards; value (normal): a sequence classifier that judges the whole "
-        "response; exact: true step rewards, where the task knows them",
+        "response; exact: where the task knows, 1 for every token of a line that follows from the lines before it, "
+        "whether those are right or not, else 0",
     )
     rm_coef: float = Field(5.0, gt=0, description="weight of its advantage")
     verifier_coef: float = Field(5.0, ge=0, description="weight of the outcome's advantage; 0: only the model pays")
@@ -114,6 +115,12 @@ class RewardModelSection(Settings):
     prime_norm: Literal["batch_norm", "none"] = Field(
         "batch_norm", description="divide by the largest absolute return of the batch, or not"
     )
+    prime_norm_shards: int = Field(
+        1,
+        ge=1,
+        description="batch_norm: cut the batch into so many equal parts in order, each with a unit of its own, as PRIME's "
+        "data-parallel ranks have; 1: one unit for all",
+    )
     mini_batch_size: int = Field(256, ge=1, description="responses per gradient step of the model")
     micro_batch_size: int = Field(64, ge=1, description="responses per forward pass of the model")
     prime_model: PrimeModelSettings = Field(PrimeModelSettings(), description="the implicit model")
@@ -124,7 +131,7 @@ class RewardModelSection(Settings):
         if not isinstance(given, dict):
             return given
         kind = given.get("rm_type", "prime")
-        prime = {"prime_norm", "mini_batch_size", "prime_model"}
+        prime = {"prime_norm", "prime_norm_shards", "mini_batch_size", "prime_model"}
         idle = {
             "prime": {"path"},
             "value": prime | {"prime_granularity"},
@@ -136,6 +143,8 @@ class RewardModelSection(Settings):
 
     @model_validator(mode="after")
     def _divides(self) -> RewardModelSection:
+        if self.prime_norm == "none":
+            _refuse({"prime_norm_shards"} & self.model_fields_set, "prime_norm none")
         if self.rm_type in ("value", "normal") and self.path is None:
             raise ValueError(f"rm_type {self.rm_type} needs path: the folder or hub id of a sequence classifier")
         if self.rm_type == "prime" and self.mini_batch_size % self.micro_batch_size:

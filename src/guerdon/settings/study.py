@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from guerdon.settings.base import Settings
 from guerdon.settings.data import DataSettings
+from guerdon.settings.evaluate_text import EvaluateTextSettings, on_own_family
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.policy import (
     AlgorithmSettings,
@@ -22,10 +23,14 @@ from guerdon.settings.policy import (
     PolicySettings,
 )
 from guerdon.settings.prime import RewardModelSection
-from guerdon.settings.reward import LIMITS, RewardSettings
+from guerdon.settings.remote import RemoteSettings
+from guerdon.settings.reward import LIMITS, RewardSettings, SourceSettings
 from guerdon.settings.text_algorithm import GROUPED, TextAlgorithmSettings
 from guerdon.settings.text_policy import GenerationSettings, SFTSettings, TextPolicySettings
-from guerdon.settings.train import ImageTrainSettings
+from guerdon.settings.text_sources import check_text_sources
+from guerdon.settings.train import ImageTrainSettings, ProgressTrainSettings, ResNetTrainSettings
+from guerdon.settings.train_text import TextTrainSettings, TrainSettings
+from guerdon.settings.vlm import VLMTrainSettings
 from guerdon.settings.world import EnvSettings
 
 
@@ -121,11 +126,21 @@ class CollectSettings(Settings):
 
 
 class EvaluateSettings(Settings):
-    """`evaluate`: how reward models are judged."""
+    """`evaluate`: how reward models of robots are judged."""
 
+    type: Literal["control"] = Field("control", description="robots; follows from policy.type")
     data_path: str | None = Field(None, description="held-out episodes; null: each model's own validation split")
     reps: int = Field(1000, ge=100, description="bootstrap replications")
     seed: int = Field(0, description="of the bootstrap")
+    remote: dict[str, RemoteSettings] = Field(
+        default_factory=dict, description="models on a reward server, judged beside those of the train section, by name"
+    )
+
+    @model_validator(mode="after")
+    def _has_episodes(self) -> EvaluateSettings:
+        if self.remote and self.data_path is None:
+            raise ValueError("remote needs data_path: nobody knows which episodes a model on a server was trained on")
+        return self
 
 
 class ArmSettings(Settings):
@@ -184,19 +199,29 @@ class Study(Settings):
     sft: SFTSettings | None = Field(None, description="supervised start of a language model")
     label: LabelSettings | None = Field(None, description="labels of the steps of a language model's solutions")
     collect: CollectSettings | None = Field(None, description="episodes to collect")
-    train: dict[str, ImageTrainSettings] = Field(default_factory=dict, description="reward models to fit, by name")
+    train: dict[str, TrainSettings] = Field(default_factory=dict, description="reward models to fit, by name")
     bc: BCSettings | None = Field(None, description="behaviour cloning of collected episodes")
-    evaluate: EvaluateSettings = Field(EvaluateSettings(), description="how reward models are judged")
+    evaluate: (
+        Annotated[EvaluateSettings | EvaluateTextSettings, Field(discriminator="type", description="on what, how")]
+        | None
+    ) = Field(
+        EvaluateSettings(),
+        description="how reward models are judged; null: those for text on problems of the study's own family",
+    )
     compare: CompareSettings | None = Field(None, description="arms, seeds and tasks of a study")
 
     @classmethod
     def implied(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """An `algorithm` belongs to the kind of policy that the file names."""
-        policy, algorithm = given.get("policy"), given.get("algorithm", {})
-        if not isinstance(algorithm, dict) or "type" in algorithm:
-            return given
+        """`algorithm` and `evaluate` belong to the kind of policy that the file names."""
+        policy = given.get("policy")
         kind = policy.get("type") if isinstance(policy, dict) else getattr(policy, "type", None)
-        return {**given, "algorithm": {"type": "text" if kind == "text" else "control", **algorithm}}
+        mark = {"type": "text" if kind == "text" else "control"}
+        sections = {"algorithm": given.get("algorithm", {}), "evaluate": given.get("evaluate")}
+        if kind != "text" and "evaluate" not in given:
+            del sections["evaluate"]
+        elif kind == "text" and isinstance(sections["evaluate"], dict):
+            sections["evaluate"] = on_own_family(sections["evaluate"], given.get("data"))
+        return {**given, **{k: {**mark, **v} if isinstance(v, dict) else v for k, v in sections.items()}}
 
     @model_validator(mode="before")
     @classmethod
@@ -233,6 +258,42 @@ class Study(Settings):
         return self.algorithm
 
     @property
+    def image_models(self) -> dict[str, ImageTrainSettings]:
+        """The reward models of a robot study that look at frames."""
+        return {k: m for k, m in self.train.items() if isinstance(m, ResNetTrainSettings | ProgressTrainSettings)}
+
+    @property
+    def text_models(self) -> dict[str, TextTrainSettings]:
+        """The reward models of a language study."""
+        return {
+            k: m
+            for k, m in self.train.items()
+            if not isinstance(m, ResNetTrainSettings | ProgressTrainSettings | VLMTrainSettings)
+        }
+
+    @property
+    def vlm_models(self) -> dict[str, VLMTrainSettings]:
+        """The reward models of a robot study that are vision-language models."""
+        return {k: m for k, m in self.train.items() if isinstance(m, VLMTrainSettings)}
+
+    @property
+    def control_evaluate(self) -> EvaluateSettings:
+        """How the reward models of a robot study are judged."""
+        assert isinstance(self.evaluate, EvaluateSettings)
+        return self.evaluate
+
+    @property
+    def text_evaluate(self) -> EvaluateTextSettings | None:
+        """How the reward models of a language study are judged; None where the file does not say."""
+        assert not isinstance(self.evaluate, EvaluateSettings)
+        return self.evaluate
+
+    @property
+    def text_sources(self) -> dict[str, SourceSettings]:
+        """The reward models of the `reward` section that judge what a language model writes."""
+        return dict(self.reward.sources) if self.text and self.reward.use_reward_model else {}
+
+    @property
     def task_name(self) -> str:
         """What a report calls the task of the file."""
         if self.data is None:
@@ -245,17 +306,29 @@ class Study(Settings):
         if self.algorithm.type != ("text" if self.text else "control"):
             raise ValueError(f"algorithm.type {self.algorithm.type} does not go with policy.type {self.policy.type}")
         language = {"data", "generation", "label", "reward_model", "sft"}
-        idle = {"env", "collect", "bc", "train"} if self.text else language
+        idle = {"env", "collect", "bc"} if self.text else language
         present = sorted(name for name in idle & given if getattr(self, name) != type(self).model_fields[name].default)
         if present:
             raise ValueError(f"{', '.join(present)} would do nothing with policy.type {self.policy.type}; remove it")
-        if self.text or not self.reward.use_reward_model:
-            known = {"use_reward_model", "sources", *(LIMITS if self.text else ())}
-            extra = sorted(self.reward.model_fields_set - known)
-            extra += ["use_reward_model"] if self.reward.use_reward_model else []
+        for name, model in self.train.items():
+            if isinstance(model, ResNetTrainSettings | ProgressTrainSettings | VLMTrainSettings) == self.text:
+                raise ValueError(f"train.{name}: type {model.type} does not go with policy.type {self.policy.type}")
+        if self.evaluate is None and not self.text:
+            raise ValueError("evaluate null is for language models; leave it out")
+        if self.evaluate is not None and self.evaluate.type != self.algorithm.type:
+            raise ValueError(f"evaluate.type {self.evaluate.type} does not go with policy.type {self.policy.type}")
+        if not self.reward.use_reward_model:
+            extra = sorted(
+                self.reward.model_fields_set - {"use_reward_model", "sources", *(LIMITS if self.text else ())}
+            )
             if extra:
-                why = f"policy.type {self.policy.type}" if self.text else "use_reward_model: false"
-                raise ValueError(f"reward.{extra[0]} would do nothing with {why}; remove it")
+                raise ValueError(f"reward.{extra[0]} would do nothing with use_reward_model: false; remove it")
+        for name, source in self.reward.sources.items():
+            if source.text != self.text:
+                raise ValueError(
+                    f"reward.sources.{name}: model_type {source.model.model_type} does not go with policy.type "
+                    f"{self.policy.type}"
+                )
         if self.text and self.data is None:
             raise ValueError("a language model needs a data section: which prompts, and who checks answers")
         return self
@@ -265,10 +338,15 @@ class Study(Settings):
         if not isinstance(self.algorithm, TextAlgorithmSettings):
             return self
         algorithm, model = self.algorithm, self.reward_model
+        modes = {source.reward_mode for source in self.text_sources.values()}
         per_token = model is not None and model.rm_type == "prime" and model.prime_granularity != "whole"
-        if algorithm.credit == "min_form" and not per_token:
-            raise ValueError("algorithm.credit min_form needs a prime reward model with granularity token or step")
-        if "rloo_form" in algorithm.model_fields_set and not (per_token or (model and model.rm_type == "exact")):
+        if algorithm.credit == "min_form" and not (per_token or "per_step" in modes):
+            raise ValueError(
+                "algorithm.credit min_form needs a prime reward model with granularity token or step, or a source of "
+                "reward.sources with reward_mode per_step"
+            )
+        dense = per_token or (model is not None and model.rm_type == "exact") or modes - {"terminal"}
+        if "rloo_form" in algorithm.model_fields_set and not dense:
             raise ValueError("algorithm.rloo_form would do nothing without dense rewards; remove it")
         if algorithm.adv_params.reward_model_gamma is not None and model is None:
             raise ValueError("algorithm.adv_params.reward_model_gamma would do nothing without reward_model; remove it")
@@ -279,8 +357,18 @@ class Study(Settings):
                     f"reward_model.{idle[0]} would do nothing with verifier_coef 0, where the only source is "
                     "normalised; remove it"
                 )
+        check_text_sources(self.reward, model, algorithm)
         if "film_frames" in self.runner.model_fields_set:
             raise ValueError("runner.film_frames would do nothing with policy.type text; remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _mistakes_need_rules(self) -> Study:
+        if self.sft is not None and self.sft.mistakes is not None and self.data and self.data.type != "generated":
+            raise ValueError(
+                f"sft.mistakes would do nothing with data.type {self.data.type}: false beliefs are about the rules of "
+                "generated problems; remove it"
+            )
         return self
 
     @model_validator(mode="after")

@@ -21,6 +21,7 @@ from guerdon.episodes.targets import progress_targets, success_labels
 from guerdon.errors import DataError
 from guerdon.models.preprocess import to_pixels
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
+from guerdon.settings.vlm import VLMTrainSettings
 from guerdon.types import BoolArray, ByteArray, Episode, FloatArray, IntArray
 
 LABELS = {
@@ -95,7 +96,7 @@ def labelled_frames(
         target_T = np.asarray(wanted, np.float32)
         known_T = np.isfinite(target_T)  # of some rows nobody knows
         frames_T, target_T = episode.frames[known_T], target_T[known_T]
-        rows = _sample_rows(len(target_T), num_samples_per_episode, seed, episode.id)
+        rows = sample_rows(len(target_T), num_samples_per_episode, seed, episode.id)
         done_T = target_T > 0.5 if kind == "resnet" else np.full(len(target_T), bool(target_T.max() > 0))
         pixels.append(to_pixels(frames_T[rows], image_size))
         targets.append(target_T[rows])
@@ -137,39 +138,45 @@ def split_by_episode(frames: LabelledFrames, val_split: float, seed: int) -> tup
     """
     succeeded = np.zeros(len(frames.episode_ids), bool)
     succeeded[frames.episode[frames.positive]] = True
-    held_out = _held_out(frames.episode_ids, succeeded, val_split, seed)
-    val = held_out[frames.episode]
+    val = held_out(frames.episode_ids, succeeded, val_split, seed)[frames.episode]
     return frames.take(~val), frames.take(val)
 
 
-def held_out_episodes(episodes: Sequence[Episode], settings: ResNetTrainSettings | ProgressTrainSettings) -> set[str]:
+def held_out_episodes(
+    episodes: Sequence[Episode], settings: ResNetTrainSettings | ProgressTrainSettings | VLMTrainSettings
+) -> set[str]:
     """Ids of the episodes that training with these settings held out for validation.
 
     Args:
         episodes: the whole data set that the model was trained on.
         settings: what it was trained with.
     """
-    horizon = settings.horizon if isinstance(settings, ProgressTrainSettings) else None
+    horizon = None if isinstance(settings, ResNetTrainSettings) else settings.horizon
+    kind: Literal["resnet", "progress"] = (
+        ("resnet" if settings.question == "completed" else "progress")
+        if isinstance(settings, VLMTrainSettings)
+        else settings.type
+    )
     ids, succeeded = [], []
     for episode in episodes:
-        targets = _targets(episode, settings.type, horizon) if episode.frames is not None and len(episode) else None
+        targets = _targets(episode, kind, horizon) if episode.frames is not None and len(episode) else None
         if targets is not None:
             ids.append(episode.id)
             succeeded.append(bool(np.nanmax(np.asarray(targets, np.float32)) > 0))
-    held = _held_out(ids, np.array(succeeded, bool), settings.val_split, settings.seed)
+    held = held_out(ids, np.array(succeeded, bool), settings.val_split, settings.seed)
     return {name for name, out in zip(ids, held, strict=True) if out}
 
 
-def _held_out(ids: Sequence[str], succeeded: BoolArray, val_split: float, seed: int) -> BoolArray:
+def held_out(ids: Sequence[str], succeeded: BoolArray, val_split: float, seed: int) -> BoolArray:
     """Which episodes are held out: a share of those with success and the same share of those without."""
-    held_out = np.zeros(len(ids), bool)
+    held = np.zeros(len(ids), bool)
     ranks = np.array([_hash(seed, "split", name) for name in ids], np.uint64)
     for group in (np.flatnonzero(succeeded), np.flatnonzero(~succeeded)):
         if val_split == 0 or len(group) < 2:
             continue
         n = min(max(round(val_split * len(group)), 1), len(group) - 1)
-        held_out[group[np.argsort(ranks[group], kind="stable")[:n]]] = True
-    return held_out
+        held[group[np.argsort(ranks[group], kind="stable")[:n]]] = True
+    return held
 
 
 def balanced_counts(positive_N: BoolArray, fail_success_ratio: float | None) -> tuple[int, int]:
@@ -196,7 +203,8 @@ def epoch_order(positive_N: BoolArray, fail_success_ratio: float | None, *, seed
     return rng.permutation(np.concatenate([np.flatnonzero(positive_N), chosen]).astype(np.int64))
 
 
-def _sample_rows(length: int, n: int, seed: int, name: str) -> IntArray:
+def sample_rows(length: int, n: int, seed: int, name: str) -> IntArray:
+    """Rows drawn from an episode of this name, the last one among them; all where `n` is 0 or enough."""
     if n == 0 or n >= length:
         return np.arange(length)
     rng = np.random.default_rng(_hash(seed, "frames", name))

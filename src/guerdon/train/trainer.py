@@ -42,6 +42,7 @@ from guerdon.models.quality import classifier_quality, progress_quality
 from guerdon.policies.precision import uses_bf16
 from guerdon.settings.text_policy import SFTSettings
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
+from guerdon.settings.train_text import TextTrainSettings
 from guerdon.train.frames import LabelledFrames, balanced_counts, epoch_order
 from guerdon.types import BoolArray, IntArray
 
@@ -263,7 +264,7 @@ def _arguments(
 
 
 def common_arguments(
-    settings: ResNetTrainSettings | ProgressTrainSettings | SFTSettings,
+    settings: ResNetTrainSettings | ProgressTrainSettings | SFTSettings | TextTrainSettings,
     folder: Path,
     *,
     total: int,

@@ -11,26 +11,18 @@ is found in a response, or what a verdict is worth.
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
 import queue
-import selectors
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
-from typing import Any, Literal, cast, get_args
+from typing import Literal, cast, get_args
 
 from guerdon.errors import MissingDependencyError
+from guerdon.watched import DiedError, Watched
 
 Verdict = Literal["equal", "different", "gold_unparsable", "answer_unparsable", "timeout"]
 
 _START_SECONDS = 120.0  # for a process to import its libraries, on a machine that is busy
 _LONGEST = 2000  # characters of an answer worth parsing
-
-
-class _DiedError(Exception):
-    """The process ended, or spoke nonsense."""
 
 
 class MathPool:
@@ -65,7 +57,7 @@ class MathPool:
         self.restarts = 0
         self._command = list(command) if command is not None else module
         self._closed = False
-        self._slots: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
+        self._slots: queue.LifoQueue[Watched | None] = queue.LifoQueue()
         for _ in range(workers):
             self._slots.put(None)
 
@@ -88,10 +80,10 @@ class MathPool:
             for _ in range(2):
                 if self._closed:
                     raise RuntimeError("the pool of answer-checking processes is closed")
-                worker = worker or _Worker(self._command)
+                worker = worker or Watched(self._command, start_seconds=_START_SECONDS, what="answer-checking process")
                 try:
-                    reply = worker.ask({"gold": gold, "answer": answer}, self.timeout)
-                except _DiedError:
+                    reply = _ask(worker, gold, answer, self.timeout)
+                except DiedError:
                     worker = self._end(worker)
                     continue
                 if reply is not None:
@@ -102,7 +94,7 @@ class MathPool:
         finally:
             self._slots.put(worker)
 
-    def _end(self, worker: _Worker) -> _Worker | None:
+    def _end(self, worker: Watched) -> Watched | None:
         """End a process; the next pair starts another in its place."""
         worker.kill()
         self.restarts += 1
@@ -124,67 +116,15 @@ class MathPool:
         self.close()
 
 
-class _Worker:
-    """One process, and the pipes to it."""
+def _ask(worker: Watched, gold: str, answer: str, timeout: float) -> tuple[Verdict, str] | None:
+    """The process's verdict, or None where the time ran out.
 
-    def __init__(self, command: Sequence[str]) -> None:
-        self.process = subprocess.Popen(  # noqa: S603 (our own module, or what a caller chose)
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
-        )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self._requests, self._replies = self.process.stdin, self.process.stdout
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._replies, selectors.EVENT_READ)
-        self._read = b""
-        try:
-            ready = self._line(_START_SECONDS)
-        except _DiedError:
-            ready = None
-        if ready is None or "ready" not in ready:
-            self.kill()
-            raise MissingDependencyError(f"the answer-checking process does not start; try it: {' '.join(command)}")
-
-    def ask(self, request: dict[str, str], timeout: float) -> tuple[Verdict, str] | None:
-        """The process's verdict, or None where the time ran out.
-
-        Raises:
-            _DiedError: there is no process any more.
-        """
-        try:
-            self._requests.write(json.dumps(request).encode() + b"\n")
-        except OSError as error:
-            raise _DiedError from error
-        reply = self._line(timeout)
-        if reply is None:
-            return None
-        if reply.get("verdict") not in get_args(Verdict):
-            raise _DiedError
-        return reply["verdict"], str(reply.get("detail", ""))
-
-    def _line(self, timeout: float) -> dict[str, Any] | None:
-        """The next line that the process writes, or None where the time ran out."""
-        deadline = time.monotonic() + timeout
-        while b"\n" not in self._read:
-            if not self._selector.select(max(0.0, deadline - time.monotonic())):
-                return None
-            piece = os.read(self._replies.fileno(), 1 << 16)
-            if not piece:
-                raise _DiedError
-            self._read += piece
-        line, _, self._read = self._read.partition(b"\n")
-        try:
-            reply = json.loads(line)
-        except ValueError as error:
-            raise _DiedError from error
-        if not isinstance(reply, dict):
-            raise _DiedError
-        return reply
-
-    def kill(self) -> None:
-        """End the process, whatever it is doing."""
-        self.process.kill()
-        self.process.wait()
-        self._selector.close()
-        self._requests.close()
-        self._replies.close()
+    Raises:
+        DiedError: there is no process any more, or it spoke nonsense.
+    """
+    reply = worker.ask({"gold": gold, "answer": answer}, timeout)
+    if reply is None:
+        return None
+    if reply.get("verdict") not in get_args(Verdict):
+        raise DiedError
+    return reply["verdict"], str(reply.get("detail", ""))

@@ -1,0 +1,298 @@
+"""Process reward models for text: scoring in one forward pass against a prompt per step, training against TRL 1.12.
+
+`--what=score`: all steps of solutions in 8 steps, by guerdon's verdict model (one pass per solution), and by the seed's
+form read literally, a prompt per step: in guerdon, and in plain transformers, batched or one at a time. All sides give
+the same scores; the largest difference is shown. The ratio is to the fastest of the three.
+
+`--what=train`: guerdon's stepwise model against `PRMTrainer` of TRL 1.12 (TRL has none any more), from the same folder,
+on the same solutions of 2 to 10 steps; token ids and places of labels are compared first, all of them. Throughput:
+float32 on both sides (TRL with sdpa, guerdon with the attention that it chooses for the length), the same optimiser,
+batch and clipping; then each in bfloat16, as it does that; guerdon also without padding (`use_remove_padding`), which
+PRMTrainer does not offer. F1: each trains for the same core-seconds, at the learning rate that is its own best on
+solutions that are not reported; the F1 is that of first errors, as in ProcessBench, at a threshold of 0.5. Judging,
+imports, tokenisation and warm-up steps do not count.
+
+Every measurement is a process of its own on the chosen core, and they take turns. This script does not know what the
+numbers should be.
+
+    python benchmarks/prm.py --what=score --core=1 --repetitions=3
+    python benchmarks/prm.py --what=train --core=1 --repetitions=3 --trl-python=/path/to/trl-1.12/bin/python
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from harness import got, machine_line, measure, over, pin, spread, table, tell
+from prm_sides import (
+    SEED,
+    SIZES,
+    STEPS,
+    make_scorer,
+    score_once,
+    shared_inputs,
+    start_from,
+    train_once,
+    training_rows,
+    write_rows,
+)
+
+SCORE = {
+    "one_verdict": "guerdon, verdicts, one pass",
+    "prefix_guerdon": "guerdon, a prompt per step",
+    "prefix_batched": "transformers, a prompt per step, batched",
+    "prefix_single": "transformers, a prompt per step, one at a time",
+    "one_stepwise": "guerdon, token classifier, one pass",
+}
+TRAIN = {
+    "guerdon_float32": "guerdon, float32",
+    "trl_float32": "TRL 1.12 PRMTrainer, float32",
+    "packed_float32": "guerdon without padding, float32",
+    "guerdon_bf16": "guerdon, its bfloat16",
+    "packed_bf16": "guerdon without padding, its bfloat16",
+    "trl_bf16": "TRL 1.12 PRMTrainer, its bf16",
+}
+MARK = "measured: "
+
+
+def rate(runs: list[dict[str, Any]]) -> list[float]:
+    """Solutions per core-second of each run."""
+    return [run["solutions"] / run["core_seconds"] for run in runs]
+
+
+def score_report(results: dict[str, list[dict[str, Any]]]) -> str:
+    """Scoring as Markdown."""
+    core = {side: rate(runs) for side, runs in results.items()}
+    rivals = [side for side in core if side.startswith("prefix")]
+    best = max(rivals, key=lambda side: float(np.median(core[side])))
+    rows = []
+    for side, runs in results.items():
+        ratio = "" if side in rivals else spread(over(core[side], core[best]))
+        rows.append([SCORE[side], spread(core[side], 1), f"{runs[0]['tokens']:.0f}", ratio])
+    alike = [results[side][0]["scores"] for side in ("one_verdict", *rivals)]
+    worst = max(float(np.abs(np.subtract(alike[0], other)).max()) for other in alike[1:])
+    header = ["", "solutions per core-second", "tokens read per solution", f"to {SCORE[best]}"]
+    return (
+        f"{table(header, rows)}\n\nLargest difference between the scores of the first four rows: {worst:.1g}. "
+        f"{got(results)}"
+    )
+
+
+def run_score(options: argparse.Namespace, name: str) -> list[str]:
+    """All sides in turns, for one size of model."""
+    texts = []
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_scorer(Path(folder), SIZES[name])
+        for dtype in options.dtypes.split(","):
+            results: dict[str, list[dict[str, Any]]] = {side: [] for side in SCORE}
+            for repetition in range(options.repetitions):
+                for side in results:
+                    given = {"side": side, "model": model, "sizes": name, "core": options.core, "dtypes": dtype}
+                    results[side].append(measure(__file__, {**given, "micro": options.micro, "quick": options.quick}))
+                    print(f"{name} {dtype} {repetition}: {SCORE[side]}, {rate(results[side])[-1]:.1f}/s", flush=True)
+            texts.append(f"### Scoring {STEPS} steps, {name} parameters, {dtype}\n\n{score_report(results)}")
+    return texts
+
+
+def ask_trl(options: argparse.Namespace, **given: Any) -> Any:
+    """One measurement in TRL's own environment."""
+    script = str(Path(__file__).parent / "prm_trl.py")
+    arguments = [f"--{name}={value}" for name, value in given.items() if not isinstance(value, bool)]
+    arguments += [f"--{name}" for name, value in given.items() if value is True]
+    done = subprocess.run(
+        [options.trl_python, script, *arguments, f"--core={options.core}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )
+    told = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+    if done.returncode or not told:
+        sys.exit(f"TRL's side ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+    return json.loads(told[-1].removeprefix(MARK))
+
+
+def first_error_f1(probabilities: list[list[float]], labels: list[list[bool]]) -> float:
+    """ProcessBench's F1 at a threshold of 0.5."""
+    hits: dict[bool, list[bool]] = {True: [], False: []}
+    for p, truth in zip(probabilities, labels, strict=True):
+        first = truth.index(False) if False in truth else -1
+        said = next((k for k, x in enumerate(p) if x < 0.5), -1)
+        hits[first >= 0].append(said == first)
+    wrong, right = (float(np.mean(hits[kind])) for kind in (True, False))
+    return 2 * wrong * right / (wrong + right) if wrong + right else 0.0
+
+
+class Training:
+    """The data and the model that both sides of the training share, in a folder."""
+
+    def __init__(self, options: argparse.Namespace, name: str, folder: Path) -> None:
+        from guerdon.episodes.solution_files import write_solutions
+
+        self.options, self.name, self.folder = options, name, folder
+        family = {"family": "chain", "steps": options.most_lines, "min_steps": options.fewest_lines}
+        quick = bool(options.quick)
+        steps = 20 if quick else options.sft_steps
+        self.model = options.start or start_from(folder, SIZES[name], family, sft_steps=steps)
+        sizes = {
+            "train": 256 if quick else options.solutions,
+            "choose": 64 if quick else 512,
+            "test": 64 if quick else 1024,
+        }
+        taken: list[str] = []
+        self.labels: dict[str, list[list[bool]]] = {}
+        self.separator = ""
+        for number, (part, size) in enumerate(sizes.items()):
+            solutions = training_rows(family, size, SEED + number, taken)
+            taken += [s.question for s in solutions]
+            self.separator = solutions[0].separator
+            self.labels[part] = [[bool(x) for x in s.labels] for s in solutions]
+            write_solutions(folder / f"{part}.jsonl", solutions)
+            rows, ours = shared_inputs(self.model, solutions)
+            write_rows(folder / f"{part}_trl.jsonl", rows)
+            read = ask_trl(
+                options, what="ids", model=self.model, rows=folder / f"{part}_trl.jsonl", separator=self.separator
+            )
+            if read != ours:
+                wrong = next(k for k, (a, b) in enumerate(zip(ours, read, strict=True)) if a != b)
+                sys.exit(f"ids or places of labels differ, first in row {wrong}: {ours[wrong]} {read[wrong]}")
+        self.places = sum(len(x) for part in self.labels.values() for x in part)
+        self.rows = sum(len(part) for part in self.labels.values())
+
+    def one(self, side: str, *, learning_rate: float, budget: float, part: str, steps: int) -> dict[str, Any]:
+        """One training by one side."""
+        kind, _, dtype = side.partition("_")
+        shared = {"rate": learning_rate, "batch": self.options.batch, "budget": budget, "steps": steps}
+        if kind == "trl":
+            return ask_trl(
+                self.options, what="train", model=self.model, rows=self.folder / "train_trl.jsonl",
+                test=self.folder / f"{part}_trl.jsonl", separator=self.separator, bf16=dtype == "bf16", **shared,
+            )  # fmt: skip
+        given = {"side": side, "model": self.model, "data": self.folder, "part": part, "core": self.options.core}
+        return measure(__file__, {**given, **shared})
+
+
+def run_train(options: argparse.Namespace, name: str) -> list[str]:
+    """Throughput and F1 at equal time, for one size of model."""
+    with tempfile.TemporaryDirectory() as folder:
+        shared = Training(options, name, Path(folder))
+        same = (
+            f"Token ids and places of labels are equal on all {shared.rows:,} solutions ({shared.places:,} labels), as "
+            "guerdon reads them and as TRL's `tokenize_row` does."
+        )
+        print(same, flush=True)
+        speed: dict[str, list[dict[str, Any]]] = {side: [] for side in TRAIN}
+        steps = 4 if options.quick else options.train_steps
+        for repetition in range(options.repetitions):
+            for side in speed:
+                speed[side].append(shared.one(side, learning_rate=1e-4, budget=0.0, part="choose", steps=steps))
+                print(f"{name} {repetition}: {TRAIN[side]}, {rate(speed[side])[-1]:.1f}/s", flush=True)
+        text = [f"### Training, {name} parameters\n\n{same}\n\n{speed_report(speed)}"]
+        if options.budgets:
+            text.append(f"### F1 at equal time, {name} parameters\n\n{equal_time(options, shared)}")
+        return text
+
+
+def speed_report(results: dict[str, list[dict[str, Any]]]) -> str:
+    """Throughput as Markdown."""
+    core = {side: rate(runs) for side, runs in results.items()}
+    rows = []
+    for side in results:
+        dtype = side.partition("_")[2]
+        ratio = "" if side.startswith("trl") else spread(over(core[side], core[f"trl_{dtype}"]))
+        rows.append([TRAIN[side], spread(core[side], 1), ratio])
+    return f"{table(['', 'solutions per core-second', 'to PRMTrainer'], rows)}\n\n{got(results)}"
+
+
+def equal_time(options: argparse.Namespace, shared: Training) -> str:
+    """F1 of both sides after the same core-seconds, each at its own best learning rate."""
+    rates = [float(x) for x in options.rates.split(",")]
+    rows = []
+    for budget in (float(x) for x in options.budgets.split(",")):
+        for side in options.f1_sides.split(","):
+            chosen = {
+                r: first_error_f1(
+                    shared.one(side, learning_rate=r, budget=budget, part="choose", steps=10**6)["probabilities"],
+                    shared.labels["choose"],
+                )
+                for r in rates
+            }
+            best = max(chosen, key=lambda r: chosen[r])
+            runs = [
+                shared.one(side, learning_rate=best, budget=budget, part="test", steps=10**6)
+                for _ in range(options.repetitions)
+            ]
+            found = [first_error_f1(run["probabilities"], shared.labels["test"]) for run in runs]
+            steps = spread([run["steps"] for run in runs], 0)
+            rows.append([TRAIN[side], f"{budget:g}", f"{best:g}", steps, spread(found, 3)])
+            print(f"{shared.name}, {budget:g} s: {rows[-1]}", flush=True)
+    return table(["", "core-seconds", "learning rate", "gradient steps", "F1 of first errors"], rows)
+
+
+def one(options: argparse.Namespace) -> dict[str, Any]:
+    """The measurement that another process asked for."""
+    if options.side.startswith(("one", "prefix")):
+        size = SIZES[options.sizes]
+        if options.quick:
+            size = replace(size, solutions=4)
+        return score_once(options.side, options.model, size, dtype=options.dtypes, micro=options.micro)
+    return train_once(
+        options.model, options.data, options.part, rate=options.rate, batch=options.batch, budget=options.budget,
+        steps=options.steps, warm=2, matched=options.side.endswith("float32"),
+        packed=options.side.startswith("packed"),
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Measure in turns and print Markdown, or do one measurement for the process that asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--what", choices=["score", "train", "all"], default="all")
+    parser.add_argument("--sizes", default="0.4M,3M", help=f"of {', '.join(SIZES)}, separated by commas")
+    parser.add_argument("--core", type=int, default=0, help="the core that everything runs on")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--dtypes", default="float32,bfloat16", help="score: float32, bfloat16 or both")
+    parser.add_argument("--micro", type=int, default=16, help="score: solutions per forward pass")
+    parser.add_argument("--trl-python", help="train: python of an environment with TRL 1.12")
+    parser.add_argument("--solutions", type=int, default=8192, help="train: solutions to learn from")
+    parser.add_argument("--fewest-lines", type=int, default=2, help="train: steps of the shortest solutions")
+    parser.add_argument("--most-lines", type=int, default=10, help="train: steps of the longest solutions")
+    parser.add_argument("--start", help="train: folder of the model that both sides start from; else one is made")
+    parser.add_argument("--sft-steps", type=int, default=1500, help="train: of the model that both sides start from")
+    parser.add_argument("--batch", type=int, default=16, help="train: solutions per gradient step")
+    parser.add_argument("--train-steps", type=int, default=40, help="train: gradient steps of a throughput measurement")
+    parser.add_argument("--budgets", default="60,180", help="train: core-seconds at which F1 is compared; empty: none")
+    parser.add_argument("--rates", default="3e-4,1e-3,3e-3", help="train: learning rates that each side chooses from")
+    parser.add_argument("--f1-sides", default=",".join(TRAIN), help="train: whose F1 is compared")
+    parser.add_argument("--quick", type=int, nargs="?", const=1, default=0, help="does it run at all? sizes of nothing")
+    for name in ("side", "model", "data", "part"):
+        parser.add_argument(f"--{name}", help="of one measurement in this process")
+    for name, kind in (("rate", float), ("budget", float), ("steps", int)):
+        parser.add_argument(f"--{name}", type=kind, help="of one measurement in this process")
+    options = parser.parse_args()
+    pin([options.core])
+    if options.side:
+        tell(one(options))
+        return
+    if options.what != "score" and not options.trl_python:
+        parser.error("training is compared with TRL 1.12: give --trl-python (TRL has had no PRMTrainer since)")
+    where, texts = machine_line(["transformers"]), []
+    for name in options.sizes.split(","):
+        if options.what in ("score", "all"):
+            texts += run_score(options, name)
+        if options.what in ("train", "all"):
+            texts += run_train(options, name)
+    print(f"\n{where}\n\n{options.repetitions} repetitions taking turns; median (lowest to highest).\n")
+    print("\n\n".join(texts))
+
+
+if __name__ == "__main__":
+    main()

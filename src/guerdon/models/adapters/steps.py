@@ -1,0 +1,315 @@
+"""What all adapters share: from a question and its steps to token ids with a place per step, and to scores.
+
+An adapter brings a form (how its family writes a solution, and where the value of each step stands) and a reading (the
+values at those places, for a few solutions at once). Places are found by where text was put, never by looking for a
+token: a step may contain whatever it likes. What cannot be read is a `Failure`: nothing is cut off, and a text that
+would become a control token of the model is not passed on. This module does not know any family.
+
+    reader = StepReader("qwen_prm", form, read, tokenizer=tokenizer, room=4096, micro_batch_size=8)
+    reader.score([episode])[0].steps           # (S,)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
+from guerdon.models.judgement import Judgement, JudgeOptions
+from guerdon.policies.tokens import pad_id, pad_right
+from guerdon.types import Episode, Failure, FloatArray, IntArray, RewardInfo, Score
+
+MARK = "\ue000"  # stands for a marker while a text is put together; a character of nobody's alphabet
+
+
+class CannotReadError(DataError):
+    """A solution that a family has no way to read.
+
+    Attributes:
+        reason: a short stable word to count by.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+@dataclass(frozen=True, eq=False)
+class Marked:
+    """A solution as a model reads it.
+
+    Attributes:
+        ids: (L,) token ids.
+        places: (S,) index of the token where the value of each step stands.
+        start: first token of the solution, where the question ends; families that need it say so.
+    """
+
+    ids: IntArray
+    places: IntArray
+    start: int = 0
+
+
+Form = Callable[[str, Sequence[str]], Marked]
+Reading = Callable[[Sequence[Marked]], Sequence[FloatArray]]
+
+
+class StepReader:
+    """A reward model of steps: a `RewardModel` and a `Judge`.
+
+    Args:
+        name: how logs and reports call it.
+        form: a question and the bodies of its steps as ids.
+        read: values of a few solutions at once.
+        tokenizer: of the model.
+        room: most tokens that the model takes; None for any number.
+        micro_batch_size: solutions per forward pass.
+
+    Raises:
+        ConfigError: `micro_batch_size` is below 1.
+    """
+
+    def __init__(
+        self, name: str, form: Form, read: Reading, *, tokenizer: Any, room: int | None, micro_batch_size: int
+    ) -> None:
+        if micro_batch_size < 1:
+            raise ConfigError(f"micro_batch_size must be at least 1, got {micro_batch_size}")
+        self.form, self.tokenizer, self.room = form, tokenizer, room
+        self._name, self._read, self._micro = name, read, micro_batch_size
+        self._control = _control_texts(tokenizer)
+
+    @property
+    def info(self) -> RewardInfo:
+        """Probabilities, one per step."""
+        return RewardInfo(self._name, (0.0, 1.0), modality="text", frames_needed=0, success_threshold=0.5)
+
+    def score(self, episodes: Sequence[Episode]) -> list[Score]:
+        """One Score per episode, with a value per step."""
+        return [judged.score for judged in self.judge(episodes, JudgeOptions())]
+
+    def judge(self, episodes: Sequence[Episode], options: JudgeOptions) -> list[Judgement]:
+        """Scores, and how many tokens were read for each.
+
+        Raises:
+            ConfigError: `options` asks for something that this model has no use for.
+        """
+        if options != JudgeOptions():
+            raise ConfigError(f"the reward model {self._name} reads text and has no options of a judgement")
+        marked: dict[int, Marked] = {}
+        found: dict[int, Judgement] = {}
+        for i, episode in enumerate(episodes):
+            try:
+                marked[i] = self._marked(episode)
+            except CannotReadError as error:
+                found[i] = Judgement(Score(failure=Failure(error.reason, str(error))))
+        order = sorted(marked, key=lambda i: len(marked[i].ids))  # neighbours of one length waste no padding
+        for start in range(0, len(order), self._micro):
+            rows = order[start : start + self._micro]
+            for i, values_S in zip(rows, self._read([marked[i] for i in rows]), strict=True):
+                found[i] = Judgement(Score.from_values(values_S), tokens=len(marked[i].ids))
+        return [found[i] for i in range(len(episodes))]
+
+    def marked(self, question: str, steps: Sequence[str]) -> Marked:
+        """A solution as the model reads it.
+
+        Raises:
+            CannotReadError: it cannot be read, and why.
+        """
+        for where, text in (("the question", question), *((f"step {k + 1}", s) for k, s in enumerate(steps))):
+            for control in (*self._control, MARK):
+                if control in text:
+                    raise CannotReadError("control_token", f"{where} holds {control!r}, which steers this model")
+        marked = self.form(question, [step.strip() for step in steps])
+        assert len(marked.places) == len(steps)
+        if self.room is not None and len(marked.ids) > self.room:
+            raise CannotReadError("too_long", f"{len(marked.ids)} tokens, the model has room for {self.room}")
+        return marked
+
+    def _marked(self, episode: Episode) -> Marked:
+        if episode.texts is None:
+            raise CannotReadError("no_text", "the episode has no texts")
+        if not episode.texts:
+            raise CannotReadError("no_step", "the solution has no step")
+        return self.marked(episode.task, episode.texts)
+
+
+def without_marks(marked_text: str, marker: str) -> tuple[str, list[int]]:
+    """A text with `marker` in place of every `MARK`, and where each marker ends."""
+    pieces = marked_text.split(MARK)
+    ends = np.cumsum([len(p) + len(marker) for p in pieces[:-1]])
+    return marker.join(pieces), [int(e) for e in ends]
+
+
+def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
+    """A finished chat as text, by the tokenizer's own template."""
+    return str(tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=False))
+
+
+def ids_of(tokenizer: Any, text: str) -> IntArray:
+    """Ids of a text, without anything around it.
+
+    Raises:
+        CannotReadError: a character that the tokenizer does not know.
+    """
+    return _known(tokenizer, text, np.asarray(tokenizer.encode(text, add_special_tokens=False), dtype=np.int64))
+
+
+def ids_and_places(
+    tokenizer: Any, text: str, ends: Sequence[int], token: int, *, special: bool
+) -> tuple[IntArray, IntArray]:
+    """Ids of a whole text, and for each of these places in it the index of the token that ends there.
+
+    Args:
+        tokenizer: one that says where its tokens stand.
+        text: the text, markers included.
+        ends: where markers end, in characters.
+        token: what a marker's token must be.
+        special: whether the tokenizer adds its own beginning and end.
+
+    Raises:
+        CannotReadError: a character that the tokenizer does not know, or a marker that is not this token.
+    """
+    encoded = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True)
+    ids = _known(tokenizer, text, np.asarray(encoded["input_ids"], dtype=np.int64))
+    covers = {}
+    for index, (first, last) in enumerate(encoded["offset_mapping"]):
+        covers.update(dict.fromkeys(range(first, last), index))
+    places = np.array([covers.get(end - 1, -1) for end in ends], dtype=np.int64)
+    for k, place in enumerate(places):
+        if place < 0 or ids[place] != token:
+            raise CannotReadError("no_marker", f"the mark behind step {k + 1} did not become the token {token}")
+    return ids, places
+
+
+def single_token(tokenizer: Any, text: str, path: str, *, count: int = 1) -> list[int]:
+    """Ids of a text that must be so many known tokens.
+
+    Raises:
+        CheckpointError: the tokenizer lacks it: the folder belongs to another family.
+    """
+    ids = [int(i) for i in tokenizer.encode(text, add_special_tokens=False)]
+    if len(ids) != count or (tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids):
+        raise CheckpointError(
+            f"the tokenizer of {path!r} has no token for {text!r} (it gives {ids}): the model is of another family"
+        )
+    return ids
+
+
+def checked_tokenizer(path: str, *, chat: bool) -> Any:
+    """The tokenizer of a folder or hub id.
+
+    Args:
+        path: folder or hub id.
+        chat: whether a chat template is needed.
+
+    Raises:
+        CheckpointError: it cannot be read, does not say where its tokens stand, or lacks a chat template.
+    """
+    from guerdon.policies.text_files import read_tokenizer
+
+    with boundary(CheckpointError, f"the tokenizer of {path!r} cannot be read"):
+        tokenizer = read_tokenizer(path)
+    if not tokenizer.is_fast:
+        raise CheckpointError(
+            f"the tokenizer of {path!r} does not say where its tokens stand in a text: save a fast one"
+        )
+    if chat and not tokenizer.chat_template:
+        raise CheckpointError(
+            f"the tokenizer of {path!r} has no chat template, which this family writes its chats with"
+        )
+    return tokenizer
+
+
+def read_strictly(kind: Any, path: str) -> Any:
+    """A model of this class, every weight from the file and none left over, where it computes.
+
+    Args:
+        kind: a class with transformers' `from_pretrained`.
+        path: folder or hub id.
+
+    Raises:
+        CheckpointError: it cannot be read, lacks weights, or has some that the class does not.
+    """
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # what it would complain about is checked here
+    try:
+        with boundary(CheckpointError, f"the reward model {path!r} cannot be read"):
+            model, report = kind.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
+    finally:
+        logging.set_verbosity(level)
+    missing = sorted({*report["missing_keys"], *(str(k) for k in report["mismatched_keys"])})
+    extra = sorted(k for k in report["unexpected_keys"] if not str(k).startswith("lm_head."))  # some keep the old head
+    if missing or extra:
+        lacks = f"lacks {len(missing)} weights, such as {missing[0]}" if missing else ""
+        has = f"has {len(extra)} weights of another model, such as {extra[0]}" if extra else ""
+        raise CheckpointError(
+            f"the reward model {path!r} {' and '.join(x for x in (lacks, has) if x)}: it is of another family"
+        )
+    return placed(model)
+
+
+def placed(model: Any) -> Any:
+    """The model where it computes: on the GPU in bfloat16 where there is one, else in float32."""
+    model = model.eval().requires_grad_(False)
+    if torch.cuda.is_available():
+        model = model.to("cuda", torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32)
+    return model
+
+
+def room_of(model: Any) -> int | None:
+    """Most tokens that a model has positions for."""
+    room = getattr(model.config, "max_position_embeddings", None)
+    return None if room is None else int(room)
+
+
+@dataclass(frozen=True, eq=False)
+class Padded:
+    """Solutions side by side.
+
+    Attributes:
+        ids: (B, L), filled up on the right.
+        mask: (B, L) int64, 1 at real tokens.
+        places_M: for all steps, solution by solution, their place in the flattened (B, L).
+        counts: steps of each solution.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    places_M: Tensor
+    counts: tuple[int, ...]
+
+    def split(self, values_M: Tensor) -> list[FloatArray]:
+        """Values of all steps, by solution."""
+        values = values_M.float().cpu().numpy()
+        return [np.asarray(v, dtype=np.float32) for v in np.split(values, np.cumsum(self.counts)[:-1])]
+
+
+def pad(batch: Sequence[Marked], tokenizer: Any, device: torch.device) -> Padded:
+    """Put solutions side by side; a causal model never looks at what fills them up."""
+    ids, mask = pad_right([m.ids for m in batch], pad_id(tokenizer))
+    width = ids.shape[1]
+    places = np.concatenate([row * width + m.places for row, m in enumerate(batch)])
+    return Padded(
+        torch.from_numpy(ids).to(device), torch.from_numpy(mask.astype(np.int64)).to(device),
+        torch.from_numpy(places).to(device), tuple(len(m.places) for m in batch),
+    )  # fmt: skip
+
+
+def _known(tokenizer: Any, text: str, ids: IntArray) -> IntArray:
+    unknown = tokenizer.unk_token_id
+    shared = unknown in (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    if unknown is not None and not shared and (ids == unknown).any():
+        raise CannotReadError("unknown_character", f"the tokenizer does not know all characters of {text[:80]!r}")
+    return ids
+
+
+def _control_texts(tokenizer: Any) -> tuple[str, ...]:
+    """Texts that the tokenizer turns into tokens of its own."""
+    added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return tuple(sorted({*added, *tokenizer.all_special_tokens}))

@@ -1,0 +1,209 @@
+"""An implicit process reward model: step rewards from a language model that learnt from outcomes alone.
+
+beta times the summed log-ratio of the model to its reference is the logit that a solution is right (Yuan et al. 2024,
+2412.01981), trained with cross-entropy on outcomes or with DPO on pairs. Up to the end of step k that sum judges the
+first k steps, though no step was ever labelled: the score is sigma of it (`cumulative`), or sigma of the step's own
+part (`single`). The reference is the weights that training started from: with LoRA those without the adapter, else a
+second copy. The end-of-sequence token is not read, so a solution that goes on scores as it did. The model can go on
+learning while it is used (`learn`). This module does not know how it was trained first.
+
+    model.score([solution.as_episode()])[0].steps        # (S,)
+    model.learn([episode_with_outcome])                  # {"loss": 0.69, "learned": 1.0, "skipped": 0.0}
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from guerdon.atomic import seal_folder, verify_folder, write_json
+from guerdon.errors import CheckpointError, ConfigError, boundary
+from guerdon.models.implicit_losses import implicit_rewards
+from guerdon.models.text_card import TextModelCard
+from guerdon.models.text_inputs import Reading, as_batch, buckets, read_steps
+from guerdon.models.text_losses import bce_terms, pair_terms, pairs
+from guerdon.models.text_model import TextRewardModel
+from guerdon.policies.text import TextPolicy, reference
+from guerdon.types import Episode, Failure
+
+_STATE, _COUNTS, _ADAM = "state.safetensors", "state.json", "adam."
+LEARNING = {"learning_rate": 1e-6, "weight_decay": 0.0, "max_grad_norm": 10.0, "batch_size": 64, "seed": 0}
+
+
+class ImplicitModel(TextRewardModel):
+    """A value per step from log-ratios.
+
+    Args:
+        policy: the model that learns.
+        card: with `beta` and `read`.
+        head: there is none.
+        micro_batch_size: solutions per forward pass.
+        ref: the reference; None: the weights under the policy's adapter.
+
+    Raises:
+        ConfigError: no reference is given and the policy is no adapter.
+    """
+
+    has_head = False
+
+    def __init__(
+        self,
+        policy: TextPolicy,
+        card: TextModelCard,
+        *,
+        head: nn.Linear | None = None,
+        micro_batch_size: int = 16,
+        ref: TextPolicy | None = None,
+    ) -> None:
+        super().__init__(policy, card, micro_batch_size=micro_batch_size)
+        if ref is None and policy.adapter is None:
+            raise ConfigError("an implicit reward model needs a reference: an adapter's own weights, or a second model")
+        self._own_ref = ref
+        self.ref = reference(policy.base, remove_padding=policy.remove_padding) if ref is None else ref
+        self.learning = LEARNING | dict(card.learning)
+        self.updates = 0
+        self._optimizer: torch.optim.AdamW | None = None
+
+    def read(self, question: str, steps: Sequence[str]) -> Reading:
+        """The chat form."""
+        return read_steps(self.tokenizer, question, steps)
+
+    def logits(self, readings: Sequence[Reading]) -> Tensor:
+        """One logit per step, solution by solution: beta times the sum of log-ratios up to its end, or of it alone."""
+        q_B_T = self.log_ratios(readings)
+        found = []
+        for q_T, reading in zip(q_B_T, readings, strict=True):
+            ends = torch.from_numpy(reading.ends_S - reading.start + 1).to(q_T.device)
+            sums = nn.functional.pad(q_T.cumsum(0), (1, 0))[ends]
+            found.append(sums if self.card.read != "single" else sums.diff(prepend=sums.new_zeros(1)))
+        return self._beta * torch.cat(found)
+
+    def lesson_logits(self, readings: Sequence[Reading], *, body: bool = True) -> Tensor:
+        """One logit per solution: beta times the sum of all log-ratios."""
+        return self._beta * self.log_ratios(readings).sum(-1)
+
+    def log_ratios(self, readings: Sequence[Reading]) -> Tensor:
+        """(B, T) log-ratio of each token behind the prompt, 0 where there is none; gradients of the model only."""
+        batch = as_batch(self.policy, readings)
+        mask = torch.from_numpy(batch.mask_B_T).to(self.policy.device)
+        with torch.no_grad():
+            ref = self.ref.log_probs(batch)
+        return implicit_rewards(self.policy.log_probs(batch), ref, mask)
+
+    @property
+    def _beta(self) -> float:
+        assert self.card.beta is not None
+        return self.card.beta
+
+    @property
+    def stored_reference(self) -> TextPolicy | None:
+        """The second copy of the weights, where there is one."""
+        return self._own_ref
+
+    # going on to learn
+
+    def learn(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        """One pass of AdamW over episodes with a known outcome, with the loss that the model was trained with.
+
+        With DPO, episodes of the same task are paired, right with wrong; the others teach nothing and are counted.
+
+        Returns:
+            `loss` (mean before each gradient step), `learned` and `skipped` (episodes); no loss where nothing was
+            learnt.
+        """
+        known: list[tuple[Reading, Episode]] = []
+        for episode in episodes:
+            reading = None if episode.outcome is None else self.reading_of(episode)
+            if reading is not None and not isinstance(reading, Failure):
+                known.append((reading, episode))
+        if self.card.loss == "dpo":
+            groups = [episode.task for _, episode in known]
+            items = [list(p) for p in pairs(groups, [e.outcome for _, e in known], self.updates)]
+        else:
+            items = [[i] for i in range(len(known))]
+        used = {i for item in items for i in item}
+        counts = {"learned": float(len(used)), "skipped": float(len(episodes) - len(used))}
+        if not items:
+            return counts
+        losses: list[float] = []
+        device = self.policy.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            order = np.random.default_rng([int(self.learning["seed"]), self.updates]).permutation(len(items))
+            torch.manual_seed(int(self.learning["seed"]) * 1_000_003 + self.updates)
+            size = int(self.learning["batch_size"])
+            for start in range(0, len(order), size):
+                losses.append(self._gradient_step([items[i] for i in order[start : start + size]], known))
+        self.updates += 1
+        return {"loss": float(np.mean(losses)), **counts}
+
+    def _gradient_step(self, items: Sequence[Sequence[int]], known: Sequence[tuple[Reading, Episode]]) -> float:
+        optimizer = self._adamw()
+        optimizer.zero_grad()
+        total = 0.0
+        readings = [[known[i][0] for i in item] for item in items]
+        together = [max(item, key=len) for item in readings]
+        size = max(1, self.micro_batch_size // len(items[0]))
+        for group in buckets(together, size):
+            columns = [
+                self.lesson_logits([readings[g][c] for g in group]) for c in range(len(items[0]))
+            ]  # right and wrong, or all in one
+            if len(columns) == 2:
+                terms = pair_terms(*columns)
+            else:
+                outcomes = [float(bool(known[items[g][0]][1].outcome)) for g in group]
+                terms = bce_terms(columns[0], torch.tensor(outcomes, device=columns[0].device))
+            loss = terms.sum() / len(items)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += float(loss.detach())
+        torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.learning["max_grad_norm"])
+        optimizer.step()
+        optimizer.zero_grad()
+        return total
+
+    def _adamw(self) -> torch.optim.AdamW:
+        if self._optimizer is None:
+            for parameter in self.policy.parameters():
+                parameter.requires_grad_(True)
+            self._optimizer = torch.optim.AdamW(
+                self.policy.parameters(),
+                lr=self.learning["learning_rate"],
+                weight_decay=self.learning["weight_decay"],
+            )
+        return self._optimizer
+
+    def save(self, folder: Path) -> None:
+        """Write weights, optimiser and counts in one piece."""
+        temporary = folder.with_name(f".{folder.name}.partial")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        state = self._adamw().state_dict()["state"]
+        adam = {f"{_ADAM}{i}.{k}": torch.as_tensor(v).cpu() for i, slots in state.items() for k, v in slots.items()}
+        save_file({k: t.contiguous() for k, t in (self.tensors() | adam).items()}, temporary / _STATE)
+        write_json(temporary / _COUNTS, {"updates": self.updates})
+        seal_folder(temporary, folder)
+
+    def restore(self, folder: Path) -> None:
+        """Return to what `save` wrote.
+
+        Raises:
+            CheckpointError: it was altered, or is of another model.
+        """
+        verify_folder(folder)
+        with boundary(CheckpointError, f"{folder} cannot be read"):
+            tensors = load_file(folder / _STATE)
+            self.updates = int(json.loads((folder / _COUNTS).read_text(encoding="utf-8"))["updates"])
+            self.load_tensors({k: t for k, t in tensors.items() if not k.startswith(_ADAM)})
+            slots: dict[int, dict[str, Tensor]] = {}
+            for name, value in tensors.items():
+                if name.startswith(_ADAM):
+                    _, index, slot = name.split(".", 2)
+                    slots.setdefault(int(index), {})[slot] = value
+            optimizer = self._adamw()
+            optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})

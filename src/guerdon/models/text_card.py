@@ -1,0 +1,137 @@
+"""Reward models of text on disk: a transformers or peft folder with `reward_model.json` beside the weights.
+
+The JSON says what the weights cannot: the kind of model, in which form it reads, what ended the steps it was trained
+on, the threshold, what its labels meant, and how it was trained. A linear head lies in `head.safetensors`. The folder
+is written in one piece and its hashes are checked when it is read. This module does not know how models score.
+
+    write_text_model(model, Path("runs/prm/final_checkpoint"))
+    card = read_card(Path("runs/prm/final_checkpoint"))
+    card.kind, card.threshold
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from guerdon import __version__
+from guerdon.atomic import COMPLETE, seal_folder, verify_folder, write_json
+from guerdon.errors import CheckpointError, boundary
+from guerdon.policies.text import TextPolicy
+from guerdon.policies.text_files import save_policy
+
+Kind = Literal["stepwise", "verdict", "outcome", "implicit"]
+Loss = Literal["bce", "bradley_terry", "ce", "dpo"]
+
+CARD, HEAD = "reward_model.json", "head.safetensors"
+
+
+@dataclass(frozen=True)
+class TextModelCard:
+    """Everything about a reward model of text but its weights.
+
+    Attributes:
+        kind: which model.
+        form: how it reads: `chat` (question as a chat, steps behind it) or `evaluate_this_step` (plain text that
+            ends with a request to evaluate).
+        loss: what it was trained with.
+        separator: what ended most steps of the training data; empty where they ended in no fixed text.
+        threshold: a step (or solution) below it counts as wrong; None where values have no such point.
+        labels: what a target of 1 means, in words.
+        max_length: tokens that it reads at most; None: as many as its weights have positions for.
+        beta: of `implicit`, the factor of the log-ratios; else None.
+        read: of `implicit`: the score of a step is of everything up to it, or of the step alone; else None.
+        bf16: whether it computes in bfloat16; `auto`: where the hardware has it.
+        quantize: how its frozen weights were stored while it was trained; None: as they are.
+        learning: settings of its optimiser, for learning on while in use.
+        training: data hash, method, reward, counts, settings and metrics; plain JSON values.
+    """
+
+    kind: Kind
+    form: str
+    loss: Loss
+    separator: str = ""
+    threshold: float | None = 0.5
+    labels: str = ""
+    max_length: int | None = None
+    beta: float | None = None
+    read: Literal["cumulative", "single"] | None = None
+    bf16: bool | Literal["auto"] = "auto"
+    quantize: Literal["nf4"] | None = None
+    learning: Mapping[str, float] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
+
+
+def is_own(folder: Path) -> bool:
+    """Whether a folder holds a reward model that guerdon wrote."""
+    return (folder / CARD).is_file()
+
+
+def read_card(folder: Path) -> TextModelCard:
+    """The card of a folder, whose files must be those that were written.
+
+    Raises:
+        CheckpointError: there is none, it is of another version, or a file was altered.
+    """
+    verify_folder(folder)
+    with boundary(CheckpointError, f"{folder / CARD} cannot be read"):
+        record = json.loads((folder / CARD).read_text(encoding="utf-8"))
+        known = {f.name for f in fields(TextModelCard)}
+        absent = sorted(known - record.keys())
+        if absent:
+            raise CheckpointError(f"{folder / CARD} lacks {', '.join(absent)}: it was not written by `guerdon train`")
+        return TextModelCard(**{name: record[name] for name in known})
+
+
+def write_folder(
+    folder: Path, policy: TextPolicy, card: TextModelCard, *, head: nn.Linear | None, ref: TextPolicy | None = None
+) -> Path:
+    """Write a reward model in one piece; an older folder of that name is replaced.
+
+    Args:
+        folder: where.
+        policy: the weights, or an adapter on them.
+        card: the rest.
+        head: what turns hidden states into logits.
+        ref: a reference with weights of its own, stored under `reference/`.
+    """
+    temporary = folder.with_name(f".{folder.name}.writing")
+    shutil.rmtree(temporary, ignore_errors=True)
+    save_policy(policy, temporary)
+    (temporary / COMPLETE).unlink()  # sealed again below, with what is added
+    if head is not None:
+        save_file({name: t.detach().cpu().contiguous() for name, t in head.state_dict().items()}, temporary / HEAD)
+    if ref is not None:
+        save_policy(ref, temporary / "reference")
+    write_json(temporary / CARD, asdict(card) | {"guerdon_version": __version__})
+    seal_folder(temporary, folder)
+    return folder
+
+
+def new_head(width: int) -> nn.Linear:
+    """A linear layer to one logit that starts at zero: every probability starts at one half."""
+    with torch.random.fork_rng(devices=[]):
+        head = nn.Linear(width, 1)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+def read_head(folder: Path, width: int) -> nn.Linear:
+    """The head of a folder.
+
+    Raises:
+        CheckpointError: there is none, or it is of another width.
+    """
+    head = new_head(width)
+    with boundary(CheckpointError, f"{folder / HEAD} cannot be read, or does not fit a model of width {width}"):
+        head.load_state_dict(load_file(folder / HEAD), strict=True)
+    return head

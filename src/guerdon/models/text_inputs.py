@@ -1,0 +1,115 @@
+r"""A question and the steps of a solution as token ids: the same for training, scoring and serving.
+
+The question becomes a chat prompt. Every step is tokenised by itself, so the ids of a step never depend on what comes
+after it, a step always ends with a token of its own, and a solution that is cut off after step k reads exactly as the
+first k steps of the whole. (Tokenised in one piece, a token such as ` So` or `\n\n` would straddle two steps, and its
+label would belong to both.) This module does not know models or labels.
+
+    reading = read_steps(tokenizer, "3+5=?", ["3+5=8;", "done"])
+    reading.ids[reading.ends_S]              # the last token of each step: where labels and scores stand
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from guerdon.policies.packing import Layout, lay_out
+from guerdon.policies.text import TextPolicy
+from guerdon.policies.tokens import TokenBatch, pad_id, piece_ids, prompt_ids, token_batch
+from guerdon.types import BoolArray, IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """A solution as a model reads it.
+
+    Attributes:
+        ids: (L,) prompt and steps.
+        start: where the first step begins.
+        ends_S: for each step the place of its last token in `ids`; a step without any text has that of the token
+            before it.
+        tail: tokens that a form puts behind each step, beside those of the text.
+    """
+
+    ids: IntArray
+    start: int
+    ends_S: IntArray
+    tail: int = 0
+
+    def __len__(self) -> int:
+        return len(self.ids) + self.tail * len(self.ends_S)
+
+    @property
+    def reach(self) -> int:
+        """Positions that it takes: a tail stands in place of the text behind its step."""
+        return len(self.ids) + self.tail
+
+    @property
+    def own_S(self) -> BoolArray:
+        """(S,) whether a step has a token of its own."""
+        return np.asarray(np.diff(self.ends_S, prepend=self.start - 1) > 0)
+
+
+def read_steps(tokenizer: Any, question: str, steps: Sequence[str], *, closed: bool = False) -> Reading:
+    """A solution in the chat form: the question as the user's turn, the steps as the assistant's.
+
+    Args:
+        tokenizer: a transformers tokenizer with a chat template.
+        question: what was asked.
+        steps: the text in pieces, separators included.
+        closed: put the end-of-sequence token behind the last step.
+
+    Raises:
+        ConfigError: the tokenizer has no chat template.
+        DataError: a character the tokenizer does not know.
+    """
+    prompt = prompt_ids(tokenizer, [{"role": "user", "content": question}])
+    pieces = piece_ids(tokenizer, steps)
+    ends = len(prompt) - 1 + np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
+    ids = np.concatenate([prompt, *pieces])
+    if closed:
+        ids = np.append(ids, np.int64(tokenizer.eos_token_id))
+    return Reading(ids, len(prompt), ends)
+
+
+def buckets(readings: Sequence[Reading], size: int) -> list[IntArray]:
+    """Indices in groups of at most `size`, the like-long together: little padding, the same groups every time."""
+    order = np.argsort([len(r) for r in readings], kind="stable")
+    return [order[start : start + size] for start in range(0, len(order), size)]
+
+
+def as_batch(policy: TextPolicy, readings: Sequence[Reading]) -> TokenBatch:
+    """Readings as prompts and responses."""
+    return token_batch(
+        [r.ids[: r.start] for r in readings],
+        [r.ids[r.start :] for r in readings],
+        np.ones(len(readings), dtype=np.bool_),
+        pad_id=pad_id(policy.tokenizer),
+    )
+
+
+def hidden_at(policy: TextPolicy, readings: Sequence[Reading], places: Sequence[IntArray]) -> Tensor:
+    """Last hidden states of a policy at places of each reading, one after the other; (sum of places, H) float32."""
+    batch = as_batch(policy, readings)
+    longest = max(len(r.ids) for r in readings)
+    packed = policy.remove_padding
+    layout = lay_out(
+        batch, pad_id=pad_id(policy.tokenizer), packed=packed, device=policy.device,
+        eager=policy.base.eager_for(longest),
+    )  # fmt: skip
+    starts = np.cumsum([0, *(len(r.ids) for r in readings[:-1])]) if packed else np.arange(len(readings)) * longest
+    return hidden_of(policy, layout, np.concatenate([s + p for s, p in zip(starts, places, strict=True)]))
+
+
+def hidden_of(policy: TextPolicy, layout: Layout, places_M: IntArray) -> Tensor:
+    """Last hidden states of a layout at places in its flattened ids; (M, H) float32."""
+    with policy.base.adapter(policy.adapter):
+        hidden = policy.base.hidden(layout)
+    found: Tensor = hidden[torch.from_numpy(places_M).to(hidden.device)].float()
+    return found

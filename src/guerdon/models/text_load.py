@@ -1,0 +1,163 @@
+"""Reward models of text by their folder: those that `guerdon train` wrote, and those of others through an adapter.
+
+A folder of ours is known by its `reward_model.json`; anything else is recognised by its `config.json`, or named. This
+module does not know what the scores are used for.
+
+    model = load_text_model("runs/prm/method1_HE/final_checkpoint")
+    model = load_text_model("Qwen/Qwen2.5-Math-PRM-7B", adapter="qwen_prm")
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from guerdon.errors import CheckpointError, boundary
+from guerdon.models.implicit_text import ImplicitModel
+from guerdon.models.load import load_reward_model
+from guerdon.models.outcome import OutcomeModel
+from guerdon.models.stepwise import StepwiseModel
+from guerdon.models.text_card import HEAD, TextModelCard, is_own, read_card, read_head
+from guerdon.models.text_model import TextRewardModel
+from guerdon.models.verdict import VerdictModel
+from guerdon.policies.shared_base import SharedBase
+from guerdon.policies.text import TextPolicy
+from guerdon.policies.text_files import ADAPTER, ADAPTER_WEIGHTS, read_model, read_tokenizer
+from guerdon.settings.remote import remote_at
+from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
+from guerdon.types import RewardModel
+
+KINDS: dict[str, type[TextRewardModel]] = {
+    "stepwise": StepwiseModel, "verdict": VerdictModel, "outcome": OutcomeModel, "implicit": ImplicitModel,
+}  # fmt: skip
+FINAL = "final_checkpoint"
+_PEFT = "base_model.model."
+
+
+def load_text_model(path: str, *, adapter: str = "auto", micro_batch_size: int = 16) -> RewardModel:
+    """Read a reward model of text.
+
+    Args:
+        path: a folder that `guerdon train` wrote (or the one above its `final_checkpoint`), a folder or hub id of
+            a published model, or the address of a reward server (`http://host:port/v1/rewards?model=prm`).
+        adapter: how a published model is read; `auto`: by its configuration.
+        micro_batch_size: solutions per forward pass.
+
+    Raises:
+        CheckpointError: there is no such model, it was altered, lacks weights, or nothing here can read it.
+    """
+    if path.startswith(("http://", "https://")):
+        return load_reward_model("remote", remote=remote_at(path))
+    folder = find_text_model(path)
+    if folder is None:
+        return _foreign(path, adapter, micro_batch_size)
+    if adapter not in ("auto", "guerdon"):
+        raise CheckpointError(f"{folder} was written by guerdon and needs no adapter; remove adapter {adapter!r}")
+    return load_own(folder, micro_batch_size=micro_batch_size)
+
+
+def find_text_model(path: str) -> Path | None:
+    """The folder of ours that a path means; None where it is none of ours.
+
+    Raises:
+        CheckpointError: there are several below it, or it is a state for resuming.
+    """
+    given = Path(path)
+    if is_own(given):
+        return given
+    below = [f for f in (given / FINAL, *sorted(given.glob(f"method*/{FINAL}"))) if is_own(f)]
+    if len(below) > 1:
+        raise CheckpointError(f"{given} holds several reward models: name one of {', '.join(map(str, below))}")
+    if not below and (given / "trainer_state.json").is_file():
+        raise CheckpointError(
+            f"{given} is a training under way, or a state to resume it; a model to use is in {FINAL}, once the "
+            "training is finished"
+        )
+    return below[0] if below else None
+
+
+def load_own(folder: Path, *, micro_batch_size: int = 16) -> TextRewardModel:
+    """Read a folder that `guerdon train` wrote.
+
+    Raises:
+        CheckpointError: it was altered, or lacks something.
+    """
+    card = read_card(folder)
+    if card.kind not in KINDS:
+        raise CheckpointError(f"{folder} holds a {card.kind!r}, which this version of guerdon does not know")
+    if card.kind == "implicit":
+        return _implicit(folder, card, micro_batch_size)
+    policy = _policy(str(folder), card)
+    width = int(policy.base.model.get_input_embeddings().weight.shape[1])
+    head = read_head(folder, width) if (folder / HEAD).is_file() else None
+    if KINDS[card.kind].has_head and head is None:
+        raise CheckpointError(f"{folder} has no {HEAD}; train it again")
+    return KINDS[card.kind](policy, card, head=head, micro_batch_size=micro_batch_size)
+
+
+def _policy(path: str, card: TextModelCard) -> TextPolicy:
+    """A language model with any adapter merged into it, for scoring."""
+    model, tokenizer = read_model(path)
+    base = SharedBase(model.to(_device()), tokenizer, TextPolicySettings(path=path, bf16=card.bf16))
+    return TextPolicy(base)
+
+
+def _implicit(folder: Path, card: TextModelCard, micro_batch_size: int) -> ImplicitModel:
+    if not (folder / ADAPTER).is_file():
+        ref = TextPolicy(_policy(str(folder / "reference"), card).base, trainable=False)
+        return ImplicitModel(_policy(str(folder), card), card, micro_batch_size=micro_batch_size, ref=ref)
+    with boundary(CheckpointError, f"the adapter {folder} cannot be read"):
+        config = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
+        stored = load_file(folder / ADAPTER_WEIGHTS)
+        origin = str(config["base_model_name_or_path"])
+        target = config["target_modules"]
+        lora = LoraSettings(
+            r=config["r"],
+            alpha=config["lora_alpha"],
+            dropout=config["lora_dropout"],
+            target_modules=target if isinstance(target, str) else tuple(target),
+        )
+    inside = folder / origin
+    origin = str(inside) if inside.is_dir() else origin
+    model, _ = read_model(origin)
+    settings = TextPolicySettings(path=origin, lora=lora, bf16=card.bf16)
+    base = SharedBase(model.to(_device()), read_tokenizer(str(folder)), settings)
+    base.add_adapter(card.kind, lora, seed=0)
+    policy = TextPolicy(base, adapter=card.kind)
+    named = {name.replace(f".{card.kind}.", "."): name for name in policy.named_parameters()}
+    policy.load_tensors({named.get(k.removeprefix(_PEFT), k): tensor for k, tensor in stored.items()})
+    return ImplicitModel(policy, card, micro_batch_size=micro_batch_size)
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _foreign(path: str, adapter: str, micro_batch_size: int) -> RewardModel:
+    """A published model, by the adapter of that name, or what its folder or its configuration says."""
+    from guerdon.models.adapters import ADAPTERS, load_adapter, recognise
+    from guerdon.models.adapters.notes import adapter_of
+
+    name: str | None = adapter
+    if adapter == "auto":
+        name = adapter_of(path) or recognise(_config(path), path)
+    if name is None:
+        raise CheckpointError(
+            f"no reward model can be read at {path}: guerdon did not write it, and its configuration is of no known "
+            f"kind; name one of the adapters {', '.join(ADAPTERS)}"
+        )
+    return load_adapter(name, path, micro_batch_size)
+
+
+def _config(path: str) -> dict[str, Any]:
+    """`config.json` of a folder or hub id."""
+    from transformers import PreTrainedConfig
+
+    hint = "" if Path(path).is_dir() else " (there is no such folder here, so it was looked for on the hub)"
+    with boundary(CheckpointError, f"no reward model can be read at {path!r}{hint}"):
+        config, _ = PreTrainedConfig.get_config_dict(path)
+    return dict(config)

@@ -1,0 +1,163 @@
+r"""A language model that says of each step CORRECT (+1) or INCORRECT (-1), scored by the logits of its verdict.
+
+The form is that of the seed's guide. For each step the model reads
+
+    ### Question: ... ### Partial Solution: (the steps so far) ### Evaluate this step:
+
+and its verdict is the next token: p = softmax over the first tokens of the two verdicts. Read literally this takes a
+forward pass per step, over text that is nearly the same each time. Here one pass takes the question and all steps
+once, and behind them for every step a copy of the closing request. Such a copy stands at the positions that follow
+its step and sees the text up to there and itself, nothing else: exactly what it would see in a pass of its own, so
+the answers are the same up to rounding. `prefix_scores` is the literal form, for comparison and for models trained
+elsewhere on text that a tokenizer merges across these pieces. This module does not know training or files.
+
+    model = VerdictModel(load_policy(settings, seed=0), TextModelCard("verdict", FORM, "bce"))
+    model.score([solution.as_episode()])[0].steps        # (S,) probabilities of CORRECT
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from guerdon.episodes.solution_rows import TARGETS
+from guerdon.errors import ConfigError
+from guerdon.models.text_card import TextModelCard
+from guerdon.models.text_inputs import Reading, buckets, hidden_at, hidden_of
+from guerdon.models.text_model import TextRewardModel
+from guerdon.policies.packing import Layout
+from guerdon.policies.text import TextPolicy
+from guerdon.policies.tokens import pad_id, pad_right, piece_ids
+from guerdon.types import Episode, FloatArray, IntArray
+
+FORM = "evaluate_this_step"
+QUESTION, PARTIAL, EVALUATE = "### Question:\n", "\n\n### Partial Solution:\n", "\n\n### Evaluate this step:\n"
+
+
+class VerdictModel(TextRewardModel):
+    """A probability of CORRECT per step.
+
+    Raises:
+        ConfigError: the tokenizer cannot tell the verdicts by their first token.
+        DataError: it does not know their characters.
+    """
+
+    has_head = False
+
+    def __init__(
+        self, policy: TextPolicy, card: TextModelCard, *, head: nn.Linear | None = None, micro_batch_size: int = 16
+    ) -> None:
+        super().__init__(policy, card, micro_batch_size=micro_batch_size)
+        self.tail, right, wrong = piece_ids(self.tokenizer, [EVALUATE, TARGETS[True], TARGETS[False]])
+        self.verdicts = (int(right[0]), int(wrong[0]))
+        if self.verdicts[0] == self.verdicts[1]:
+            raise ConfigError("this tokenizer begins both verdicts with the same token; take type: stepwise")
+
+    def read(self, question: str, steps: Sequence[str]) -> Reading:
+        """Question and steps in the seed's form; a step ends with the last token that is not blank."""
+        return _reading(self.tokenizer, question, steps, len(self.tail))
+
+    def logits(self, readings: Sequence[Reading]) -> Tensor:
+        """One logit per step, solution by solution: that of CORRECT minus that of INCORRECT."""
+        layout, places = self._lay_out(readings)
+        return self._verdicts(hidden_of(self.policy, layout, places))
+
+    def lesson_logits(self, readings: Sequence[Reading], *, body: bool = True) -> Tensor:
+        """As `logits`."""
+        return self.logits(readings)
+
+    def _verdicts(self, hidden_M_H: Tensor) -> Tensor:
+        with self.policy.base.adapter(self.policy.adapter):
+            logits = self.policy.base.logits(hidden_M_H).float()
+        right, wrong = self.verdicts
+        return logits[:, right] - logits[:, wrong]
+
+    def _lay_out(self, readings: Sequence[Reading]) -> tuple[Layout, IntArray]:
+        """Rows of text with the requests behind it, who sees whom, and the places where verdicts are read."""
+        tail = len(self.tail)
+        rows = [np.concatenate([r.ids, np.tile(self.tail, len(r.ends_S))]) for r in readings]
+        ids, _ = pad_right(rows, pad_id(self.tokenizer))
+        length = ids.shape[1]
+        positions = np.zeros_like(ids)
+        mask = np.zeros((len(rows), length, length), dtype=np.bool_)
+        mask[:, np.arange(length), np.arange(length)] = True  # padding sees itself: no row of attention is empty
+        places = []
+        for b, reading in enumerate(readings):
+            n = len(reading.ids)
+            positions[b, :n] = np.arange(n)
+            mask[b, :n, :n] = np.tri(n, dtype=np.bool_)
+            for k, end in enumerate(reading.ends_S):
+                block = slice(n + k * tail, n + (k + 1) * tail)
+                positions[b, block] = end + 1 + np.arange(tail)
+                mask[b, block, : end + 1] = True
+                mask[b, block, block] = np.tri(tail, dtype=np.bool_)
+                places.append(b * length + block.stop - 1)
+        device = self.policy.device
+        none = torch.zeros(0, dtype=torch.int64, device=device)
+        layout = Layout(
+            torch.from_numpy(ids).to(device), torch.from_numpy(positions).to(device), none, none, None,
+            torch.from_numpy(mask[:, None]).to(device),
+        )  # fmt: skip
+        return layout, np.array(places, dtype=np.int64)
+
+
+def prefix_text(question: str, steps: Sequence[str]) -> str:
+    """The seed's text for the last of these steps."""
+    return f"{QUESTION}{question}{PARTIAL}{''.join(steps).rstrip()}{EVALUATE}"
+
+
+@torch.inference_mode()
+def prefix_scores(model: VerdictModel, episodes: Sequence[Episode], *, pieces: bool = False) -> list[FloatArray]:
+    """The scores of all steps with a text of its own for each: slow, and what the seed's own script would read.
+
+    Args:
+        model: a language model that gives verdicts.
+        episodes: solutions with at least one step, all short enough.
+        pieces: tokenise the text in the pieces that `score` has; else in one piece, as training on text does. A
+            tokenizer that merges nothing across the pieces gives the same ids either way.
+
+    Raises:
+        DataError: a character the tokenizer does not know.
+    """
+    prefixes: list[Reading] = []
+    for episode in episodes:
+        for k in range(len(episode.texts or ())):
+            steps = (episode.texts or ())[: k + 1]
+            if pieces:
+                whole = _reading(model.tokenizer, episode.task, steps, 0)
+                ids = np.concatenate([whole.ids[: whole.ends_S[-1] + 1], model.tail])
+            else:
+                text = piece_ids(model.tokenizer, [prefix_text(episode.task, steps)])
+                ids = np.concatenate([_opening(model.tokenizer), *text])
+            prefixes.append(Reading(ids, 1, np.array([len(ids) - 1])))
+    scores = np.zeros(len(prefixes), dtype=np.float32)
+    for group in buckets(prefixes, model.micro_batch_size):
+        chosen = [prefixes[i] for i in group]
+        logits = model._verdicts(hidden_at(model.policy, chosen, [r.ends_S for r in chosen]))
+        scores[group] = torch.sigmoid(logits).cpu().numpy()
+    cuts = np.cumsum([len(e.texts or ()) for e in episodes])[:-1]
+    return list(np.split(scores, cuts))
+
+
+def _opening(tokenizer: Any) -> IntArray:
+    """The beginning-of-sequence token, where the tokenizer puts one in front of plain text."""
+    ids = tokenizer.encode("", add_special_tokens=True)
+    return np.array(ids if ids == [tokenizer.bos_token_id] else [], dtype=np.int64)
+
+
+def _reading(tokenizer: Any, question: str, steps: Sequence[str], tail: int) -> Reading:
+    bodies = [step.rstrip() for step in steps]
+    blanks = [step[len(body) :] for step, body in zip(steps, bodies, strict=True)]
+    head, *pieces = piece_ids(tokenizer, [QUESTION + question + PARTIAL, *bodies, *blanks])
+    start = np.concatenate([_opening(tokenizer), head])
+    ids, ends, at, last = [start], [], len(start), len(start) - 1
+    for k in range(len(steps)):
+        last = at + len(pieces[k]) - 1 if bodies[k] else last
+        ends.append(last)
+        ids += [pieces[k], pieces[len(steps) + k]]
+        at += len(pieces[k]) + len(pieces[len(steps) + k])
+    return Reading(np.concatenate(ids), len(start), np.array(ends, dtype=np.int64), tail)

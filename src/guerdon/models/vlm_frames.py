@@ -1,0 +1,130 @@
+"""Pictures as vision-language models and their clients get them: RGB bytes, and few enough of them.
+
+One answer to what counts as a picture: bytes or floats in [0, 1], channels first or last, grey, RGBA, and the stacked
+six-channel inputs of two-tower policies; anything else is refused, never guessed. This module does not know models,
+prompts or files.
+
+    frames_T_H_W_3 = to_rgb_uint8(observations)            # also (T, 6, 224, 224) as DINO-SigLIP policies see them
+    frames_T_H_W_3[sample_frames(len(frames_T_H_W_3), 16)] # the first and the last among them
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from guerdon.errors import DataError
+from guerdon.types import ByteArray, IntArray
+
+_CHANNELS = (1, 3, 4, 6)
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+_CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+_HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+TOWERS = {"dinosiglip": (_IMAGENET, _HALF), "dinoclip": (_IMAGENET, _CLIP)}
+"""Mean and standard deviation of the two halves of a six-channel picture."""
+TOWERS_AGREE = 0.02  # mean difference of the two halves after their normalisation is undone; bfloat16 costs 0.002
+
+
+def to_rgb_uint8(frames: NDArray[Any], *, towers: str = "dinosiglip") -> ByteArray:
+    """Bring pictures of any accepted kind to RGB bytes.
+
+    Args:
+        frames: (T, H, W, C) or (T, C, H, W); grey (T, H, W); one picture (H, W, C) or (H, W). uint8, or floats in
+            [0, 1]. C is 3; 1 is grey and repeated; 4 is RGBA and accepted when it is fully opaque; 6 is one picture
+            twice, each half normalised for one tower of the policy (floats): the normalisation of the first half is
+            undone, and the second half must show the same picture.
+        towers: of six-channel pictures: `dinosiglip` (Prismatic, OpenVLA) or `dinoclip`.
+
+    Returns:
+        (T, H, W, 3) uint8.
+
+    Raises:
+        DataError: another shape or type, values out of range, transparency, or halves that do not show one picture.
+    """
+    if towers not in TOWERS:
+        raise DataError(f"unknown towers {towers!r}: choose one of {', '.join(TOWERS)}")
+    array = _channels_last(np.asarray(frames))
+    if array.shape[-1] == 6:
+        return _to_bytes(_one_of_two(array, towers))
+    return _to_bytes(array)
+
+
+def sample_frames(count: int, nframes: int) -> IntArray:
+    """Indices of at most `nframes` of `count` frames, evenly spread, the first and the last among them.
+
+    With `nframes` 1 it is the last. Positions between are rounded down, as reward clients do.
+
+    Raises:
+        DataError: nothing to choose from, or nothing to choose.
+    """
+    if count < 1 or nframes < 1:
+        raise DataError(f"cannot choose {nframes} of {count} frames: both must be at least 1")
+    if nframes == 1:
+        return np.array([count - 1], dtype=np.int64)
+    if nframes >= count:
+        return np.arange(count, dtype=np.int64)
+    return np.linspace(0, count - 1, nframes).astype(np.int64)
+
+
+def _channels_last(array: NDArray[Any]) -> NDArray[Any]:
+    """(T, H, W, C) of an array whose kind is clear."""
+    shape = array.shape
+    if not array.size:
+        raise DataError(f"there are no pictures in an array of shape {shape}")
+    if array.ndim == 2:
+        return array[None, ..., None]
+    if array.ndim == 3:
+        if shape[2] in _CHANNELS:
+            return array[None]
+        if shape[0] in _CHANNELS:
+            raise DataError(
+                f"shape {shape} may be one picture with {shape[0]} channels or {shape[0]} grey pictures: "
+                "give four axes, (T, C, H, W) or (T, H, W, C)"
+            )
+        return array[..., None]
+    if array.ndim != 4:
+        raise DataError(f"pictures must be (T, H, W, C), (T, C, H, W) or (T, H, W), got shape {shape}")
+    last, first = shape[3] in _CHANNELS, shape[1] in _CHANNELS
+    if last and first:
+        raise DataError(f"cannot tell which axis of shape {shape} holds the channels")
+    if not last and not first:
+        raise DataError(f"pictures must have 1, 3, 4 or 6 channels, got shape {shape}")
+    return array if last else np.moveaxis(array, 1, 3)
+
+
+def _one_of_two(array_T_H_W_6: NDArray[Any], towers: str) -> NDArray[np.float32]:
+    """The picture that both halves of a six-channel one show, in [0, 1]."""
+    if not np.issubdtype(array_T_H_W_6.dtype, np.floating):
+        raise DataError(f"six-channel pictures are normalised floats, got {array_T_H_W_6.dtype}")
+    if not np.isfinite(array_T_H_W_6).all():
+        raise DataError("six-channel pictures with values that are not finite")
+    halves: list[NDArray[np.float32]] = []
+    for half, (mean, std) in zip(np.split(array_T_H_W_6, 2, axis=-1), TOWERS[towers], strict=True):
+        halves.append(half.astype(np.float32) * np.asarray(std, np.float32) + np.asarray(mean, np.float32))
+    apart = float(np.abs(halves[0] - halves[1]).mean())
+    if apart > TOWERS_AGREE:
+        raise DataError(
+            f"the two halves of a six-channel picture differ by {apart:.3f} on average after the normalisation of "
+            f"{towers} is undone: they are not one picture, or of other towers; pass the RGB picture itself"
+        )
+    picture: NDArray[np.float32] = np.clip(halves[0], 0.0, 1.0)
+    return picture
+
+
+def _to_bytes(array_T_H_W_C: NDArray[Any]) -> ByteArray:
+    array = array_T_H_W_C
+    if np.issubdtype(array.dtype, np.floating):
+        if not np.isfinite(array).all() or array.min() < 0 or array.max() > 1:
+            raise DataError("float pictures must lie in [0, 1]: divide by 255, undo a normalisation, or pass uint8")
+        array = np.rint(array.astype(np.float32) * np.float32(255)).astype(np.uint8)
+    elif array.dtype != np.uint8:
+        raise DataError(f"pictures must be uint8 or floats in [0, 1], got {array.dtype}")
+    if array.shape[-1] == 4:
+        if (array[..., 3] != 255).any():
+            raise DataError("RGBA pictures with transparency: blend them over a background first")
+        array = array[..., :3]
+    if array.shape[-1] == 1:
+        array = np.repeat(array, 3, axis=-1)
+    return np.ascontiguousarray(array)

@@ -1,0 +1,132 @@
+"""The process reward model of the VLA guide by its own names: texts and pictures in, (B,) rewards out.
+
+For training loops of one's own, which call `get_reward` on the observations of a batch. Where a measurement fails it
+raises, so that no loop takes a made-up number for a reward; `measure` gives every score with its reason instead. This
+module does not know policies or simulators.
+
+    prm = QwenProcessRM("Qwen/Qwen2-VL-2B-Instruct", prm_checkpoint_path="runs/prm/adapter")
+    rewards_B = prm.get_reward(["close the drawer"] * 2, [image_H_W_3, image_H_W_3])
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from guerdon.errors import DataError
+from guerdon.models.load import load_reward_model
+from guerdon.models.vlm_frames import to_rgb_uint8
+from guerdon.types import Episode, FloatArray, RewardModel, Score
+
+_POLICY_PROMPT = re.compile(r"What action should the robot take to (.*?)\?", re.DOTALL)
+
+
+class DummyRM:
+    """Zeros, for trying out a loop."""
+
+    def get_reward(
+        self, text_list: Sequence[str], image_list: Sequence[NDArray[Any]], actions: object = None
+    ) -> FloatArray:
+        """(B,) zeros."""
+        _check(text_list, image_list)
+        return np.zeros(len(text_list), np.float32)
+
+
+class QwenProcessRM:
+    """Is the task completed in a picture? 1 where the model says yes, 0 where it says no.
+
+    Args:
+        prm_model_name_or_path: folder or hub id of a Qwen-VL, or what `guerdon train` wrote.
+        prm_checkpoint_path: LoRA adapter on top of it; None for none.
+        use_vllm: answer by vLLM in this process.
+        soft: give p(yes) / (p(yes) + p(no)) instead.
+        **vlm: further keys of `reward.model.vlm`.
+
+    Raises:
+        ConfigError: a key that would do nothing.
+        CheckpointError: the model cannot be read.
+    """
+
+    def __init__(
+        self,
+        prm_model_name_or_path: str | Path,
+        prm_checkpoint_path: str | Path | None = None,
+        *,
+        use_vllm: bool = False,
+        soft: bool = False,
+        **vlm: Any,
+    ) -> None:
+        _say("[PRM] Initializing Process Reward Model")
+        keys: dict[str, Any] = {"answer": "soft" if soft else "hard", **vlm}
+        keys |= {"backend": "vllm"} if use_vllm else {}
+        keys |= {} if prm_checkpoint_path is None else {"adapter": str(prm_checkpoint_path)}
+        self.model: RewardModel = load_reward_model("QwenProcessRM", prm_model_name_or_path, vlm=keys)
+        _say(f"[PRM] Loaded QwenProcessRM from {prm_model_name_or_path}")
+
+    def measure(self, text_list: Sequence[str], image_list: Sequence[NDArray[Any]]) -> list[Score]:
+        """One score per picture.
+
+        Args:
+            text_list: tasks in words, or prompts of the policy that hold them ("What action should the robot take to
+                close the drawer?").
+            image_list: one picture each, of any kind that `to_rgb_uint8` takes; (C, H, W) too.
+
+        Raises:
+            DataError: lists of different lengths, or a picture that is none.
+        """
+        _check(text_list, image_list)
+        return self.model.score(
+            [
+                Episode(id=str(i), task=task_of(text), frames=to_rgb_uint8(_one(image)))
+                for i, (text, image) in enumerate(zip(text_list, image_list, strict=True))
+            ]
+        )
+
+    def get_reward(
+        self, text_list: Sequence[str], image_list: Sequence[NDArray[Any]], actions: object = None
+    ) -> FloatArray:
+        """(B,) float32 rewards.
+
+        Args:
+            text_list: as for `measure`.
+            image_list: as for `measure`.
+            actions: not looked at; there for loops that pass them.
+
+        Raises:
+            DataError: as for `measure`; or a measurement failed: there is no number to give.
+        """
+        scores = self.measure(text_list, image_list)
+        failed = [f"{i}: {score.failure}" for i, score in enumerate(scores) if score.failure is not None]
+        if failed:
+            raise DataError(
+                f"{len(failed)} of {len(scores)} rewards could not be measured ({failed[0]}); use `measure` to go on "
+                "without them"
+            )
+        return np.array([score.total for score in scores], dtype=np.float32)
+
+
+def task_of(text: str) -> str:
+    """The task in a policy's prompt; a text of another form is the task itself."""
+    found = _POLICY_PROMPT.search(text)
+    return (found[1] if found else text).strip()
+
+
+def _one(image: NDArray[Any]) -> NDArray[Any]:
+    """A single picture with an axis for time, so that (C, H, W) is clear."""
+    array = np.asarray(image)
+    return array[None] if array.ndim == 3 else array
+
+
+def _check(text_list: Sequence[str], image_list: Sequence[NDArray[Any]]) -> None:
+    if len(text_list) != len(image_list):
+        raise DataError(f"{len(text_list)} texts and {len(image_list)} pictures: give one text for each picture")
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(line + "\n")

@@ -1,0 +1,1 @@
+"""The reward server: an engine that batches, wire formats, a guard, and the client."""

@@ -1,0 +1,324 @@
+"""The client of a reward server: everything that it does, for programs with an event loop.
+
+An episode goes in, a `Judgement` comes out: a score that passed every check, or a `Failure` that says why there is
+none; in order, each exactly once, whatever the network does. Nothing is made up: true success takes the place of a
+missing score only where `fallback: native` asks for it, and stays a counted failure. `RewardClient` is the same for
+programs without a loop. This module does not know what the scores are for.
+
+    async with AsyncRewardClient("http://127.0.0.1:18080/v1/rewards") as client:
+        judged = await client.judge([Episode(id="0", task="3+5=?", texts=("3+5=8",))])
+        rewards = await client.rewards(prompts=["3+5=?"], completions=["3+5=8"])     # 0.97, or None where it failed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import httpx2
+from numpy.typing import NDArray
+
+from guerdon.errors import ConfigError, DataError, RewardRequestError
+from guerdon.evaluate.aggregate import solution_value
+from guerdon.models.judgement import Judgement, JudgeOptions
+from guerdon.models.vlm_frames import to_rgb_uint8
+from guerdon.policies.tokens import split_steps
+from guerdon.serve.client_send import NoReply, Sender
+from guerdon.serve.client_wire import Learnt, NativeWire, When, Wire, wire_of
+from guerdon.serve.retry import Clock, Deadline
+from guerdon.settings.evaluate_text import Aggregation
+from guerdon.settings.remote import RemoteSettings
+from guerdon.types import Episode, Failure, RewardInfo, Score
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is said of one episode to somebody who needs a number or nothing.
+
+    Attributes:
+        value: the score; None where there is none.
+        failure: why there is no score.
+        fallback: the value is true success in place of a score that failed.
+        text: what the model wrote.
+    """
+
+    value: float | None
+    failure: Failure | None = None
+    fallback: bool = False
+    text: str = ""
+
+
+class AsyncRewardClient:
+    """Asks one reward server.
+
+    Args:
+        settings: where and how; an address alone leaves the rest at its defaults.
+        token: the server's; None: from the environment variable that `token_env` names.
+        clock: time.
+        rng: of pauses between tries.
+        transport: in place of real sockets.
+        new_id: makes request ids.
+    """
+
+    def __init__(
+        self,
+        settings: RemoteSettings | str,
+        *,
+        token: str | None = None,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
+        new_id: Callable[[], str] | None = None,
+    ) -> None:
+        self.settings = RemoteSettings(endpoint=settings) if isinstance(settings, str) else settings
+        given = token if token is not None else os.environ.get(self.settings.token_env)
+        more = {} if new_id is None else {"new_id": new_id}
+        self.sender = Sender(self.settings, given or None, clock=clock, rng=rng, transport=transport, **more)
+        self._wire: Wire = wire_of(self.settings)
+        self._info: RewardInfo | None = None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Requests, tries, failures by reason, and how often true success took a score's place."""
+        return dict(self.sender.counts)
+
+    async def info(self) -> RewardInfo:
+        """What the model promises; asked once.
+
+        Raises:
+            ConfigError: the server cannot be reached, refuses the token, or has no such model.
+        """
+        if self._info is None:
+            s = self.settings
+            reply = await self.sender.ask("GET", self._wire.describe_path, None, self._deadline())
+            found = reply.failure if isinstance(reply, NoReply) else self._wire.info(reply.value)
+            if isinstance(found, Failure):
+                raise ConfigError(f"the reward server at {s.base} does not answer ({found}); {_advice(found, s)}")
+            _refuse_idle(s, found)
+            if found.granularity == "step" and s.upload in ("mp4", "path"):
+                raise ConfigError(
+                    f"the model {found.name!r} judges every frame, and a video does not keep them all: upload npy or "
+                    "jpeg"
+                )
+            self._info = found
+        return self._info
+
+    async def judge(self, episodes: Sequence[Episode], options: JudgeOptions | None = None) -> list[Judgement]:
+        """One judgement per episode, in order.
+
+        Raises:
+            RewardRequestError: one could not be scored, and `fail_on_request_error` is set.
+            ConfigError: as `info`, before the first judgement.
+        """
+        if not episodes:
+            return []
+        info, deadline = await self.info(), self._deadline()
+        slots = asyncio.Semaphore(self.settings.concurrency)
+        batches = self._wire.batches(episodes, info)
+        judged: list[Judgement | None] = [None] * len(episodes)
+
+        async def settle(places: Sequence[int]) -> None:
+            async with slots:
+                found = await self._wire.ask(self.sender, [episodes[i] for i in places], info, options, deadline)
+            for place, judgement in zip(places, found, strict=True):
+                judged[place] = judgement
+
+        await asyncio.gather(*(settle(places) for places in batches))
+        whole = [one for one in judged if one is not None]
+        assert len(whole) == len(episodes)
+        for one in whole:
+            self.sender.counts["unscored"] += one.score.failure is not None
+        failed = next((one.score.failure for one in whole if one.score.failure is not None), None)
+        if failed is not None and self.settings.fail_on_request_error:
+            raise RewardRequestError(
+                f"the reward server at {self.settings.base} did not score an episode ({failed}), and "
+                "fail_on_request_error is set"
+            )
+        return whole
+
+    async def score(self, episodes: Sequence[Episode]) -> list[Score]:
+        """The scores alone."""
+        return [one.score for one in await self.judge(episodes)]
+
+    async def rewards(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        *,
+        separator: str | None = None,
+        aggregation: Aggregation | None = None,
+    ) -> list[float | None]:
+        """One number per completion, None where there is none: what a trainer of language models asks for.
+
+        Args:
+            prompts: text, or chat messages.
+            completions: text, or chat messages of which the contents are judged.
+            separator: what ends a step, for models that judge steps; None: a completion is one step.
+            aggregation: how values of steps become one; None: the model's own total, else the last step's.
+
+        Raises:
+            DataError: not as many prompts as completions.
+            RewardRequestError: as `judge`.
+        """
+        judged = await self.judge(text_episodes(prompts, completions, separator))
+        return [value_of(one.score, aggregation) for one in judged]
+
+    async def update(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        outcomes: Sequence[bool],
+        *,
+        when: When = "after",
+        separator: str | None = None,
+        request_id: str | None = None,
+    ) -> Learnt:
+        """Let the model on the server learn from rollouts whose outcome is known, and score them.
+
+        Args:
+            prompts: as in `rewards`.
+            completions: as in `rewards`.
+            outcomes: whether each is right.
+            when: score, then learn (after); learn, then score (before); only score (none).
+            separator: as in `rewards`.
+            request_id: the same id again gets the same answer, and nothing is learnt twice; None: a new one, which
+                all tries of this call share.
+
+        Raises:
+            RewardRequestError: the server did not learn; by its own word or by silence.
+            ConfigError: the endpoint cannot learn.
+        """
+        episodes = text_episodes(prompts, completions, separator, outcomes)
+        wire = self._wire
+        if not isinstance(wire, NativeWire):
+            raise ConfigError("an endpoint /score cannot learn; end it with /v1/rewards")
+        name = request_id or uuid.uuid4().hex
+        found = await wire.update(self.sender, episodes, await self.info(), when, name, self._deadline())
+        if isinstance(found, Failure):
+            raise RewardRequestError(
+                f"the reward server at {self.settings.base} did not learn ({found}); the same request_id ({name}) may "
+                "be sent again"
+            )
+        return found
+
+    async def score_videos(
+        self,
+        tasks: Sequence[str],
+        frames: Sequence[NDArray[Any]],
+        *,
+        native_success: Sequence[bool] | None = None,
+    ) -> list[Answer]:
+        """A number for each video: what an environment asks for at the ends of its episodes, all in one batch.
+
+        Args:
+            tasks: in words.
+            frames: of each episode, as `to_rgb_uint8` takes them; what it refuses is a failure of that episode.
+            native_success: true success of each, for `fallback: native`.
+
+        Raises:
+            DataError: the numbers of tasks, videos and successes differ.
+            ConfigError: `fallback: native` without `native_success`.
+            RewardRequestError: as `judge`.
+        """
+        truths = native_success if native_success is not None else [False] * len(tasks)
+        if not len(tasks) == len(frames) == len(truths):
+            raise DataError(f"{len(tasks)} tasks, {len(frames)} videos, {len(truths)} successes: give one each")
+        native = self.settings.fallback == "native"
+        if native and native_success is None:
+            raise ConfigError("fallback: native needs native_success: the true success of every episode")
+        episodes: dict[int, Episode] = {}
+        answers: dict[int, Answer] = {}
+        for n, (task, video) in enumerate(zip(tasks, frames, strict=True)):
+            try:
+                episodes[n] = Episode(id=str(n), task=task, frames=to_rgb_uint8(video))
+            except DataError as error:
+                answers[n] = Answer(None, Failure("bad_frames", str(error)))
+        if answers and self.settings.fail_on_request_error:
+            raise RewardRequestError(f"frames that cannot be sent: {next(iter(answers.values())).failure}")
+        for n, one in zip(episodes, await self.judge(list(episodes.values())), strict=True):
+            answers[n] = Answer(value_of(one.score), one.score.failure, text=one.text)
+        if native:
+            for n, answer in answers.items():
+                if answer.value is None:
+                    self.sender.counts["fallback"] += 1
+                    answers[n] = Answer(float(truths[n]), answer.failure, fallback=True)
+        return [answers[n] for n in range(len(tasks))]
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self.sender.close()
+
+    async def __aenter__(self) -> AsyncRewardClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _deadline(self) -> Deadline:
+        return Deadline.after(self.settings.timeout, self.sender.clock)
+
+
+def text_episodes(
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    separator: str | None,
+    outcomes: Sequence[bool] | None = None,
+) -> list[Episode]:
+    """Prompts and completions as episodes with a row per step.
+
+    Raises:
+        DataError: not one of each.
+    """
+    known: Sequence[bool | None] = [None] * len(prompts) if outcomes is None else outcomes
+    if not len(prompts) == len(completions) == len(known):
+        raise DataError(f"{len(prompts)} prompts, {len(completions)} completions, {len(known)} outcomes: give one each")
+    episodes = []
+    for n, (prompt, completion, outcome) in enumerate(zip(prompts, completions, known, strict=True)):
+        text = _text(completion)
+        steps = (text,) if separator is None else tuple(split_steps(text, separator))
+        episodes.append(Episode(id=str(n), task=_text(prompt), texts=steps, outcome=outcome))
+    return episodes
+
+
+def value_of(score: Score, aggregation: Aggregation | None = None) -> float | None:
+    """One number for an episode: its steps put together, else its total, else its last row; None for a failure."""
+    if aggregation is not None and score.steps is not None:
+        value = solution_value(score, aggregation)
+        return None if isinstance(value, Failure) else value
+    if score.total is not None:
+        return float(score.total)
+    return None if score.steps is None or not len(score.steps) else float(score.steps[-1])
+
+
+def _text(part: Any) -> str:
+    """Text, or the contents of chat messages one after another."""
+    if isinstance(part, str):
+        return part
+    return "\n".join(str(message["content"]) for message in part)
+
+
+def _refuse_idle(settings: RemoteSettings, info: RewardInfo) -> None:
+    """Refuse what would do nothing for this model, unless it is the default."""
+    idle = {"nframes"} if info.granularity == "step" else set()
+    idle |= {"nframes", "max_pixels", "upload"} if info.modality == "text" else set()
+    fields = type(settings).model_fields
+    given = sorted(key for key in idle if getattr(settings, key) != fields[key].default)
+    if given:
+        what = "text" if info.modality == "text" else "every frame"
+        raise ConfigError(f"{given[0]} would do nothing with the model {info.name!r}, which judges {what}; remove it")
+
+
+def _advice(failure: Failure, settings: RemoteSettings) -> str:
+    if failure.reason == "unauthorized":
+        return f"put its token into {settings.token_env}"
+    if failure.reason == "not_found":
+        return "it speaks another protocol: end the endpoint with /v1/rewards (guerdon serve) or /score"
+    return "start it with `guerdon serve`, or correct endpoint"

@@ -1,0 +1,239 @@
+"""One question to a reward server, asked until there is a reply, a reason, or no time.
+
+A broken connection, silence, 408, 429 and 5xx are tried again after a pause; nothing else is. The deadline holds
+however slowly a server drips. All tries of a question carry the same `X-Request-ID`. This module does not know what is
+asked, nor what a reply means.
+
+    sender = Sender(RemoteSettings(endpoint="http://127.0.0.1:18080"), token=None)
+    reply = await sender.ask("POST", "/v1/rewards", Body(b"{}", "application/json"), Deadline.after(30, sender.clock))
+    if isinstance(reply, NoReply): print(reply.failure.reason)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+
+from guerdon.serve.breaker import Breaker, CircuitOpenError
+from guerdon.serve.retry import Clock, Deadline, Retry, asked_pause, is_transient
+from guerdon.settings.remote import RemoteSettings
+from guerdon.types import Failure
+
+MOST_BYTES = 64_000_000  # of a reply
+_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+_REASONS = {401: "unauthorized", 403: "unauthorized", 404: "not_found", 408: "timeout", 413: "too_large"}
+_OVERLOADED = {429, 503}
+_WORD = re.compile(r"[a-z0-9_]{1,64}\Z")
+
+
+@dataclass(frozen=True)
+class Body:
+    """What is sent."""
+
+    content: bytes
+    media_type: str
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The JSON of a reply with status 200."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class NoReply:
+    """Why there is no payload.
+
+    Attributes:
+        failure: the reason.
+        param: the field that the server names as wrong.
+    """
+
+    failure: Failure
+    param: str | None = None
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """How one try went: a payload, or a failure and whether another try may help."""
+
+    outcome: Payload | NoReply
+    again: bool = False
+    retry_after: str | None = None
+    works: bool | None = True  # what it says of the server: well, broken, or nothing
+
+
+class Sender:
+    """Sends requests to one server.
+
+    Args:
+        settings: where, and how patiently.
+        token: sent as a bearer token.
+        clock: time.
+        rng: of the pauses.
+        transport: in place of real sockets.
+        new_id: makes request ids.
+
+    Attributes:
+        counts: `requests`, `tries`, and how often each reason ended a request.
+    """
+
+    def __init__(
+        self,
+        settings: RemoteSettings,
+        token: str | None = None,
+        *,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+    ) -> None:
+        self.settings = settings
+        self.clock = clock or Clock()
+        self.retry = Retry(settings.tries)
+        self.breaker = Breaker(settings.breaker_failures, settings.breaker_seconds, self.clock)
+        self.counts: Counter[str] = Counter()
+        self._token, self._transport, self._new_id = token, transport, new_id
+        self._rng = rng or random.Random()
+        self._http: httpx2.AsyncClient | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def ask(self, method: str, path: str, body: Body | None, deadline: Deadline) -> Payload | NoReply:
+        """The reply, or why there is none."""
+        headers = {"X-Request-ID": self._new_id(), "Accept": "application/json"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        if body is not None:
+            headers["Content-Type"] = body.media_type
+        self.counts["requests"] += 1
+        outcome = await self._until_known(method, path, body, headers, deadline)
+        if isinstance(outcome, NoReply):
+            self.counts[outcome.failure.reason] += 1
+        return outcome
+
+    async def close(self) -> None:
+        """Close all connections."""
+        http, self._http = self._http, None
+        if http is not None and self._loop is asyncio.get_running_loop():
+            await http.aclose()
+
+    async def _until_known(
+        self, method: str, path: str, body: Body | None, headers: Mapping[str, str], deadline: Deadline
+    ) -> Payload | NoReply:
+        for attempt in range(self.retry.tries):
+            if deadline.left <= 0:
+                return _no("deadline", f"no time left for try {attempt + 1}")
+            try:
+                with self.breaker.attempt() as watched:
+                    tried = await self._try(method, path, body, headers, deadline)
+                    if tried.works:
+                        watched.succeeded()
+                    elif tried.works is None:
+                        watched.unclear()
+            except CircuitOpenError as error:
+                return _no("circuit_open", str(error))
+            if not tried.again or attempt + 1 == self.retry.tries:
+                return tried.outcome
+            pause = self.retry.pause(attempt, tried.retry_after, clock=self.clock, rng=self._rng)
+            if pause >= deadline.left:
+                asked = asked_pause(tried.retry_after, self.clock)
+                wait = f"; the server asks to wait {asked:.0f} s" if asked else ""
+                return _noted(tried.outcome, f"{wait}; no time for try {attempt + 2}")
+            await self.clock.sleep(pause)
+        raise AssertionError("the last try returns")
+
+    async def _try(
+        self, method: str, path: str, body: Body | None, headers: Mapping[str, str], deadline: Deadline
+    ) -> _Tried:
+        self.counts["tries"] += 1
+        try:
+            async with asyncio.timeout(deadline.left):
+                return await self._exchange(method, path, body, headers)
+        except TimeoutError:
+            detail = f"no whole reply within {self.settings.timeout:g} s"
+            return _Tried(_no("deadline", detail), works=False)
+        except httpx2.TimeoutException as error:
+            return _Tried(_no("timeout", _said_by(error)), again=True, works=False)
+        except httpx2.TransportError as error:
+            return _Tried(_no("connection", _said_by(error)), again=True, works=False)
+        except (httpx2.DecodingError, httpx2.InvalidURL) as error:
+            return _Tried(_no("bad_reply", _said_by(error)))
+
+    async def _exchange(self, method: str, path: str, body: Body | None, headers: Mapping[str, str]) -> _Tried:
+        content = None if body is None else body.content
+        async with self._client().stream(method, path, content=content, headers=dict(headers)) as reply:
+            data = bytearray()
+            async for piece in reply.aiter_bytes():
+                data += piece
+                if len(data) > MOST_BYTES:
+                    return _Tried(_no("bad_reply", f"longer than {MOST_BYTES} bytes"))
+            status, after = reply.status_code, reply.headers.get("Retry-After")
+        try:
+            value = json.loads(bytes(data))
+        except (ValueError, RecursionError):
+            value = None
+            if status == 200:
+                return _Tried(_no("bad_reply", f"not JSON: {bytes(data[:80])!r}"))
+        if status == 200:
+            return _Tried(Payload(value))
+        said = f"{status}: {_message(value)}"
+        if is_transient(status):
+            reason = "overloaded" if status in _OVERLOADED else _REASONS.get(status, "server_error")
+            return _Tried(_no(reason, said), again=True, retry_after=after, works=None if status < 500 else False)
+        error = value.get("error") if isinstance(value, Mapping) else None
+        words = error if isinstance(error, Mapping) else {}
+        if words.get("code") == "failed_measurement":  # the item's own failure, said as "reason: detail"
+            reason, _, detail = str(words.get("message")).partition(":")
+            known = _WORD.match(reason) is not None
+            return _Tried(_no(reason if known else "server_failure", detail.strip()[:200] if known else said))
+        param = words.get("param")
+        named = param if isinstance(param, str) else None
+        return _Tried(NoReply(Failure(_REASONS.get(status, "rejected"), said), named))
+
+    def _client(self) -> httpx2.AsyncClient:
+        loop = asyncio.get_running_loop()
+        if self._http is None or self._loop is not loop:  # connections belong to the loop that opened them
+            self._loop = loop
+            s = self.settings
+            local = httpx2.URL(s.base).host in _LOOPBACK
+            self._http = httpx2.AsyncClient(
+                base_url=s.base,
+                timeout=httpx2.Timeout(s.read_timeout, connect=s.connect_timeout, pool=None),
+                limits=httpx2.Limits(max_connections=s.concurrency, max_keepalive_connections=s.concurrency),
+                transport=self._transport,
+                trust_env=not local,  # a proxy of the environment has no business with this machine
+            )
+        return self._http
+
+
+def _no(reason: str, detail: str) -> NoReply:
+    return NoReply(Failure(reason, detail))
+
+
+def _noted(outcome: Payload | NoReply, note: str) -> Payload | NoReply:
+    if isinstance(outcome, Payload):
+        return outcome
+    return NoReply(Failure(outcome.failure.reason, outcome.failure.detail + note), outcome.param)
+
+
+def _said_by(error: Exception) -> str:
+    said = " ".join(str(error).split())[:200]
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def _message(value: Any) -> str:
+    """What an error reply says, in one line."""
+    if isinstance(value, Mapping):
+        error = value.get("error", value.get("detail", value))
+        value = error.get("message", error) if isinstance(error, Mapping) else error
+    return " ".join(str(value if value is not None else "no reason given").split())[:200]

@@ -1,0 +1,120 @@
+"""A backend of one's own: `--custom-backend module:factory`.
+
+The factory gets the settings of the model (`model_path`, `tensor_parallel_size`, ...) and returns a reward model, or an
+object with the method of the first reward server, `score_video(task_text, video_path, nframes, max_pixels,
+backend_kwargs) -> (score, raw_text)`. The latter is given each item as an MP4 file that is removed afterwards. This
+module does not know HTTP.
+
+    model = load_custom("mine", ServedModelSettings(custom_backend="my_module:make"))
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from guerdon.episodes.video import VideoWriter
+from guerdon.errors import ConfigError, boundary
+from guerdon.models.judgement import Judgement, JudgeOptions
+from guerdon.settings.serve import ServedModelSettings
+from guerdon.types import Episode, Failure, RewardInfo, RewardModel, Score
+
+FRAMES, PIXELS, FPS = 16, 200_704, 4  # what the first reward server took where a request did not say
+
+
+class ScoresVideos(Protocol):
+    """The interface of the first reward server."""
+
+    def score_video(
+        self, task_text: str, video_path: str, nframes: int, max_pixels: int, backend_kwargs: dict[str, Any]
+    ) -> tuple[float, str]:
+        """A score between 0 and 1, and what the model wrote."""
+        ...
+
+
+def load_custom(name: str, settings: ServedModelSettings) -> RewardModel:
+    """Call the factory, and fit what it returns.
+
+    Raises:
+        ConfigError: there is no such factory, it raised, or it returned something else.
+    """
+    spec = settings.custom_backend
+    assert spec is not None
+    built = _factory(spec)(settings)
+    if isinstance(built, RewardModel):
+        return built
+    if hasattr(built, "score_video"):
+        return VideoScorer(name, built)
+    raise ConfigError(f"custom_backend {spec} returned a {type(built).__name__}: it has neither score nor score_video")
+
+
+class VideoScorer:
+    """An object with `score_video` as a reward model of whole videos.
+
+    Args:
+        name: what it is called.
+        scorer: the object.
+    """
+
+    def __init__(self, name: str, scorer: ScoresVideos) -> None:
+        self._scorer = scorer
+        self.info = RewardInfo(name=name, range=(0.0, 1.0), granularity="total", frames_needed=FRAMES)
+
+    def score(self, episodes: Sequence[Episode]) -> list[Score]:
+        """One Score per episode."""
+        return [judged.score for judged in self.judge(episodes, JudgeOptions())]
+
+    def judge(self, episodes: Sequence[Episode], options: JudgeOptions) -> list[Judgement]:
+        """One judgement per episode; a score outside [0, 1] is a `Failure("out_of_range")`."""
+        return [self._judge(episode, options) for episode in episodes]
+
+    def _judge(self, episode: Episode, options: JudgeOptions) -> Judgement:
+        if episode.frames is None or not len(episode.frames):
+            return Judgement(Score(failure=Failure("no_frames", "the item has no frames to look at")))
+        chosen = {"score_mode": options.score_mode, "prompt": options.prompt}
+        words = {key: value for key, value in chosen.items() if value is not None}
+        frames = options.nframes or FRAMES
+        with tempfile.TemporaryDirectory(prefix="guerdon-") as folder:
+            path = Path(folder) / "video.mp4"
+            _, height, width, _ = episode.frames.shape
+            with VideoWriter(path, height=height, width=width, fps=FPS) as video:
+                video.add(episode.frames)
+            value, text = self._scorer.score_video(
+                episode.task, str(path), min(frames, len(episode.frames)), options.max_pixels or PIXELS, words
+            )
+        total = float(value)
+        if not np.isfinite(total):
+            return Judgement(Score(failure=Failure("non_finite", "the backend's score is not finite")), str(text))
+        if not 0.0 <= total <= 1.0:
+            return Judgement(Score(failure=Failure("out_of_range", f"{total:g} is not within 0 and 1")), str(text))
+        return Judgement(Score(total=total), str(text))
+
+
+def _factory(spec: str) -> Callable[[ServedModelSettings], Any]:
+    module_name, _, attribute = spec.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # modules beside where the server was started, as `python -m` finds them
+    try:
+        with boundary(ConfigError, f"custom_backend {spec}: the module cannot be imported"):
+            found: Any = import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except AttributeError as error:
+        raise ConfigError(f"custom_backend {spec}: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"custom_backend {spec} is no function")
+    if not inspect.signature(found).parameters:
+        raise ConfigError(f"custom_backend {spec} must take the model's settings as its argument")
+
+    def build(settings: ServedModelSettings) -> Any:
+        with boundary(ConfigError, f"custom_backend {spec} raised"):
+            return found(settings)
+
+    return build

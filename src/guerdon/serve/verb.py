@@ -1,0 +1,82 @@
+"""`guerdon serve` as the command line has it: its flags, and what they mean together.
+
+Nothing heavy is imported before a server starts. This module does not know how anything is served.
+
+    guerdon serve --backend PRIMO-R1 --model-path /models/PRIMO-R1-7B --gpu-ids 0,1
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from guerdon.errors import ConfigError
+
+
+def serve(
+    words: Annotated[
+        list[str] | None, typer.Argument(help="A YAML file of the server, dotted overrides, or both.", metavar="FILE")
+    ] = None,
+    backend: Annotated[
+        str | None, typer.Option("--backend", help="What to serve: qwen2_5_vl_vllm, PRIMO-R1, resnet, text, ...")
+    ] = None,
+    model_path: Annotated[str | None, typer.Option("--model-path", help="Its checkpoint.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option("--model", help="A model: name=path or name=backend:path (repeatable).")
+    ] = None,
+    custom_backend: Annotated[
+        str | None,
+        typer.Option("--custom-backend", "--custom-backend-factory", help="module:factory of your own backend."),
+    ] = None,
+    default: Annotated[str | None, typer.Option("--default", help="The model of requests that name none.")] = None,
+    host: Annotated[str | None, typer.Option("--host", help="Address to listen on; 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option("--port", help="Port to listen on; 18080. 0: any free one.")] = None,
+    token: Annotated[
+        str | None, typer.Option("--token", envvar="GUERDON_TOKEN", help="Secret that requests must bring.")
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Let everyone in, without a token.")] = False,
+    media_root: Annotated[str | None, typer.Option("--media-root", help="Folder that video_path may name.")] = None,
+    gpu_ids: Annotated[str | None, typer.Option("--gpu-ids", help="GPUs to use, such as 0,1.")] = None,
+    tensor_parallel_size: Annotated[
+        int | None, typer.Option("--tensor-parallel-size", help="GPUs that share a vLLM model.")
+    ] = None,
+    primo_tensor_parallel_size: Annotated[
+        int | None, typer.Option("--primo-tensor-parallel-size", help="The same, for PRIMO-R1.")
+    ] = None,
+    max_model_len: Annotated[int | None, typer.Option("--max-model-len", help="Tokens that vLLM plans for.")] = None,
+    gpu_memory_utilization: Annotated[
+        float | None, typer.Option("--gpu-memory-utilization", help="Share of a GPU's memory for vLLM.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option("--temperature", help="Of what it writes.")] = None,
+    top_p: Annotated[float | None, typer.Option("--top-p", help="Of what it writes.")] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="Longest answer.")] = None,
+    update_dir: Annotated[
+        str | None, typer.Option("--update-dir", help="Let the model learn in use, and keep its state there.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the resolved settings; serve nothing.")] = False,
+) -> None:
+    """Answer reward requests by HTTP: score, rewards, and the formats that RL trainers call."""
+    flags = {
+        "backend": backend, "model_path": model_path, "model": model, "custom_backend": custom_backend,
+        "default": default, "host": host, "port": port, "token": token, "insecure": insecure or None,
+        "media_root": media_root, "gpu_ids": gpu_ids, "tensor_parallel_size": tensor_parallel_size,
+        "primo_tensor_parallel_size": primo_tensor_parallel_size, "max_model_len": max_model_len,
+        "gpu_memory_utilization": gpu_memory_utilization, "temperature": temperature, "top_p": top_p,
+        "max_tokens": max_tokens, "update_dir": update_dir,
+    }  # fmt: skip
+    from guerdon.serve.launch import launch, serve_settings
+
+    files = [word for word in words or [] if "=" not in word]
+    if len(files) > 1:
+        raise ConfigError(f"{files[1]}: one file describes a server, and {files[0]} is given already")
+    overrides = [word for word in words or [] if "=" in word]
+    settings = serve_settings(Path(files[0]) if files else None, overrides, flags)
+    if dry_run:
+        from guerdon.config import to_yaml
+
+        sys.stdout.write(to_yaml(settings.model_copy(update={"token": "*" * 8}) if settings.token else settings))
+        return
+    launch(settings)

@@ -1,0 +1,179 @@
+r"""Prompt and response out of what trainers send: texts in one piece, texts beside their prompts, chat messages.
+
+Reward models here read a question and a response and put their own chat template around them, so a text that came
+through a template has to be taken apart again. Where a format brings the prompt separately, that decides; else the
+marks of the template do; else there is no way to tell, and the item is refused, never guessed. This module does not
+know HTTP or models.
+
+    asked = cut("<|im_start|>user\n3+5=?<|im_end|>\n<|im_start|>assistant\n8<|im_end|>\n")
+    asked.task, asked.response                          # "3+5=?", "8"
+    marked_steps("3+5=8<extra_0>so 8<extra_0>")         # ("3+5=8", "so 8")
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from guerdon.errors import DataError
+
+Turn = tuple[str, str]
+
+_HEADERS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"<\|im_start\|>(system|user|assistant|tool)\n",  # ChatML: Qwen, Yi, SmolLM
+        r"<\|start_header_id\|>(system|user|assistant|ipython|tool)<\|end_header_id\|>\n\n",  # Llama 3
+        r"<start_of_turn>(system|user|model)\n",  # Gemma
+        r"<｜(User|Assistant)｜>",  # DeepSeek
+        r"<\|(system|user|assistant)\|>\n?",  # Zephyr, Phi
+    )
+)
+_SYSTEM = re.compile(r"\A\s*<<SYS>>.*?<</SYS>>\s*", re.S)
+_ENDS = (
+    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<|end|>", "<|return|>", "</s>",
+    "<eos>", "<end_of_turn>", "<｜end▁of▁sentence｜>",
+)  # fmt: skip
+_OPENING = re.compile(r"(?:<s>|<bos>|<\|begin_of_text\|>|<\|endoftext\|>|<｜begin▁of▁sentence｜>|\s)*\Z")
+_MARKS = re.compile(r"<extra_0>|[ \n]ки(?![^\W\d_])")  # Qwen2.5-Math-PRM, Math-Shepherd
+_ROLES = {"model": "assistant", "ipython": "tool"}
+
+
+class CutError(DataError):
+    """Nobody can tell which part is the prompt and which the response."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked, and what was answered."""
+
+    task: str
+    response: str
+
+
+def cut(text: str, prompt: str | None = None) -> Asked:
+    """Prompt and response of a text that holds both.
+
+    Args:
+        text: both, as a tokenizer wrote them, special tokens included.
+        prompt: how the text begins, where that is known; a beginning-of-text token may stand before it.
+
+    Raises:
+        CutError: the text does not begin with the prompt, or there is none and no template is recognised.
+    """
+    if prompt is not None:
+        at = text.find(prompt)
+        if at < 0 or not _OPENING.match(text[:at]):
+            raise CutError("the text does not begin with its prompt")
+        head, response = prompt, text[at + len(prompt) :]
+        turns = read_template(head)
+        if turns is None:
+            return Asked(head, without_end(response))
+        if turns[-1][0] == "assistant":  # the template opened the answer, perhaps with a first word such as <think>
+            response, turns = turns[-1][1] + response, turns[:-1]
+        return Asked(as_task(turns), without_end(response))
+    turns = read_template(text)
+    if turns is None:
+        raise CutError("no chat template is recognised, so prompt and response cannot be told apart; send messages")
+    if turns[-1][0] != "assistant" or len(turns) < 2:
+        raise CutError("the last turn is not the assistant's: there is no response")
+    return Asked(as_task(turns[:-1]), without_end(turns[-1][1]))
+
+
+def from_messages(messages: Sequence[Mapping[str, Any]]) -> Asked:
+    """Prompt and response of chat messages that end with the assistant's.
+
+    Raises:
+        CutError: they do not, or hold something else than text.
+    """
+    turns = [(str(message.get("role")), text_of(message.get("content"))) for message in messages]
+    if len(turns) < 2 or turns[-1][0] != "assistant":
+        raise CutError("messages must end with a question and the assistant's answer to it")
+    return Asked(as_task(turns[:-1]), turns[-1][1])
+
+
+def text_of(content: Any) -> str:
+    """The text of a message's content: a string, or parts of type `text`.
+
+    Raises:
+        CutError: something else.
+    """
+    if isinstance(content, str):
+        return content
+    texts = (
+        [part.get("text") for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
+        if (isinstance(content, list))
+        else []
+    )
+    if not texts or len(texts) != len(content) or not all(isinstance(text, str) for text in texts):
+        raise CutError("content must be a string, or parts of type text")
+    return "".join(map(str, texts))
+
+
+def read_template(text: str) -> list[Turn] | None:
+    """Turns (role and content) of a text written by a chat template, or None where none is recognised."""
+    for pattern in _HEADERS:
+        found = list(pattern.finditer(text))
+        if found:
+            ends = [match.start() for match in found[1:]] + [len(text)]
+            roles = [_ROLES.get(match[1].lower(), match[1].lower()) for match in found]
+            last = len(found) - 1
+            return [
+                (role, text[match.end() : end] if k == last else without_end(text[match.end() : end]))
+                for k, (role, match, end) in enumerate(zip(roles, found, ends, strict=True))
+            ]
+    return _read_inst(text)
+
+
+def _read_inst(text: str) -> list[Turn] | None:
+    """Turns in the form of Mistral and Llama 2: [INST] question [/INST] answer."""
+    turns: list[Turn] = []
+    at = 0
+    while (start := text.find("[INST]", at)) >= 0 and (end := text.find("[/INST]", start)) >= 0:
+        if turns:
+            turns.append(("assistant", without_end(text[at:start]).strip()))
+        turns.append(("user", _SYSTEM.sub("", text[start + len("[INST]") : end]).strip()))
+        at = end + len("[/INST]")
+    return [*turns, ("assistant", text[at:].removeprefix(" "))] if turns else None
+
+
+def as_task(turns: Sequence[Turn]) -> str:
+    """What was asked, in words: the one question, or all turns with their roles. The system's turn is left out.
+
+    Raises:
+        CutError: nobody asked anything.
+    """
+    rest = [(role, content) for role, content in turns if role != "system"]
+    if not any(role == "user" for role, _ in rest):
+        raise CutError("there is no turn of a user")
+    if len(rest) == 1:
+        return rest[0][1]
+    return "\n\n".join(f"{role.capitalize()}: {content}" for role, content in rest)
+
+
+def without_end(text: str) -> str:
+    """The text without the tokens that end a turn, and what blank space follows them."""
+    end = kept = len(text)
+    while True:
+        while end and text[end - 1].isspace():
+            end -= 1
+        token = next((token for token in _ENDS if text.endswith(token, 0, end)), None)
+        if token is None:
+            return text[:kept]
+        end = kept = end - len(token)
+
+
+def marked_steps(response: str) -> tuple[str, ...] | None:
+    """Steps of a response with step marks (`<extra_0>` or ` ки`), without the marks; None where it has none.
+
+    Raises:
+        CutError: there is text after the last mark: nobody would score it.
+    """
+    pieces = _MARKS.split(response)
+    if len(pieces) == 1:
+        return None
+    if pieces[-1].strip():
+        raise CutError("there is text after the last step mark; close every step with a mark")
+    return tuple(pieces[:-1])

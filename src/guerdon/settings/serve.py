@@ -1,0 +1,167 @@
+"""What `guerdon serve` is told: which models, who may ask, and how much of everything.
+
+Names and defaults that the first reward server had (`backend`, `model_path`, `gpu_ids`, `tensor_parallel_size`, ...)
+are kept. Nothing here loads a model or opens a port.
+
+    ServeSettings(models={"prm": {"backend": "constant"}}, port=0)
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
+
+from guerdon.settings.base import Settings
+
+MIB = 1024 * 1024
+
+
+class ServedModelSettings(Settings):
+    """`models.<name>`: one reward model of a server."""
+
+    backend: str | None = Field(
+        None, description="what it is, such as PRIMO-R1 or resnet; null: read from what lies at model_path"
+    )
+    model_path: str | None = Field(None, description="folder of its checkpoint, or a hub id")
+    custom_backend: str | None = Field(
+        None, description="module:factory that builds it, instead of backend; the factory gets these settings"
+    )
+    aliases: tuple[str, ...] = Field((), description="other names that a client may call it")
+    tensor_parallel_size: int | None = Field(
+        None, ge=1, description="GPUs that share one vLLM model; null: 2 for qwen2_5_vl_vllm, 1 for the rest"
+    )
+    max_model_len: int | None = Field(None, ge=1, description="tokens that vLLM plans for; null: 16384")
+    gpu_memory_utilization: float | None = Field(
+        None, gt=0, le=1, description="share of a GPU's memory that vLLM takes; null: 0.8, PRIMO-R1 0.9"
+    )
+    temperature: float | None = Field(None, ge=0, description="of what it writes; null: 0, PRIMO-R1 0.1")
+    top_p: float | None = Field(None, gt=0, le=1, description="of what it writes; null: 0.001, PRIMO-R1 0.9")
+    max_tokens: int | None = Field(
+        None, ge=1, description="longest answer; null: 64, PRIMO-R1 4096 (1024 cut answers off)"
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="further arguments of the function that builds it, by name"
+    )
+    update_dir: str | None = Field(
+        None, description="where a model that learns in use keeps its state; null: it does not learn"
+    )
+    keep_updates: int = Field(2, ge=1, description="newest states kept there")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ServedModelSettings:
+        if self.backend is not None and self.custom_backend is not None:
+            raise ValueError("custom_backend stands beside backend; a model is built by one of them")
+        if self.backend is None and self.custom_backend is None and self.model_path is None:
+            raise ValueError("a served model needs backend, model_path or custom_backend")
+        if self.update_dir is None and "keep_updates" in self.model_fields_set:
+            raise ValueError("keep_updates would do nothing without update_dir; remove it")
+        return self
+
+    @field_validator("custom_backend")
+    @classmethod
+    def _names_a_factory(cls, given: str | None) -> str | None:
+        if given is not None and not all(given.partition(":")[::2]):
+            raise ValueError(f"{given!r} does not name a factory; write module:factory")
+        return given
+
+
+class BatchSettings(Settings):
+    """`batch`: how items of different requests come together in one call of a model."""
+
+    max_items: int = Field(32, ge=1, description="items per call of a model")
+    max_wait_ms: float = Field(2.0, ge=0, description="wait so long for more items while the model is idle")
+    length_ratio: float = Field(
+        4.0, ge=1, description="the longest item of a call is at most so many times as long as its first"
+    )
+    queue_items: int = Field(1024, ge=1, description="items that wait for one model; beyond that the answer is 429")
+    cache_items: int = Field(4096, ge=0, description="scores remembered by content for one model; 0: none")
+
+
+class LimitSettings(Settings):
+    """`limits`: what one request, and all requests together, may take."""
+
+    max_body_bytes: int = Field(64 * MIB, ge=1, description="of one request; beyond that the answer is 413")
+    max_bytes_in_flight: int = Field(512 * MIB, ge=1, description="of all request bodies being received or worked on")
+    concurrency: int = Field(512, ge=1, description="requests at a time; beyond that the answer is 429")
+    read_timeout_s: float = Field(30.0, gt=0, description="seconds in which a request must have arrived whole")
+    max_items: int = Field(1024, ge=1, description="items in one request")
+    max_steps: int = Field(1024, ge=1, description="steps of one text item")
+    max_characters: int = Field(1_000_000, ge=1, description="characters of one text item")
+    deadline_s: float = Field(60.0, gt=0, description="seconds after which a request is given up, 504")
+    drain_s: float = Field(8.0, gt=0, description="seconds that accepted requests have left after SIGTERM")
+
+
+class MediaSettings(Settings):
+    """`media`: what pictures and videos may cost before they are looked at."""
+
+    root: str | None = Field(
+        None, description="folder in which video_path may name files; null: videos come with the request only"
+    )
+    max_file_bytes: int = Field(32 * MIB, ge=1, description="of one picture or video")
+    max_frames: int = Field(128, ge=1, description="frames of one item, after sampling")
+    max_frame_pixels: int = Field(4_000_000, ge=1, description="pixels of one frame")
+    max_video_s: float = Field(60.0, gt=0, description="seconds that a video may last")
+    max_decoded_bytes: int = Field(256 * MIB, ge=1, description="of all frames of one item together, decoded")
+    decode_timeout_s: float = Field(10.0, gt=0, description="seconds in which the frames of one item must be decoded")
+    workers: int = Field(2, ge=1, description="decoding processes at most; started when first needed")
+
+
+class ServeSettings(Settings):
+    """The root: one server."""
+
+    models: dict[str, ServedModelSettings] = Field(description="the models, by the name that clients ask for")
+    default: str | None = Field(None, description="the model of requests that name none; null: the first")
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(18080, ge=0, le=65535, description="port to listen on; 0: any free one")
+    token: str | None = Field(
+        None, min_length=8, repr=False, description="secret that every request but GET /health must bring"
+    )
+    insecure: bool = Field(False, description="listen beyond this machine without a token")
+    gpu_ids: str | None = Field(None, description="GPUs to use, such as 0,1; null: all that are visible")
+    batch: BatchSettings = Field(BatchSettings(), description="how requests are put together")
+    limits: LimitSettings = Field(LimitSettings(), description="what requests may take")
+    media: MediaSettings = Field(MediaSettings(), description="what pictures and videos may take")
+
+    @field_validator("gpu_ids")
+    @classmethod
+    def _are_numbers(cls, given: str | None) -> str | None:
+        if given is not None and not all(part.strip().isdigit() for part in given.split(",")):
+            raise ValueError(f"{given!r} is no list of GPU numbers such as 0,1")
+        return given
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ServeSettings:
+        if not self.models:
+            raise ValueError("there is no model to serve: give --model-path, --model name=path or models")
+        if self.default is not None and self.default not in self.models:
+            raise ValueError(f"default is {self.default!r}, and models has {', '.join(self.models)}")
+        names = [name for key, model in self.models.items() for name in {key, *model.aliases}]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two models answer to the name {twice[0]!r}; rename one, or remove the alias")
+        if self.limits.max_items > self.batch.queue_items:
+            raise ValueError(
+                f"limits.max_items ({self.limits.max_items}) is more than batch.queue_items "
+                f"({self.batch.queue_items}): such a request could never be accepted"
+            )
+        if not self.is_loopback and self.token is None and not self.insecure:
+            raise ValueError(
+                f"host {self.host} is reachable from other machines: give a token (--token, or GUERDON_TOKEN), "
+                "or --insecure to let everyone in"
+            )
+        if self.insecure and (self.token is not None or self.is_loopback):
+            why = "a token" if self.token is not None else f"host {self.host}"
+            raise ValueError(f"insecure would do nothing with {why}; remove it")
+        return self
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False

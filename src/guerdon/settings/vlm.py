@@ -1,0 +1,336 @@
+"""Vision-language models as rewards: how one is asked (`reward.model.vlm`), and how one is fine-tuned (`train`).
+
+Names and limits are those of the reward servers and clients that people use. Nothing here loads a model.
+
+    VLMSettings(path="Qwen/Qwen2.5-VL-7B-Instruct", question="progress", nframes=8)
+    VLMTrainSettings(data_path="data/door", save_dir="runs/vlm", tiny=TinyVLMSettings())
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from guerdon.settings.base import Settings
+from guerdon.settings.text_policy import LoraSettings
+
+VLMType = Literal["qwen_vl", "primo_r1", "true_logprob", "trend", "preference"]
+VLM_NAMES: dict[str, VLMType] = {
+    "qwen_vl": "qwen_vl", "QwenProcessRM": "qwen_vl", "qwen2_5_vl_vllm": "qwen_vl",
+    "primo_r1": "primo_r1", "PRIMO-R1": "primo_r1", "primo_r1_vllm": "primo_r1",
+    "true_logprob": "true_logprob", "trend": "trend", "preference": "preference",
+}  # fmt: skip
+"""Names that a configuration may use for each kind."""
+
+_IMPLIED: dict[str, dict[str, Any]] = {
+    "QwenProcessRM": {"answer": "hard"},
+    "qwen2_5_vl_vllm": {"backend": "vllm", "question": "progress"},
+    "PRIMO-R1": {"backend": "vllm"}, "primo_r1_vllm": {"backend": "vllm"},
+}  # fmt: skip
+_FLAT = {"prm_model_name_or_path": "path", "prm_checkpoint_path": "adapter"}
+
+NFRAMES, MAX_PIXELS = 16, 256 * 28 * 28
+
+
+def _refuse(idle: set[str], why: str) -> None:
+    if idle:
+        raise ValueError(f"{', '.join(sorted(idle))} would do nothing with {why}; remove it")
+
+
+class TinyVLMSettings(Settings):
+    """A vision-language model made in code with random weights, tokenizer and image processor: no download."""
+
+    architecture: Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"] = Field("qwen2_5_vl", description="which family")
+    hidden_size: int = Field(64, ge=16, description="width of both towers")
+    layers: int = Field(2, ge=1, description="depth of the language model")
+    vision_layers: int = Field(2, ge=1, description="depth of the vision tower")
+    heads: int = Field(4, ge=1, description="attention heads of both towers")
+    intermediate: int = Field(128, ge=8, description="width inside the feed-forward layers")
+    patch_size: int = Field(8, ge=2, description="pixels; four patches make a token")
+
+    @model_validator(mode="after")
+    def _fits(self) -> TinyVLMSettings:
+        if self.hidden_size % self.heads or (self.hidden_size // self.heads) % 8:
+            raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of 8 times heads {self.heads}")
+        return self
+
+
+class EndpointSettings(Settings):
+    """`reward.model.vlm.openai`: a chat completions endpoint (vLLM, SGLang, any compatible one) that sees pictures."""
+
+    base_url: str = Field(description="such as http://127.0.0.1:8000/v1")
+    model: str = Field(description="what the endpoint calls the model")
+    api_key_env: str | None = Field(
+        None, description="environment variable (or line of ./.env) with the key; null: none is sent"
+    )
+    concurrency: int = Field(8, ge=1, description="requests under way at a time")
+    retries: int = Field(3, ge=0, description="asked again so many times after a failure that may pass")
+    timeout: float = Field(120.0, gt=0, description="seconds of wall-clock per request")
+    deadline: float = Field(600.0, gt=0, description="seconds for a request with all its retries and pauses")
+    image_format: Literal["png", "jpeg"] = Field("png", description="png loses nothing; jpeg (quality 95) is smaller")
+
+    @model_validator(mode="after")
+    def _is_address(self) -> EndpointSettings:
+        if not self.base_url.startswith(("http://", "https://")):
+            raise ValueError(f"base_url {self.base_url!r} is no address; write http://host:port/v1 or https://...")
+        return self
+
+
+class VLLMSettings(Settings):
+    """`reward.model.vlm.vllm`: vLLM inside this process."""
+
+    tensor_parallel_size: int = Field(1, ge=1, description="GPUs that share the model")
+    max_model_len: int | None = Field(16384, ge=64, description="longest prompt and answer; null: the model's own")
+    gpu_memory_utilization: float = Field(0.8, gt=0, le=1, description="share of the GPU's memory that it takes")
+
+
+class VLMSettings(Settings):
+    """`reward.model.vlm`: which model, asked what, about which frames."""
+
+    path: str | None = Field(None, description="folder or hub id of the model (prm_model_name_or_path)")
+    adapter: str | None = Field(None, description="peft folder on top of it (prm_checkpoint_path); kept as an adapter")
+    backend: Literal["transformers", "openai", "vllm"] = Field(
+        "transformers", description="in this process, behind an HTTP endpoint, or by vLLM in this process"
+    )
+    question: Literal["completed", "progress"] = Field(
+        "completed", description="qwen_vl: is the task completed (yes or no), or how far is it (0 to 100)"
+    )
+    input: Literal["image", "video"] | None = Field(
+        None, description="qwen_vl: single frames or videos; null: images for completed, videos for progress"
+    )
+    prompt: str | None = Field(None, description="name of a prompt template; null: the one of question and input")
+    answer: Literal["soft", "hard"] | None = Field(
+        None,
+        description="completed: soft: p(yes) / (p(yes) + p(no)) of the next token; hard: what it writes, 1 or 0. null: "
+        "soft (model_type QwenProcessRM: hard)",
+    )
+    score_mode: Literal["auto", "percentage", "unit"] = Field(
+        "auto",
+        description="how a number is read. percentage: divided by 100; unit: as it is; auto: divided where it has a % "
+        "or is above 1, and 1 itself is read as the prompt asked",
+    )
+    rows: Literal["all", "last"] | None = Field(
+        None,
+        description="qwen_vl: judge every row of an episode (videos up to that row), or the whole episode once; null: "
+        "all for images, last for videos",
+    )
+    nframes: int = Field(NFRAMES, ge=1, le=128, description="frames of a video, the first and the last among them")
+    max_pixels: int = Field(
+        MAX_PIXELS, ge=784, le=2048 * 28 * 28, description="pixels per frame above which frames are made smaller"
+    )
+    video_as: Literal["video", "images"] | None = Field(
+        None,
+        description="how a model gets a video: in one piece (openai, vllm: a video_url as vLLM takes it), or as its "
+        "frames one by one; null: video for transformers, images for the others",
+    )
+    fps: float = Field(4.0, gt=0, description="transformers: frames per second that the model is told")
+    max_tokens: int | None = Field(
+        None, ge=1, description="longest answer; a longer one is cut, which is a failure. null: the prompt's own"
+    )
+    temperature: float = Field(0.0, ge=0, description="of answers; 0: the likeliest token")
+    top_p: float = Field(1.0, gt=0, le=1, description="of answers, with temperature above 0")
+    seed: int = Field(0, ge=0, description="of answers, with temperature above 0")
+    window: int = Field(5, ge=2, description="trend, preference: rows that are looked at together")
+    positive_reward: float = Field(1.0, description="trend, preference: value of a change for the better")
+    negative_reward: float = Field(-0.2, description="trend, preference: value of a change for the worse")
+    unclear_reward: float = Field(0.0, description="trend, preference: value where none can be told")
+    batch_size: int = Field(8, ge=1, description="transformers: questions per forward pass")
+    bf16: bool | Literal["auto"] = Field(
+        "auto", description="transformers: compute in bfloat16; auto: where the hardware has it"
+    )
+    openai: EndpointSettings | None = Field(None, description="backend openai: the endpoint")
+    vllm: VLLMSettings = Field(VLLMSettings(), description="backend vllm: its engine")
+
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> VLMSettings:
+        given = self.model_fields_set
+        if (self.backend == "openai") != (self.openai is not None):
+            raise ValueError("backend openai, and only that, needs openai: base_url and model")
+        if self.backend == "openai":
+            _refuse({"path", "adapter"} & given, "backend openai, whose endpoint has its own model")
+        if self.backend != "vllm":
+            _refuse({"vllm"} & given, f"backend {self.backend}")
+        if self.backend != "transformers":
+            _refuse({"batch_size", "bf16", "fps"} & given, f"backend {self.backend}")
+        if self.temperature == 0:
+            _refuse({"top_p", "seed"} & given, "temperature 0")
+        return self
+
+    def check(self, kind: VLMType) -> None:
+        """Refuse what this kind of model does not have.
+
+        Raises:
+            ValueError: a key would do nothing.
+        """
+        given = self.model_fields_set
+        if kind != "qwen_vl":
+            _refuse({"question", "input", "answer"} & given, f"model_type {kind}")
+        windows = {"window", "positive_reward", "negative_reward", "unclear_reward"}
+        if kind in ("trend", "preference"):
+            _refuse({"rows", "score_mode"} & given, f"model_type {kind}")
+        else:
+            _refuse(windows & given, f"model_type {kind}")
+        if kind == "true_logprob":
+            _refuse({"score_mode", "max_tokens", "temperature", "top_p", "seed"} & given, f"model_type {kind}")
+        if kind == "qwen_vl":
+            if self.prompt is not None:
+                _refuse({"question", "input"} & given, "prompt, which says both")
+            elif self.question == "progress":
+                _refuse({"answer"} & given, "question progress")
+            else:
+                _refuse({"score_mode"} & given, "question completed")
+                if self.answer != "hard":
+                    _refuse({"max_tokens", "temperature", "top_p", "seed"} & given, "answer soft")
+            if (
+                self.prompt is None
+                and (self.input or ("image" if self.question == "completed" else "video")) == "image"
+            ):
+                _refuse({"nframes", "fps", "video_as"} & given, "input image")
+
+    @property
+    def prompt_name(self) -> str:
+        """The template of `qwen_vl`: the one named, or that of question and input."""
+        if self.prompt is not None:
+            return self.prompt
+        if self.question == "completed":
+            return "completed_video" if self.input == "video" else "completed"
+        return "completion_percentage_image" if self.input == "image" else "completion_percentage"
+
+
+def vlm_form(given: dict[str, Any]) -> dict[str, Any]:
+    """The keys of `reward.model` with flat names moved into `vlm`, and with what the name of the model implies.
+
+    Raises:
+        ValueError: a value stands in two places.
+    """
+    name = given.get("model_type")
+    if name not in VLM_NAMES:
+        return given
+    inside = given.get("vlm")
+    asked = inside.model_dump(exclude_unset=True) if isinstance(inside, VLMSettings) else inside
+    if asked is not None and not isinstance(asked, dict):
+        return given
+    asked = dict(asked or {})
+    for flat, key in _FLAT.items():
+        if given.get(flat) is None:
+            continue
+        if asked.get(key) is not None:
+            raise ValueError(f"{flat} and vlm.{key} are two names of one thing; give one of them")
+        asked[key] = given[flat]
+    rest = {key: value for key, value in given.items() if key not in _FLAT}
+    implied = implied_by(str(name), asked)
+    return {**rest, "vlm": implied} if implied else rest
+
+
+def implied_by(name: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """The keys of `vlm` with what the name of a model implies, where they do not say otherwise."""
+    implied = dict(_IMPLIED.get(name, {}))
+    if asked.get("prompt") is not None or asked.get("question", "completed") != "completed":
+        implied.pop("answer", None)
+    if asked.get("prompt") is not None:
+        implied.pop("question", None)
+    return {**implied, **asked}
+
+
+def check_vlm(name: str, settings: VLMSettings | None, checkpoint_path: str | None) -> None:
+    """Refuse settings of `reward.model` that do not make a vision-language reward model.
+
+    Raises:
+        ValueError: there is no model, or a key would do nothing.
+    """
+    asked = settings or VLMSettings()
+    if checkpoint_path is None and asked.path is None and asked.backend != "openai":
+        raise ValueError(
+            f"model_type {name} needs checkpoint_path (a folder that `guerdon train` wrote), vlm.path "
+            "(prm_model_name_or_path), or vlm.backend: openai with its endpoint"
+        )
+    if checkpoint_path is not None and asked.path is not None:
+        raise ValueError("vlm.path (prm_model_name_or_path) stands beside checkpoint_path; give one of them")
+    if checkpoint_path is not None and asked.backend == "openai":
+        raise ValueError("checkpoint_path would do nothing with vlm.backend openai; remove it")
+    asked.check(VLM_NAMES[name])
+
+
+class VLMTrainSettings(Settings):
+    """Fine-tune a vision-language model into a reward: is the task completed, or how far is it."""
+
+    type: Literal["qwen_vl"] = "qwen_vl"
+    data_path: str | tuple[str, ...] = Field(description="one or several LeRobot data sets")
+    save_dir: str = Field(
+        description="receives the checkpoint (`model/`), `metrics.json`, TensorBoard logs and resumable state"
+    )
+    camera: str | None = Field(None, description="which camera to look through; null: the only one")
+    path: str | None = Field(None, description="folder or hub id of a Qwen2-VL, Qwen2.5-VL or Qwen3-VL")
+    tiny: TinyVLMSettings | None = Field(None, description="make a small model in code instead of reading one")
+    question: Literal["completed", "progress"] = Field(
+        "completed", description="what it learns to answer: yes or no, or a percentage"
+    )
+    input: Literal["image", "video"] = Field("image", description="single frames, or the episode up to a row")
+    nframes: int = Field(NFRAMES, ge=2, le=128, description="frames of a video, the first and the last among them")
+    max_pixels: int = Field(
+        MAX_PIXELS, ge=784, le=2048 * 28 * 28, description="pixels per frame above which frames are made smaller"
+    )
+    fps: float = Field(4.0, gt=0, description="frames per second that the model is told")
+    horizon: float | None = Field(
+        None, gt=0, description="progress: null: share of the way to success; a number: nearness in time, see progress"
+    )
+    reward_threshold: float = Field(
+        0.5, gt=0, lt=1, description="completed: the probability above which a frame counts as success; stored"
+    )
+    lora: LoraSettings | None = Field(LoraSettings(), description="train adapters; null: train all weights")
+    bf16: bool | Literal["auto"] = Field("auto", description="compute in bfloat16; auto: where the hardware has it")
+    learning_rate: float = Field(1e-4, gt=0, description="of AdamW")
+    lr_scheduler: Literal["constant", "linear", "cosine"] = Field(
+        "cosine", description="what the learning rate does after the warm-up"
+    )
+    warmup: float = Field(0.1, ge=0, lt=1, description="share of the steps over which the learning rate rises")
+    weight_decay: float = Field(0.0, ge=0, description="of AdamW")
+    max_grad_norm: float = Field(1.0, gt=0, description="clip gradients to this norm")
+    batch_size: int = Field(8, ge=1, description="examples per gradient step")
+    micro_batch_size: int | None = Field(
+        None, ge=1, description="examples per forward pass, a divisor of batch_size; null: the whole batch"
+    )
+    max_epochs: int = Field(10, ge=1, description="passes over the (sub-sampled) training rows")
+    max_steps: int | None = Field(None, ge=1, description="stop after this many gradient steps; null: no limit")
+    val_split: float = Field(0.2, ge=0, lt=1, description="share of the episodes held out; 0: none")
+    fail_success_ratio: float | None = Field(
+        1.0, gt=0, description="at most so many failure rows per success row and epoch; null: all"
+    )
+    num_samples_per_episode: int = Field(
+        0, ge=0, description="rows drawn from each episode (the last one always); 0 uses all"
+    )
+    eval_every: int | None = Field(
+        None, ge=1, description="gradient steps between evaluations and checkpoints; null: a tenth of all steps"
+    )
+    log_every: int = Field(10, ge=1, description="gradient steps between logged losses")
+    tensorboard: bool = Field(True, description="write TensorBoard logs")
+    resume: bool = Field(False, description="continue from the newest checkpoint in save_dir, when there is one")
+    seed: int = Field(42, ge=0, description="of the split, the adapters, a tiny model and the order of the rows")
+
+    @model_validator(mode="after")
+    def _fits(self) -> VLMTrainSettings:
+        given = self.model_fields_set
+        if (self.path is None) == (self.tiny is None):
+            raise ValueError("give path (a folder or hub id) or tiny (a model made in code), one of them")
+        if self.input == "image":
+            _refuse({"nframes", "fps"} & given, "input image")
+        if self.question == "completed":
+            _refuse({"horizon"} & given, "question completed")
+        else:
+            _refuse({"reward_threshold"} & given, "question progress")
+        if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
+            raise ValueError(
+                f"batch_size ({self.batch_size}) must be a multiple of micro_batch_size ({self.micro_batch_size})"
+            )
+        return self
+
+    @property
+    def data_paths(self) -> tuple[str, ...]:
+        """`data_path` as a tuple."""
+        return (self.data_path,) if isinstance(self.data_path, str) else self.data_path
+
+    @property
+    def prompt_name(self) -> str:
+        """The template of question and input."""
+        return VLMSettings(question=self.question, input=self.input).prompt_name

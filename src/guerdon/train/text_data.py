@@ -1,0 +1,242 @@
+"""Solutions on disk as lessons for a reward model of text: readings, targets, weights, and who is held out.
+
+Questions are split by a hash of their text, so no question is ever on both sides. What cannot be used (no label, too
+long, an unknown character) is left out and counted. This module does not know how models are trained.
+
+    data = read_data(settings, study.label)
+    train, val = split_questions(data.solutions, 0.1, seed=0)
+    lessons = make_lessons(model, [data.solutions[i] for i in train], settings)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from guerdon.episodes.solution_files import RECORDS, read_solutions
+from guerdon.episodes.solutions import Solution
+from guerdon.errors import ConfigError, DataError, boundary
+from guerdon.labels.card import CARD
+from guerdon.models.text_inputs import Reading
+from guerdon.models.text_model import TextRewardModel
+from guerdon.settings.label import LabelSettings
+from guerdon.settings.train_text import TextTrainSettings
+from guerdon.train.text_targets import outcome_target, step_targets
+from guerdon.types import Failure, FloatArray, IntArray
+from guerdon.worlds.prompts import question_hash
+
+
+@dataclass(frozen=True)
+class TextData:
+    """Solutions, and what `guerdon label` says about them.
+
+    Attributes:
+        solutions: of all files, in order.
+        method: of the folders they come from, where all agree; else None.
+        reward: `HE` or `SE`, likewise.
+        labelers: who labelled them, by the folders' cards.
+    """
+
+    solutions: tuple[Solution, ...]
+    method: int | None
+    reward: str | None
+    labelers: tuple[str, ...]
+
+    @property
+    def folder(self) -> str | None:
+        """`method1_HE` and the like; None where the data did not come from `guerdon label`."""
+        return None if self.method is None or self.reward is None else f"method{self.method}_{self.reward}"
+
+    @property
+    def separator(self) -> str:
+        """What ends most solutions' steps."""
+        counts = Counter(s.separator for s in self.solutions)
+        return counts.most_common(1)[0][0] if counts else ""
+
+
+@dataclass(frozen=True, eq=False)
+class Lessons:
+    """N solutions as a model learns from them.
+
+    Attributes:
+        readings: token ids.
+        targets: probability to train towards, of each step or of the whole solution.
+        weights: of each target in the loss; 0 where there is none.
+        solutions: index of each in the solutions they were made from.
+        questions: hash of each question.
+        counts: why others are left out, and how many; `cut` are shorter than they were, and not left out.
+    """
+
+    readings: list[Reading]
+    targets: list[FloatArray]
+    weights: list[FloatArray]
+    solutions: list[int]
+    questions: list[str]
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.readings)
+
+    def digest(self) -> str:
+        """A hash of everything a model would learn from."""
+        digest = hashlib.sha256()
+        for reading, target, weight, question in zip(
+            self.readings, self.targets, self.weights, self.questions, strict=True
+        ):
+            digest.update(np.array([len(reading.ids), reading.start, len(reading.ends_S)], dtype="<i8").tobytes())
+            digest.update(reading.ids.astype("<i8").tobytes() + reading.ends_S.astype("<i8").tobytes())
+            digest.update(target.astype("<f4").tobytes() + weight.astype("<f4").tobytes() + question.encode())
+        return digest.hexdigest()
+
+
+def data_paths(settings: TextTrainSettings, label: LabelSettings | None) -> tuple[str, ...]:
+    """Where the solutions are.
+
+    Raises:
+        ConfigError: nothing says it.
+    """
+    if settings.data_paths:
+        return settings.data_paths
+    if label is None:
+        raise ConfigError(f"train ({settings.type}) needs data_path, or a label section whose data set it takes")
+    return (str(Path(label.save_dir) / label.dataset),)
+
+
+def read_data(settings: TextTrainSettings, label: LabelSettings | None) -> TextData:
+    """The solutions that the settings name.
+
+    Raises:
+        ConfigError: nothing says where they are.
+        DataError: they cannot be read.
+    """
+    paths = [Path(p) for p in data_paths(settings, label)]
+    solutions = tuple(s for path in paths for s in read_solutions(path))
+    cards = [_card(path) for path in paths]
+    kinds = {(card.get("method"), card.get("reward")) for card in cards}
+    method, reward = kinds.pop() if len(kinds) == 1 else (None, None)
+    labelers = tuple(sorted({str(card["labeler"]) for card in cards if card.get("labeler")}))
+    return TextData(solutions, method, reward, labelers)
+
+
+def split_questions(solutions: Sequence[Solution], val_split: float, seed: int) -> tuple[IntArray, IntArray]:
+    """Indices to train on and to hold out; all solutions of a question are on one side.
+
+    Which questions are held out depends on their text and the seed alone.
+
+    Raises:
+        DataError: a share is to be held out and there is only one question.
+    """
+    names = [hash_of(s) for s in solutions]
+    kinds = sorted(set(names), key=lambda name: hashlib.sha256(f"{seed}/{name}".encode()).digest())
+    if val_split == 0:
+        return np.arange(len(names)), np.zeros(0, dtype=np.int64)
+    if len(kinds) < 2:
+        raise DataError("one question is too few to hold some out: give more, or set val_split: 0")
+    held = set(kinds[: int(np.clip(round(len(kinds) * val_split), 1, len(kinds) - 1))])
+    inside = np.array([name in held for name in names])
+    return np.flatnonzero(~inside), np.flatnonzero(inside)
+
+
+def held_out_solutions(settings: TextTrainSettings, label: LabelSettings | None) -> list[Solution]:
+    """The solutions that a training with these settings does not learn from.
+
+    Raises:
+        DataError: it holds none out, or they cannot be read.
+    """
+    if settings.val_split == 0:
+        raise DataError("the model was trained with val_split: 0, so nothing is held out; name other data")
+    data = read_data(settings, label)
+    _, val = split_questions(data.solutions, settings.val_split, settings.seed)
+    return [data.solutions[i] for i in val]
+
+
+def make_lessons(model: TextRewardModel, solutions: Sequence[Solution], settings: TextTrainSettings) -> Lessons:
+    """Solutions as the model reads them, with targets; what cannot be used is counted.
+
+    Raises:
+        DataError: a label is neither 0 nor 1 where hard ones are wanted and no threshold is given.
+    """
+    lessons = Lessons([], [], [], [], [])
+    counts: Counter[str] = Counter()
+    for index, solution in enumerate(solutions):
+        made = _lesson(model, solution, settings, counts)
+        if isinstance(made, str):
+            counts[made] += 1
+            continue
+        reading, target, weight = made
+        lessons.readings.append(reading)
+        lessons.targets.append(target)
+        lessons.weights.append(weight)
+        lessons.solutions.append(index)
+        lessons.questions.append(hash_of(solution))
+    return Lessons(
+        lessons.readings, lessons.targets, lessons.weights, lessons.solutions, lessons.questions, dict(counts)
+    )
+
+
+def _lesson(
+    model: TextRewardModel, solution: Solution, settings: TextTrainSettings, counts: Counter[str]
+) -> tuple[Reading, FloatArray, FloatArray] | str:
+    """One solution as a lesson, or why it is none."""
+    if not solution.steps:
+        return "no_step"
+    if settings.type in ("outcome", "implicit"):
+        if solution.is_correct is None:
+            return "unknown_outcome"
+        reading = model.reading_of(solution.as_episode())
+        if isinstance(reading, Failure):
+            return reading.reason
+        return reading, outcome_target(solution), np.ones(1, dtype=np.float32)
+    target, weight = step_targets(solution, settings)
+    if not weight.any():
+        return "no_label"
+    try:
+        reading = model.read(solution.question, solution.steps)
+    except DataError:
+        return "unknown_character"
+    fitting = _fitting(model, reading)
+    if fitting < len(solution.steps):
+        if not weight[:fitting].any():
+            return "too_long"
+        counts["cut"] += 1
+        counts["cut_steps"] += int((weight[fitting:] > 0).sum())
+        reading = Reading(reading.ids[: reading.ends_S[fitting - 1] + 1], reading.start, reading.ends_S[:fitting],
+                          reading.tail)  # fmt: skip
+        target, weight = target[:fitting], weight[:fitting]
+    empty = ~reading.own_S & (weight > 0)
+    if empty.any():  # a label without a token of its own would stand on another step's
+        counts["empty_steps"] += int(empty.sum())
+        weight = np.where(empty, np.float32(0), weight)
+        if not weight.any():
+            return "no_label"
+    return reading, target, weight
+
+
+def _fitting(model: TextRewardModel, reading: Reading) -> int:
+    """How many steps the model has room for."""
+    if model.room is None:
+        return len(reading.ends_S)
+    return int((reading.ends_S + 1 + reading.tail <= model.room).sum())
+
+
+def hash_of(solution: Solution) -> str:
+    """Name of a solution's question, by its text."""
+    return question_hash([{"role": "user", "content": solution.question}])
+
+
+def _card(path: Path) -> dict[str, Any]:
+    """The card beside the records of `guerdon label`; empty for other files."""
+    folder = path.parent if path.name == RECORDS else path
+    file = folder / CARD
+    if not file.is_file():
+        return {}
+    with boundary(DataError, f"{file} cannot be read"):
+        card = json.loads(file.read_text(encoding="utf-8"))
+    return card if isinstance(card, dict) else {}

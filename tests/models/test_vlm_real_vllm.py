@@ -1,0 +1,92 @@
+"""A real vLLM serves a tiny Qwen2.5-VL: what it answers is what transformers answers in this process.
+
+    GUERDON_VLLM=/path/to/vllm pytest -m slow tests/models/test_vlm_real_vllm.py
+
+The environment of that vLLM needs torchvision, which its video processors import.
+"""
+
+import json
+import os
+import socket
+import subprocess
+
+import pytest
+from vlm_samples import episode
+
+from guerdon.models.judgement import JudgeOptions
+from guerdon.models.load import load_reward_model
+from guerdon.models.tiny_vlm import CHAT_TEMPLATE, write_tiny_vlm
+from guerdon.settings.vlm import TinyVLMSettings
+
+VLLM = os.environ.get("GUERDON_VLLM")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(VLLM is None, reason="set GUERDON_VLLM to a vllm executable"),
+]
+
+
+def write_processor(folder, patch_size):
+    """What the families' whole processor reads, beside what the tiny model has already."""
+    pictures = json.loads((folder / "preprocessor_config.json").read_text())
+    video = {**pictures, "video_processor_type": "Qwen2VLVideoProcessor", "do_sample_frames": False}
+    video.pop("image_processor_type")
+    whole = {"image_processor": pictures, "video_processor": video, "processor_class": "Qwen2_5_VLProcessor"}
+    (folder / "processor_config.json").write_text(json.dumps(whole))
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(video))
+    assert CHAT_TEMPLATE in (folder / "chat_template.jinja").read_text()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """The folder of a tiny model and the address of a vLLM that serves it."""
+    folder = tmp_path_factory.mktemp("vllm") / "tiny"
+    write_tiny_vlm(TinyVLMSettings(hidden_size=128, heads=2, intermediate=256), folder, seed=0)
+    write_processor(folder, 8)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [
+        VLLM, "serve", str(folder), "--served-model-name", "tiny", "--dtype", "float32", "--max-model-len", "2048",
+        "--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--max-num-seqs", "8",
+        "--limit-mm-per-prompt", '{"image": 16, "video": 1}', "--max-logprobs", "20",
+    ]  # fmt: skip
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "1", **os.environ, "HF_HUB_OFFLINE": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    try:
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if "Application startup complete" in line:
+                break
+        else:
+            pytest.fail("".join(lines[-30:]))
+        yield folder, f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked"),
+    [
+        ("qwen_vl", {"answer": "hard", "max_tokens": 6}),
+        ("qwen_vl", {"question": "progress", "nframes": 4, "max_tokens": 6, "video_as": "images"}),
+        ("qwen_vl", {"question": "progress", "nframes": 4, "max_tokens": 6, "video_as": "video"}),
+        ("primo_r1", {"nframes": 3, "max_tokens": 6, "video_as": "images"}),
+    ],
+)  # fmt: skip
+def test_the_same_words_and_tokens(served, kind, asked):
+    folder, url = served
+    shown = [episode(4, seed=s, size=(32, 32)) for s in range(2)]
+    here = load_reward_model(kind, vlm={"path": str(folder), "bf16": False, **asked})
+    there = load_reward_model(kind, vlm={"backend": "openai", "openai": {"base_url": url, "model": "tiny"}, **asked})
+    for ours, theirs in zip(here.judge(shown, JudgeOptions()), there.judge(shown, JudgeOptions()), strict=True):
+        said = [judged.text.rstrip("\ufffd") for judged in (ours, theirs)]  # vLLM holds half characters back
+        assert ours.tokens == theirs.tokens > 0
+        if asked.get("video_as") == "video":  # goes as JPEG, and nobody says how fast its frames follow each other
+            continue
+        assert said[0] == said[1]
+        assert ours.score.total == theirs.score.total
+        assert (ours.score.failure and ours.score.failure.reason) == (
+            theirs.score.failure and theirs.score.failure.reason
+        )

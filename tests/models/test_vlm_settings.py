@@ -1,0 +1,82 @@
+"""`reward.model` for vision-language models: the guides' names keep their meaning, idle keys are refused."""
+
+import pytest
+from pydantic import ValidationError
+
+from guerdon.models.load import ALIASES, MODELS
+from guerdon.settings.reward import RewardModelSettings, RewardSettings
+from guerdon.settings.vlm import VLM_NAMES, TinyVLMSettings, VLMSettings
+
+ENDPOINT = {"base_url": "http://127.0.0.1:8000/v1", "model": "m"}
+OPENAI = {"backend": "openai", "openai": ENDPOINT}
+
+
+def test_the_names_of_the_first_guide():
+    given = {
+        "model_type": "QwenProcessRM", "prm_model_name_or_path": "MODEL/Qwen2-VL-2B-Instruct",
+        "prm_checkpoint_path": "path/to/your/finetuned/prm",
+    }  # fmt: skip
+    settings = RewardModelSettings(**given)
+    assert settings.vlm.path == "MODEL/Qwen2-VL-2B-Instruct"
+    assert settings.vlm.adapter == "path/to/your/finetuned/prm"
+    assert settings.vlm.answer == "hard"  # it returns 0 or 1
+    assert settings.origin == "MODEL/Qwen2-VL-2B-Instruct"
+    again = RewardModelSettings(**settings.model_dump(exclude_unset=True))
+    assert again == settings
+    dummy = RewardModelSettings(model_type="DummyRM")
+    assert (dummy.model_type, dummy.value) == ("DummyRM", 0.0)
+
+
+def test_names_imply_what_they_say():
+    qwen = RewardModelSettings(model_type="qwen2_5_vl_vllm", vlm={"path": "p"}).vlm
+    assert (qwen.backend, qwen.question, qwen.prompt_name) == ("vllm", "progress", "completion_percentage")
+    primo = RewardModelSettings(model_type="PRIMO-R1", vlm={"path": "p", "backend": "transformers"}).vlm
+    assert primo.backend == "transformers"
+    soft = RewardModelSettings(model_type="QwenProcessRM", vlm={"path": "p", "question": "progress"}).vlm
+    assert soft.answer is None
+
+
+def test_every_name_can_be_loaded():
+    for name, kind in VLM_NAMES.items():
+        assert ALIASES.get(name, name) == kind
+        assert kind in MODELS
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"model_type": "qwen_vl"}, "needs checkpoint_path"),
+        ({"model_type": "qwen_vl", "prm_model_name_or_path": "a", "vlm": {"path": "b"}}, "two names of one thing"),
+        ({"model_type": "qwen_vl", "checkpoint_path": "a", "vlm": {"path": "b"}}, "give one of them"),
+        ({"model_type": "qwen_vl", "checkpoint_path": "a", "vlm": OPENAI}, "nothing"),
+        ({"model_type": "qwen_vl", "checkpoint_path": "a", "arch": "resnet18"}, "arch would do nothing"),
+        ({"model_type": "qwen_vl", "checkpoint_path": "a", "update": "after", "replay_path": "x"}, "refitted"),
+        ({"model_type": "resnet", "checkpoint_path": "a", "vlm": {}}, "vlm would do nothing"),
+        ({"model_type": "constant", "prm_model_name_or_path": "x"}, "prm_model_name_or_path"),
+        ({"model_type": "primo_r1", "vlm": {"path": "a", "question": "completed"}}, "question would do nothing"),
+        ({"model_type": "qwen_vl", "vlm": {"backend": "openai"}}, "needs openai"),
+        ({"model_type": "qwen_vl", "vlm": {"path": "a", "openai": ENDPOINT}}, "needs openai"),
+        ({"model_type": "qwen_vl", "vlm": {**OPENAI, "path": "a"}}, "path would do nothing"),
+        ({"model_type": "qwen_vl", "vlm": {"path": "a", "vllm": {}}}, "vllm would do nothing"),
+        ({"model_type": "qwen_vl", "vlm": {"path": "a", "backend": "vllm", "batch_size": 2}}, "batch_size would do"),
+        ({"model_type": "primo_r1", "vlm": {"path": "a", "top_p": 0.9}}, "top_p would do nothing with temperature 0"),
+        ({"model_type": "qwen_vl", "vlm": {**OPENAI, "openai": {**ENDPOINT, "base_url": "x:1"}}}, "no address"),
+        ({"model_type": "qwen_vl", "vlm": {"path": "a", "nframes": 129}}, "less than or equal to 128"),
+        ({"model_type": "qwen_vl", "vlm": {"path": "a", "max_pixels": 783}}, "greater than or equal to 784"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(given, why):
+    with pytest.raises(ValidationError, match=why):
+        RewardModelSettings(**given)
+
+
+def test_one_model_form_names_the_source():
+    reward = RewardSettings(use_reward_model=True, model={"model_type": "PRIMO-R1", "vlm": {"path": "p"}})
+    assert list(reward.sources) == ["PRIMO-R1"]
+
+
+def test_defaults_are_those_of_the_reward_servers():
+    settings = VLMSettings(path="p")
+    assert (settings.nframes, settings.max_pixels, settings.score_mode, settings.fps) == (16, 200704, "auto", 4.0)
+    with pytest.raises(ValidationError, match="multiple of 8 times heads"):
+        TinyVLMSettings(hidden_size=40)

@@ -1,0 +1,127 @@
+"""Real server processes for tests, each on a free port.
+
+running = start_server(tmp_path, models={"toy": {"custom_backend": "toys:make"}})
+running.post("/v1/rewards", {"items": [{"prompt": "q", "steps": ["a"]}]}).json()
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import yaml
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+TOY = {"toy": {"custom_backend": "toys:make"}}
+
+
+@dataclass
+class Running:
+    """A server process."""
+
+    process: subprocess.Popen[str]
+    token: str | None = None
+    lines: list[str] = field(default_factory=list)
+    _fresh: queue.Queue[str | None] = field(default_factory=queue.Queue)
+    url: str = ""
+
+    def __post_init__(self) -> None:
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.client = httpx.Client(timeout=30, headers=self.headers)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+
+    def _read(self) -> None:
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip("\n"))
+            self._fresh.put(line)
+        self._fresh.put(None)
+
+    def wait_for(self, pattern: str, seconds: float = 60) -> re.Match[str]:
+        """The first line of the log, from where the last wait ended, that holds the pattern."""
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                line = self._fresh.get(timeout=max(until - time.monotonic(), 0.01))
+            except queue.Empty:
+                raise AssertionError(f"{pattern!r} did not come in {seconds} s:\n{self.log}") from None
+            if line is None:
+                raise AssertionError(f"the server ended before {pattern!r}:\n{self.log}")
+            if found := re.search(pattern, line):
+                return found
+
+    @property
+    def log(self) -> str:
+        return "\n".join(self.lines)
+
+    def get(self, path: str, **more: Any) -> httpx.Response:
+        return self.client.get(self.url + path, **more)
+
+    def post(self, path: str, body: Any = None, **more: Any) -> httpx.Response:
+        return self.client.post(self.url + path, **({"json": body} if body is not None else {}), **more)
+
+    def stop(self, seconds: float = 30) -> int:
+        """SIGTERM, and the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(f"the server did not end in {seconds} s:\n{self.log}") from None
+        finally:
+            self.client.close()
+        self._reader.join(5)
+        return code
+
+
+def start_server(
+    folder: Path, *, models: dict[str, Any] | None = None, arguments: tuple[str, ...] = (), wait: bool = True,
+    env: dict[str, str] | None = None, **settings: Any,
+) -> Running:  # fmt: skip
+    """Start `guerdon serve` with these settings on a free port.
+
+    Args:
+        folder: where its settings file goes, and its working folder.
+        models: as in the file; None: one toy; {}: none, the arguments say what to serve.
+        arguments: more words of the command line.
+        wait: until its models are loaded.
+        env: more environment variables.
+        **settings: further keys of the file.
+    """
+    file = folder / f"serve_{time.monotonic_ns()}.yaml"
+    models = TOY if models is None else models
+    file.write_text(yaml.safe_dump({"port": 0, **({"models": models} if models else {}), **settings}))
+    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "guerdon", "serve", str(file), *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, **(env or {})},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    running = Running(process, token=settings.get("token"))
+    try:
+        running.url = running.wait_for(r"at (http://\S+)").group(1)
+        if wait:
+            running.wait_for(r"^ready: ")
+    except AssertionError:
+        process.kill()
+        process.wait()
+        raise
+    return running

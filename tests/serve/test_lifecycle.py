@@ -1,0 +1,299 @@
+"""Start, load, drain, end: what a server process promises around its requests. Real processes, real signals."""
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2 as httpx
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from guerdon.cli import app as cli
+from guerdon.errors import ConfigError, GuerdonError
+from guerdon.serve.backends import model_source
+from guerdon.serve.launch import serve_settings
+from guerdon.settings.serve import ServedModelSettings, ServeSettings
+
+
+def rewards(text="a", **more):
+    return {"items": [{"prompt": "q", "steps": [text]}], **more}
+
+
+def toy(**options):
+    return {"toy": {"custom_backend": "toys:make", "options": options}}
+
+
+def until(condition):
+    """Wait for something that another process does."""
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_sigterm_answers_what_was_accepted_and_takes_nothing_new(server, tmp_path):
+    gate = tmp_path / "gate"
+    gate.touch()
+    running = server(models=toy(gate=str(gate)), batch={"max_items": 2, "cache_items": 0})
+    with ThreadPoolExecutor(13) as pool:
+        accepted = [pool.submit(httpx.post, f"{running.url}/v1/rewards", json=rewards("a" * n)) for n in range(1, 13)]
+        until(lambda: "guerdon_requests_in_flight 13.0" in running.get("/metrics").text)
+        running.process.send_signal(signal.SIGTERM)
+        with httpx.Client(base_url=running.url) as newcomer:
+            until(lambda: newcomer.get("/ready").status_code == 503)
+            assert "about to end" in newcomer.get("/ready").text
+            refused = newcomer.post("/v1/rewards", json=rewards())
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert newcomer.get("/health").status_code == 200
+        gate.unlink()
+        answers = [future.result() for future in accepted]
+    assert [answer.status_code for answer in answers] == [200] * 12
+    assert all(answer.json()["results"][0]["score"] == 1.0 for answer in answers)
+    assert running.process.wait(30) == 0
+
+
+def test_a_model_that_hangs_does_not_keep_the_server(server, tmp_path):
+    gate = tmp_path / "gate"
+    gate.touch()
+    running = server(models=toy(gate=str(gate)), limits={"drain_s": 0.5})
+    with ThreadPoolExecutor(1) as pool:
+        hanging = pool.submit(httpx.post, f"{running.url}/v1/rewards", json=rewards())
+        until(lambda: "guerdon_requests_in_flight 2.0" in running.get("/metrics").text)
+        assert running.stop() == 0
+        assert (hanging.result().status_code, hanging.result().headers["retry-after"]) == (503, "1")
+
+
+def test_a_second_signal_is_obeyed_at_once(server, tmp_path):
+    gate = tmp_path / "gate"
+    gate.touch()
+    running = server(models=toy(gate=str(gate)), limits={"drain_s": 3600})
+    with ThreadPoolExecutor(1) as pool:
+        hanging = pool.submit(httpx.post, f"{running.url}/v1/rewards", json=rewards(), timeout=30)
+        until(lambda: "guerdon_requests_in_flight 2.0" in running.get("/metrics").text)
+        running.process.send_signal(signal.SIGTERM)
+        with httpx.Client(base_url=running.url) as newcomer:
+            until(lambda: newcomer.get("/ready").status_code == 503)
+        assert running.stop() == 0
+        assert (hanging.result().status_code, hanging.result().headers["retry-after"]) == (503, "1")
+
+
+def test_while_a_model_loads(server, tmp_path):
+    gate = tmp_path / "gate"
+    gate.touch()
+    running = server(models={"fast": {"backend": "constant"}, **toy(slow_load_gate=str(gate))}, wait=False)
+    until(lambda: running.get("/health").json()["loaded_backends"] == ["fast"])
+    health = running.get("/health")
+    assert health.json() == {"status": "ok", "default_backend": "fast", "loaded_backends": ["fast"]}
+    ready = running.get("/ready")
+    assert ready.status_code == 503
+    assert ready.json() == {"ready": False, "models": {"fast": "ready", "toy": "is being loaded"}}
+    refused = running.post("/v1/rewards", rewards(model="toy"))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
+    assert refused.headers["retry-after"] == "1"
+    assert running.post("/v1/rewards", rewards(aggregation="last")).status_code == 200
+    gate.unlink()
+    running.wait_for("^ready: fast, toy")
+    assert running.get("/ready").json()["ready"] is True
+    assert running.post("/v1/rewards", rewards(model="toy")).status_code == 200
+    assert running.stop() == 0
+
+
+def test_reloads_while_requests_come_lose_none_and_failures_keep_the_old(server, tmp_path):
+    version, broken = tmp_path / "version", tmp_path / "broken"
+    version.write_text("v0")
+    running = server(models=toy(version_file=str(version), fail_file=str(broken)), batch={"max_items": 4})
+    done = threading.Event()
+    seen = [[] for _ in range(4)]
+
+    def ask(worker):
+        with httpx.Client(base_url=running.url) as client:
+            n = 0
+            while not done.is_set():
+                n += 1
+                answer = client.post("/v1/rewards", json=rewards("a" * (1 + n % 5) + str(worker)))
+                assert answer.status_code == 200, answer.text
+                seen[worker].append(answer.json()["results"][0]["text"].split(":")[0])
+
+    with ThreadPoolExecutor(4) as pool:
+        asking = [pool.submit(ask, worker) for worker in range(4)]
+        try:
+            for k in range(1, 4):
+                version.write_text(f"v{k}")
+                assert running.post("/v1/reload", {"model": "toy"}).status_code == 200
+                assert running.post("/v1/rewards", rewards()).json()["results"][0]["text"].startswith(f"v{k}")
+            broken.touch()
+            failed = running.post("/v1/reload", {})
+            assert (failed.status_code, failed.json()["error"]["code"]) == (500, "reload_failed")
+            assert "secret" not in failed.text
+            assert "/home" not in failed.text
+            until(lambda: all(texts and texts[-1] == "v3" for texts in seen))
+        finally:
+            done.set()
+        for future in asking:
+            future.result()
+    assert all(texts == sorted(texts) for texts in seen), "an old model answered after a new one"
+    running.wait_for("secret: cannot load")
+    assert running.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model_path": "/nonexistent/prm"}, "/nonexistent/prm"),
+        ({"backend": "nonsense"}, "unknown reward model 'nonsense'"),
+        ({"backend": "text"}, "backend text needs model_path"),
+        ({"backend": "constant", "options": {"speed": 3}}, "models.x.options has no speed"),
+        ({"custom_backend": "toys:nobody"}, "custom_backend toys:nobody"),
+        ({"custom_backend": "no_such_module:make"}, "cannot be imported"),
+        ({"custom_backend": "toys:make_nothing"}, "returned a int"),
+        ({"custom_backend": "toys:TOKENS", "options": {}}, "toys:TOKENS"),
+    ],
+)  # fmt: skip
+def test_models_that_cannot_be_loaded(settings, message):
+    with pytest.raises(GuerdonError, match=message):
+        model_source("x", ServedModelSettings(**settings)).load()
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server_in_one_line(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "guerdon", "serve", "--backend", "nonsense", "--port", "0"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 2
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("guerdon: unknown reward model 'nonsense'")
+
+
+def test_a_port_in_use():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = CliRunner().invoke(cli, ["serve", "--backend", "constant", "--port", str(port)])
+    assert isinstance(done.exception, ConfigError)
+    assert f"cannot listen on 127.0.0.1:{port}" in str(done.exception)
+
+
+def test_gpus_are_chosen_before_anything_looks_for_them(server):
+    running = server(
+        models={}, arguments=("--custom-backend-factory", "toys:make_gpu_witness", "--gpu-ids", "2,3"), wait=True
+    )
+    assert running.post("/v1/rewards", rewards()).json()["results"][0]["text"].startswith("gpus 2,3")
+
+
+def test_the_state_routes_load_nothing_heavy():
+    code = """
+import sys
+from fastapi.testclient import TestClient
+from guerdon.serve.app import build_app
+from guerdon.serve.backends import model_source
+from guerdon.serve.engine import Engine
+from guerdon.settings.serve import ServedModelSettings, ServeSettings
+settings = ServeSettings(models={"rm": ServedModelSettings(backend="resnet", model_path="nowhere")})
+engine = Engine({name: model_source(name, model) for name, model in settings.models.items()})
+client = TestClient(build_app(engine, settings))
+assert client.get("/health").json()["loaded_backends"] == []
+assert client.get("/ready").status_code == 503
+assert client.get("/metrics").status_code == 200
+assert client.get("/openapi.json").status_code == 200
+print([name for name in ("torch", "transformers", "vllm") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+# the command line
+
+
+def flags(*words):
+    """The settings that a command line gives, as `--dry-run` shows them."""
+    done = CliRunner().invoke(cli, ["serve", *words, "--dry-run"])
+    if done.exception is not None:
+        raise done.exception
+    return ServeSettings.model_validate(yaml.safe_load(done.output))
+
+
+def test_the_first_servers_command_lines():
+    qwen = flags(
+        "--backend", "qwen2_5_vl_vllm", "--model-path", "/m/qwen", "--gpu-ids", "0,1", "--tensor-parallel-size", "2",
+        "--max-model-len", "16384", "--port", "18080",
+    )  # fmt: skip
+    ((name, model),) = qwen.models.items()
+    assert (name, model.model_path, model.tensor_parallel_size, model.max_model_len) == (
+        "qwen2_5_vl_vllm", "/m/qwen", 2, 16384,
+    )  # fmt: skip
+    assert (qwen.gpu_ids, qwen.port, qwen.host) == ("0,1", 18080, "127.0.0.1")
+    primo = flags(
+        "--backend", "PRIMO-R1", "--model-path", "/m/primo", "--gpu-ids", "0,1", "--primo-tensor-parallel-size", "1",
+    )  # fmt: skip
+    ((name, model),) = primo.models.items()
+    assert (name, model.tensor_parallel_size, primo.port) == ("PRIMO-R1", 1, 18080)
+    assert model_source(name, model).aliases == ("primo_r1_vllm",)
+    assert flags("--backend", "qwen2_5_vl_vllm").models["qwen2_5_vl_vllm"].model_path == "Qwen/Qwen2.5-VL-7B-Instruct"
+
+
+def test_several_models(tmp_path):
+    file = tmp_path / "serve.yaml"
+    file.write_text("default: b\nmodels:\n  a: {model_path: runs/a, aliases: [first]}\n  b: {backend: constant}\n")
+    got = flags(
+        str(file), "batch.max_items=7", "--model", "c=resnet:runs/c", "--model", "d=runs/d", "--model", "e=constant",
+        "--media-root", "/data", "--token", "a-long-secret", "--host", "0.0.0.0",
+    )  # fmt: skip
+    assert list(got.models) == ["a", "b", "c", "d", "e"]
+    assert (got.models["c"].backend, got.models["c"].model_path) == ("resnet", "runs/c")
+    assert (got.models["d"].backend, got.models["d"].model_path) == (None, "runs/d")
+    assert (got.models["e"].backend, got.models["e"].model_path) == ("constant", None)
+    assert (got.default, got.batch.max_items, got.media.root) == ("b", 7, "/data")
+    assert got.token == "********"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "no model to serve"),
+        (("--temperature", "0.5"), "which model"),
+        (("--model", "x"), "write name=path"),
+        (("--backend", "constant", "--custom-backend", "m:f"), "built by one of them"),
+        (("--custom-backend", "module"), "write module:factory"),
+        (("--backend", "constant", "--gpu-ids", "a"), "no list of GPU numbers"),
+        (("--backend", "constant", "--primo-tensor-parallel-size", "2"), "would do nothing without --backend PRIMO-R1"),
+        (("--backend", "constant", "--default", "other"), "default is 'other'"),
+        (("--backend", "constant", "limits.max_items=2000"), "could never be accepted"),
+        (("--backend", "constant", "nonsense=1"), "nonsense"),
+        (("a.yaml", "b.yaml", "--backend", "constant"), "one file describes a server"),
+    ],
+)  # fmt: skip
+def test_command_lines_that_cannot_be_meant(words, message):
+    with pytest.raises(ConfigError, match=message):
+        flags(*words)
+
+
+def test_knobs_that_would_do_nothing_are_refused():
+    with pytest.raises(ConfigError, match="max_model_len would do nothing with backend constant"):
+        model_source("x", ServedModelSettings(backend="constant", max_model_len=3))
+    with pytest.raises(ConfigError, match="two models answer to the name 'y'"):
+        serve_settings(None, ["models={x: {backend: constant, aliases: [y]}, y: {backend: constant}}"], {})
+
+
+def test_a_scorer_of_the_first_server(server):
+    import base64
+    import io
+
+    import numpy as np
+
+    running = server(models={"old": {"custom_backend": "toys:make_old"}})
+    file = io.BytesIO()
+    np.save(file, np.zeros((3, 32, 32, 3), np.uint8))
+    frames = base64.b64encode(file.getvalue()).decode()
+
+    def ask(task):
+        body = {"items": [{"task": task, "npy_base64": frames}], "options": {"nframes": 8}}
+        return running.post("/v1/rewards", body).json()["results"][0]
+
+    good = ask("open")
+    assert (good["score"], good["text"], good["step_scores"]) == (0.25, "open 3 200704", None)
+    assert ask("bad")["failure"]["reason"] == "out_of_range"
+    assert ask("nan")["failure"]["reason"] == "non_finite"

@@ -1,0 +1,163 @@
+"""Whatever is sent, no 5xx and no growth: requests made from the interface's own description, and bytes made to hurt.
+
+The short runs belong to every change; the long ones (`-m slow`) send ten thousand. What is about speed is measured by
+`benchmarks/server.py`.
+"""
+
+import json
+import os
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
+from processes import start_server
+
+SMALL = {
+    "limits": {"max_items": 64, "max_body_bytes": 1 << 20, "read_timeout_s": 5.0, "deadline_s": 5.0},
+    "batch": {"queue_items": 256, "cache_items": 256},
+}
+MODELS = {
+    "toy": {"custom_backend": "toys:make"},
+    "orm": {"custom_backend": "toys:make", "options": {"granularity": "total"}},
+    "frames": {"custom_backend": "toys:make", "options": {"modality": "image"}},
+}
+LONG = 10_000
+NO_FAULT = {500, 501, 502, 503, 505, 507}  # 504 is the deadline that the request asked for itself
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("target")
+    models = {**MODELS, "learner": {"custom_backend": "toys:make_learner", "update_dir": str(folder / "states")}}
+    running = start_server(folder, models=models, **SMALL)
+    yield running
+    assert running.stop() == 0
+
+
+def resident(running):
+    with open(f"/proc/{running.process.pid}/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def from_the_description(target, examples):
+    """Requests that fit the interface's description, and ones that miss it on purpose; returns how many were sent."""
+    schema = schemathesis.openapi.from_dict(target.get("/openapi.json").json())
+    schema.config.base_url = target.url
+    sent = []
+    for operation in (result.ok() for result in schema.get_all_operations()):
+        for mode in (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE):
+            cases = operation.as_strategy(generation_mode=mode)
+
+            @settings(
+                max_examples=examples, deadline=None, database=None, phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            )  # fmt: skip
+            @given(case=cases)
+            def ask(case):
+                if "/reload" in case.path and len(sent) % 20:
+                    return
+                answer = case.call()
+                sent.append(answer.status_code)
+                assert answer.status_code not in NO_FAULT, (case.as_curl_command(), answer.text)
+                if answer.status_code != 200:
+                    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}, answer.text
+
+            before = len(sent)
+            try:
+                ask()
+            except Unsatisfiable:  # nothing can be wrong about a request without parameters
+                assert mode is schemathesis.GenerationMode.NEGATIVE
+                assert len(sent) == before
+    return sent
+
+
+@pytest.mark.parametrize("examples", [6, pytest.param(150, marks=pytest.mark.slow)])
+def test_requests_from_the_description_of_the_interface(target, examples):
+    sent = from_the_description(target, examples)
+    assert len(sent) > 20
+    assert target.get("/ready").status_code == 200
+
+
+words = st.text(max_size=20)
+numbers = st.one_of(
+    st.integers(), st.floats(), st.just(10**400), st.just(-0.0), st.booleans(), st.none(), st.just(2**63)
+)
+keys = st.sampled_from(
+    [
+        "items", "model", "aggregation", "options", "deadline_s", "update", "request_id", "prompt", "steps",
+        "completion", "messages", "task", "frames_base64", "npy_base64", "video_base64", "video_path", "id",
+        "label", "outcome", "separator", "query", "prompts", "labels", "input", "task_text", "nframes",
+        "max_pixels", "backend", "backend_kwargs", "role", "content", "url", "image_url", "type",
+    ]
+)  # fmt: skip
+anything = st.recursive(
+    st.one_of(words, numbers), lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=6),
+    max_leaves=25,
+)  # fmt: skip
+items = st.fixed_dictionaries(
+    {
+        "prompt": words,
+        "steps": st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=4),
+        "outcome": st.booleans(),
+    },
+    optional={"id": words},
+)
+likely = st.fixed_dictionaries(
+    {"items": st.lists(items, min_size=1, max_size=3)},
+    optional={
+        "model": st.sampled_from(["toy", "orm", "frames", "learner", None, "x"]),
+        "aggregation": st.sampled_from(["min", "prod", "mean", "last", "pure_min", None, "max"]),
+    },
+)
+ROUTES = [
+    "/v1/rewards", "/v1/update", "/score", "/get_reward", "/classify", "/pooling", "/v1/chat/completions", "/health",
+]  # fmt: skip
+KINDS = ["application/json", "text/plain", "multipart/form-data; boundary=x", "multipart/form-data", "a/b;charset=!"]
+kinds = st.sampled_from(KINDS)
+
+
+def fuzz(target, examples):
+    sent = []
+
+    @settings(
+        max_examples=examples, deadline=None, database=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(
+        sending=st.one_of(
+            st.tuples(st.sampled_from(ROUTES), anything.map(json.dumps).map(str.encode), kinds),
+            st.tuples(st.sampled_from(ROUTES), st.binary(max_size=200), kinds),
+            st.tuples(st.sampled_from(ROUTES[:2]), likely.map(json.dumps).map(str.encode), st.just(KINDS[0])),
+        )
+    )
+    def ask(sending):
+        route, body, kind = sending
+        answer = target.post(route, content=body, headers={"Content-Type": kind})
+        sent.append(answer.status_code)
+        assert answer.status_code not in NO_FAULT, (route, body, kind, answer.text)
+        text = answer.text
+        assert "Traceback" not in text
+        assert "NaN" not in text or b"NaN" in body
+
+    ask()
+    return sent
+
+
+def test_fuzzed_bodies(target):
+    sent = fuzz(target, 300)
+    assert len(sent) >= 300
+    assert sent.count(200) >= 20
+    assert target.get("/ready").status_code == 200
+
+
+@pytest.mark.slow
+def test_ten_thousand_fuzzed_bodies_and_no_growth(target):
+    fuzz(target, 2000)  # caches fill, pools grow to their size
+    before = resident(target)
+    sent = fuzz(target, LONG)
+    assert len(sent) >= LONG
+    assert target.get("/ready").status_code == 200
+    grown = resident(target) / before - 1
+    assert grown < 0.05, f"resident memory grew by {grown:.1%}"

@@ -1,0 +1,347 @@
+"""Learning while serving: order, exactly once, taken back when it fails, kept over kills."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import threading
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx2 as httpx
+import pytest
+from toys import Learner, Toy
+
+from guerdon.errors import CheckpointError, ConfigError
+from guerdon.models.judgement import JudgeOptions
+from guerdon.serve.engine import BadRequest, Busy, Conflict, Engine, Learning, ModelSource, NotReady, UpdateFailed
+from guerdon.serve.update_store import UpdateStore
+from guerdon.settings.serve import LimitSettings
+from guerdon.types import Episode
+
+UNIT = 1 / 1024  # what the toy's weight moves per episode
+PLAIN = JudgeOptions()
+
+
+def text(*steps, outcome=True, name="e"):
+    return Episode(id=name, task="q", texts=steps, outcome=outcome)
+
+
+@asynccontextmanager
+async def learning(folder, build=Learner, keep=2):
+    made = []
+
+    def load():
+        made.append(build())
+        return made[-1]
+
+    engine = Engine(
+        {"toy": ModelSource(load, update_dir=Path(folder), keep_updates=keep)}, limits=LimitSettings(max_items=64)
+    )
+    engine.start()
+    try:
+        await engine.loaded()
+        engine.made = made
+        yield engine
+    finally:
+        await engine.stop()
+
+
+def run(work):
+    asyncio.run(asyncio.wait_for(work(), 60))
+
+
+async def totals(engine, *episodes):
+    return [j.score.total for j in await engine.judge(None, episodes, PLAIN)]
+
+
+def test_before_scores_with_the_new_weights_and_after_with_the_old(tmp_path):
+    async def work():
+        async with learning(tmp_path) as engine:
+            assert await totals(engine, text("b")) == [0.0]
+            rollouts = [text("b", outcome=True), text("a", outcome=True), text("bb", outcome=False)]
+            before = await engine.learn(None, Learning(rollouts, when="before"))
+            assert [j.score.total for j in before.judgements] == [UNIT, 1 + UNIT, UNIT]
+            after = await engine.learn(None, Learning(rollouts, when="after"))
+            assert [j.score.total for j in after.judgements] == [UNIT, 1 + UNIT, UNIT]
+            assert after.metrics == {"weight": 2 * UNIT, "seen": 6.0}
+            assert (before.updates, after.updates) == (1, 2)
+            # what was remembered from before does not answer any more
+            assert await totals(engine, text("b")) == [2 * UNIT]
+            assert await engine.update(None, rollouts) == {"weight": 3 * UNIT, "seen": 9.0}
+
+    run(work)
+
+
+def test_it_goes_on_where_it_was(tmp_path):
+    async def first():
+        async with learning(tmp_path) as engine:
+            await engine.update(None, [text("a"), text("b")])
+
+    async def second():
+        async with learning(tmp_path) as engine:
+            assert await totals(engine, text("b")) == [2 * UNIT]
+            await engine.reload(None)
+            assert len(engine.made) == 2
+            assert await totals(engine, text("b")) == [2 * UNIT]
+            await engine.update(None, [text("a")])
+            assert engine.made[0].seen == 2
+            assert engine.made[1].seen == 3
+
+    run(first)
+    run(second)
+
+
+def test_the_newest_states_are_kept(tmp_path):
+    async def work():
+        async with learning(tmp_path, keep=2) as engine:
+            for _ in range(5):
+                await engine.update(None, [text("a")])
+        assert sorted(p.name for p in tmp_path.glob("update_*")) == ["update_000000004", "update_000000005"]
+        assert not list(tmp_path.glob(".update_*"))
+
+    run(work)
+
+
+def test_the_same_request_id_learns_once_also_after_a_restart(tmp_path):
+    asked = Learning([text("a"), text("b", outcome=False), text("b")], when="after", request_id="r1")
+
+    async def first():
+        async with learning(tmp_path) as engine:
+            done = await engine.learn(None, asked)
+            again = await engine.learn(None, asked)
+            assert (done.repeated, again.repeated) == (False, True)
+            assert same(done, again)
+            together = await asyncio.gather(
+                *(engine.learn(None, Learning([text("a")], request_id="r2")) for _ in range(3))
+            )
+            assert sorted(one.repeated for one in together) == [False, True, True]
+            assert engine.made[0].seen == 4
+            with pytest.raises(Conflict):
+                await engine.learn(None, Learning([text("other")], request_id="r1"))
+            return done
+
+    async def second(done):
+        async with learning(tmp_path) as engine:
+            again = await engine.learn(None, asked)
+            assert again.repeated
+            assert same(done, again)
+            assert engine.made[0].seen == 4
+
+    def same(one, other):
+        return (one.metrics, one.updates) == (other.metrics, other.updates) and all(
+            (a.score.total, a.score.steps.tolist(), a.text) == (b.score.total, b.score.steps.tolist(), b.text)
+            for a, b in zip(one.judgements, other.judgements, strict=True)
+        )
+
+    done = asyncio.run(first())
+    asyncio.run(second(done))
+
+
+def test_a_failed_update_is_taken_back(tmp_path, caplog):
+    async def work():
+        async with learning(tmp_path) as engine:
+            await engine.update(None, [text("a")])
+            with pytest.raises(UpdateFailed) as failed:
+                await engine.learn(None, Learning([text("a"), text("explode")], request_id="x"))
+            assert "secret" not in str(failed.value)
+            assert await totals(engine, text("b")) == [UNIT]
+            assert engine.made[0].seen == 1
+            await engine.update(None, [text("a")])
+            assert await totals(engine, text("b")) == [2 * UNIT]
+            assert "secret: it exploded" in caplog.text
+            assert sorted(p.name for p in tmp_path.glob("update_*"))[-1] == "update_000000002"
+
+    run(work)
+
+
+def test_an_update_that_cannot_be_kept_is_taken_back(tmp_path):
+    class Full(Learner):
+        broken = False
+
+        def save(self, folder):
+            if Full.broken:
+                folder.mkdir()
+                (folder / "toy.json").write_text("{")
+                raise OSError(28, "No space left on device")
+            super().save(folder)
+
+    async def work():
+        async with learning(tmp_path, build=Full) as engine:
+            await engine.update(None, [text("a")])
+            Full.broken = True
+            with pytest.raises(UpdateFailed):
+                await engine.update(None, [text("a")])
+            assert await totals(engine, text("b")) == [UNIT]
+            Full.broken = False
+            assert (await engine.learn(None, Learning([text("a")]))).updates == 2
+
+    run(work)
+
+
+def test_a_model_that_cannot_be_taken_back_is_not_asked_any_more(tmp_path):
+    class Stuck(Learner):
+        def restore(self, folder):
+            raise RuntimeError("cannot")
+
+    async def work():
+        async with learning(tmp_path, build=Stuck) as engine:
+            with pytest.raises(UpdateFailed):
+                await engine.update(None, [text("explode")])
+            with pytest.raises(NotReady, match="unusable"):
+                await engine.judge(None, [text("a")], PLAIN)
+            assert not engine.ready
+
+    run(work)
+
+
+def test_outcomes_are_needed(tmp_path):
+    async def work():
+        async with learning(tmp_path) as engine:
+            with pytest.raises(BadRequest, match=r"items\[1\] has none"):
+                await engine.update(None, [text("a"), text("b", outcome=None)])
+            with pytest.raises(BadRequest):
+                await engine.update(None, [])
+            assert engine.made[0].seen == 0
+
+    run(work)
+
+
+def test_updates_wait_in_a_short_line_and_scores_go_between_them(tmp_path):
+    class Slow(Learner):
+        def __init__(self):
+            super().__init__()
+            self.entered, self.open = threading.Event(), threading.Event()
+
+        def learn(self, episodes):
+            self.entered.set()
+            assert self.open.wait(30)
+            return super().learn(episodes)
+
+    async def work():
+        async with learning(tmp_path, build=Slow) as engine:
+            slow = engine.made[0]
+            tasks = [asyncio.create_task(engine.update(None, [text("a0")]))]
+            await asyncio.to_thread(slow.entered.wait, 30)
+            tasks += [asyncio.create_task(engine.update(None, [text(f"a{n}")])) for n in range(1, 5)]
+            await asyncio.sleep(0)
+            with pytest.raises(Busy):
+                await engine.update(None, [text("z")])
+            slow.open.set()
+            assert [m["seen"] for m in await asyncio.gather(*tasks)] == [1, 2, 3, 4, 5]
+
+    run(work)
+
+
+def test_two_servers_do_not_share_a_folder(tmp_path):
+    store = UpdateStore(tmp_path, keep=2)
+    with pytest.raises(ConfigError, match="in use by another server"):
+        UpdateStore(tmp_path, keep=2)
+    store.close()
+    UpdateStore(tmp_path, keep=2).close()
+
+
+def test_a_broken_newest_state_falls_back_with_a_warning(tmp_path, caplog):
+    model, store = Learner(), UpdateStore(tmp_path, keep=3)
+    store.resume(model)
+    for _ in range(2):
+        model.learn([text("a")])
+        store.commit(model, None, {})
+    (tmp_path / "update_000000002" / "model" / "toy.json").write_text('{"weight": 5, "seen": 5}')
+    store.close()
+    again, store = Learner(), UpdateStore(tmp_path, keep=1)
+    store.resume(again)
+    assert (again.seen, store.updates) == (1, 1)
+    assert "update_000000002" in caplog.text
+    again.learn([text("a")])
+    store.commit(again, None, {})
+    assert [p.name for p in tmp_path.glob("update_*")] == ["update_000000002"]
+    store.resume(again)
+    assert again.seen == 2
+    (tmp_path / "update_000000002" / "COMPLETE").unlink()
+    with pytest.raises(CheckpointError, match="move the folder away"):
+        store.resume(again)
+    store.close()
+
+
+def test_a_model_that_does_not_learn_has_no_update_dir(tmp_path):
+    async def work():
+        with pytest.raises(BadRequest, match="remove update_dir"):
+            async with learning(tmp_path, build=Toy):
+                pass
+
+    run(work)
+
+
+# real processes
+
+LEARNER = {"custom_backend": "toys:make_learner"}
+
+
+def update(text="a", outcome=True, **more):
+    return {"items": [{"prompt": "q", "steps": [text], "outcome": outcome}], **more}
+
+
+def test_the_routes_of_learning(server, tmp_path):
+    running = server(models={"toy": {**LEARNER, "update_dir": str(tmp_path / "states")}})
+    none = running.post("/v1/update", update("b", update="none"))
+    assert (none.json()["results"][0]["score"], none.json()["updates"], none.json()["metrics"]) == (0.0, None, {})
+    after = running.post("/v1/update", update("b", request_id="1")).json()
+    assert (after["update"], after["results"][0]["score"], after["updates"]) == ("after", 0.0, 1)
+    assert after["metrics"] == {"weight": UNIT, "seen": 1.0}
+    repeated = running.post("/v1/update", update("b", request_id="1")).json()
+    assert repeated == {**after, "repeated": True}
+    before = running.post("/v1/update", update("b", update="before")).json()
+    assert before["results"][0]["score"] == 2 * UNIT
+    assert running.post("/v1/update", update("c", request_id="1")).status_code == 409
+    assert running.post("/v1/update", update(request_id="2", update="none")).status_code == 422
+    lacking = running.post("/v1/update", update(outcome=None))
+    assert lacking.status_code == 422
+    assert lacking.json()["error"]["param"] == "items"
+    failed = running.post("/v1/update", update("explode"))
+    assert failed.status_code == 500
+    assert "secret" not in failed.text
+    assert running.post("/v1/rewards", update("b")).json()["results"][0]["score"] == 2 * UNIT
+    assert running.post("/v1/reload", {}).json() == {"model": "toy"}
+    assert running.post("/v1/rewards", update("b")).json()["results"][0]["score"] == 2 * UNIT
+    assert running.stop() == 0
+
+
+def kill_while_updating(server, folder, states, rng, learnt):
+    """One life of a server: updates one after another, until it is killed at a random moment.
+
+    Returns:
+        How many updates its successor must at least know.
+    """
+    running = server(
+        folder=folder, models={"toy": {**LEARNER, "update_dir": str(states), "options": {"learn_ms": 1.0}}}
+    )
+    metrics = running.post("/v1/update", update(update="none")).json()["results"][0]["score"]
+    known = round((metrics - 1) / UNIT)
+    assert learnt <= known <= learnt + 1, "an answered update was lost, or one was learnt twice"
+    killer = threading.Timer(rng.uniform(0.0, 0.12), os.kill, (running.process.pid, signal.SIGKILL))
+    killer.start()
+    with httpx.Client(timeout=10) as client:
+        while True:
+            try:
+                answer = client.post(running.url + "/v1/update", json=update(request_id=str(time.monotonic_ns())))
+            except httpx.TransportError:
+                break
+            known += 1
+            assert answer.json()["metrics"]["seen"] == known
+    killer.join()
+    assert running.process.wait(10) == -signal.SIGKILL
+    return known
+
+
+@pytest.mark.parametrize("lives", [3, pytest.param(60, marks=pytest.mark.slow)])
+def test_killed_while_updating(server, tmp_path, lives):
+    rng = random.Random(lives)
+    learnt = 0
+    for _ in range(lives):
+        learnt = kill_while_updating(server, tmp_path, tmp_path / "states", rng, learnt)
+    newest = max((tmp_path / "states").glob("update_*"))
+    assert json.loads((newest / "update.json").read_text())["updates"] in (learnt, learnt + 1)
+    assert not list((tmp_path / "states").glob("broken_*")), "a kill left a broken state under a final name"

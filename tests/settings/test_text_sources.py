@@ -1,0 +1,165 @@
+"""The `reward` and `evaluate` sections of language studies: what they mean, and what they refuse."""
+
+import pytest
+from pydantic import ValidationError
+
+from guerdon.config import to_plain
+from guerdon.errors import ConfigError
+from guerdon.settings.evaluate_text import EvaluateTextSettings
+from guerdon.settings.study import Study
+from guerdon.settings.text_sources import judged_names
+
+TEXT = {"policy": {"type": "text", "tiny": {}}, "data": {}}
+MODEL = {"model_type": "text", "checkpoint_path": "prm"}
+
+
+def study(*, reward=None, sources=None, **given):
+    if sources is not None:
+        given["reward"] = {"use_reward_model": True, "sources": sources, **(reward or {})}
+    return Study.model_validate({**TEXT, **given})
+
+
+def source(**given):
+    return {"model": MODEL, "reward_mode": "per_step", "shaping": "raw", **given}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model": {**MODEL, "arch": "resnet18"}}, "arch would do nothing with model_type text"),
+        ({"model": {**MODEL, "value": 0.5}}, "value would do nothing"),
+        ({"model": {"model_type": "text"}}, "needs checkpoint_path"),
+        ({"model": {**MODEL, "update": "after"}}, "rm_type prime learns online"),
+        ({"shaping": "potential"}, "not for model_type text"),
+        ({"shaping": "bonus"}, "not for model_type text"),
+        ({"score_every": 2}, "score_every would do nothing"),
+        ({"aggregation": "min"}, "aggregation would do nothing with model_type text and reward_mode per_step"),
+        ({"reward_mode": "terminal", "shaping": "relative"}, "needs reward_mode: per_step"),
+        ({"reward_threshold": 0.4}, "reward_threshold would do nothing with shaping raw"),
+        ({"splitter": "words"}, "splitter"),
+    ],
+    ids=str,
+)
+def test_a_source_that_would_not_do_what_it_says_is_refused(given, message):
+    with pytest.raises(ValidationError, match=message):
+        study(sources={"prm": source(**given)})
+
+
+@pytest.mark.parametrize("given", [{"adapter": "qwen_prm"}, {"micro_batch_size": 4}])
+def test_knobs_of_text_mean_nothing_to_robots(given):
+    (name,) = given
+    with pytest.raises(ValidationError, match=f"{name} would do nothing with model_type resnet"):
+        Study.model_validate({"reward": {"use_reward_model": True, "model": {"checkpoint_path": "x", **given}}})
+    for more, message in (
+        ({"reward_mode": "per_token"}, "per_token is for model_type text"),
+        ({"shaping": "signed"}, "signed is for model_type text"),
+        ({"aggregation": "min"}, "aggregation would do nothing with model_type resnet"),
+        ({"splitter": "newline"}, "splitter would do nothing"),
+    ):
+        with pytest.raises(ValidationError, match=message):
+            Study.model_validate({"reward": {"use_reward_model": True, "model": {"checkpoint_path": "x"}, **more}})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"sources": {"verifier": source()}}, "cannot be called verifier"),
+        ({"sources": {"prime": source()}, "reward_model": {}}, "cannot be called prime"),
+        ({"sources": {"exact": source()}, "reward_model": {"rm_type": "exact"}}, "cannot be called exact"),
+        ({"sources": {"prm": source(reward_weight=2)}}, "reward_weight would do nothing"),
+        ({"sources": {"prm": source(reward_weight=0)}}, "nothing would train the policy"),
+        (
+            {"sources": {"prm": source()}, "reward": {"combine_mode": "add"}, "reward_model": {}},
+            "combine_mode would do nothing beside reward_model",
+        ),
+        (
+            {"sources": {"r": {"model": {"model_type": "resnet", "checkpoint_path": "x"}}}},
+            "model_type resnet does not go with policy.type text",
+        ),
+        (
+            {"sources": {"prm": source(reward_mode="per_token")}, "algorithm": {"credit": "min_form"}},
+            "min_form needs",
+        ),
+        (
+            {
+                "sources": {"prm": source(reward_mode="terminal", aggregation="min")},
+                "algorithm": {"rloo_form": "prime_compat"},
+            },
+            "rloo_form would do nothing without dense rewards",
+        ),
+    ],
+    ids=str,
+)
+def test_sources_that_do_not_fit_the_rest_are_refused(given, message):
+    with pytest.raises(ValidationError, match=message):
+        study(**given)
+
+
+def test_what_has_an_effect_is_accepted():
+    study(sources={"prm": source(reward_weight=2)}, reward={"combine_mode": "add"})
+    study(sources={"prm": source(reward_weight=2), "other": source()})
+    study(sources={"prm": source(reward_weight=0)}, reward={"combine_mode": "add"})  # watched, not learnt from
+    study(sources={"prm": source(shaping="signed")}, algorithm={"credit": "min_form", "credit_temperature": 0.2})
+    study(sources={"prm": source()}, reward_model={}, algorithm={"rloo_form": "prime_compat"})
+    one = Study.model_validate({**TEXT, "reward": {"use_reward_model": True, **source()}})
+    assert list(one.text_sources) == ["text"]
+    assert study().text_sources == {}
+
+
+def test_a_text_model_is_not_for_robots():
+    with pytest.raises(ValidationError, match=r"model_type text does not go with policy.type mlp"):
+        Study.model_validate({"reward": {"use_reward_model": True, "sources": {"prm": source()}}})
+
+
+def test_a_study_with_sources_survives_being_written():
+    full = study(
+        sources={"prm": source(gamma=0.5), "orm": source(reward_mode="terminal", aggregation="last")},
+        evaluate={"aggregation": "last", "models": {"hub": "someone/prm"}},
+    )
+    assert Study.model_validate(to_plain(full)) == full
+
+
+# The evaluate section.
+
+
+def test_the_evaluate_section_follows_the_policy():
+    assert Study().evaluate.type == "control"
+    assert Study.model_validate(TEXT).evaluate is None
+    assert study(evaluate={"aggregation": "min", "pairs": "x.jsonl", "attacks": None}).evaluate.generated is None
+    with pytest.raises(ValidationError, match=r"evaluate.type control does not go with policy.type text"):
+        study(evaluate={"type": "control"})
+    with pytest.raises(ValidationError, match="null is for language models"):
+        Study.model_validate({"evaluate": None})
+    with pytest.raises(ValidationError, match="aggregation"):
+        study(evaluate={"reps": 100})
+
+
+def test_a_study_that_names_nothing_to_judge_on_is_judged_on_its_own_family():
+    task = {"family": "swap", "steps": 3}
+    given = study(data={"task": task}, evaluate={"aggregation": "prod"})
+    assert [family.family for family in given.evaluate.generated.families] == ["swap"]
+    files = {"type": "files", "train_files": "x.jsonl"}
+    with pytest.raises(ValidationError, match="name what to judge on"):
+        study(data=files, evaluate={"aggregation": "prod"})
+
+
+def test_models_of_others_are_paths_or_paths_with_an_adapter():
+    given = EvaluateTextSettings(
+        aggregation="min", pairs="x", models={"a": "someone/prm", "b": {"path": "p", "adapter": "trl"}}
+    )
+    assert (given.models["a"].path, given.models["a"].adapter) == ("someone/prm", "auto")
+    assert given.models["b"].adapter == "trl"
+    with pytest.raises(ValidationError, match="save_dir would do nothing without models"):
+        EvaluateTextSettings(aggregation="min", pairs="x", save_dir="here")
+
+
+def test_names_of_what_is_judged():
+    assert judged_names(["a"], ["b"], []) == ["a", "b"]
+    assert judged_names(["a"], ["b"], ["b"]) == ["b"]
+    for train, third, only, message in (
+        ([], [], [], "no reward model to judge"),
+        (["a"], ["a"], [], "also a model of the train section"),
+        (["a"], ["b"], ["c"], "--only c: this study has a, b"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            judged_names(train, third, only)

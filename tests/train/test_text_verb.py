@@ -1,0 +1,82 @@
+"""`guerdon train` of a language study, from labelled data on disk to a model that scores."""
+
+import json
+
+import pytest
+import torch
+import yaml
+from text_lessons import TINY, sums
+from typer.testing import CliRunner
+
+from guerdon.cli import app
+from guerdon.labels.card import write_data_set
+from guerdon.models.text_load import load_text_model
+from guerdon.settings.label import LabelSettings
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def call(tmp_path):
+    """The verb, called on a study with labels of both rewards; returns its exit status and what it said."""
+    model = {
+        "type": "stepwise", "save_dir": str(tmp_path / "prm"), "max_steps": 4, "batch_size": 8, "bf16": False,
+        "learning_rate": 1e-2, "val_split": 0.2, "lr_scheduler": "constant",
+    }  # fmt: skip
+    study = {
+        "policy": {"type": "text", "tiny": TINY},
+        "data": {"type": "generated", "task": {"family": "chain", "steps": 2}},
+        "label": {"save_dir": str(tmp_path / "data"), "labeler": "exact"},
+        "train": {"prm": model, "other": {**model, "data_path": str(tmp_path / "elsewhere"), "type": "verdict"}},
+    }
+    for reward in ("HE", "SE"):
+        settings = LabelSettings(save_dir=str(tmp_path / "data"), labeler="exact", reward=reward)
+        card = {"method": 1, "reward": reward, "labeler": "exact"}
+        write_data_set(tmp_path / "data" / settings.dataset, sums(reward=reward), card, settings)
+    file = tmp_path / "study.yaml"
+    file.write_text(yaml.safe_dump(study))
+
+    def run(*words):
+        result = CliRunner().invoke(app, ["train", str(file), *words])
+        return result.exit_code, result.output + str(result.exception or "")
+
+    return run
+
+
+def weights(folder):
+    return load_text_model(str(folder)).tensors()
+
+
+def test_each_reward_gets_a_model_of_its_own_and_its_size_counts(call, tmp_path):
+    for reward in ("HE", "SE"):
+        status, said = call("--only", "prm", "--method", "1", "--reward", reward)
+        assert status == 0, said
+        assert f"wrote prm to {tmp_path / 'prm' / f'method1_{reward}' / 'final_checkpoint'}" in said
+    he, se = (weights(tmp_path / "prm" / f"method1_{reward}") for reward in ("HE", "SE"))
+    assert any(not torch.equal(a, b) for a, b in zip(he.values(), se.values(), strict=True))
+    metrics = json.loads((tmp_path / "prm" / "method1_SE" / "metrics.json").read_text())
+    assert metrics["steps"] == 4
+
+
+def test_the_guides_flag_goes_on_from_a_checkpoint(call, tmp_path):
+    assert call("--only", "prm")[0] == 0
+    folder = tmp_path / "prm" / "method1_HE" / "final_checkpoint"
+    made = folder.stat().st_mtime_ns
+    status, said = call("--only", "prm", "--skip_generation")
+    assert (status, folder.stat().st_mtime_ns) == (0, made), said
+    status, said = call("--only", "prm", "--resume", "train.prm.seed=1")
+    assert status != 0
+    assert "settings.seed" in said
+
+
+def test_a_flag_that_would_do_nothing_is_refused(call):
+    status, said = call("--only", "other", "--reward", "SE")
+    assert status != 0
+    assert "train.other.data_path says what is trained on" in said
+
+
+def test_a_dry_run_writes_nothing(call, tmp_path):
+    status, said = call("--dry-run")
+    assert status == 0, said
+    assert "gradient steps: 8" in said
+    assert not (tmp_path / "prm").exists()

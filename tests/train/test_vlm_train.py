@@ -1,0 +1,219 @@
+"""Fine-tuning a vision-language reward: what it learns, writes, resumes and refuses."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from guerdon.errors import CheckpointError, ConfigError, DataError
+from guerdon.models.load import load_reward_model
+from guerdon.models.vlm_files import load_vlm, read_card
+from guerdon.models.vlm_local import read_vlm
+from guerdon.settings.text_policy import LoraSettings
+from guerdon.settings.vlm import TinyVLMSettings, VLMSettings, VLMTrainSettings
+from guerdon.train.vlm import train_vlm_on_episodes
+from guerdon.train.vlm_examples import vlm_examples
+from guerdon.types import Episode
+
+TINY = TinyVLMSettings(hidden_size=32, intermediate=64, layers=1, vision_layers=1)
+
+
+def lamp(number, *, lit, rows=6, task="light the lamp"):
+    """An episode in which a lamp is lit (a bright square) from some row on, or never."""
+    rng = np.random.default_rng(number)
+    frames = rng.integers(0, 60, (rows, 32, 32, 3), dtype=np.uint8)
+    start = int(rng.integers(2, rows)) if lit else rows
+    frames[start:, 8:24, 8:24] = 250
+    success = np.arange(rows) >= start
+    return Episode(id=f"e{number}", task=task, frames=frames, success=success, outcome=lit)
+
+
+def lamps(count=12):
+    return [lamp(n, lit=n % 2 == 0) for n in range(count)]
+
+
+def settings(folder, **changes):
+    given = {
+        "data_path": "memory", "save_dir": str(folder), "tiny": TINY, "learning_rate": 5e-3, "batch_size": 8,
+        "max_steps": 4, "max_epochs": 50, "val_split": 0.34, "eval_every": 2, "log_every": 1, "tensorboard": False,
+        "bf16": False, "lora": LoraSettings(r=4),
+    }  # fmt: skip
+    return VLMTrainSettings(**{**given, **changes})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A judge that has learned what a lit lamp looks like."""
+    folder = tmp_path_factory.mktemp("judge")
+    return folder, train_vlm_on_episodes(settings(folder, max_steps=40, eval_every=20), lamps(16), data_hash="abc")
+
+
+def test_it_learns_to_tell_done_from_undone(trained):
+    folder, result = trained
+    assert result.metrics["auroc"] >= 0.95
+    assert result.metrics["failures"] == 0
+    assert result.metrics["steps"] == 40
+    model = load_reward_model("qwen_vl", folder)
+    fresh = [lamp(100, lit=True), lamp(101, lit=False)]
+    done, undone = model.score(fresh)
+    assert np.array_equal(done.steps > 0.5, fresh[0].success)
+    assert np.array_equal(undone.steps > 0.5, fresh[1].success)
+    assert not (folder / "trainer").exists()
+    assert json.loads((folder / "metrics.json").read_text())["auroc"] == result.metrics["auroc"]
+
+
+def test_a_checkpoint_says_how_it_is_asked(trained):
+    folder, _ = trained
+    where, card = read_card(folder)
+    assert where == folder / "model"
+    assert card.asked == {"question": "completed", "input": "image", "max_pixels": 200704}
+    assert (card.threshold, card.adapter, card.base, card.data_hash) == (0.5, True, "base", "abc")
+    model = load_vlm("qwen_vl", folder)
+    assert model.info.success_threshold == 0.5
+    assert load_vlm("qwen_vl", folder, settings=VLMSettings(question="completed")).settings.question == "completed"
+    for wrong, error, why in (
+        (VLMSettings(question="progress"), CheckpointError, "question mismatch"),
+        (VLMSettings(max_pixels=1000), CheckpointError, "max_pixels mismatch"),
+        (VLMSettings(prompt="completed"), ConfigError, "remove one of them"),
+        (VLMSettings(path="other"), ConfigError, "remove one of them"),
+    ):
+        with pytest.raises(error, match=why):
+            load_vlm("qwen_vl", folder, settings=wrong)
+    with pytest.raises(ConfigError, match="no checkpoints"):
+        load_vlm("trend", folder)
+
+
+def test_the_adapter_is_kept_apart_and_makes_the_difference(trained):
+    folder, _ = trained
+    base, adapter = folder / "model" / "base", folder / "model" / "adapter"
+    bare = load_reward_model("qwen_vl", base)
+    ours = load_reward_model("qwen_vl", vlm={"path": str(base), "adapter": str(adapter)})
+    whole = load_reward_model("qwen_vl", folder)
+    scores = [m.score([lamp(100, lit=True)])[0].steps for m in (bare, ours, whole)]
+    np.testing.assert_array_equal(scores[1], scores[2])
+    assert np.abs(scores[0] - scores[1]).max() > 0.01
+    assert "lora" in " ".join(n for n, _ in read_vlm(base, adapter).model.named_parameters())
+
+
+def test_what_was_altered_or_cut_off_is_refused(trained, tmp_path):
+    import shutil
+
+    folder, _ = trained
+    shutil.copytree(folder / "model", tmp_path / "m")
+    weights = tmp_path / "m" / "adapter" / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x00\x01")
+    with pytest.raises(CheckpointError, match="corrupt"):
+        load_vlm("qwen_vl", tmp_path / "m")
+    (tmp_path / "m" / "COMPLETE").unlink()
+    with pytest.raises(CheckpointError, match="incomplete"):
+        load_vlm("qwen_vl", tmp_path / "m")
+    with pytest.raises(CheckpointError, match="guerdon train"):
+        load_vlm("qwen_vl", tmp_path / "nothing")
+
+
+def weights(folder):
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model" / "adapter" / "adapter_model.safetensors")
+
+
+def test_a_training_that_was_cut_off_goes_on_to_the_same_bytes(tmp_path):
+    from guerdon.train import vlm
+
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    first = train_vlm_on_episodes(settings(whole), lamps())
+
+    class Stop(Exception):
+        pass
+
+    original = vlm.AnswerTrainer.training_step
+    calls = iter(range(100))
+
+    def dies(self, *args, **kwargs):
+        if next(calls) == 3:
+            raise Stop
+        return original(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vlm.AnswerTrainer, "training_step", dies)
+        with pytest.raises(Stop):
+            train_vlm_on_episodes(settings(cut), lamps())
+    assert not (cut / "model").exists()
+    second = train_vlm_on_episodes(settings(cut), lamps(), resume=True)
+    a, b = weights(whole), weights(cut)
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert {k: v for k, v in first.metrics.items() if k != "seconds"} == {
+        k: v for k, v in second.metrics.items() if k != "seconds"
+    }
+    again = train_vlm_on_episodes(settings(cut), iter(()), resume=True)  # finished: nothing is read
+    assert again.metrics == second.metrics
+    with pytest.raises(ConfigError, match=r"learning_rate 0\.005 -> 0\.1"):
+        train_vlm_on_episodes(settings(cut, learning_rate=0.1), lamps(), resume=True)
+
+
+def test_the_same_seed_gives_the_same_weights_however_batches_are_cut(tmp_path):
+    train_vlm_on_episodes(settings(tmp_path / "a", max_steps=2), lamps())
+    train_vlm_on_episodes(settings(tmp_path / "b", max_steps=2, micro_batch_size=4), lamps())
+    a, b = weights(tmp_path / "a"), weights(tmp_path / "b")
+    assert max(float((a[n] - b[n]).abs().max()) for n in a) < 1e-3  # Adam's first steps are signs of gradients
+
+
+@pytest.mark.parametrize("architecture", ["qwen2_vl", "qwen3_vl"])
+def test_other_families_videos_and_progress_without_lora(tmp_path, architecture):
+    tiny = TINY.model_copy(update={"architecture": architecture})
+    how = settings(
+        tmp_path, tiny=tiny, question="progress", input="video", nframes=3, lora=None, max_steps=2, fps=2.0,
+        num_samples_per_episode=2,
+    )  # fmt: skip
+    result = train_vlm_on_episodes(how, lamps())
+    assert 0 <= result.metrics["failures"] <= result.metrics["val_rows"] == 4 * 2
+    assert (result.metrics["mae"] is None) == (result.metrics["failures"] == result.metrics["val_rows"])
+    _, card = read_card(tmp_path)
+    assert card.asked["nframes"] == 3
+    assert not card.adapter
+    model = load_reward_model("qwen_vl", tmp_path)
+    assert model.info.granularity == "total"
+    assert model.settings.fps == 2.0
+    score = model.score([lamp(0, lit=True)])[0]
+    assert (score.total is None) == (score.failure is not None)
+
+
+def test_examples_are_the_questions_asked_later():
+    examples = vlm_examples(lamps(4), settings("x", val_split=0.5))
+    success = np.concatenate([e.success for e in lamps(4)])
+    assert [examples.answer(i) for i in range(len(examples))] == ["Yes" if s else "No" for s in success]
+    assert examples.question(7).asked.text == "The task is light the lamp, is it completed?"
+    np.testing.assert_array_equal(examples.question(7).media[0].pixels, lamps(4)[1].frames[1])
+    for episode in range(4):
+        assert len(set(examples.held[examples.episode == episode])) == 1
+    video = vlm_examples(lamps(4), settings("x", val_split=0.5, input="video", nframes=2, question="progress"))
+    np.testing.assert_array_equal(video.question(9).media[0].frames, lamps(4)[1].frames[[0, 3]])
+    assert {video.answer(i) for i in range(len(video)) if not video.positive[i]} == {"0"}
+    assert "100" in {video.answer(i) for i in range(len(video))}
+
+
+def test_data_that_teaches_nothing_is_refused(tmp_path):
+    blind = Episode(id="b", task="x", states=np.zeros((2, 1), np.float32), outcome=True)
+    for episodes, why in (
+        ([], "none of 0"),
+        ([blind], "none of 1"),
+        ([lamp(1, lit=False)], "only one outcome"),
+        ([lamp(1, lit=True, task=" ")], "none of 1"),
+        ([lamp(1, lit=False), lamp(2, lit=True)], "too few"),
+    ):
+        with pytest.raises(DataError, match=why):
+            train_vlm_on_episodes(settings(tmp_path), episodes)
+
+
+def test_settings_that_do_nothing_are_refused():
+    for changes, why in (
+        ({"path": "x"}, "one of them"),
+        ({"nframes": 4}, "nframes would do nothing"),
+        ({"horizon": 3.0}, "horizon would do nothing"),
+        ({"question": "progress", "reward_threshold": 0.4}, "reward_threshold would do nothing"),
+        ({"micro_batch_size": 3}, "multiple"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            settings("x", **changes)
