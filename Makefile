@@ -12,7 +12,7 @@ STUDY ?= studies/demo.yaml
 export MUJOCO_GL ?= egl
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo demo-text demo-prm quickstart doctor test test-slow lint format check bench clean
+.PHONY: help env demo demo-text demo-prm prm-exact prm-continued quickstart doctor test test-slow lint format check bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -37,10 +37,17 @@ demo-text: env  ## the same question for a language model: what does a process r
 
 demo-prm: env  ## a process reward model from nothing: solve, label, train, judge
 	$(BIN)/guerdon train configs/prm_demo.yaml policy=sft
+	@$(MAKE) --no-print-directory -j2 prm-exact prm-continued
+
+prm-exact: env  # ... with labels from the truth of each step
 	$(BIN)/guerdon label configs/prm_demo.yaml
+	$(BIN)/guerdon train configs/prm_demo.yaml --only exact
+	$(BIN)/guerdon evaluate configs/prm_demo.yaml --only exact
+
+prm-continued: env  # ... and from what continuations reach
 	$(BIN)/guerdon label configs/prm_demo.yaml label.save_dir=runs/prm_demo/continued label.labeler=monte_carlo
-	$(BIN)/guerdon train configs/prm_demo.yaml
-	$(BIN)/guerdon evaluate configs/prm_demo.yaml
+	$(BIN)/guerdon train configs/prm_demo.yaml --only continued
+	$(BIN)/guerdon evaluate configs/prm_demo.yaml --only continued
 
 quickstart: env  ## the same chain at the smallest scale, in about two minutes
 	$(BIN)/guerdon quickstart

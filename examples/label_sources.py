@@ -36,13 +36,12 @@ from guerdon.evaluate.best_of_n import best_of_n
 from guerdon.evaluate.process_bench import process_bench
 from guerdon.evaluate.sampled import sampled_solutions
 from guerdon.labels.label import label
-from guerdon.labels.labeler import ExactLabeler, StepLabels, Written
 from guerdon.models.text_load import load_text_model
 from guerdon.settings.study import Study
 from guerdon.train.text_models import train_text_model
-from guerdon.worlds.prompt_files import load_prompts
 
 COLUMNS = ("first_error_f1", "majority", "weighted", "weighted_minus_majority", "best_of_16", "best_minus_majority")
+SOURCES = ("exact", "judge", "mc_hard", "mc_soft", "consensus")
 SAMPLES = 16
 
 
@@ -54,23 +53,27 @@ def main() -> None:
     ask.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     ask.add_argument("--noise", type=float, default=0.1, help="share of the judge's verdicts that are wrong")
     ask.add_argument("--questions", type=int, default=128, help="validation questions to judge on")
-    ask.add_argument("--sources", nargs="+", default=["exact", "judge", "mc_hard", "mc_soft", "consensus"])
+    ask.add_argument("--sources", nargs="+", choices=SOURCES, default=list(SOURCES))
     ask.add_argument("--out", type=Path, default=None, help="write all numbers here as JSON")
     given = ask.parse_args()
     torch.set_num_threads(1)
     study = load(Study, given.study, [])
     work = Path(study.work_dir) / "sources"
-    samples = sampled_solutions(study, questions=given.questions, n=SAMPLES, folder=work / "samples")
-    judged_on = exact_labels(study, samples)
-    sets = label_sets(study, work, given.noise)
+    files = {source: work / f"{source}.jsonl" for source in SOURCES}
+    if not all(path.is_file() for path in files.values()):
+        for source, solutions in label_sets(study, work, given.noise).items():
+            write_solutions(files[source], solutions)
+    samples = sampled_solutions(
+        study, questions=given.questions, n=SAMPLES, folder=work / "-".join(given.sources), temperature=0.8
+    )
+    judged_on = list({(s.question, s.text): s for s in samples if s.labels}.values())
     rows: dict[str, list[dict[str, Any]]] = {}
     sys.stdout.write("  ".join(f"{name:>24}" for name in ("labels", "solutions", *COLUMNS)) + "\n")
     for source in given.sources:
-        path = work / f"{source}.jsonl"
-        write_solutions(path, sets[source])
+        path = files[source]
         rows[source] = [one_seed(study, given.model, path, source, seed, samples, judged_on) for seed in given.seeds]
         means = (over_seeds([row[name] for row in rows[source]]) for name in COLUMNS)
-        sys.stdout.write("  ".join(f"{c:>24}" for c in (source, len(sets[source]), *means)) + "\n")
+        sys.stdout.write("  ".join(f"{c:>24}" for c in (source, len(read_solutions(path)), *means)) + "\n")
         sys.stdout.flush()
     if given.out is not None:
         atomic.write_json(given.out, {"noise": given.noise, "seeds": given.seeds, "rows": rows})
@@ -111,18 +114,6 @@ def cut(solution: Solution) -> Solution:
     if first is None or first < 0:
         return solution
     return replace(solution, labels=tuple(v if k <= first else None for k, v in enumerate(solution.labels)))
-
-
-def exact_labels(study: Study, samples: Sequence[Solution]) -> list[Solution]:
-    """The first error of each sample, by the truth, for the judgement alone."""
-    assert study.data is not None
-    prompts = {prompt.id: prompt for prompt in load_prompts(study.data)[1]}
-    written = [Written(s, prompts[s.meta["question_id"]]) for s in samples]
-    found = []
-    for sample, labels in zip(samples, ExactLabeler().label(written), strict=True):
-        if isinstance(labels, StepLabels):
-            found.append(replace(sample, labels=labels.values, meta={**sample.meta, "subset": "samples"}))
-    return found
 
 
 def one_seed(

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import yaml
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from guerdon.cli import app
@@ -122,3 +123,16 @@ def test_the_labels_of_the_study_name_the_model_among_several(file, tmp_path):
     assert found.folder == root / "method1_SE"
     with pytest.raises(CheckpointError, match="several"):
         candidates(study_of(file, train=train))
+
+
+def test_the_policy_writes_the_samples_where_no_file_is_named(file, tmp_path):
+    chosen = {"aggregation": "min", "reps": 100, "best_of_n": {"questions": 3, "n": 4, "aggregations": ["min"]}}
+    data = {"task": FAMILY, "train_size": 8, "val_size": 5, "max_response_length": 6,
+            "filter_accuracy": False, "filter_truncated": False}  # fmt: skip
+    record, folder = evaluate_text_study(study_of(file, evaluate=chosen, data=data), only=["prm"])["prm"]
+    assert record["best_of_n"]["n"] == [1, 2, 4]
+    assert record["best_of_n"]["questions"] == 3
+    assert 0 < record["samples"]["solutions"] <= 12  # a random policy: their first errors are known too
+    assert (folder / "samples" / "completions.jsonl").is_file()
+    with pytest.raises(ValidationError, match="questions would do nothing beside samples"):
+        study_of(file, evaluate={"aggregation": "min", "best_of_n": {"samples": "x.jsonl", "questions": 3}})

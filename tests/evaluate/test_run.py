@@ -84,7 +84,7 @@ def test_only_one_and_unknown_ones(study):
     assert list(evaluate_study(study, only=["far"])) == ["far"]
     with pytest.raises(ConfigError, match=r"zz.*done, far"):
         evaluate_study(study, only=["zz"])
-    with pytest.raises(ConfigError, match="no train section"):
+    with pytest.raises(ConfigError, match="neither a train section"):
         evaluate_study(Study())
 
 

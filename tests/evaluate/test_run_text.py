@@ -100,7 +100,10 @@ def test_best_of_n_from_a_file(tmp_path):
     assert found["n"] == [1, 2]
     assert found["failures_wrong"]["bon_min"]["accuracy"][-1]["estimate"] == 1.0
     assert found["failures_wrong"]["majority"]["accuracy"][-1]["estimate"] == 0.5
-    assert set(record["pictures"]) == {"n_bon", "n_weighted"}
+    # the samples say where their first errors are, so the model is asked about those too
+    seen = {"samples_first_error", "samples_steps", "samples_reliability"}
+    assert set(record["pictures"]) == {"n_bon", "n_weighted"} | seen
+    assert record["samples"]["process_bench"]["average_f1"]["measured"]["estimate"] == 1.0
     assert record["attacks"]["questions"] == 8
     assert "minus majority" in (tmp_path / "out" / "evaluation.txt").read_text()
 

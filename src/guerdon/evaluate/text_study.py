@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from guerdon.episodes.solution_files import read_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import CheckpointError, ConfigError
@@ -61,6 +63,7 @@ def evaluate_text_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, 
         CheckpointError: a model is not trained yet.
         DataError: a file cannot be read, or there is nothing to judge on.
     """
+    torch.set_num_threads(study.runner.threads)
     settings = how(study)
     results = {}
     for candidate in candidates(study, only=only):

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError, TooManyFailuresError
 from guerdon.labels.append_log import Cache
@@ -69,6 +71,7 @@ class _Tools:
         key = chosen.model_dump_json()
         if key not in self._completers:
             self._texts = self._texts or self.stack.enter_context(closing(Cache(self.cache / "completions.jsonl")))
+            torch.set_num_threads(self.study.runner.threads)
             loaded = load_policy(chosen.model_copy(update={"lora": None}), seed=self.study.runner.seed)
             self._completers[key] = Completer(loaded, self.study.generation, self._texts, seed=self.settings.seed)
         return self._completers[key]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from guerdon.errors import ConfigError, DataError
 from guerdon.settings.study import Study
@@ -38,6 +39,7 @@ def train_sft_study(study: Study, *, resume: bool) -> tuple[Path, dict[str, Any]
     """
     if study.data is None or study.sft is None:
         raise ConfigError("policy=sft needs a data section (prompts with solutions) and an sft section (save_dir)")
+    torch.set_num_threads(study.runner.threads)
     train, _ = load_prompts(study.data)
     system = study.data.system_prompt
     solved = [p for p in train if p.solution is not None]
