@@ -11,14 +11,13 @@ from a `.env` file, never from a configuration. This module does not know when t
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from guerdon.errors import ConfigError
 from guerdon.labels.ledger import Usage
-from guerdon.labels.wire import WireError, post_json
+from guerdon.labels.wire import WireError, pause_of, post_json, said
 from guerdon.settings.label import JudgeSettings
 from guerdon.worlds.prompts import Message
 
@@ -115,16 +114,16 @@ class HttpModel:
             raise ChatError(error.reason, str(error), billed=error.sent) from error
         if status == 200:
             return decode(s, payload)
-        said = _said(payload)
+        words = said(payload)
         if status in _FATAL:
             raise ConfigError(
-                f"the judge at {s.url} {_FATAL[status]} ({status}: {said}); check label.judge.model, base_url and the "
+                f"the judge at {s.url} {_FATAL[status]} ({status}: {words}); check label.judge.model, base_url and the "
                 f"key in {s.api_key_env or KEY_VARIABLES[s.api]}"
             )
         if status == 429:
-            raise ChatError("rate_limited", said, pause=_seconds(found.get("retry-after")))
+            raise ChatError("rate_limited", words, pause=pause_of(found.get("retry-after")))
         if status >= 500 or status == 408:
-            raise ChatError("server_error", f"{status}: {said}", pause=_seconds(found.get("retry-after")))
+            raise ChatError("server_error", f"{status}: {words}", pause=pause_of(found.get("retry-after")))
         raise ChatError("rejected", f"{status}: {said}", again=False)
 
 
@@ -211,19 +210,3 @@ def _usage(read: list[Any], written: Any) -> Usage | None:
     if not counts or not all(isinstance(n, int) and n >= 0 for n in (*counts, written)):
         return None
     return Usage(sum(counts), written)
-
-
-def _said(payload: Any) -> str:
-    """What an error reply says, in one line."""
-    error = payload.get("error", payload) if isinstance(payload, Mapping) else None
-    said = error.get("message") if isinstance(error, Mapping) else error
-    return " ".join(str(said or "no reason given").split())[:200]
-
-
-def _seconds(text: str | None) -> float | None:
-    """A `retry-after` in seconds; None for a date or nonsense."""
-    try:
-        seconds = float(text or "")
-    except ValueError:
-        return None
-    return min(max(seconds, 0.0), 600.0) if seconds == seconds else None

@@ -109,3 +109,19 @@ def _read(reply: Any, deadline: float) -> bytes:
     if wanted.isdecimal() and size < int(wanted):
         raise WireError("connection", f"the reply broke off after {size} of {wanted} bytes", sent=True)
     return b"".join(parts)
+
+
+def said(payload: Any) -> str:
+    """What an error reply says, in one line."""
+    error = payload.get("error", payload) if isinstance(payload, Mapping) else None
+    words = error.get("message") if isinstance(error, Mapping) else error
+    return " ".join(str(words or "no reason given").split())[:200]
+
+
+def pause_of(text: str | None) -> float | None:
+    """A `retry-after` in seconds, at most 600; None for a date or nonsense."""
+    try:
+        seconds = float(text or "")
+    except ValueError:
+        return None
+    return min(max(seconds, 0.0), 600.0) if seconds == seconds else None

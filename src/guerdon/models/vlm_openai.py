@@ -25,7 +25,7 @@ from PIL import Image
 from guerdon.errors import ConfigError
 from guerdon.labels.asking import Clock
 from guerdon.labels.chat import api_key
-from guerdon.labels.wire import WireError, post_json
+from guerdon.labels.wire import WireError, pause_of, post_json, said
 from guerdon.models.vlm_questions import Choice, Picture, Question, Reply, Writing, says
 from guerdon.settings.label import JudgeSettings
 from guerdon.settings.vlm import EndpointSettings
@@ -112,12 +112,12 @@ class OpenAIBackend:
                     return decode(found)
                 if status in _FATAL:
                     raise ConfigError(
-                        f"the endpoint {s.base_url} {_FATAL[status]} ({status}: {_said(found)}); check vlm.openai"
+                        f"the endpoint {s.base_url} {_FATAL[status]} ({status}: {said(found)}); check vlm.openai"
                     )
-                failure = Failure(_reason(status), f"{status}: {_said(found)}")
+                failure = Failure(_reason(status), f"{status}: {said(found)}")
                 if status not in (408, 429) and status < 500:
                     return failure
-                pause = _seconds(headers.get("retry-after"))
+                pause = pause_of(headers.get("retry-after"))
             if attempt < s.retries:
                 longest = min(FIRST_PAUSE * 2**attempt, LONGEST_PAUSE)
                 wait = self._jitter.uniform(0, longest) if pause is None else pause
@@ -211,19 +211,3 @@ def _reason(status: int) -> str:
     if status == 429:
         return "rate_limited"
     return "server_error" if status >= 500 or status == 408 else "rejected"
-
-
-def _said(payload: Any) -> str:
-    """What an error reply says, in one line."""
-    error = payload.get("error", payload) if isinstance(payload, Mapping) else None
-    said = error.get("message") if isinstance(error, Mapping) else error
-    return " ".join(str(said or "no reason given").split())[:200]
-
-
-def _seconds(text: str | None) -> float | None:
-    """A `retry-after` in seconds; None for a date or nonsense."""
-    try:
-        seconds = float(text or "")
-    except ValueError:
-        return None
-    return min(max(seconds, 0.0), 600.0) if seconds == seconds else None

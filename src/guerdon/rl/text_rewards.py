@@ -79,8 +79,8 @@ class PrimeReward:
     def __init__(self, model: ImplicitReward, section: RewardModelSection, study: Study) -> None:
         if section.prime_norm_shards > 1 and study.text_algorithm.adv_estimator == "remax":
             raise ConfigError(
-                "reward_model.prime_norm_shards gives every part of the batch a unit of its own, and remax compares with "
-                "greedy responses that are in none; set it to 1"
+                "reward_model.prime_norm_shards gives every part of the batch a unit of its own, and remax compares "
+                "with greedy responses that are in none; set it to 1"
             )
         self.model, self.section = model, section
         self._credit = study.text_algorithm.credit

@@ -118,8 +118,8 @@ class RewardModelSection(Settings):
     prime_norm_shards: int = Field(
         1,
         ge=1,
-        description="batch_norm: cut the batch into so many equal parts in order, each with a unit of its own, as PRIME's "
-        "data-parallel ranks have; 1: one unit for all",
+        description="batch_norm: cut the batch into so many equal parts in order, each with a unit of its own, as "
+        "PRIME's data-parallel ranks have; 1: one unit for all",
     )
     mini_batch_size: int = Field(256, ge=1, description="responses per gradient step of the model")
     micro_batch_size: int = Field(64, ge=1, description="responses per forward pass of the model")

@@ -23,11 +23,11 @@ from transformers.integrations import TensorBoardCallback
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from guerdon.errors import DataError
-from guerdon.narrator import Narrator
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.tokens import TokenBatch, pad_id, token_batch
 from guerdon.settings.text_policy import SFTSettings
-from guerdon.train.trainer import COMPLETE, common_arguments
+from guerdon.train.trainer import common_arguments
+from guerdon.train.watch import Watch
 from guerdon.types import IntArray
 
 
@@ -102,7 +102,7 @@ class ResponseTrainer(Trainer):  # type: ignore[misc]
         settings: SFTSettings,
         folder: Path,
     ) -> None:
-        callbacks: list[TrainerCallback] = [_Watch()]
+        callbacks: list[TrainerCallback] = [Watch()]
         if settings.tensorboard:
             callbacks.append(TensorBoardCallback())
             callbacks[-1].logging_dir = str(folder.parent / "tensorboard")
@@ -161,32 +161,6 @@ class ResponseTrainer(Trainer):  # type: ignore[misc]
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(self.state.best_model_checkpoint)
-
-
-class _Watch(TrainerCallback):  # type: ignore[misc]
-    """Tell the person watching, and mark checkpoints that are wholly written: others are never resumed."""
-
-    _narrator: Narrator | None = None
-    _loss = ""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._narrator = Narrator(state.max_steps, lines=5)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        if logs and "loss" in logs:
-            self._loss = f"loss {float(logs['loss']):.4f}"
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._narrator is not None and state.is_world_process_zero:
-            self._narrator.advance(state.global_step, self._loss)
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.is_world_process_zero:
-            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._narrator is not None:
-            self._narrator.close()
 
 
 def _arguments(settings: SFTSettings, folder: Path, pairs: int, held: int, device: torch.device) -> TrainingArguments:

@@ -27,11 +27,11 @@ from guerdon.errors import ConfigError, DataError
 from guerdon.models.text_inputs import buckets
 from guerdon.models.text_losses import bce_terms, pair_terms, pairs
 from guerdon.models.text_model import TextRewardModel
-from guerdon.narrator import Narrator
 from guerdon.settings.train_text import OutcomeTrainSettings, StepwiseTrainSettings, TextTrainSettings
 from guerdon.train.text_data import Lessons
 from guerdon.train.text_metrics import outcome_quality, step_quality
-from guerdon.train.trainer import COMPLETE, common_arguments
+from guerdon.train.trainer import common_arguments
+from guerdon.train.watch import Watch
 
 PAIRED = ("bradley_terry", "dpo")
 Item = tuple[int, ...]  # one lesson, or a right and a wrong one
@@ -91,7 +91,7 @@ class RewardTrainer(Trainer):  # type: ignore[misc]
         self.total_steps, self.head_steps = planned_steps(settings, len(self._items))
         every = min(settings.save_steps or max(1, self.total_steps // 10), self.total_steps)
         device = model.policy.device
-        callbacks: list[TrainerCallback] = [_Watch()]
+        callbacks: list[TrainerCallback] = [Watch()]
         if settings.tensorboard:
             callbacks.append(TensorBoardCallback())
             callbacks[-1].logging_dir = str(folder / "tensorboard")
@@ -274,30 +274,3 @@ def _nothing(lessons: Lessons, settings: TextTrainSettings) -> str:
             f"loss {getattr(settings, 'loss', '')} needs ({left})"
         )
     return f"there is no solution left to train {settings.type} on ({left})"
-
-
-class _Watch(TrainerCallback):  # type: ignore[misc]
-    """Tell the person watching, and mark checkpoints that are wholly written: others are never resumed."""
-
-    _narrator: Narrator | None = None
-    _said: dict[str, str] = {}
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._narrator, self._said = Narrator(state.max_steps, lines=5), {}
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        for name, shown in (("loss", "loss"), ("eval_loss", "held-out"), ("eval_first_error_f1", "F1")):
-            if logs and name in logs:
-                self._said[shown] = f"{shown} {float(logs[name]):.4f}"
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._narrator is not None and state.is_world_process_zero:
-            self._narrator.advance(state.global_step, "  ".join(self._said.values()))
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.is_world_process_zero:
-            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._narrator is not None:
-            self._narrator.close()

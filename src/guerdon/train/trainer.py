@@ -44,9 +44,9 @@ from guerdon.settings.text_policy import SFTSettings
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
 from guerdon.settings.train_text import TextTrainSettings
 from guerdon.train.frames import LabelledFrames, balanced_counts, epoch_order
+from guerdon.train.watch import COMPLETE, MarkComplete
 from guerdon.types import BoolArray, IntArray
 
-COMPLETE = "complete"
 MIN_STEPS_BETWEEN_EVALUATIONS = 20
 CALIBRATION_FRAMES = 512
 
@@ -155,14 +155,6 @@ class _FrameTrainer(Trainer):  # type: ignore[misc]
             save_file({name: t.contiguous() for name, t in tensors.items()}, folder / SAFE_WEIGHTS_NAME)
 
 
-class _MarkComplete(TrainerCallback):  # type: ignore[misc]
-    """Mark a checkpoint once everything in it is written: a half-written one is never resumed."""
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.is_world_process_zero:
-            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
-
-
 class _PlainLines(TrainerCallback):  # type: ignore[misc]
     """One line per evaluation, for logs that are not a terminal."""
 
@@ -213,7 +205,7 @@ def build_trainer(
     validated = len(val) > 0
     sampler = BalancedSampler(train.positive, settings.fail_success_ratio, settings.seed)
     arguments = _arguments(settings, folder, len(sampler), validated, device, terminal)
-    callbacks: list[TrainerCallback] = [_MarkComplete()]
+    callbacks: list[TrainerCallback] = [MarkComplete()]
     if validated and settings.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(settings.early_stopping_patience, settings.min_delta))
     if settings.tensorboard:

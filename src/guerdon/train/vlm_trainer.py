@@ -25,10 +25,10 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from guerdon.errors import CheckpointError, DataError
 from guerdon.models.vlm_local import TransformersBackend
-from guerdon.narrator import Narrator
 from guerdon.settings.vlm import VLMTrainSettings
-from guerdon.train.trainer import COMPLETE, BalancedSampler, common_arguments
+from guerdon.train.trainer import BalancedSampler, common_arguments
 from guerdon.train.vlm_examples import VLMExamples
+from guerdon.train.watch import Watch
 from guerdon.types import IntArray
 
 
@@ -84,7 +84,7 @@ class AnswerTrainer(Trainer):  # type: ignore[misc]
     ) -> None:
         train, val = np.flatnonzero(~examples.held), np.flatnonzero(examples.held)
         self._balanced = BalancedSampler(examples.positive[train], settings.fail_success_ratio, settings.seed)
-        callbacks: list[TrainerCallback] = [_Watch()]
+        callbacks: list[TrainerCallback] = [Watch()]
         if settings.tensorboard:
             callbacks.append(TensorBoardCallback())
             callbacks[-1].logging_dir = str(folder.parent / "tensorboard")
@@ -159,32 +159,6 @@ class AnswerTrainer(Trainer):  # type: ignore[misc]
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
-
-
-class _Watch(TrainerCallback):  # type: ignore[misc]
-    """Tell the person watching, and mark checkpoints that are wholly written: others are never resumed."""
-
-    _narrator: Narrator | None = None
-    _loss = ""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._narrator = Narrator(state.max_steps, lines=5)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        if logs and "loss" in logs:
-            self._loss = f"loss {float(logs['loss']):.4f}"
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._narrator is not None and state.is_world_process_zero:
-            self._narrator.advance(state.global_step, self._loss)
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.is_world_process_zero:
-            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._narrator is not None:
-            self._narrator.close()
 
 
 def _arguments(
