@@ -197,3 +197,16 @@ def test_a_tokenizer_that_changes_does_not_mislead_what_was_decoded_before():
     tokens._PIECES[tokenizer][int(ids[0])] = "gone"  # as if another piece had stood there
     assert token_ends(tokenizer, ids).tolist() == [1, 2, 3, 3]
     assert token_ends(character_tokenizer("ba"), ids).tolist() == [1, 2, 3, 3]
+
+
+@pytest.mark.parametrize("tokenizer", [CHARACTERS, PAIRS], ids=["characters", "pairs"])
+def test_many_chats_have_the_lengths_that_they_have_one_by_one(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokens, "AT_ONCE", 3)
+    chats = [[{"role": "user", "content": "1+2=?" * k + "Hi"}] for k in range(8)]
+    assert tokens.prompt_lengths(tokenizer, chats) == [len(tokens.prompt_ids(tokenizer, chat)) for chat in chats]
+    assert tokens.prompt_lengths(tokenizer, []) == []
+
+
+def test_an_unknown_character_is_found_among_many_chats():
+    with pytest.raises(DataError, match="does not know 'Z'"):
+        tokens.prompt_lengths(CHARACTERS, [[{"role": "user", "content": text}] for text in ("1", "Z", "2")])

@@ -24,6 +24,7 @@ import numpy as np
 from guerdon.errors import ConfigError, DataError
 from guerdon.types import BoolArray, IntArray
 
+AT_ONCE = 1024  # chats that are tokenised together
 _BROKEN = "\ufffd"  # what a tokenizer shows for bytes that are no whole character
 _PIECES: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()  # tokenizer to the text of its tokens
 
@@ -114,12 +115,24 @@ def prompt_ids(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> IntArra
         ConfigError: the tokenizer has no chat template.
         DataError: a character the tokenizer does not know.
     """
-    if not tokenizer.chat_template:
-        raise ConfigError(
-            "the tokenizer has no chat template: save one with it (tokenizer.chat_template), or use an instruct model"
-        )
-    text = tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
-    return _encode(tokenizer, text)
+    return _encode(tokenizer, _chat_text(tokenizer, messages))
+
+
+def prompt_lengths(tokenizer: Any, chats: Sequence[Sequence[Mapping[str, str]]]) -> list[int]:
+    """Tokens of many chats, as `prompt_ids` gives them; many at a time, which is several times faster.
+
+    Raises:
+        ConfigError: the tokenizer has no chat template.
+        DataError: a character the tokenizer does not know.
+    """
+    lengths: list[int] = []
+    for start in range(0, len(chats), AT_ONCE):
+        part = chats[start : start + AT_ONCE]
+        texts = [_chat_text(tokenizer, messages) for messages in part]
+        found = tokenizer(texts, add_special_tokens=False)["input_ids"]
+        for messages, ids in zip(part, found, strict=True):
+            lengths.append(len(prompt_ids(tokenizer, messages)) if tokenizer.unk_token_id in ids else len(ids))
+    return lengths
 
 
 def response_ids(tokenizer: Any, text: str) -> IntArray:
@@ -275,6 +288,14 @@ def response_step_ends(tokenizer: Any, batch: TokenBatch, separator: str) -> tup
         step_ends(token_ends(tokenizer, ids, text), text, separator)
         for ids, text in zip(batch.responses(), texts, strict=True)
     )
+
+
+def _chat_text(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            "the tokenizer has no chat template: save one with it (tokenizer.chat_template), or use an instruct model"
+        )
+    return str(tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True))
 
 
 def _encode(tokenizer: Any, text: str) -> IntArray:

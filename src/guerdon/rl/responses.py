@@ -21,7 +21,15 @@ import numpy as np
 
 from guerdon.errors import DataError
 from guerdon.policies.generate import Engine, Generation
-from guerdon.policies.tokens import TokenBatch, concatenate, pad_id, prompt_ids, response_texts, token_ends
+from guerdon.policies.tokens import (
+    TokenBatch,
+    concatenate,
+    pad_id,
+    prompt_ids,
+    prompt_lengths,
+    response_texts,
+    token_ends,
+)
 from guerdon.rl.side import Times
 from guerdon.settings.data import DataSettings
 from guerdon.types import BoolArray, Failure, FloatArray, IntArray
@@ -291,7 +299,8 @@ def short_enough(tokenizer: Any, prompts: Sequence[Prompt], data: DataSettings) 
     Raises:
         DataError: all are longer.
     """
-    fitting = [p for p in prompts if len(prompt_ids(tokenizer, messages_of(p, data))) <= data.max_prompt_length]
+    lengths = prompt_lengths(tokenizer, [messages_of(p, data) for p in prompts])
+    fitting = [p for p, length in zip(prompts, lengths, strict=True) if length <= data.max_prompt_length]
     if not fitting:
         raise DataError(f"all {len(prompts)} prompts are longer than data.max_prompt_length ({data.max_prompt_length})")
     return fitting, len(prompts) - len(fitting)
