@@ -4,7 +4,8 @@ The same solutions get their labels from the exact truth, from a judge that errs
 answer: hard; the share that does: soft), and from judge and continuations where they agree on the first error. The
 judge is the truth with a share of its verdicts turned round, so that what a better or worse one would do can be told.
 Each reward model is then asked about solutions to other questions: does it find the first wrong step (F1 as in
-ProcessBench, 2412.06559), and does it choose better among 16 samples than majority voting?
+ProcessBench, 2412.06559; at a threshold of 0.5, and at one chosen on the other half of the questions), and does it choose
+better among 16 samples than majority voting?
 
     guerdon train configs/prm_demo.yaml policy=sft
     python examples/label_sources.py configs/prm_demo.yaml --seeds 0 1 2
@@ -40,7 +41,15 @@ from guerdon.models.text_load import load_text_model
 from guerdon.settings.study import Study
 from guerdon.train.text_models import train_text_model
 
-COLUMNS = ("first_error_f1", "majority", "weighted", "weighted_minus_majority", "best_of_16", "best_minus_majority")
+COLUMNS = (
+    "first_error_f1",
+    "f1_tuned",
+    "majority",
+    "weighted",
+    "weighted_minus_majority",
+    "best_of_16",
+    "best_minus_majority",
+)
 SOURCES = ("exact", "judge", "mc_hard", "mc_soft", "consensus")
 SAMPLES = 16
 
@@ -132,6 +141,9 @@ def one_seed(
     trained = load_text_model(str(result.folder), micro_batch_size=64)
     scores = score_solutions(trained, list(judged_on), batch_size=512, what=f"{source} {seed} steps")
     bench = process_bench(judged_on, scores, reps=200, seed=0)
+    places = {question: k for k, question in enumerate(dict.fromkeys(s.question for s in judged_on))}
+    halves = [replace(s, meta={**s.meta, "subset": ("tune", "test")[places[s.question] % 2]}) for s in judged_on]
+    tuned = process_bench(halves, scores, tune_on="tune", reps=200, seed=0)
     scores = score_solutions(trained, list(samples), batch_size=512, what=f"{source} {seed} samples")
     chosen = best_of_n(samples, scores, same_number_or_text, aggregations=("min",), ns=(SAMPLES,), seed=0)
     curves = chosen.failures_wrong
@@ -141,6 +153,7 @@ def one_seed(
 
     return {
         "first_error_f1": three(bench.subsets["samples"].measured["f1"]),
+        "f1_tuned": three(tuned.subsets["test"].measured["f1"]),
         "majority": three(curves["majority"].intervals[0]),
         "weighted": three(curves["weighted_min"].intervals[0]),
         "weighted_minus_majority": three(curves["weighted_min"].minus_majority[0]),

@@ -7,7 +7,7 @@ from guerdon.errors import ConfigError, DataError
 from guerdon.evaluate.generated_bench import generated_bench, right_and_wrong
 from guerdon.settings.data import AutomatonSettings, ChainSettings, RegisterSettings, SwapSettings
 from guerdon.worlds.prompts import Prompt
-from guerdon.worlds.reasoning import step_truth
+from guerdon.worlds.reasoning import generate, step_truth
 
 FAMILIES = [ChainSettings(steps=5), RegisterSettings(steps=4), SwapSettings(steps=4), AutomatonSettings(steps=5)]
 
@@ -67,3 +67,10 @@ def test_what_cannot_be_made_is_said():
 def test_a_family_that_occurs_twice_gets_a_number():
     bench = generated_bench([ChainSettings(steps=3), ChainSettings(steps=5)], 2, 0)
     assert [s.meta["subset"] for s in bench] == ["chain", "chain", "chain-2", "chain-2"]
+
+
+def test_its_problems_are_not_the_first_training_problems_of_the_same_seed():
+    task = ChainSettings(steps=6)
+    trained = {prompt.question for prompt in generate(task, 300, 1)[0]}
+    asked = {solution.question for solution in generated_bench([task], 100, task.seed)}
+    assert not trained & asked  # a million problems: two streams of chance hardly ever meet

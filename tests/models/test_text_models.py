@@ -237,11 +237,12 @@ def test_weights_that_are_no_numbers_are_a_failure():
     assert model.score(EPISODES[:1])[0].failure.reason == "non_finite"
 
 
-def test_an_empty_answer_gets_a_measurement_of_its_own():
+def test_a_step_without_text_is_no_measurement():
     for kind in ("stepwise", "verdict", "implicit"):
-        score = MAKERS[kind]().score([episode("3+5=?", "")])[0]
-        assert score.failure is None
-        assert score.steps.shape == (1,)
+        asked = [episode("3+5=?", ""), episode("3+5=?", "3+5=8;", "", "1;"), episode("3+5=?", "3+5=8;")]
+        *empty, whole = MAKERS[kind]().score(asked)
+        assert [score.failure.reason for score in empty] == ["empty_text", "empty_text"]
+        assert whole.steps.shape == (1,)
 
 
 # on disk

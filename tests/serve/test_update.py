@@ -229,8 +229,16 @@ def test_updates_wait_in_a_short_line_and_scores_go_between_them(tmp_path):
             await asyncio.sleep(0)
             with pytest.raises(Busy):
                 await engine.update(None, [text("z")])
+            ended: list[str] = []
+            score = asyncio.create_task(engine.judge(None, [text("q")], JudgeOptions()))
+            score.add_done_callback(lambda _: ended.append("score"))
+            for n, task in enumerate(tasks):
+                task.add_done_callback(lambda _, n=n: ended.append(f"update {n}"))
+            await asyncio.sleep(0)
             slow.open.set()
             assert [m["seen"] for m in await asyncio.gather(*tasks)] == [1, 2, 3, 4, 5]
+            await score
+            assert ended.index("score") < ended.index("update 2")  # it did not wait for all that came before it
 
     run(work)
 

@@ -20,6 +20,7 @@ from guerdon.settings.data import TaskSettings
 from guerdon.worlds.prompts import Prompt
 from guerdon.worlds.reasoning import Family, family_of, step_truth
 
+STREAM = 0x62656E6368
 _TRIES_PER_PROBLEM = 50
 
 
@@ -92,7 +93,7 @@ def _subsets(
     for number, settings in enumerate(families):
         names[settings.family] = names.get(settings.family, 0) + 1
         subset = settings.family if names[settings.family] == 1 else f"{settings.family}-{names[settings.family]}"
-        rng = np.random.default_rng([seed, number])
+        rng = np.random.default_rng([seed, number, STREAM])  # not the one that training problems are drawn from
         yield subset, _problems(Family(settings), size, rng, set(taken)), rng
 
 

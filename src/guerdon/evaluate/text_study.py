@@ -25,6 +25,7 @@ from guerdon.models.text_load import FINAL, find_text_model, load_text_model
 from guerdon.settings.evaluate_text import EvaluateTextSettings, GeneratedBenchSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_sources import judged_names
+from guerdon.worlds.prompt_files import load_prompts
 
 
 @dataclass(frozen=True)
@@ -106,15 +107,17 @@ def candidates(study: Study, *, only: Sequence[str] = ()) -> list[Candidate]:
         CheckpointError: a model of the `train` section is not trained yet.
     """
     third = {} if study.text_evaluate is None else study.text_evaluate.models
+    asked = training_questions(study)
     found = []
     for name in judged_names(study.train, third, only):
         if name in third:
             one = third[name]
             folder = third_party_folder(study, name)
-            found.append(Candidate(name, one.path, folder, one.adapter, one.micro_batch_size))
+            found.append(Candidate(name, one.path, folder, one.adapter, one.micro_batch_size, asked))
         else:
             checkpoint = trained_checkpoint(study, name)
-            found.append(Candidate(name, str(checkpoint), checkpoint.parent, taken=questions_learnt(study, name)))
+            taken = asked | questions_learnt(study, name)
+            found.append(Candidate(name, str(checkpoint), checkpoint.parent, taken=taken))
     return found
 
 
@@ -139,6 +142,17 @@ def trained_checkpoint(study: Study, name: str) -> Path:
     if found is None:
         raise CheckpointError(f"{root}: no {FINAL} here; train it first: guerdon train STUDY --only {name}")
     return found
+
+
+def training_questions(study: Study) -> frozenset[str]:
+    """The questions of a generated study's training prompts: a policy that a model started from may know them.
+
+    Raises:
+        DataError: the task has fewer problems than the study asks for.
+    """
+    if study.data is None or study.data.type != "generated":
+        return frozenset()
+    return frozenset(prompt.question for prompt in load_prompts(study.data)[0])
 
 
 def questions_learnt(study: Study, name: str) -> frozenset[str]:

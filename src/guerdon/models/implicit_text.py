@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from guerdon.atomic import seal_folder, verify_folder, write_json
-from guerdon.errors import CheckpointError, ConfigError, boundary
+from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
 from guerdon.models.implicit_losses import implicit_rewards
 from guerdon.models.text_card import TextModelCard
 from guerdon.models.text_inputs import Reading, as_batch, buckets, read_steps
@@ -162,7 +162,10 @@ class ImplicitModel(TextRewardModel):
             loss = terms.sum() / len(items)
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
-        torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.learning["max_grad_norm"])
+        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.learning["max_grad_norm"])
+        if not np.isfinite([total, float(norm)]).all():
+            optimizer.zero_grad()
+            raise DataError("the loss or its gradient is not finite, so no step was taken; lower the learning rate")
         optimizer.step()
         optimizer.zero_grad()
         return total

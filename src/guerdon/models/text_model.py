@@ -144,6 +144,8 @@ class TextRewardModel(ABC):
             reading = self.read(episode.task, episode.texts)
         except DataError as error:
             return Failure("unknown_character", str(error))
+        if self.per_step and not reading.own_S.all():
+            return Failure("empty_text", "a step has no token of its own, so there is nothing to judge")
         if self.room is not None and reading.reach > self.room:
             return Failure("too_long", f"{reading.reach} tokens, the model reads {self.room}")
         return reading

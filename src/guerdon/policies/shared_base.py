@@ -59,7 +59,9 @@ class SharedBase:
         self._layers: list[Any] = []
         if len(tokenizer) > self.vocabulary:
             raise ConfigError(f"the tokenizer has {len(tokenizer)} tokens, the model only {self.vocabulary}")
-        self._takes_attention = bool(getattr(model, "_supports_attention_backend", False))
+        capped = getattr(model.config, "attn_logit_softcapping", None) is not None  # which our attention does not do
+        sinks = any(name.endswith(".sinks") for name, _ in model.named_parameters())
+        self._takes_attention = bool(getattr(model, "_supports_attention_backend", False)) and not capped and not sinks
         if self._takes_attention:
             packing.register()
             prompt_sharing.register()

@@ -147,7 +147,7 @@ class ModelReward(FixedReward):
             case "per_token":
                 start = 0
                 for end, paid in zip(cut.ends, paid_S, strict=True):
-                    rewards_T[start : end + 1] = paid
+                    rewards_T[min(start, end) : end + 1] += paid
                     start = end + 1
 
     def _facts(self, answered: Responses, stream: Stream) -> Facts:

@@ -210,8 +210,9 @@ def _step_quality(q_B_T: np.ndarray, answered: Responses) -> Facts:
             continue
         start = 0
         for end, right in zip(ends, sound, strict=True):
-            scores.append(float(q_B_T[row, start : end + 1].sum()))
-            labels.append(right)
+            if end >= start:  # else its only token also ends the step before, and says nothing of it alone
+                scores.append(float(q_B_T[row, start : end + 1].sum()))
+                labels.append(right)
             start = end + 1
             if not right:
                 break

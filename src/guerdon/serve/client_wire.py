@@ -106,7 +106,7 @@ class NativeWire:
             low = -math.inf if low is None else float(low)
             high = math.inf if high is None else float(high)
             return RewardInfo(range=(low, high), **words)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             return Failure("bad_reply", f"no description of a reward model: {type(error).__name__}: {error}")
 
     def batches(self, episodes: Sequence[Episode], info: RewardInfo) -> list[list[int]]:
@@ -186,7 +186,11 @@ class NativeWire:
         if not isinstance(metrics, Mapping) or not isinstance(updates, int | None):
             return Failure("bad_reply", "the server does not say what it learnt")
         judged = read_items(found.get("results"), episodes, info, ids=[str(p) for p in range(len(episodes))])
-        known = {str(k): float(v) for k, v in metrics.items() if isinstance(v, int | float)}
+        known = {
+            str(k): float(v)
+            for k, v in metrics.items()
+            if isinstance(v, float) or (isinstance(v, int) and abs(v) < 2**63)
+        }
         return Learnt(judged, known, updates, found.get("repeated") is True)
 
     def _head(self, info: RewardInfo, options: JudgeOptions | None) -> dict[str, Any]:

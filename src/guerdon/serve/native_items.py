@@ -237,7 +237,7 @@ def _steps(item: RewardItem, completion: str | None, where: str, *, per_step: bo
             raise BadRequest(f"{where}.separator would do nothing beside steps", param=f"{where}.separator")
         if not item.steps or not all(item.steps):
             raise BadRequest(f"{where}.steps is empty, or holds an empty step", param=f"{where}.steps")
-        return tuple(item.steps) if per_step else ("".join(item.steps),)
+        return tuple(item.steps)
     if not completion:
         raise BadRequest(f"{where} needs a completion or steps, not empty", param=f"{where}.completion")
     if item.separator is not None:

@@ -83,6 +83,7 @@ class Served:
         )
         self.cache = ResultCache(batch.cache_items)
         self._pending: dict[bytes, Item[Ticket]] = {}  # waiting or being judged, by content
+        self._worked_last = False
         self._jobs: deque[tuple[Callable[[], Awaitable[None]], asyncio.Future[Any]]] = deque()
         self._seconds_per_item = 0.01
         self._refused = 0
@@ -262,9 +263,10 @@ class Served:
         while True:
             await self._wake.wait()
             self._hurry.clear()
-            if self._jobs:
+            if self._jobs and not (self._worked_last and self.batcher):  # updates and batches take turns
                 job, _ = self._jobs.popleft()
                 await job()
+                self._worked_last = True
                 continue
             if not self.batcher:
                 self._wake.clear()
@@ -278,6 +280,7 @@ class Served:
                     pass
                 continue
             await self._next_batch(clock())
+            self._worked_last = False
 
     async def _next_batch(self, now: float) -> None:
         batch, expired = self.batcher.take(now)

@@ -75,10 +75,10 @@ class UpdateStore:
                 with boundary(CheckpointError, f"{path} cannot be used"):
                     verify_folder(path)
                     state = json.loads((path / STATE).read_text(encoding="utf-8"))
-                    model.restore(path / MODEL)
             except CheckpointError as error:
                 problems.append((path, str(error)))
                 continue
+            model.restore(path / MODEL)  # the folder is whole: if this fails, an older state is no cure
             self.updates, self._answers = state["updates"], state["answers"]
             for broken, why in problems:
                 log.warning("%s; the state before it, %s, is used instead", why, path.name)

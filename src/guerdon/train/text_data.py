@@ -128,18 +128,21 @@ def read_data(settings: TextTrainSettings, label: LabelSettings | None) -> TextD
 def split_questions(solutions: Sequence[Solution], val_split: float, seed: int) -> tuple[IntArray, IntArray]:
     """Indices to train on and to hold out; all solutions of a question are on one side.
 
-    Which questions are held out depends on their text and the seed alone.
+    Whether a question is held out depends on its text and the seed alone, so that it stays there when data is added;
+    but at least one question is on each side.
 
     Raises:
         DataError: a share is to be held out and there is only one question.
     """
     names = [hash_of(s) for s in solutions]
-    kinds = sorted(set(names), key=lambda name: hashlib.sha256(f"{seed}/{name}".encode()).digest())
+    rank = {name: hashlib.sha256(f"{seed}/{name}".encode()).digest() for name in set(names)}
+    kinds = sorted(rank, key=lambda name: rank[name])
     if val_split == 0:
         return np.arange(len(names)), np.zeros(0, dtype=np.int64)
     if len(kinds) < 2:
         raise DataError("one question is too few to hold some out: give more, or set val_split: 0")
-    held = set(kinds[: int(np.clip(round(len(kinds) * val_split), 1, len(kinds) - 1))])
+    below = sum(int.from_bytes(rank[name]) < val_split * 2**256 for name in kinds)
+    held = set(kinds[: int(np.clip(below, 1, len(kinds) - 1))])
     inside = np.array([name in held for name in names])
     return np.flatnonzero(~inside), np.flatnonzero(inside)
 

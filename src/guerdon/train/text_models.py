@@ -16,6 +16,7 @@ This module does not know how labels came about.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from pathlib import Path
@@ -29,7 +30,7 @@ from guerdon.models.text_load import FINAL
 from guerdon.settings.study import Study
 from guerdon.settings.train_text import TextTrainSettings
 from guerdon.train.text_data import Lessons, TextData, make_lessons, read_data, split_questions
-from guerdon.train.text_start import start_model, wait_for_gpu
+from guerdon.train.text_start import start_model, use_gpu, wait_for_gpu
 from guerdon.train.text_trainer import RewardTrainer
 from guerdon.train.trainer import newest_checkpoint
 
@@ -75,8 +76,10 @@ def fit_text_model(
     """Train on these solutions; otherwise as `train_text_model`."""
     started = time.perf_counter()
     torch.set_num_threads(study.runner.threads)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(f"train ({settings.type}) runs in one process; start it without torchrun")
     if settings.wait_for_gpu is not None:
-        torch.cuda.set_device(wait_for_gpu(settings.wait_for_gpu))
+        use_gpu(wait_for_gpu(settings.wait_for_gpu))
     folder = text_model_folder(settings, data)
     rows, held = split_questions(data.solutions, settings.val_split, settings.seed)
     _check_rewards(settings, data)

@@ -8,6 +8,8 @@ This module does not know data or losses.
 
 from __future__ import annotations
 
+import os
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,7 +29,6 @@ from guerdon.policies.text_files import load_policy, read_tokenizer
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.train_text import ImplicitTrainSettings, OutcomeTrainSettings, TextTrainSettings
 
-_GIB = 2**30
 _PAUSE = 30.0  # seconds between looks at the GPUs
 _MEANING = {
     "stepwise": "the step is right",
@@ -118,8 +119,21 @@ def _in_4_bits(start: TextPolicySettings, settings: TextTrainSettings) -> TextPo
 
 
 def free_gpu_memory() -> list[float]:
-    """GiB free on each GPU."""
-    return [torch.cuda.mem_get_info(i)[0] / _GIB for i in range(torch.cuda.device_count())]
+    """GiB free on each GPU that this process may use, as `nvidia-smi` says; nothing here touches a GPU yet."""
+    command = ["nvidia-smi", "--query-gpu=index,memory.free", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return []
+    free = {index.strip(): float(mib) / 1024 for index, mib in (line.split(",") for line in told.splitlines() if line)}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [free[i.strip()] for i in visible.split(",") if i.strip() in free] if visible else list(free.values())
+
+
+def use_gpu(number: int) -> None:
+    """Let this process see one GPU only, of those it may use; before anything has touched a GPU."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number].strip() if visible else str(number)
 
 
 def wait_for_gpu(

@@ -109,6 +109,7 @@ class RewardTrainer(Trainer):  # type: ignore[misc]
                 "dataloader_pin_memory": False,
             }
         )
+        arguments._n_gpu = 1  # one process, one device: several would each take a batch of this size
         super().__init__(
             model=_Trained(model),
             args=arguments,
