@@ -176,9 +176,13 @@ def evaluate(study: File, overrides: Overrides = None, dry_run: DryRun = False, 
     config = _load(study, overrides)
     if config.text:
         return _evaluate_text(config, dry_run=dry_run, only=only)
-    _check_models(study, config, only)
+    models = [*config.train, *config.control_evaluate.remote]
+    unknown = [name for name in only or () if name not in models]
+    if unknown or not models:
+        known = f"--only {unknown[0]}: {study} has {', '.join(models) or 'no model'}" if unknown else str(study)
+        raise ConfigError(known + ("" if unknown else " has neither a train section nor evaluate.remote: name a model"))
     if dry_run:
-        return _dry_run(config, {"models": len(only or config.train), "seconds": 20.0 * len(only or config.train)})
+        return _dry_run(config, {"models": len(only or models), "seconds": 20.0 * len(only or models)})
     from guerdon.evaluate.output import evaluation_text
     from guerdon.evaluate.run import evaluate_study
 

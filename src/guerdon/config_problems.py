@@ -93,7 +93,8 @@ def _texts(model: type[BaseModel], found: list[tuple[_Spotted, Mapping[str, Any]
             texts.append(f"{shown}; allowed: {_one_of([repr(c) for c in choices])}")
             hint = _close(str(context.get("tag", "")), choices)
         else:
-            texts.append(f"is {describe(value)}")
+            secret = any(word in str(detail["loc"][-1:]) for word in ("token", "key", "password"))
+            texts.append("is not shown here" if secret and isinstance(value, str) else f"is {describe(value)}")
             allowed.append(str(context["expected"]) if kind in ("literal_error", "enum") else _requirement(detail))
             if kind == "literal_error" and isinstance(value, str):
                 hint = _close(value, re.findall(r"'([^']*)'", str(context["expected"])))

@@ -26,6 +26,8 @@ def file_rows(path: Path) -> Iterator[tuple[str, Any]]:
         DataError: there is no such file, it ends otherwise, or it cannot be read as a whole.
     """
     ending = path.suffix.lower()
+    if not ending and not path.exists():
+        raise DataError(f"{path}: there is no such file or folder; make it first, or check the path")
     if ending not in ENDINGS:
         raise DataError(f"{path}: rows are read from {', '.join(ENDINGS)}; convert the file to one of these")
     if not path.is_file():

@@ -72,8 +72,8 @@ def _loader(name: str, settings: ServedModelSettings, backend: str | None) -> Ca
             from guerdon.serve.custom import load_custom
 
             return load_custom(name, settings)
-        kind = _kind_at(settings.model_path or "") if backend is None else backend
         with _IMPORTING:
+            kind = _kind_at(settings.model_path or "") if backend is None else backend
             if kind == TEXT:
                 from guerdon.models.text_load import load_text_model
 

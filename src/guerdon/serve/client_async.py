@@ -275,8 +275,12 @@ def text_episodes(
     """Prompts and completions as episodes with a row per step.
 
     Raises:
-        DataError: not one of each.
+        DataError: not one of each, or a text where a list of texts belongs.
     """
+    if isinstance(prompts, str) or isinstance(completions, str):
+        raise DataError(
+            "prompts and completions are lists; put a single one into brackets: rewards([prompt], [answer])"
+        )
     known: Sequence[bool | None] = [None] * len(prompts) if outcomes is None else outcomes
     if not len(prompts) == len(completions) == len(known):
         raise DataError(f"{len(prompts)} prompts, {len(completions)} completions, {len(known)} outcomes: give one each")

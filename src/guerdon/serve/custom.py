@@ -86,10 +86,15 @@ class VideoScorer:
             _, height, width, _ = episode.frames.shape
             with VideoWriter(path, height=height, width=width, fps=FPS) as video:
                 video.add(episode.frames)
-            value, text = self._scorer.score_video(
+            answer = self._scorer.score_video(
                 episode.task, str(path), min(frames, len(episode.frames)), options.max_pixels or PIXELS, words
             )
-        total = float(value)
+        value, text = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, "")
+        try:
+            total = float(value)
+        except (TypeError, ValueError):
+            said = f"score_video must return (score, text) or a score, got {type(answer).__name__}"
+            return Judgement(Score(failure=Failure("bad_answer", said)))
         if not np.isfinite(total):
             return Judgement(Score(failure=Failure("non_finite", "the backend's score is not finite")), str(text))
         if not 0.0 <= total <= 1.0:

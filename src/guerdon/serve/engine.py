@@ -151,6 +151,15 @@ class Engine:
         """
         return self._served[self.resolve(name)].ready_model().info
 
+    def separator(self, name: str | None) -> str | None:
+        """What ended the steps that the model was trained on, where it says so.
+
+        Raises:
+            UnknownModel, NotReady: as for `info`.
+        """
+        card = getattr(self._served[self.resolve(name)].ready_model(), "card", None)
+        return getattr(card, "separator", None) or None
+
     def learns(self, name: str | None) -> bool:
         """Whether the model can be updated here."""
         served = self._served[self.resolve(name)]

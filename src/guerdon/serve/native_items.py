@@ -32,6 +32,7 @@ VISION_EXAMPLE = {
 UPDATE_EXAMPLE = {
     "model": "prm",
     "update": "before",
+    "aggregation": "min",
     "request_id": "rollouts-17",
     "items": [{"prompt": "What is 3+5-2?", "steps": ["3+5=8. ", "8-2=6."], "outcome": True}],
 }

@@ -66,16 +66,30 @@ class Choice:
 
 
 def choice(
+    request: Request,
     model: Annotated[str | None, Query(description="which model; the default where left out")] = None,
     aggregate: Annotated[
         Aggregation, Query(description="how the values of steps become one number, for models that judge steps")
     ] = "last",
     separator: Annotated[
         str | None,
-        Query(min_length=1, max_length=64, description="where steps end, for models that judge steps; blank lines"),
+        Query(
+            min_length=1,
+            max_length=64,
+            description="where steps end, for models that judge steps; left out: as the model says, or blank lines",
+        ),
     ] = None,
 ) -> Choice:
-    """The query of an address."""
+    """The query of an address.
+
+    Raises:
+        BadRequest: it has other keys.
+    """
+    unknown = sorted(set(request.query_params) - {"model", "aggregate", "separator"})
+    if unknown:
+        raise BadRequest(
+            f"{unknown[0]} is no key of the address; there are model, aggregate and separator", param=unknown[0]
+        )
     return Choice(model, aggregate, separator)
 
 
@@ -179,7 +193,7 @@ async def judge_texts(
     """
     separator = None
     if must_judge(engine, name, "text").granularity == "step":
-        separator = chosen.separator or "\n\n"
+        separator = chosen.separator or engine.separator(name) or "\n\n"
     elif chosen.separator is not None or chosen.aggregate != "last":
         raise BadRequest("this model judges whole responses: separator and aggregate would do nothing")
 
