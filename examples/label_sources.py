@@ -4,8 +4,8 @@ The same solutions get their labels from the exact truth, from a judge that errs
 answer: hard; the share that does: soft), and from judge and continuations where they agree on the first error. The
 judge is the truth with a share of its verdicts turned round, so that what a better or worse one would do can be told.
 Each reward model is then asked about solutions to other questions: does it find the first wrong step (F1 as in
-ProcessBench, 2412.06559; at a threshold of 0.5, and at one chosen on the other half of the questions), and does it choose
-better among 16 samples than majority voting?
+ProcessBench, 2412.06559; at a threshold of 0.5, and at one chosen on the other half of the questions), and does it
+choose better among 16 samples than majority voting?
 
     guerdon train configs/prm_demo.yaml policy=sft
     python examples/label_sources.py configs/prm_demo.yaml --seeds 0 1 2
