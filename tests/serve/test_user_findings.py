@@ -13,8 +13,10 @@ from guerdon.models.stepwise import StepwiseModel
 from guerdon.models.text_card import TextModelCard
 from guerdon.models.tiny_vlm import write_tiny_vlm
 from guerdon.policies.text_files import load_policy
+from guerdon.serve.backends import model_source
 from guerdon.serve.client import RewardClient
 from guerdon.serve.custom import VideoScorer
+from guerdon.settings.serve import ServedModelSettings
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.vlm import TinyVLMSettings
 from guerdon.types import Episode
@@ -85,6 +87,14 @@ def test_evaluate_knows_models_on_servers(tmp_path):
 def test_a_text_is_not_a_list_of_letters(running):
     with RewardClient(f"{running.url}/v1/rewards") as client, pytest.raises(DataError, match="are lists"):
         client.rewards("1+2=?", "3")
+
+
+def test_a_folder_that_is_not_there_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for path in ("runs/nope", "./nope", str(tmp_path / "nope")):
+        with pytest.raises(ConfigError, match="there is no such folder"):
+            model_source("m", ServedModelSettings(model_path=path)).load()
 
 
 def test_a_refused_token_is_not_shown():

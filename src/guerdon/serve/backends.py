@@ -149,6 +149,10 @@ def _kind_at(path: str) -> str:
     from guerdon.models.checkpoint import CONFIG, find_checkpoint
     from guerdon.models.vlm_files import is_checkpoint
 
+    place = Path(path)
+    meant = place.is_absolute() or path.startswith(".") or (len(place.parts) > 1 and place.parent.is_dir())
+    if meant and not place.exists():  # else it may be a hub id
+        raise ConfigError(f"model_path {path}: there is no such folder; train it first, or check the path")
     if is_checkpoint(path):
         return "qwen_vl"
     try:
