@@ -4,6 +4,8 @@
 form read literally, a prompt per step: in guerdon, and in plain transformers, batched or one at a time. All sides give
 the same scores; the largest difference is shown. The ratio is to the fastest of the three.
 
+`--labelled` takes a policy's own solutions instead of generated slips, `--repetitions=0` leaves the throughput out.
+
 `--what=train`: guerdon's stepwise model against `PRMTrainer` of TRL 1.12 (TRL has none any more), from the same folder,
 on the same solutions of 2 to 10 steps; token ids and places of labels are compared first, all of them. Throughput:
 float32 on both sides (TRL with sdpa, guerdon with the attention that it chooses for the length), the same optimiser,
@@ -37,6 +39,7 @@ from prm_sides import (
     SEED,
     SIZES,
     STEPS,
+    labelled_rows,
     make_scorer,
     score_once,
     shared_inputs,
@@ -152,7 +155,11 @@ class Training:
         self.labels: dict[str, list[list[bool]]] = {}
         self.separator = ""
         for number, (part, size) in enumerate(sizes.items()):
-            solutions = training_rows(family, size, SEED + number, taken)
+            solutions = (
+                training_rows(family, size, SEED + number, taken)
+                if options.labelled is None
+                else labelled_rows(options.labelled, list(sizes).index(part))
+            )
             taken += [s.question for s in solutions]
             self.separator = solutions[0].separator
             self.labels[part] = [[bool(x) for x in s.labels] for s in solutions]
@@ -190,13 +197,13 @@ def run_train(options: argparse.Namespace, name: str) -> list[str]:
             "guerdon reads them and as TRL's `tokenize_row` does."
         )
         print(same, flush=True)
-        speed: dict[str, list[dict[str, Any]]] = {side: [] for side in TRAIN}
+        speed: dict[str, list[dict[str, Any]]] = {side: [] for side in TRAIN if options.repetitions}
         steps = 4 if options.quick else options.train_steps
         for repetition in range(options.repetitions):
             for side in speed:
                 speed[side].append(shared.one(side, learning_rate=1e-4, budget=0.0, part="choose", steps=steps))
                 print(f"{name} {repetition}: {TRAIN[side]}, {rate(speed[side])[-1]:.1f}/s", flush=True)
-        text = [f"### Training, {name} parameters\n\n{same}\n\n{speed_report(speed)}"]
+        text = [f"### Training, {name} parameters\n\n{same}\n\n{speed_report(speed) if speed else ''}"]
         if options.budgets:
             text.append(f"### F1 at equal time, {name} parameters\n\n{equal_time(options, shared)}")
         return text
@@ -229,7 +236,7 @@ def equal_time(options: argparse.Namespace, shared: Training) -> str:
             best = max(chosen, key=lambda r: chosen[r])
             runs = [
                 shared.one(side, learning_rate=best, budget=budget, part="test", steps=10**6)
-                for _ in range(options.repetitions)
+                for _ in range(max(options.repetitions, 1))
             ]
             found = [first_error_f1(run["probabilities"], shared.labels["test"]) for run in runs]
             steps = spread([run["steps"] for run in runs], 0)
@@ -263,6 +270,7 @@ def main() -> None:
     parser.add_argument("--micro", type=int, default=16, help="score: solutions per forward pass")
     parser.add_argument("--trl-python", help="train: python of an environment with TRL 1.12")
     parser.add_argument("--solutions", type=int, default=8192, help="train: solutions to learn from")
+    parser.add_argument("--labelled", help="train: labelled solutions (such as `guerdon label` writes) instead")
     parser.add_argument("--fewest-lines", type=int, default=2, help="train: steps of the shortest solutions")
     parser.add_argument("--most-lines", type=int, default=10, help="train: steps of the longest solutions")
     parser.add_argument("--start", help="train: folder of the model that both sides start from; else one is made")

@@ -227,6 +227,22 @@ def start_from(folder: Path, size: Size, family: dict[str, Any], *, sft_steps: i
     return str(model)
 
 
+def labelled_rows(path: str, part: int) -> list[Any]:
+    """Labelled solutions up to their first wrong step; of five parts by question, 0: three, 1 and 2: one each."""
+    from dataclasses import replace
+
+    from guerdon.episodes.solution_files import read_solutions
+
+    every = [s for s in read_solutions(path) if s.first_error is not None or None in s.labels]
+    places = {q: k for k, q in enumerate(dict.fromkeys(s.question for s in every))}
+    rows = []
+    for s in every:
+        known = s.labels.index(None) if None in s.labels else len(s.labels)
+        if known and {0: 0, 1: 0, 2: 0, 3: 1, 4: 2}[places[s.question] % 5] == part:
+            rows.append(replace(s, steps=s.steps[:known], labels=s.labels[:known], rewards=()))
+    return rows
+
+
 def shared_inputs(model: str, solutions: Sequence[Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The same solutions as TRL's rows, and as guerdon's ids and places of labels.
 

@@ -83,8 +83,7 @@ def label(
         "max_usd": max_usd,
     }  # fmt: skip
     flags = [f"label.{name}={value}" for name, value in given.items() if value is not None]
-    flags += [f"policy.path={json.dumps(sft_model)}", "policy.tiny=null"] if sft_model is not None else []
-    config = _load(study, [*(overrides or []), *flags])
+    config = _load(study, [*(overrides or []), *flags, *_policy_at(sft_model)])
     if config.label is None:
         raise ConfigError(f"{study} has no label section; an empty one (label: {{}}) asks a judge at Anthropic")
     if dry_run:
@@ -109,10 +108,12 @@ def train(
     only: Only = None,
     method: Annotated[int | None, typer.Option("--method", help="Train on the labels of this label.method.")] = None,
     reward: Annotated[str | None, typer.Option("--reward", help="Train on the labels of this label.reward.")] = None,
+    sft_model: Annotated[str | None, typer.Option("--sft_model", "--sft-model", help="policy.path")] = None,
 ) -> None:
     """Fit the reward models of the train section, or a first policy (policy=bc, policy=sft)."""
     given = {"method": method, "reward": reward}
     rest = [*(overrides or []), *(f"label.{name}={value}" for name, value in given.items() if value is not None)]
+    rest += _policy_at(sft_model)
     first = next((word for word in rest if word in ("policy=bc", "policy=sft")), None)
     if first is not None:
         rest.remove(first)
@@ -144,6 +145,11 @@ def train(
         else:
             result = train_image_model(config.image_models[name], resume=resume)
         _say(f"wrote {name} to {result.save_dir}: {_numbers(result.metrics)}")
+
+
+def _policy_at(sft_model: str | None) -> list[str]:
+    """`--sft_model` as overrides."""
+    return [] if sft_model is None else [f"policy.path={json.dumps(sft_model)}", "policy.tiny=null"]
 
 
 def _train_policy(

@@ -80,3 +80,9 @@ def test_a_dry_run_writes_nothing(call, tmp_path):
     assert status == 0, said
     assert "gradient steps: 8" in said
     assert not (tmp_path / "prm").exists()
+
+
+def test_the_guides_flag_names_the_model_to_start_from(call, tmp_path):
+    status, said = call("--only", "prm", "--sft_model", str(tmp_path / "nowhere"))
+    assert status != 0
+    assert str(tmp_path / "nowhere") in said
