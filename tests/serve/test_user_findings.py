@@ -31,6 +31,7 @@ def running(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     policy = load_policy(TextPolicySettings(tiny=TINY, bf16=False), seed=0)
     model = StepwiseModel(policy, TextModelCard(kind="stepwise", form="chat", loss="bce", separator=";"))
+    torch.manual_seed(0)
     torch.nn.init.normal_(model.head.weight)  # a fresh head says 0.5 of everything
     model.write(folder / "prm")
     write_tiny_vlm(TinyVLMSettings(), folder / "vlm", seed=0)
@@ -45,9 +46,9 @@ def running(tmp_path_factory):
 
 def test_steps_end_where_the_model_was_taught_they_do(running):
     body = {"query": ["1+2=?3=3;4=4;"], "prompts": ["1+2=?"]}
-    plain = running.post("/get_reward?aggregate=min", body).json()["rewards"]
-    said = running.post("/get_reward?aggregate=min&separator=%3B", body).json()["rewards"]
-    other = running.post("/get_reward?aggregate=min&separator=%0A", body).json()["rewards"]
+    plain = running.post("/get_reward?aggregate=prod", body).json()["rewards"]
+    said = running.post("/get_reward?aggregate=prod&separator=%3B", body).json()["rewards"]
+    other = running.post("/get_reward?aggregate=prod&separator=%0A", body).json()["rewards"]
     assert plain == said != other
 
 
