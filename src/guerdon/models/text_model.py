@@ -74,9 +74,9 @@ class TextRewardModel(ABC):
     def logits(self, readings: Sequence[Reading]) -> Tensor:
         """Logits of what is scored: one per step, solution by solution; or one per solution."""
 
+    @abstractmethod
     def lesson_logits(self, readings: Sequence[Reading], *, body: bool = True) -> Tensor:
         """Logits of what is trained; where `body` is false, without gradients below the head."""
-        raise NotImplementedError
 
     def value(self, logits: np.ndarray) -> np.ndarray:
         """Scores from logits: probabilities, unless a kind says otherwise."""

@@ -119,7 +119,7 @@ def prompt_ids(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> IntArra
 
 
 def prompt_lengths(tokenizer: Any, chats: Sequence[Sequence[Mapping[str, str]]]) -> list[int]:
-    """Tokens of many chats, as `prompt_ids` gives them; many at a time, which is several times faster.
+    """Tokens of many chats, as `prompt_ids` gives them; many at a time, which is faster.
 
     Raises:
         ConfigError: the tokenizer has no chat template.

@@ -85,7 +85,8 @@ class Breaker:
         try:
             yield attempt
         except BaseException:
-            attempt.verdict = attempt.verdict or None  # stopped from outside: the server is not to blame
+            if attempt.verdict is False:
+                attempt.verdict = None  # stopped from outside: the server is not to blame
             raise
         finally:
             self._leave(probe, attempt.verdict)

@@ -11,7 +11,6 @@ Also runs under `torchrun`, one process per device. It does not know simulators 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import time
@@ -23,11 +22,12 @@ import numpy as np
 import torch
 
 from guerdon.atomic import write_json
-from guerdon.errors import ConfigError, DataError, boundary
+from guerdon.errors import DataError
 from guerdon.models.backbone import ImageScorer
 from guerdon.models.checkpoint import ImageModelConfig, save_checkpoint
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
 from guerdon.train.frames import LABELS, NEARNESS, LabelledFrames, labelled_frames, split_by_episode
+from guerdon.train.record import finished_metrics
 from guerdon.train.trainer import best_checkpoint_epoch, build_trainer, newest_checkpoint, read_history
 from guerdon.types import Episode
 
@@ -112,7 +112,7 @@ def train_on_episodes(
     folder = save_dir / "trainer"
     resume = resume or settings.resume
     record = {"settings": settings.model_dump(mode="json", exclude=_FREE), "data_hash": data_hash}
-    finished = _check_record(save_dir, record) if resume else None
+    finished = finished_metrics(save_dir, record) if resume else None
     if finished is not None:
         return TrainResult(save_dir, finished)
     resumed_from = newest_checkpoint(folder) if resume else None
@@ -133,26 +133,6 @@ def train_on_episodes(
         shutil.rmtree(folder, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
     return TrainResult(save_dir, metrics)
-
-
-def _check_record(save_dir: Path, record: dict[str, Any]) -> dict[str, Any] | None:
-    """Metrics of the training in `save_dir` if it is finished; refuse to continue another one than asked."""
-    path = save_dir / "training.json"
-    if not path.exists():
-        return None
-    with boundary(DataError, f"{path} cannot be read"):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        before = found["settings"] | {"data_hash": found["data_hash"]}
-        metrics = json.loads((save_dir / "metrics.json").read_text(encoding="utf-8")) if found["finished"] else None
-    now = record["settings"] | {"data_hash": record["data_hash"]}
-    other = [f"{k} {before.get(k)!r} -> {now.get(k)!r}" for k in now.keys() | before if before.get(k) != now.get(k)]
-    if other:
-        raise ConfigError(
-            f"cannot resume the training in {save_dir}: "
-            f"it was started with other settings ({', '.join(sorted(other))}); "
-            "restore them, or train without resume"
-        )
-    return None if metrics is None else {k: v for k, v in metrics.items() if k != "history"}
 
 
 def _seeded_scorer(settings: Settings) -> ImageScorer:

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 from transformers.utils import SAFE_WEIGHTS_NAME
@@ -26,6 +25,7 @@ from guerdon.errors import DataError
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.tokens import TokenBatch, pad_id, token_batch
 from guerdon.settings.text_policy import SFTSettings
+from guerdon.train.rows import Rows
 from guerdon.train.trainer import common_arguments
 from guerdon.train.watch import Watch
 from guerdon.types import IntArray
@@ -68,19 +68,6 @@ class _ResponseLoss(nn.Module):
         return -self._policy.log_probs(batch).sum()
 
 
-class _Rows(Dataset[int]):
-    """A data set of indices."""
-
-    def __init__(self, rows: IntArray) -> None:
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, i: int) -> int:
-        return int(self._rows[i])
-
-
 class ResponseTrainer(Trainer):  # type: ignore[misc]
     """Trainer over indices of pairs.
 
@@ -110,8 +97,8 @@ class ResponseTrainer(Trainer):  # type: ignore[misc]
             model=_ResponseLoss(policy, tokens),
             args=_arguments(settings, folder, len(train), len(val), policy.device),
             data_collator=lambda rows: {"rows": torch.tensor(rows)},
-            train_dataset=_Rows(train),
-            eval_dataset=_Rows(val) if len(val) else None,
+            train_dataset=Rows(train),
+            eval_dataset=Rows(val) if len(val) else None,
             callbacks=callbacks,
         )
         self.remove_callback(PrinterCallback)

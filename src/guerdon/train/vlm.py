@@ -11,7 +11,6 @@ not know simulators or RL.
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import time
 from collections.abc import Iterable, Iterator
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 
 from guerdon.atomic import write_json
-from guerdon.errors import ConfigError, DataError, boundary
+from guerdon.errors import ConfigError, DataError
 from guerdon.models.quality import classifier_quality, progress_quality
 from guerdon.models.tiny_vlm import write_tiny_vlm
 from guerdon.models.vlm import VLMRewardModel
@@ -33,6 +32,7 @@ from guerdon.settings.text_policy import LoraSettings
 from guerdon.settings.vlm import VLMTrainSettings
 from guerdon.train.frames import LABELS, NEARNESS
 from guerdon.train.images import TrainResult
+from guerdon.train.record import finished_metrics
 from guerdon.train.trainer import newest_checkpoint
 from guerdon.train.vlm_examples import VLMExamples, vlm_examples
 from guerdon.train.vlm_trainer import AnswerTrainer
@@ -85,7 +85,7 @@ def train_vlm_on_episodes(
     folder = save_dir / "trainer"
     resume = resume or settings.resume
     record = {"settings": settings.model_dump(mode="json", exclude=_FREE), "data_hash": data_hash}
-    finished = _check_record(save_dir, record) if resume else None
+    finished = finished_metrics(save_dir, record) if resume else None
     if finished is not None:
         return TrainResult(save_dir, finished)
     examples = vlm_examples(episodes, settings)
@@ -113,25 +113,6 @@ def train_vlm_on_episodes(
     write_json(save_dir / "training.json", record | {"finished": True})
     shutil.rmtree(folder, ignore_errors=True)
     return TrainResult(save_dir, metrics)
-
-
-def _check_record(save_dir: Path, record: dict[str, Any]) -> dict[str, Any] | None:
-    """Metrics of the training in `save_dir` if it is finished; refuse to continue another one than asked."""
-    path = save_dir / "training.json"
-    if not path.is_file():
-        return None
-    with boundary(DataError, f"{path} cannot be read"):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        before = found["settings"] | {"data_hash": found["data_hash"]}
-        metrics = json.loads((save_dir / "metrics.json").read_text(encoding="utf-8")) if found["finished"] else None
-    now = record["settings"] | {"data_hash": record["data_hash"]}
-    other = [f"{k} {before.get(k)!r} -> {now.get(k)!r}" for k in now.keys() | before if before.get(k) != now.get(k)]
-    if other:
-        raise ConfigError(
-            f"cannot resume the training in {save_dir}: it was started with other settings "
-            f"({', '.join(sorted(other))}); restore them, or train without resume"
-        )
-    return metrics
 
 
 def _backend(settings: VLMTrainSettings, folder: Path) -> TransformersBackend:

@@ -18,7 +18,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 from transformers.utils import SAFE_WEIGHTS_NAME
@@ -26,10 +25,10 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from guerdon.errors import CheckpointError, DataError
 from guerdon.models.vlm_local import TransformersBackend
 from guerdon.settings.vlm import VLMTrainSettings
+from guerdon.train.rows import Rows
 from guerdon.train.trainer import BalancedSampler, common_arguments
 from guerdon.train.vlm_examples import VLMExamples
 from guerdon.train.watch import Watch
-from guerdon.types import IntArray
 
 
 class _AnswerLoss(nn.Module):
@@ -56,19 +55,6 @@ class _AnswerLoss(nn.Module):
         return loss, sum(map(len, answers))
 
 
-class _Rows(Dataset[int]):
-    """A data set of indices."""
-
-    def __init__(self, rows: IntArray) -> None:
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, i: int) -> int:
-        return int(self._rows[i])
-
-
 class AnswerTrainer(Trainer):  # type: ignore[misc]
     """Trainer over indices of examples, balanced in every epoch.
 
@@ -92,8 +78,8 @@ class AnswerTrainer(Trainer):  # type: ignore[misc]
             model=_AnswerLoss(backend, examples),
             args=_arguments(settings, folder, len(self._balanced), len(val), backend.device),
             data_collator=lambda rows: {"rows": torch.tensor(rows)},
-            train_dataset=_Rows(train),
-            eval_dataset=_Rows(val) if len(val) else None,
+            train_dataset=Rows(train),
+            eval_dataset=Rows(val) if len(val) else None,
             callbacks=callbacks,
         )
         self.remove_callback(PrinterCallback)
