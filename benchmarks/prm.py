@@ -10,9 +10,9 @@ the same scores; the largest difference is shown. The ratio is to the fastest of
 on the same solutions of 2 to 10 steps; token ids and places of labels are compared first, all of them. Throughput:
 float32 on both sides (TRL with sdpa, guerdon with the attention that it chooses for the length), the same optimiser,
 batch and clipping; then each in bfloat16, as it does that; guerdon also without padding (`use_remove_padding`), which
-PRMTrainer does not offer. F1: each trains for the same core-seconds, at the learning rate that is its own best on
-solutions that are not reported; the F1 is that of first errors, as in ProcessBench, at a threshold of 0.5. Judging,
-imports, tokenisation and warm-up steps do not count.
+PRMTrainer does not offer. F1: each trains for the same core-seconds with several seeds (order of the solutions, fresh
+head, dropout), at the learning rate that is its own best on solutions that are not reported; the F1 is that of first
+errors, as in ProcessBench, at a threshold of 0.5. Judging, imports, tokenisation and warm-up steps do not count.
 
 Every measurement is a process of its own on the chosen core, and they take turns. This script does not know what the
 numbers should be.
@@ -29,6 +29,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -175,17 +176,20 @@ class Training:
         self.places = sum(len(x) for part in self.labels.values() for x in part)
         self.rows = sum(len(part) for part in self.labels.values())
 
-    def one(self, side: str, *, learning_rate: float, budget: float, part: str, steps: int) -> dict[str, Any]:
-        """One training by one side."""
+    def one(
+        self, side: str, *, learning_rate: float, budget: float, parts: Sequence[str], steps: int, seed: int = 0
+    ) -> dict[str, Any]:
+        """One training by one side, and its judgement of these parts."""
         kind, _, dtype = side.partition("_")
-        shared = {"rate": learning_rate, "batch": self.options.batch, "budget": budget, "steps": steps}
+        shared = {"rate": learning_rate, "batch": self.options.batch, "budget": budget, "steps": steps, "seed": seed}
         if kind == "trl":
+            tests = ",".join(str(self.folder / f"{part}_trl.jsonl") for part in parts)
             return ask_trl(
                 self.options, what="train", model=self.model, rows=self.folder / "train_trl.jsonl",
-                test=self.folder / f"{part}_trl.jsonl", separator=self.separator, bf16=dtype == "bf16", **shared,
+                tests=tests, separator=self.separator, bf16=dtype == "bf16", **shared,
             )  # fmt: skip
-        given = {"side": side, "model": self.model, "data": self.folder, "part": part, "core": self.options.core}
-        return measure(__file__, {**given, **shared})
+        given = {"side": side, "model": self.model, "data": self.folder, "core": self.options.core}
+        return measure(__file__, {**given, "parts": ",".join(parts), **shared})
 
 
 def run_train(options: argparse.Namespace, name: str) -> list[str]:
@@ -201,7 +205,7 @@ def run_train(options: argparse.Namespace, name: str) -> list[str]:
         steps = 4 if options.quick else options.train_steps
         for repetition in range(options.repetitions):
             for side in speed:
-                speed[side].append(shared.one(side, learning_rate=1e-4, budget=0.0, part="choose", steps=steps))
+                speed[side].append(shared.one(side, learning_rate=1e-4, budget=0.0, parts=["choose"], steps=steps))
                 print(f"{name} {repetition}: {TRAIN[side]}, {rate(speed[side])[-1]:.1f}/s", flush=True)
         text = [f"### Training, {name} parameters\n\n{same}\n\n{speed_report(speed) if speed else ''}"]
         if options.budgets:
@@ -221,28 +225,41 @@ def speed_report(results: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def equal_time(options: argparse.Namespace, shared: Training) -> str:
-    """F1 of both sides after the same core-seconds, each at its own best learning rate."""
+    """F1 of all sides after the same core-seconds, each at its own best learning rate, over the same seeds."""
     rates = [float(x) for x in options.rates.split(",")]
+    seeds, sides, parts = range(options.seeds), options.f1_sides.split(","), ("choose", "test")
     rows = []
     for budget in (float(x) for x in options.budgets.split(",")):
-        for side in options.f1_sides.split(","):
-            chosen = {
-                r: first_error_f1(
-                    shared.one(side, learning_rate=r, budget=budget, part="choose", steps=10**6)["probabilities"],
-                    shared.labels["choose"],
-                )
-                for r in rates
-            }
-            best = max(chosen, key=lambda r: chosen[r])
-            runs = [
-                shared.one(side, learning_rate=best, budget=budget, part="test", steps=10**6)
-                for _ in range(max(options.repetitions, 1))
-            ]
-            found = [first_error_f1(run["probabilities"], shared.labels["test"]) for run in runs]
-            steps = spread([run["steps"] for run in runs], 0)
-            rows.append([TRAIN[side], f"{budget:g}", f"{best:g}", steps, spread(found, 3)])
-            print(f"{shared.name}, {budget:g} s: {rows[-1]}", flush=True)
-    return table(["", "core-seconds", "learning rate", "gradient steps", "F1 of first errors"], rows)
+        found: dict[tuple[str, float], list[list[float]]] = {(side, r): [] for side in sides for r in rates}
+        steps: dict[str, list[float]] = {side: [] for side in sides}
+        for seed in seeds:
+            for side, r in found:
+                run = shared.one(side, learning_rate=r, budget=budget, parts=parts, steps=10**6, seed=seed)
+                f1 = [first_error_f1(p, shared.labels[x]) for p, x in zip(run["probabilities"], parts, strict=True)]
+                found[side, r].append(f1)
+                steps[side].append(run["steps"])
+                print(f"{shared.name}, {budget:g} s, {seed}: {TRAIN[side]}, rate {r:g}, F1 {f1[1]:.3f}", flush=True)
+        best = {side: max(rates, key=lambda r: np.mean(found[side, r], axis=0)[0]) for side in sides}
+        test = {side: np.array(found[side, best[side]])[:, 1] for side in sides}
+        for side in sides:
+            rival = f"trl_{side.partition('_')[2]}"
+            less = "" if side == rival or rival not in test else difference(test[side] - test[rival])
+            every = ", ".join(f"{r:g}: {np.mean(found[side, r], axis=0)[1]:.3f}" for r in rates)
+            told = [f"{budget:g}", f"{best[side]:g}", spread(steps[side], 0), spread(list(test[side]), 3), less, every]
+            rows.append([TRAIN[side], *told])
+    head = ["core-seconds", "learning rate", "gradient steps", "F1 of first errors", "to PRMTrainer", "at each rate"]
+    return table(["", *head], rows)
+
+
+def difference(found: np.ndarray) -> str:
+    """Mean of paired differences with Student's interval at 95 %, over seeds."""
+    from scipy.stats import t
+
+    mean, n = float(found.mean()), len(found)
+    if n < 2:
+        return f"{mean:+.3f}"
+    half = float(t.ppf(0.975, n - 1) * found.std(ddof=1) / np.sqrt(n))
+    return f"{mean:+.3f} [{mean - half:.3f}, {mean + half:.3f}]"
 
 
 def one(options: argparse.Namespace) -> dict[str, Any]:
@@ -253,9 +270,9 @@ def one(options: argparse.Namespace) -> dict[str, Any]:
             size = replace(size, solutions=4)
         return score_once(options.side, options.model, size, dtype=options.dtypes, micro=options.micro)
     return train_once(
-        options.model, options.data, options.part, rate=options.rate, batch=options.batch, budget=options.budget,
-        steps=options.steps, warm=2, matched=options.side.endswith("float32"),
-        packed=options.side.startswith("packed"),
+        options.model, options.data, options.parts.split(","), seed=options.seed, rate=options.rate,
+        batch=options.batch, budget=options.budget, steps=options.steps, warm=2,
+        matched=options.side.endswith("float32"), packed=options.side.startswith("packed"),
     )  # fmt: skip
 
 
@@ -279,11 +296,12 @@ def main() -> None:
     parser.add_argument("--train-steps", type=int, default=40, help="train: gradient steps of a throughput measurement")
     parser.add_argument("--budgets", default="60,180", help="train: core-seconds at which F1 is compared; empty: none")
     parser.add_argument("--rates", default="3e-4,1e-3,3e-3", help="train: learning rates that each side chooses from")
+    parser.add_argument("--seeds", type=int, default=3, help="train: trainings per side and rate at equal time")
     parser.add_argument("--f1-sides", default=",".join(TRAIN), help="train: whose F1 is compared")
     parser.add_argument("--quick", type=int, nargs="?", const=1, default=0, help="does it run at all? sizes of nothing")
-    for name in ("side", "model", "data", "part"):
+    for name in ("side", "model", "data", "parts"):
         parser.add_argument(f"--{name}", help="of one measurement in this process")
-    for name, kind in (("rate", float), ("budget", float), ("steps", int)):
+    for name, kind in (("rate", float), ("budget", float), ("steps", int), ("seed", int)):
         parser.add_argument(f"--{name}", type=kind, help="of one measurement in this process")
     options = parser.parse_args()
     pin([options.core])

@@ -270,8 +270,9 @@ def shared_inputs(model: str, solutions: Sequence[Any]) -> tuple[list[dict[str, 
 def train_once(
     model: str,
     data: str,
-    part: str,
+    parts: Sequence[str],
     *,
+    seed: int,
     rate: float,
     batch: int,
     budget: float,
@@ -285,7 +286,8 @@ def train_once(
     Args:
         model: folder of the language model to start from.
         data: folder with `train.jsonl` and others, of solutions.
-        part: which of the others is judged.
+        parts: which of the others are judged.
+        seed: of the order of the solutions and of the fresh head.
         rate: learning rate.
         batch: solutions per gradient step.
         budget: stop after so many core-seconds of training; 0: after `steps`.
@@ -295,7 +297,7 @@ def train_once(
         packed: without padding.
 
     Returns:
-        Times of the steps behind the warm-up, steps taken, and a probability per step of the judged solutions.
+        Times of the steps behind the warm-up, steps taken, and for each part a probability per step of its solutions.
     """
     import torch
 
@@ -307,13 +309,13 @@ def train_once(
     from guerdon.train.text_trainer import RewardTrainer
 
     torch.set_num_threads(1)
-    train, test = (read_solutions(Path(data) / f"{name}.jsonl") for name in ("train", part))
+    train, *tests = (read_solutions(Path(data) / f"{name}.jsonl") for name in ("train", *parts))
     with tempfile.TemporaryDirectory() as folder:
         settings = StepwiseTrainSettings(
             save_dir=folder, path=model, bf16=False if matched else "auto", use_remove_padding=packed,
             learning_rate=rate, batch_size=batch,
             max_steps=steps, val_split=0.0, lr_scheduler="constant", warmup=0.0, weight_decay=0.0, save_steps=steps,
-            log_every=10**6, seed=SEED,
+            log_every=10**6, seed=seed,
         )  # fmt: skip
         start = TextPolicySettings(path=model)
         network = start_model(settings, start, separator=train[0].separator)
@@ -321,10 +323,10 @@ def train_once(
         trainer = RewardTrainer(network, lessons, none, settings, Path(folder))
         marks = timed(trainer, warm, budget)
         trainer.train()
-    judged = network.score([s.as_episode() for s in test])
+    judged = [network.score([s.as_episode() for s in test]) for test in tests]
     return {
         **between(marks, warm), "solutions": batch * (len(marks) - warm), "steps": len(marks),
-        "probabilities": [[float(p) for p in score.steps] for score in judged if score.steps is not None],
+        "probabilities": [[[float(p) for p in s.steps] for s in scores if s.steps is not None] for scores in judged],
     }  # fmt: skip
 
 

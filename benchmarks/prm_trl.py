@@ -1,7 +1,7 @@
 """TRL's side of `prm.py`, in an environment of its own: `PRMTrainer` went out of TRL after 1.12. It needs no guerdon.
 
     python benchmarks/prm_trl.py --what=ids --model=M --rows=rows.jsonl --separator=';'
-    python benchmarks/prm_trl.py --what=train --model=M --rows=train.jsonl --test=test.jsonl --separator=';' --budget=20
+    python benchmarks/prm_trl.py --what=train --model=M --rows=r.jsonl --tests=a.jsonl --separator=';' --budget=9
 
 Prints one line of JSON behind a mark.
 """
@@ -34,14 +34,14 @@ def tokenized(rows: list[dict[str, Any]], tokenizer: Any, separator: str) -> lis
 
 
 def train(options: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
-    """Train for a time or a number of steps, then judge the test rows."""
+    """Train for a time or a number of steps, then judge the rows of each of the tests."""
     import torch
     from datasets import Dataset
     from transformers import AutoModelForTokenClassification, TrainerCallback
     from trl.experimental.prm import PRMConfig, PRMTrainer
 
     torch.set_num_threads(1)
-    torch.manual_seed(0)
+    torch.manual_seed(options.seed)
     marks: list[tuple[float, float]] = []
 
     def spent() -> tuple[float, float]:
@@ -65,7 +65,7 @@ def train(options: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
             max_steps=options.steps, lr_scheduler_type="constant", weight_decay=0.0, max_grad_norm=1.0,
             max_length=None, step_separator=options.separator, bf16=options.bf16, use_cpu=not torch.cuda.is_available(),
             gradient_checkpointing=False, logging_strategy="no", save_strategy="no", report_to="none",
-            disable_tqdm=True, seed=0, optim="adamw_torch_fused", dataloader_pin_memory=False,
+            disable_tqdm=True, seed=options.seed, optim="adamw_torch_fused", dataloader_pin_memory=False,
         )  # fmt: skip
         trainer = PRMTrainer(
             model=model, args=arguments, processing_class=tokenizer,
@@ -74,12 +74,17 @@ def train(options: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
         trainer.train()
     seconds, core = marks[-1][0] - marks[options.warm - 1][0], marks[-1][1] - marks[options.warm - 1][1]
     model.eval()
-    probabilities = []
-    with torch.inference_mode():
-        for row in tokenized(read_rows(options.test), tokenizer, options.separator):
+
+    def judged(path: str) -> list[list[float]]:
+        probabilities = []
+        for row in tokenized(read_rows(path), tokenizer, options.separator):
             logits = model(input_ids=torch.tensor([row["input_ids"]], device=model.device)).logits[0]
             places = [i for i, label in enumerate(row["labels"]) if label != -100]
             probabilities.append(logits[places].float().softmax(-1)[:, 1].tolist())
+        return probabilities
+
+    with torch.inference_mode():
+        probabilities = [judged(path) for path in options.tests.split(",")]
     taken = len(marks)
     return {
         "seconds": seconds, "core_seconds": core, "steps": taken, "solutions": options.batch * (taken - options.warm),
@@ -93,7 +98,8 @@ def main() -> None:
     parser.add_argument("--what", choices=["ids", "train"], required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--rows", required=True)
-    parser.add_argument("--test")
+    parser.add_argument("--tests", help="files of rows that are judged at the end, separated by commas")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--separator", required=True)
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--batch", type=int, default=32)

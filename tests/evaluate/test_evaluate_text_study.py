@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from guerdon.cli import app
 from guerdon.episodes.solution_files import write_solutions
-from guerdon.errors import CheckpointError, ConfigError
+from guerdon.errors import CheckpointError, ConfigError, DataError
 from guerdon.evaluate.generated_bench import generated_bench
 from guerdon.evaluate.text_study import candidates, evaluate_text_study, how
 from guerdon.models.outcome import OutcomeModel
@@ -20,6 +20,7 @@ from guerdon.settings.data import ChainSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.worlds.prompt_files import load_prompts
+from guerdon.worlds.prompts import question_hash
 
 TINY = {"hidden_size": 16, "layers": 1, "heads": 2, "intermediate": 32, "max_positions": 128,
         "alphabet": "0123456789+-*=?;"}  # fmt: skip
@@ -96,6 +97,32 @@ def test_questions_it_learnt_from_are_not_asked(file):
     record, folder = evaluate_text_study(study, only=["prm"])["prm"]
     assert record["generated"]["solutions"] == 12
     assert folder == own.folder
+
+
+def test_questions_it_was_trained_on_are_counted_and_said(file, tmp_path, capfd):
+    """`questions.json` beside the model decides, not where the questions come from."""
+    bench = generated_bench([ChainSettings(steps=2)], 8, 3)
+    write_solutions(tmp_path / "bench.jsonl", bench)
+    questions = list(dict.fromkeys(s.question for s in bench))
+    hashes = [question_hash([{"role": "user", "content": f" {q} "}]) for q in questions[:3]]
+    beside = tmp_path / "models" / "chain" / "prm" / "questions.json"
+    beside.write_text(json.dumps({"train": [*hashes, "0" * 16], "held_out": []}))
+    section = {"aggregation": "min", "reps": 100, "process_bench": [str(tmp_path / "bench.jsonl")]}
+    study = study_of(file, evaluate={**section, "models": {"theirs": str(tmp_path / "theirs")}})
+    results = evaluate_text_study(study)
+    record, folder = results["prm"]
+    assert record["seen_in_training"] == {"process_bench": {"seen": 3, "questions": len(questions)}}
+    said = f"WARNING: process_bench: 3 of {len(questions)} questions are among those that the model was trained on"
+    assert said in capfd.readouterr().err
+    assert said in (folder / "evaluation.txt").read_text()
+    assert "seen_in_training" not in results["theirs"][0]  # nobody knows
+    beside.write_text(json.dumps({"train": ["0" * 16], "held_out": hashes}))
+    record, folder = evaluate_text_study(study, only=["prm"])["prm"]
+    assert record["seen_in_training"]["process_bench"]["seen"] == 0
+    assert "WARNING" not in capfd.readouterr().err + (folder / "evaluation.txt").read_text()
+    beside.write_text("[")
+    with pytest.raises(DataError, match=r"questions\.json cannot be read"):
+        candidates(study)
 
 
 def test_without_an_evaluate_section_the_own_family_is_asked(file):

@@ -1,6 +1,7 @@
 """Reward models of text: their numbers against the language model itself, and what they refuse to put a number on."""
 
 import math
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 from tiny_text_policies import merging_policy, tiny_policy
 
+from guerdon.atomic import seal_folder, write_json
 from guerdon.episodes.solution_rows import to_training
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import CheckpointError, ConfigError
@@ -350,6 +352,40 @@ def test_saved_and_restored_it_goes_on_as_if_nothing_had_happened(tmp_path, lora
     (tmp_path / "state" / "state.json").write_text("{}")
     with pytest.raises(CheckpointError, match="bytes that were written"):
         other.restore(tmp_path / "state")
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_a_state_of_a_model_that_began_otherwise_is_refused(tmp_path, lora):
+    lessons = [EPISODES[0], EPISODES[1], EPISODES[3]]
+    model = implicit(lora)
+    model.learn(lessons)
+    model.save(tmp_path / "state")
+    implicit(lora).restore(tmp_path / "state")
+    another = implicit(lora)
+    moved(another.policy.parameters(), seed=2)
+    strangers = [type(another)(another.policy, another.card, ref=another.stored_reference), implicit(lora, beta=0.25)]
+    if not lora:
+        moved(another.stored_reference.base.model.parameters(), seed=3)
+        own = implicit(lora)
+        strangers.append(type(own)(own.policy, own.card, ref=another.stored_reference))
+    for stranger in strangers:
+        before = stranger.tensors()
+        with pytest.raises(CheckpointError, match="learnt by a model that began with other weights"):
+            stranger.restore(tmp_path / "state")
+        assert stranger.updates == 0
+        assert all(torch.equal(v, before[k]) for k, v in stranger.tensors().items())
+
+
+def test_a_state_that_does_not_say_where_it_began_is_refused(tmp_path):
+    model = implicit()
+    model.learn([EPISODES[0], EPISODES[1]])
+    model.save(tmp_path / "new")
+    (tmp_path / "older").mkdir()
+    shutil.copy(tmp_path / "new" / "state.safetensors", tmp_path / "older")
+    write_json(tmp_path / "older" / "state.json", {"updates": 1})
+    seal_folder(tmp_path / "older", tmp_path / "state")
+    with pytest.raises(CheckpointError, match=r"an older guerdon wrote it.*update_dir"):
+        implicit().restore(tmp_path / "state")
 
 
 def test_learning_goes_on_after_loading_from_disk(tmp_path):

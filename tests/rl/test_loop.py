@@ -1,13 +1,15 @@
 """The loop as a whole, on an environment whose pictures say what they show."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import rl_clock as clock
 import torch
 from rl_clock import clock_study, lines, reader_reward, result, start
-from rl_killed import kill_at
+from rl_killed import Killed, kill_at
 
 from guerdon.episodes.read import read_episodes
 from guerdon.errors import CheckpointError, ConfigError, TooManyFailuresError
@@ -315,6 +317,61 @@ def test_a_policy_on_pixels(mode, tmp_path):
         interrupted(study, "_iterate", 4)
         start(study, resume=True).run()
         assert result(study) == result(whole)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_that_was_killed_before_its_first_step_leaves_its_place_free(tmp_path, monkeypatch, resume):
+    study = clock_study(tmp_path, runner={"total_steps": 24})
+
+    def dies(*_, **__):
+        raise Killed
+
+    with monkeypatch.context() as at_load:
+        at_load.setattr("guerdon.rl.loop.build_side", dies)
+        with pytest.raises(Killed):
+            run(study)
+    folder = run_folder(study)
+    assert (folder / "config.yaml").is_file()
+    assert not (folder / "FAILED.json").exists()
+    with monkeypatch.context() as under_way:
+        under_way.setattr("guerdon.rl.loop.Loop._record", dies)
+        with pytest.raises(Killed):
+            run(study)
+    other = clock_study(tmp_path, runner={"total_steps": 36})
+    assert run(other, resume=resume)[1]["step"] >= 36
+    with pytest.raises(ConfigError, match="already holds a run"):
+        run(other)
+
+
+def test_a_run_that_recorded_a_step_keeps_its_folder_when_killed(tmp_path, monkeypatch):
+    study = clock_study(tmp_path, runner={"total_steps": 24})
+
+    def dies(*_, **__):
+        raise Killed
+
+    with monkeypatch.context() as at_the_end:
+        at_the_end.setattr("guerdon.rl.loop.Loop._evaluate", dies)
+        with pytest.raises(Killed):
+            run(study)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        run(study)
+
+
+def test_two_processes_do_not_run_in_one_folder(tmp_path):
+    study = clock_study(tmp_path, runner={"total_steps": 24})
+    folder = run_folder(study)
+    folder.mkdir(parents=True)
+    code = (
+        "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print('held'); sys.stdin.read()"
+    )
+    command = [sys.executable, "-u", "-c", code, str(folder / ".lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        for resume in (False, True):
+            with pytest.raises(ConfigError, match="is in use by another process"):
+                run(study, resume=resume)
+        other.stdin.close()
+    assert run(study)[1]["step"] >= 24
 
 
 def test_the_folder_of_a_run_belongs_to_it(tmp_path):

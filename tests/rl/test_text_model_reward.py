@@ -195,6 +195,9 @@ def test_what_is_logged_of_a_perfect_model_and_of_one_that_knows_nothing(tmp_pat
     assert facts["step_value"] == facts["steps_called_right"] == 0.75
     _, _, facts = ModelReward("prm", Says(lambda e: [0.5] * len(e.texts)), section).measure(Asked(answered), None)
     assert facts["step_auroc"] == facts["dpo_acc"] == 0.5
+    assert facts["steps_called_right"] == 1.0  # a step is called wrong below the threshold, and 0.5 is not
+    below = float(np.nextafter(np.float32(0.5), np.float32(0)))
+    _, _, facts = ModelReward("prm", Says(lambda e: [below] * len(e.texts)), section).measure(Asked(answered), None)
     assert facts["steps_called_right"] == 0.0
     failing = Says(lambda e: Failure("late"))
     stream, _, facts = ModelReward("prm", failing, section).measure(Asked(answered), None)
@@ -325,6 +328,28 @@ def test_a_model_that_fails_now_and_then(on_failure, tmp_path, models):
     failures = lines(study, "failures")
     assert {(row["source"], row["reason"]) for row in failures} == {("prm", "late")}
     assert len(failures) == len(broken)
+
+
+@pytest.mark.parametrize("on_failure", ["drop", "neutral"])
+def test_what_a_failure_is_worth(on_failure, tmp_path, models):
+    """Drop: as if the response had not been asked about. Neutral: it earned 0, and the others are measured by it."""
+    models["prm"].say = lambda e: Failure("late") if len("".join(e.texts)) % 2 else [0.9] * len(e.texts)
+    study = sum_study(tmp_path, reward=reward(prm=source("terminal", aggregation="last", on_failure=on_failure)),
+                      algorithm={"normalize_advantages": False})  # fmt: skip
+    loop = start(study)
+    side = loop.side
+    side.sampler.engine = Scripted(side.policy.tokenizer, lambda p, s, d: ("1;", "12;", "123;", "1234;")[s])
+    answered = side.sampler.answer(side.validation[:1], 4)
+    loop.close()
+    stream = side.processes["prm"].look(Asked(answered))
+    assert stream.failed_B.tolist() == [False, True, False, True]
+    mask, groups = answered.batch.mask_B_T, answered.groups_B
+    found = advise(study, mask, groups, {"prm": stream}, {"prm": 1.0}).advantages_B_T
+    at_end = found[np.arange(4), mask.sum(axis=1) - 1]
+    if on_failure == "drop":  # two equal responses are left: neither is better than the other
+        np.testing.assert_allclose(found, 0.0, atol=1e-6)
+    else:
+        np.testing.assert_allclose(at_end, [0.6, -0.6, 0.6, -0.6], atol=1e-6)  # 0.9 - 0.9/3; 0 - 1.8/3
 
 
 def test_a_policy_that_fools_its_judge_rings_the_alarm(tmp_path, models, capsys):

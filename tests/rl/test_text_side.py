@@ -255,6 +255,32 @@ def test_a_second_stage_takes_the_policy_over(tmp_path):
     loop.close()
 
 
+@pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "adapter"])
+@pytest.mark.parametrize("kl_in", ["loss", "reward"])
+def test_the_kl_of_a_second_stage_is_measured_from_where_it_starts(tmp_path, lora, kl_in):
+    given = {"policy": {"lora": lora}, "algorithm": {"kl_coef": 0.1, "kl_in": kl_in, "learning_rate": 3e-2}}
+    first = letter_study(tmp_path, name="first", runner={"total_steps": 48}, **given)
+    start(first).run()
+    resume_dir = {"resume_dir": str(run_folder(first))}
+    whole = letter_study(tmp_path, name="whole", runner={"total_steps": 64, **resume_dir}, **given)
+    loop = start(whole)
+    side = loop.side
+    begun = {k: v for k, v in side.policy.tensors().items() if "value_head" not in k}
+    kept = side.kl_ref.tensors()
+    assert [torch.equal(a, b) for a, b in zip(begun.values(), kept.values(), strict=True)] == [True] * len(begun)
+    happened = side.roll_out(loop._phase)
+    now, ref = side._log_probs(happened.answered), side._log_probs(happened.answered, side.kl_ref)
+    torch.testing.assert_close(now, ref, atol=1e-5, rtol=0)
+    loop.close()
+    start(whole).run()
+    cut = letter_study(tmp_path, name="cut", runner={"total_steps": 64, **resume_dir}, **given)
+    interrupted(cut, "update", 3)
+    resumed = start(cut, resume=True)
+    assert all(torch.equal(v, kept[k]) for k, v in resumed.side.kl_ref.tensors().items())
+    resumed.run()
+    assert result(cut) == result(whole)
+
+
 # Failures.
 
 

@@ -170,6 +170,27 @@ def test_nobody_there():
     client.close()
 
 
+def test_a_server_that_is_down_when_first_asked_is_a_failure_of_each_item_until_it_is_there():
+    frames = [np.zeros((2, 8, 8, 3), np.uint8)] * 2
+    fake = FakeClock()
+    with chaos_server() as server:
+        port = server.server_port
+    client = client_of(server, fake=fake, fallback="native", breaker_seconds=60.0)
+    assert client.rewards(["q", "r"], ["a", "b"]) == [None, None]
+    assert [one.score.failure.reason for one in client.judge([texts("a")])] == ["circuit_open"]
+    answers = client.score_videos(["t"] * 2, frames, native_success=[True, False])
+    assert [(one.value, one.fallback) for one in answers] == [(1.0, True), (0.0, True)]
+    assert (client.counts["unscored"], client.counts["fallback"]) == (5, 2)
+    with pytest.raises(RewardRequestError, match="did not learn"):
+        client.update(["q"], ["a"], [True])
+    with chaos_server(port=port):
+        fake.time += 60
+        assert client.rewards(["q"], ["a"]) == [worth("a")]
+    client.close()
+    with client_of(server, fail_on_request_error=True) as client, pytest.raises(RewardRequestError, match="connection"):
+        client.rewards(["q"], ["a"])
+
+
 def test_the_breaker_leaves_a_broken_server_alone_and_looks_again():
     fake = FakeClock()
     with chaos_server(["error_500"] * 4) as server:

@@ -73,6 +73,22 @@ def test_every_route_but_health_needs_the_token(stranger, method, path):
             assert method == "HEAD" or answer.json()["error"]["type"] == "authentication_error"
 
 
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (None, "missing"), ("Bearer", "missing"), (TOKEN, "missing"), ("Basic !", "missing"),
+        (f"Digest {TOKEN}", "missing"), ("Bearer wrong-secret", "wrong"), (f"Bearer {TOKEN[:-1]}", "wrong"),
+        (f"bearer {TOKEN}x", "wrong"),
+    ],
+)  # fmt: skip
+def test_a_missing_token_is_told_from_a_wrong_one(stranger, sent, words):
+    answer = stranger.get("/ready", headers={} if sent is None else {"Authorization": sent})
+    assert answer.status_code == 401
+    assert answer.json()["error"]["code"] == "unauthorized"
+    assert f"the token is {words}" in answer.json()["error"]["message"]
+    assert TOKEN not in answer.text
+
+
 def test_what_is_no_route_needs_the_token_too(stranger):
     for path in ("/nothing", "/health/", "//health", "/v1/rewards/x", "/health/../metrics", "/health%2f..%2fmetrics"):
         assert stranger.get(path).status_code == 401
@@ -193,6 +209,29 @@ def test_what_is_no_request_is_a_422_in_the_shape_of_openai(guarded, body):
     assert set(error) == {"message", "type", "param", "code"}
     assert error["type"] == "invalid_request_error"
     assert len(error["message"]) < 1500
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "message"),
+    [
+        ("/v1/rewards", {**ITEM, "agregation": "min"}, "agregation",
+         "unknown key 'agregation'; did you mean 'aggregation'?"),
+        ("/v1/rewards", {"items": [{"prompt": "q", "step": ["a"]}]}, "items[0].step", "did you mean 'steps'?"),
+        ("/v1/rewards", {**ITEM, "options": {"nframe": 2}}, "options.nframe", "did you mean 'nframes'?"),
+        ("/v1/rewards", {**ITEM, "options": {"zzz": 2}}, "options.zzz", "known keys here: nframes, max_pixels, "),
+        ("/v1/update", {**ITEM, "requestid": "1"}, "requestid", "did you mean 'request_id'?"),
+        ("/v1/reload", {"Model": "toy"}, "Model", "did you mean 'model'?"),
+        ("/score", {"task": "t"}, "task_text", "Field required; task: unknown key 'task'"),
+        ("/score", {"task_text": "t", "backend_kwargs": {"score_mod": "unit"}}, "backend_kwargs.score_mod",
+         "did you mean 'score_mode'?"),
+    ],
+)  # fmt: skip
+def test_unknown_keys_get_a_suggestion(guarded, path, body, param, message):
+    answer = guarded.post(path, body)
+    assert answer.status_code == 422
+    error = answer.json()["error"]
+    assert (error["param"], error["code"]) == (param, "invalid_request")
+    assert message in error["message"]
 
 
 def test_unknown_models_and_routes(guarded):

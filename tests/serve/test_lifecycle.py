@@ -145,7 +145,8 @@ def test_reloads_while_requests_come_lose_none_and_failures_keep_the_old(server,
     ("settings", "message"),
     [
         ({"model_path": "/nonexistent/prm"}, "/nonexistent/prm"),
-        ({"backend": "nonsense"}, "unknown reward model 'nonsense'"),
+        ({"backend": "nonsense"}, "unknown backend 'nonsense'; known are"),
+        ({"backend": "primo-r1"}, "did you mean 'PRIMO-R1'"),
         ({"backend": "text"}, "backend text needs model_path"),
         ({"backend": "constant", "options": {"speed": 3}}, "models.x.options has no speed"),
         ({"custom_backend": "toys:nobody"}, "custom_backend toys:nobody"),
@@ -161,12 +162,59 @@ def test_models_that_cannot_be_loaded(settings, message):
 
 def test_a_model_that_cannot_be_loaded_ends_the_server_in_one_line(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "guerdon", "serve", "--backend", "nonsense", "--port", "0"],
+        [sys.executable, "-m", "guerdon", "serve", "--custom-backend", "nothing:here", "--port", "0"],
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 2
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("guerdon: unknown reward model 'nonsense'")
+    first, *_, last = done.stderr.strip().splitlines()
+    assert first.startswith("guerdon serves")
+    assert last.startswith("guerdon: custom_backend nothing:here: the module cannot be imported")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--backend", "resnett", "--model-path", "."), "unknown backend 'resnett'; did you mean 'resnet'"),
+        (("--backend", "text", "--model-path", "./nope"), "model_path ./nope: there is no such folder"),
+        (("--backend", "resnet", "--model-path", "nope"), "/nope: there is no such folder"),
+        (("--backend", "constant", "--media-root", "nope"), "media_root: 'nope' is no folder"),
+        (("--backend", "constant", "--update-dir", "x"), "backend constant cannot learn while it is served"),
+    ],
+)  # fmt: skip
+def test_what_needs_no_loading_is_refused_before_the_server_listens(words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # listening would be refused
+        port = str(taken.getsockname()[1])
+        for last in ((), ("--dry-run",)):
+            done = CliRunner().invoke(cli, ["serve", *words, "--port", port, *last])
+            assert isinstance(done.exception, ConfigError)
+            assert message in str(done.exception)
+
+
+def test_a_dry_run_refuses_what_a_start_would(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    for words, message in (
+        (("--backend", "constant", "models.constant.options.valu=1"), "has no valu; did you mean value?"),
+        (("--backend", "resnet", "--model-path", "empty"), "no reward model at empty"),
+        (("--backend", "text", "--model-path", "./empty"), "no reward model can be read at ./empty"),
+        (("--backend", "text", "--model-path", "hub/id", "models.text.options.adapter=skyworck"), "unknown adapter"),
+        (("--backend", "qwen_vl"), "backend qwen_vl needs model_path"),
+        (
+            ("--backend", "qwen_vl", "--model-path", "hub/id", "models.qwen_vl.options.vlm.nframe=2"),
+            "did you mean nframes",
+        ),
+        (("--backend", "qwen_vl", "--model-path", "hub/id", "models.qwen_vl.options.vlm.path=x"), "path"),
+        (("--custom-backend", "toys:nobody"), "custom_backend toys:nobody"),
+        (("--custom-backend", "toys:__doc__"), "toys:__doc__ is no function"),
+        (("--backend", "constant", "--host", "0.0.0.0"), "give a token"),
+    ):
+        with pytest.raises(GuerdonError) as refused:
+            flags(*words)
+        assert message in str(refused.value), words
+    assert flags("--custom-backend", "toys:make").models["toys"].custom_backend == "toys:make"
+    for path in ("hub/id", "http://127.0.0.1:9/v1/rewards?model=prm"):
+        assert flags("--backend", "text", "--model-path", path).models["text"].model_path == path
 
 
 def test_a_port_in_use():
@@ -216,18 +264,21 @@ def flags(*words):
     return ServeSettings.model_validate(yaml.safe_load(done.output))
 
 
-def test_the_first_servers_command_lines():
+def test_the_first_servers_command_lines(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("m/qwen", "m/primo"):
+        (tmp_path / folder).mkdir(parents=True)
     qwen = flags(
-        "--backend", "qwen2_5_vl_vllm", "--model-path", "/m/qwen", "--gpu-ids", "0,1", "--tensor-parallel-size", "2",
+        "--backend", "qwen2_5_vl_vllm", "--model-path", "m/qwen", "--gpu-ids", "0,1", "--tensor-parallel-size", "2",
         "--max-model-len", "16384", "--port", "18080",
     )  # fmt: skip
     ((name, model),) = qwen.models.items()
     assert (name, model.model_path, model.tensor_parallel_size, model.max_model_len) == (
-        "qwen2_5_vl_vllm", "/m/qwen", 2, 16384,
+        "qwen2_5_vl_vllm", "m/qwen", 2, 16384,
     )  # fmt: skip
     assert (qwen.gpu_ids, qwen.port, qwen.host) == ("0,1", 18080, "127.0.0.1")
     primo = flags(
-        "--backend", "PRIMO-R1", "--model-path", "/m/primo", "--gpu-ids", "0,1", "--primo-tensor-parallel-size", "1",
+        "--backend", "PRIMO-R1", "--model-path", "m/primo", "--gpu-ids", "0,1", "--primo-tensor-parallel-size", "1",
     )  # fmt: skip
     ((name, model),) = primo.models.items()
     assert (name, model.tensor_parallel_size, primo.port) == ("PRIMO-R1", 1, 18080)
@@ -238,16 +289,35 @@ def test_the_first_servers_command_lines():
 def test_several_models(tmp_path):
     file = tmp_path / "serve.yaml"
     file.write_text("default: b\nmodels:\n  a: {model_path: runs/a, aliases: [first]}\n  b: {backend: constant}\n")
-    got = flags(
-        str(file), "batch.max_items=7", "--model", "c=resnet:runs/c", "--model", "d=runs/d", "--model", "e=constant",
-        "--media-root", "/data", "--token", "a-long-secret", "--host", "0.0.0.0",
-    )  # fmt: skip
+    given = {
+        "model": ["c=resnet:runs/c", "d=runs/d", "e=constant"], "media_root": "/data", "token": "a-long-secret",
+        "host": "0.0.0.0",
+    }  # fmt: skip
+    got = serve_settings(file, ["batch.max_items=7"], given)
     assert list(got.models) == ["a", "b", "c", "d", "e"]
     assert (got.models["c"].backend, got.models["c"].model_path) == ("resnet", "runs/c")
     assert (got.models["d"].backend, got.models["d"].model_path) == (None, "runs/d")
     assert (got.models["e"].backend, got.models["e"].model_path) == ("constant", None)
     assert (got.default, got.batch.max_items, got.media.root) == ("b", 7, "/data")
-    assert got.token == "********"
+    done = CliRunner().invoke(cli, ["serve", "--backend", "constant", "--token", "a-long-secret", "--dry-run"])
+    assert ServeSettings.model_validate(yaml.safe_load(done.output)).token == "********"
+
+
+def test_flags_of_one_model_are_about_the_one_that_is_named():
+    given = {"model": ["prm=runs/prm"], "update_dir": "states"}
+    got = serve_settings(None, [], given).models
+    assert list(got) == ["prm"]
+    assert (got["prm"].model_path, got["prm"].update_dir) == ("runs/prm", "states")
+    primo = {"model": ["p=PRIMO-R1:m/primo"], "primo_tensor_parallel_size": 2, "temperature": 0.5}
+    got = serve_settings(None, [], primo).models["p"]
+    assert (got.backend, got.tensor_parallel_size, got.temperature) == ("PRIMO-R1", 2, 0.5)
+    beside = serve_settings(None, [], {**given, "backend": "text", "model_path": "runs/b"}).models
+    assert (beside["prm"].update_dir, beside["text"].update_dir) == (None, "states")
+    wanted = r"--update-dir: which of prm, b\?.* models.prm.update_dir=states, or in a file: models: .prm: "
+    with pytest.raises(ConfigError, match=wanted):
+        serve_settings(None, [], {**given, "model": ["prm=runs/prm", "b=runs/b"]})
+    two = serve_settings(None, ["models.prm.update_dir=states"], {"model": ["prm=runs/prm", "b=runs/b"]}).models
+    assert [two[name].update_dir for name in ("prm", "b")] == ["states", None]
 
 
 @pytest.mark.parametrize(

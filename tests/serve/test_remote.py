@@ -198,7 +198,8 @@ def test_all_episodes_of_a_call_are_scored_in_one_batch(served, home):
 
 
 def test_a_model_that_is_not_there(served):
-    with pytest.raises(ConfigError, match="not_found"):
+    known = "there is no model 'nobody' here; there are eye, fixed, learner, prm, resnet; set backend"
+    with pytest.raises(ConfigError, match=known):
         remote(served, "nobody")
     with pytest.raises(ConfigError, match="put its token into GUERDON_TOKEN"):
         load_remote(RemoteSettings(endpoint=served.url), token="another")

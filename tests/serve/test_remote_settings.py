@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from guerdon.config import load, to_plain, validate
+from guerdon.errors import ConfigError
 from guerdon.rl.sources import Source
+from guerdon.serve.client import RewardClient
 from guerdon.settings.remote import RemoteSettings, remote_at
 from guerdon.settings.reward import RewardModelSettings, RewardSettings, SourceSettings
 from guerdon.settings.study import Study
@@ -79,6 +81,19 @@ def test_addresses_that_are_none(endpoint, words):
 )  # fmt: skip
 def test_knobs_that_would_do_nothing_or_harm_are_refused(given, words):
     refused(words, **given)
+
+
+def test_python_callers_are_told_what_is_wrong_as_files_are():
+    with pytest.raises(ConfigError, match=r"time_out = 3: unknown key; did you mean timeout\?"):
+        RemoteSettings(endpoint=URL, time_out=3)
+    with pytest.raises(ConfigError, match="timeout is 0; allowed: greater than 0"):
+        RemoteSettings(timeout=0)
+    with pytest.raises(ConfigError, match="is no address"):
+        RewardClient("127.0.0.1:18080")
+    with pytest.raises(ConfigError, match=r"^h/score: endpoint is 'h/score'"):
+        remote_at("h/score")
+    with pytest.raises(ConfigError, match=r"f.yaml: remote.time_out = 3: unknown key; did you mean remote.timeout\?"):
+        validate(RewardModelSettings, {"model_type": "remote", "remote": {"time_out": 3}}, source="f.yaml")
 
 
 def test_the_guides_keys_stand_under_model_or_under_remote():

@@ -313,6 +313,8 @@ def test_the_routes_of_learning(server, tmp_path):
     assert "secret" not in failed.text
     assert running.post("/v1/rewards", update("b")).json()["results"][0]["score"] == 2 * UNIT
     assert running.post("/v1/reload", {}).json() == {"model": "toy"}
+    assert running.post("/v1/reload").json() == {"model": "toy"}
+    assert running.post("/v1/reload", content=b"[").status_code == 422
     assert running.post("/v1/rewards", update("b")).json()["results"][0]["score"] == 2 * UNIT
     assert running.stop() == 0
 

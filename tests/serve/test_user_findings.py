@@ -93,7 +93,7 @@ def test_a_text_is_not_a_list_of_letters(running):
 def test_a_folder_that_is_not_there_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
     (tmp_path / "runs").mkdir()
     monkeypatch.chdir(tmp_path)
-    for path in ("runs/nope", "./nope", str(tmp_path / "nope")):
+    for path in ("runs/nope", "./nope", "other/nope/prm", str(tmp_path / "nope")):
         with pytest.raises(ConfigError, match="there is no such folder"):
             model_source("m", ServedModelSettings(model_path=path)).load()
 

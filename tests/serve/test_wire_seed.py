@@ -8,6 +8,7 @@ from foreign import Watching, b64, grey, npy, picture, serving
 
 from guerdon.episodes.video import VideoWriter
 from guerdon.models.judgement import Judgement
+from guerdon.serve.wire_seed import ScoreRequest
 from guerdon.types import RewardInfo, Score
 
 LEVELS = [0, 60, 120, 180, 240]
@@ -217,6 +218,17 @@ def test_what_cannot_be_looked_at_is_refused(served, sent):
     seen = len(models["video"].seen)
     assert client.post("/score", json={"task_text": "t", **sent}).status_code == 422
     assert len(models["video"].seen) == seen
+
+
+def test_what_frames_may_come_as_is_said_in_full(served):
+    client, _ = served
+    said = client.post("/score", json={"task_text": "t"}).json()["error"]["message"]
+    ways = [key for key in ScoreRequest.model_fields if key.endswith(("_base64", "_path"))]
+    assert ways == ["video_path", "frames_base64", "npy_base64", "video_base64"]
+    assert all(way in said for way in ways)
+    assert said.endswith("there is none of them")
+    both = client.post("/score", data={"task_text": "t"}, files=[("video", b"x"), ("frames", b"y")])
+    assert both.json()["error"]["message"].endswith("there is video and frames")
 
 
 @pytest.mark.parametrize(

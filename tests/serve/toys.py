@@ -157,3 +157,17 @@ def make_gpu_witness(settings):
 
 def make_nothing(settings):
     return 3
+
+
+class Mortal(Toy):
+    """A toy whose process ends at the word `die`, and that says in which process it judged."""
+
+    def _judge(self, episode):
+        if "die" in "".join(episode.texts or ()):
+            os._exit(9)
+        judged = super()._judge(episode)
+        return Judgement(judged.score, str(os.getpid()))
+
+
+def make_mortal(settings):
+    return Mortal(**settings.options)

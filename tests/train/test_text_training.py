@@ -216,7 +216,7 @@ def test_it_learns_which_answers_are_right(tmp_path, kind):
 
 def test_soft_labels_are_learnt_as_they_are(tmp_path):
     made = [replace(s, labels=tuple(0.3 if label else 0.8 for label in s.labels)) for s in sums(questions=2)]
-    options = {"labels": "soft", "val_split": 0.0, "max_steps": 80, "learning_rate": 1e-2, "save_steps": 80}
+    options = {"labels": "soft", "val_split": 0.0, "max_steps": 160, "learning_rate": 1e-2, "save_steps": 160}
     fit_text_model(settings_for("stepwise", tmp_path, **options), STUDY, data_of(made))
     model = load_text_model(str(tmp_path))
     for one, score in zip(made, model.score([s.as_episode() for s in made]), strict=True):
@@ -252,6 +252,42 @@ def test_the_weights_with_the_best_validation_are_kept(tmp_path):
     losses = {e["step"]: e["eval_loss"] for e in state["log_history"] if "eval_loss" in e}
     assert losses[result.metrics["best_step"]] == min(losses.values())
     assert result.metrics["loss"] == pytest.approx(min(losses.values()), abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["stepwise", "outcome", "implicit"])
+@pytest.mark.parametrize("said", ["right", "wrong"])
+def test_labels_of_one_class_are_said_before_training_and_kept(tmp_path, capfd, kind, said):
+    wrong = said == "wrong"
+    solutions = [replace(s, labels=(float(not wrong),) * 2, is_correct=not wrong) for s in sums(12, rollouts=1)]
+    result = fit_text_model(settings_for(kind, tmp_path, max_steps=2), STUDY, data_of(solutions))
+    count = result.metrics["labels"]
+    what = "labelled steps" if kind == "stepwise" else "answers"
+    told = f"all {count} {what} to train on are {said}"
+    assert f"WARNING: {told}" in capfd.readouterr().err
+    stored = json.loads((tmp_path / "metrics.json").read_text())
+    assert [line.startswith(told) for line in stored["warnings"]] == [True]
+    assert (stored["labels_right"], stored["labels_wrong"]) == ((0, count) if wrong else (count, 0))
+
+
+def test_labels_of_both_classes_need_no_warning(tmp_path, capfd):
+    result = fit_text_model(settings_for("stepwise", tmp_path), STUDY, data_of())
+    assert "WARNING" not in capfd.readouterr().err
+    assert "warnings" not in result.metrics
+    assert result.metrics["labels_right"] + result.metrics["labels_wrong"] == result.metrics["labels"]
+
+
+def test_a_training_that_left_no_checkpoint_is_begun_anew_with_what_is_asked_for_now(tmp_path, monkeypatch):
+    def dies(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as at_once:
+        at_once.setattr(RewardTrainer, "train", dies)
+        with pytest.raises(KeyboardInterrupt):
+            fit_text_model(settings_for("stepwise", tmp_path), STUDY, data_of())
+    other = settings_for("stepwise", tmp_path, learning_rate=1e-3)
+    assert fit_text_model(other, STUDY, data_of(), resume=True).metrics["steps"] == 8
+    with pytest.raises(ConfigError, match="was started with other"):
+        fit_text_model(settings_for("stepwise", tmp_path), STUDY, data_of(), resume=True)
 
 
 def test_nothing_to_learn_from_is_an_error_that_says_why(tmp_path):

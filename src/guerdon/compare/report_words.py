@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from guerdon import durations
 from guerdon.compare.read_runs import CONTROL
 from guerdon.compare.report_svg import short
 from guerdon.evaluate.statistics import Interval
@@ -86,12 +87,8 @@ def human(name: str) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as `45 s`, `12 min`, `3.4 h`."""
-    if seconds is None:
-        return DASH
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    """Seconds as `45 s`, `12 min`, `3 h 24 min`; a dash where nobody knows."""
+    return DASH if seconds is None else durations.duration(seconds)
 
 
 def p_value(value: float | None) -> str:

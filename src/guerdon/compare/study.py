@@ -20,6 +20,7 @@ from guerdon import atomic, provenance
 from guerdon.compare.jobs import Job, Outcome, run_jobs
 from guerdon.compare.report import comparison_table, markdown_table, write_report
 from guerdon.config import Tree, apply_overrides, merge, read_yaml, resolve_refs, to_yaml, validate
+from guerdon.durations import duration
 from guerdon.errors import ConfigError, JobError
 from guerdon.narrator import Narrator
 from guerdon.settings.base import Settings
@@ -65,7 +66,7 @@ class Plan:
         return {
             "jobs": ", ".join(f"{kinds.count(k)} {k}" for k in dict.fromkeys(kinds)),
             "at a time": self.parallel,
-            "wall time": f"about {total_seconds(parts, self.parallel) / 60:.0f} min",
+            "wall time": f"about {duration(total_seconds(parts, self.parallel))}",
             "bytes": sum(_disk(kind, self.configs[job.name]) for kind, job in zip(kinds, self.jobs, strict=True)),
         }
 

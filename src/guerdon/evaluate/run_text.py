@@ -32,8 +32,10 @@ from guerdon.evaluate.prm_bench import category_of, prm_bench
 from guerdon.evaluate.process_bench import process_bench
 from guerdon.evaluate.published import published_solutions, rows_by_split
 from guerdon.evaluate.scoring import failure_counts
+from guerdon.evaluate.seen import seen_in_training, warnings_of
 from guerdon.evaluate.steps import calibration, first_errors, step_metrics, step_table, true_first_error
 from guerdon.evaluate.text_report import text_of
+from guerdon.narrator import Narrator
 from guerdon.settings.evaluate_text import Aggregation, EvaluateTextSettings
 from guerdon.types import Failure, RewardModel, Score
 
@@ -47,6 +49,7 @@ def evaluate_text(
     *,
     same: Same = same_number_or_text,
     taken: Collection[str] = (),
+    learnt: Collection[str] = (),
     samples: Sequence[Solution] = (),
 ) -> dict[str, Any]:
     """Judge a reward model on everything that the settings name, and write it into a folder.
@@ -57,6 +60,8 @@ def evaluate_text(
         folder: receives `evaluation.json`, `evaluation.txt` and pictures.
         same: whether two answers are the same.
         taken: questions that the model was trained on; the generated set avoids them.
+        learnt: hashes of the questions that it was trained on; where any set holds some, the record, the report and the
+            standard error stream say how many (`record["seen_in_training"]`).
         samples: what `best_of_n` chooses from where it names no file. Where they say their first errors, these are
             asked about too (`record["samples"]`): the errors that this policy makes.
 
@@ -74,26 +79,30 @@ def evaluate_text(
     }
     drawn: dict[str, str] = {}
     material: list[Solution] = []  # right and wrong solutions for attacks
+    asked: dict[str, Sequence[Solution]] = {}
     if settings.generated is not None:
         g = settings.generated
         solutions = generated_bench(g.families, g.size, g.seed, g.error_rate, taken=taken)
+        asked["generated"] = solutions
         record["generated"] = _first_errors(model, solutions, settings, "generated", drawn)
         if settings.attacks is not None:
             number = -(-settings.attacks.questions // len(g.families))
             material += right_and_wrong(g.families, number, g.seed, taken=taken)
     if settings.process_bench:
-        solutions = published_solutions(settings.process_bench)
+        asked["process_bench"] = solutions = published_solutions(settings.process_bench)
         record["process_bench"] = _first_errors(model, solutions, settings, "process_bench", drawn)
         material += solutions
     if settings.prm_bench is not None:
         solutions = [s for s in published_solutions([settings.prm_bench]) if category_of(s) is not None]
+        asked["prm_bench"] = solutions
         scores = _scores(model, solutions, settings, "PRMBench")
         record["prm_bench"] = prm_bench(solutions, scores, reps=settings.reps, seed=settings.seed).to_dict()
     if settings.pairs is not None:
-        record["pairs"] = _pairs(model, settings.pairs, settings)
+        record["pairs"], asked["pairs"] = _pairs(model, settings.pairs, settings)
     if settings.best_of_n is not None:
         b = settings.best_of_n
         solutions = list(samples) if b.samples is None else published_solutions([b.samples])
+        asked["best_of_n"] = solutions
         if any(true_first_error(s) is not None for s in solutions):
             record["samples"] = _first_errors(model, _distinct(solutions), settings, "samples", drawn)
         found = best_of_n(
@@ -111,6 +120,10 @@ def evaluate_text(
         material += solutions
     if settings.attacks is not None and material:
         record["attacks"] = _attacks(model, material, same, record, settings)
+    if learnt:
+        record["seen_in_training"] = {name: seen_in_training(part, learnt) for name, part in asked.items()}
+        for line in warnings_of(record):
+            Narrator(1).say(f"WARNING: {line}")
     record["pictures"] = {name: f"{name}.svg" for name in drawn}
     for name, svg in drawn.items():
         write_text(folder / f"{name}.svg", svg)
@@ -219,8 +232,8 @@ def segmentation(solutions: Sequence[Solution]) -> dict[str, int]:
     return counts
 
 
-def _pairs(model: RewardModel, source: str, settings: EvaluateTextSettings) -> dict[str, Any]:
-    """RewardBench or RewardBench 2, by what the rows hold."""
+def _pairs(model: RewardModel, source: str, settings: EvaluateTextSettings) -> tuple[dict[str, Any], list[Solution]]:
+    """RewardBench or RewardBench 2, by what the rows hold, and the responses."""
     splits = rows_by_split(source)
     rows = splits.get("filtered") or [row for part in splits.values() for row in part]
     choices = choices_from_rows(rows)
@@ -230,9 +243,9 @@ def _pairs(model: RewardModel, source: str, settings: EvaluateTextSettings) -> d
     second = any(len(choice.responses) > 2 for choice in choices)
     if second:
         found = reward_bench_2(choices, values, reps=settings.reps, seed=settings.seed)
-        return {"benchmark": "RewardBench 2", **found.to_dict()}
+        return {"benchmark": "RewardBench 2", **found.to_dict()}, responses
     found = reward_bench(choices, values, ties=settings.ties, reps=settings.reps, seed=settings.seed)
-    return {"benchmark": "RewardBench", "ties_worth": settings.ties, **found.to_dict()}
+    return {"benchmark": "RewardBench", "ties_worth": settings.ties, **found.to_dict()}, responses
 
 
 def _attacks(

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from guerdon.evaluate.output import aligned, number
+from guerdon.evaluate.seen import warnings_of
 
 _VERDICTS = {None: "not measured", True: "FOOLED", False: "withstood"}
 _HEADER = ["", "estimate", "95% low", "high", "n", "undefined"]
@@ -19,6 +20,7 @@ _HEADER = ["", "estimate", "95% low", "high", "n", "undefined"]
 def text_of(record: Mapping[str, Any]) -> str:
     """The whole record, section after section."""
     lines = [f"{record['model']['name']}, aggregation {record['aggregation']}"]
+    lines += [f"WARNING: {line}" for line in warnings_of(record)]
     for name in ("generated", "process_bench", "samples"):
         if name in record:
             lines += ["", f"== {name}: {record[name]['solutions']} solutions", *_first_errors(record[name])]

@@ -21,6 +21,7 @@ from guerdon.episodes.solutions import Solution
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.evaluate.run_text import evaluate_text
 from guerdon.evaluate.sampled import sampled_solutions
+from guerdon.evaluate.seen import questions_learnt
 from guerdon.models.text_load import FINAL, find_text_model, load_text_model
 from guerdon.settings.evaluate_text import EvaluateTextSettings, GeneratedBenchSettings
 from guerdon.settings.study import Study
@@ -39,6 +40,7 @@ class Candidate:
         adapter: which family's way to read scores.
         micro_batch_size: solutions per forward pass.
         taken: questions that it was trained on; a generated set avoids them.
+        learnt: hashes of the questions that it says it was trained on.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Candidate:
     adapter: str = "auto"
     micro_batch_size: int = 16
     taken: frozenset[str] = frozenset()
+    learnt: frozenset[str] = frozenset()
 
 
 def evaluate_text_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple[dict[str, Any], Path]]:
@@ -70,7 +73,9 @@ def evaluate_text_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, 
     for candidate in candidates(study, only=only):
         model = load_text_model(candidate.path, adapter=candidate.adapter, micro_batch_size=candidate.micro_batch_size)
         samples = _samples(study, settings, candidate.folder)
-        record = evaluate_text(model, settings, candidate.folder, taken=candidate.taken, samples=samples)
+        record = evaluate_text(
+            model, settings, candidate.folder, taken=candidate.taken, learnt=candidate.learnt, samples=samples
+        )
         results[candidate.name] = (record, candidate.folder)
     return results
 
@@ -113,11 +118,14 @@ def candidates(study: Study, *, only: Sequence[str] = ()) -> list[Candidate]:
         if name in third:
             one = third[name]
             folder = third_party_folder(study, name)
-            found.append(Candidate(name, one.path, folder, one.adapter, one.micro_batch_size, asked))
+            own = find_text_model(one.path)
+            learnt = frozenset() if own is None else questions_learnt(own.parent)
+            found.append(Candidate(name, one.path, folder, one.adapter, one.micro_batch_size, asked, learnt))
         else:
             checkpoint = trained_checkpoint(study, name)
-            taken = asked | questions_learnt(study, name)
-            found.append(Candidate(name, str(checkpoint), checkpoint.parent, taken=taken))
+            taken = asked | labelled_questions(study, name)
+            folder = checkpoint.parent
+            found.append(Candidate(name, str(checkpoint), folder, taken=taken, learnt=questions_learnt(folder)))
     return found
 
 
@@ -155,7 +163,7 @@ def training_questions(study: Study) -> frozenset[str]:
     return frozenset(prompt.question for prompt in load_prompts(study.data)[0])
 
 
-def questions_learnt(study: Study, name: str) -> frozenset[str]:
+def labelled_questions(study: Study, name: str) -> frozenset[str]:
     """Questions of the labelled solutions that a model of the `train` section was trained on.
 
     Raises:

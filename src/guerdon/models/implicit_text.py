@@ -13,9 +13,10 @@ learning while it is used (`learn`). This module does not know how it was traine
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,7 @@ from guerdon.policies.text import TextPolicy, reference
 from guerdon.types import Episode, Failure
 
 _STATE, _COUNTS, _ADAM = "state.safetensors", "state.json", "adam."
+_SAMPLE = 64  # values of each tensor by which a model is told from another
 LEARNING = {"learning_rate": 1e-6, "weight_decay": 0.0, "max_grad_norm": 10.0, "batch_size": 64, "seed": 0}
 
 
@@ -69,6 +71,7 @@ class ImplicitModel(TextRewardModel):
         self.ref = reference(policy.base, remove_padding=policy.remove_padding) if ref is None else ref
         self.learning = LEARNING | dict(card.learning)
         self.updates = 0
+        self._origin = origin_of(self._weights(), card)
         self._optimizer: torch.optim.AdamW | None = None
 
     def read(self, question: str, steps: Sequence[str]) -> Reading:
@@ -96,6 +99,12 @@ class ImplicitModel(TextRewardModel):
         with torch.no_grad():
             ref = self.ref.log_probs(batch)
         return implicit_rewards(self.policy.log_probs(batch), ref, mask)
+
+    def _weights(self) -> Iterable[tuple[str, Tensor]]:
+        """Everything that it scores with: the language model with its adapters, and the second copy, if there is."""
+        yield from self.policy.base.model.named_parameters()
+        if self._own_ref is not None:
+            yield from ((f"reference.{k}", v) for k, v in self._own_ref.base.model.named_parameters())
 
     @property
     def _beta(self) -> float:
@@ -189,19 +198,21 @@ class ImplicitModel(TextRewardModel):
         state = self._adamw().state_dict()["state"]
         adam = {f"{_ADAM}{i}.{k}": torch.as_tensor(v).cpu() for i, slots in state.items() for k, v in slots.items()}
         save_file({k: t.contiguous() for k, t in (self.tensors() | adam).items()}, temporary / _STATE)
-        write_json(temporary / _COUNTS, {"updates": self.updates})
+        write_json(temporary / _COUNTS, {"updates": self.updates, "origin": self._origin})
         seal_folder(temporary, folder)
 
     def restore(self, folder: Path) -> None:
         """Return to what `save` wrote.
 
         Raises:
-            CheckpointError: it was altered, or is of another model.
+            CheckpointError: it was altered, or is of a model that began with other weights.
         """
         verify_folder(folder)
         with boundary(CheckpointError, f"{folder} cannot be read"):
+            counts = json.loads((folder / _COUNTS).read_text(encoding="utf-8"))
+            _refuse_foreign(folder, counts.get("origin"), self._origin)
             tensors = load_file(folder / _STATE)
-            self.updates = int(json.loads((folder / _COUNTS).read_text(encoding="utf-8"))["updates"])
+            self.updates = int(counts["updates"])
             self.load_tensors({k: t for k, t in tensors.items() if not k.startswith(_ADAM)})
             slots: dict[int, dict[str, Tensor]] = {}
             for name, value in tensors.items():
@@ -210,3 +221,35 @@ class ImplicitModel(TextRewardModel):
                     slots.setdefault(int(index), {})[slot] = value
             optimizer = self._adamw()
             optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def origin_of(weights: Iterable[tuple[str, Tensor]], card: TextModelCard) -> str:
+    """A name for what a model begins with: what its scores mean, and a sample of every tensor.
+
+    A sample is enough to tell models apart, since training moves every weight, and quick where they are large.
+
+    Args:
+        weights: name and values of each tensor.
+        card: of the model.
+    """
+    digest = hashlib.sha256(json.dumps([card.kind, card.form, card.loss, card.beta, card.read]).encode())
+    for name, tensor in weights:
+        flat = tensor.detach().reshape(-1)
+        sample = flat[:: max(1, len(flat) // _SAMPLE)][: 2 * _SAMPLE].cpu().contiguous()
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(sample.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _refuse_foreign(folder: Path, stored: str | None, own: str) -> None:
+    """Refuse a state that was not learnt from this model's own beginning."""
+    if stored == own:
+        return
+    what = (
+        "does not say which model it began with: an older guerdon wrote it"
+        if stored is None
+        else ("was learnt by a model that began with other weights or another card")
+    )
+    raise CheckpointError(
+        f"{folder} {what}; use it with the model it began with, or move it away (of a server: update_dir) to begin anew"
+    )

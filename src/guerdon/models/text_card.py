@@ -116,11 +116,16 @@ def write_folder(
     return folder
 
 
-def new_head(width: int) -> nn.Linear:
-    """A linear layer to one logit that starts at zero: every probability starts at one half."""
+def new_head(width: int, seed: int = 0) -> nn.Linear:
+    """A linear layer to one logit, drawn so that logits of normalised hidden states begin with a variance of 1.
+
+    A head of zeros would pass no gradient on to the language model, and Adam, which gives every weight the same first
+    step, makes up for it in one direction: at larger learning rates such trainings fail (docs/benchmarks.md).
+    """
+    generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         head = nn.Linear(width, 1)
-    nn.init.zeros_(head.weight)
+    nn.init.normal_(head.weight, std=width**-0.5, generator=generator)
     nn.init.zeros_(head.bias)
     return head
 

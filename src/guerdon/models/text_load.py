@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from guerdon.errors import CheckpointError, boundary
+from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.models.implicit_text import ImplicitModel
 from guerdon.models.load import load_reward_model
 from guerdon.models.outcome import OutcomeModel
@@ -55,9 +55,33 @@ def load_text_model(path: str, *, adapter: str = "auto", micro_batch_size: int =
     folder = find_text_model(path)
     if folder is None:
         return _foreign(path, adapter, micro_batch_size)
-    if adapter not in ("auto", "guerdon"):
-        raise CheckpointError(f"{folder} was written by guerdon and needs no adapter; remove adapter {adapter!r}")
+    _refuse_adapter(folder, adapter)
     return load_own(folder, micro_batch_size=micro_batch_size)
+
+
+def check_text_model(path: str, *, adapter: str = "auto") -> None:
+    """Refuse what `load_text_model` would refuse before it reads weights; a hub id is not looked up.
+
+    Raises:
+        CheckpointError: there is no such model in the folder, or nothing here can read it.
+        ConfigError: it is an address that is none, or an unknown adapter.
+    """
+    if path.startswith(("http://", "https://")):
+        remote_at(path)
+        return
+    folder = find_text_model(path)
+    _refuse_adapter(folder, adapter)
+    if folder is None and (Path(path).is_dir() or adapter != "auto"):
+        from guerdon.models.adapters import ADAPTERS
+
+        name = _adapter_of(path, adapter)
+        if name not in ADAPTERS:
+            raise ConfigError(f"unknown adapter {name!r}: choose one of {', '.join(ADAPTERS)}")
+
+
+def _refuse_adapter(folder: Path | None, adapter: str) -> None:
+    if folder is not None and adapter not in ("auto", "guerdon"):
+        raise CheckpointError(f"{folder} was written by guerdon and needs no adapter; remove adapter {adapter!r}")
 
 
 def find_text_model(path: str) -> Path | None:
@@ -139,7 +163,14 @@ def _device() -> str:
 
 def _foreign(path: str, adapter: str, micro_batch_size: int) -> RewardModel:
     """A published model, by the adapter of that name, or what its folder or its configuration says."""
-    from guerdon.models.adapters import ADAPTERS, load_adapter, recognise
+    from guerdon.models.adapters import load_adapter
+
+    return load_adapter(_adapter_of(path, adapter), path, micro_batch_size)
+
+
+def _adapter_of(path: str, adapter: str) -> str:
+    """The name of the adapter: as given, or as the folder or its configuration says."""
+    from guerdon.models.adapters import ADAPTERS, recognise
     from guerdon.models.adapters.notes import adapter_of
 
     name: str | None = adapter
@@ -150,7 +181,7 @@ def _foreign(path: str, adapter: str, micro_batch_size: int) -> RewardModel:
             f"no reward model can be read at {path}: guerdon did not write it, and its configuration is of no known "
             f"kind; name one of the adapters {', '.join(ADAPTERS)}"
         )
-    return load_adapter(name, path, micro_batch_size)
+    return name
 
 
 def _config(path: str) -> dict[str, Any]:

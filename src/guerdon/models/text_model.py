@@ -58,7 +58,8 @@ class TextRewardModel(ABC):
                     "architecture, or type: verdict"
                 )
             width = int(policy.base.model.get_input_embeddings().weight.shape[1])
-            self.head = (new_head(width) if head is None else head).to(policy.device)
+            fresh = new_head(width, int(card.learning.get("seed", 0))) if head is None else head
+            self.head = fresh.to(policy.device)
 
     # what a kind says
 

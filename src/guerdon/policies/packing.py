@@ -110,6 +110,18 @@ def register() -> None:
     AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 
 
+def takes_attention(model: Any) -> bool:
+    """Whether a network of transformers can be given an attention of ours, and reads nothing but by attention."""
+    kinds = getattr(model.config, "layer_types", None) or ["full_attention"]
+    return (
+        bool(getattr(model, "_supports_attention_backend", False))
+        and not getattr(model, "_is_stateful", False)
+        and set(kinds) <= {"full_attention", "sliding_attention"}
+        and getattr(model.config, "attn_logit_softcapping", None) is None  # which our attention does not do
+        and not any(name.endswith(".sinks") for name, _ in model.named_parameters())
+    )
+
+
 def packed_attention(
     module: Any,
     query: Tensor,

@@ -43,6 +43,7 @@ class SharedBase:
     Attributes:
         device: where the weights are.
         bf16: compute in bfloat16; the weights stay float32.
+        packs: whether it can read sequences without padding.
         peft: the `PeftModel` around the model once it has an adapter.
 
     Raises:
@@ -59,10 +60,8 @@ class SharedBase:
         self._layers: list[Any] = []
         if len(tokenizer) > self.vocabulary:
             raise ConfigError(f"the tokenizer has {len(tokenizer)} tokens, the model only {self.vocabulary}")
-        capped = getattr(model.config, "attn_logit_softcapping", None) is not None  # which our attention does not do
-        sinks = any(name.endswith(".sinks") for name, _ in model.named_parameters())
-        self._takes_attention = bool(getattr(model, "_supports_attention_backend", False)) and not capped and not sinks
-        if self._takes_attention:
+        self.packs = packing.takes_attention(model)
+        if self.packs:
             packing.register()
             prompt_sharing.register()
         if settings.use_remove_padding:
@@ -87,7 +86,7 @@ class SharedBase:
         Raises:
             ConfigError: the architecture does not take another attention.
         """
-        if not self._takes_attention:
+        if not self.packs:
             raise ConfigError(f"use_remove_padding does not work with {type(self.model).__name__}; set it to false")
 
     def shares_prompts(self, batch: TokenBatch, longest: int) -> bool:
@@ -98,7 +97,7 @@ class SharedBase:
             longest: tokens of the longest sequence.
         """
         window = getattr(self.model.config, "sliding_window", None)
-        if not self.settings.share_prompts or not self._takes_attention or (window is not None and window < longest):
+        if not self.settings.share_prompts or not self.packs or (window is not None and window < longest):
             return False
         return prompt_sharing.worth_sharing(batch)
 

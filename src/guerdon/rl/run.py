@@ -7,7 +7,10 @@ This module does not know studies of several runs.
 
 from __future__ import annotations
 
+import fcntl
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,9 @@ def run_folder(study: Study) -> Path:
 def run(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any]]:
     """Run to the end, or go on with a run that was cut off.
 
+    A folder in which nothing was recorded yet, because the run that made it failed or was killed before its first
+    step, is taken over.
+
     Returns:
         The run's folder and its summary.
 
@@ -34,11 +40,19 @@ def run(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any]]:
         GuerdonError: whatever stopped the run; it is also written to `FAILED.json`.
     """
     folder = run_folder(study)
+    if resume and (folder / "COMPLETE").is_file() and (folder / "config.yaml").is_file():
+        return _run(study, folder, resume=True)  # there is nothing to write
+    with _held(folder):
+        return _run(study, folder, resume=resume)
+
+
+def _run(study: Study, folder: Path, *, resume: bool) -> tuple[Path, dict[str, Any]]:
+    """`run`, in a folder that no other process writes."""
     text = to_yaml(study)
     config = folder / "config.yaml"
     begun = (folder / "COMPLETE").is_file() or any((folder / "checkpoints").glob("step_*"))
     if config.exists():
-        if not resume and (begun or not _stillborn(folder)):
+        if not resume and (begun or _recorded(folder)):
             raise ConfigError(
                 f"{folder} already holds a run; go on with it by --resume, or choose another "
                 "runner.logger.experiment_name"
@@ -79,7 +93,26 @@ def _card(study: Study) -> dict[str, Any]:
     return card
 
 
-def _stillborn(folder: Path) -> bool:
-    """A run that failed before its first step: what stopped it is mended, so its place is free."""
+def _recorded(folder: Path) -> bool:
+    """Whether a run took a step there: one that failed or was killed before it leaves its place free."""
     metrics = folder / "metrics.jsonl"
-    return (folder / "FAILED.json").is_file() and not (metrics.is_file() and metrics.stat().st_size)
+    return metrics.is_file() and metrics.stat().st_size > 0
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Keep other processes out, until this one leaves the block or ends in whatever way.
+
+    Raises:
+        ConfigError: another process runs there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a") as lock:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of this process alone: its children do not inherit it
+        except (BlockingIOError, PermissionError) as error:
+            raise ConfigError(
+                f"{folder} is in use by another process; wait for its end, or choose another "
+                "runner.logger.experiment_name"
+            ) from error
+        yield

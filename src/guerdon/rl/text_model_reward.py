@@ -165,7 +165,7 @@ class ModelReward(FixedReward):
         judged = stream.judged
         found = [values for values in judged.values if values is not None]
         facts["step_value"] = float(np.concatenate(found).mean()) if found else None
-        facts["steps_called_right"] = float((np.concatenate(found) > judged.threshold).mean()) if found else None
+        facts["steps_called_right"] = float((np.concatenate(found) >= judged.threshold).mean()) if found else None
         if generated(answered):
             facts["step_auroc"] = step_auroc(answered, judged.cuts, judged.values)
         return facts

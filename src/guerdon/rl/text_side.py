@@ -21,6 +21,7 @@ from torch import Tensor
 
 from guerdon.policies.text import TextPolicy, reference
 from guerdon.policies.text_files import load_policy, save_policy
+from guerdon.rl.kl_reference import empty_reference, take_start
 from guerdon.rl.learner import scheduled
 from guerdon.rl.prime import ImplicitReward
 from guerdon.rl.records import EpisodeBook
@@ -131,6 +132,8 @@ class TextSide:
         self.notes += [f"WARNING: {line}" for line in judge_warnings(study)]
         if fresh and study.runner.resume_dir:
             self.notes += start_from_run(self, Path(study.runner.resume_dir))
+            if self.kl_ref is not None:
+                take_start(self.kl_ref, self.policy)
 
     def begin(self) -> None:
         """Nothing to begin: every response is an episode of its own."""
@@ -298,8 +301,13 @@ class TextSide:
         return 0 if self._implicit is None else self._implicit.settings.warm_up.rollouts
 
     def _reference(self) -> TextPolicy:
-        """The policy at the start of the run: the weights under its adapter, or a copy of them."""
+        """The policy at the start of the run: the weights under its adapter, or a copy of them.
+
+        Of a run that starts from another one: room for what it starts from.
+        """
         own, model = self.study.text_policy, self._implicit
+        if self.study.runner.resume_dir:
+            return empty_reference(self.policy, own, seed=self.study.runner.seed)
         if self.policy.adapter is not None:
             return reference(self.policy.base)
         if model is not None and model.ref is not None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from guerdon.errors import CheckpointError
 from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.text_learner import adam_tensors, load_adam
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from guerdon.rl.text_side import TextSide
 
 _HEAD = "value_head."
+_START = "kl_start"
 
 
 def take_state(side: TextSide) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -31,6 +33,9 @@ def take_state(side: TextSide) -> tuple[dict[str, Tensor], dict[str, Any]]:
     for name, source in side.processes.items():
         more, process[name] = source.state_dict()
         tensors |= {f"process.{name}.{k}": v for k, v in more.items()}
+    if _start_is_stored(side):
+        assert side.kl_ref is not None
+        tensors |= {f"{_START}.{k}": v for k, v in side.kl_ref.tensors().items()}
     tensors["rng.cpu"] = torch.get_rng_state()  # dropout draws from it
     if torch.cuda.is_available():
         tensors["rng.cuda"] = torch.cuda.get_rng_state()
@@ -45,7 +50,20 @@ def take_state(side: TextSide) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def restore_state(side: TextSide, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-    """Put a stored state into the parts of a side."""
+    """Put a stored state into the parts of a side.
+
+    Raises:
+        CheckpointError: it does not fit, or lacks what the run started from.
+    """
+    if _start_is_stored(side):
+        assert side.kl_ref is not None
+        start = ckpt.under(_START, tensors)
+        if not start:
+            raise CheckpointError(
+                "this checkpoint does not hold the policy that its run started from (runner.resume_dir), from which "
+                "algorithm.kl_coef measures: it was written by an older guerdon; start the run anew in another folder"
+            )
+        side.kl_ref.load_tensors(start)
     side.policy.load_tensors(ckpt.under("policy", tensors))
     load_adam(side.optimizer, ckpt.under("optimizer", tensors))
     for name, source in side.processes.items():
@@ -58,6 +76,11 @@ def restore_state(side: TextSide, tensors: dict[str, Tensor], values: dict[str, 
     if torch.cuda.is_available() and "rng.cuda" in tensors:
         torch.cuda.set_rng_state(tensors["rng.cuda"])
     side.engine.sync()
+
+
+def _start_is_stored(side: TextSide) -> bool:
+    """Whether the reference of the KL is the end of another run, which may be gone when this one is resumed."""
+    return side.kl_ref is not None and bool(side.study.runner.resume_dir)
 
 
 def start_from_run(side: TextSide, folder: Path) -> list[str]:

@@ -53,12 +53,15 @@ def build_app(engine: Engine, settings: ServeSettings) -> FastAPI:
         lifespan=lifespan,
         redoc_url=None,
     )
-    app.include_router(describe.router(engine, settings))
-    app.include_router(native.router(engine, settings, media))
-    for module in (wire_openrlhf, wire_vllm):
-        app.include_router(module.router(engine, settings), responses=native.ERRORS)
-    for visual in (wire_seed, wire_chat):
-        app.include_router(visual.router(engine, settings, media), responses=native.ERRORS)
+    for router in (
+        describe.router(engine, settings),
+        native.router(engine, settings, media),
+        wire_openrlhf.router(engine, settings),
+        wire_vllm.router(engine, settings),
+        wire_seed.router(engine, settings, media),
+        wire_chat.router(engine, settings, media),
+    ):
+        app.router.routes.extend(router.routes)  # included, each would be looked up anew for every request
     app.add_exception_handler(ServeError, _serve_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)

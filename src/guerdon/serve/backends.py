@@ -9,14 +9,18 @@ is read from what lies at `model_path`. Nothing is imported before a model is lo
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import json
+import os
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from guerdon.errors import ConfigError, boundary
+from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.serve.source import ModelSource
 from guerdon.settings.serve import ServedModelSettings
 from guerdon.settings.vlm import VLM_NAMES
@@ -39,18 +43,45 @@ IMAGE_KINDS = ("resnet", "progress")
 _IMPORTING = threading.Lock()  # transformers imports its parts when first needed, and not well from two threads
 
 
+@dataclass(frozen=True)
+class Plan:
+    """The call that builds a model.
+
+    Attributes:
+        kind: the backend, or what was found at `model_path`.
+        function: is called.
+        given: arguments that the settings imply.
+        options: those of `options`.
+    """
+
+    kind: str
+    function: Callable[..., RewardModel]
+    given: dict[str, Any]
+    options: dict[str, Any]
+
+
 def backend_name(given: str) -> str:
     """The name under which a backend is known."""
     return ALIASES.get(given, given)
+
+
+def known_backends() -> tuple[str, ...]:
+    """Names of all backends."""
+    from guerdon.models.load import ALIASES as OTHER_NAMES
+    from guerdon.models.load import MODELS
+
+    return tuple(dict.fromkeys((QWEN, PRIMO, *ALIASES, TEXT, *MODELS, *OTHER_NAMES)))
 
 
 def model_source(name: str, settings: ServedModelSettings) -> ModelSource:
     """Where a model comes from, not yet loaded.
 
     Raises:
-        ConfigError: a setting would do nothing with this backend.
+        ConfigError: there is no such backend, or a setting would do nothing with it.
     """
     backend = None if settings.backend is None else backend_name(settings.backend)
+    if backend is not None:
+        _refuse_backend(name, backend, settings)
     given = [knob for knob in (*WRITING_KNOBS, *ENGINE_KNOBS) if getattr(settings, knob) is not None]
     if given and backend not in VLM_NAMES and settings.custom_backend is None:
         what = "a model read from its folder" if backend is None else f"backend {backend}"
@@ -59,51 +90,103 @@ def model_source(name: str, settings: ServedModelSettings) -> ModelSource:
     if backend is not None and backend_name(name) == backend:
         aliases |= {backend, *(alias for alias, known in ALIASES.items() if known == backend)} - {name}
     return ModelSource(
-        load=_loader(name, settings, backend),
+        load=partial(build_model if settings.processes is None else _replicas, name, settings),
         aliases=tuple(sorted(aliases)),
         update_dir=None if settings.update_dir is None else Path(settings.update_dir),
         keep_updates=settings.keep_updates,
     )
 
 
-def _loader(name: str, settings: ServedModelSettings, backend: str | None) -> Callable[[], RewardModel]:
-    def load() -> RewardModel:
-        if settings.custom_backend is not None:
-            from guerdon.serve.custom import load_custom
-
-            return load_custom(name, settings)
-        with _IMPORTING:
-            kind = _kind_at(settings.model_path or "") if backend is None else backend
-            if kind == TEXT:
-                from guerdon.models.text_load import load_text_model
-
-                if settings.model_path is None:
-                    raise ConfigError(f"models.{name}: backend text needs model_path")
-                return _call(name, load_text_model, {"path": settings.model_path}, settings.options)
-            return _load_named(name, kind, settings)
-
-    return load
+def _refuse_backend(name: str, backend: str, settings: ServedModelSettings) -> None:
+    """Refuse a backend that there is not, and what it would not use or lacks."""
+    if backend not in known_backends():
+        known = known_backends()
+        by_case = {one.lower(): one for one in known}
+        near = difflib.get_close_matches(backend.lower(), by_case, n=1, cutoff=0.6)
+        hint = f"did you mean {by_case[near[0]]!r}? " if near else ""
+        raise ConfigError(f"models.{name}: unknown backend {settings.backend!r}; {hint}known are {', '.join(known)}")
+    kind = plain_name(backend)
+    if settings.model_path is None and kind in (TEXT, *IMAGE_KINDS):
+        raise ConfigError(f"models.{name}: backend {backend} needs model_path")
+    if settings.model_path is not None and kind in ("constant", "remote"):
+        raise ConfigError(f"models.{name}: model_path would do nothing with backend {backend}; remove it")
+    if settings.update_dir is not None and kind not in (TEXT, *IMAGE_KINDS):
+        raise ConfigError(f"models.{name}: backend {backend} cannot learn while it is served; remove update_dir")
 
 
-def _load_named(name: str, kind: str, settings: ServedModelSettings) -> RewardModel:
-    """A model of `models.load`, or one that learns in use around it."""
-    from guerdon.models.load import load_reward_model
+def plain_name(backend: str) -> str:
+    """The name of `models.load` behind another name."""
+    from guerdon.models.load import ALIASES as OTHER_NAMES
 
-    if settings.update_dir is not None and kind in IMAGE_KINDS:
+    return OTHER_NAMES.get(backend, backend)
+
+
+def build_model(name: str, settings: ServedModelSettings) -> RewardModel:
+    """The model, in this process.
+
+    Args:
+        name: what clients call it.
+        settings: of the model.
+
+    Raises:
+        GuerdonError: it cannot be loaded.
+    """
+    if settings.custom_backend is not None:
+        from guerdon.serve.custom import load_custom
+
+        return load_custom(name, settings)
+    with _IMPORTING:
+        plan = plan_of(name, settings, None if settings.backend is None else backend_name(settings.backend))
+        with boundary(ConfigError, f"models.{name} cannot be loaded"):
+            return plan.function(**plan.given, **plan.options)
+
+
+def _replicas(name: str, settings: ServedModelSettings) -> RewardModel:
+    from guerdon.serve.replicas import Replicas
+
+    count = settings.processes or 1
+    threads = max(1, int(os.environ.get("OMP_NUM_THREADS", "1")) // count)
+    return Replicas(name, partial(build_model, name, settings), count=count, threads=threads)
+
+
+def plan_of(name: str, settings: ServedModelSettings, backend: str | None) -> Plan:
+    """How a model that is not a custom one is built; imports what builds it, and looks at its folder.
+
+    Args:
+        name: what clients call it.
+        settings: of the model.
+        backend: by the name that `backend_name` gives; None: by what lies at `model_path`.
+
+    Raises:
+        ConfigError: there is no such folder, or an option that the function does not have.
+        CheckpointError: what lies there cannot be read.
+    """
+    kind = _kind_at(settings.model_path or "") if backend is None else backend
+    options = dict(settings.options)
+    function: Callable[..., RewardModel]
+    given: dict[str, Any]
+    if kind == TEXT:
+        from guerdon.models.text_load import load_text_model
+
+        function, given = load_text_model, {"path": settings.model_path or ""}
+    elif settings.update_dir is not None and plain_name(kind) in IMAGE_KINDS:
         from guerdon.models.learning_image import load_learning_image_model
 
-        return _call(
-            name,
-            load_learning_image_model,
-            {"checkpoint_path": settings.model_path, "kind": kind},
-            settings.options,
-        )
-    given: dict[str, Any] = {"model_type": kind, "checkpoint_path": settings.model_path}
-    options = dict(settings.options)
-    if kind in VLM_NAMES:
-        given["vlm"] = vlm_options(name, kind, settings)
-        options.pop("vlm", None)
-    return _call(name, load_reward_model, given, options)
+        function, given = load_learning_image_model, {"checkpoint_path": settings.model_path, "kind": plain_name(kind)}
+    else:
+        from guerdon.models.load import load_reward_model
+
+        function, given = load_reward_model, {"model_type": kind, "checkpoint_path": settings.model_path}
+        if kind in VLM_NAMES:
+            given["vlm"] = vlm_options(name, kind, settings)
+            options.pop("vlm", None)
+    known = [key for key in inspect.signature(function).parameters if key not in given]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.6)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ConfigError(f"models.{name}.options has no {unknown[0]}; {hint}there are {', '.join(known)}")
+    return Plan(kind, function, given, options)
 
 
 def vlm_options(name: str, kind: str, settings: ServedModelSettings) -> dict[str, Any]:
@@ -127,32 +210,25 @@ def vlm_options(name: str, kind: str, settings: ServedModelSettings) -> dict[str
     return {**default, **writing, **asked, **({"vllm": engine} if engine else {})}
 
 
-def _call(
-    name: str, function: Callable[..., RewardModel], given: dict[str, Any], options: dict[str, Any]
-) -> RewardModel:
-    """Call a loader with the options of the settings; those that it does not have are refused.
+def refuse_missing(path: str) -> None:
+    """Refuse a path that can only mean a folder here, where there is none; anything else may be a hub id.
 
     Raises:
-        ConfigError: an unknown option, or one that is given elsewhere.
+        ConfigError: there is no such folder.
     """
-    known = [key for key in inspect.signature(function).parameters if key not in given]
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        raise ConfigError(f"models.{name}.options has no {unknown[0]}; there are {', '.join(known)}")
-    with boundary(ConfigError, f"models.{name} cannot be loaded"):
-        return function(**given, **options)
+    place = Path(path)
+    parts = len(place.parts)
+    meant = place.is_absolute() or path.startswith(".") or parts > 2 or (parts == 2 and place.parent.is_dir())
+    if meant and "://" not in path and not place.exists():  # a hub id has at most two parts; an address is no folder
+        raise ConfigError(f"model_path {path}: there is no such folder; train it first, or check the path")
 
 
 def _kind_at(path: str) -> str:
     """What lies at a path: a model of pictures that `guerdon train` wrote, or something for the loader of texts."""
-    from guerdon.errors import CheckpointError
     from guerdon.models.checkpoint import CONFIG, find_checkpoint
     from guerdon.models.vlm_files import is_checkpoint
 
-    place = Path(path)
-    meant = place.is_absolute() or path.startswith(".") or (len(place.parts) > 1 and place.parent.is_dir())
-    if meant and not place.exists():  # else it may be a hub id
-        raise ConfigError(f"model_path {path}: there is no such folder; train it first, or check the path")
+    refuse_missing(path)
     if is_checkpoint(path):
         return "qwen_vl"
     try:

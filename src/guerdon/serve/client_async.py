@@ -29,12 +29,15 @@ from guerdon.evaluate.aggregate import solution_value
 from guerdon.models.judgement import Judgement, JudgeOptions
 from guerdon.models.vlm_frames import to_rgb_uint8
 from guerdon.policies.tokens import split_steps
+from guerdon.serve.client_read import all_failed
 from guerdon.serve.client_send import NoReply, Sender
 from guerdon.serve.client_wire import Learnt, NativeWire, When, Wire, wire_of
 from guerdon.serve.retry import Clock, Deadline
 from guerdon.settings.evaluate_text import Aggregation
 from guerdon.settings.remote import RemoteSettings
 from guerdon.types import Episode, Failure, RewardInfo, Score
+
+MODEL_NOT_FOUND = "model_not_found"  # the server's code for a name that it does not know
 
 
 @dataclass(frozen=True)
@@ -94,12 +97,25 @@ class AsyncRewardClient:
         Raises:
             ConfigError: the server cannot be reached, refuses the token, or has no such model.
         """
+        found = await self._known()
+        if isinstance(found, Failure):
+            raise ConfigError(_no_description(NoReply(found), self.settings))
+        return found
+
+    async def _known(self) -> RewardInfo | Failure:
+        """What the model promises, or why the server does not say so now; asked again until it does.
+
+        Raises:
+            ConfigError: no later try would help: a wrong token, model, address or setting.
+        """
         if self._info is None:
             s = self.settings
             reply = await self.sender.ask("GET", self._wire.describe_path, None, self._deadline())
-            found = reply.failure if isinstance(reply, NoReply) else self._wire.info(reply.value)
-            if isinstance(found, Failure):
-                raise ConfigError(f"the reward server at {s.base} does not answer ({found}); {_advice(found, s)}")
+            if isinstance(reply, NoReply) and reply.may_pass:
+                return reply.failure
+            found = reply if isinstance(reply, NoReply) else self._wire.info(reply.value)
+            if isinstance(found, NoReply | Failure):
+                raise ConfigError(_no_description(found if isinstance(found, NoReply) else NoReply(found), s))
             _refuse_idle(s, found)
             if found.granularity == "step" and s.upload in ("mp4", "path"):
                 raise ConfigError(
@@ -110,15 +126,24 @@ class AsyncRewardClient:
         return self._info
 
     async def judge(self, episodes: Sequence[Episode], options: JudgeOptions | None = None) -> list[Judgement]:
-        """One judgement per episode, in order.
+        """One judgement per episode, in order; a server that cannot be reached is a failure of each, then as ever.
 
         Raises:
             RewardRequestError: one could not be scored, and `fail_on_request_error` is set.
-            ConfigError: as `info`, before the first judgement.
+            ConfigError: before the first judgement, where a token, model, address or setting is wrong.
         """
         if not episodes:
             return []
-        info, deadline = await self.info(), self._deadline()
+        info = await self._known()
+        if isinstance(info, Failure):
+            return self._counted(all_failed(info, len(episodes)))
+        return self._counted(await self._ask(episodes, info, options))
+
+    async def _ask(
+        self, episodes: Sequence[Episode], info: RewardInfo, options: JudgeOptions | None
+    ) -> list[Judgement]:
+        """One judgement per episode, in order, of a model whose promise is known."""
+        deadline = self._deadline()
         slots = asyncio.Semaphore(self.settings.concurrency)
         batches = self._wire.batches(episodes, info)
         judged: list[Judgement | None] = [None] * len(episodes)
@@ -132,6 +157,10 @@ class AsyncRewardClient:
         await asyncio.gather(*(settle(places) for places in batches))
         whole = [one for one in judged if one is not None]
         assert len(whole) == len(episodes)
+        return whole
+
+    def _counted(self, whole: list[Judgement]) -> list[Judgement]:
+        """The same, failures counted; they raise where `fail_on_request_error` is set."""
         for one in whole:
             self.sender.counts["unscored"] += one.score.failure is not None
         failed = next((one.score.failure for one in whole if one.score.failure is not None), None)
@@ -199,7 +228,12 @@ class AsyncRewardClient:
         if not isinstance(wire, NativeWire):
             raise ConfigError("an endpoint /score cannot learn; end it with /v1/rewards")
         name = request_id or uuid.uuid4().hex
-        found = await wire.update(self.sender, episodes, await self.info(), when, name, self._deadline())
+        info = await self._known()
+        found: Learnt | Failure = (
+            info
+            if isinstance(info, Failure)
+            else await wire.update(self.sender, episodes, info, when, name, self._deadline())
+        )
         if isinstance(found, Failure):
             raise RewardRequestError(
                 f"the reward server at {self.settings.base} did not learn ({found}); the same request_id ({name}) may "
@@ -320,9 +354,20 @@ def _refuse_idle(settings: RemoteSettings, info: RewardInfo) -> None:
         raise ConfigError(f"{given[0]} would do nothing with the model {info.name!r}, which judges {what}; remove it")
 
 
+def _no_description(reply: NoReply, settings: RemoteSettings) -> str:
+    """Why the server does not say what its model promises, and what to do about it."""
+    said, base = reply.failure, settings.base
+    if reply.code == MODEL_NOT_FOUND:  # the server says which models it has
+        words = said.detail.removeprefix("404: ")
+        return f"the reward server at {base}: {words}; set backend (?model= behind an address) to one of them"
+    return f"the reward server at {base} does not answer ({said}); {_advice(said, settings)}"
+
+
 def _advice(failure: Failure, settings: RemoteSettings) -> str:
     if failure.reason == "unauthorized":
         return f"put its token into {settings.token_env}"
     if failure.reason == "not_found":
         return "it speaks another protocol: end the endpoint with /v1/rewards (guerdon serve) or /score"
+    if failure.reason == "overloaded":
+        return "it is loading its model, or busy: try again when its /ready says 200"
     return "start it with `guerdon serve`, or correct endpoint"

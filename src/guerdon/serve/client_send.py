@@ -18,7 +18,7 @@ import re
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx2
@@ -29,6 +29,7 @@ from guerdon.settings.remote import RemoteSettings
 from guerdon.types import Failure
 
 MOST_BYTES = 64_000_000  # of a reply
+MOST_WORDS = 600  # characters of what an error reply says: enough for the names of many models
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _REASONS = {401: "unauthorized", 403: "unauthorized", 404: "not_found", 408: "timeout", 413: "too_large"}
 _OVERLOADED = {429, 503}
@@ -57,10 +58,14 @@ class NoReply:
     Attributes:
         failure: the reason.
         param: the field that the server names as wrong.
+        code: the server's own word for the error.
+        may_pass: the last try failed in a way that another one might not.
     """
 
     failure: Failure
     param: str | None = None
+    code: str | None = None
+    may_pass: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,7 +137,7 @@ class Sender:
     ) -> Payload | NoReply:
         for attempt in range(self.retry.tries):
             if deadline.left <= 0:
-                return _no("deadline", f"no time left for try {attempt + 1}")
+                return _no("deadline", f"no time left for try {attempt + 1}", may_pass=True)
             try:
                 with self.breaker.attempt() as watched:
                     tried = await self._try(method, path, body, headers, deadline)
@@ -141,7 +146,7 @@ class Sender:
                     elif tried.works is None:
                         watched.unclear()
             except CircuitOpenError as error:
-                return _no("circuit_open", str(error))
+                return _no("circuit_open", str(error), may_pass=True)
             if not tried.again or attempt + 1 == self.retry.tries:
                 return tried.outcome
             pause = self.retry.pause(attempt, tried.retry_after, clock=self.clock, rng=self._rng)
@@ -161,11 +166,11 @@ class Sender:
                 return await self._exchange(method, path, body, headers)
         except TimeoutError:
             detail = f"no whole reply within {self.settings.timeout:g} s"
-            return _Tried(_no("deadline", detail), works=False)
+            return _Tried(_no("deadline", detail, may_pass=True), works=False)
         except httpx2.TimeoutException as error:
-            return _Tried(_no("timeout", _said_by(error)), again=True, works=False)
+            return _Tried(_no("timeout", _said_by(error), may_pass=True), again=True, works=False)
         except httpx2.TransportError as error:
-            return _Tried(_no("connection", _said_by(error)), again=True, works=False)
+            return _Tried(_no("connection", _said_by(error), may_pass=True), again=True, works=False)
         except (httpx2.DecodingError, httpx2.InvalidURL) as error:
             return _Tried(_no("bad_reply", _said_by(error)))
 
@@ -189,16 +194,16 @@ class Sender:
         said = f"{status}: {_message(value)}"
         if is_transient(status):
             reason = "overloaded" if status in _OVERLOADED else _REASONS.get(status, "server_error")
-            return _Tried(_no(reason, said), again=True, retry_after=after, works=None if status < 500 else False)
+            outcome = _no(reason, said, may_pass=True)
+            return _Tried(outcome, again=True, retry_after=after, works=None if status < 500 else False)
         error = value.get("error") if isinstance(value, Mapping) else None
         words = error if isinstance(error, Mapping) else {}
         if words.get("code") == "failed_measurement":  # the item's own failure, said as "reason: detail"
             reason, _, detail = str(words.get("message")).partition(":")
             known = _WORD.match(reason) is not None
             return _Tried(_no(reason if known else "server_failure", detail.strip()[:200] if known else said))
-        param = words.get("param")
-        named = param if isinstance(param, str) else None
-        return _Tried(NoReply(Failure(_REASONS.get(status, "rejected"), said), named))
+        param, code = (one if isinstance(one := words.get(key), str) else None for key in ("param", "code"))
+        return _Tried(NoReply(Failure(_REASONS.get(status, "rejected"), said), param, code))
 
     def _client(self) -> httpx2.AsyncClient:
         loop = asyncio.get_running_loop()
@@ -216,14 +221,14 @@ class Sender:
         return self._http
 
 
-def _no(reason: str, detail: str) -> NoReply:
-    return NoReply(Failure(reason, detail))
+def _no(reason: str, detail: str, *, may_pass: bool = False) -> NoReply:
+    return NoReply(Failure(reason, detail), may_pass=may_pass)
 
 
 def _noted(outcome: Payload | NoReply, note: str) -> Payload | NoReply:
     if isinstance(outcome, Payload):
         return outcome
-    return NoReply(Failure(outcome.failure.reason, outcome.failure.detail + note), outcome.param)
+    return replace(outcome, failure=Failure(outcome.failure.reason, outcome.failure.detail + note))
 
 
 def _said_by(error: Exception) -> str:
@@ -236,4 +241,4 @@ def _message(value: Any) -> str:
     if isinstance(value, Mapping):
         error = value.get("error", value.get("detail", value))
         value = error.get("message", error) if isinstance(error, Mapping) else error
-    return " ".join(str(value if value is not None else "no reason given").split())[:200]
+    return " ".join(str(value if value is not None else "no reason given").split())[:MOST_WORDS]

@@ -47,7 +47,7 @@ def load_custom(name: str, settings: ServedModelSettings) -> RewardModel:
     """
     spec = settings.custom_backend
     assert spec is not None
-    built = _factory(spec)(settings)
+    built = factory(spec)(settings)
     if isinstance(built, RewardModel):
         return built
     if hasattr(built, "score_video"):
@@ -102,7 +102,12 @@ class VideoScorer:
         return Judgement(Score(total=total), str(text))
 
 
-def _factory(spec: str) -> Callable[[ServedModelSettings], Any]:
+def factory(spec: str) -> Callable[[ServedModelSettings], Any]:
+    """The function that `module:factory` names, imported and not called.
+
+    Raises:
+        ConfigError: there is none, or it takes no argument.
+    """
     module_name, _, attribute = spec.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")  # modules beside where the server was started, as `python -m` finds them

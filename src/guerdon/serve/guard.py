@@ -27,6 +27,8 @@ from guerdon.serve.metrics import Metrics
 from guerdon.settings.serve import ServeSettings
 
 OPEN = "/health"
+MISSING = "the token is missing: send the header Authorization: Bearer <token>"
+WRONG = "the token is wrong: it is not the one that this server was started with"
 LINGER_S = 1.0  # how long a refused client may go on sending, so that it gets to read why
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
 
@@ -84,8 +86,8 @@ class Guard:
         if scope["path"] == OPEN and scope["method"] in ("GET", "HEAD"):
             return await self.app(scope, receive, send)
         headers = Headers(scope=scope)
-        if not self._knows_token(headers):
-            return await _refuse(send, receive, 401, "unauthorized", "a token is needed: Authorization: Bearer <token>")
+        if (wrong := self._wrong_with_token(headers)) is not None:
+            return await _refuse(send, receive, 401, "unauthorized", wrong)
         if self._token is None and _comes_from_elsewhere(headers):
             return await _refuse(send, receive, 403, "forbidden", "requests from web pages of other sites are refused")
         if scope["method"] in ("GET", "HEAD"):
@@ -121,14 +123,18 @@ class Guard:
         what = "too many items wait; come again later"
         await _answer(send, 429, error_body(what, 429, "busy"), [(b"retry-after", str(max(1, round(wait))).encode())])
 
-    def _knows_token(self, headers: Headers) -> bool:
+    def _wrong_with_token(self, headers: Headers) -> str | None:
+        """What is the matter with the token of a request; the words depend on what came, never on the right one."""
         if self._token is None:
-            return True
+            return None
         scheme, _, given = headers.get("authorization", "").partition(" ")
         secret = given.strip().encode("utf-8", "replace")
         if scheme.lower() == "basic":
             secret = _password(secret)
-        return hmac.compare_digest(secret, self._token) and scheme.lower() in ("bearer", "basic")
+        known = hmac.compare_digest(secret, self._token)
+        if scheme.lower() not in ("bearer", "basic") or not secret:
+            return MISSING
+        return None if known else WRONG
 
     def count(self, size: int) -> bool:
         """Take note of bytes that arrived; whether there is room for them."""

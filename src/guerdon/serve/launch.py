@@ -18,20 +18,23 @@ from typing import Any
 
 from guerdon.config import Tree, apply_overrides, merge, read_yaml, resolve_refs, validate
 from guerdon.errors import ConfigError, MissingDependencyError
-from guerdon.serve.backends import ALIASES, PRIMO, QWEN, QWEN_PATH, backend_name, model_source
+from guerdon.serve.backends import PRIMO, QWEN, QWEN_PATH, backend_name, known_backends, model_source
+from guerdon.serve.refuse import refuse_early
 from guerdon.settings.serve import ServeSettings
 
 MODEL_FLAGS = (
     "backend", "model_path", "custom_backend", "tensor_parallel_size", "max_model_len", "gpu_memory_utilization",
     "temperature", "top_p", "max_tokens", "update_dir",
 )  # fmt: skip
+SOURCES = ("backend", "model_path", "custom_backend")
 
 
 def serve_settings(file: Path | None, overrides: Sequence[str], flags: Mapping[str, Any]) -> ServeSettings:
     """Settings from a YAML file, dotted overrides and the flags of the command line, the later ones winning.
 
     The flags of one model (`backend`, `model_path`, ...) describe a model of their own, named after its backend;
-    `model` holds `name=path` (or `name=backend:path`) entries.
+    `model` holds `name=path` (or `name=backend:path`) entries. Flags that do not say which model they are about
+    (`update_dir`, `temperature`, ...) are about the one entry of `model`, where there is one.
 
     Raises:
         ConfigError: something is wrong; nothing is left to guess.
@@ -40,13 +43,14 @@ def serve_settings(file: Path | None, overrides: Sequence[str], flags: Mapping[s
     tree = resolve_refs(apply_overrides(tree, overrides), ServeSettings)
     models = dict(tree.data.get("models") or {})
     single = {key: flags[key] for key in MODEL_FLAGS if flags.get(key) is not None}
-    for entry in flags.get("model") or ():
-        name, model = _named(entry)
-        models[name] = model
-    single |= _primo(single, flags.get("primo_tensor_parallel_size"))
+    entries = dict(_named(entry) for entry in flags.get("model") or ())
+    models |= entries
+    about = next(iter(entries)) if len(entries) == 1 and not single.keys() & set(SOURCES) else None
+    known = {} if about is None else entries[about]
+    single |= _primo(known | single, flags.get("primo_tensor_parallel_size"))
     if single:
-        name = _name_of(single)
-        models[name] = single
+        name = _name_of(single, models) if about is None else about
+        models[name] = known | single
     given = {key: value for key, value in flags.items() if value is not None and key in ServeSettings.model_fields}
     changed: dict[str, Any] = {**given, **({"models": models} if models else {})}
     if flags.get("media_root") is not None:
@@ -61,14 +65,17 @@ def launch(settings: ServeSettings) -> None:
     """Serve until a signal comes.
 
     Raises:
-        ConfigError: GPUs cannot be chosen any more, or the address cannot be used.
+        ConfigError: as `refuse_early`; or GPUs cannot be chosen any more, or the address cannot be used.
         MissingDependencyError: the `serve` extra is not installed.
         GuerdonError: a model could not be loaded.
     """
+    refuse_early(settings)
     if settings.gpu_ids is not None:
         if "torch" in sys.modules or "vllm" in sys.modules:
             raise ConfigError("gpu_ids must be set before torch is imported; start the server with `guerdon serve`")
         os.environ["CUDA_VISIBLE_DEVICES"] = settings.gpu_ids.replace(" ", "")
+    if settings.threads is not None or "OMP_NUM_THREADS" not in os.environ:
+        os.environ["OMP_NUM_THREADS"] = str(settings.threads or max(1, _cores() // 2))  # the rest is for the requests
     sources = {name: model_source(name, model) for name, model in settings.models.items()}
     try:
         from guerdon.serve.app import build_app
@@ -79,6 +86,11 @@ def launch(settings: ServeSettings) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     engine = Engine(sources, default=settings.default, batch=settings.batch, limits=settings.limits)
     serve(engine, build_app(engine, settings), settings)
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _named(entry: str) -> tuple[str, dict[str, Any]]:
@@ -92,14 +104,6 @@ def _named(entry: str) -> tuple[str, dict[str, Any]]:
     return name, {"model_path": rest}
 
 
-def known_backends() -> tuple[str, ...]:
-    """Names of backends that a command line can tell from a path."""
-    from guerdon.models.load import ALIASES as OTHER_NAMES
-    from guerdon.models.load import MODELS
-
-    return (QWEN, PRIMO, *ALIASES, "text", *MODELS, *OTHER_NAMES)
-
-
 def _primo(single: dict[str, Any], size: int | None) -> dict[str, Any]:
     """`--primo-tensor-parallel-size` is the size of PRIMO-R1, and of nothing else."""
     if size is None:
@@ -109,7 +113,7 @@ def _primo(single: dict[str, Any], size: int | None) -> dict[str, Any]:
     return {"tensor_parallel_size": size}
 
 
-def _name_of(single: dict[str, Any]) -> str:
+def _name_of(single: dict[str, Any], others: Mapping[str, Any]) -> str:
     """What the model of the flags is called: its backend, its factory's module, or its folder."""
     if "backend" in single:
         name = str(single["backend"])
@@ -119,5 +123,12 @@ def _name_of(single: dict[str, Any]) -> str:
     if "custom_backend" in single:
         return str(single["custom_backend"]).partition(":")[0].rpartition(".")[2]
     if "model_path" not in single:
-        raise ConfigError(f"{', '.join(sorted(single))}: which model? Give --model-path, --backend or --custom-backend")
+        flags = ", ".join("--" + key.replace("_", "-") for key in sorted(single))
+        if others:
+            key, name = min(single), next(iter(others))
+            raise ConfigError(
+                f"{flags}: which of {', '.join(others)}? Say it of the one that is meant: as the override "
+                f"models.{name}.{key}={single[key]}, or in a file: models: {{{name}: {{..., {key}: {single[key]}}}}}"
+            )
+        raise ConfigError(f"{flags}: which model? Give --model-path, --backend, --custom-backend or one --model")
     return Path(str(single["model_path"])).name or "model"

@@ -11,6 +11,7 @@ does not know models.
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import sys
 import time
@@ -24,6 +25,7 @@ from guerdon.serve.engine import Engine
 from guerdon.serve.protocol import timed_protocol
 from guerdon.settings.serve import ServeSettings
 
+SWITCH_S = 0.0005  # a model lets go of the interpreter at every kernel, and should have it back soon
 LAME_DUCK_S = 0.3  # how long newcomers are still told that the server is about to end
 
 
@@ -72,6 +74,8 @@ class GracefulServer(uvicorn.Server):
         except GuerdonError as error:
             self.failed, self.should_exit = error, True
         else:
+            gc.collect()
+            gc.freeze()  # what is there now stays, and is not looked through while requests wait
             say("ready: " + ", ".join(self.engine.names))
 
 
@@ -94,6 +98,7 @@ def serve(engine: Engine, app: FastAPI, settings: ServeSettings) -> None:
         timeout_graceful_shutdown=1,
         backlog=1024,
     )
+    sys.setswitchinterval(SWITCH_S)
     server = GracefulServer(config, engine, settings)
     server.run(sockets=[_listen(settings)])
     if server.failed is not None:

@@ -37,7 +37,7 @@ from guerdon.serve.native_items import (
     result,
     text_episode,
 )
-from guerdon.serve.wire import flat_schema, read_body
+from guerdon.serve.wire import flat_schema, parse, read_body
 from guerdon.serve.wire_media import Sent, frames_of
 from guerdon.settings.evaluate_text import Aggregation
 from guerdon.settings.serve import ServeSettings
@@ -172,9 +172,17 @@ def router(engine: Engine, settings: ServeSettings, media: Media) -> APIRouter:
             )
         )
 
-    @routes.post("/v1/reload", response_model=Reloaded, tags=["learning"], responses=ERRORS)
-    async def reload(request: ReloadRequest) -> Reloaded:
-        """Load a model again from where it came, beside the old one, and exchange them; no request is lost."""
+    @routes.post(
+        "/v1/reload", response_model=Reloaded, tags=["learning"], responses=ERRORS,
+        openapi_extra=_body(ReloadRequest, required=False, default={}, named={"model": "prm"}),
+    )  # fmt: skip
+    async def reload(incoming: Request) -> Reloaded:
+        """Load a model again from where it came, beside the old one, and exchange them; no request is lost.
+
+        Without a body it is the default model.
+        """
+        body = await incoming.body()
+        request = await parse(body, ReloadRequest) if body.strip() else ReloadRequest(model=None)
         name = engine.resolve(request.model)
         await engine.reload(name)
         return Reloaded(model=name)
@@ -249,11 +257,11 @@ def _options(words: JudgeWords) -> JudgeOptions:
     return JudgeOptions(words.nframes, words.max_pixels, words.prompt, words.score_mode)
 
 
-def _body(shape: type[BaseModel], **examples: dict[str, Any]) -> dict[str, Any]:
+def _body(shape: type[BaseModel], *, required: bool = True, **examples: dict[str, Any]) -> dict[str, Any]:
     """The part of the OpenAPI document that describes a JSON body."""
     shown = {name: {"value": example} for name, example in examples.items()}
     content = {"application/json": {"schema": flat_schema(shape), "examples": shown}}
-    return {"requestBody": {"required": True, "content": content}}
+    return {"requestBody": {"required": required, "content": content}}
 
 
 def _only(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -56,7 +56,9 @@ def serve(
     update_dir: Annotated[
         str | None, typer.Option("--update-dir", help="Let the model learn in use, and keep its state there.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the resolved settings; serve nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the settings and show them in full; serve nothing.")
+    ] = False,
 ) -> None:
     """Answer reward requests by HTTP: score, rewards, and the formats that RL trainers call."""
     flags = {
@@ -76,7 +78,9 @@ def serve(
     settings = serve_settings(Path(files[0]) if files else None, overrides, flags)
     if dry_run:
         from guerdon.config import to_yaml
+        from guerdon.serve.refuse import refuse_all
 
+        refuse_all(settings)
         sys.stdout.write(to_yaml(settings.model_copy(update={"token": "*" * 8}) if settings.token else settings))
         return
     launch(settings)

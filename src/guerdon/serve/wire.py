@@ -11,6 +11,7 @@ measured the whole answer is an error (422, `failed_measurement`): never a numbe
 from __future__ import annotations
 
 import asyncio
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
@@ -19,6 +20,7 @@ from fastapi import Query, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from guerdon.config_schema import Spot, child, models_in
 from guerdon.errors import DataError
 from guerdon.evaluate.aggregate import solution_value
 from guerdon.models.judgement import Judgement, JudgeOptions
@@ -65,7 +67,7 @@ class Choice:
     separator: str | None = None
 
 
-def choice(
+async def choice(
     request: Request,
     model: Annotated[str | None, Query(description="which model; the default where left out")] = None,
     aggregate: Annotated[
@@ -80,7 +82,7 @@ def choice(
         ),
     ] = None,
 ) -> Choice:
-    """The query of an address.
+    """The query of an address; a coroutine, so that it is not sent to a thread of its own.
 
     Raises:
         BadRequest: it has other keys.
@@ -107,13 +109,34 @@ async def parse(body: bytes, shape: type[M]) -> M:
     try:
         return await away(len(body), lambda: shape.model_validate_json(body))
     except ValidationError as error:
-        raise validation_error(error) from error
+        raise validation_error(error, shape) from error
 
 
-def validation_error(error: ValidationError) -> RequestValidationError:
-    """What pydantic found, as the application's handler takes it."""
+def validation_error(error: ValidationError, shape: type[BaseModel]) -> RequestValidationError:
+    """What pydantic found, as the application's handler takes it; unknown keys with a suggestion.
+
+    Args:
+        error: what it found.
+        shape: what the body should have been.
+    """
     found = error.errors(include_url=False, include_input=False, include_context=False)
-    return RequestValidationError([{**problem, "loc": ("body", *problem["loc"])} for problem in found])
+    told = []
+    for problem in found:
+        words = unknown_key(shape, problem["loc"]) if problem["type"] == "extra_forbidden" else problem["msg"]
+        told.append({**problem, "loc": ("body", *problem["loc"]), "msg": words})
+    return RequestValidationError(told)
+
+
+def unknown_key(shape: type[BaseModel], where: Sequence[int | str]) -> str:
+    """What is said of a key that a body has and its shape has not: the nearest one that is known, else all of them."""
+    *section, key = where
+    spot: Spot = (shape,)
+    for piece in section:
+        spot = child(spot, piece)
+    known = [name for model in models_in(spot) for name in model.model_fields]
+    near = difflib.get_close_matches(str(key).lower()[:60], known, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]!r}?" if near else f"known keys here: {', '.join(known)}"
+    return f"unknown key {str(key)[:60]!r}; {hint}"
 
 
 def json_body(shape: type[BaseModel], example: Mapping[str, Any]) -> dict[str, Any]:

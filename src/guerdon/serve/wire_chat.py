@@ -23,6 +23,7 @@ from guerdon.models.judgement import Judgement, JudgeOptions
 from guerdon.serve.engine import Engine
 from guerdon.serve.errors import BadRequest
 from guerdon.serve.media import Media
+from guerdon.serve.native import ERRORS
 from guerdon.serve.wire import FailedMeasurement, Foreign, check_texts, json_body, must_judge, read_body, value_of
 from guerdon.serve.wire_media import Sent, frames_of, picture_of_url
 from guerdon.settings.serve import ServeSettings
@@ -101,7 +102,7 @@ _EXAMPLE = {"messages": [{"role": "user", "content": [_PICTURE, {"type": "text",
 
 def router(engine: Engine, settings: ServeSettings, media: Media) -> APIRouter:
     """The route of RLinf's API reward worker."""
-    routes = APIRouter(tags=["chat"])
+    routes = APIRouter(tags=["chat"], responses=ERRORS)
 
     @routes.post("/v1/chat/completions", openapi_extra=json_body(ChatRequest, _EXAMPLE))
     async def chat(request: Request) -> ChatAnswer:

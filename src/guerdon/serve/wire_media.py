@@ -40,8 +40,9 @@ class Sent:
     pictures: Sequence[bytes] | None = None
 
     def given(self) -> list[str]:
-        """Which of them are set."""
-        return [f.name for f in fields(self) if getattr(self, f.name) is not None]
+        """Which of them are set, as a client calls them."""
+        names = (f.name for f in fields(self) if getattr(self, f.name) is not None)
+        return ["frames" if name == "pictures" else name for name in names]
 
 
 async def frames_of(media: Media, sent: Sent, *, nframes: int | None) -> ByteArray:
@@ -60,7 +61,10 @@ async def frames_of(media: Media, sent: Sent, *, nframes: int | None) -> ByteArr
     given = sent.given()
     if len(given) != 1:
         found = " and ".join(given) if given else "none of them"
-        raise BadRequest(f"give video_path, frames_base64, npy_base64 or an upload, one of them; got {found}")
+        raise BadRequest(
+            "give exactly one of video_path, frames_base64, npy_base64 and video_base64 (in a form: video_path, a file "
+            f"video, or files frames); there is {found}"
+        )
     if sent.video_path is not None:
         return await media.path(sent.video_path, nframes=nframes)
     if sent.video is not None:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field
 
 from guerdon.serve.engine import Engine
 from guerdon.serve.errors import BadRequest
+from guerdon.serve.native import ERRORS
 from guerdon.serve.wire import (
     Choice,
     FailedMeasurement,
@@ -69,7 +70,7 @@ _RM = {"prompt": "3+5=?", "response": "8", "label": "8"}
 
 def router(engine: Engine, settings: ServeSettings) -> APIRouter:
     """The routes of OpenRLHF and slime."""
-    routes = APIRouter(tags=["trainers"])
+    routes = APIRouter(tags=["trainers"], responses=ERRORS)
 
     @routes.post("/get_reward", openapi_extra=json_body(GetRewardRequest, _GET_REWARD))
     async def get_reward(request: Request, chosen: Annotated[Choice, Depends(choice)]) -> GetRewardAnswer:

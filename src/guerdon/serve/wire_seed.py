@@ -20,6 +20,7 @@ from guerdon.models.judgement import JudgeOptions, Scale
 from guerdon.serve.engine import Engine
 from guerdon.serve.errors import BadRequest
 from guerdon.serve.media import Media
+from guerdon.serve.native import ERRORS
 from guerdon.serve.wire import FailedMeasurement, flat_schema, must_judge, read_body, validation_error, value_of
 from guerdon.serve.wire_media import Sent, frames_of
 from guerdon.settings.serve import ServeSettings
@@ -76,7 +77,7 @@ class ScoreAnswer(BaseModel):
 
 def router(engine: Engine, settings: ServeSettings, media: Media) -> APIRouter:
     """The route of the first reward server; its `/health` is the server's own."""
-    routes = APIRouter(tags=["score"])
+    routes = APIRouter(tags=["score"], responses=ERRORS)
 
     @routes.post("/score", openapi_extra=_body())
     async def score(request: Request) -> ScoreAnswer:
@@ -138,7 +139,7 @@ async def _read_form(form: FormData) -> tuple[ScoreRequest, Sent]:
     try:
         body = ScoreRequest.model_validate(given)
     except ValidationError as error:
-        raise validation_error(error) from error
+        raise validation_error(error, ScoreRequest) from error
     return body, Sent(body.video_path, video=files.get("video", [None])[0], pictures=files.get("frames"))
 
 

@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field
 from guerdon.models.judgement import Judgement
 from guerdon.serve.engine import Engine
 from guerdon.serve.errors import BadRequest
+from guerdon.serve.native import ERRORS
 from guerdon.serve.wire import (
     Choice,
     FailedMeasurement,
@@ -135,7 +136,7 @@ _STEPS = [{"role": "user", "content": "3+5=?"}, {"role": "assistant", "content":
 
 def router(engine: Engine, settings: ServeSettings) -> APIRouter:
     """The routes of vLLM's pooling models."""
-    routes = APIRouter(tags=["vllm"])
+    routes = APIRouter(tags=["vllm"], responses=ERRORS)
     started = int(time.time())
 
     @routes.get("/v1/models")

@@ -1,5 +1,7 @@
 """The base of every settings class: frozen, and unknown keys are refused.
 
+`SpokenSettings` are those that users write in Python too: what is wrong with them is a `ConfigError`.
+
 It does not know any particular setting.
 
     class ColourSettings(Settings):
@@ -9,9 +11,13 @@ It does not know any particular setting.
 from __future__ import annotations
 
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from guerdon.config_problems import problem_lines
+from guerdon.config_tree import Tree
+from guerdon.errors import ConfigError
 
 
 class Settings(BaseModel):
@@ -32,6 +38,24 @@ class Settings(BaseModel):
                 if isinstance(given.get(name), bool) and _is_number(field.annotation):
                     raise ValueError(f"{name} is {str(given[name]).lower()}, which is no number")
         return given
+
+
+class SpokenSettings(Settings):
+    """Settings that users write in Python too: there a `ConfigError` says what is wrong, with a suggestion.
+
+    Inside a larger configuration, which is read by `guerdon.config`, nothing is different.
+    """
+
+    if not TYPE_CHECKING:  # type checkers see the fields
+
+        def __init__(self, **given: Any) -> None:
+            try:
+                super().__init__(**given)
+            except ValidationError as error:
+                lines = problem_lines(type(self), Tree(given), error, type(self).__name__)
+                raise ConfigError("; ".join(lines)) from error
+
+        __init__.__pydantic_base_init__ = True  # pydantic does not call it for a part of a larger configuration
 
 
 def _is_number(annotation: Any) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from guerdon.durations import duration
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
@@ -184,9 +185,7 @@ def readable(estimate: dict[str, Any]) -> list[str]:
     lines = []
     for name, value in estimate.items():
         if name == "seconds":
-            lines.append(
-                f"time: about {value / 60:.1f} min on one core" if value >= 90 else f"time: about {value:.0f} s"
-            )
+            lines.append(f"time: about {duration(value)} on one core")
         elif name == "bytes":
             lines.append(f"disk: about {value / 1e6:.0f} MB")
         else:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from guerdon.errors import ConfigError
-from guerdon.settings.base import Settings
+from guerdon.config import validate
+from guerdon.settings.base import SpokenSettings
 
 Upload = Literal["npy", "jpeg", "mp4", "path"]
 NATIVE, SCORE = "/v1/rewards", "/score"
@@ -33,14 +33,10 @@ def remote_at(address: str) -> RemoteSettings:
         ConfigError: it is no address.
     """
     endpoint, _, backend = address.partition("?model=")
-    try:
-        return RemoteSettings(endpoint=endpoint, backend=backend or None)
-    except ValidationError as error:
-        said = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
-        raise ConfigError(f"{address}: {said}") from error
+    return validate(RemoteSettings, {"endpoint": endpoint, "backend": backend or None}, source=address)
 
 
-class RemoteSettings(Settings):
+class RemoteSettings(SpokenSettings):
     """How a reward server is asked."""
 
     endpoint: str = Field(

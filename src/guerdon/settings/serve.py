@@ -41,6 +41,10 @@ class ServedModelSettings(Settings):
     max_tokens: int | None = Field(
         None, ge=1, description="longest answer; null: 64, PRIMO-R1 4096 (1024 cut answers off)"
     )
+    processes: int | None = Field(
+        None, ge=1, description="copies of it, each in a process of its own (and on a GPU of its own, where gpu_ids "
+        "names several); null: it is in the server's process"
+    )  # fmt: skip
     options: dict[str, Any] = Field(
         default_factory=dict, description="further arguments of the function that builds it, by name"
     )
@@ -57,6 +61,8 @@ class ServedModelSettings(Settings):
             raise ValueError("a served model needs backend, model_path or custom_backend")
         if self.update_dir is None and "keep_updates" in self.model_fields_set:
             raise ValueError("keep_updates would do nothing without update_dir; remove it")
+        if self.processes is not None and self.update_dir is not None:
+            raise ValueError("a model with an update_dir learns, which copies would not do alike; remove processes")
         return self
 
     @field_validator("custom_backend")
@@ -120,6 +126,11 @@ class ServeSettings(Settings):
     )
     insecure: bool = Field(False, description="listen beyond this machine without a token")
     gpu_ids: str | None = Field(None, description="GPUs to use, such as 0,1; null: all that are visible")
+    threads: int | None = Field(
+        None,
+        ge=1,
+        description="cores that a model and its copies compute on; null: OMP_NUM_THREADS, or half",
+    )
     batch: BatchSettings = Field(BatchSettings(), description="how requests are put together")
     limits: LimitSettings = Field(LimitSettings(), description="what requests may take")
     media: MediaSettings = Field(MediaSettings(), description="what pictures and videos may take")

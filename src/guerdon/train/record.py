@@ -15,7 +15,7 @@ from guerdon.errors import ConfigError, DataError, boundary
 
 
 def finished_metrics(save_dir: Path, record: dict[str, Any]) -> dict[str, Any] | None:
-    """Metrics of the training in `save_dir` if it is finished, else None.
+    """Metrics of the training in `save_dir` if it is finished, else None; also where it left no checkpoint at all.
 
     Raises:
         ConfigError: another training than the one that `record` asks for was started there.
@@ -28,6 +28,8 @@ def finished_metrics(save_dir: Path, record: dict[str, Any]) -> dict[str, Any] |
         found = json.loads(path.read_text(encoding="utf-8"))
         before = found["settings"] | {"data_hash": found["data_hash"]}
         metrics = json.loads((save_dir / "metrics.json").read_text(encoding="utf-8")) if found["finished"] else None
+    if metrics is None and not any((save_dir / "trainer").glob("checkpoint-*")):
+        return None  # it ended before there was anything to go on from
     now = record["settings"] | {"data_hash": record["data_hash"]}
     other = [f"{k} {before.get(k)!r} -> {now.get(k)!r}" for k in now.keys() | before if before.get(k) != now.get(k)]
     if other:

@@ -140,6 +140,8 @@ def _compare(save_dir: Path, record: dict[str, Any]) -> dict[str, Any] | None:
         metrics: dict[str, Any] | None = None
         if finished:
             metrics = json.loads((save_dir / "metrics.json").read_text(encoding="utf-8"))
+    if metrics is None and newest_checkpoint(save_dir / "trainer") is None:
+        return None  # it ended before there was anything to go on from
     changed = sorted(k for k in record if before.get(k) != record[k])
     if changed:
         raise ConfigError(

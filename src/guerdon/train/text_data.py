@@ -84,6 +84,12 @@ class Lessons:
     def __len__(self) -> int:
         return len(self.readings)
 
+    def classes(self) -> tuple[int, int]:
+        """How many targets say right (one half and above) and wrong."""
+        known = [target[weight > 0] >= 0.5 for target, weight in zip(self.targets, self.weights, strict=True)]
+        right = sum(int(one.sum()) for one in known)
+        return right, sum(len(one) for one in known) - right
+
     def digest(self) -> str:
         """A hash of everything a model would learn from."""
         digest = hashlib.sha256()
@@ -220,6 +226,19 @@ def _lesson(
         if not weight.any():
             return "no_label"
     return reading, target, weight
+
+
+def one_class_warning(lessons: Lessons, settings: TextTrainSettings) -> str | None:
+    """What to say of lessons in which everything is right, or everything wrong; None where there is both."""
+    right, wrong = lessons.classes()
+    if not right + wrong or (right and wrong):
+        return None
+    what = "answers" if settings.type in ("outcome", "implicit") else "labelled steps"
+    said, other = ("right", "wrong") if right else ("wrong", "right")
+    return (
+        f"all {right + wrong} {what} to train on are {said}, none is {other}: the model can only learn to call "
+        f"everything {said}; give it some that are {other}, or look at how they were labelled"
+    )
 
 
 def _fitting(model: TextRewardModel, reading: Reading) -> int:

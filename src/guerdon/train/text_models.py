@@ -27,9 +27,17 @@ import torch
 from guerdon.atomic import write_json
 from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.models.text_load import FINAL
+from guerdon.narrator import Narrator
 from guerdon.settings.study import Study
 from guerdon.settings.train_text import TextTrainSettings
-from guerdon.train.text_data import Lessons, TextData, make_lessons, read_data, split_questions
+from guerdon.train.text_data import (
+    Lessons,
+    TextData,
+    make_lessons,
+    one_class_warning,
+    read_data,
+    split_questions,
+)
 from guerdon.train.text_start import start_model, use_gpu, wait_for_gpu
 from guerdon.train.text_trainer import RewardTrainer
 from guerdon.train.trainer import newest_checkpoint
@@ -96,6 +104,9 @@ def fit_text_model(
         finished = _finished(folder, record) if resume else None
         if finished is not None:
             return TextTrainResult(folder, finished)
+        warning = one_class_warning(train, settings)
+        if warning is not None:
+            Narrator(1).say(f"WARNING: {warning}")
         trainer = RewardTrainer(model, train, val, settings, folder)
         resumed_from = newest_checkpoint(folder) if resume else None
         if resumed_from is None:
@@ -104,6 +115,7 @@ def fit_text_model(
             write_json(folder / "training.json", record | {"finished": False})
         trainer.train(resume_from_checkpoint=None if resumed_from is None else str(resumed_from))
         metrics = _metrics(trainer, train, val) | {"seconds": round(time.perf_counter() - started, 3)}
+        metrics |= {} if warning is None else {"warnings": [warning]}
     if trainer.is_world_process_zero():
         model.write(folder / FINAL, training=_facts(settings, data, train, val, metrics))
         trainer.save_state()
@@ -140,6 +152,8 @@ def _finished(folder: Path, record: dict[str, Any]) -> dict[str, Any] | None:
         metrics: dict[str, Any] | None = None
         if before["finished"]:
             metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    if metrics is None and newest_checkpoint(folder) is None:
+        return None  # it ended before there was anything to go on from
     changed = [
         f"{part}.{key}" for part in record for key in sorted(record[part].keys() | before.get(part, {}).keys())
         if before.get(part, {}).get(key) != record[part].get(key)
@@ -167,6 +181,7 @@ def _metrics(trainer: RewardTrainer, train: Lessons, val: Lessons) -> dict[str, 
         "questions": len(set(train.questions)),
         "val_questions": len(set(val.questions)),
         "labels": int(sum((w > 0).sum() for w in train.weights)),
+        **dict(zip(("labels_right", "labels_wrong"), train.classes(), strict=True)),
         "left_out": dict(sorted(train.counts.items())),
         "val_left_out": dict(sorted(val.counts.items())),
     }

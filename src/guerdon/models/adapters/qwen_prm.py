@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from transformers import Qwen2Config, Qwen2Model, Qwen2PreTrainedModel
 
+from guerdon.models.adapters.batches import layer
 from guerdon.models.adapters.notes import read_notes
 from guerdon.models.adapters.steps import (
     MARK,
@@ -24,7 +25,6 @@ from guerdon.models.adapters.steps import (
     chat_text,
     checked_tokenizer,
     ids_and_places,
-    pad,
     read_strictly,
     room_of,
     single_token,
@@ -61,6 +61,7 @@ def load_qwen_prm(path: str, micro_batch_size: int) -> RewardModel:
     tokenizer = checked_tokenizer(path, chat=True)
     (marker,) = single_token(tokenizer, MARKER, path)
     model = read_strictly(Qwen2ForProcessRewardModel, path)
+    lay = layer(model, tokenizer)
 
     def form(question: str, steps: Sequence[str]) -> Marked:
         answer = "".join(step + MARK for step in steps)
@@ -71,9 +72,9 @@ def load_qwen_prm(path: str, micro_batch_size: int) -> RewardModel:
 
     @torch.inference_mode()
     def read(batch: Sequence[Marked]) -> Sequence[FloatArray]:
-        padded = pad(batch, tokenizer, model.device)
-        hidden = model.model(input_ids=padded.ids, use_cache=False).last_hidden_state.flatten(0, 1)
-        return padded.split(model.score(hidden[padded.places_M]).float().softmax(-1)[:, 1])
+        laid = lay(batch)
+        hidden = model.model(**laid.inputs, use_cache=False).last_hidden_state.flatten(0, 1)
+        return laid.split(model.score(hidden[laid.places_M]).float().softmax(-1)[:, 1])
 
     return StepReader(
         "qwen_prm", form, read, tokenizer=tokenizer, room=room_of(model), micro_batch_size=micro_batch_size

@@ -18,18 +18,18 @@ from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2Model, Qwen2PreTrainedModel
 
 from guerdon.errors import CheckpointError
+from guerdon.models.adapters.batches import layer
 from guerdon.models.adapters.notes import read_notes
 from guerdon.models.adapters.steps import (
     Marked,
     StepReader,
     checked_tokenizer,
-    ids_of,
-    pad,
+    pieces_of,
     read_strictly,
     room_of,
     single_token,
 )
-from guerdon.types import FloatArray, IntArray, RewardModel
+from guerdon.types import FloatArray, RewardModel
 
 LINE = "\n"
 
@@ -74,22 +74,22 @@ def load_skywork(path: str, micro_batch_size: int) -> RewardModel:
     if tokenizer.bos_token is None:
         raise CheckpointError(f"the tokenizer of {path!r} has no beginning-of-sequence token, which this family needs")
     model = read_strictly(Qwen2ForPrmModel, path)
+    lay = layer(model, tokenizer)
 
     def form(question: str, steps: Sequence[str]) -> Marked:
-        pieces: list[IntArray] = [ids_of(tokenizer, f"{tokenizer.bos_token}{question}{LINE}")]
-        places, length = [], len(pieces[0])
-        for step in steps:
-            for written in step.split(LINE):
-                pieces.append(np.append(ids_of(tokenizer, written), np.int64(line)))
-                length += len(pieces[-1])
-            places.append(length - 1)
-        return Marked(np.concatenate(pieces), np.array(places, dtype=np.int64))
+        lines = [step.split(LINE) for step in steps]
+        asked, *written = pieces_of(
+            tokenizer, [f"{tokenizer.bos_token}{question}{LINE}", *(text for of_step in lines for text in of_step)]
+        )
+        pieces = [asked, *(np.append(ids, np.int64(line)) for ids in written)]
+        ends = np.cumsum([len(piece) for piece in pieces])
+        return Marked(np.concatenate(pieces), ends[np.cumsum([len(of_step) for of_step in lines])] - 1)
 
     @torch.inference_mode()
     def read(batch: Sequence[Marked]) -> Sequence[FloatArray]:
-        padded = pad(batch, tokenizer, model.device)
-        hidden = model.model(input_ids=padded.ids, use_cache=False).last_hidden_state.flatten(0, 1)
-        return padded.split(model.v_head(hidden[padded.places_M]).float()[:, 0].sigmoid())
+        laid = lay(batch)
+        hidden = model.model(**laid.inputs, use_cache=False).last_hidden_state.flatten(0, 1)
+        return laid.split(model.v_head(hidden[laid.places_M]).float()[:, 0].sigmoid())
 
     return StepReader(
         "skywork", form, read, tokenizer=tokenizer, room=room_of(model), micro_batch_size=micro_batch_size

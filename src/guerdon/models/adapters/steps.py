@@ -17,11 +17,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
 from guerdon.models.judgement import Judgement, JudgeOptions
-from guerdon.policies.tokens import pad_id, pad_right
 from guerdon.types import Episode, Failure, FloatArray, IntArray, RewardInfo, Score
 
 MARK = "\ue000"  # stands for a marker while a text is put together; a character of nobody's alphabet
@@ -158,6 +156,16 @@ def ids_of(tokenizer: Any, text: str) -> IntArray:
     return _known(tokenizer, text, np.asarray(tokenizer.encode(text, add_special_tokens=False), dtype=np.int64))
 
 
+def pieces_of(tokenizer: Any, texts: Sequence[str]) -> list[IntArray]:
+    """Ids of several texts, each by itself, without anything around it; one call for all of them.
+
+    Raises:
+        CannotReadError: a character that the tokenizer does not know.
+    """
+    found = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False)["input_ids"]
+    return [_known(tokenizer, text, np.array(ids, dtype=np.int64)) for text, ids in zip(texts, found, strict=True)]
+
+
 def ids_and_places(
     tokenizer: Any, text: str, ends: Sequence[int], token: int, *, special: bool
 ) -> tuple[IntArray, IntArray]:
@@ -268,43 +276,11 @@ def room_of(model: Any) -> int | None:
     return None if room is None else int(room)
 
 
-@dataclass(frozen=True, eq=False)
-class Padded:
-    """Solutions side by side.
-
-    Attributes:
-        ids: (B, L), filled up on the right.
-        mask: (B, L) int64, 1 at real tokens.
-        places_M: for all steps, solution by solution, their place in the flattened (B, L).
-        counts: steps of each solution.
-    """
-
-    ids: Tensor
-    mask: Tensor
-    places_M: Tensor
-    counts: tuple[int, ...]
-
-    def split(self, values_M: Tensor) -> list[FloatArray]:
-        """Values of all steps, by solution."""
-        values = values_M.float().cpu().numpy()
-        return [np.asarray(v, dtype=np.float32) for v in np.split(values, np.cumsum(self.counts)[:-1])]
-
-
-def pad(batch: Sequence[Marked], tokenizer: Any, device: torch.device) -> Padded:
-    """Put solutions side by side; a causal model never looks at what fills them up."""
-    ids, mask = pad_right([m.ids for m in batch], pad_id(tokenizer))
-    width = ids.shape[1]
-    places = np.concatenate([row * width + m.places for row, m in enumerate(batch)])
-    return Padded(
-        torch.from_numpy(ids).to(device), torch.from_numpy(mask.astype(np.int64)).to(device),
-        torch.from_numpy(places).to(device), tuple(len(m.places) for m in batch),
-    )  # fmt: skip
-
-
 def _known(tokenizer: Any, text: str, ids: IntArray) -> IntArray:
     unknown = tokenizer.unk_token_id
-    shared = unknown in (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
-    if unknown is not None and not shared and (ids == unknown).any():
+    if unknown is None or not (ids == unknown).any():
+        return ids
+    if unknown not in (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id):
         raise CannotReadError("unknown_character", f"the tokenizer does not know all characters of {text[:80]!r}")
     return ids
 

@@ -15,17 +15,17 @@ import numpy as np
 import torch
 
 from guerdon.errors import CheckpointError
+from guerdon.models.adapters.batches import layer
 from guerdon.models.adapters.notes import read_notes
 from guerdon.models.adapters.steps import (
     Marked,
     StepReader,
     checked_tokenizer,
-    ids_of,
-    pad,
+    pieces_of,
     read_strictly,
     room_of,
 )
-from guerdon.types import FloatArray, IntArray, RewardModel
+from guerdon.types import FloatArray, RewardModel
 
 SEPARATOR = "\n"
 
@@ -54,17 +54,19 @@ def load_trl(path: str, micro_batch_size: int) -> RewardModel:
         raise CheckpointError(
             f"the token classifier {path!r} has {model.config.num_labels} labels; wrong and right are 2"
         )
+    lay = layer(model, tokenizer)
 
     def form(question: str, steps: Sequence[str]) -> Marked:
         first = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
-        pieces: list[IntArray] = [np.concatenate([np.array(first, dtype=np.int64), ids_of(tokenizer, question)])]
-        pieces += [np.concatenate([ids_of(tokenizer, step), closing]) for step in steps]
-        return Marked(np.concatenate(pieces), np.cumsum([len(p) for p in pieces])[1:] - 1)
+        asked, *written = pieces_of(tokenizer, [question, *steps])
+        lengths = [len(first) + len(asked), *(len(ids) + len(closing) for ids in written)]
+        pieces = [np.array(first, dtype=np.int64), asked, *(part for ids in written for part in (ids, closing))]
+        return Marked(np.concatenate(pieces), np.cumsum(lengths)[1:] - 1)
 
     @torch.inference_mode()
     def read(batch: Sequence[Marked]) -> Sequence[FloatArray]:
-        padded = pad(batch, tokenizer, model.device)
-        logits = model(input_ids=padded.ids, attention_mask=padded.mask).logits.flatten(0, 1)
-        return padded.split(logits[padded.places_M].float().softmax(-1)[:, 1])
+        laid = lay(batch)
+        logits = model(**laid.inputs).logits.flatten(0, 1)
+        return laid.split(logits[laid.places_M].float().softmax(-1)[:, 1])
 
     return StepReader("trl", form, read, tokenizer=tokenizer, room=room_of(model), micro_batch_size=micro_batch_size)

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from guerdon.errors import CheckpointError
-from guerdon.models.adapters.steps import Marked, Reading, pad, placed
-from guerdon.policies.packing import Layout
+from guerdon.models.adapters.batches import pack, pad
+from guerdon.models.adapters.steps import Marked, Reading, placed
+from guerdon.policies.packing import PACKED_ATTENTION, Layout
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text_files import read_model
 from guerdon.settings.text_policy import TextPolicySettings
@@ -47,10 +48,13 @@ def verdicts(base: SharedBase, right: int, wrong: int) -> Reading:
 
     @torch.inference_mode()
     def read(batch: Sequence[Marked]) -> Sequence[FloatArray]:
-        padded = pad(batch, base.tokenizer, base.device)
-        hidden = base.hidden(Layout(padded.ids, None, padded.places_M, padded.places_M, None))
-        logits = base.logits(hidden[padded.places_M])[:, [right, wrong]]
-        return padded.split(logits.float().softmax(-1)[:, 0])
+        laid = pack(batch, base.device) if base.packs else pad(batch, base.tokenizer, base.device)
+        given, attention = laid.inputs, PACKED_ATTENTION if base.packs else None
+        where, places = given.get("position_ids"), laid.places_M
+        layout = Layout(given["input_ids"], where, places, places, given.get("packing"), attention=attention)
+        hidden = base.hidden(layout)
+        logits = base.logits(hidden[places])[:, [right, wrong]]
+        return laid.split(logits.float().softmax(-1)[:, 0])
 
     return read
 

@@ -1,0 +1,104 @@
+"""What a start of the server would refuse, said before it listens, without loading a model.
+
+`refuse_early` is quick and is part of every start; `refuse_all` imports what would build the models and looks at their
+folders, for `--dry-run`. What only loading shows (a damaged weight, too little memory) this module does not know.
+
+    refuse_early(settings)
+    refuse_all(settings)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from guerdon.config import validate
+from guerdon.errors import ConfigError
+from guerdon.serve.backends import (
+    IMAGE_KINDS,
+    TEXT,
+    Plan,
+    backend_name,
+    model_source,
+    plain_name,
+    plan_of,
+    refuse_missing,
+)
+from guerdon.serve.paths import MediaRoot
+from guerdon.settings.serve import ServedModelSettings, ServeSettings
+from guerdon.settings.vlm import VLM_NAMES, VLMSettings, check_vlm, implied_by
+
+
+def refuse_early(settings: ServeSettings) -> None:
+    """Refuse unknown backends, settings that would do nothing, folders that are not there.
+
+    Raises:
+        ConfigError: one of these.
+    """
+    for name, model in settings.models.items():
+        model_source(name, model)
+        if model.model_path is not None and model.custom_backend is None:
+            images = model.backend is not None and plain_name(model.backend) in IMAGE_KINDS  # which no hub has
+            refuse_missing(str(Path(model.model_path).absolute()) if images else model.model_path)
+    if settings.media.root is not None:
+        MediaRoot(settings.media.root)
+
+
+def refuse_all(settings: ServeSettings) -> None:
+    """Refuse all that a start would refuse before it reads weights.
+
+    Raises:
+        ConfigError: as `refuse_early`; or an unknown option, or a factory that cannot be imported.
+        CheckpointError: there is no model in a folder.
+        MissingDependencyError: a package that a model needs is not installed.
+    """
+    refuse_early(settings)
+    for name, model in settings.models.items():
+        if model.custom_backend is not None:
+            from guerdon.serve.custom import factory
+
+            factory(model.custom_backend)
+            continue
+        backend = None if model.backend is None else backend_name(model.backend)
+        plan = plan_of(name, model, backend)
+        if plan.kind in VLM_NAMES:
+            _refuse_vlm(name, model, plan)
+        elif plan.kind == TEXT:
+            _refuse_text(plan)
+        elif plain_name(plan.kind) in IMAGE_KINDS:
+            _refuse_image(plan)
+
+
+def _refuse_vlm(name: str, model: ServedModelSettings, plan: Plan) -> None:
+    """A vision-language model is asked in a way that there is, and it is somewhere."""
+    from guerdon.models.vlm_files import is_checkpoint
+
+    asked = implied_by(plan.kind, dict(plan.given["vlm"]))
+    path = model.model_path
+    known = validate(VLMSettings, asked, source=f"models.{name}.options.vlm")
+    if path is None and known.path is None and known.backend != "openai":
+        raise ConfigError(f"models.{name}: backend {plan.kind} needs model_path (or options.vlm.path)")
+    try:
+        check_vlm(plan.kind, known, path)
+        if path is None or not is_checkpoint(path):
+            named = {**asked, "path": path} if path is not None else asked
+            validate(VLMSettings, named, source=f"models.{name}.options.vlm")
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"models.{name}.options.vlm: {error}") from error
+    if known.path is not None:
+        refuse_missing(known.path)
+
+
+def _refuse_text(plan: Plan) -> None:
+    """A folder of a text model holds one."""
+    from guerdon.models.text_load import check_text_model
+
+    check_text_model(plan.given["path"], adapter=plan.options.get("adapter", "auto"))
+
+
+def _refuse_image(plan: Plan) -> None:
+    """A folder of an image model holds one of this kind."""
+    from guerdon.models.checkpoint import load_config
+
+    load_config(plan.given["checkpoint_path"], type=plain_name(plan.kind))

@@ -1,0 +1,94 @@
+"""Packed or side by side: the same values, and only networks that look back are packed."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    BertConfig,
+    BertForTokenClassification,
+    Gemma2Config,
+    Gemma2ForTokenClassification,
+    MistralConfig,
+    MistralForTokenClassification,
+    Qwen2Config,
+    Qwen2ForTokenClassification,
+)
+
+from guerdon.models.adapters.batches import layer, pack, pad
+from guerdon.models.adapters.steps import Marked
+from guerdon.policies.tiny_text import byte_tokenizer
+
+SHAPE = {
+    "vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+    "num_labels": 2, "max_position_embeddings": 64, "initializer_range": 0.25, "pad_token_id": 0,
+}  # fmt: skip
+CAUSAL = {
+    "qwen2": (Qwen2ForTokenClassification, Qwen2Config, {"num_key_value_heads": 2}),
+    "window": (MistralForTokenClassification, MistralConfig, {"num_key_value_heads": 2, "sliding_window": 5}),
+}
+OTHERS = {
+    "looks_both_ways": (BertForTokenClassification, BertConfig, {}),
+    "caps_its_logits": (Gemma2ForTokenClassification, Gemma2Config, {"num_key_value_heads": 2, "head_dim": 8}),
+}
+TOKENIZER = byte_tokenizer()
+
+
+def network(kind):
+    torch.manual_seed(0)
+    model, config, more = kind
+    return model(config(**SHAPE, **more)).eval()
+
+
+def marked(lengths, seed=0):
+    rng = np.random.default_rng(seed)
+    return [
+        Marked(rng.integers(1, 200, size=n), np.sort(rng.choice(n, size=min(n, 3), replace=False))) for n in lengths
+    ]
+
+
+def values(model, laid):
+    with torch.inference_mode():
+        logits = model(**laid.inputs).logits.flatten(0, 1)
+    return laid.split(logits[laid.places_M].softmax(-1)[:, 1])
+
+
+@pytest.fixture(scope="module", params=CAUSAL)
+def causal(request):
+    plain, packed = network(CAUSAL[request.param]), network(CAUSAL[request.param])
+    lay = layer(packed, TOKENIZER)
+    return plain, packed, lay
+
+
+@settings(max_examples=25, deadline=None)
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6), seed=st.integers(0, 99))
+def test_packed_is_what_each_is_alone(causal, lengths, seed):
+    plain, packed, lay = causal
+    batch = marked(lengths, seed)
+    laid = lay(batch)
+    assert laid.inputs["input_ids"].shape == (1, sum(lengths))
+    together = values(packed, laid)
+    side_by_side = values(plain, pad(batch, TOKENIZER, torch.device("cpu")))
+    for one, ours, theirs in zip(batch, together, side_by_side, strict=True):
+        alone = values(plain, pad([one], TOKENIZER, torch.device("cpu")))[0]
+        np.testing.assert_allclose(ours, alone, atol=1e-5)
+        np.testing.assert_allclose(theirs, alone, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_others_are_padded(kind):
+    model = network(OTHERS[kind])
+    batch = marked([5, 17, 9])
+    laid = layer(model, TOKENIZER)(batch)
+    assert laid.inputs["attention_mask"].sum(1).tolist() == [5, 17, 9]
+    for one, ours in zip(batch, values(model, laid), strict=True):
+        alone = values(model, pad([one], TOKENIZER, torch.device("cpu")))[0]
+        np.testing.assert_allclose(ours, alone, atol=1e-5)
+
+
+def test_places_are_those_of_each_solution():
+    batch = [Marked(np.arange(4), np.array([1, 3])), Marked(np.arange(3), np.array([2]))]
+    assert pack(batch, torch.device("cpu")).places_M.tolist() == [1, 3, 6]
+    assert pad(batch, TOKENIZER, torch.device("cpu")).places_M.tolist() == [1, 3, 6]
+    assert pack(batch, torch.device("cpu")).inputs["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 2]]

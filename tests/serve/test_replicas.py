@@ -1,0 +1,167 @@
+"""Copies of a model in processes of their own: the same answers, deaths that are told, and nothing left behind."""
+
+import gc
+import os
+import signal
+import time
+from functools import partial
+from pathlib import Path
+
+import processes  # noqa: F401  (puts this folder on the path, for us and for the copies)
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from toys import Toy
+
+from guerdon.errors import ConfigError, GuerdonError
+from guerdon.models.judgement import JudgeOptions
+from guerdon.serve.backends import build_model, model_source
+from guerdon.serve.errors import ModelFailed
+from guerdon.serve.replicas import Replicas, deal
+from guerdon.settings.serve import ServedModelSettings
+from guerdon.types import Episode
+
+
+def replicas(count=2, factory="make", **options):
+    settings = ServedModelSettings(custom_backend=f"toys:{factory}", options=options)
+    return Replicas("toy", partial(build_model, "toy", settings), count=count, threads=1)
+
+
+def episodes(*texts):
+    return [Episode(id=str(i), task="q", texts=(text,)) for i, text in enumerate(texts)]
+
+
+def alive(pid):
+    """Whether there is such a process; one that has ended and waits to be asked counts as ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def gone(pids, seconds=30):
+    end = time.monotonic() + seconds
+    while any(alive(pid) for pid in pids):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return True
+
+
+@given(st.lists(st.integers(0, 1000)), st.integers(1, 9))
+def test_every_item_is_dealt_once_and_the_big_ones_evenly(sizes, hands):
+    dealt = deal(sizes, hands)
+    assert sorted(i for hand in dealt for i in hand) == list(range(len(sizes)))
+    assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
+    sums = [sum(sizes[i] for i in hand) for hand in dealt]
+    assert max(sums) - min(sums) <= max(sizes, default=0)
+
+
+def test_copies_judge_as_the_model_does():
+    texts = ["a" * n + "b" * (n % 3) + "mute" * (n % 5 == 4) for n in range(1, 12)]
+    model, single = replicas(), Toy()
+    try:
+        for n in (0, 1, 2, 11):
+            asked = episodes(*texts[:n])
+            for ours, alone in zip(
+                model.judge(asked, JudgeOptions()), single.judge(asked, JudgeOptions()), strict=True
+            ):
+                assert (ours.text, ours.tokens, ours.truncated) == (alone.text, alone.tokens, alone.truncated)
+                assert (ours.score.total, ours.score.failure) == (alone.score.total, alone.score.failure)
+                if alone.score.steps is not None:
+                    assert ours.score.steps.tolist() == alone.score.steps.tolist()
+        assert (model.info, model.card) == (single.info, None)
+        assert [score.total for score in model.score(episodes("a", "b"))] == [1.0, 0.0]
+    finally:
+        model.close()
+
+
+def test_a_copy_that_dies_is_told_and_started_again():
+    model = replicas(factory="make_mortal")
+    try:
+        first = {judged.text for judged in model.judge(episodes("a", "aa", "aaa", "aaaa"), JudgeOptions())}
+        assert len(first) == 2, "both copies judge"
+        with pytest.raises(ModelFailed, match=r"copy \d of the model toy ended with status 9"):
+            model.judge(episodes("a", "die", "ab", "abb"), JudgeOptions())
+        again = model.judge(episodes("a", "b", "ab", "abb"), JudgeOptions())
+        assert [judged.score.total for judged in again] == [1.0, 0.0, 0.5, 21 / 64]
+        second = {judged.text for judged in again}
+        assert (len(second), len(first & second)) == (2, 1), "one is as before, the other new"
+    finally:
+        model.close()
+    assert gone({int(pid) for pid in first | second})
+
+
+def test_a_model_that_raises_goes_on():
+    model = replicas()
+    try:
+        with pytest.raises(ModelFailed, match="the model raised on 1 items: RuntimeError: secret"):
+            model.judge(episodes("a", "poison"), JudgeOptions())
+        assert [judged.score.total for judged in model.judge(episodes("b", "a"), JudgeOptions())] == [0.0, 1.0]
+    finally:
+        model.close()
+
+
+def test_a_model_that_cannot_be_built(tmp_path):
+    (tmp_path / "fails").touch()
+    with pytest.raises(GuerdonError, match="cannot load from"):
+        replicas(fail_file=str(tmp_path / "fails"))
+    source = model_source("toy", ServedModelSettings(custom_backend="toys:absent", processes=2))
+    with pytest.raises(ConfigError, match="absent"):
+        source.load()
+
+
+def test_copies_end_with_the_object():
+    model = replicas(factory="make_mortal")
+    pids = {int(judged.text) for judged in model.judge(episodes("a", "b"), JudgeOptions())}
+    assert [alive(pid) for pid in pids] == [True, True]
+    del model
+    gc.collect()
+    assert gone(pids)
+
+
+def test_copies_do_not_learn():
+    with pytest.raises(ValueError, match="remove processes"):
+        ServedModelSettings(custom_backend="toys:make_learner", update_dir="x", processes=2)
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_of_copies(server, end):
+    models = {"toy": {"custom_backend": "toys:make_mortal", "processes": 2}}
+    running = server(models=models, batch={"cache_items": 0})
+
+    def ask(*texts):
+        items = [{"prompt": "q", "steps": [text]} for text in texts]
+        return running.post("/v1/rewards", {"items": items}).json()["results"]
+
+    found = ask("a", "ab", "mute")
+    assert [one["score"] for one in found] == [1.0, 0.5, None]
+    assert found[2]["failure"]["reason"] == "mute"
+    found = ask("a", "die", "b")
+    assert [one["score"] for one in found] == [1.0, None, 0.0]
+    assert found[1]["failure"]["reason"] == "model_error"
+    children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text().split()
+    os.kill(running.process.pid, end)
+    running.process.wait(30)
+    assert gone([int(pid) for pid in children])
+
+
+def test_a_reload_ends_the_old_copies(server, tmp_path):
+    version = tmp_path / "version"
+    version.write_text("one")
+    toy = {"custom_backend": "toys:make", "processes": 2, "options": {"version_file": str(version)}}
+    running = server(models={"toy": toy})
+    judged = running.post("/v1/rewards", {"items": [{"prompt": "q", "steps": ["a"]}]})
+    assert judged.json()["results"][0]["score"] == 1.0
+    version.write_text("two")
+    assert running.post("/v1/reload", {"model": "toy"}).status_code == 200
+    assert running.post("/v1/rewards", {"items": [{"prompt": "q", "steps": ["b"]}]}).status_code == 200
+
+    def copies():
+        tasks = Path(f"/proc/{running.process.pid}/task").glob("*/children")
+        pids = [pid for task in tasks for pid in task.read_text().split()]
+        return [pid for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    end = time.monotonic() + 30
+    while len(copies()) != 2:
+        assert time.monotonic() < end
+        time.sleep(0.01)
