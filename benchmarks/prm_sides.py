@@ -4,7 +4,7 @@ The models and the solutions are made in code, the same for all sides. This modu
 TRL, which lives in an environment of its own (`prm_trl.py`).
 
     score_once("one_verdict", folder, SIZES["0.4M"], dtype="float32")
-    train_once(folder, rows, budget=20.0, matched=True)
+    train_once(model, folder, ["test"], seed=0, rate=1e-3, batch=16, steps=40, warm=2, matched=True)
 """
 
 from __future__ import annotations
@@ -275,13 +275,12 @@ def train_once(
     seed: int,
     rate: float,
     batch: int,
-    budget: float,
     steps: int,
     warm: int,
     matched: bool,
     packed: bool = False,
 ) -> dict[str, Any]:
-    """Train guerdon's stepwise reward model for a time or a number of steps, then judge solutions.
+    """Train guerdon's stepwise reward model for a number of steps, then judge solutions.
 
     Args:
         model: folder of the language model to start from.
@@ -290,8 +289,7 @@ def train_once(
         seed: of the order of the solutions and of the fresh head.
         rate: learning rate.
         batch: solutions per gradient step.
-        budget: stop after so many core-seconds of training; 0: after `steps`.
-        steps: gradient steps at most.
+        steps: gradient steps.
         warm: steps that are not timed.
         matched: float32 as on the other side; else guerdon's defaults.
         packed: without padding.
@@ -314,14 +312,14 @@ def train_once(
         settings = StepwiseTrainSettings(
             save_dir=folder, path=model, bf16=False if matched else "auto", use_remove_padding=packed,
             learning_rate=rate, batch_size=batch,
-            max_steps=steps, val_split=0.0, lr_scheduler="constant", warmup=0.0, weight_decay=0.0, save_steps=steps,
+            max_steps=steps, val_split=0.0, lr_scheduler="linear", warmup=0.05, weight_decay=0.0, save_steps=steps,
             log_every=10**6, seed=seed,
         )  # fmt: skip
         start = TextPolicySettings(path=model)
         network = start_model(settings, start, separator=train[0].separator)
         lessons, none = make_lessons(network, train, settings), Lessons([], [], [], [], [])
         trainer = RewardTrainer(network, lessons, none, settings, Path(folder))
-        marks = timed(trainer, warm, budget)
+        marks = timed(trainer)
         trainer.train()
     judged = [network.score([s.as_episode() for s in test]) for test in tests]
     return {
@@ -330,21 +328,19 @@ def train_once(
     }  # fmt: skip
 
 
-def timed(trainer: Any, warm: int, budget: float) -> list[dict[str, float]]:
-    """Marks of both clocks after every step; training ends when `budget` core-seconds are spent behind the warm-up."""
+def timed(trainer: Any) -> list[dict[str, float]]:
+    """Marks of both clocks after every step of a training that writes no checkpoint."""
     from transformers import TrainerCallback
 
     marks: list[dict[str, float]] = []
     watch = Stopwatch()
 
     class Marks(TrainerCallback):
-        """Reads the watch after every step, and ends a training without writing a checkpoint."""
+        """Reads the watch after every step."""
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             marks.append(watch.read())
             control.should_save = control.should_evaluate = False
-            if budget and len(marks) > warm and between(marks, warm)["core_seconds"] >= budget:
-                control.should_training_stop = True
 
     trainer.add_callback(Marks())
     trainer._save_checkpoint = lambda *args, **kwargs: None

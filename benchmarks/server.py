@@ -215,8 +215,8 @@ async def client(
         writer.close()
 
 
-async def drive(port: int, clients: int, seconds: float, kind: str, items: int, health: bool) -> dict[str, Any]:
-    """All clients, and one that asks /health 50 times a second."""
+async def drive(port: int, clients: int, seconds: float, kind: str, items: int, pause: float) -> dict[str, Any]:
+    """All clients; each rests for `pause` seconds between two requests."""
     numbers = itertools.count(time.monotonic_ns())
     make = {"native": lambda: native(next(numbers), items), "health": lambda: HEALTH}.get(kind)
     if make is None:
@@ -227,13 +227,9 @@ async def drive(port: int, clients: int, seconds: float, kind: str, items: int, 
             return post(path, body)
 
     times: list[tuple[int, float]] = []
-    healths: list[tuple[int, float]] = []
     start = time.perf_counter()
-    tasks = [client(port, make, start + seconds, times, 0.0) for _ in range(clients)]
-    if health:
-        tasks.append(client(port, lambda: HEALTH, start + seconds, healths, 0.02))
-    await asyncio.gather(*tasks)
-    return {"wall": time.perf_counter() - start, "times": times, "health": healths}
+    await asyncio.gather(*(client(port, make, start + seconds, times, pause) for _ in range(clients)))
+    return {"wall": time.perf_counter() - start, "times": times}
 
 
 def _load(arguments: tuple[Any, ...]) -> dict[str, Any]:
@@ -243,13 +239,16 @@ def _load(arguments: tuple[Any, ...]) -> dict[str, Any]:
 def load(
     server: Server, *, clients: int, seconds: float, kind: str = "native", items: int = 1, health: bool = False
 ) -> dict[str, Any]:
-    """Drive a server from a process of its own.
+    """Drive a server from a process of its own; with `health`, another one asks /health 50 times a second.
 
     Returns:
         `rate` (answers with 200 per second), `p50`, `p99` in ms, `statuses`, `health_p99` in ms, raw `times`.
     """
-    with get_context("spawn").Pool(1) as pool:
-        raw = pool.apply(_load, ((server.port, clients, seconds, kind, items, health),))
+    with get_context("spawn").Pool(2) as pool:
+        asked = pool.apply_async(_load, ((server.port, clients, seconds, kind, items, 0.0),))
+        probed = pool.apply(_load, ((server.port, 1, seconds, "health", 1, 0.02),)) if health else {"times": []}
+        raw = asked.get()
+    healths = [t for _, t in probed["times"]]
     good = [t for status, t in raw["times"] if status == 200]
     statuses: dict[int, int] = {}
     for status, _ in raw["times"]:
@@ -260,7 +259,7 @@ def load(
         "p99": 1e3 * float(np.percentile(good, 99)) if good else float("nan"),
         "statuses": statuses,
         "times": raw["times"],
-        "health_p99": 1e3 * float(np.percentile([t for _, t in raw["health"]], 99)) if raw["health"] else None,
+        "health_p99": 1e3 * float(np.percentile(healths, 99)) if healths else None,
     }
 
 
@@ -323,7 +322,7 @@ def full_queue(seconds: float) -> list[list[str]]:
 def sigterm() -> list[list[str]]:
     """A signal while 32 clients ask."""
     with guerdon(TIMED, batch=NO_CACHE) as server, get_context("spawn").Pool(1) as pool:
-        driven = pool.apply_async(_load, ((server.port, CLIENTS, 4.0, "native", 1, False),))
+        driven = pool.apply_async(_load, ((server.port, CLIENTS, 4.0, "native", 1, 0.0),))
         time.sleep(2.0)
         start = time.perf_counter()
         server.process.send_signal(signal.SIGTERM)
@@ -432,14 +431,20 @@ def against_vllm(python: str, seconds: float, repetitions: int) -> list[list[str
                 for t in texts
             ],
         }
+        copies = max(2, len(os.sched_getaffinity(0)) - 1)
+        bodies[f"guerdon, {copies} copies"] = bodies["guerdon"]
         requests = {side: Path(name) / f"{side}.json" for side in bodies}
         for side, body in bodies.items():
             requests[side].write_text(json.dumps(body))
-        results: dict[str, list[dict[str, Any]]] = {"vLLM": [], "guerdon": []}
-        ours = {"prm": {"backend": "text", "model_path": str(folder)}}
-        with vllm(python, folder) as rival, guerdon(ours, batch=NO_CACHE) as own:
+        results: dict[str, list[dict[str, Any]]] = {side: [] for side in bodies}
+        ours = {"backend": "text", "model_path": str(folder)}
+        with (
+            vllm(python, folder) as rival,
+            guerdon({"prm": ours}, batch=NO_CACHE) as own,
+            guerdon({"prm": {**ours, "processes": copies}}, batch=NO_CACHE) as several,
+        ):
             for _ in range(repetitions):
-                for side, server in (("vLLM", rival), ("guerdon", own)):
+                for side, server in zip(bodies, (rival, own, several), strict=True):
                     results[side].append(load(server, clients=CLIENTS, seconds=seconds, kind=str(requests[side])))
     base = [r["rate"] for r in results["vLLM"]]
     rows = []

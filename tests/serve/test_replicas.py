@@ -4,20 +4,19 @@ import gc
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import processes  # noqa: F401  (puts this folder on the path, for us and for the copies)
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from toys import Toy
 
 from guerdon.errors import ConfigError, GuerdonError
 from guerdon.models.judgement import JudgeOptions
 from guerdon.serve.backends import build_model, model_source
 from guerdon.serve.errors import ModelFailed
-from guerdon.serve.replicas import Replicas, deal
+from guerdon.serve.replicas import Replicas
 from guerdon.settings.serve import ServedModelSettings
 from guerdon.types import Episode
 
@@ -47,15 +46,6 @@ def gone(pids, seconds=30):
     return True
 
 
-@given(st.lists(st.integers(0, 1000)), st.integers(1, 9))
-def test_every_item_is_dealt_once_and_the_big_ones_evenly(sizes, hands):
-    dealt = deal(sizes, hands)
-    assert sorted(i for hand in dealt for i in hand) == list(range(len(sizes)))
-    assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
-    sums = [sum(sizes[i] for i in hand) for hand in dealt]
-    assert max(sums) - min(sums) <= max(sizes, default=0)
-
-
 def test_copies_judge_as_the_model_does():
     texts = ["a" * n + "b" * (n % 3) + "mute" * (n % 5 == 4) for n in range(1, 12)]
     model, single = replicas(), Toy()
@@ -75,26 +65,39 @@ def test_copies_judge_as_the_model_does():
         model.close()
 
 
-def test_a_copy_that_dies_is_told_and_started_again():
-    model = replicas(factory="make_mortal")
+def ask_all(model, texts):
+    """Each text from a thread of its own."""
+    with ThreadPoolExecutor(len(texts)) as pool:
+        asked = [pool.submit(model.judge, episodes(text), JudgeOptions()) for text in texts]
+        return [future.result()[0] for future in asked]
+
+
+def both_pids(model):
+    """The processes behind a model of two copies: held at a gate, each takes one of two calls."""
+    return {int(judged.text) for judged in ask_all(model, ["a", "aa"])}
+
+
+def test_a_copy_that_dies_is_told_and_started_again(tmp_path):
+    gate = tmp_path / "gate"
+    model = replicas(factory="make_mortal", meet=str(gate))
     try:
-        first = {judged.text for judged in model.judge(episodes("a", "aa", "aaa", "aaaa"), JudgeOptions())}
-        assert len(first) == 2, "both copies judge"
+        first = both_pids(model)
+        assert len(first) == 2, "both copies judge at the same time"
         with pytest.raises(ModelFailed, match=r"copy \d of the model toy ended with status 9"):
-            model.judge(episodes("a", "die", "ab", "abb"), JudgeOptions())
-        again = model.judge(episodes("a", "b", "ab", "abb"), JudgeOptions())
-        assert [judged.score.total for judged in again] == [1.0, 0.0, 0.5, 21 / 64]
-        second = {judged.text for judged in again}
+            model.judge(episodes("b", "die"), JudgeOptions())
+        second = both_pids(model)
         assert (len(second), len(first & second)) == (2, 1), "one is as before, the other new"
+        again = ask_all(model, ["aaa", "b", "ab", "abb"])
+        assert [judged.score.total for judged in again] == [1.0, 0.0, 0.5, 21 / 64]
     finally:
         model.close()
-    assert gone({int(pid) for pid in first | second})
+    assert gone(first | second)
 
 
 def test_a_model_that_raises_goes_on():
     model = replicas()
     try:
-        with pytest.raises(ModelFailed, match="the model raised on 1 items: RuntimeError: secret"):
+        with pytest.raises(ModelFailed, match="the model raised on 2 items: RuntimeError: secret"):
             model.judge(episodes("a", "poison"), JudgeOptions())
         assert [judged.score.total for judged in model.judge(episodes("b", "a"), JudgeOptions())] == [0.0, 1.0]
     finally:
@@ -110,9 +113,9 @@ def test_a_model_that_cannot_be_built(tmp_path):
         source.load()
 
 
-def test_copies_end_with_the_object():
-    model = replicas(factory="make_mortal")
-    pids = {int(judged.text) for judged in model.judge(episodes("a", "b"), JudgeOptions())}
+def test_copies_end_with_the_object(tmp_path):
+    model = replicas(factory="make_mortal", meet=str(tmp_path / "gate"))
+    pids = both_pids(model)
     assert [alive(pid) for pid in pids] == [True, True]
     del model
     gc.collect()

@@ -160,13 +160,31 @@ def make_nothing(settings):
 
 
 class Mortal(Toy):
-    """A toy whose process ends at the word `die`, and that says in which process it judged."""
+    """A toy whose process ends at the word `die`, and that says in which process it judged.
+
+    Args:
+        meet: a file; where it is named, "a" and "aa" are judged only when both are being judged.
+    """
+
+    def __init__(self, meet=None, **options):
+        super().__init__(**options)
+        self.meet = meet
 
     def _judge(self, episode):
-        if "die" in "".join(episode.texts or ()):
+        text = "".join(episode.texts or ())
+        if "die" in text:
             os._exit(9)
-        judged = super()._judge(episode)
-        return Judgement(judged.score, str(os.getpid()))
+        if self.meet and text in ("a", "aa"):
+            self._wait_for("aa" if text == "a" else "a", text)
+        return Judgement(super()._judge(episode).score, str(os.getpid()))
+
+    def _wait_for(self, other, own):
+        """Leave a mark, wait for the other's, and take it away."""
+        Path(f"{self.meet}.{own}").touch()
+        mark = Path(f"{self.meet}.{other}")
+        while not mark.exists():
+            time.sleep(0.002)
+        mark.unlink()
 
 
 def make_mortal(settings):

@@ -94,6 +94,7 @@ def model_source(name: str, settings: ServedModelSettings) -> ModelSource:
         aliases=tuple(sorted(aliases)),
         update_dir=None if settings.update_dir is None else Path(settings.update_dir),
         keep_updates=settings.keep_updates,
+        lanes=settings.processes or 1,
     )
 
 

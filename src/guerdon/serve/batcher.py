@@ -11,12 +11,13 @@ are handed back instead of being scored. It holds no clock, no thread and no mod
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from guerdon.models.judgement import JudgeOptions
+from guerdon.models.judgement import Judgement, JudgeOptions
 from guerdon.types import Episode
 
 SHORT = 256  # characters or bytes below which length does not matter
@@ -55,6 +56,26 @@ class Item(Generic[W]):
         return max((waiter.deadline for waiter, _ in self.waiters), default=-math.inf)
 
 
+@dataclass(eq=False)
+class Ticket:
+    """One request that waits for its results."""
+
+    deadline: float
+    done: asyncio.Future[None]
+    results: list[Judgement | None]
+    left: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.left = len(self.results)
+
+    def settle(self, place: int, judgement: Judgement) -> None:
+        """Put a result in its place; the last one ends the wait."""
+        self.results[place] = judgement
+        self.left -= 1
+        if not self.left and not self.done.done():
+            self.done.set_result(None)
+
+
 class Batcher(Generic[W]):
     """Items in the order in which they came.
 
@@ -91,8 +112,12 @@ class Batcher(Generic[W]):
             return 0.0
         return max(0.0, self._items[0].arrived + self.max_wait_s - now)
 
-    def take(self, now: float) -> tuple[list[Item[W]], list[Item[W]]]:
+    def take(self, now: float, most: int | None = None) -> tuple[list[Item[W]], list[Item[W]]]:
         """The next batch, and the items before it whose time is over.
+
+        Args:
+            now: the time.
+            most: items at most; None: `max_items`.
 
         Returns:
             Both leave the queue. Items that nobody waits for any more count as expired.
@@ -100,8 +125,9 @@ class Batcher(Generic[W]):
         batch: list[Item[W]] = []
         expired: list[Item[W]] = []
         rest: list[Item[W]] = []
+        room = min(self.max_items, most or self.max_items)
         for place, item in enumerate(self._items):
-            if len(batch) == self.max_items:
+            if len(batch) == room:
                 rest += self._items[place:]
                 break
             if item.deadline <= now:

@@ -1,9 +1,9 @@
 """Copies of a model, each in a process of its own: for several cores, or several GPUs, and away from the requests.
 
-A batch is dealt out to all copies, the long items as evenly as the short ones. The server's process only speaks HTTP
-then, and no copy waits for its interpreter. A copy that dies is a failure of the batch, and is started again for the
-next one. Copies end with the object, with the server, and when the server is killed (their pipe closes). They do not
-learn: their weights would drift apart. This module does not know how a model is built.
+A batch goes to a copy that is free; ask from as many threads as there are copies. The server's process only speaks
+HTTP then, and no copy waits for its interpreter. A copy that dies is a failure of its batch, and is started again for
+the next one. Copies end with the object, with the server, and when the server is killed (their pipe closes). They do
+not learn: their weights would drift apart. This module does not know how a model is built.
 
     model = Replicas("prm", build, count=2, threads=1)
     model.judge(episodes, JudgeOptions())
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from queue import SimpleQueue
 from typing import Any
 
 from guerdon.errors import GuerdonError, boundary
@@ -59,55 +60,44 @@ class Replicas:
 
     def __init__(self, name: str, build: Callable[[], RewardModel], *, count: int, threads: int) -> None:
         self._name, self._build, self._threads = name, build, threads
-        self._copies: list[Copy | None] = [None] * count
+        self._copies: dict[int, Copy] = {}
         self._started: list[Copy] = []
+        self._free: SimpleQueue[int] = SimpleQueue()
         self._finalizer = weakref.finalize(self, _end_all, self._started)
-        self._begin()
-        self.info: RewardInfo
-        self.card: Any
+        for number in range(count):
+            self._copies[number] = self._start(number)
+        for number in range(count):
+            self.info: RewardInfo
+            self.card: Any
+            self.info, self.card = self._hear(number)
+            self._free.put(number)
 
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
         """One Score per episode, in order."""
         return [judged.score for judged in self.judge(episodes, JudgeOptions())]
 
     def judge(self, episodes: Sequence[Episode], options: JudgeOptions) -> list[Judgement]:
-        """One judgement per episode, in order.
+        """One judgement per episode, in order; waits for a copy that is free. Safe to call from several threads.
 
         Raises:
             GuerdonError: as the model raised it.
-            ModelFailed: the model raised something else, or a process died.
+            ModelFailed: the model raised something else, or its process died.
         """
-        self._begin()
-        hands = deal([_size(episode) for episode in episodes], len(self._copies))
-        for copy, hand in zip(self._copies, hands, strict=True):
-            if hand:
-                self._tell(copy, ([episodes[i] for i in hand], options))
-        found: list[Judgement | None] = [None] * len(episodes)
-        errors: list[GuerdonError] = []
-        for number, hand in enumerate(hands):  # all of them, whatever happens: no answer may stay in a pipe
-            if hand:
-                try:
-                    judged = self._hear(number)
-                except GuerdonError as error:
-                    errors.append(error)
-                    continue
-                for i, judgement in zip(hand, judged, strict=True):
-                    found[i] = judgement
-        if errors:
-            raise errors[0]
-        return [judgement for judgement in found if judgement is not None]
+        number = self._free.get()
+        try:
+            if number not in self._copies:
+                self._copies[number] = self._start(number)
+                self._hear(number)
+            with contextlib.suppress(OSError):  # it has died, as its answer will say
+                self._copies[number].pipe.send((episodes, options))
+            judgements: list[Judgement] = self._hear(number)
+            return judgements
+        finally:
+            self._free.put(number)
 
     def close(self) -> None:
         """End all processes."""
         self._finalizer()
-
-    def _begin(self) -> None:
-        """Start the copies that are not there, all at once, and wait until they can work."""
-        missing = [number for number, copy in enumerate(self._copies) if copy is None]
-        for number in missing:
-            self._copies[number] = self._start(number)
-        for number in missing:
-            self.info, self.card = self._hear(number)
 
     def _start(self, number: int) -> Copy:
         context = get_context("spawn")
@@ -122,40 +112,19 @@ class Replicas:
         self._started.append(copy)
         return copy
 
-    def _tell(self, copy: Copy | None, message: Any) -> None:
-        assert copy is not None
-        with contextlib.suppress(OSError):  # it has died, as its answer will say
-            copy.pipe.send(message)
-
     def _hear(self, number: int) -> Any:
         copy = self._copies[number]
-        assert copy is not None
         try:
             ok, answer = copy.pipe.recv()
         except (EOFError, OSError) as error:
-            self._forget(number, copy)
-            raise ModelFailed(
-                f"copy {number} of the model {self._name} ended with status {copy.process.exitcode}"
-            ) from error
+            del self._copies[number]
+            self._started.remove(copy)
+            _end_all([copy])
+            status = copy.process.exitcode
+            raise ModelFailed(f"copy {number} of the model {self._name} ended with status {status}") from error
         if not ok:
             raise answer
         return answer
-
-    def _forget(self, number: int, copy: Copy) -> None:
-        self._copies[number] = None
-        self._started.remove(copy)
-        _end_all([copy])
-
-
-def deal(sizes: Sequence[int], hands: int) -> list[list[int]]:
-    """Indices for each of several hands, the big ones dealt out in turn."""
-    order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
-    return [order[hand::hands] for hand in range(hands)]
-
-
-def _size(episode: Episode) -> int:
-    frames = 0 if episode.frames is None else int(episode.frames.size)
-    return frames + sum(len(text) for text in episode.texts or ())
 
 
 def _gpu_of(number: int) -> str | None:
@@ -180,6 +149,7 @@ def _work(pipe: Connection, build: Callable[[], RewardModel], gpu: str | None, t
     """Body of a process: build the model, then judge until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the server's to handle
     os.environ["OMP_NUM_THREADS"] = str(threads)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the other cores are the other copies'
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     try:
@@ -206,8 +176,7 @@ def _work(pipe: Connection, build: Callable[[], RewardModel], gpu: str | None, t
 
 
 def _plain(error: GuerdonError) -> GuerdonError:
-    """An error that can be sent: of its kind where that is built from a message alone, its cause in words."""
-    because = f" ({type(error.__cause__).__name__}: {error.__cause__})" if error.__cause__ is not None else ""
+    """An error that can be sent: of its kind where that is built from a message alone."""
     kinds = type(error).__mro__
     plain = not any("__init__" in vars(kind) for kind in kinds[: kinds.index(GuerdonError)])
-    return (type(error) if plain else ModelFailed)(f"{error}{because}")
+    return (type(error) if plain else ModelFailed)(str(error))

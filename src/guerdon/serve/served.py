@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from guerdon.errors import GuerdonError
 from guerdon.models.judgement import Judgement, JudgeOptions, Learns
-from guerdon.serve.batcher import Batcher, Item
+from guerdon.serve.batcher import Batcher, Item, Ticket
 from guerdon.serve.cache import ResultCache, content_bytes, content_key
 from guerdon.serve.calls import BrokenModel, Learned, Learning, judge_all, learn
 from guerdon.serve.errors import BadRequest, Busy, DeadlineExceeded, NotReady, ReloadFailed
@@ -35,26 +35,6 @@ WAITING_UPDATES = 4
 HASH_HERE = 1 << 18  # bytes that may be hashed on the event loop, in about a quarter of a millisecond
 log = logging.getLogger("guerdon.serve")
 T = TypeVar("T")
-
-
-@dataclass(eq=False)
-class Ticket:
-    """One request that waits for its results."""
-
-    deadline: float
-    done: asyncio.Future[None]
-    results: list[Judgement | None]
-    left: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.left = len(self.results)
-
-    def settle(self, place: int, judgement: Judgement) -> None:
-        """Put a result in its place; the last one ends the wait."""
-        self.results[place] = judgement
-        self.left -= 1
-        if not self.left and not self.done.done():
-            self.done.set_result(None)
 
 
 class Served:
@@ -84,6 +64,7 @@ class Served:
         self.cache = ResultCache(batch.cache_items)
         self._pending: dict[bytes, Item[Ticket]] = {}  # waiting or being judged, by content
         self._worked_last = False
+        self._busy = 0  # lanes that have a batch
         self._jobs: deque[tuple[Callable[[], Awaitable[None]], asyncio.Future[Any]]] = deque()
         self._seconds_per_item = 0.01
         self._refused = 0
@@ -95,17 +76,20 @@ class Served:
     def start(self) -> None:
         """Load the model and work on its queue from then on; needs a running event loop."""
         self._wake, self._hurry = asyncio.Event(), asyncio.Event()
-        self._worker = Worker(self.name)
+        self._workers = [Worker(self.name) for _ in range(self.source.lanes)]
+        self._worker = self._workers[0]
         self.loading = asyncio.create_task(self._load())
-        self._loop = asyncio.create_task(self._work())
-        self._loop.add_done_callback(self._ended)
+        self._loops = [asyncio.create_task(self._work(worker)) for worker in self._workers]
+        for loop in self._loops:
+            loop.add_done_callback(self._ended)
 
     async def stop(self) -> None:
         """Give up what waits, and let the worker end."""
-        for task in (self._loop, self.loading):
+        for task in (*self._loops, self.loading):
             if task is not None:
                 task.cancel()
-        self._worker.stop()
+        for worker in self._workers:
+            worker.stop()
         self.abandon()
         if self.store is not None:
             self.store.close()
@@ -122,8 +106,11 @@ class Served:
             NotReady: it is being loaded, or cannot be used.
         """
         if self.model is None:
-            raise NotReady(f"the model {self.name!r} {self.problem}")
+            raise self._not_ready()
         return self.model
+
+    def _not_ready(self) -> NotReady:
+        return NotReady(f"the model {self.name!r} {self.problem}")
 
     async def judge(self, episodes: Sequence[Episode], options: JudgeOptions, deadline_s: float) -> list[Judgement]:
         """One judgement per episode, in order; equal episodes are judged once.
@@ -181,7 +168,7 @@ class Served:
             ReloadFailed: it cannot be loaded; the old one goes on.
         """
         if self.loading is None or not self.loading.done():
-            raise NotReady(f"the model {self.name!r} {self.problem}")
+            raise self._not_ready()
         if self._reloading:
             raise Busy(f"the model {self.name!r} is being loaded again already", 1.0)
         self._reloading = True
@@ -258,7 +245,8 @@ class Served:
         self.model = model
         self._metrics.ready.labels(self.name).set(1)
 
-    async def _work(self) -> None:
+    async def _work(self, worker: Worker) -> None:
+        """Take batch after batch; with several lanes there are several of this, and nothing learns."""
         clock = asyncio.get_running_loop().time
         while True:
             await self._wake.wait()
@@ -279,11 +267,12 @@ class Served:
                 except TimeoutError:
                     pass
                 continue
-            await self._next_batch(clock())
+            await self._next_batch(clock(), worker)
             self._worked_last = False
 
-    async def _next_batch(self, now: float) -> None:
-        batch, expired = self.batcher.take(now)
+    async def _next_batch(self, now: float, worker: Worker) -> None:
+        share = math.ceil(len(self.batcher) / (self.source.lanes - self._busy))  # the other free lanes take the rest
+        batch, expired = self.batcher.take(now, share)
         self._queue.set(len(self.batcher))
         for item in expired:
             self._pending.pop(item.key, None)
@@ -292,23 +281,27 @@ class Served:
             return
         model = self.ready_model()
         start = time.perf_counter()
-        judgements = await self._worker.run(
-            judge_all, model, [item.episode for item in batch], batch[0].options, self.name
-        )
+        self._busy += 1
+        try:
+            episodes = [item.episode for item in batch]
+            judgements = await worker.run(judge_all, model, episodes, batch[0].options, self.name)
+        finally:
+            self._busy -= 1
         seconds = time.perf_counter() - start
-        self._seconds_per_item += 0.2 * (seconds / len(batch) - self._seconds_per_item)
+        self._seconds_per_item += 0.2 * (seconds / len(batch) / self.source.lanes - self._seconds_per_item)
         self._metrics.batch_items.labels(self.name).observe(len(batch))
         self._metrics.batch_seconds.labels(self.name).observe(seconds)
         for item, judgement in zip(batch, judgements, strict=True):
-            self._settle(item, judgement)
+            self._settle(item, judgement, remember=model is self.model)
 
-    def _settle(self, item: Item[Ticket], judgement: Judgement) -> None:
+    def _settle(self, item: Item[Ticket], judgement: Judgement, *, remember: bool) -> None:
         failure = judgement.score.failure
         if failure is not None:
             self._metrics.failed(self.name, failure.reason)
         self._count("scored" if failure is None else "failed", 1)
         self._pending.pop(item.key, None)
-        self.cache.put(item.key, judgement)
+        if remember:  # another lane may have exchanged the model meanwhile
+            self.cache.put(item.key, judgement)
         for ticket, place in item.waiters:
             ticket.settle(place, judgement)
 
@@ -349,9 +342,11 @@ class Served:
         async def job() -> None:
             try:
                 result = await work()
-            except GuerdonError as error:
+            except (GuerdonError, asyncio.CancelledError) as error:
                 if not future.done():
-                    future.set_exception(error)
+                    future.set_exception(error if isinstance(error, GuerdonError) else self._not_ready())
+                if not isinstance(error, GuerdonError):
+                    raise
             else:
                 if not future.done():
                     future.set_result(result)
@@ -373,7 +368,7 @@ class Served:
         tickets = [ticket.done for item in self._pending.values() for ticket, _ in item.waiters]
         for future in [*tickets, *(future for _, future in self._jobs)]:
             if not future.done():
-                future.set_exception(NotReady(f"the model {self.name!r} {self.problem}"))
+                future.set_exception(self._not_ready())
         self.batcher.drain()
         self._pending.clear()
         self._jobs.clear()

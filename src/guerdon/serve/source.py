@@ -23,9 +23,11 @@ class ModelSource:
         aliases: other names of it.
         update_dir: where it keeps what it learns; None: it does not learn.
         keep_updates: newest states kept there.
+        lanes: batches that it takes at a time, each from a thread of its own; 1 for a model that learns.
     """
 
     load: Callable[[], RewardModel]
     aliases: tuple[str, ...] = ()
     update_dir: Path | None = None
     keep_updates: int = 2
+    lanes: int = 1
