@@ -12,8 +12,8 @@ float32 on both sides (TRL with sdpa, guerdon with the attention that it chooses
 batch and clipping; then each in bfloat16, as it does that; guerdon also without padding (`use_remove_padding`), which
 PRMTrainer does not offer. F1: each trains for the same core-seconds, with several seeds (order of the solutions, fresh
 head, dropout), at the learning rate that is its own best on solutions that are not reported; the F1 is that of first
-errors, as in ProcessBench, at a threshold of 0.5. How many steps fit is measured first; the learning rate rises for
-a twentieth of them and then falls to 0. Judging, imports, tokenisation and warm-up steps do not count.
+errors, as in ProcessBench, at a threshold of 0.5. The learning rate rises for a twentieth of the time
+and then falls to 0. Judging, imports, tokenisation and warm-up steps do not count.
 
 Every measurement is a process of its own on the chosen core, and they take turns. This script does not know what the
 numbers should be.
@@ -179,11 +179,11 @@ class Training:
         self.rows = sum(len(part) for part in self.labels.values())
 
     def one(
-        self, side: str, *, learning_rate: float, parts: Sequence[str], steps: int, seed: int = 0
+        self, side: str, *, learning_rate: float, budget: float, parts: Sequence[str], steps: int, seed: int = 0
     ) -> dict[str, Any]:
         """One training by one side, and its judgement of these parts."""
         kind, _, dtype = side.partition("_")
-        shared = {"rate": learning_rate, "batch": self.options.batch, "steps": steps, "seed": seed}
+        shared = {"rate": learning_rate, "batch": self.options.batch, "budget": budget, "steps": steps, "seed": seed}
         if kind == "trl":
             tests = ",".join(str(self.folder / f"{part}_trl.jsonl") for part in parts)
             return ask_trl(
@@ -207,7 +207,7 @@ def run_train(options: argparse.Namespace, name: str) -> list[str]:
         steps = 4 if options.quick else options.train_steps
         for repetition in range(options.repetitions):
             for side in speed:
-                speed[side].append(shared.one(side, learning_rate=1e-4, parts=["choose"], steps=steps))
+                speed[side].append(shared.one(side, learning_rate=1e-4, budget=0.0, parts=["choose"], steps=steps))
                 print(f"{name} {repetition}: {TRAIN[side]}, {rate(speed[side])[-1]:.1f}/s", flush=True)
         text = [f"### Training, {name} parameters\n\n{same}\n\n{speed_report(speed) if speed else ''}"]
         if options.budgets:
@@ -230,24 +230,19 @@ def equal_time(options: argparse.Namespace, shared: Training) -> str:
     """F1 of all sides after the same core-seconds, each at its own best learning rate, over the same seeds."""
     rates = [float(x) for x in options.rates.split(",")]
     sides, parts = options.f1_sides.split(","), ("choose", "test")
-    pace = {}
-    for side in sides:
-        tried = shared.one(side, learning_rate=1e-4, parts=parts[:1], steps=4 if options.quick else 40)
-        pace[side] = tried["core_seconds"] / (tried["steps"] - WARM)
     rows = []
     for budget in (float(x) for x in options.budgets.split(",")):
         found: dict[tuple[str, float], list[list[float]]] = {(side, r): [] for side in sides for r in rates}
-        spent: dict[str, list[float]] = {side: [] for side in sides}
+        steps: dict[str, list[float]] = {side: [] for side in sides}
         for seed in range(options.seeds):
             for side, r in found:
-                steps = WARM + round(budget / pace[side])
-                run = shared.one(side, learning_rate=r, parts=parts, steps=steps, seed=seed)
+                run = shared.one(side, learning_rate=r, budget=budget, parts=parts, steps=10**6, seed=seed)
                 f1 = [first_error_f1(p, shared.labels[x]) for p, x in zip(run["probabilities"], parts, strict=True)]
                 found[side, r].append(f1)
-                spent[side].append(run["core_seconds"])
+                steps[side].append(run["steps"])
                 print(
-                    f"{shared.name}, seed {seed}: {TRAIN[side]}, rate {r:g}, {steps} steps in {spent[side][-1]:.0f} s, "
-                    f"F1 {f1[0]:.3f} {f1[1]:.3f}",
+                    f"{shared.name}, seed {seed}: {TRAIN[side]}, rate {r:g}, {run['steps']} steps in "
+                    f"{run['core_seconds']:.0f} s, F1 {f1[0]:.3f} {f1[1]:.3f}",
                     flush=True,
                 )
         best = {side: max(rates, key=lambda r: np.mean(found[side, r], axis=0)[0]) for side in sides}
@@ -257,9 +252,8 @@ def equal_time(options: argparse.Namespace, shared: Training) -> str:
         for side in sides:
             less = "" if side in rivals else difference(test[side] - test[rival])
             every = ", ".join(f"{r:g}: {np.mean(found[side, r], axis=0)[1]:.3f}" for r in rates)
-            steps = WARM + round(budget / pace[side])
             f1 = f"{test[side].mean():.3f} ({test[side].min():.3f} to {test[side].max():.3f})"
-            told = [spread(spent[side], 0), f"{best[side]:g}", str(steps), f1, less, every]
+            told = [f"{budget:g}", f"{best[side]:g}", spread(steps[side], 0), f1, less, every]
             rows.append([TRAIN[side], *told])
     head = [
         "core-seconds",
@@ -292,7 +286,7 @@ def one(options: argparse.Namespace) -> dict[str, Any]:
         return score_once(options.side, options.model, size, dtype=options.dtypes, micro=options.micro)
     return train_once(
         options.model, options.data, options.parts.split(","), seed=options.seed, rate=options.rate,
-        batch=options.batch, steps=options.steps, warm=WARM,
+        batch=options.batch, budget=options.budget, steps=options.steps, warm=WARM,
         matched=options.side.endswith("float32"), packed=options.side.startswith("packed"),
     )  # fmt: skip
 
@@ -322,7 +316,7 @@ def main() -> None:
     parser.add_argument("--quick", type=int, nargs="?", const=1, default=0, help="does it run at all? sizes of nothing")
     for name in ("side", "model", "data", "parts"):
         parser.add_argument(f"--{name}", help="of one measurement in this process")
-    for name, kind in (("rate", float), ("steps", int), ("seed", int)):
+    for name, kind in (("rate", float), ("budget", float), ("steps", int), ("seed", int)):
         parser.add_argument(f"--{name}", type=kind, help="of one measurement in this process")
     options = parser.parse_args()
     pin([options.core])

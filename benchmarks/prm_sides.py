@@ -4,7 +4,7 @@ The models and the solutions are made in code, the same for all sides. This modu
 TRL, which lives in an environment of its own (`prm_trl.py`).
 
     score_once("one_verdict", folder, SIZES["0.4M"], dtype="float32")
-    train_once(model, folder, ["test"], seed=0, rate=1e-3, batch=16, steps=40, warm=2, matched=True)
+    train_once(model, folder, ["test"], seed=0, rate=1e-3, batch=16, budget=20.0, steps=10**6, warm=2, matched=True)
 """
 
 from __future__ import annotations
@@ -275,12 +275,13 @@ def train_once(
     seed: int,
     rate: float,
     batch: int,
+    budget: float,
     steps: int,
     warm: int,
     matched: bool,
     packed: bool = False,
 ) -> dict[str, Any]:
-    """Train guerdon's stepwise reward model for a number of steps, then judge solutions.
+    """Train guerdon's stepwise reward model for a time or a number of steps, then judge solutions.
 
     Args:
         model: folder of the language model to start from.
@@ -289,7 +290,8 @@ def train_once(
         seed: of the order of the solutions and of the fresh head.
         rate: learning rate.
         batch: solutions per gradient step.
-        steps: gradient steps.
+        budget: stop after so many core-seconds of training; 0: after `steps`.
+        steps: gradient steps at most.
         warm: steps that are not timed.
         matched: float32 as on the other side; else guerdon's defaults.
         packed: without padding.
@@ -298,6 +300,7 @@ def train_once(
         Times of the steps behind the warm-up, steps taken, and for each part a probability per step of its solutions.
     """
     import torch
+    from clocked import Clocked
 
     from guerdon.episodes.solution_files import read_solutions
     from guerdon.settings.text_policy import TextPolicySettings
@@ -312,44 +315,24 @@ def train_once(
         settings = StepwiseTrainSettings(
             save_dir=folder, path=model, bf16=False if matched else "auto", use_remove_padding=packed,
             learning_rate=rate, batch_size=batch,
-            max_steps=steps, val_split=0.0, lr_scheduler="linear", warmup=0.05, weight_decay=0.0, save_steps=steps,
+            max_steps=steps, val_split=0.0, lr_scheduler="constant", warmup=0.0, weight_decay=0.0, save_steps=steps,
             log_every=10**6, seed=seed,
         )  # fmt: skip
         start = TextPolicySettings(path=model)
         network = start_model(settings, start, separator=train[0].separator)
         lessons, none = make_lessons(network, train, settings), Lessons([], [], [], [], [])
         trainer = RewardTrainer(network, lessons, none, settings, Path(folder))
-        marks = timed(trainer)
+        clock = Clocked(warm, budget)
+        trainer.add_callback(clock)
+        trainer._save_checkpoint = lambda *args, **kwargs: None
         trainer.train()
     judged = [network.score([s.as_episode() for s in test]) for test in tests]
+    seconds, core = clock.spent()
+    taken = len(clock.marks)
     return {
-        **between(marks, warm), "solutions": batch * (len(marks) - warm), "steps": len(marks),
+        "seconds": seconds, "core_seconds": core, "steps": taken, "solutions": batch * (taken - warm),
         "probabilities": [[[float(p) for p in s.steps] for s in scores if s.steps is not None] for scores in judged],
     }  # fmt: skip
-
-
-def timed(trainer: Any) -> list[dict[str, float]]:
-    """Marks of both clocks after every step of a training that writes no checkpoint."""
-    from transformers import TrainerCallback
-
-    marks: list[dict[str, float]] = []
-    watch = Stopwatch()
-
-    class Marks(TrainerCallback):
-        """Reads the watch after every step."""
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            marks.append(watch.read())
-            control.should_save = control.should_evaluate = False
-
-    trainer.add_callback(Marks())
-    trainer._save_checkpoint = lambda *args, **kwargs: None
-    return marks
-
-
-def between(marks: Sequence[dict[str, float]], warm: int) -> dict[str, float]:
-    """Both times from the end of the warm-up to the end."""
-    return {name: marks[-1][name] - marks[warm - 1][name] for name in marks[-1]}
 
 
 def write_rows(path: Path, rows: Sequence[Any]) -> None:

@@ -1,7 +1,7 @@
 """TRL's side of `prm.py`, in an environment of its own: `PRMTrainer` went out of TRL after 1.12. It needs no guerdon.
 
     python benchmarks/prm_trl.py --what=ids --model=M --rows=rows.jsonl --separator=';'
-    python benchmarks/prm_trl.py --what=train --model=M --rows=r.jsonl --tests=a.jsonl --separator=';' --steps=9
+    python benchmarks/prm_trl.py --what=train --model=M --rows=r.jsonl --tests=a.jsonl --separator=';' --budget=9
 
 Prints one line of JSON behind a mark.
 """
@@ -12,8 +12,9 @@ import argparse
 import json
 import os
 import tempfile
-import time
 from typing import Any
+
+from clocked import Clocked
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
@@ -34,29 +35,22 @@ def tokenized(rows: list[dict[str, Any]], tokenizer: Any, separator: str) -> lis
 
 
 def train(options: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
-    """Train for a number of steps, then judge the rows of each of the tests."""
+    """Train for a time or a number of steps, then judge the rows of each of the tests."""
     import torch
     from datasets import Dataset
-    from transformers import AutoModelForTokenClassification, TrainerCallback
+    from transformers import AutoModelForTokenClassification
     from trl.experimental.prm import PRMConfig, PRMTrainer
 
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
-    marks: list[tuple[float, float]] = []
-
-    class Marks(TrainerCallback):
-        """Reads both clocks after every step."""
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            marks.append((time.perf_counter(), time.process_time()))
-
+    clock = Clocked(options.warm, options.budget)
     model = AutoModelForTokenClassification.from_pretrained(
         options.model, num_labels=2, dtype=torch.float32, attn_implementation="sdpa"
     )
     with tempfile.TemporaryDirectory() as folder:
         arguments = PRMConfig(
             output_dir=folder, per_device_train_batch_size=options.batch, learning_rate=options.rate,
-            max_steps=options.steps, lr_scheduler_type="linear", warmup_steps=round(0.05 * options.steps),
+            max_steps=options.steps, lr_scheduler_type="constant",
             weight_decay=0.0, max_grad_norm=1.0, max_length=None, step_separator=options.separator,
             bf16=options.bf16, use_cpu=not torch.cuda.is_available(),
             gradient_checkpointing=False, logging_strategy="no", save_strategy="no", report_to="none",
@@ -64,10 +58,10 @@ def train(options: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
         )  # fmt: skip
         trainer = PRMTrainer(
             model=model, args=arguments, processing_class=tokenizer,
-            train_dataset=Dataset.from_list(read_rows(options.rows)), callbacks=[Marks()],
+            train_dataset=Dataset.from_list(read_rows(options.rows)), callbacks=[clock],
         )  # fmt: skip
         trainer.train()
-    seconds, core = marks[-1][0] - marks[options.warm - 1][0], marks[-1][1] - marks[options.warm - 1][1]
+    seconds, core = clock.spent()
     model.eval()
 
     def judged(path: str) -> list[list[float]]:
@@ -80,7 +74,7 @@ def train(options: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
 
     with torch.inference_mode():
         probabilities = [judged(path) for path in options.tests.split(",")]
-    taken = len(marks)
+    taken = len(clock.marks)
     return {
         "seconds": seconds, "core_seconds": core, "steps": taken, "solutions": options.batch * (taken - options.warm),
         "probabilities": probabilities,
@@ -98,7 +92,8 @@ def main() -> None:
     parser.add_argument("--separator", required=True)
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--steps", type=int, required=False, default=40)
+    parser.add_argument("--steps", type=int, default=10**6)
+    parser.add_argument("--budget", type=float, default=0.0)
     parser.add_argument("--warm", type=int, default=2)
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--core", type=int)

@@ -281,6 +281,22 @@ def test_version_and_help(call):
         assert verb in out
 
 
+@pytest.mark.parametrize("verb", ["", *(command.callback.__name__ for command in cli.app.registered_commands)])
+def test_help_names_everything_whole_on_a_narrow_screen(verb, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    shown = CliRunner().invoke(cli.app, [*([verb] if verb else []), "--help"]).output
+    assert max(map(len, shown.splitlines())) <= 80
+    assert not re.search(r"…|\.\.\.$", shown.replace("resnet, text, ...", ""), re.M)
+    top = get_command(cli.app)
+    for parameter in (top.commands[verb] if verb else top).params:
+        for name in parameter.opts if parameter.param_type_name == "option" else ():
+            assert name in shown.replace(",", " ").split()
+    words = " ".join(shown.split())
+    for command in () if verb else cli.app.registered_commands:
+        assert " ".join(command.callback.__doc__.split()) in words
+
+
 def test_an_interrupt_is_no_traceback(call, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt

@@ -8,6 +8,7 @@ a verb needs it. This module does no work of its own.
 from __future__ import annotations
 
 import errno
+import inspect
 import json
 import os
 import signal
@@ -33,6 +34,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=True,
+    rich_markup_mode=None,  # its tables cut off the names of options on narrow screens
 )
 
 File = Annotated[Path, typer.Argument(help="Study file (YAML).", show_default=False)]
@@ -286,6 +288,10 @@ def doctor() -> None:
     from guerdon.doctor import main as check
 
     raise typer.Exit(check())
+
+
+for _verb in app.registered_commands:
+    _verb.short_help = inspect.cleandoc(str(_verb.callback.__doc__))  # whole in the list of verbs, not one cut line
 
 
 @app.callback(invoke_without_command=True)
