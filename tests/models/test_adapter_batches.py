@@ -12,12 +12,15 @@ from transformers import (
     Gemma2ForTokenClassification,
     MistralConfig,
     MistralForTokenClassification,
+    NemotronConfig,
+    NemotronForTokenClassification,
     Qwen2Config,
     Qwen2ForTokenClassification,
 )
 
 from guerdon.models.adapters.batches import layer, pack, pad
 from guerdon.models.adapters.steps import Marked
+from guerdon.policies.packing import packs
 from guerdon.policies.tiny_text import byte_tokenizer
 
 SHAPE = {
@@ -30,6 +33,7 @@ CAUSAL = {
 }
 OTHERS = {
     "looks_both_ways": (BertForTokenClassification, BertConfig, {}),
+    "hands_nothing_on": (NemotronForTokenClassification, NemotronConfig, {"num_key_value_heads": 2}),
     "caps_its_logits": (Gemma2ForTokenClassification, Gemma2Config, {"num_key_value_heads": 2, "head_dim": 8}),
 }
 TOKENIZER = byte_tokenizer()
@@ -85,6 +89,20 @@ def test_others_are_padded(kind):
     for one, ours in zip(batch, values(model, laid), strict=True):
         alone = values(model, pad([one], TOKENIZER, torch.device("cpu")))[0]
         np.testing.assert_allclose(ours, alone, atol=1e-5)
+
+
+def test_a_network_with_a_mask_of_its_own_is_not_packed():
+    model = network(CAUSAL["qwen2"])
+    assert packs(model)
+    assert model.config._attn_implementation == "sdpa"
+    body = model.model.forward
+
+    def with_a_mask(input_ids, **more):
+        """Every token sees itself only, whatever the attention."""
+        return body(input_ids.view(-1, 1), **{k: v for k, v in more.items() if k == "use_cache"})
+
+    model.model.forward = with_a_mask
+    assert not packs(model)
 
 
 def test_places_are_those_of_each_solution():

@@ -362,13 +362,13 @@ def test_two_processes_do_not_run_in_one_folder(tmp_path):
     folder = run_folder(study)
     folder.mkdir(parents=True)
     code = (
-        "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print('held'); sys.stdin.read()"
+        "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); print('held'); sys.stdin.read()"
     )
     command = [sys.executable, "-u", "-c", code, str(folder / ".lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
         for resume in (False, True):
-            with pytest.raises(ConfigError, match="is in use by another process"):
+            with pytest.raises(ConfigError, match="is in use by another run"):
                 run(study, resume=resume)
         other.stdin.close()
     assert run(study)[1]["step"] >= 24

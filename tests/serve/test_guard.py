@@ -1,5 +1,6 @@
 """Who gets in, with what, and how long it may take: against a real process, over real sockets."""
 
+import http.client
 import json
 import os
 import socket
@@ -143,6 +144,21 @@ def test_a_body_that_grows_too_large_is_refused(guarded):
         status, _, body = answer_of(connection)
         assert status == 413
         assert json.loads(body)["error"]["code"] == "too_large"
+
+
+@pytest.mark.parametrize("route", ["/v1/rewards", "/classify", "/v1/reload", "/nothing"])
+def test_who_sends_all_before_reading_gets_to_read_the_refusal(guarded, route):
+    host, port = guarded.url.removeprefix("http://").split(":")
+    parts = (b"x" * 100_000 for _ in range(300))  # more than the buffers between here and there take
+    connection = http.client.HTTPConnection(host, int(port), timeout=10)
+    try:
+        connection.request("POST", route, body=parts, headers=guarded.headers, encode_chunked=True)
+        answer = connection.getresponse()
+        assert answer.status == (404 if route == "/nothing" else 413)
+        assert json.loads(answer.read())["error"]["code"] == ("not_found" if route == "/nothing" else "too_large")
+        assert guarded.post("/v1/rewards", ITEM).status_code == 200
+    finally:
+        connection.close()
 
 
 def resident(process):

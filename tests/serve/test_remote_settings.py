@@ -10,6 +10,8 @@ from guerdon.config import load, to_plain, validate
 from guerdon.errors import ConfigError
 from guerdon.rl.sources import Source
 from guerdon.serve.client import RewardClient
+from guerdon.serve.client_async import AsyncRewardClient
+from guerdon.serve.remote import load_remote
 from guerdon.settings.remote import RemoteSettings, remote_at
 from guerdon.settings.reward import RewardModelSettings, RewardSettings, SourceSettings
 from guerdon.settings.study import Study
@@ -94,6 +96,26 @@ def test_python_callers_are_told_what_is_wrong_as_files_are():
         remote_at("h/score")
     with pytest.raises(ConfigError, match=r"f.yaml: remote.time_out = 3: unknown key; did you mean remote.timeout\?"):
         validate(RewardModelSettings, {"model_type": "remote", "remote": {"time_out": 3}}, source="f.yaml")
+
+
+@pytest.mark.parametrize("client", [RewardClient, AsyncRewardClient, load_remote])
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"time_out": 3}, r"has no argument 'time_out'; did you mean RemoteSettings\(timeout=...\)\?"),
+        ({"timeout": 3}, r"timeout is a setting, no argument of the reward client: RemoteSettings\(timeout=...\)"),
+        ({"upload": "path", "temp_video_dir": "v"}, "upload is a setting"),
+        ({"endpoint": URL}, "endpoint is a setting"),
+        ({"zzz": 3}, "^the reward client has no argument 'zzz'$"),
+        ({"toke": "a-long-secret"}, r"^the reward client has no argument 'toke'; did you mean token\?$"),
+        ({"api_token": "a-long-secret"}, "^(?!.*secret)the reward client has no argument 'api_token'"),
+    ],
+)  # fmt: skip
+def test_settings_beside_the_address_are_told_where_they_belong(client, given, words):
+    for address in (URL, RemoteSettings(endpoint=URL)):
+        if isinstance(address, RemoteSettings) or client is not load_remote:
+            with pytest.raises(ConfigError, match=words):
+                client(address, **given)
 
 
 def test_the_guides_keys_stand_under_model_or_under_remote():

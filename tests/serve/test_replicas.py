@@ -6,6 +6,7 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import processes  # noqa: F401  (puts this folder on the path, for us and for the copies)
@@ -15,7 +16,7 @@ from toys import Toy
 from guerdon.errors import ConfigError, GuerdonError
 from guerdon.models.judgement import JudgeOptions
 from guerdon.serve.backends import build_model, model_source
-from guerdon.serve.errors import ModelFailed
+from guerdon.serve.errors import ModelFailed, NotReady
 from guerdon.serve.replicas import Replicas
 from guerdon.settings.serve import ServedModelSettings
 from guerdon.types import Episode
@@ -94,6 +95,56 @@ def test_a_copy_that_dies_is_told_and_started_again(tmp_path):
     assert gone(first | second)
 
 
+def test_an_answer_that_nobody_waited_for_is_nobody_elses(monkeypatch):
+    model = replicas(count=1)
+    try:
+        taken = []
+
+        def interrupted(pipe):
+            if not taken:
+                taken.append(pipe)
+                raise KeyboardInterrupt
+            return recv(pipe)
+
+        recv = Connection.recv
+        monkeypatch.setattr(Connection, "recv", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.judge(episodes("a"), JudgeOptions())
+        assert [judged.score.total for judged in model.judge(episodes("b"), JudgeOptions())] == [0.0]
+    finally:
+        model.close()
+
+
+def test_closed_copies_are_not_started_again():
+    model = replicas(count=1)
+    model.close()
+    with pytest.raises(NotReady):
+        model.judge(episodes("a"), JudgeOptions())
+
+
+def test_a_copy_whose_restart_failed_is_started_at_the_next_call(tmp_path):
+    fails = tmp_path / "fails"
+    model = replicas(count=1, factory="make_mortal", fail_file=str(fails))
+    try:
+        fails.touch()
+        with pytest.raises(ModelFailed, match="status 9"):
+            model.judge(episodes("die"), JudgeOptions())
+        with pytest.raises(GuerdonError, match="cannot load"):
+            model.judge(episodes("a"), JudgeOptions())
+        fails.unlink()
+        assert model.score(episodes("a"))[0].total == 1.0
+    finally:
+        model.close()
+
+
+def test_a_model_with_processes_of_its_own():
+    model = replicas(count=1, factory="make_parent")
+    try:
+        assert model.score(episodes("a"))[0].total == 1.0
+    finally:
+        model.close()
+
+
 def test_a_model_that_raises_goes_on():
     model = replicas()
     try:
@@ -125,6 +176,41 @@ def test_copies_end_with_the_object(tmp_path):
 def test_copies_do_not_learn():
     with pytest.raises(ValueError, match="remove processes"):
         ServedModelSettings(custom_backend="toys:make_learner", update_dir="x", processes=2)
+    with pytest.raises(ValueError, match="remove processes"):
+        ServedModelSettings(backend="qwen_vl", tensor_parallel_size=2, processes=2)
+
+
+def test_a_signal_to_the_whole_group_lets_copies_finish(server, tmp_path):
+    gate = tmp_path / "gate"
+    gate.touch()
+    toy = {"custom_backend": "toys:make", "processes": 2, "options": {"gate": str(gate)}}
+    running = server(models={"toy": toy})
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(running.post, "/v1/rewards", {"items": [{"prompt": "q", "steps": ["a"]}]})
+        end = time.monotonic() + 30
+        while "guerdon_requests_in_flight 2.0" not in running.get("/metrics").text:
+            assert time.monotonic() < end
+        for pid in [running.process.pid, *copies(running)]:
+            os.kill(int(pid), signal.SIGTERM)
+        while running.get("/ready").status_code != 503:
+            assert time.monotonic() < end
+        gate.unlink()
+        assert asked.result().json()["results"][0]["score"] == 1.0
+    assert running.process.wait(30) == 0
+
+
+def copies(running):
+    """Processes of the copies of a server."""
+    tasks = Path(f"/proc/{running.process.pid}/task").glob("*/children")
+    pids = [pid for task in tasks for pid in task.read_text().split()]
+    return [pid for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_a_copy_has_one_gpu():
+    given = {"backend": "qwen2_5_vl_vllm", "model_path": "some/model", "processes": 2}  # two GPUs unless told otherwise
+    with pytest.raises(ConfigError, match=r"models\.judge: a copy .* one GPU, and tensor_parallel_size is 2; remove"):
+        model_source("judge", ServedModelSettings(**given))
+    assert model_source("judge", ServedModelSettings(**{**given, "tensor_parallel_size": 1})).lanes == 2
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
@@ -159,12 +245,7 @@ def test_a_reload_ends_the_old_copies(server, tmp_path):
     assert running.post("/v1/reload", {"model": "toy"}).status_code == 200
     assert running.post("/v1/rewards", {"items": [{"prompt": "q", "steps": ["b"]}]}).status_code == 200
 
-    def copies():
-        tasks = Path(f"/proc/{running.process.pid}/task").glob("*/children")
-        pids = [pid for task in tasks for pid in task.read_text().split()]
-        return [pid for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
     end = time.monotonic() + 30
-    while len(copies()) != 2:
+    while len([pid for pid in copies(running) if alive(pid)]) != 2:
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -1,13 +1,16 @@
-"""Schemathesis over the OpenAPI of the foreign wire formats, against a real server process.
+"""Schemathesis over the OpenAPI of all wire formats, against a real server process.
 
 Ten thousand requests to all routes, with an eye on memory, are in `test_serve_targets.py`.
 """
+
+import json
 
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from processes import start_server
+from pydantic import ValidationError
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -18,6 +21,11 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from guerdon.serve.native_items import JudgeWords, RewardItem, RewardsRequest
+from guerdon.serve.wire_chat import ChatRequest
+from guerdon.serve.wire_seed import ScoreRequest
+from guerdon.serve.wire_vllm import PoolRequest
+
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -27,6 +35,7 @@ CHECKS = [
     negative_data_rejection,
 ]
 ROUTES = ["/score", "/get_reward", "/rm", "/classify", "/pooling", "/v1/models", "/v1/chat/completions"]
+OURS = ["/v1/rewards", "/v1/update"]
 QUIET = {
     "deadline": None,
     "suppress_health_check": list(HealthCheck),
@@ -48,16 +57,16 @@ def fuzzed(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def foreign_schema(fuzzed):
+def wire_schema(fuzzed):
     found = schemathesis.openapi.from_url(fuzzed.url + "/openapi.json")
-    return found.include(path=ROUTES)
+    return found.include(path=[*ROUTES, *OURS])
 
 
 def fuzz(schema, path, examples):
     """Send generated requests, valid and not, and check every answer."""
-    (operation,) = schema[path].values()
+    cases = [operation.as_strategy(generation_mode=m) for operation in schema[path].values() for m in GenerationMode]
 
-    @given(case=st.one_of(*(operation.as_strategy(generation_mode=mode) for mode in GenerationMode)))
+    @given(case=st.one_of(*cases))
     @settings(max_examples=examples, **QUIET)
     def check(case):
         case.call_and_validate(checks=CHECKS)
@@ -65,16 +74,44 @@ def fuzz(schema, path, examples):
     check()
 
 
-@pytest.mark.parametrize("path", ROUTES)
-def test_answers_are_what_the_document_says(foreign_schema, path):
-    fuzz(foreign_schema, path, 2 if path == "/v1/models" else 25)
+@pytest.mark.parametrize("path", [*ROUTES, *OURS])
+def test_answers_are_what_the_document_says(wire_schema, path):
+    fuzz(wire_schema, path, 2 if path == "/v1/models" else 25)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("path", ROUTES[:5] + ROUTES[6:])
-def test_many_answers_are_what_the_document_says(foreign_schema, path):
-    fuzz(foreign_schema, path, 300)
+@pytest.mark.parametrize("path", [*ROUTES[:5], *ROUTES[6:], *OURS])
+def test_many_answers_are_what_the_document_says(wire_schema, path):
+    fuzz(wire_schema, path, 300)
+
+
+@pytest.mark.parametrize(
+    ("shape", "key", "refused", "taken"),
+    [
+        (PoolRequest, "activation", (0.0, 1, "true", "no"), (True, False, None)),
+        (PoolRequest, "use_activation", (0.0, 1, "true", "no"), (True, False, None)),
+        (ChatRequest, "stream", (0, 0.0, "false", True), (False, None)),
+        (ChatRequest, "n", ("1", True, 2), (1, None)),
+        (ChatRequest, "views", ("2", True, 2.5, 9), (2, 2.0, None)),
+        (ScoreRequest, "nframes", ("2", True, None, 0), (2, 2.0)),
+        (ScoreRequest, "max_pixels", ("784", True, None, 783), (784, 784.0)),
+        (RewardItem, "outcome", (0, 1.0, "yes", "off"), (True, False, None)),
+        (JudgeWords, "nframes", ("2", True, 129), (2, 2.0, None)),
+        (JudgeWords, "max_pixels", ("784", True, 783), (784, 784.0, None)),
+        (RewardsRequest, "deadline_s", ("2", True, 0), (2, 2.5, None)),
+    ],
+)  # fmt: skip
+def test_numbers_and_flags_are_what_the_document_calls_so(shape, key, refused, taken):
+    def at_key(value):
+        try:
+            shape.model_validate_json(json.dumps({key: value}))
+        except ValidationError as error:
+            return [problem["msg"] for problem in error.errors() if problem["loc"][0] == key]
+        return []
+
+    assert [value for value in refused if not at_key(value)] == []
+    assert [value for value in taken if at_key(value)] == []
 
 
 def test_every_route_is_in_the_document(fuzzed):

@@ -7,6 +7,7 @@ A server process builds them through `custom_backend: toys:make` (this folder is
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import sys
 import threading
@@ -188,4 +189,15 @@ class Mortal(Toy):
 
 
 def make_mortal(settings):
-    return Mortal(**settings.options)
+    options = dict(settings.options)
+    if Path(options.pop("fail_file", os.devnull + "/none")).exists():
+        raise RuntimeError("secret: cannot load from /home/nobody")
+    return Mortal(**options)
+
+
+def make_parent(settings):
+    """A toy that has a process of its own."""
+    child = multiprocessing.get_context("spawn").Process(target=print, daemon=True)
+    child.start()
+    child.join()
+    return Toy()

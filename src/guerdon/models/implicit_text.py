@@ -245,11 +245,12 @@ def _refuse_foreign(folder: Path, stored: str | None, own: str) -> None:
     """Refuse a state that was not learnt from this model's own beginning."""
     if stored == own:
         return
-    what = (
-        "does not say which model it began with: an older guerdon wrote it"
-        if stored is None
-        else ("was learnt by a model that began with other weights or another card")
-    )
+    if stored is None:
+        raise CheckpointError(
+            f"{folder} was written by an older guerdon, which did not say what the model began with, so whose it is "
+            "cannot be told: move it away (of a server: update_dir) and begin anew"
+        )
     raise CheckpointError(
-        f"{folder} {what}; use it with the model it began with, or move it away (of a server: update_dir) to begin anew"
+        f"{folder} was learnt by a model that began with other weights or another card; use it with the model it began "
+        "with, or move it away (of a server: update_dir) to begin anew"
     )

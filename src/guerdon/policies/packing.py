@@ -110,16 +110,53 @@ def register() -> None:
     AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 
 
-def takes_attention(model: Any) -> bool:
-    """Whether a network of transformers can be given an attention of ours, and reads nothing but by attention."""
+def packs(model: Any) -> bool:
+    """Whether a network of transformers reads packed sequences as it reads each alone; tried with two short ones.
+
+    Its attention must be exchangeable, look back only, and be all that carries something from token to token. Networks
+    that do something else around their attention (a mask of their own, arguments that they do not hand on) show it by
+    other values, or by raising.
+    """
     kinds = getattr(model.config, "layer_types", None) or ["full_attention"]
+    looks_back = [bool(module.is_causal) for module in model.modules() if hasattr(module, "is_causal")]
     return (
         bool(getattr(model, "_supports_attention_backend", False))
         and not getattr(model, "_is_stateful", False)
         and set(kinds) <= {"full_attention", "sliding_attention"}
         and getattr(model.config, "attn_logit_softcapping", None) is None  # which our attention does not do
         and not any(name.endswith(".sinks") for name, _ in model.named_parameters())
+        and bool(looks_back)
+        and all(looks_back)
+        and _reads_alike(model)
     )
+
+
+@torch.no_grad()
+def _reads_alike(model: Any) -> bool:
+    """The last hidden states of two sequences, packed and each alone."""
+    body, training, before = model.base_model, model.training, model.config._attn_implementation
+    vocabulary = int(model.get_input_embeddings().weight.shape[0])
+    device = model.get_input_embeddings().weight.device
+    lengths = (3, 7)
+    ids = [torch.arange(n, device=device) * 7919 % vocabulary for n in lengths]
+    positions = torch.cat([torch.arange(n, device=device) for n in lengths])
+    places = torch.cat([torch.arange(n, device=device) + row * max(lengths) for row, n in enumerate(lengths)])
+    register()
+    model.eval()
+    try:
+        alone = torch.cat([body(input_ids=x[None], use_cache=False).last_hidden_state[0] for x in ids]).float()
+        model.set_attn_implementation(PACKED_ATTENTION)
+        packed = body(
+            input_ids=torch.cat(ids)[None], position_ids=positions[None], use_cache=False,
+            packing=Packing(places, len(lengths), max(lengths), eager=False),
+        ).last_hidden_state[0].float()  # fmt: skip
+    except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError):
+        return False
+    finally:
+        model.set_attn_implementation(before)
+        model.train(training)
+    allowed = 1e-3 if model.dtype == torch.float32 else 0.1
+    return bool((packed - alone).abs().max() <= allowed * alone.abs().max())
 
 
 def packed_attention(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -43,7 +44,6 @@ class SharedBase:
     Attributes:
         device: where the weights are.
         bf16: compute in bfloat16; the weights stay float32.
-        packs: whether it can read sequences without padding.
         peft: the `PeftModel` around the model once it has an adapter.
 
     Raises:
@@ -60,10 +60,8 @@ class SharedBase:
         self._layers: list[Any] = []
         if len(tokenizer) > self.vocabulary:
             raise ConfigError(f"the tokenizer has {len(tokenizer)} tokens, the model only {self.vocabulary}")
-        self.packs = packing.takes_attention(model)
-        if self.packs:
-            packing.register()
-            prompt_sharing.register()
+        packing.register()
+        prompt_sharing.register()
         if settings.use_remove_padding:
             self.check_packs()
         if settings.gradient_checkpointing:
@@ -79,6 +77,11 @@ class SharedBase:
     def adapters(self) -> tuple[str, ...]:
         """Names of the adapters."""
         return () if self.peft is None else tuple(self.peft.peft_config)
+
+    @cached_property
+    def packs(self) -> bool:
+        """Whether it can read sequences without padding; found out when first asked."""
+        return packing.packs(self.model)
 
     def check_packs(self) -> None:
         """Make sure that sequences can be packed.
@@ -97,9 +100,9 @@ class SharedBase:
             longest: tokens of the longest sequence.
         """
         window = getattr(self.model.config, "sliding_window", None)
-        if not self.settings.share_prompts or not self.packs or (window is not None and window < longest):
+        if not self.settings.share_prompts or (window is not None and window < longest):
             return False
-        return prompt_sharing.worth_sharing(batch)
+        return prompt_sharing.worth_sharing(batch) and self.packs
 
     def add_adapter(self, name: str, settings: LoraSettings, *, seed: int) -> None:
         """Freeze the weights and put a fresh adapter on them; it changes nothing until it is trained.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -107,12 +108,16 @@ def _held(folder: Path) -> Iterator[None]:
         ConfigError: another process runs there.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a") as lock:
+    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
         try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of this process alone: its children do not inherit it
-        except (BlockingIOError, PermissionError) as error:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
             raise ConfigError(
-                f"{folder} is in use by another process; wait for its end, or choose another "
-                "runner.logger.experiment_name"
+                f"{folder} is in use by another run; wait for its end, or choose another runner.logger.experiment_name"
             ) from error
+        except OSError as error:
+            raise ConfigError(f"{folder} cannot be locked ({error.strerror}); choose one on another disk") from error
         yield
+    finally:
+        os.close(lock)

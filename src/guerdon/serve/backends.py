@@ -86,6 +86,12 @@ def model_source(name: str, settings: ServedModelSettings) -> ModelSource:
     if given and backend not in VLM_NAMES and settings.custom_backend is None:
         what = "a model read from its folder" if backend is None else f"backend {backend}"
         raise ConfigError(f"models.{name}: {', '.join(given)} would do nothing with {what}; remove it")
+    size = settings.tensor_parallel_size or ENGINES.get(backend or "", {}).get("tensor_parallel_size", 1)
+    if settings.processes is not None and size > 1:
+        raise ConfigError(
+            f"models.{name}: a copy of a model has one GPU, and tensor_parallel_size is {size}; remove processes, or "
+            "set tensor_parallel_size to 1"
+        )
     aliases = set(settings.aliases)
     if backend is not None and backend_name(name) == backend:
         aliases |= {backend, *(alias for alias, known in ALIASES.items() if known == backend)} - {name}
@@ -146,7 +152,8 @@ def _replicas(name: str, settings: ServedModelSettings) -> RewardModel:
     from guerdon.serve.replicas import Replicas
 
     count = settings.processes or 1
-    threads = max(1, int(os.environ.get("OMP_NUM_THREADS", "1")) // count)
+    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # a list is one number per level of nesting
+    threads = max(1, (int(told) if told.isdigit() else 1) // count)
     return Replicas(name, partial(build_model, name, settings), count=count, threads=threads)
 
 

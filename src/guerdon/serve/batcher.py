@@ -12,8 +12,9 @@ are handed back instead of being scored. It holds no clock, no thread and no mod
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -94,6 +95,9 @@ class Batcher(Generic[W]):
     def __len__(self) -> int:
         return len(self._items)
 
+    def __iter__(self) -> Iterator[Item[W]]:
+        return iter(self._items)
+
     def has_room(self, n: int) -> bool:
         """Whether `n` more items may wait."""
         return len(self._items) + n <= self.limit
@@ -137,7 +141,9 @@ class Batcher(Generic[W]):
             else:
                 rest.append(item)
         self._items = rest
-        self._company = bool(rest) or len({id(waiter) for item in batch for waiter, _ in item.waiters}) > 1
+        waiters = (waiter for item in itertools.chain(batch, rest) for waiter, _ in item.waiters)
+        first = next(waiters, None)
+        self._company = any(waiter is not first for waiter in waiters)
         return batch, expired
 
     def drain(self) -> list[Item[W]]:

@@ -13,13 +13,14 @@ programs without a loop. This module does not know what the scores are for.
 from __future__ import annotations
 
 import asyncio
+import difflib
 import os
 import random
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Never
 
 import httpx2
 from numpy.typing import NDArray
@@ -67,6 +68,10 @@ class AsyncRewardClient:
         rng: of pauses between tries.
         transport: in place of real sockets.
         new_id: makes request ids.
+        **unknown: refused, with what to write instead.
+
+    Raises:
+        ConfigError: an argument that there is not, or a setting that is wrong.
     """
 
     def __init__(
@@ -78,8 +83,10 @@ class AsyncRewardClient:
         rng: random.Random | None = None,
         transport: httpx2.AsyncBaseTransport | None = None,
         new_id: Callable[[], str] | None = None,
+        **unknown: Never,
     ) -> None:
         self.settings = RemoteSettings(endpoint=settings) if isinstance(settings, str) else settings
+        _refuse_unknown(unknown)
         given = token if token is not None else os.environ.get(self.settings.token_env)
         more = {} if new_id is None else {"new_id": new_id}
         self.sender = Sender(self.settings, given or None, clock=clock, rng=rng, transport=transport, **more)
@@ -341,6 +348,19 @@ def _text(part: Any) -> str:
     if isinstance(part, str):
         return part
     return "\n".join(str(message["content"]) for message in part)
+
+
+def _refuse_unknown(names: Iterable[str]) -> None:
+    """Refuse arguments that the client does not have, with what was likely meant; their values may be secrets."""
+    own, settings = ("token", "clock", "rng", "transport", "new_id"), tuple(RemoteSettings.model_fields)
+    for name in names:
+        if name in settings:
+            raise ConfigError(f"{name} is a setting, no argument of the reward client: RemoteSettings({name}=...)")
+        near = difflib.get_close_matches(name, (*own, *settings), n=1, cutoff=0.6)
+        hint = ""
+        if near:
+            hint = f"; did you mean {near[0]}?" if near[0] in own else f"; did you mean RemoteSettings({near[0]}=...)?"
+        raise ConfigError(f"the reward client has no argument {name!r}{hint}")
 
 
 def _refuse_idle(settings: RemoteSettings, info: RewardInfo) -> None:

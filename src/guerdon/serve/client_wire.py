@@ -174,7 +174,8 @@ class NativeWire:
             item = self._item(episode, info, ExitStack())
             if isinstance(item, Failure):
                 return Failure(item.reason, f"item {place}: {item.detail}")
-            items.append({**item, "id": str(place), "outcome": episode.outcome})
+            outcome = None if episode.outcome is None else bool(episode.outcome)
+            items.append({**item, "id": str(place), "outcome": outcome})
         named = {} if self.settings.backend is None else {"model": self.settings.backend}
         once = {} if when == "none" else {"request_id": request_id}
         body = _json({**named, **once, "update": when, "items": items})

@@ -15,6 +15,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
 from guerdon.serve.engine import Engine
+from guerdon.serve.native import ERRORS
 from guerdon.settings.serve import ServeSettings
 from guerdon.types import RewardInfo
 
@@ -50,7 +51,7 @@ def router(engine: Engine, settings: ServeSettings) -> APIRouter:
     """The route."""
     routes = APIRouter(tags=["guerdon"])
 
-    @routes.get("/v1/rewards")
+    @routes.get("/v1/rewards", responses={status: ERRORS[status] for status in (401, 404, 503)})
     async def describe(
         model: Annotated[
             str | None, Query(max_length=200, description="which model; the default where left out")

@@ -19,7 +19,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from guerdon.serve.errors import error_body
@@ -100,7 +99,7 @@ class Guard:
             return await _refuse(send, receive, 413, "too_large", f"a request may have at most {most} bytes")
         if self._working >= self._limits.concurrency or self._bytes + int(claimed) > self._limits.max_bytes_in_flight:
             return await _refuse(send, receive, 429, "busy", "too many requests at a time", retry_after="1")
-        body = _Body(self, receive)
+        body, why = _Body(self, receive), None
         self._working += 1
         try:
             wait = self._overload()
@@ -108,18 +107,19 @@ class Guard:
                 await self.app(scope, body.receive, send)
             else:
                 await self._shed(body, send, wait)
+        except _BodyRefused as error:
+            why = error.why  # and not the error: it holds those who read, and what they have read so far
         finally:
             self._working -= 1
             self._bytes -= body.size
+        if why is not None:
+            await _refuse(send, receive, *why, retry_after="1" if why[0] == 429 else None)
 
     async def _shed(self, body: _Body, send: Send, wait: float) -> None:
         """Refuse before anything is parsed: reading requests only to refuse them would take the time of the others."""
-        try:
-            while not body.complete:
-                if (await body.receive())["type"] == "http.disconnect":
-                    return
-        except HTTPException as error:
-            return await _refuse(send, body.receive, error.status_code, "busy", str(error.detail))
+        while not body.complete:
+            if (await body.receive())["type"] == "http.disconnect":
+                return
         what = "too many items wait; come again later"
         await _answer(send, 429, error_body(what, 429, "busy"), [(b"retry-after", str(max(1, round(wait))).encode())])
 
@@ -147,6 +147,18 @@ class Guard:
         return self._limits.max_body_bytes, self._limits.read_timeout_s
 
 
+class _BodyRefused(Exception):
+    """A body is not read further. It passes those who read, and their handlers of errors, on its way to the guard.
+
+    Attributes:
+        why: status, code and words of the answer.
+    """
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.why = status, code, message
+
+
 class _Body:
     """The body of one request, counted and timed as it arrives."""
 
@@ -158,22 +170,26 @@ class _Body:
         self.size = 0
 
     async def receive(self) -> Message:
-        """The next part; after the last one, whatever the server has to say."""
+        """The next part; after the last one, whatever the server has to say.
+
+        Raises:
+            _BodyRefused: it is too large, or too late.
+        """
         if self.complete:
             return await self._receive()
         try:
             async with asyncio.timeout_at(self._until):
                 message = await self._receive()
         except TimeoutError:
-            raise HTTPException(408, "the request did not arrive in time", {"Connection": "close"}) from None
+            raise _BodyRefused(408, "timeout", "the request did not arrive in time") from None
         if message["type"] == "http.request":
             arrived = len(message.get("body", b""))
             self.size += arrived
             room = self._guard.count(arrived)
             if self.size > self._most:
-                raise HTTPException(413, f"a request may have at most {self._most} bytes", {"Connection": "close"})
+                raise _BodyRefused(413, "too_large", f"a request may have at most {self._most} bytes")
             if not room:
-                raise HTTPException(429, "too many requests at a time", {"Retry-After": "1", "Connection": "close"})
+                raise _BodyRefused(429, "busy", "too many requests at a time")
         self.complete = not message.get("more_body", False)
         return message
 

@@ -7,13 +7,14 @@ Text items become episodes with a row per step. This module does not know the en
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from guerdon.evaluate.aggregate import solution_value
 from guerdon.models.judgement import Judgement, Scale
 from guerdon.policies.tokens import split_steps
+from guerdon.serve.as_written import WHOLE
 from guerdon.serve.errors import BadRequest
 from guerdon.serve.wire_media import Sent
 from guerdon.settings.evaluate_text import Aggregation
@@ -65,7 +66,9 @@ class RewardItem(Words):
         None, min_length=1, max_length=100, description="text: cut the completion into steps behind each of these"
     )
     label: str | None = Field(None, description="text: the true answer, for models that check it")
-    outcome: bool | None = Field(None, description="whether it succeeded; updates need it, scores never use it")
+    outcome: bool | None = Field(
+        None, strict=True, description="whether it succeeded; updates need it, scores never use it"
+    )
     task: str | None = Field(None, description="frames: what was to be done")
     frames_base64: list[str] | None = Field(None, description="frames: PNG, JPEG or WebP pictures, base64")
     npy_base64: str | None = Field(None, description="frames: a uint8 NPY array (T, H, W, 3), base64")
@@ -76,8 +79,12 @@ class RewardItem(Words):
 class JudgeWords(Words):
     """What a caller may choose for all items of a request."""
 
-    nframes: int | None = Field(None, ge=1, le=128, description="frames of a video to look at, first and last kept")
-    max_pixels: int | None = Field(None, ge=784, le=1_605_632, description="pixels per frame, larger ones are shrunk")
+    nframes: Annotated[int, Field(ge=1, le=128), WHOLE] | None = Field(
+        None, description="frames of a video to look at, first and last kept"
+    )
+    max_pixels: Annotated[int, Field(ge=784, le=1_605_632), WHOLE] | None = Field(
+        None, description="pixels per frame, larger ones are shrunk"
+    )
     prompt: str | None = Field(None, max_length=100, description="name of a prompt template of the model")
     score_mode: Scale | None = Field(None, description="scale of a written answer")
 
@@ -91,7 +98,7 @@ class RewardsRequest(Words):
         None, description="how step scores become one score; null: the model's own total"
     )
     options: JudgeWords = Field(default_factory=JudgeWords, description="choices for vision-language models")
-    deadline_s: float | None = Field(None, gt=0, le=3600, description="give up after so many seconds")
+    deadline_s: float | None = Field(None, strict=True, gt=0, le=3600, description="give up after so many seconds")
 
 
 class UpdateRequest(Words):

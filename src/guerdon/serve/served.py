@@ -65,6 +65,7 @@ class Served:
         self._pending: dict[bytes, Item[Ticket]] = {}  # waiting or being judged, by content
         self._worked_last = False
         self._busy = 0  # lanes that have a batch
+        self._working: set[Item[Ticket]] = set()  # what is being judged
         self._jobs: deque[tuple[Callable[[], Awaitable[None]], asyncio.Future[Any]]] = deque()
         self._seconds_per_item = 0.01
         self._refused = 0
@@ -275,18 +276,20 @@ class Served:
         batch, expired = self.batcher.take(now, share)
         self._queue.set(len(self.batcher))
         for item in expired:
-            self._pending.pop(item.key, None)
+            self._forget(item)
         self._count("expired", len(expired))
         if not batch:
             return
         model = self.ready_model()
         start = time.perf_counter()
         self._busy += 1
+        self._working.update(batch)
         try:
             episodes = [item.episode for item in batch]
             judgements = await worker.run(judge_all, model, episodes, batch[0].options, self.name)
         finally:
             self._busy -= 1
+            self._working.difference_update(batch)
         seconds = time.perf_counter() - start
         self._seconds_per_item += 0.2 * (seconds / len(batch) / self.source.lanes - self._seconds_per_item)
         self._metrics.batch_items.labels(self.name).observe(len(batch))
@@ -294,12 +297,17 @@ class Served:
         for item, judgement in zip(batch, judgements, strict=True):
             self._settle(item, judgement, remember=model is self.model)
 
+    def _forget(self, item: Item[Ticket]) -> None:
+        """Nobody can wait for this item any more; another one of the same content may have come since a reload."""
+        if self._pending.get(item.key) is item:
+            del self._pending[item.key]
+
     def _settle(self, item: Item[Ticket], judgement: Judgement, *, remember: bool) -> None:
         failure = judgement.score.failure
         if failure is not None:
             self._metrics.failed(self.name, failure.reason)
         self._count("scored" if failure is None else "failed", 1)
-        self._pending.pop(item.key, None)
+        self._forget(item)
         if remember:  # another lane may have exchanged the model meanwhile
             self.cache.put(item.key, judgement)
         for ticket, place in item.waiters:
@@ -332,6 +340,7 @@ class Served:
                     f"the learnt state of {self.name!r} does not fit what was loaded; the old one goes on"
                 ) from error
         self.model = fresh
+        self._pending = {item.key: item for item in self.batcher}  # what other lanes judge is said by the old model
         self._metrics.ready.labels(self.name).set(1)
         self.cache.clear()
 
@@ -365,7 +374,8 @@ class Served:
 
     def _give_up(self) -> None:
         """Tell everybody who waits that nothing will come."""
-        tickets = [ticket.done for item in self._pending.values() for ticket, _ in item.waiters]
+        items = {*self._pending.values(), *self._working}
+        tickets = [ticket.done for item in items for ticket, _ in item.waiters]
         for future in [*tickets, *(future for _, future in self._jobs)]:
             if not future.done():
                 future.set_exception(self._not_ready())

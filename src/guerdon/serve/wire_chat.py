@@ -14,12 +14,13 @@ import json
 import re
 import time
 import uuid
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from guerdon.models.judgement import Judgement, JudgeOptions
+from guerdon.serve.as_written import FLAG, WHOLE
 from guerdon.serve.engine import Engine
 from guerdon.serve.errors import BadRequest
 from guerdon.serve.media import Media
@@ -45,10 +46,10 @@ class ChatRequest(Foreign):
     messages: list[dict[str, Any]] = Field(
         min_length=1, max_length=1, description="one user turn: parts image_url with data URLs, then one part text"
     )
-    stream: Literal[False] | None = Field(None, description="answers come whole")
-    n: Literal[1] | None = Field(None, description="there is one answer")
-    views: int | None = Field(
-        None, ge=1, le=8, description="cameras whose frames follow one another, as many of each; the first is judged"
+    stream: Annotated[Literal[False], FLAG] | None = Field(None, description="answers come whole")
+    n: Annotated[Literal[1], WHOLE] | None = Field(None, description="there is one answer")
+    views: Annotated[int, Field(ge=1, le=8), WHOLE] | None = Field(
+        None, description="cameras whose frames follow one another, as many of each; the first is judged"
     )
 
 

@@ -10,13 +10,14 @@ root, a prompt is chosen by name, and an answer that says nothing is no 0. This 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from starlette.datastructures import FormData, UploadFile
 
 from guerdon.models.judgement import JudgeOptions, Scale
+from guerdon.serve.as_written import WHOLE
 from guerdon.serve.engine import Engine
 from guerdon.serve.errors import BadRequest
 from guerdon.serve.media import Media
@@ -50,8 +51,12 @@ class ScoreRequest(BaseModel):
     frames_base64: list[str] | None = Field(None, min_length=1, description="PNG, JPEG or WebP pictures as base64")
     npy_base64: str | None = Field(None, min_length=1, description="an NPY file with the frames as base64")
     video_base64: str | None = Field(None, min_length=1, description="an MP4 file as base64")
-    nframes: int = Field(16, ge=1, le=128, description="frames to look at, the first and the last among them")
-    max_pixels: int = Field(200_704, ge=784, le=1_605_632, description="pixels per frame; larger ones are shrunk")
+    nframes: Annotated[int, Field(ge=1, le=128), WHOLE] = Field(
+        16, description="frames to look at, the first and the last among them"
+    )
+    max_pixels: Annotated[int, Field(ge=784, le=1_605_632), WHOLE] = Field(
+        200_704, description="pixels per frame; larger ones are shrunk"
+    )
     backend: str | None = Field(None, description="which model; the server's default if left out")
     backend_kwargs: BackendOptions = Field(default_factory=BackendOptions, description="choices for the judgement")
 

@@ -51,9 +51,11 @@ class PoolRequest(Foreign):
         None, description="a value per step, or one per response; what the model gives where left out"
     )
     use_activation: bool | None = Field(
-        None, description="values are given as the model has them; true is refused where they are no probabilities"
+        None,
+        strict=True,
+        description="values are given as the model has them; true is refused where they are no probabilities",
     )
-    activation: bool | None = Field(None, description="the older name of use_activation")
+    activation: bool | None = Field(None, strict=True, description="the older name of use_activation")
 
 
 class Usage(BaseModel):

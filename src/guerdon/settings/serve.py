@@ -61,6 +61,8 @@ class ServedModelSettings(Settings):
             raise ValueError("a served model needs backend, model_path or custom_backend")
         if self.update_dir is None and "keep_updates" in self.model_fields_set:
             raise ValueError("keep_updates would do nothing without update_dir; remove it")
+        if self.processes is not None and (self.tensor_parallel_size or 1) > 1:
+            raise ValueError("a model on several GPUs is not there in several copies; remove processes")
         if self.processes is not None and self.update_dir is not None:
             raise ValueError("a model with an update_dir learns, which copies would not do alike; remove processes")
         return self

@@ -1,8 +1,8 @@
 """Solutions in one forward pass of a family's own network: packed into one row, or side by side.
 
-Packed, every layer but attention works on real tokens only. That needs a network of causal attention which takes
-another implementation of it; the rest is padded on the right, where a causal model never looks. This module does not
-know what is read from the hidden states.
+Packed, every layer but attention works on real tokens only. That needs a network which reads packed solutions as it
+reads each alone (`policies.packing.packs`); others are padded on the right, where a causal model never looks. This
+module does not know what is read from the hidden states.
 
     lay = layer(model, tokenizer)
     laid = lay(marked)
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from guerdon.models.adapters.steps import Marked
 from guerdon.policies import packing
-from guerdon.policies.packing import PACKED_ATTENTION, Packing, takes_attention
+from guerdon.policies.packing import PACKED_ATTENTION, Packing
 from guerdon.policies.tokens import pad_id, pad_right
 from guerdon.types import FloatArray
 
@@ -53,9 +53,8 @@ def layer(model: Any, tokenizer: Any) -> Callable[[Sequence[Marked]], Laid]:
         model: a network of transformers, for reading only.
         tokenizer: of the model.
     """
-    if not (takes_attention(model) and _is_causal(model)):
+    if not packing.packs(model):
         return lambda batch: pad(batch, tokenizer, model.device)
-    packing.register()
     model.set_attn_implementation(PACKED_ATTENTION)
     return lambda batch: pack(batch, model.device)
 
@@ -86,9 +85,3 @@ def _laid(batch: Sequence[Marked], starts_B: np.ndarray, inputs: dict[str, Tenso
     places = np.concatenate([start + m.places for start, m in zip(starts_B, batch, strict=True)])
     placed: dict[str, Any] = {name: tensor.to(device) for name, tensor in inputs.items()}
     return Laid(placed, torch.from_numpy(places).to(device), tuple(len(m.places) for m in batch))
-
-
-def _is_causal(model: Any) -> bool:
-    """Whether all attention looks back only; some networks that judge tokens look both ways."""
-    found = [bool(m.is_causal) for m in model.modules() if hasattr(m, "is_causal")]
-    return bool(found) and all(found)
