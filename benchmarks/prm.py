@@ -11,7 +11,7 @@ on the same solutions of 2 to 10 steps; token ids and places of labels are compa
 float32 on both sides (TRL with sdpa, guerdon with the attention that it chooses for the length), the same optimiser,
 batch and clipping; then each in bfloat16, as it does that; guerdon also without padding (`use_remove_padding`), which
 PRMTrainer does not offer. F1: each trains for the same core-seconds, with several seeds (order of the solutions, fresh
-head, dropout), at the learning rate that is its own best on solutions that are not reported; the F1 is that of first
+head), at the learning rate that is its own best on solutions that are not reported; the F1 is that of first
 errors, as in ProcessBench, at a threshold of 0.5. The learning rate rises for a twentieth of the time
 and then falls to 0. Judging, imports, tokenisation and warm-up steps do not count.
 
@@ -250,7 +250,7 @@ def equal_time(options: argparse.Namespace, shared: Training) -> str:
         rivals = [side for side in sides if side.startswith("trl")]
         rival = max(rivals, key=lambda side: np.mean(found[side, best[side]], axis=0)[0])
         for side in sides:
-            less = "" if side in rivals else difference(test[side] - test[rival])
+            less = "" if side in rivals else difference(test[side], test[rival])
             every = ", ".join(f"{r:g}: {np.mean(found[side, r], axis=0)[1]:.3f}" for r in rates)
             f1 = f"{test[side].mean():.3f} ({test[side].min():.3f} to {test[side].max():.3f})"
             told = [f"{budget:g}", f"{best[side]:g}", spread(steps[side], 0), f1, less, every]
@@ -266,15 +266,15 @@ def equal_time(options: argparse.Namespace, shared: Training) -> str:
     return table(["", *head], rows)
 
 
-def difference(found: np.ndarray) -> str:
-    """Mean of paired differences with Student's interval at 95 %, over seeds."""
-    from scipy.stats import t
+def difference(ours: np.ndarray, theirs: np.ndarray) -> str:
+    """Difference of the means with Welch's interval at 95 %, over seeds."""
+    from scipy.stats import ttest_ind
 
-    mean, n = float(found.mean()), len(found)
-    if n < 2:
-        return f"{mean:+.3f}"
-    half = float(t.ppf(0.975, n - 1) * found.std(ddof=1) / np.sqrt(n))
-    return f"{mean:+.3f} [{mean - half:.3f}, {mean + half:.3f}]"
+    less = float(ours.mean() - theirs.mean())
+    if min(len(ours), len(theirs)) < 2:
+        return f"{less:+.3f}"
+    low, high = ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
+    return f"{less:+.3f} [{low:.3f}, {high:.3f}]"
 
 
 def one(options: argparse.Namespace) -> dict[str, Any]:
