@@ -17,6 +17,7 @@ from guerdon.errors import ConfigError, GuerdonError
 from guerdon.models.judgement import JudgeOptions
 from guerdon.serve.backends import build_model, model_source
 from guerdon.serve.errors import ModelFailed, NotReady
+from guerdon.serve.launch import serve_settings
 from guerdon.serve.replicas import Replicas
 from guerdon.settings.serve import ServedModelSettings
 from guerdon.types import Episode
@@ -249,3 +250,9 @@ def test_a_reload_ends_the_old_copies(server, tmp_path):
     while len([pid for pid in copies(running) if alive(pid)]) != 2:
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def test_copies_by_a_flag():
+    flags = {"model": ["prm=runs/prm"], "processes": 3, "threads": 6}
+    settings = serve_settings(None, [], flags)
+    assert (settings.models["prm"].processes, settings.threads) == (3, 6)

@@ -24,7 +24,7 @@ from guerdon.settings.serve import ServeSettings
 
 MODEL_FLAGS = (
     "backend", "model_path", "custom_backend", "tensor_parallel_size", "max_model_len", "gpu_memory_utilization",
-    "temperature", "top_p", "max_tokens", "update_dir",
+    "temperature", "top_p", "max_tokens", "processes", "update_dir",
 )  # fmt: skip
 SOURCES = ("backend", "model_path", "custom_backend")
 

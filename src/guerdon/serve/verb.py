@@ -53,6 +53,10 @@ def serve(
     temperature: Annotated[float | None, typer.Option("--temperature", help="Of what it writes.")] = None,
     top_p: Annotated[float | None, typer.Option("--top-p", help="Of what it writes.")] = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="Longest answer.")] = None,
+    processes: Annotated[
+        int | None, typer.Option("--processes", help="Copies of the model, each in a process of its own.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option("--threads", help="Cores that the model computes on.")] = None,
     update_dir: Annotated[
         str | None, typer.Option("--update-dir", help="Let the model learn in use, and keep its state there.")
     ] = None,
@@ -67,7 +71,8 @@ def serve(
         "media_root": media_root, "gpu_ids": gpu_ids, "tensor_parallel_size": tensor_parallel_size,
         "primo_tensor_parallel_size": primo_tensor_parallel_size, "max_model_len": max_model_len,
         "gpu_memory_utilization": gpu_memory_utilization, "temperature": temperature, "top_p": top_p,
-        "max_tokens": max_tokens, "update_dir": update_dir,
+        "max_tokens": max_tokens, "processes": processes, "threads": threads,
+        "update_dir": update_dir,
     }  # fmt: skip
     from guerdon.serve.launch import launch, serve_settings
 
