@@ -1,7 +1,9 @@
 """One model as it is served: its queue, its worker, its results, and how it is changed under way.
 
-Everything but the calls of the model happens on the event loop, so there is nothing to lock. Calls go to the model one
-after another: batches, updates, and the exchange of the model for a freshly loaded one. This module does not know HTTP.
+Everything but the calls of the model happens on the event loop, so there is nothing to lock. A model has one lane, or as
+many as there are copies of it: a lane makes one call after another. Updates come between two batches (what learns has
+one lane); an exchange for a freshly loaded model too, and what another lane judges meanwhile is said by the old one, to
+those who asked before. This module does not know HTTP.
 
     served = Served("prm", ModelSource(load), batch, limits, metrics)
     served.start()
@@ -345,7 +347,7 @@ class Served:
         self.cache.clear()
 
     async def _between_batches(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do something when no call of the model is under way, before the next batch."""
+        """Do something between two batches of a lane; with one lane, no call of the model is under way then."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         async def job() -> None:
