@@ -1,9 +1,9 @@
 """One model as it is served: its queue, its worker, its results, and how it is changed under way.
 
-Everything but the calls of the model happens on the event loop, so there is nothing to lock. A model has one lane, or as
-many as there are copies of it: a lane makes one call after another. Updates come between two batches (what learns has
-one lane); an exchange for a freshly loaded model too, and what another lane judges meanwhile is said by the old one, to
-those who asked before. This module does not know HTTP.
+Everything but the calls of the model happens on the event loop, so there is nothing to lock. A model has one lane,
+or as many as there are copies of it: a lane makes one call after another. Updates come between two batches (what
+learns has one lane); an exchange for a freshly loaded model too, and what another lane judges meanwhile is said by the
+old one, to those who asked before. This module does not know HTTP.
 
     served = Served("prm", ModelSource(load), batch, limits, metrics)
     served.start()
