@@ -325,6 +325,8 @@ def main() -> None:
         return
     if options.what != "score" and not options.trl_python:
         parser.error("training is compared with TRL 1.12: give --trl-python (TRL has had no PRMTrainer since)")
+    if options.budgets and not any(side.startswith("trl") for side in options.f1_sides.split(",")):
+        parser.error("--f1-sides names no side of TRL to compare with")
     where, texts = machine_line(["transformers"]), []
     for name in options.sizes.split(","):
         if options.what in ("score", "all"):

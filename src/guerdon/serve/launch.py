@@ -76,6 +76,7 @@ def launch(settings: ServeSettings) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = settings.gpu_ids.replace(" ", "")
     if settings.threads is not None or "OMP_NUM_THREADS" not in os.environ:
         os.environ["OMP_NUM_THREADS"] = str(settings.threads or max(1, _cores() // 2))  # the rest is for the requests
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts are short, and threads for them wait for cores
     sources = {name: model_source(name, model) for name, model in settings.models.items()}
     try:
         from guerdon.serve.app import build_app
