@@ -119,8 +119,8 @@ def write_folder(
 def new_head(width: int, seed: int = 0) -> nn.Linear:
     """A linear layer to one logit, drawn so that logits of normalised hidden states begin with a variance of 1.
 
-    A head of zeros would pass no gradient on to the language model, and Adam, which gives every weight the same first
-    step, makes up for it in one direction: at larger learning rates such trainings fail (docs/benchmarks.md).
+    A head of zeros passes no gradient on to the language model at first, and learns much slower at larger learning
+    rates (docs/benchmarks.md, process reward models).
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
