@@ -3,25 +3,17 @@
 GUERDON_VLLM=/path/to/vllm pytest -m slow tests/models/test_prm_real_vllm.py
 """
 
-import os
-import socket
-import subprocess
-
 import httpx2 as httpx
 import numpy as np
 import pytest
 import torch
+from vllm_process import NEEDS_VLLM, vllm_server
 
 from guerdon.models.text_load import load_text_model
 from guerdon.policies.tiny_text import byte_tokenizer
 from guerdon.types import Episode
 
-VLLM = os.environ.get("GUERDON_VLLM")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(VLLM is None, reason="set GUERDON_VLLM to a vllm executable"),
-]
+pytestmark = NEEDS_VLLM
 
 
 @pytest.fixture(scope="module")
@@ -45,26 +37,9 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def vllm(folder):
     """The address of a vLLM that pools it."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [
-        VLLM, "serve", str(folder), "--runner", "pooling", "--served-model-name", "prm", "--dtype", "float32",
-        "--max-model-len", "512", "--enforce-eager", "--host", "127.0.0.1", "--port", str(port),
-    ]  # fmt: skip
-    environment = {"VLLM_CPU_KVCACHE_SPACE": "1", **os.environ, "HF_HUB_OFFLINE": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-    try:
-        lines = []
-        for line in process.stdout:
-            lines.append(line)
-            if "Application startup complete" in line:
-                break
-        else:
-            pytest.fail("".join(lines[-30:]))
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.communicate(timeout=60)
+    pooling = ["--runner", "pooling", "--served-model-name", "prm", "--dtype", "float32", "--max-model-len", "512"]
+    with vllm_server(folder, *pooling) as address:
+        yield address
 
 
 def test_every_step_has_the_same_value(folder, vllm):

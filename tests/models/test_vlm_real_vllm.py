@@ -6,11 +6,9 @@ The environment of that vLLM needs torchvision, which its video processors impor
 """
 
 import json
-import os
-import socket
-import subprocess
 
 import pytest
+from vllm_process import NEEDS_VLLM, vllm_server
 from vlm_samples import episode
 
 from guerdon.models.judgement import JudgeOptions
@@ -18,12 +16,7 @@ from guerdon.models.load import load_reward_model
 from guerdon.models.tiny_vlm import CHAT_TEMPLATE, write_tiny_vlm
 from guerdon.settings.vlm import TinyVLMSettings
 
-VLLM = os.environ.get("GUERDON_VLLM")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(VLLM is None, reason="set GUERDON_VLLM to a vllm executable"),
-]
+pytestmark = NEEDS_VLLM
 
 
 def write_processor(folder, patch_size):
@@ -43,27 +36,12 @@ def served(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vllm") / "tiny"
     write_tiny_vlm(TinyVLMSettings(hidden_size=128, heads=2, intermediate=256), folder, seed=0)
     write_processor(folder, 8)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [
-        VLLM, "serve", str(folder), "--served-model-name", "tiny", "--dtype", "float32", "--max-model-len", "2048",
-        "--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--max-num-seqs", "8",
+    options = [
+        "--served-model-name", "tiny", "--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "8",
         "--limit-mm-per-prompt", '{"image": 16, "video": 1}', "--max-logprobs", "20",
     ]  # fmt: skip
-    environment = {"VLLM_CPU_KVCACHE_SPACE": "1", **os.environ, "HF_HUB_OFFLINE": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-    try:
-        lines = []
-        for line in process.stdout:
-            lines.append(line)
-            if "Application startup complete" in line:
-                break
-        else:
-            pytest.fail("".join(lines[-30:]))
-        yield folder, f"http://127.0.0.1:{port}/v1"
-    finally:
-        process.terminate()
-        process.communicate(timeout=60)
+    with vllm_server(folder, *options) as address:
+        yield folder, f"{address}/v1"
 
 
 @pytest.mark.parametrize(

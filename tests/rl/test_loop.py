@@ -37,6 +37,11 @@ SETUPS = {
 }
 
 
+def dies(*_, **__):
+    """Killed, wherever it is called."""
+    raise Killed
+
+
 @pytest.mark.parametrize("setup", SETUPS)
 def test_a_run_that_was_cut_off_anywhere_ends_the_same(setup, tmp_path):
     whole = clock_study(tmp_path, name="whole", **SETUPS[setup])
@@ -322,10 +327,6 @@ def test_a_policy_on_pixels(mode, tmp_path):
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_run_that_was_killed_before_its_first_step_leaves_its_place_free(tmp_path, monkeypatch, resume):
     study = clock_study(tmp_path, runner={"total_steps": 24})
-
-    def dies(*_, **__):
-        raise Killed
-
     with monkeypatch.context() as at_load:
         at_load.setattr("guerdon.rl.loop.build_side", dies)
         with pytest.raises(Killed):
@@ -345,10 +346,6 @@ def test_a_run_that_was_killed_before_its_first_step_leaves_its_place_free(tmp_p
 
 def test_a_run_that_recorded_a_step_keeps_its_folder_when_killed(tmp_path, monkeypatch):
     study = clock_study(tmp_path, runner={"total_steps": 24})
-
-    def dies(*_, **__):
-        raise Killed
-
     with monkeypatch.context() as at_the_end:
         at_the_end.setattr("guerdon.rl.loop.Loop._evaluate", dies)
         with pytest.raises(Killed):

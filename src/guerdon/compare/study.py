@@ -6,11 +6,9 @@ keys changed. Started again, a study goes on where it was. This module does not 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -22,6 +20,7 @@ from guerdon.compare.report import comparison_table, markdown_table, write_repor
 from guerdon.config import Tree, apply_overrides, merge, read_yaml, resolve_refs, to_yaml, validate
 from guerdon.durations import duration
 from guerdon.errors import ConfigError, JobError
+from guerdon.folder_lock import held
 from guerdon.narrator import Narrator
 from guerdon.settings.base import Settings
 from guerdon.settings.estimate import (
@@ -118,7 +117,7 @@ def run_study(plan: Plan) -> tuple[Path, str]:
     """
     started = time.perf_counter()
     folder = plan.folder
-    with _alone(folder):
+    with held(folder, busy=f"another study runs in {folder}; wait for its end, or choose another work_dir"):
         _write_configs(plan)
         _write_card(plan, 0.0)
         narrator = Narrator(len(plan.jobs), what="jobs")
@@ -137,20 +136,6 @@ def run_study(plan: Plan) -> tuple[Path, str]:
             f"The report of the others: {report}\n  {lines}"
         )
     return report, table
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Nobody else works in this folder; the lock goes when the process does, however it ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(
-                f"another study runs in {folder}; wait for its end, or choose another work_dir"
-            ) from error
-        yield
 
 
 def _write_configs(plan: Plan) -> None:

@@ -7,17 +7,14 @@ This module does not know studies of several runs.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from guerdon import atomic, provenance
 from guerdon.config import to_yaml
 from guerdon.errors import ConfigError, GuerdonError
+from guerdon.folder_lock import held
 from guerdon.rl.loop import Loop
 from guerdon.settings.study import Study
 
@@ -43,7 +40,8 @@ def run(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any]]:
     folder = run_folder(study)
     if resume and (folder / "COMPLETE").is_file() and (folder / "config.yaml").is_file():
         return _run(study, folder, resume=True)  # there is nothing to write
-    with _held(folder):
+    busy = f"{folder} is in use by another run; wait for its end, or choose another runner.logger.experiment_name"
+    with held(folder, busy=busy):
         return _run(study, folder, resume=resume)
 
 
@@ -98,26 +96,3 @@ def _recorded(folder: Path) -> bool:
     """Whether a run took a step there: one that failed or was killed before it leaves its place free."""
     metrics = folder / "metrics.jsonl"
     return metrics.is_file() and metrics.stat().st_size > 0
-
-
-@contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Keep other processes out, until this one leaves the block or ends in whatever way.
-
-    Raises:
-        ConfigError: another process runs there.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(
-                f"{folder} is in use by another run; wait for its end, or choose another runner.logger.experiment_name"
-            ) from error
-        except OSError as error:
-            raise ConfigError(f"{folder} cannot be locked ({error.strerror}); choose one on another disk") from error
-        yield
-    finally:
-        os.close(lock)

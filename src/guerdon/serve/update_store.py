@@ -12,17 +12,17 @@ over a restart. This module does not know models beyond `save` and `restore`.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
-import os
 import shutil
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from guerdon.atomic import seal_folder, verify_folder, write_json
-from guerdon.errors import CheckpointError, ConfigError, boundary
+from guerdon.errors import CheckpointError, boundary
+from guerdon.folder_lock import held
 from guerdon.models.judgement import Learns
 
 ANSWERS = 8
@@ -47,17 +47,13 @@ class UpdateStore:
     def __init__(self, folder: Path, *, keep: int) -> None:
         self.folder, self.keep, self.updates = folder, keep, 0
         self._answers: dict[str, dict[str, Any]] = {}
-        folder.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._lock)
-            raise ConfigError(f"{folder} is in use by another server; give each model its own update_dir") from None
+        self._lock = ExitStack()
+        busy = f"{folder} is in use by another server; give each model its own update_dir"
+        self._lock.enter_context(held(folder, busy=busy))
 
     def close(self) -> None:
         """Let another server use the folder."""
-        os.close(self._lock)
+        self._lock.close()
 
     def resume(self, model: Learns) -> None:
         """Bring the model to the newest state that is whole; where there is none, keep its own as state 0.

@@ -1,0 +1,42 @@
+"""One process at a time in a folder: a lock that goes when the process does, however it ends.
+
+It does not know what the folder is for.
+
+    with held(Path("runs/a"), busy="runs/a is in use by another run"):
+        ...
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from guerdon.errors import ConfigError
+
+
+@contextmanager
+def held(folder: Path, *, busy: str) -> Iterator[None]:
+    """Keep others out of a folder, which is made where it is not there.
+
+    Args:
+        folder: receives a file `.lock`.
+        busy: what to say where another holds it.
+
+    Raises:
+        ConfigError: another holds it, or the disk has no locks.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(busy) from error
+        except OSError as error:
+            raise ConfigError(f"{folder} cannot be locked ({error.strerror}); choose one on another disk") from error
+        yield
+    finally:
+        os.close(lock)
