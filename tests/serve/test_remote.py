@@ -270,21 +270,24 @@ def test_a_robots_run_with_a_served_network_is_the_run_with_the_network_here(ser
 
 def test_a_model_learns_by_http_once_however_often_it_is_told(served):
     client = RewardClient(RemoteSettings(endpoint=served.url, backend="learner"))
-    first = client.update(["q", "q"], ["a", "b"], [True, True], request_id="one")
+    first = client.update(["q", "q"], ["a", "b"], [True, True])
     assert (first.updates, first.repeated, first.metrics["seen"]) == (1, False, 2.0)
-    again = client.update(["q", "q"], ["a", "b"], [True, True], request_id="one")
+    again = client.update(["q", "q"], ["a", "b"], [True, True], number=1)
     assert (again.updates, again.repeated) == (1, True)
     assert [j.score.total for j in again.judgements] == [j.score.total for j in first.judgements]
     with pytest.raises(RewardRequestError, match="other content"):
-        client.update(["q"], ["different"], [True], request_id="one")
+        client.update(["q"], ["different"], [True], number=1)
     before = client.rewards(["q"], ["ab"])[0]
     learnt = client.update(["q"], ["ab"], [True], when="before")
     assert learnt.judgements[0].score.total == pytest.approx(before + 1 / 1024)
     assert client.update(["q"], ["ab"], [False], when="none").updates is None
     assert client.rewards(["q"], ["aa"]) == [None]  # more than the model promised: no number
     assert client.rewards(["q"], ["ab"])[0] == pytest.approx(before + 1 / 1024)
-    with pytest.raises(RewardRequestError, match="did not learn"):
+    with pytest.raises(RewardRequestError, match=r"did not learn.* with number=3"):
         client.update(["q"], ["explode"], [True])
+    other = RewardClient(RemoteSettings(endpoint=served.url, backend="learner"))
+    assert other.update(["q"], ["ab"], [False]).updates == 3  # another client has numbers of its own
+    other.close()
     score = RewardClient(RemoteSettings(endpoint=served.url + "/score"))
     with pytest.raises(ConfigError, match="cannot learn"):
         score.update(["q"], ["a"], [True])

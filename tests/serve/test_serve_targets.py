@@ -86,7 +86,7 @@ numbers = st.one_of(
 )
 keys = st.sampled_from(
     [
-        "items", "model", "aggregation", "options", "deadline_s", "update", "request_id", "prompt", "steps",
+        "items", "model", "aggregation", "options", "deadline_s", "update", "client_id", "number", "prompt", "steps",
         "completion", "messages", "task", "frames_base64", "npy_base64", "video_base64", "video_path", "id",
         "label", "outcome", "separator", "query", "prompts", "labels", "input", "task_text", "nframes",
         "max_pixels", "backend", "backend_kwargs", "role", "content", "url", "image_url", "type",

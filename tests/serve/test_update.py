@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import threading
-import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,10 +13,12 @@ import httpx2 as httpx
 import pytest
 from toys import Learner, Toy
 
+from guerdon.atomic import seal_folder, write_json
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.models.judgement import JudgeOptions
+from guerdon.serve import update_store
 from guerdon.serve.engine import BadRequest, Busy, Conflict, Engine, Learning, ModelSource, NotReady, UpdateFailed
-from guerdon.serve.update_store import UpdateStore
+from guerdon.serve.update_store import ANSWERS, Sent, UpdateStore
 from guerdon.settings.serve import LimitSettings
 from guerdon.types import Episode
 
@@ -105,8 +106,8 @@ def test_the_newest_states_are_kept(tmp_path):
     run(work)
 
 
-def test_the_same_request_id_learns_once_also_after_a_restart(tmp_path):
-    asked = Learning([text("a"), text("b", outcome=False), text("b")], when="after", request_id="r1")
+def test_an_update_that_is_sent_again_is_learnt_once_also_after_a_restart(tmp_path):
+    asked = Learning([text("a"), text("b", outcome=False), text("b")], when="after", sent=Sent("c", 1))
 
     async def first():
         async with learning(tmp_path) as engine:
@@ -115,12 +116,12 @@ def test_the_same_request_id_learns_once_also_after_a_restart(tmp_path):
             assert (done.repeated, again.repeated) == (False, True)
             assert same(done, again)
             together = await asyncio.gather(
-                *(engine.learn(None, Learning([text("a")], request_id="r2")) for _ in range(3))
+                *(engine.learn(None, Learning([text("a")], sent=Sent("c", 2))) for _ in range(3))
             )
             assert sorted(one.repeated for one in together) == [False, True, True]
             assert engine.made[0].seen == 4
             with pytest.raises(Conflict):
-                await engine.learn(None, Learning([text("other")], request_id="r1"))
+                await engine.learn(None, Learning([text("other")], sent=Sent("c", 1)))
             return done
 
     async def second(done):
@@ -140,12 +141,72 @@ def test_the_same_request_id_learns_once_also_after_a_restart(tmp_path):
     asyncio.run(second(done))
 
 
+def test_no_number_is_learnt_twice_however_many_came_after_it(tmp_path):
+    def numbered(n, client="c"):
+        return Learning([text("a" * n)], sent=Sent(client, n))
+
+    async def first():
+        async with learning(tmp_path) as engine:
+            for n in (2, 1, *range(4, ANSWERS + 4)):  # 3 is late, and others overtake it
+                assert not (await engine.learn(None, numbered(n))).repeated
+            assert not (await engine.learn(None, numbered(1, "other"))).repeated
+
+    async def second():
+        async with learning(tmp_path) as engine:
+            learnt = engine.made[0].seen
+            for n in (1, 2, 3, 4):  # all but the last ANSWERS are only known to be below a number
+                with pytest.raises(Conflict, match="not above 4, up to which"):
+                    await engine.learn(None, numbered(n))
+            for n in (5, ANSWERS + 3):
+                assert (await engine.learn(None, numbered(n))).repeated
+            assert (await engine.learn(None, numbered(1, "other"))).repeated
+            assert engine.made[0].seen == learnt
+            assert not (await engine.learn(None, numbered(ANSWERS + 9))).repeated
+            assert not (await engine.learn(None, numbered(ANSWERS + 6))).repeated  # late, and above the forgotten ones
+
+    run(first)
+    run(second)
+
+
+def test_clients_are_not_forgotten_but_refused_when_there_are_too_many(tmp_path, monkeypatch):
+    monkeypatch.setattr(update_store, "CLIENTS", 3)
+    monkeypatch.setattr(update_store, "ANSWERS", 2)
+
+    async def work():
+        async with learning(tmp_path) as engine:
+            for client in "abc":
+                await engine.learn(None, Learning([text("a")], sent=Sent(client, 1)))
+            with pytest.raises(BadRequest, match="no room for another"):
+                await engine.learn(None, Learning([text("a")], sent=Sent("d", 1)))
+            with pytest.raises(Conflict):
+                await engine.learn(None, Learning([text("a")], sent=Sent("a", 1)))
+            assert engine.made[0].seen == 3
+            await engine.learn(None, Learning([text("a")], sent=Sent("a", 2)))
+
+    run(work)
+
+
+def test_a_state_from_before_numbers_is_read(tmp_path):
+    model, store = Learner(), UpdateStore(tmp_path, keep=1)
+    store.resume(model)
+    model.learn([text("a")])
+    store.commit(model, None, {})
+    final = tmp_path / "update_000000001"
+    (final / "COMPLETE").unlink()
+    write_json(final / "update.json", {"updates": 1, "answers": {"r1": {"content": "x"}}})
+    seal_folder(final, tmp_path / "update_000000002")
+    store.resume(again := Learner())
+    assert (again.seen, store.updates) == (1, 1)
+    assert store.answer(Sent("r1", 1)) is None
+    store.close()
+
+
 def test_a_failed_update_is_taken_back(tmp_path, caplog):
     async def work():
         async with learning(tmp_path) as engine:
             await engine.update(None, [text("a")])
             with pytest.raises(UpdateFailed) as failed:
-                await engine.learn(None, Learning([text("a"), text("explode")], request_id="x"))
+                await engine.learn(None, Learning([text("a"), text("explode")], sent=Sent("x", 1)))
             assert "secret" not in str(failed.value)
             assert await totals(engine, text("b")) == [UNIT]
             assert engine.made[0].seen == 1
@@ -296,15 +357,15 @@ def test_the_routes_of_learning(server, tmp_path):
     running = server(models={"toy": {**LEARNER, "update_dir": str(tmp_path / "states")}})
     none = running.post("/v1/update", update("b", update="none"))
     assert (none.json()["results"][0]["score"], none.json()["updates"], none.json()["metrics"]) == (0.0, None, {})
-    after = running.post("/v1/update", update("b", request_id="1")).json()
+    after = running.post("/v1/update", update("b", client_id="c", number=1)).json()
     assert (after["update"], after["results"][0]["score"], after["updates"]) == ("after", 0.0, 1)
     assert after["metrics"] == {"weight": UNIT, "seen": 1.0}
-    repeated = running.post("/v1/update", update("b", request_id="1")).json()
+    repeated = running.post("/v1/update", update("b", client_id="c", number=1)).json()
     assert repeated == {**after, "repeated": True}
     before = running.post("/v1/update", update("b", update="before")).json()
     assert before["results"][0]["score"] == 2 * UNIT
-    assert running.post("/v1/update", update("c", request_id="1")).status_code == 409
-    assert running.post("/v1/update", update(request_id="2", update="none")).status_code == 422
+    assert running.post("/v1/update", update("c", client_id="c", number=1)).status_code == 409
+    assert running.post("/v1/update", update(client_id="c", number=2, update="none")).status_code == 422
     lacking = running.post("/v1/update", update(outcome=None))
     assert lacking.status_code == 422
     assert lacking.json()["error"]["param"] == "items"
@@ -336,7 +397,7 @@ def kill_while_updating(server, folder, states, rng, learnt):
     with httpx.Client(timeout=10) as client:
         while True:
             try:
-                answer = client.post(running.url + "/v1/update", json=update(request_id=str(time.monotonic_ns())))
+                answer = client.post(running.url + "/v1/update", json=update(client_id="c", number=known + 1))
             except httpx.TransportError:
                 break
             known += 1

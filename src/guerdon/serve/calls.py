@@ -19,7 +19,7 @@ from guerdon.errors import ConfigError, GuerdonError, boundary
 from guerdon.models.judgement import Judgement, JudgeOptions, Learns, judge
 from guerdon.serve.cache import content_key
 from guerdon.serve.errors import BadRequest, Conflict, ModelFailed, UpdateFailed
-from guerdon.serve.update_store import UpdateStore
+from guerdon.serve.update_store import Sent, UpdateStore
 from guerdon.serve.words import judgement_from_json, judgement_to_json
 from guerdon.types import Episode, Failure, RewardModel, Score
 
@@ -40,13 +40,13 @@ class Learning:
         episodes: with outcomes.
         options: of the judgements.
         when: learn before the episodes are judged, after that, or only learn.
-        request_id: the same id again gets the same answer, and nothing is learnt twice.
+        sent: who sent it, and under which number: sent again it gets the same answer, and nothing is learnt twice.
     """
 
     episodes: Sequence[Episode]
     options: JudgeOptions = field(default_factory=JudgeOptions)
     when: When = "after"
-    request_id: str | None = None
+    sent: Sent | None = None
 
     def content(self) -> str:
         """A hash of everything that was asked."""
@@ -94,7 +94,7 @@ def learn(model: RewardModel, store: UpdateStore, wanted: Learning, name: str) -
 
     Raises:
         BadRequest: there is no episode, or one has no outcome.
-        Conflict: the request id was used for something else.
+        Conflict: the number was used for something else, or may have been.
         UpdateFailed: it was not learnt or not kept; the model is in its last kept state again.
         BrokenModel: and that could not be restored either.
     """
@@ -104,9 +104,12 @@ def learn(model: RewardModel, store: UpdateStore, wanted: Learning, name: str) -
         where = f"items[{lacking[0]}] has none" if lacking else "there are no items"
         raise BadRequest(f"a model learns from items with an outcome, and {where}", param="items")
     content = wanted.content()
-    if wanted.request_id is not None and (known := store.answer(wanted.request_id)) is not None:
+    if wanted.sent is not None and (known := store.answer(wanted.sent)) is not None:
         if known["content"] != content:
-            raise Conflict("this request_id was used for an update with other content", param="request_id")
+            raise Conflict(
+                f"update {wanted.sent.number} of this client had other content; give each update a number of its own",
+                param="number",
+            )
         judged = [judgement_from_json(record) for record in known["judgements"]]
         return Learned(known["metrics"], judged, known["updates"], repeated=True)
     judgements: list[Judgement] = []
@@ -123,7 +126,7 @@ def learn(model: RewardModel, store: UpdateStore, wanted: Learning, name: str) -
                 "judgements": [judgement_to_json(judgement) for judgement in judgements],
                 "updates": store.updates + 1,
             }
-            store.commit(learner, wanted.request_id, answer)
+            store.commit(learner, wanted.sent, answer)
     except (GuerdonError, SystemExit) as error:
         log.error("%s", error, exc_info=error)
         _take_back(learner, store, name)

@@ -107,13 +107,11 @@ class RewardClient:
         *,
         when: When = "after",
         separator: str | None = None,
-        request_id: str | None = None,
+        number: int | None = None,
     ) -> Learnt:
         """As `AsyncRewardClient.update`."""
         return self._run(
-            lambda client: client.update(
-                prompts, completions, outcomes, when=when, separator=separator, request_id=request_id
-            )
+            lambda client: client.update(prompts, completions, outcomes, when=when, separator=separator, number=number)
         )
 
     def score_videos(

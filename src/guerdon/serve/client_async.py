@@ -68,6 +68,7 @@ class AsyncRewardClient:
         rng: of pauses between tries.
         transport: in place of real sockets.
         new_id: makes request ids.
+        client_id: of the updates that it sends, which it numbers; None: a new one.
         **unknown: refused, with what to write instead.
 
     Raises:
@@ -83,6 +84,7 @@ class AsyncRewardClient:
         rng: random.Random | None = None,
         transport: httpx2.AsyncBaseTransport | None = None,
         new_id: Callable[[], str] | None = None,
+        client_id: str | None = None,
         **unknown: Never,
     ) -> None:
         self.settings = RemoteSettings(endpoint=settings) if isinstance(settings, str) else settings
@@ -92,6 +94,7 @@ class AsyncRewardClient:
         self.sender = Sender(self.settings, given or None, clock=clock, rng=rng, transport=transport, **more)
         self._wire: Wire = wire_of(self.settings)
         self._info: RewardInfo | None = None
+        self._client_id, self._updates = client_id or uuid.uuid4().hex, 0
 
     @property
     def counts(self) -> dict[str, int]:
@@ -213,7 +216,7 @@ class AsyncRewardClient:
         *,
         when: When = "after",
         separator: str | None = None,
-        request_id: str | None = None,
+        number: int | None = None,
     ) -> Learnt:
         """Let the model on the server learn from rollouts whose outcome is known, and score them.
 
@@ -223,8 +226,8 @@ class AsyncRewardClient:
             outcomes: whether each is right.
             when: score, then learn (after); learn, then score (before); only score (none).
             separator: as in `rewards`.
-            request_id: the same id again gets the same answer, and nothing is learnt twice; None: a new one, which
-                all tries of this call share.
+            number: of this update among those of the client, which all tries of this call share; None: the next one.
+                An update that was sent before under this number gets the same answer, and nothing is learnt twice.
 
         Raises:
             RewardRequestError: the server did not learn; by its own word or by silence.
@@ -234,17 +237,19 @@ class AsyncRewardClient:
         wire = self._wire
         if not isinstance(wire, NativeWire):
             raise ConfigError("an endpoint /score cannot learn; end it with /v1/rewards")
-        name = request_id or uuid.uuid4().hex
+        if number is None:
+            number = self._updates + (when != "none")
+        self._updates = max(self._updates, number)
         info = await self._known()
         found: Learnt | Failure = (
             info
             if isinstance(info, Failure)
-            else await wire.update(self.sender, episodes, info, when, name, self._deadline())
+            else await wire.update(self.sender, episodes, info, when, self._client_id, number, self._deadline())
         )
         if isinstance(found, Failure):
             raise RewardRequestError(
-                f"the reward server at {self.settings.base} did not learn ({found}); the same request_id ({name}) may "
-                "be sent again"
+                f"the reward server at {self.settings.base} did not learn, or did not say so ({found}); send the same "
+                f"update again with number={number}: nothing is learnt twice"
             )
         return found
 
@@ -352,7 +357,7 @@ def _text(part: Any) -> str:
 
 def _refuse_unknown(names: Iterable[str]) -> None:
     """Refuse arguments that the client does not have, with what was likely meant; their values may be secrets."""
-    own, settings = ("token", "clock", "rng", "transport", "new_id"), tuple(RemoteSettings.model_fields)
+    own, settings = ("token", "clock", "rng", "transport", "new_id", "client_id"), tuple(RemoteSettings.model_fields)
     for name in names:
         if name in settings:
             raise ConfigError(f"{name} is a setting, no argument of the reward client: RemoteSettings({name}=...)")

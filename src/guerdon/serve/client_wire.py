@@ -165,7 +165,8 @@ class NativeWire:
         episodes: Sequence[Episode],
         info: RewardInfo,
         when: When,
-        request_id: str,
+        client_id: str,
+        number: int,
         deadline: Deadline,
     ) -> Learnt | Failure:
         """Let the model learn; all episodes in one request, and nothing is left out."""
@@ -177,7 +178,7 @@ class NativeWire:
             outcome = None if episode.outcome is None else bool(episode.outcome)
             items.append({**item, "id": str(place), "outcome": outcome})
         named = {} if self.settings.backend is None else {"model": self.settings.backend}
-        once = {} if when == "none" else {"request_id": request_id}
+        once = {} if when == "none" else {"client_id": client_id, "number": number}
         body = _json({**named, **once, "update": when, "items": items})
         reply = await sender.ask("POST", "/v1/update", body, deadline)
         if isinstance(reply, NoReply):

@@ -171,7 +171,7 @@ class Engine:
         Raises:
             UnknownModel, NotReady, Busy: as for `judge`.
             BadRequest: the model does not learn, or an outcome is missing (422).
-            Conflict: the request id was used for something else (409).
+            Conflict: the number was used for something else, or may have been (409).
             UpdateFailed: not learnt or not kept; the model is as before (500).
         """
         return await self._served[self.resolve(name)].update(wanted)

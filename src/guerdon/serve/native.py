@@ -37,6 +37,7 @@ from guerdon.serve.native_items import (
     result,
     text_episode,
 )
+from guerdon.serve.update_store import Sent as SentUpdate
 from guerdon.serve.wire import flat_schema, parse, read_body
 from guerdon.serve.wire_media import Sent, frames_of
 from guerdon.settings.evaluate_text import Aggregation
@@ -151,12 +152,15 @@ def router(engine: Engine, settings: ServeSettings, media: Media) -> APIRouter:
         name = engine.resolve(request.model)
         episodes = await desk.episodes(request.items, engine.info(name), JudgeWords())
         options = JudgeOptions()
+        sent = None
+        if request.client_id is not None and request.number is not None:
+            sent = SentUpdate(request.client_id, request.number)
         if request.update == "none":
-            if request.request_id is not None:
-                raise BadRequest("request_id would do nothing with update: none; remove it", param="request_id")
+            if sent is not None:
+                raise BadRequest("client_id and number would do nothing with update: none; remove them", param="number")
             judged, metrics, updates, repeated = await engine.judge(name, episodes, options), {}, None, False
         else:
-            done = await engine.learn(name, Learning(episodes, options, request.update, request.request_id))
+            done = await engine.learn(name, Learning(episodes, options, request.update, sent))
             judged, metrics, updates, repeated = done.judgements, done.metrics, done.updates, done.repeated
         results = desk.results(request.items, episodes, judged, request.aggregation)
         return _json(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from guerdon.evaluate.aggregate import solution_value
 from guerdon.models.judgement import Judgement, Scale
@@ -34,7 +34,8 @@ UPDATE_EXAMPLE = {
     "model": "prm",
     "update": "before",
     "aggregation": "min",
-    "request_id": "rollouts-17",
+    "client_id": "trainer-1",
+    "number": 17,
     "items": [{"prompt": "What is 3+5-2?", "steps": ["3+5=8. ", "8-2=6."], "outcome": True}],
 }
 
@@ -110,9 +111,30 @@ class UpdateRequest(Words):
         "after", description="do not learn; learn, then score; score, then learn"
     )
     aggregation: Aggregation | None = Field(None, description="as for /v1/rewards")
-    request_id: str | None = Field(
-        None, min_length=1, max_length=200, description="the same id again gets the same answer, nothing learnt twice"
+    client_id: str | None = Field(
+        None, min_length=1, max_length=200, description="who sends the update; the same for all updates of a run"
     )
+    number: Annotated[int, Field(ge=1, lt=2**53), WHOLE] | None = Field(
+        None,
+        description="which of the client's updates it is, in increasing order: sent again it gets the same answer, and "
+        "nothing is learnt twice",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_request_id(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "request_id" in given:
+            raise ValueError(
+                "request_id is not taken any more: an id was forgotten after a few others and then learnt twice; give "
+                "client_id and an increasing number"
+            )
+        return given
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> UpdateRequest:
+        if (self.client_id is None) != (self.number is None):
+            raise ValueError("client_id and number belong together: give both, or none")
+        return self
 
 
 class ReloadRequest(Words):
@@ -159,7 +181,7 @@ class UpdateAnswer(RewardsAnswer):
     update: Literal["none", "before", "after"]
     updates: int | None = Field(description="how many updates the model has learnt in all; null with update: none")
     metrics: dict[str, float] = Field(description="what the model says about the update")
-    repeated: bool = Field(description="the answer of an earlier request with this id")
+    repeated: bool = Field(description="it had been learnt before, and this is the answer of then")
 
 
 _TEXT_FIELDS = ("prompt", "messages", "completion", "steps", "separator", "label")

@@ -149,7 +149,7 @@ class Served:
         Raises:
             BadRequest: it does not learn, or an episode has no outcome.
             Busy: too many updates wait already.
-            Conflict: the request id was used for something else.
+            Conflict: the number was used for something else, or may have been.
             UpdateFailed: it was not learnt or not kept; the model is as before.
             NotReady: the model is not loaded.
         """

@@ -1,13 +1,16 @@
 """The states of a model that learns while it is served: one sealed folder per update, the newest kept.
 
 A state is written whole, with its hashes, before the update is answered, so that a kill at any moment leaves the state
-of the last answered update or of one that was about to be answered. The answers to the last updates are part of the
-state: a client that asks again with the same request id gets the same answer and nothing is learnt twice, also
-over a restart. This module does not know models beyond `save` and `restore`.
+of the last answered update or of one that was about to be answered.
+
+Which updates were learnt is part of the state. A client numbers its updates; the last answers are kept, and of every
+client the highest number whose answer is not kept any more. An update that is sent again gets its kept answer, and one
+at or below that number is refused: nothing is learnt twice, also over a restart. This module does not know models
+beyond `save` and `restore`.
 
     store = UpdateStore(Path("runs/prm/updates"), keep=2)
     store.resume(model)                      # the newest state that is whole, or the model's own as state 0
-    store.commit(model, "id-7", answer)
+    store.commit(model, Sent("trainer-1", 7), answer)
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import logging
 import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +28,25 @@ from guerdon.atomic import seal_folder, verify_folder, write_json
 from guerdon.errors import CheckpointError, boundary
 from guerdon.folder_lock import held
 from guerdon.models.judgement import Learns
+from guerdon.serve.errors import BadRequest, Conflict
 
-ANSWERS = 8
+ANSWERS = 32  # answers that are kept, of all clients together
+CLIENTS = 10_000  # clients whose updates are remembered, without end
 STATE, MODEL = "update.json", "model"
 log = logging.getLogger("guerdon.serve")
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Who sent an update, and which of the sender's updates it is.
+
+    Attributes:
+        client_id: the sender.
+        number: larger than those of the sender's updates before it.
+    """
+
+    client_id: str
+    number: int
 
 
 class UpdateStore:
@@ -46,7 +65,8 @@ class UpdateStore:
 
     def __init__(self, folder: Path, *, keep: int) -> None:
         self.folder, self.keep, self.updates = folder, keep, 0
-        self._answers: dict[str, dict[str, Any]] = {}
+        self._answers: list[dict[str, Any]] = []  # with client_id and number, oldest first
+        self._forgotten: dict[str, int] = {}  # of each client, the highest number whose answer is not kept any more
         self._lock = ExitStack()
         busy = f"{folder} is in use by another server; give each model its own update_dir"
         self._lock.enter_context(held(folder, busy=busy))
@@ -75,7 +95,8 @@ class UpdateStore:
                 problems.append((path, str(error)))
                 continue
             model.restore(path / MODEL)  # the folder is whole: if this fails, an older state is no cure
-            self.updates, self._answers = state["updates"], state["answers"]
+            self.updates, self._forgotten = state["updates"], state.get("forgotten", {})
+            self._answers = state["answers"] if "forgotten" in state else []  # older states had no numbers
             for broken, why in problems:
                 log.warning("%s; the state before it, %s, is used instead", why, path.name)
                 aside = broken.with_name(f"broken_{broken.name}")
@@ -88,25 +109,50 @@ class UpdateStore:
             )
         self._write(model)
 
-    def answer(self, request_id: str) -> dict[str, Any] | None:
-        """What was answered to an update before, or None."""
-        return self._answers.get(request_id)
+    def answer(self, sent: Sent) -> dict[str, Any] | None:
+        """What was answered to an update before; None where it is new.
 
-    def commit(self, model: Learns, request_id: str | None, answer: Mapping[str, Any]) -> None:
+        Raises:
+            Conflict: its number is not above those that are not remembered one by one any more.
+            BadRequest: there are too many clients.
+        """
+        for kept in self._answers:
+            if (kept["client_id"], kept["number"]) == (sent.client_id, sent.number):
+                return kept
+        highest = self._forgotten.get(sent.client_id)
+        if highest is not None and sent.number <= highest:
+            raise Conflict(
+                f"update {sent.number} of this client is not above {highest}, up to which its updates are not "
+                "remembered one by one: it is not learnt, because it may have been; number updates in increasing order",
+                param="number",
+            )
+        known = self._forgotten.keys() | {kept["client_id"] for kept in self._answers}
+        if sent.client_id not in known and len(known) >= CLIENTS:
+            raise BadRequest(
+                f"updates of {len(known)} clients are remembered here, and there is no room for another; "
+                "keep one client_id for a whole run, or begin a new update_dir",
+                param="client_id",
+            )
+        return None
+
+    def commit(self, model: Learns, sent: Sent | None, answer: Mapping[str, Any]) -> None:
         """Keep the model's state after an update, with its answer.
 
         Raises:
             OSError: it could not be written; the states before it are untouched.
         """
-        before = self.updates, self._answers
+        before = self.updates, self._answers, self._forgotten
         self.updates += 1
-        if request_id is not None:
-            kept = list(self._answers.items())[-(ANSWERS - 1) :]
-            self._answers = {**dict(kept), request_id: dict(answer)}
+        if sent is not None:
+            answers = [*self._answers, {**answer, "client_id": sent.client_id, "number": sent.number}]
+            self._answers, self._forgotten = answers[-ANSWERS:], dict(self._forgotten)
+            for old in answers[:-ANSWERS]:
+                client = old["client_id"]
+                self._forgotten[client] = max(self._forgotten.get(client, 0), old["number"])
         try:
             self._write(model)
         except BaseException:
-            self.updates, self._answers = before
+            self.updates, self._answers, self._forgotten = before
             raise
 
     def _write(self, model: Learns) -> None:
@@ -116,7 +162,8 @@ class UpdateStore:
         temporary.mkdir()
         try:
             model.save(temporary / MODEL)
-            write_json(temporary / STATE, {"updates": self.updates, "answers": self._answers})
+            state = {"updates": self.updates, "answers": self._answers, "forgotten": self._forgotten}
+            write_json(temporary / STATE, state)
             seal_folder(temporary, final)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
