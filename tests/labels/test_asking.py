@@ -1,6 +1,7 @@
 """Judges over real HTTP: both protocols, everything that goes wrong on the way, cost, and what is kept on disk."""
 
 import json
+import resource
 from contextlib import closing
 
 import pytest
@@ -10,7 +11,7 @@ from guerdon.errors import ConfigError, DataError
 from guerdon.labels.append_log import AppendLog, Cache
 from guerdon.labels.asking import BUDGET, Clock, HttpAsker
 from guerdon.labels.chat import ChatRequest, HttpModel
-from guerdon.labels.ledger import Ledger
+from guerdon.labels.ledger import Ledger, Usage
 from guerdon.settings.label import JudgeSettings
 from guerdon.types import Failure
 
@@ -107,7 +108,7 @@ def test_what_the_network_does_wrong_is_tried_again(tmp_path, told, reason, api)
         assert world.ask("x") == ["ok"]
         assert len(server.requests) == 2
         assert world.ledger.totals()["judge"]["failed"] == 1
-        assert json.loads((tmp_path / "calls.jsonl").read_text().splitlines()[0])["failure"] == reason
+        assert json.loads((tmp_path / "calls.jsonl").read_text().splitlines()[1])["failure"] == reason
         assert sum(world.clock.slept) == (7 if reason == "rate_limited" else 1)
 
 
@@ -210,7 +211,7 @@ def test_a_killed_run_goes_on(tmp_path):
 
 
 def test_the_budget_is_never_passed_and_holds_over_restarts(tmp_path):
-    # a call costs 0.003; before it, its most is set aside: (len/2 + 48) tokens at 10 and 50 at 100 per million
+    # a call costs 0.003; before it, its most is set aside: (len + 48) tokens at 10 and 50 at 100 per million
     words = [f"question {i:04}" for i in range(40)]
     with judge_server(lambda text: "ok") as server:
         with World(tmp_path, server, max_usd=0.05, concurrency=8) as world:
@@ -234,7 +235,7 @@ def test_a_reply_that_does_not_say_what_it_used_counts_with_the_most(tmp_path):
         world.ask("x")
         total = world.ledger.totals()["judge"]
         assert (total["unpriced"], total["usd"]) == (1, 0)
-        assert total["usd_at_most"] == pytest.approx((48 * 10 + 50 * 100) / 1e6)
+        assert total["usd_at_most"] == pytest.approx((49 * 10 + 50 * 100) / 1e6)
 
 
 def test_requests_start_no_faster_than_asked(tmp_path):
@@ -253,6 +254,36 @@ def test_one_process_at_a_time(tmp_path):
     (tmp_path / "x.jsonl").write_text("{broken\n{}\n")
     with pytest.raises(DataError, match=r"x\.jsonl:1: not a line of JSON"):
         AppendLog(tmp_path / "x.jsonl")
+
+
+def test_a_full_disk_leaves_no_half_line(tmp_path):
+    with closing(AppendLog(tmp_path / "x.jsonl")) as log:
+        log.append({"a": 1})
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20, hard))
+        try:
+            with pytest.raises(DataError, match=r"x\.jsonl: File too large; the same command goes on"):
+                log.append({"b": "b" * 100})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        log.append({"c": 3})
+    with closing(AppendLog(tmp_path / "x.jsonl")) as log:
+        assert log.rows == [{"a": 1}, {"c": 3}]
+
+
+def test_a_call_that_a_kill_cut_off_counts_with_the_most_it_can_have_cost(tmp_path):
+    with closing(Ledger(tmp_path / "c.jsonl", prices=(10.0, 100.0), max_usd=0.01)) as ledger:
+        first, _ = (ledger.reserve("judge", tokens_in=10, tokens_out=40) for _ in range(2))
+        ledger.settle(first, Usage(10, 10))
+    with closing(Ledger(tmp_path / "c.jsonl", prices=(10.0, 100.0), max_usd=0.01)) as ledger:
+        assert ledger.spent == pytest.approx(0.0011 + 0.0041)
+        assert ledger.totals()["judge"] | {"usd": 0, "usd_at_most": 0} == {
+            "calls": 2, "failed": 1, "tokens_in": 10, "tokens_out": 10, "usd": 0, "unpriced": 1, "usd_at_most": 0,
+            "from_cache": 0,
+        }  # fmt: skip
+        assert ledger.reserve("judge", tokens_in=10, tokens_out=60) is None
+        assert ledger.reserve("judge", tokens_in=10, tokens_out=20, later=0.003) is None
+        assert ledger.reserve("judge", tokens_in=10, tokens_out=20, later=0.002).number == 2
 
 
 def test_half_a_character_does_not_get_through(tmp_path):

@@ -68,12 +68,21 @@ class AppendLog:
         return rows
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Add one line; it is on the disk when this returns."""
+        """Add one line; it is on the disk when this returns.
+
+        Raises:
+            DataError: it cannot be written; the file is as it was.
+        """
         data = json.dumps(row, ensure_ascii=True, allow_nan=False).encode() + b"\n"
         with self._lock:
-            self._file.write(data)
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            size = os.fstat(self._file.fileno()).st_size
+            try:
+                while data:
+                    data = data[os.write(self._file.fileno(), data) :]
+                os.fsync(self._file.fileno())
+            except OSError as error:
+                os.ftruncate(self._file.fileno(), size)  # half a line would spoil the next one
+                raise DataError(f"{self.path}: {error.strerror}; the same command goes on once it can write") from error
 
     def close(self) -> None:
         """Close the file and give it free."""

@@ -98,7 +98,7 @@ def unusable(reply: ChatReply) -> Failure | None:
 def recall(cache: Cache, key: str, check: Check[T]) -> T | Failure | None:
     """An answer from the cache; None where there is none."""
     kept: dict[str, Any] | None = cache.get(key)
-    if kept is None:
+    if kept is None or "tries" in kept:
         return None
     if "reason" in kept:
         return Failure(kept["reason"], kept["detail"])
@@ -155,12 +155,12 @@ class HttpAsker:
     def _one(self, key: str, request: ChatRequest, check: Check[T], role: str) -> T | Failure:
         """Ask until there is an answer, or no more tries."""
         failure = Failure("connection")
-        unusables = 0
+        unusables = (self._cache.get(key) or {}).get("tries", 0)  # of a run that was cut off
         for attempt in range(self._settings.retries + 1):
             if attempt:
                 self._clock.sleep(min(FIRST_PAUSE * 2 ** (attempt - 1), LONGEST_PAUSE))
             self._pace.wait()
-            hold = self._ledger.reserve(tokens_in=request.most_tokens, tokens_out=request.max_tokens)
+            hold = self._ledger.reserve(role, tokens_in=request.most_tokens, tokens_out=request.max_tokens)
             if hold is None:
                 return Failure(BUDGET)
             reply = None
@@ -169,7 +169,7 @@ class HttpAsker:
                 answer = unusable(reply) or check(reply)
             except ChatError as error:
                 failure = Failure(error.reason, str(error))
-                self._ledger.settle(hold, role, None, failure=error.reason, billed=error.billed)
+                self._ledger.settle(hold, None, failure=error.reason, billed=error.billed)
                 if error.pause is not None:
                     self._pace.hold(error.pause)
                 if not error.again:
@@ -177,15 +177,21 @@ class HttpAsker:
                 continue
             except BaseException as error:  # a refused key costs nothing; of a call cut off nobody knows, so it counts
                 usage, billed = reply.usage if reply else None, not isinstance(error, ConfigError)
-                self._ledger.settle(hold, role, usage, failure="stopped", billed=billed)
+                self._ledger.settle(hold, usage, failure="stopped", billed=billed)
                 raise
             wrong = answer if isinstance(answer, Failure) else None
-            self._ledger.settle(hold, role, reply.usage, failure=wrong.reason if wrong else "")
+            unusables += wrong is not None
+            last = unusables >= CONTENT_TRIES or attempt == self._settings.retries
+            kept: dict[str, Any] = {"text": reply.text}
+            if wrong is not None:
+                kept = {"reason": wrong.reason, "detail": wrong.detail, **({} if last else {"tries": unusables})}
+            try:
+                self._cache.put({key: kept})  # first: a reply that was paid for is not lost to a kill
+            finally:
+                self._ledger.settle(hold, reply.usage, failure=wrong.reason if wrong else "")
             if wrong is None:
-                self._cache.put({key: {"text": reply.text}})
                 return answer
-            failure, unusables = wrong, unusables + 1
-            if unusables == CONTENT_TRIES or attempt == self._settings.retries:
-                self._cache.put({key: {"reason": wrong.reason, "detail": wrong.detail}})
+            failure = wrong
+            if last:
                 break
         return failure

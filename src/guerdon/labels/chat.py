@@ -49,8 +49,11 @@ class ChatRequest:
 
     @property
     def most_tokens(self) -> int:
-        """More tokens than its messages can well have: a token for every two bytes, and some for each message."""
-        return sum(len(m["content"].encode("utf-8", "surrogatepass")) // 2 + 16 for m in self.messages) + 32
+        """The most tokens that its messages can have: one per byte, 16 per message and 32 for the template.
+
+        Models that read digits one by one do reach a token per byte.
+        """
+        return sum(len(m["content"].encode("utf-8", "surrogatepass")) + 16 for m in self.messages) + 32
 
 
 @dataclass(frozen=True)

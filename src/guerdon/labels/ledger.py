@@ -1,13 +1,13 @@
 """What calls have cost so far, and whether the next one may still be made.
 
-Every call is a line on disk, so a budget holds over kills and restarts. Money is set aside before a call, for the most
-that it can cost, and settled after it: the budget is never passed, however many calls are under way. This module does
-not know what is asked.
+A call is two lines on disk: one before its request is sent, with the most that it can cost, and one when it is over,
+with what it did cost. A call without the second line (the process was killed) counts with that most. So the budget
+holds over kills and restarts, however many calls are under way. This module does not know what is asked.
 
     with contextlib.closing(Ledger(folder / "calls.jsonl", prices=(3.0, 15.0), max_usd=5.0)) as ledger:
-        hold = ledger.reserve(tokens_in=900, tokens_out=2048)
+        hold = ledger.reserve("judge", tokens_in=900, tokens_out=2048)
         if hold is not None:
-            ledger.settle(hold, "judge", Usage(812, 240))
+            ledger.settle(hold, Usage(812, 240))
         ledger.totals()["judge"]["usd"]
 """
 
@@ -21,6 +21,7 @@ from typing import Any
 from guerdon.labels.append_log import AppendLog
 
 COUNTS = ("calls", "failed", "tokens_in", "tokens_out", "usd", "unpriced", "usd_at_most", "from_cache")
+UNFINISHED = "unfinished"  # the failure of a call that a kill cut off
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,15 @@ class Usage:
 
     tokens_in: int
     tokens_out: int
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Money set aside for a call: its number in the file, what it is for, and dollars."""
+
+    number: int
+    role: str
+    usd: float
 
 
 class Ledger:
@@ -44,11 +54,21 @@ class Ledger:
         self.prices, self.max_usd = prices, max_usd
         self._lock = threading.Lock()
         self._settled = threading.Condition(self._lock)
-        self._held: list[float] = []  # dollars set aside, by call under way
+        self._held: dict[int, float] = {}  # dollars set aside, by number of a call under way
+        self._later = 0.0  # dollars set aside for calls that will follow those already made
         self._totals: dict[str, dict[str, float]] = {}
         self._log = AppendLog(path)
+        begun: dict[int, dict[str, Any]] = {}
+        self._next = 0
         for row in self._log.rows:
-            self._count(row)
+            if "begun" in row:
+                begun[row["begun"]] = row
+                self._next = max(self._next, row["begun"] + 1)
+            else:
+                begun.pop(row.get("ended", -1), None)
+                self._count(row)
+        for row in begun.values():
+            self._count({**row, "failure": UNFINISHED})
         self._log.rows = []
 
     def price(self, usage: Usage) -> float:
@@ -60,40 +80,65 @@ class Ledger:
         """Dollars: what is known, and the most that calls of unknown cost can have been."""
         return sum(t["usd"] + t["usd_at_most"] for t in self._totals.values())
 
-    def reserve(self, *, tokens_in: int, tokens_out: int) -> float | None:
-        """Set dollars aside for a call that uses at most so many tokens; None where the budget does not allow it.
+    def reserve(self, role: str, *, tokens_in: int, tokens_out: int, later: float = 0.0) -> Hold | None:
+        """Set dollars aside for a call, on disk, before it is made; None where the budget does not allow it.
 
         While calls that are under way may turn out cheaper than what was set aside for them, it waits for them.
+
+        Args:
+            role: what it is for.
+            tokens_in: the most that it reads.
+            tokens_out: the most that it writes.
+            later: dollars to set aside, too, for a call about its reply; until `release`.
         """
         most = self.price(Usage(tokens_in, tokens_out))
         with self._settled:
-            while self.max_usd is not None and self.spent + sum(self._held) + most > self.max_usd:
+            while self.max_usd is not None and self._set_aside + most + later > self.max_usd:
                 if not self._held:
                     return None
                 self._settled.wait()
-            self._held.append(most)
-        return most
+            hold = Hold(self._next, role, most)
+            self._next += 1
+            self._held[hold.number] = most
+            self._later += later
+        try:
+            self._log.append({"begun": hold.number, "role": role, "usd_at_most": most})
+        except BaseException:
+            with self._settled:
+                del self._held[hold.number]
+                self._settled.notify_all()
+            raise
+        return hold
 
-    def settle(self, hold: float, role: str, usage: Usage | None, *, failure: str = "", billed: bool = True) -> None:
+    def release(self) -> None:
+        """Nothing is set aside any more for calls about earlier replies: they are being made."""
+        with self._settled:
+            self._later = 0.0
+            self._settled.notify_all()
+
+    @property
+    def _set_aside(self) -> float:
+        return self.spent + sum(self._held.values()) + self._later
+
+    def settle(self, hold: Hold, usage: Usage | None, *, failure: str = "", billed: bool = True) -> None:
         """Write down a call that is over.
 
         Args:
             hold: what `reserve` gave.
-            role: what it was for.
             usage: what it used; None where the reply did not say.
             failure: why its reply is of no use, empty where it is.
             billed: whether a call of unknown usage may have cost anything; it then counts with the most it can have.
         """
-        row: dict[str, Any] = {"role": role, "failure": failure}
+        row: dict[str, Any] = {"ended": hold.number, "role": hold.role, "failure": failure}
         if usage is not None:
             row |= {"tokens_in": usage.tokens_in, "tokens_out": usage.tokens_out, "usd": self.price(usage)}
         elif billed:
-            row |= {"usd_at_most": hold}
+            row |= {"usd_at_most": hold.usd}
         try:
             self._log.append(row)
         finally:
             with self._settled:
-                self._held.remove(hold)
+                del self._held[hold.number]
                 self._count(row)
                 self._settled.notify_all()
 

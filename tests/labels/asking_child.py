@@ -1,0 +1,43 @@
+"""A process that asks a judge and gets killed: `python asking_child.py FOLDER URL N CONCURRENCY MAX_USD`.
+
+Ends with status 0 when all N requests have an answer, 3 when the budget is spent before.
+"""
+
+import signal
+import sys
+from contextlib import closing
+from pathlib import Path
+
+from guerdon.labels.append_log import Cache
+from guerdon.labels.asking import BUDGET, Clock, HttpAsker
+from guerdon.labels.chat import ChatRequest, HttpModel
+from guerdon.labels.ledger import Ledger
+from guerdon.settings.label import JudgeSettings
+from guerdon.types import Failure
+
+PRICES = {"usd_per_million_in": 10.0, "usd_per_million_out": 100.0}
+
+
+def request(i):
+    """Request number i: long enough that the 100 tokens a reply reports are below its bound."""
+    return ChatRequest(({"role": "user", "content": f"question {i:04}: " + "how much is it? " * 8},), 50, 0.0)
+
+
+def check(reply):
+    return Failure("unusable_reply") if reply.text == "nonsense" else reply.text
+
+
+def main(folder, url, n, concurrency, max_usd):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    settings = JudgeSettings(api="openai", model="m", base_url=url + "/v1", concurrency=int(concurrency), **PRICES)
+    with (
+        closing(Cache(Path(folder) / "replies.jsonl")) as cache,
+        closing(Ledger(Path(folder) / "calls.jsonl", prices=settings.prices, max_usd=float(max_usd))) as ledger,
+    ):
+        asker = HttpAsker(HttpModel(settings), cache, ledger, Clock(sleep=lambda _: None))
+        answers = asker.ask([request(i) for i in range(int(n))], [check] * int(n), role="judge")
+    return 3 if any(isinstance(a, Failure) and a.reason == BUDGET for a in answers) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

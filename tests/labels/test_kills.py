@@ -1,0 +1,103 @@
+"""What a judge bills and what the ledger says, over processes that are killed at random moments."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from contextlib import closing
+
+import asking_child
+import pytest
+from judge_server import judge_server
+
+from guerdon.labels.asking import request_key
+from guerdon.labels.ledger import Ledger
+
+PRICE = 100 * 10 / 1e6 + 20 * 100 / 1e6  # of a reply of the judge server, in dollars
+CONCURRENCY = 8
+
+
+class Billing:
+    """Counts what the judge bills, and signals the process that asks at random moments.
+
+    Args:
+        answer: the reply to the user's text, given how often it was asked before.
+        seed: of the moments.
+    """
+
+    def __init__(self, answer, seed):
+        self.answer, self.random = answer, random.Random(seed)
+        self.billed, self.lock = Counter(), threading.Lock()
+        self.child, self.signal, self.left = None, None, 0
+
+    def arm(self, child, number):
+        """Send the signal at one of the next requests."""
+        with self.lock:
+            self.child, self.signal, self.left = child, number, self.random.randint(2, 30)
+
+    def __call__(self, text):
+        with self.lock:
+            before = self.billed[text]
+            self.billed[text] += 1
+            self.left -= 1
+            if self.left == 0 and self.child is not None:
+                self.child.send_signal(self.signal)
+        return self.answer(text, before)
+
+    @property
+    def usd(self):
+        return sum(self.billed.values()) * PRICE
+
+    @property
+    def repeated(self):
+        return sum(n - 1 for n in self.billed.values())
+
+
+def run(command, billing=None, number=None, cwd=None):
+    """The exit status of a process, which gets a signal at a random request."""
+    child = subprocess.Popen(command, cwd=cwd, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE)
+    if billing is not None:
+        billing.arm(child, number)
+    error = child.communicate()[1].decode()
+    if billing is not None:
+        billing.arm(None, None)
+    return child.returncode, error
+
+
+def spent(folder):
+    with closing(Ledger(folder / "calls.jsonl", prices=(10.0, 100.0))) as ledger:
+        return ledger.spent
+
+
+def stored(folder):
+    """Keys of the replies that are kept; a line that a kill cut off does not count."""
+    path = folder / "replies.jsonl"
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return {key for line in lines for key, value in json.loads(line).items() if "text" in value}
+
+
+@pytest.mark.parametrize("max_usd", [10.0, 0.25])
+def test_kills_lose_no_cost_and_pay_for_no_stored_reply_again(tmp_path, max_usd):
+    n = 150
+    unusable = {asking_child.request(i).messages[0]["content"] for i in range(0, n, 10)}
+    texts = {request_key("openai", "m", asking_child.request(i)): asking_child.request(i).messages[0]["content"]
+             for i in range(n)}  # fmt: skip
+    billing = Billing(lambda text, before: "nonsense" if text in unusable and not before else "fine", seed=1)
+    with judge_server(billing) as server:
+        command = [sys.executable, asking_child.__file__, tmp_path, server.url, str(n), str(CONCURRENCY), str(max_usd)]
+        for number in [signal.SIGKILL] * 4 + [signal.SIGTERM]:
+            before = {key: billing.billed[texts[key]] for key in stored(tmp_path)}
+            status, error = run(list(map(str, command)), billing, number)
+            assert status in (-number, 143, 3), error
+            assert {key: billing.billed[texts[key]] for key in before} == before
+            assert billing.usd <= spent(tmp_path) <= max_usd
+        status, error = run(list(map(str, command)))
+    assert status == (0 if max_usd == 10 else 3), error
+    assert billing.usd <= spent(tmp_path) <= max_usd
+    assert billing.repeated - len(unusable) <= 4 * CONCURRENCY
+    if max_usd == 10:
+        assert stored(tmp_path) == set(texts)
