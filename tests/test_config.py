@@ -63,6 +63,12 @@ class Root(Frozen):
     free: dict[str, Any] = Field(default_factory=dict)
 
 
+class Open(Root):
+    """The same with room for other keys, for tests of references alone."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+
 def read(tmp_path, text):
     path = tmp_path / "study.yaml"
     path.write_text(text, encoding="utf-8")
@@ -118,8 +124,10 @@ class TestRead:
         assert tree.data["base"] == {"x": [1], "y": 2}
         assert tree.data["list"][1]["y"] == 2
 
-    def test_empty_file_is_an_empty_tree(self, tmp_path):
-        assert read(tmp_path, "# nothing\n").data == {}
+    def test_an_empty_file_is_refused(self, tmp_path):
+        for text in ("", "# nothing\n", "{}", "null"):
+            with pytest.raises(ConfigError, match=r"study.yaml: the file is empty: write at least one section"):
+                read(tmp_path, text)
 
     @pytest.mark.parametrize(
         ("text", "words"),
@@ -280,13 +288,13 @@ class TestRefs:
     def test_defaults_of_the_model(self):
         data = {"a": "${seed}", "b": "${reward.weights}", "c": "${shape.side}", "d": "${shapes.big.label}-x"}
         data |= {"e": "${lambda}", "shapes": {"big": {"type": "circle"}}}
-        found = self.resolve(data, Root)
+        found = self.resolve(data, Open)
         assert [found[k] for k in "abcde"] == [0, [1.0, 0.5], 1.0, "round-x", 0.9]
 
     def test_the_branch_of_a_union_follows_the_tree(self):
-        assert self.resolve({"a": "${shape.label}", "shape": {"type": "circle"}}, Root)["a"] == "round"
+        assert self.resolve({"a": "${shape.label}", "shape": {"type": "circle"}}, Open)["a"] == "round"
         with pytest.raises(ConfigError, match="names nothing"):
-            self.resolve({"a": "${shape.label}", "shape": {"type": "square"}}, Root)
+            self.resolve({"a": "${shape.label}", "shape": {"type": "square"}}, Open)
 
     @pytest.mark.parametrize(
         ("data", "words"),
@@ -306,7 +314,7 @@ class TestRefs:
     )
     def test_refusals(self, data, words):
         with pytest.raises(ConfigError) as caught:
-            self.resolve(data, Root)
+            self.resolve(data, Open)
         assert words in str(caught.value)
 
     @given(plain)
@@ -333,7 +341,7 @@ class TestValidate:
         [
             ("sede=3", ["sede = 3: unknown key", "did you mean seed?"]),
             ("reward_mode=terminal", ["unknown key", "did you mean reward.reward_mode?"]),
-            ("rewardmode=terminal", ["did you mean reward.reward_mode?"]),
+            ("rewardmode=terminal", ["did you mean reward or reward.reward_mode?"]),
             ("reward.rewardmode=terminal", ["did you mean reward.reward_mode?"]),
             ("shape={type: square, sides: 2}", ["shape.sides", "did you mean shape.side?"]),
             ("shape={type: square, radius: 2}", ["shape.radius = 2: unknown key", "it belongs to type: circle"]),

@@ -1,21 +1,24 @@
 """What pydantic found wrong with a configuration, in one line per problem that a person can act on.
 
 Knows pydantic's errors and the trees they are about, no setting by name. Each line says where (`file:line`),
-which key, what stands there and what is allowed; an unknown key gets a suggestion.
+which key, what stands there and what is allowed. Unknown keys come first and alone, each with a suggestion: what
+else is wrong may follow from them.
 
     study.yaml:7: reward.reward_mode is 'perstep'; allowed: 'per_step' or 'terminal'; did you mean 'per_step'?
+    study.yaml:8: reward.success_rewad = 1: unknown key; did you mean reward.success_reward?
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from guerdon.config_schema import Spot, child, field_of, leaves, models_in, names_of, tagged, tags
+from guerdon.config_schema import Spot, child, field_of, keys_of, leaves, models_in, tagged, tags
 from guerdon.config_tree import Tree, describe
 
 _MOST_LISTED = 20
@@ -31,13 +34,19 @@ class _Spotted(NamedTuple):
 
 
 def problem_lines(model: type[BaseModel], tree: Tree, error: ValidationError, source: str) -> list[str]:
-    """One line per problem, in the order of the schema; alternatives of a union share one line."""
+    """One line per problem, in the order of the schema; alternatives of a union share one line.
+
+    Where keys are unknown, the lines are about those alone.
+    """
+    if unknown := unknown_lines(model, tree, source):
+        return unknown
     grouped: dict[str, list[tuple[_Spotted, Mapping[str, Any]]]] = {}
     for detail in error.errors(include_url=False):
         where = _locate(model, tree.data, detail)
         grouped.setdefault(where.path, []).append((where, detail))
     lines = []
-    for path, found in grouped.items():
+    unknown_last = [path for path in grouped if all(d["type"] != "extra_forbidden" for _, d in grouped[path])]
+    for path, found in sorted(grouped.items(), key=lambda item: item[0] in unknown_last):
         text = "; ".join(dict.fromkeys(_texts(model, found)))
         joint = "" if text.startswith(".") or not path else " "
         place = tree.place(path if joint else f"{path}{text.partition(' ')[0]}") or source
@@ -80,7 +89,8 @@ def _texts(model: type[BaseModel], found: list[tuple[_Spotted, Mapping[str, Any]
     for where, detail in found:
         kind, context, value = detail["type"], detail.get("ctx") or {}, detail["input"]
         if kind == "extra_forbidden":
-            texts.append(f"= {describe(value)}: unknown key; {_suggestion(model, where)}")
+            forms = models_in(where.parent)
+            texts.append(_unknown_text(model, _Unknown(where.path, value, forms, [])))
         elif kind == "missing":
             texts.append(f"is missing and has no default{_meaning(where)}")
         elif kind in ("value_error", "assertion_error"):
@@ -93,14 +103,18 @@ def _texts(model: type[BaseModel], found: list[tuple[_Spotted, Mapping[str, Any]
             texts.append(f"{shown}; allowed: {_one_of([repr(c) for c in choices])}")
             hint = _close(str(context.get("tag", "")), choices)
         else:
-            secret = any(word in str(detail["loc"][-1:]) for word in ("token", "key", "password"))
-            texts.append("is not shown here" if secret and isinstance(value, str) else f"is {describe(value)}")
+            secret = _is_secret(str(detail["loc"][-1:])) and isinstance(value, str)
+            texts.append("is not shown here" if secret else f"is {describe(value)}")
             allowed.append(str(context["expected"]) if kind in ("literal_error", "enum") else _requirement(detail))
             if kind == "literal_error" and isinstance(value, str):
                 hint = _close(value, re.findall(r"'([^']*)'", str(context["expected"])))
     if allowed:
         texts.append(f"allowed: {' or '.join(dict.fromkeys(allowed))}")
     return [*texts, *([hint] if hint else [])]
+
+
+def _is_secret(key: str) -> bool:
+    return any(word in key for word in ("token", "key", "password"))
 
 
 def _said(where: _Spotted, detail: Mapping[str, Any]) -> str:
@@ -128,43 +142,102 @@ def _meaning(where: _Spotted) -> str:
     return ""
 
 
-def _suggestion(model: type[BaseModel], where: _Spotted) -> str:
-    """`did you mean ...?`: a key of the same section, the same key elsewhere, a similar one elsewhere."""
-    key = where.path.rpartition(".")[2]
-    elsewhere = _other_forms(model, where)
-    if elsewhere:
-        return f"it belongs to {' or '.join(elsewhere)}"
-    here = list(
-        dict.fromkeys(
-            known for m in models_in(where.parent) for name, f in m.model_fields.items() for known in names_of(name, f)
-        )
-    )
-    prefix = f"{where.parent_path}." if where.parent_path else ""
-    scores = {f"{prefix}{name}": _likeness(key, name) + 0.1 for name in here}
-    scores |= {f"{prefix}{name}": 1.01 if len(key) > 3 else 0.93 for name in here if key.strip("_") in name}
-    for path in leaves((model,)):
-        likeness = _likeness(key, path.rpartition(".")[2])
-        if likeness >= 0.8 and "<i>" not in path:
-            scores.setdefault(path, likeness - 0.001 * path.count("."))
-    best = max(scores, key=lambda path: scores[path], default="")
-    if best and scores[best] >= 0.75:
-        return f"did you mean {best}?"
+class _Unknown(NamedTuple):
+    """A key that its section does not have."""
+
+    path: str
+    value: Any
+    forms: Sequence[type[BaseModel]]  # of the section, as far as its other keys tell them apart
+    others: Sequence[type[BaseModel]]  # the other forms of the section that have the key
+
+
+def unknown_lines(model: type[BaseModel], tree: Tree, source: str) -> list[str]:
+    """One line per key that no form of its section has; where there is none, per key that belongs to another form.
+
+    A key that references or defaults copied elsewhere is reported where it was written.
+    """
+    found = list(_unknown((model,), tree.data, ""))
+    written = [one for one in found if one.path in tree.places] or found
+    shown = [one for one in written if not one.others] or written
+    return [f"{tree.place(one.path) or source}: {one.path} {_unknown_text(model, one)}" for one in shown]
+
+
+def _unknown(spot: Spot, value: Any, path: str) -> Iterator[_Unknown]:
+    """The unknown keys of a value and of everything inside it; nothing of what the schema leaves free."""
+    if isinstance(value, list | tuple):
+        for i, inner in enumerate(value):
+            yield from _unknown(child(spot, i), inner, f"{path}.{i}")
+    if not isinstance(value, Mapping):
+        return
+    forms, every = models_in(spot, value), models_in(spot)
+    for key, inner in value.items():
+        here = f"{path}.{key}" if path else str(key)
+        fitting = child(spot, key, value)
+        inside = fitting or child(spot, key)
+        if every and not fitting and all(form.model_config.get("extra") == "forbid" for form in every):
+            yield _Unknown(here, inner, forms, [form for form in every if field_of(form, key) is not None])
+        yield from _unknown(inside, inner, here)
+
+
+def _unknown_text(model: type[BaseModel], one: _Unknown) -> str:
+    hidden = isinstance(one.value, str) and _is_secret(one.path.rpartition(".")[2])
+    shown = "(not shown here)" if hidden else describe(one.value)
+    return f"= {shown}: unknown key; {_suggestion(model, one)}"
+
+
+def _suggestion(model: type[BaseModel], one: _Unknown) -> str:
+    """`did you mean ...?`: the nearest key of the same section first, then a nearer one of another section."""
+    section, _, key = one.path.rpartition(".")
+    if marks := [mark for form in one.others if (mark := _mark(form))]:
+        return f"it belongs to {' or '.join(marks)}"
+    prefix = f"{section}." if section else ""
+    here = list(dict.fromkeys(name for form in one.forms for name in keys_of(form)))
+    near = min(here, key=lambda name: _distance(key, name), default="")
+    close, bar = bool(near) and _distance(key, near)[0] <= max(1, min(len(key), len(near)) // 4), 1.0
+    if not close:
+        whole = [name for name in here if len(key) > 3 and key.strip("_") in name]
+        near = max(whole or here, key=lambda name: _likeness(key, name), default="")
+        close, bar = bool(whole) or _likeness(key, near) >= 0.75, max(0.8, _likeness(key, near))
+    guesses = [f"{prefix}{near}"] if close else []
+    elsewhere = {path: _likeness(key, path.rpartition(".")[2]) for path in _everywhere(model)}
+    best = max(elsewhere, key=lambda path: (elsewhere[path], -path.count(".")))
+    if elsewhere[best] >= bar:
+        guesses.append(best)
+    if guesses:
+        return f"did you mean {' or '.join(guesses)}?"
     return f"known keys here: {', '.join(here[:_MOST_LISTED])}{', ...' if len(here) > _MOST_LISTED else ''}"
 
 
-def _other_forms(model: type[BaseModel], where: _Spotted) -> list[str]:
-    """`family: chain`: the forms of this section that have the key, where its own form has not."""
-    spot: Spot = (model,)
-    *sections, key = where.path.split(".")
-    for section in sections:
-        spot = child(spot, int(section) if section.isdigit() else section)
-    owners = [form for form in models_in(spot) if field_of(form, key) is not None]
-    return [
-        f"{name}: {field.default}"
-        for form in owners
-        for name, field in form.model_fields.items()
-        if get_origin(field.annotation) is Literal and get_args(field.annotation) == (field.default,)
-    ]
+@cache
+def _everywhere(model: type[BaseModel]) -> tuple[str, ...]:
+    """The path of every key of a configuration; keys inside lists have none that one could write."""
+    return tuple(path for path in leaves((model,)) if "<i>" not in path)
+
+
+def _mark(form: type[BaseModel]) -> str:
+    """`family: chain`: what a section says to have this form; empty where nothing tells it apart."""
+    for name, field in form.model_fields.items():
+        if get_origin(field.annotation) is Literal and get_args(field.annotation) == (field.default,):
+            return f"{name}: {field.default}"
+    return ""
+
+
+def _distance(key: str, name: str) -> tuple[int, float]:
+    """Slips of the pen from a known key to what was written, for sorting: the fewest first, then the most alike.
+
+    A slip adds, loses or replaces a character or swaps two neighbours (optimal string alignment distance).
+    """
+    a, b = key.lower(), name.lower()
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        older, before, row = before, row, [i]
+        for j, y in enumerate(b, 1):
+            slips = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (x != y))
+            if i > 1 and j > 1 and (x, a[i - 2]) == (b[j - 2], y):
+                slips = min(slips, older[j - 2] + 1)
+            row.append(slips)
+    return row[-1], -_likeness(key, name)
 
 
 def _likeness(a: str, b: str) -> float:

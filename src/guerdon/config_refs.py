@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
+from guerdon.config_problems import unknown_lines
 from guerdon.config_schema import Spot, child, field_of, models_in
 from guerdon.config_tree import Tree, describe
 from guerdon.errors import ConfigError
@@ -126,6 +127,9 @@ class _Resolver:
         self.fail(path, f"${{{name}}} names nothing{hint}")
 
     def fail(self, path: str, what: str) -> Any:
+        unknown = unknown_lines(self.defaults, self.tree, "the configuration") if self.defaults is not None else []
+        if unknown:  # a misspelled key is what the reference does not find
+            raise ConfigError("\n  ".join(unknown))
         place = self.tree.place(path)
         raise ConfigError(f"{place + ': ' if place else ''}{path}: {what}")
 

@@ -70,7 +70,18 @@ def field_of(model: type[BaseModel], key: Any) -> FieldInfo | None:
     for name, field in model.model_fields.items():
         if key == name or key in names_of(name, field):
             return field
-    return None
+    return next((found for short in _short_form(model) if (found := field_of(short, key)) is not None), None)
+
+
+def keys_of(model: type[BaseModel]) -> list[str]:
+    """Every key that may stand in a section: those of its fields, then those of its short form."""
+    own = [known for name, field in model.model_fields.items() for known in names_of(name, field)]
+    return list(dict.fromkeys([*own, *(key for short in _short_form(model) for key in keys_of(short))]))
+
+
+def _short_form(model: type[BaseModel]) -> tuple[type[BaseModel], ...]:
+    """Models whose keys may stand directly in this section; its own checks move them to where they belong."""
+    return getattr(model, "short_form", ())
 
 
 def child(spot: Spot, key: Any, value: Any = None) -> Spot:
@@ -101,6 +112,7 @@ def leaves(spot: Spot, path: str = "", above: tuple[type, ...] = ()) -> Iterator
             here = f"{path}.{names_of(name, field)[0]}" if path else names_of(name, field)[0]
             yield here
             yield from leaves(members(field.annotation), here, (*above, model))
+        yield from leaves(_short_form(model), path, (*above, model))
     for annotation in spot:
         origin, args = get_origin(annotation), get_args(annotation)
         if isinstance(origin, type) and args and issubclass(origin, Mapping):

@@ -167,10 +167,10 @@ def parse_yaml(text: str, name: str) -> tuple[Any, dict[str, str]]:
 
 
 def read_yaml(path: Path | str) -> Tree:
-    """Read a configuration file; an empty one is an empty tree.
+    """Read a configuration file.
 
     Raises:
-        ConfigError: the file is missing, is not UTF-8 YAML, repeats a key, or is not a map at its top.
+        ConfigError: the file is missing or empty, is not UTF-8 YAML, repeats a key, or is not a map at its top.
     """
     file = Path(path)
     try:
@@ -182,8 +182,8 @@ def read_yaml(path: Path | str) -> Tree:
     except OSError as exc:
         raise ConfigError(f"{file}: cannot be read: {exc.strerror}") from exc
     data, places = parse_yaml(text, str(file))
-    if data is None:
-        return Tree()
+    if data is None or data == {}:
+        raise ConfigError(f"{file}: the file is empty: write at least one section (`key: value`)")
     if not isinstance(data, dict):
         raise ConfigError(f"{file}: a configuration is a map of sections (`key: value`), not {describe(data)}")
     return Tree(data, places)

@@ -84,7 +84,8 @@ def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> Pl
     jobs: list[Job] = []
     for task in base.compare.tasks or (base.task_name,):
         at_task = base.compare.at_task(task) if base.compare.tasks else {}
-        prepared = _resolved(tree, at_task, f"{path}, task {task}")
+        placed = _moved(tree, f"compare.tasks.{task}.")
+        prepared = _resolved(placed, at_task, f"{path}, task {task}")
         jobs += _preparation(task, prepared, configs)
         for arm in base.compare.arms:
             for seed in base.compare.seeds:
@@ -96,7 +97,7 @@ def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> Pl
                     merge(at_task, written),
                     {"runner": {"seed": seed, "logger": logger}, "compare": None},
                 )
-                configs[name] = _resolved(_at_arm(tree, arm), change, f"{path}, arm {arm}")
+                configs[name] = _resolved(_moved(placed, f"compare.arms.{arm}.config."), change, f"{path}, arm {arm}")
                 needs = _needs(task, configs[name], prepared)
                 cost = float(estimate_run(configs[name])["seconds"])
                 verb = ("run", _file(base, name), "--resume")
@@ -157,9 +158,8 @@ def quickstart_file() -> Path:
     return Path(str(files("guerdon.compare") / "quickstart.yaml"))
 
 
-def _at_arm(tree: Tree, arm: str) -> Tree:
-    """The same values; errors about keys that the arm sets name the line where it sets them."""
-    inside = f"compare.arms.{arm}.config."
+def _moved(tree: Tree, inside: str) -> Tree:
+    """The same values; errors about keys that an arm or a task sets name the line where it sets them."""
     moved = {path.removeprefix(inside): place for path, place in tree.places.items() if path.startswith(inside)}
     return Tree(tree.data, {**tree.places, **moved})
 

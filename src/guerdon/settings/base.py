@@ -11,7 +11,7 @@ It does not know any particular setting.
 from __future__ import annotations
 
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
@@ -24,6 +24,9 @@ class Settings(BaseModel):
     """A frozen pydantic model that refuses unknown keys, and `true` where a number belongs (pydantic reads it as 1)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    short_form: ClassVar[tuple[type[BaseModel], ...]] = ()
+    """Models whose keys may stand directly in this section: a check of the section moves them to where they belong."""
 
     @classmethod
     def implied(cls, given: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from guerdon.settings.label import Splitter
 from guerdon.settings.libero import REMOTE, gathered, spelled_out
 from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.train import Arch, ImageSize
-from guerdon.settings.vlm import VLM_NAMES, VLMSettings, check_vlm, vlm_form
+from guerdon.settings.vlm import VLM_NAMES, VLMSettings, VLMShortForm, check_vlm, vlm_form
 
 OnFailure = Literal["drop", "neutral", "raise"]
 
@@ -39,6 +39,8 @@ class UpdateSettings(Settings):
 
 class RewardModelSettings(Settings):
     """`reward.model`: which model, from where."""
+
+    short_form = (RemoteSettings, VLMShortForm)
 
     model_type: Literal[
         "resnet", "resnet_reward", "progress", "constant", "dummy", "DummyRM", "text", "remote", "remote_text",
@@ -271,6 +273,8 @@ LIMITS = ("max_failure_rate", "failure_window")  # of failures: also of a verifi
 
 class RewardSettings(Settings):
     """`reward`: native reward alone, one model, or several sources."""
+
+    short_form = (SourceSettings,)
 
     use_reward_model: bool = Field(False, description="off: the native reward alone")
     group_name: str = Field("RewardGroup", description="what log lines call the group of reward models")

@@ -28,7 +28,7 @@ _IMPLIED: dict[str, dict[str, Any]] = {
     "qwen2_5_vl_vllm": {"backend": "vllm", "question": "progress"},
     "PRIMO-R1": {"backend": "vllm"}, "primo_r1_vllm": {"backend": "vllm"},
 }  # fmt: skip
-_FLAT = {"prm_model_name_or_path": "path", "prm_checkpoint_path": "adapter"}
+_FLAT = {"prm_model_name_or_path": "path", "prm_checkpoint_path": "adapter"}  # the keys of VLMShortForm
 
 NFRAMES, MAX_PIXELS = 16, 256 * 28 * 28
 
@@ -250,6 +250,13 @@ def check_vlm(name: str, settings: VLMSettings | None, checkpoint_path: str | No
     if checkpoint_path is not None and asked.backend == "openai":
         raise ValueError("checkpoint_path would do nothing with vlm.backend openai; remove it")
     asked.check(VLM_NAMES[name])
+
+
+class VLMShortForm(Settings):
+    """Keys that may stand directly under `reward.model`."""
+
+    prm_model_name_or_path: str | None = Field(None, description="vlm.path")
+    prm_checkpoint_path: str | None = Field(None, description="vlm.adapter")
 
 
 class VLMTrainSettings(Settings):
