@@ -95,7 +95,7 @@ def label(
     from guerdon.labels.label import label as work
 
     done = work(config, skip_generation=skip_generation)
-    _say(f"wrote {done.folder}: {done.summary}")
+    _say((f"kept {done.folder}: {done.kept_or_written}; " if done.kept else f"wrote {done.folder}: ") + done.summary)
 
 
 @app.command()

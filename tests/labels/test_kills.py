@@ -12,7 +12,9 @@ from contextlib import closing
 
 import asking_child
 import pytest
-from judge_server import judge_server
+import yaml
+from judge_server import judge_server, steps_asked, verdicts
+from label_studies import DATA, TINY
 
 from guerdon.labels.asking import request_key
 from guerdon.labels.ledger import Ledger
@@ -101,3 +103,48 @@ def test_kills_lose_no_cost_and_pay_for_no_stored_reply_again(tmp_path, max_usd)
     assert billing.repeated - len(unusable) <= 4 * CONCURRENCY
     if max_usd == 10:
         assert stored(tmp_path) == set(texts)
+
+
+@pytest.mark.slow
+def test_guerdon_label_over_twenty_kills(tmp_path):
+    n, max_usd = 400, 20.0
+    study = {
+        "policy": {"type": "text", "tiny": TINY, "bf16": False},
+        "data": {**DATA, "task": {"family": "chain", "steps": 2}, "train_size": n},
+        "label": {
+            "save_dir": str(tmp_path), "method": 2, "labeler": "judge", "mining": None, "num_samples": n,
+            "num_rollouts": 1, "max_usd": max_usd, "judge": {
+                "api": "openai", "model": "m", "max_tokens": 50, "concurrency": CONCURRENCY, **asking_child.PRICES,
+            },
+        },
+    }  # fmt: skip
+
+    def answer(text, before):
+        steps = steps_asked(text)
+        return verdicts([1] * len(steps)) if steps else "1+1=2;2+2=4;"
+
+    billing = Billing(answer, seed=2)
+    records = tmp_path / "prm_dataset_method2_HE" / "records.jsonl"
+    kills = 0
+    with judge_server(billing) as server:
+        study["label"]["judge"]["base_url"] = server.url + "/v1"
+        (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
+        command = [sys.executable, "-m", "guerdon", "label", str(tmp_path / "study.yaml")]
+        for number in [signal.SIGKILL] * 10 + [signal.SIGTERM] + [signal.SIGKILL] * 10:
+            status, error = run(command, billing, number)
+            assert status in (-signal.SIGKILL, 130), error
+            kills += status == -signal.SIGKILL
+            assert billing.usd <= spent(tmp_path / "cache") <= max_usd
+            assert not records.exists()
+        status, error = run(command)
+        assert status == 0, error
+        requests = sum(billing.billed.values())
+        assert run(command)[0] == 0
+        assert sum(billing.billed.values()) == requests  # the second time, nobody is asked
+    assert kills == 20
+    assert len(records.read_text().splitlines()) == n
+    assert requests == billing.repeated + 2 * n
+    assert billing.repeated <= kills * CONCURRENCY
+    assert billing.usd <= spent(tmp_path / "cache") <= max_usd
+    print(f"{kills} kills: {requests} replies, {billing.repeated} of them twice; "
+          f"billed ${billing.usd:.3f}, ledger ${spent(tmp_path / 'cache'):.3f}")  # fmt: skip

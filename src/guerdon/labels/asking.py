@@ -25,6 +25,7 @@ from guerdon.labels.ledger import Ledger
 from guerdon.types import Failure
 
 BUDGET = "budget_spent"  # the reason of what was not asked for want of money
+NOT_ASKED = "not_asked"  # the reason of what is not in the cache, while nothing else is wanted
 CONTENT_TRIES = 3  # of a request whose replies are unusable; more would mostly buy the same again
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds between tries, doubling
 
@@ -108,6 +109,10 @@ def recall(cache: Cache, key: str, check: Check[T]) -> T | Failure | None:
 class HttpAsker:
     """Asks a model behind an HTTP API, several requests at a time.
 
+    Attributes:
+        only_cached: answer `NOT_ASKED` instead of asking.
+        later: by role, dollars to set aside with a call for one about its reply.
+
     Args:
         model: the endpoint.
         cache: kept replies.
@@ -120,6 +125,8 @@ class HttpAsker:
         self._settings = model.settings
         self._clock = clock or Clock()
         self._pace = Pace(model.settings.requests_per_minute, self._clock)
+        self.only_cached = False
+        self.later: dict[str, float] = {}
 
     @property
     def name(self) -> str:
@@ -144,6 +151,8 @@ class HttpAsker:
             else:
                 answers[key] = known
         self._ledger.cached(role, len(answers))
+        if self.only_cached:
+            return [answers.get(key, Failure(NOT_ASKED)) for key in keys]
         pool = ThreadPoolExecutor(self._settings.concurrency)
         try:
             found = pool.map(lambda key: self._one(key, *missing[key], role), missing)
@@ -160,7 +169,9 @@ class HttpAsker:
             if attempt:
                 self._clock.sleep(min(FIRST_PAUSE * 2 ** (attempt - 1), LONGEST_PAUSE))
             self._pace.wait()
-            hold = self._ledger.reserve(role, tokens_in=request.most_tokens, tokens_out=request.max_tokens)
+            hold = self._ledger.reserve(
+                role, tokens_in=request.most_tokens, tokens_out=request.max_tokens, later=self.later.get(role, 0.0)
+            )
             if hold is None:
                 return Failure(BUDGET)
             reply = None

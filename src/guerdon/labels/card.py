@@ -25,7 +25,7 @@ from guerdon.atomic import write_json, write_text
 from guerdon.config import to_plain
 from guerdon.episodes.solution_files import RECORDS, read_solutions, write_solutions
 from guerdon.episodes.solutions import Solution
-from guerdon.errors import DataError, boundary
+from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.labels.mining import Mined
 from guerdon.labels.solving import Solved
 from guerdon.labels.step_rewards import pay
@@ -41,11 +41,13 @@ class Labelled:
 
     Attributes:
         folder: where it is.
-        card: what is in its `card.json`.
+        card: what is in its `card.json`, or would be.
+        kept: rows of an earlier data set that has more than this one, and so was kept; 0: this one was written.
     """
 
     folder: Path
     card: Mapping[str, Any]
+    kept: int = 0
 
     @property
     def stopped(self) -> str | None:
@@ -58,17 +60,33 @@ class Labelled:
         counts, steps = self.card.get("solutions", {}), self.card["steps"]
         failed = sum(counts.get("failed", {}).values())
         usd = sum(row["usd"] + row["usd_at_most"] for row in self.card.get("ledger", {}).values())
-        parts = [
-            f"{self.card['files']['seed']['rows']} solutions",
-            f"{steps['right']} right and {steps['wrong']} wrong steps",
-        ]
+        bound = sum(row["usd_at_most"] for row in self.card.get("ledger", {}).values())
+        parts = [f"{counts['labelled']} solutions" if counts else f"{self.card['files']['seed']['rows']} solutions"]
+        parts += [f"{steps['right']} right and {steps['wrong']} wrong steps"]
         parts += [f"{failed} without labels"] if failed else []
-        parts += [f"${usd:.2f} spent so far"] if usd else []
+        parts += [f"{'at most ' if bound else ''}${usd:.2f} spent so far"] if usd else []
         if self.stopped == "max_usd":
             parts.append(
                 f"stopped by max_usd with {counts.get('not_asked', 0)} solutions to go; the same command goes on"
+                + (
+                    ""
+                    if counts["labelled"]
+                    else ". One solution with its labels may cost more than is left: raise "
+                    "max_usd, or lower judge.max_tokens"
+                )
             )
         return ", ".join(parts)
+
+    @property
+    def kept_or_written(self) -> str:
+        """What became of it, in a sentence."""
+        n = self.card["solutions"]["labelled"]
+        if self.kept:
+            return (
+                f"{self.folder} keeps its {self.kept} labelled solutions, as this run has only {n} (to have these, "
+                "remove the folder)"
+            )
+        return f"the {n} that did not are in {self.folder}"
 
 
 def card_of(
@@ -92,7 +110,7 @@ def card_of(
         "made_by": f"guerdon {__version__}",
         "method": study.label.method,
         "reward": study.label.reward,
-        "labeler": study.label.labeler,
+        **identity(study.label),
         "stopped": stopped,
         "questions": {
             "tried": len(mined.table), "kept": len(mined.kept), "not_checkable": rates.count(None),
@@ -108,6 +126,32 @@ def card_of(
         "sampled": dict(sorted(sampled.items())),
         "settings": {"label": to_plain(study.label), "data": to_plain(study.data), "policy": to_plain(study.policy)},
     }  # fmt: skip
+
+
+def identity(settings: LabelSettings) -> dict[str, Any]:
+    """Whose labels a data set holds: the labeler, and the model of the judge where one is asked."""
+    return {"labeler": settings.labeler, "judge": settings.judge.model_name if settings.asks_judge else None}
+
+
+def check_identity(folder: Path, settings: LabelSettings) -> None:
+    """Refuse a folder with labels of another labeler or judge.
+
+    Raises:
+        ConfigError: it has such labels.
+        DataError: its card cannot be read.
+    """
+    card = _card(folder) or {}
+    for key, mine in identity(settings).items():
+        if card.get("labeler") is not None and card.get(key, mine) != mine:
+            raise ConfigError(
+                f"{folder} holds labels with {key} {card[key]}, and this is {key} {mine}: set label.save_dir to "
+                "another folder (with a copy of cache/, nothing is sampled or asked again), or remove this one"
+            )
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """Counts by reason, for a person."""
+    return ", ".join(f"{n} {reason}" for reason, n in sorted(counts.items())) or "none"
 
 
 def step_counts(solutions: Sequence[Solution]) -> dict[str, Any]:
@@ -134,11 +178,24 @@ def write_data_set(
     card: Mapping[str, Any],
     settings: LabelSettings,
     table: Sequence[Mapping[str, Any]] = (),
+    *,
+    partial: bool = False,
 ) -> Labelled:
     """Write a data set; each file appears whole, the card last.
 
     A format that can express none of the solutions is left out, and the card says why.
+
+    Args:
+        folder: where.
+        solutions: its rows.
+        card: what it says about itself.
+        settings: which formats.
+        table: fail rates of questions.
+        partial: there would be more, but for failures or a cap: a data set that is there and has more rows is kept.
     """
+    there = _rows(folder / RECORDS)
+    if partial and there > len(solutions):
+        return Labelled(folder, card, kept=there)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CARD).unlink(missing_ok=True)
     written = write_solutions(folder / RECORDS, solutions)
@@ -157,6 +214,14 @@ def write_data_set(
     whole = {**card, "files": files}
     write_json(folder / CARD, whole)
     return Labelled(folder, whole)
+
+
+def _rows(path: Path) -> int:
+    """Lines of a file; 0 where there is none."""
+    if not path.is_file():
+        return 0
+    with path.open("rb") as file:
+        return sum(bool(line.strip()) for line in file)
 
 
 def _card(folder: Path) -> dict[str, Any] | None:
@@ -185,6 +250,7 @@ def relabel_rewards(root: Path, settings: LabelSettings) -> Labelled:
             f"--skip_generation uses the data set that is there, and there is none: neither {folder / RECORDS} nor "
             f"{other / RECORDS}; run the same command without it first"
         )
+    check_identity(source, settings)
     solutions = [pay(solution, settings.reward) for solution in read_solutions(source)]
     card = _card(source) or {"made_by": f"guerdon {__version__}", "method": settings.method, "labeler": None}
     table = source / FAIL_RATES

@@ -17,11 +17,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from guerdon.episodes.solutions import Solution
 from guerdon.labels.asking import Asker
 from guerdon.labels.chat import ChatReply, ChatRequest
 from guerdon.labels.labeler import StepLabels, Written
+from guerdon.settings.data import DataSettings
 from guerdon.settings.label import JudgeSettings
 from guerdon.types import Failure
+from guerdon.worlds.prompts import Prompt
 
 SYSTEM = (
     "You check solutions step by step. For each step decide whether it is right: it must follow from the question and "
@@ -47,6 +50,12 @@ def judgement_request(written: Written, settings: JudgeSettings) -> ChatRequest:
     )
     messages = ({"role": "system", "content": SYSTEM}, {"role": "user", "content": "\n".join(parts)})
     return ChatRequest(messages, settings.max_tokens, settings.temperature)
+
+
+def judgement_bound(data: DataSettings, settings: JudgeSettings) -> ChatRequest:
+    """A request about a solution as long as any, for what it may cost."""
+    longest = Solution("", "q" * data.max_prompt_length, ("s" * 4 * data.max_response_length,))
+    return judgement_request(Written(longest, Prompt("", (), "", "")), settings)
 
 
 def parse_judgement(text: str, steps: int) -> StepLabels | Failure:

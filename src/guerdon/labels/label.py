@@ -2,7 +2,8 @@
 
 Everything that is sampled or asked is kept on disk by its content before it is used, so the same command goes on
 after a kill, and a second run samples and asks nothing. A spent budget ends the work cleanly: what is labelled is
-written. This module decides the order of things; what each stage does is known elsewhere.
+written, unless the data set that is there has more. This module decides the order of things; what each stage does is
+known elsewhere.
 
     done = label(study)
     done.folder, done.card["solutions"]["labelled"]
@@ -15,30 +16,29 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError, TooManyFailuresError
 from guerdon.labels.append_log import Cache
-from guerdon.labels.asking import BUDGET, Asker, Clock, HttpAsker
-from guerdon.labels.card import Labelled, card_of, relabel_rewards, write_data_set
+from guerdon.labels.asking import BUDGET, NOT_ASKED, Asker, Clock, HttpAsker
+from guerdon.labels.card import Labelled, card_of, check_identity, counted, relabel_rewards, write_data_set
 from guerdon.labels.chat import HttpModel
 from guerdon.labels.completions import Completer, Sampling
-from guerdon.labels.judge import JudgeLabeler
+from guerdon.labels.judge import JudgeLabeler, judgement_bound
 from guerdon.labels.labeler import NO_CONSENSUS, ExactLabeler, Labeler, Written
-from guerdon.labels.ledger import Ledger
+from guerdon.labels.ledger import Ledger, Usage
 from guerdon.labels.local_asker import LocalAsker
 from guerdon.labels.mining import Mined, mine
 from guerdon.labels.monte_carlo import BinarySearchLabeler, ConsensusLabeler, MonteCarloLabeler, PolicySampler
-from guerdon.labels.solving import Solved, judge_texts, policy_texts, solve
+from guerdon.labels.solving import AT_A_TIME, LEFT_OUT, Solved, judge_texts, policy_texts, solve
 from guerdon.labels.step_rewards import pay
 from guerdon.narrator import Narrator
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import prompt_ids
 from guerdon.settings.data import DataSettings
-from guerdon.settings.label import LabelSettings
+from guerdon.settings.label import JUDGED, LabelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Failure
@@ -88,7 +88,16 @@ class _Tools:
             else:
                 replies = self.stack.enter_context(closing(Cache(self.cache / "replies.jsonl")))
                 self._asker = HttpAsker(HttpModel(judge), replies, self.ledger, self.clock)
+                if self.settings.method == 2 and self.settings.labeler in JUDGED:
+                    most = judgement_bound(self.data, judge)
+                    self._asker.later["solve"] = self.ledger.price(Usage(most.most_tokens, most.max_tokens))
         return self._asker
+
+    def only_cached(self) -> bool:
+        """Ask nothing any more that is not in the cache; whether there is a cache of replies at all."""
+        if isinstance(self._asker, HttpAsker):
+            self._asker.only_cached = True
+        return isinstance(self._asker, HttpAsker)
 
     def labeler(self) -> Labeler:
         """The labeler of the settings."""
@@ -135,30 +144,35 @@ def label(study: Study, *, skip_generation: bool = False, clock: Clock | None = 
     if study.data is None or study.label is None:
         raise ConfigError("guerdon label needs a data section (questions with answers) and a label section")
     settings, root = study.label, Path(study.label.save_dir)
+    folder = root / settings.dataset
+    check_identity(folder, settings)
     if skip_generation:
         return relabel_rewards(root, settings)
     with _tools(study, study.data, settings, root, clock or Clock()) as tools:
         mined, too_long = _questions(tools)
-        solved = _solutions(tools, mined.kept)
-        if not solved.written and solved.asked_all:
+        work = _Work(tools, of=len(mined.kept) * settings.num_rollouts)
+        try:
+            for questions in _lots(mined.kept, settings):
+                work.do(questions)
+        finally:
+            work.told.close()
+        solved = work.solved
+        if not solved.written and not work.stopped:
             raise DataError(
                 f"there is no solution to label: of {len(mined.kept)} questions x {settings.num_rollouts} rollouts, "
-                f"left out were {_counts(solved.left_out)}; see label.solutions.min_steps, label.splitter and "
+                f"left out were {counted(solved.left_out)}; see label.solutions.min_steps, label.splitter and "
                 "data.max_response_length"
             )
-        solutions, failures, rest, stopped = _labelled(tools, solved.written)
-        stopped = stopped or (None if solved.asked_all else "max_usd")
         card = card_of(
-            study, mined, solved, solutions, failures, not_asked=rest, too_long=too_long, stopped=stopped,
-            ledger=tools.ledger.totals(), sampled=tools.counts(),
+            study, mined, solved, work.solutions, work.failures, not_asked=work.not_asked, too_long=too_long,
+            stopped=work.stopped, ledger=tools.ledger.totals(), sampled=tools.counts(),
         )  # fmt: skip
-    done = write_data_set(root / settings.dataset, solutions, card, settings, mined.table)
-    wrong = _wrong(failures)
-    if _too_many(wrong, len(solutions) + sum(failures.values()), settings):
+    done = write_data_set(folder, work.solutions, card, settings, mined.table, partial=bool(work.stopped or work.wrong))
+    if work.too_many:
         raise TooManyFailuresError(
-            f"{wrong} labels failed ({_counts(failures)}), more than label.max_failure_rate "
-            f"{settings.max_failure_rate:g} allows; the {len(solutions)} that did not are in {done.folder}. Mend the "
-            "cause and start the same command again: it goes on"
+            f"{work.wrong} of {work.tried} measurements failed ({work.reasons}), more than label.max_failure_rate "
+            f"{settings.max_failure_rate:g} allows; {done.kept_or_written}. Fix the cause and start the same command "
+            "again: it goes on"
         )
     return done
 
@@ -198,6 +212,130 @@ def _questions(tools: _Tools) -> tuple[Mined, int]:
     return mined, too_long
 
 
+def _lots(questions: Sequence[Prompt], settings: LabelSettings) -> Iterator[Sequence[Prompt]]:
+    """Questions whose solutions are written before they are labelled: all of them, or few where writing costs money."""
+    size = max(1, len(questions)) if settings.method == 1 else AT_A_TIME
+    return (questions[start : start + size] for start in range(0, len(questions), size))
+
+
+class _Work:
+    """Solutions that are labelled so far, and why others are not.
+
+    After a spent budget, or when too much fails, nothing more is asked, but what is in the cache is still used.
+
+    Args:
+        tools: the stages'.
+        of: how many solutions there may be, for progress.
+    """
+
+    def __init__(self, tools: _Tools, of: int) -> None:
+        self._tools, self._settings = tools, tools.settings
+        self.labeler = tools.labeler()
+        self.told = Narrator(of, what="solutions", lines=20)
+        self.solutions: list[Solution] = []
+        self.failures: Counter[str] = Counter()
+        self.not_asked = 0
+        self.stopped: str | None = None
+        self._over = False  # nothing is done any more, as nothing that follows could be in the cache of replies
+        self._written: list[Written] = []
+        self._left_out: Counter[str] = Counter()
+        self._unchecked: Counter[str] = Counter()
+        self._details: dict[str, str] = {}  # by reason of a failure, what was said of one
+
+    @property
+    def solved(self) -> Solved:
+        """The solutions, and why others are left out."""
+        return Solved(tuple(self._written), dict(self._left_out), dict(self._unchecked))
+
+    @property
+    def wrong(self) -> int:
+        """Measurements that failed: labels, and solutions that could not be had."""
+        return sum(n for reason, n in self._failed.items() if reason != NO_CONSENSUS)
+
+    @property
+    def tried(self) -> int:
+        """Measurements."""
+        return len(self.solutions) + sum(self._failed.values())
+
+    @property
+    def too_many(self) -> bool:
+        """Whether more failed than the settings allow."""
+        return self.wrong > self._settings.max_failure_rate * self.tried
+
+    @property
+    def reasons(self) -> str:
+        """Failures by reason, each with an example of what was said."""
+        parts = [
+            f"{n} {reason}" + (f": {self._details[reason]}" if self._details.get(reason) else "")
+            for reason, n in sorted(self._failed.items())
+        ]
+        return "; ".join(parts)
+
+    @property
+    def _failed(self) -> Counter[str]:
+        return self.failures + Counter({r: n for r, n in self._left_out.items() if r not in LEFT_OUT})
+
+    def do(self, questions: Sequence[Prompt]) -> None:
+        """Get the solutions to some questions, and label them; a solution that money allows has some for its labels."""
+        taken: set[str] = set()
+        unpaid: int | None = None
+        while True:
+            if self._over:
+                self.not_asked += len(questions) * self._settings.num_rollouts
+                return
+            solved = _solutions(self._tools, questions)
+            self._tools.ledger.release()
+            new = [one for one in solved.written if one.solution.id not in taken]
+            taken |= {one.solution.id for one in new}
+            before, unpaid = unpaid, solved.left_out.get(BUDGET, 0)
+            last = not unpaid or bool(self.stopped) or before == unpaid
+            if last:  # until then what is left out may still be had
+                left_out = Counter(solved.left_out)
+                self.not_asked += left_out.pop(BUDGET, 0) + left_out.pop(NOT_ASKED, 0)
+                self._left_out += left_out
+                self._unchecked.update(solved.unchecked)
+                self._details.update(solved.details)
+            self._label(new)
+            if last:
+                break
+        if unpaid and not self.stopped:
+            self._stop("max_usd")
+
+    def _label(self, written: Sequence[Written]) -> None:
+        self._written += written
+        for start in range(0, len(written), self.labeler.at_a_time):
+            group = written[start : start + self.labeler.at_a_time]
+            if self._over:
+                self.not_asked += len(group)
+                continue
+            for one, labels in zip(group, self.labeler.label(group), strict=True):
+                if not isinstance(labels, Failure):
+                    meta = {**one.solution.meta, "labeler": self.labeler.name, "labels": dict(labels.meta)}
+                    done = replace(one.solution, labels=labels.values, meta=meta)
+                    self.solutions.append(pay(done, self._settings.reward))
+                elif labels.reason in (BUDGET, NOT_ASKED):
+                    self.not_asked += 1
+                else:
+                    self.failures[labels.reason] += 1
+                    self._details[labels.reason] = labels.detail
+                if isinstance(labels, Failure) and labels.reason == BUDGET and not self.stopped:
+                    self._stop("max_usd")
+            spent = self._tools.ledger.spent
+            seen = self.tried + self.not_asked
+            self.told.advance(seen, f"{self.wrong} failed" + (f", at most ${spent:.2f} spent" if spent else ""))
+            self._look()
+        self._look()
+
+    def _look(self) -> None:
+        """Stop when too much fails."""
+        if not self.stopped and (self.tried >= FIRST_LOOK or self.wrong == self.tried) and self.too_many:
+            self._stop("failures")
+
+    def _stop(self, why: str) -> None:
+        self.stopped = why
+        self._over = not self._tools.only_cached() or (why == "failures" and self._settings.labeler not in JUDGED)
+
+
 def _solutions(tools: _Tools, questions: Sequence[Prompt]) -> Solved:
     settings, data = tools.settings, tools.data
     splitter = settings.splitter or ("separator" if data.type == "generated" else "blank_line")
@@ -208,51 +346,3 @@ def _solutions(tools: _Tools, questions: Sequence[Prompt]) -> Solved:
         texts = judge_texts(questions, tools.asker, data, settings)
         model = tools.asker.name
     return solve(questions, texts, data, settings, tools.verifier, splitter=splitter, model=model)
-
-
-def _labelled(tools: _Tools, written: Sequence[Written]) -> tuple[list[Solution], Counter[str], int, str | None]:
-    """Labelled solutions with their rewards, failures by reason, how many were not asked about, and why not."""
-    settings, labeler = tools.settings, tools.labeler()
-    solutions: list[Solution] = []
-    failures: Counter[str] = Counter()
-    told = Narrator(len(written), what="solutions", lines=20)
-    try:
-        for start in range(0, len(written), labeler.at_a_time):
-            group = written[start : start + labeler.at_a_time]
-            unasked = 0
-            for one, labels in zip(group, labeler.label(group), strict=True):
-                if not isinstance(labels, Failure):
-                    meta = {**one.solution.meta, "labeler": labeler.name, "labels": dict(labels.meta)}
-                    solutions.append(pay(replace(one.solution, labels=labels.values, meta=meta), settings.reward))
-                elif labels.reason == BUDGET:
-                    unasked += 1
-                else:
-                    failures[labels.reason] += 1
-            rest = len(written) - start - len(group)
-            if unasked:
-                return solutions, failures, unasked + rest, "max_usd"
-            wrong = _wrong(failures)
-            told.advance(start + len(group), f"{wrong} failed" + _dollars(tools.ledger))
-            tried = len(solutions) + sum(failures.values())
-            if (tried >= FIRST_LOOK or wrong == tried) and _too_many(wrong, tried, settings):
-                return solutions, failures, rest, "failures"
-    finally:
-        told.close()
-    return solutions, failures, 0, None
-
-
-def _wrong(failures: Counter[str]) -> int:
-    """Failed measurements; what two labelers disagree on is left out on purpose."""
-    return sum(n for reason, n in failures.items() if reason != NO_CONSENSUS)
-
-
-def _too_many(failed: int, of: int, settings: LabelSettings) -> bool:
-    return failed > settings.max_failure_rate * of
-
-
-def _dollars(ledger: Ledger) -> str:
-    return f", ${ledger.spent:.2f}" if ledger.spent else ""
-
-
-def _counts(counts: Any) -> str:
-    return ", ".join(f"{n} {reason}" for reason, n in sorted(counts.items())) or "none"

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from guerdon.episodes.solutions import Solution
-from guerdon.labels.asking import BUDGET, Asker
+from guerdon.labels.asking import BUDGET, NOT_ASKED, Asker
 from guerdon.labels.chat import ChatReply, ChatRequest
 from guerdon.labels.completions import Ask, Completer, Sampling
 from guerdon.labels.labeler import Written
 from guerdon.labels.splitters import split
-from guerdon.narrator import Narrator
 from guerdon.policies.tokens import prompt_ids
 from guerdon.settings.data import DataSettings
 from guerdon.settings.label import LabelSettings, Splitter
@@ -30,6 +29,7 @@ from guerdon.worlds.reasoning import family_of, is_generated
 from guerdon.worlds.verifier import Judgement, Verifier
 
 AT_A_TIME = 16  # questions put to the judge's model
+LEFT_OUT = ("duplicate", "too_few_steps", "truncated", BUDGET, NOT_ASKED)  # reasons that are no failed measurement
 Texts = Sequence[Sequence[str | Failure]]  # per question, its solutions or why one is missing
 
 
@@ -41,13 +41,13 @@ class Solved:
         written: with steps, and whether the answer is right.
         left_out: why others were left out, and how many.
         unchecked: why answers could not be checked, and how many.
-        asked_all: False where the budget ended before all were written.
+        details: by reason of `left_out`, what was said of one.
     """
 
     written: tuple[Written, ...]
     left_out: Mapping[str, int]
     unchecked: Mapping[str, int]
-    asked_all: bool
+    details: Mapping[str, str] = field(default_factory=dict)
 
 
 def policy_texts(
@@ -68,23 +68,13 @@ def judge_texts(questions: Sequence[Prompt], asker: Asker, data: DataSettings, s
     Raises:
         ConfigError: the endpoint refuses the key, the model or the path.
     """
-    found: list[list[str | Failure]] = []
-    told = Narrator(len(questions), what="questions", lines=10)
-    try:
-        for start in range(0, len(questions), AT_A_TIME):
-            requests = [
-                ChatRequest(prompt.messages, data.max_response_length, settings.solutions.temperature, sample)
-                for prompt in questions[start : start + AT_A_TIME]
-                for sample in range(settings.num_rollouts)
-            ]
-            answers = iter(asker.ask(requests, [_anything] * len(requests), role="solve"))
-            found += [
-                [next(answers) for _ in range(settings.num_rollouts)] for _ in questions[start : start + AT_A_TIME]
-            ]
-            told.advance(len(found), "solved")
-    finally:
-        told.close()
-    return found
+    requests = [
+        ChatRequest(prompt.messages, data.max_response_length, settings.solutions.temperature, sample)
+        for prompt in questions
+        for sample in range(settings.num_rollouts)
+    ]
+    answers = iter(asker.ask(requests, [_anything] * len(requests), role="solve"))
+    return [[next(answers) for _ in range(settings.num_rollouts)] for _ in questions]
 
 
 def _anything(reply: ChatReply) -> str | Failure:
@@ -116,15 +106,15 @@ def solve(
         ConfigError: the splitter `separator` for questions that have none.
     """
     left_out: Counter[str] = Counter()
-    asked_all = True
+    details: dict[str, str] = {}
     rows: list[tuple[str, Prompt, str, tuple[str, ...]]] = []
     for prompt, own in zip(questions, texts, strict=True):
         separator = family_of(prompt).separator if is_generated(prompt) else ""
         seen: set[str] = set()
         for k, text in enumerate(own):
             if isinstance(text, Failure):
-                asked_all &= text.reason != BUDGET
                 left_out[text.reason] += 1
+                details[text.reason] = text.detail
                 continue
             steps = split(text, splitter, separator=separator)
             reason = (
@@ -144,7 +134,7 @@ def solve(
         if solution.is_correct is None:
             unchecked[judgement.verdict] += 1
         written.append(Written(solution, prompt))
-    return Solved(tuple(written), dict(left_out), dict(unchecked), asked_all)
+    return Solved(tuple(written), dict(left_out), dict(unchecked), details)
 
 
 def checked_solution(
