@@ -6,6 +6,7 @@ The short runs belong to every change; the long ones (`-m slow`) send ten thousa
 
 import json
 import os
+import socket
 
 import pytest
 import schemathesis
@@ -149,6 +150,52 @@ def test_fuzzed_bodies(target):
     sent = fuzz(target, 300)
     assert len(sent) >= 300
     assert sent.count(200) >= 20
+    assert target.get("/ready").status_code == 200
+
+
+tokens = st.sampled_from(
+    [
+        b"GET ", b"POST ", b"HEAD ", b"CONNECT ", b"/health", b"/v1/rewards", b"//", b"?", b" ", b"%",
+        b"HTTP/1.1", b"\r\n", b"\r\n\r\n", b"\n", b"Host: x", b"Content-Length: ", b"Transfer-Encoding: chunked",
+        b"Connection: close", b"Connection: upgrade", b"Upgrade: websocket", b"Expect: 100-continue", b"5",
+        b"5\r\nabcde\r\n", b"0\r\n\r\n", b"{}",
+        b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"POST /v1/rewards HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}",
+    ]
+)  # fmt: skip
+long = st.builds(lambda part, times: part * times, tokens, st.sampled_from([100, 10_000]))
+raw = st.lists(st.one_of(tokens, tokens, st.binary(max_size=30), long), max_size=12)
+
+
+def fuzz_connections(target, examples):
+    """What may stand in a request, in any order and in pieces: answered or refused, and others are served."""
+    host, port = target.url.removeprefix("http://").split(":")
+
+    @settings(
+        max_examples=examples, deadline=None, database=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(pieces=raw)
+    def send(pieces):
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            data = b""
+            try:
+                for piece in pieces:
+                    connection.sendall(piece)
+                assert target.get("/health").status_code == 200
+                connection.setblocking(False)
+                while part := connection.recv(65536):
+                    data += part
+            except (BlockingIOError, BrokenPipeError, ConnectionResetError):
+                pass  # it says no more for now
+        statuses = {int(line[9:12]) for line in data.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")}
+        assert not statuses & NO_FAULT, (pieces, data)
+
+    send()
+
+
+def test_fuzzed_connections(target):
+    fuzz_connections(target, 100)
+    assert "Traceback" not in target.log
     assert target.get("/ready").status_code == 200
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from guerdon.serve.errors import error_body
@@ -28,6 +29,7 @@ from guerdon.settings.serve import ServeSettings
 OPEN = "/health"
 MISSING = "the token is missing: send the header Authorization: Bearer <token>"
 WRONG = "the token is wrong: it is not the one that this server was started with"
+GONE = 499  # as it is counted: the client went away before its request was whole
 LINGER_S = 1.0  # how long a refused client may go on sending, so that it gets to read why
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
 
@@ -76,6 +78,8 @@ class Guard:
         self._metrics.in_flight.inc()
         try:
             await self._pass(scope, receive, counting_send)
+        except ClientDisconnect:
+            status = GONE
         finally:
             self._metrics.in_flight.dec()
             route = getattr(scope.get("route"), "path", "other")

@@ -22,7 +22,7 @@ from fastapi import FastAPI
 
 from guerdon.errors import ConfigError, GuerdonError
 from guerdon.serve.engine import Engine
-from guerdon.serve.protocol import timed_protocol
+from guerdon.serve.protocol import limited_protocol
 from guerdon.settings.serve import ServeSettings
 
 SWITCH_S = 0.0005  # a model lets go of the interpreter at every kernel, and should have it back soon
@@ -90,7 +90,7 @@ def serve(engine: Engine, app: FastAPI, settings: ServeSettings) -> None:
         app,
         log_level="warning",
         access_log=False,
-        http=timed_protocol(settings.limits.read_timeout_s),
+        http=limited_protocol(seconds=settings.limits.read_timeout_s, most_bytes=settings.limits.max_header_bytes),
         ws="none",
         server_header=False,
         proxy_headers=False,

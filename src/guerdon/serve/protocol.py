@@ -1,25 +1,44 @@
-"""Connections that say nothing are closed: uvicorn's protocol with a limit on the time that a request's head may take.
+"""Connections under limits: what a request's head may hold and how long it may take, before anything looks at it.
 
-Bodies have a limit of their own (`guard.py`), and connections that rest between two requests have uvicorn's. This
-module does not know what is asked.
+Uvicorn's protocol keeps an unfinished head without end, and parses every request that arrives behind an unanswered
+one. Here no more of a head reaches the parser than it may have, and a connection that owes a head is closed in time.
+Bodies have limits of their own (`guard.py`), and connections that rest between two requests have uvicorn's. This
+module does not know routes.
 
-    uvicorn.Config(app, http=timed_protocol(seconds=30))
+    uvicorn.Config(app, http=limited_protocol(seconds=30, most_bytes=65536))
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from guerdon.serve.errors import error_body
+from guerdon.serve.guard import LINGER_S
+
+MOST_HEADERS = 128
+MOST_WAITING = 8  # requests behind the one that is being answered, on one connection
 
 
-def timed_protocol(seconds: float) -> type[asyncio.Protocol]:
-    """Uvicorn's protocol, with this limit on the time from a connection, or a first byte, to a whole head."""
+class _HeadRefused(Exception):
+    """Raised through the parser, which ends there; caught by uvicorn's `data_received`."""
 
-    class TimedProtocol(HttpToolsProtocol):
-        """Closes connections whose request does not begin in time."""
 
-        head_timer: asyncio.TimerHandle | None = None
+def limited_protocol(*, seconds: float, most_bytes: int) -> type[asyncio.Protocol]:
+    """Uvicorn's protocol with limits.
+
+    Args:
+        seconds: from a connection, or from the first byte after an answer, to a whole head.
+        most_bytes: of an unfinished head; one that begins in the middle of what arrives may have twice as much.
+    """
+
+    class LimitedProtocol(HttpToolsProtocol):
+        """Answers a head that is too large, has too many fields or is no HTTP, and closes the connection."""
+
+        in_head, head_bytes, refused = True, 0, False
+        timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             """A client is there."""
@@ -28,26 +47,79 @@ def timed_protocol(seconds: float) -> type[asyncio.Protocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             """It has gone."""
-            self._head_came()
+            self._stop_timer()
             super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            """Parse what arrived, in parts: none takes an unfinished head over its limit."""
+            rest = memoryview(data)
+            while rest and not self.refused:
+                size = most_bytes - self.head_bytes if self.in_head else most_bytes
+                part, rest = rest[:size], rest[size:]
+                self.head_bytes += len(part) if self.in_head else 0
+                super().data_received(part)  # type: ignore[arg-type]  # the parser takes any buffer
+                if self.in_head and self.head_bytes >= most_bytes and not self.refused:
+                    self._refuse(431, "too_large", f"the head of a request may have at most {most_bytes} bytes")
+            if not self.refused and not self._answering:
+                self._expect_head()
 
         def on_message_begin(self) -> None:
             """The first byte of a request."""
+            if len(self.pipeline) >= MOST_WAITING:
+                raise _HeadRefused
             super().on_message_begin()
-            self._expect_head()
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            """A field of the head."""
+            if len(self.headers) >= MOST_HEADERS:
+                raise _HeadRefused
+            super().on_header(name, value)
 
         def on_headers_complete(self) -> None:
             """The head is whole."""
-            self._head_came()
             super().on_headers_complete()
+            self.in_head, self.head_bytes = False, 0
+            self._stop_timer()
+
+        def on_message_complete(self) -> None:
+            """The request is whole."""
+            super().on_message_complete()
+            self.in_head = True
+
+        def send_400_response(self, msg: str) -> None:
+            """What arrived is no HTTP, or was refused on its way through the parser."""
+            if self.headers is not None and len(self.headers) >= MOST_HEADERS:
+                self._refuse(431, "too_large", f"a request may have at most {MOST_HEADERS} header fields")
+            else:
+                self._refuse(400, "invalid_request", "this is no HTTP request")
+
+        @property
+        def _answering(self) -> bool:
+            """Whether a request is being answered, or waits for that."""
+            return self.cycle is not None and not self.cycle.response_complete
+
+        def _refuse(self, status: int, code: str, message: str) -> None:
+            """Read no further. Requests that are whole are answered, then the connection is closed."""
+            self.refused = True
+            self._stop_timer()
+            if self._answering:
+                if self.pipeline or self.cycle.response_started or not self.cycle.more_body:
+                    self.cycle.keep_alive = False
+                    return
+                self.cycle.disconnected = True  # its body is broken: nobody waits for it any more
+                self.cycle.message_event.set()
+            body = json.dumps(error_body(message, status, code)).encode()
+            head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+            self.transport.write(STATUS_LINE[status] + head + body)
+            self.timer = self.loop.call_later(LINGER_S, self.transport.close)
 
         def _expect_head(self) -> None:
-            if self.head_timer is None:
-                self.head_timer = self.loop.call_later(seconds, self.transport.close)
+            if self.timer is None:
+                self.timer = self.loop.call_later(seconds, self.transport.close)
 
-        def _head_came(self) -> None:
-            if self.head_timer is not None:
-                self.head_timer.cancel()
-                self.head_timer = None
+        def _stop_timer(self) -> None:
+            if self.timer is not None:
+                self.timer.cancel()
+                self.timer = None
 
-    return TimedProtocol
+    return LimitedProtocol

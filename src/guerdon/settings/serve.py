@@ -91,9 +91,14 @@ class LimitSettings(Settings):
     """`limits`: what one request, and all requests together, may take."""
 
     max_body_bytes: int = Field(64 * MIB, ge=1, description="of one request; beyond that the answer is 413")
+    max_header_bytes: int = Field(
+        65_536, ge=1024, description="of a request before its body; beyond that the answer is 431"
+    )
     max_bytes_in_flight: int = Field(512 * MIB, ge=1, description="of all request bodies being received or worked on")
     concurrency: int = Field(512, ge=1, description="requests at a time; beyond that the answer is 429")
-    read_timeout_s: float = Field(30.0, gt=0, description="seconds in which a request must have arrived whole")
+    read_timeout_s: float = Field(
+        30.0, gt=0, description="seconds in which the head of a request, and then its body, must have arrived"
+    )
     max_items: int = Field(1024, ge=1, description="items in one request")
     max_steps: int = Field(1024, ge=1, description="steps of one text item")
     max_characters: int = Field(1_000_000, ge=1, description="characters of one text item")
