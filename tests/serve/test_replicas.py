@@ -129,9 +129,10 @@ def test_a_copy_whose_restart_failed_is_started_at_the_next_call(tmp_path):
     try:
         fails.touch()
         with pytest.raises(ModelFailed, match="status 9"):
-            model.judge(episodes("die"), JudgeOptions())
-        with pytest.raises(GuerdonError, match="cannot load"):
-            model.judge(episodes("a"), JudgeOptions())
+            model.judge(episodes("die", "a"), JudgeOptions())
+        for _ in range(2):
+            with pytest.raises(NotReady, match="cannot be started again"):
+                model.judge(episodes("a"), JudgeOptions())
         fails.unlink()
         assert model.score(episodes("a"))[0].total == 1.0
     finally:
@@ -212,6 +213,53 @@ def test_a_copy_has_one_gpu():
     with pytest.raises(ConfigError, match=r"models\.judge: a copy .* one GPU, and tensor_parallel_size is 2; remove"):
         model_source("judge", ServedModelSettings(**given))
     assert model_source("judge", ServedModelSettings(**{**given, "tensor_parallel_size": 1})).lanes == 2
+
+
+def test_a_single_episode_is_sent_once_more(tmp_path):
+    once = tmp_path / "once"
+    once.touch()
+    model = replicas(count=1, factory="make_mortal", dies_once=str(once))
+    try:
+        assert model.score(episodes("a"))[0].total == 1.0
+        assert not once.exists()
+        with pytest.raises(ModelFailed, match="status 9"):
+            model.judge(episodes("die"), JudgeOptions())
+    finally:
+        model.close()
+
+
+def test_copies_that_die_while_nobody_asks_fail_no_item(server):
+    models = {"toy": {"custom_backend": "toys:make_mortal", "processes": 2}}
+    running = server(models=models, batch={"cache_items": 0})
+    for _ in range(2):
+        killed = copies(running)
+        assert len(killed) == 2
+        for pid in killed:
+            os.kill(int(pid), signal.SIGKILL)
+        assert gone([int(pid) for pid in killed])
+        for text, score in (("a", 1.0), ("b", 0.0), ("ab", 0.5)):
+            results = running.post("/v1/rewards", {"items": [{"prompt": "q", "steps": [text]}]}).json()["results"]
+            assert [(one["score"], one["failure"]) for one in results] == [(score, None)]
+        running.post("/v1/rewards", {"items": [{"prompt": "q", "steps": ["a" * n]} for n in range(1, 40)]})
+    assert running.stop() == 0
+
+
+def test_a_copy_that_cannot_be_started_again_is_the_servers_fault(server, tmp_path):
+    fails = tmp_path / "fails"
+    models = {"toy": {"custom_backend": "toys:make_mortal", "processes": 1, "options": {"fail_file": str(fails)}}}
+    running = server(models=models, batch={"cache_items": 0})
+    fails.touch()
+    for pid in copies(running):
+        os.kill(int(pid), signal.SIGKILL)
+        gone([int(pid)])
+    for _ in range(2):
+        answer = running.post("/v1/rewards", {"items": [{"prompt": "q", "steps": ["a"]}]})
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert "secret" not in answer.text
+    fails.unlink()
+    answer = running.post("/v1/rewards", {"items": [{"prompt": "q", "steps": ["a"]}]})
+    assert answer.json()["results"][0]["score"] == 1.0
+    assert running.stop() == 0
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])

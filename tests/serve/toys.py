@@ -165,14 +165,18 @@ class Mortal(Toy):
 
     Args:
         meet: a file; where it is named, "a" and "aa" are judged only when both are being judged.
+        dies_once: a file; while it exists, it is removed and the process ends.
     """
 
-    def __init__(self, meet=None, **options):
+    def __init__(self, meet=None, dies_once=None, **options):
         super().__init__(**options)
-        self.meet = meet
+        self.meet, self.dies_once = meet, dies_once
 
     def _judge(self, episode):
         text = "".join(episode.texts or ())
+        if self.dies_once and Path(self.dies_once).exists():
+            Path(self.dies_once).unlink()
+            os._exit(9)
         if "die" in text:
             os._exit(9)
         if self.meet and text in ("a", "aa"):

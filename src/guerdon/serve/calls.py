@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 from guerdon.errors import ConfigError, GuerdonError, boundary
 from guerdon.models.judgement import Judgement, JudgeOptions, Learns, judge
 from guerdon.serve.cache import content_key
-from guerdon.serve.errors import BadRequest, Conflict, ModelFailed, UpdateFailed
+from guerdon.serve.errors import BadRequest, Conflict, ModelFailed, NotReady, UpdateFailed
 from guerdon.serve.update_store import Sent, UpdateStore
 from guerdon.serve.words import judgement_from_json, judgement_to_json
 from guerdon.types import Episode, Failure, RewardModel, Score
@@ -74,10 +74,16 @@ class Learned:
 
 
 def judge_all(model: RewardModel, episodes: Sequence[Episode], options: JudgeOptions, name: str) -> list[Judgement]:
-    """One judgement per episode, in order. An episode at which the model raises is a `Failure("model_error")`."""
+    """One judgement per episode, in order. An episode at which the model raises is a `Failure("model_error")`.
+
+    Raises:
+        NotReady: there is no model to ask, which says nothing of the episodes.
+    """
     try:
         with boundary(ModelFailed, f"the model {name} raised on {len(episodes)} items"):
             return _checked(judge(model, list(episodes), options), episodes)
+    except NotReady:
+        raise
     except (GuerdonError, SystemExit) as error:
         if isinstance(error, ConfigError) and options != JudgeOptions():  # a choice of the client's: it may read why
             return [Judgement(Score(failure=Failure("bad_option", str(error))))] * len(episodes)

@@ -217,26 +217,31 @@ class Media:
         """
         worker = self._slots.get()
         try:
-            if worker is not None and worker.process.poll() is not None:
-                self._end(worker)
-                worker = None
-            worker = worker or self._new()
-            if self._closed:  # asked after the worker is known to `close`: one of the two ends it
-                raise NotReady("the server is about to end")
-            with _unnamed() as target:
-                try:
-                    reply = worker.ask(request, self._timeout, files=(source.fileno(), target.fileno()))
-                except DiedError as error:
+            for last in (False, True):
+                if worker is not None and worker.process.poll() is not None:
                     self._end(worker)
                     worker = None
-                    raise MediaRefused("decoder_died", "the decoding process died of it") from error
-                if reply is None:
-                    self._end(worker)
-                    worker = None
-                    raise MediaRefused("decode_timeout", f"not decoded within {self._timeout:g} s")
-                if "refused" in reply:
-                    raise MediaRefused("bad_media", str(reply["refused"]))
-                return self._frames(reply, target)
+                worker = worker or self._new()
+                if self._closed:  # asked after the worker is known to `close`: one of the two ends it
+                    raise NotReady("the server is about to end")
+                source.seek(0)
+                with _unnamed() as target:
+                    try:
+                        reply = worker.ask(request, self._timeout, files=(source.fileno(), target.fileno()))
+                    except DiedError as error:
+                        self._end(worker)
+                        worker = None
+                        if last:
+                            raise MediaRefused("decoder_died", "the decoding process died of it twice") from error
+                        continue  # something else may have killed it
+                    if reply is None:
+                        self._end(worker)
+                        worker = None
+                        raise MediaRefused("decode_timeout", f"not decoded within {self._timeout:g} s")
+                    if "refused" in reply:
+                        raise MediaRefused("bad_media", str(reply["refused"]))
+                    return self._frames(reply, target)
+            raise AssertionError("the last try returns or raises")
         finally:
             self._slots.put(worker)
 

@@ -1,8 +1,9 @@
 """Copies of a model, each in a process of its own: for several cores, or several GPUs, and away from the requests.
 
 A batch goes to a copy that is free; ask from as many threads as there are copies. The server's process only speaks
-HTTP then, and no copy waits for its interpreter. A copy that dies, or whose answer nobody waited for, is ended and
-started again for the next batch. Copies end with the object, with the server, and when the server is killed (their
+HTTP then, and no copy waits for its interpreter. A copy that has died, or whose answer nobody waited for, is started
+again before the next batch is sent. Where a copy dies with a single episode, that is sent once more: something else
+may have killed it. Copies end with the object, with the server, and when the server is killed (their
 pipe closes). They do not learn: their weights would drift apart. This module does not know how a model is built.
 
     model = Replicas("prm", build, count=2, threads=1)
@@ -34,6 +35,10 @@ from guerdon.types import Episode, RewardInfo, RewardModel, Score
 
 END_S = 5.0  # how long a copy that was told to end may take
 log = logging.getLogger("guerdon.serve")
+
+
+class CopyDied(ModelFailed):
+    """The process of a copy ended without an answer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,21 +137,39 @@ class Replicas:
 
         Raises:
             GuerdonError: as the model raised it.
-            ModelFailed: the model raised something else, or its process died.
-            NotReady: the copies are being ended.
+            ModelFailed: the model raised something else, or its process died (of a single episode: twice).
+            NotReady: the copies are being ended, or one that died cannot be started again.
         """
         number = self._free.get()
         try:
-            copy = self._family.copies.get(number)
-            if copy is None:
-                copy = self._start(number)
-                self._hear(number)
-            with contextlib.suppress(OSError):  # it has died, as its answer will say
-                copy.pipe.send((episodes, options))
-            judgements: list[Judgement] = self._hear(number)
-            return judgements
+            return self._judge(number, episodes, options)
+        except CopyDied as error:
+            if len(episodes) != 1:
+                raise
+            log.warning("%s; its item is sent once more", error)
+            return self._judge(number, episodes, options)
         finally:
             self._free.put(number)
+
+    def _judge(self, number: int, episodes: Sequence[Episode], options: JudgeOptions) -> list[Judgement]:
+        copy = self._family.copies.get(number)
+        if copy is not None and not copy.process.is_alive():
+            log.warning("copy %d of the model %s has died; it is started again", number, self._name)
+            self._family.drop(number)
+            copy = None
+        if copy is None:
+            copy = self._start(number)
+            try:
+                self._hear(number)
+            except NotReady:
+                raise
+            except GuerdonError as error:
+                log.error("copy %d of the model %s cannot be started again", number, self._name, exc_info=error)
+                raise NotReady(f"a copy of the model {self._name} cannot be started again") from error
+        with contextlib.suppress(OSError):  # it has died, as its answer will say
+            copy.pipe.send((episodes, options))
+        judgements: list[Judgement] = self._hear(number)
+        return judgements
 
     def _start(self, number: int) -> Copy:
         def start() -> Copy:
@@ -175,7 +198,7 @@ class Replicas:
             self._family.drop(number)
             copy.process.join(2 * END_S)
             status = copy.process.exitcode
-            raise ModelFailed(f"copy {number} of the model {self._name} ended with status {status}") from error
+            raise CopyDied(f"copy {number} of the model {self._name} ended with status {status}") from error
         except BaseException:  # interrupted: its answer may come, and must not be taken for that of the next batch
             self._family.drop(number)
             raise

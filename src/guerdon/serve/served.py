@@ -289,6 +289,11 @@ class Served:
         try:
             episodes = [item.episode for item in batch]
             judgements = await worker.run(judge_all, model, episodes, batch[0].options, self.name)
+        except NotReady as error:
+            for item in batch:
+                self._forget(item)
+                self._refuse_waiters(item, error)
+            return
         finally:
             self._busy -= 1
             self._working.difference_update(batch)
@@ -303,6 +308,12 @@ class Served:
         """Nobody can wait for this item any more; another one of the same content may have come since a reload."""
         if self._pending.get(item.key) is item:
             del self._pending[item.key]
+
+    def _refuse_waiters(self, item: Item[Ticket], error: NotReady) -> None:
+        """Answer those who wait for an item with a 503: they may come again."""
+        for ticket, _ in item.waiters:
+            if not ticket.done.done():
+                ticket.done.set_exception(error)
 
     def _settle(self, item: Item[Ticket], judgement: Judgement, *, remember: bool) -> None:
         failure = judgement.score.failure
@@ -376,9 +387,9 @@ class Served:
 
     def _give_up(self) -> None:
         """Tell everybody who waits that nothing will come."""
-        items = {*self._pending.values(), *self._working}
-        tickets = [ticket.done for item in items for ticket, _ in item.waiters]
-        for future in [*tickets, *(future for _, future in self._jobs)]:
+        for item in {*self._pending.values(), *self._working}:
+            self._refuse_waiters(item, self._not_ready())
+        for _, future in self._jobs:
             if not future.done():
                 future.set_exception(self._not_ready())
         self.batcher.drain()
