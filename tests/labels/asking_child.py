@@ -9,9 +9,10 @@ from contextlib import closing
 from pathlib import Path
 
 from guerdon.labels.append_log import Cache
-from guerdon.labels.asking import BUDGET, Clock, HttpAsker
+from guerdon.labels.asking import BUDGET, HttpAsker
 from guerdon.labels.chat import ChatRequest, HttpModel
 from guerdon.labels.ledger import Ledger
+from guerdon.retry import Clock
 from guerdon.settings.label import JudgeSettings
 from guerdon.types import Failure
 
@@ -20,7 +21,7 @@ PRICES = {"usd_per_million_in": 10.0, "usd_per_million_out": 100.0}
 
 def request(i):
     """Request number i: long enough that the 100 tokens a reply reports are below its bound."""
-    return ChatRequest(({"role": "user", "content": f"question {i:04}: " + "how much is it? " * 8},), 50, 0.0)
+    return ChatRequest(({"role": "user", "content": f"question {i:04}: " + "how much is it? " * 8},), 50, None)
 
 
 def check(reply):
@@ -34,7 +35,7 @@ def main(folder, url, n, concurrency, max_usd):
         closing(Cache(Path(folder) / "replies.jsonl")) as cache,
         closing(Ledger(Path(folder) / "calls.jsonl", prices=settings.prices, max_usd=float(max_usd))) as ledger,
     ):
-        asker = HttpAsker(HttpModel(settings), cache, ledger, Clock(sleep=lambda _: None))
+        asker = HttpAsker(HttpModel(settings), cache, ledger, Clock())
         answers = asker.ask([request(i) for i in range(int(n))], [check] * int(n), role="judge")
     return 3 if any(isinstance(a, Failure) and a.reason == BUDGET for a in answers) else 0
 

@@ -9,9 +9,10 @@ from judge_server import CUT, DROP, HANG, FakeClock, judge_server
 
 from guerdon.errors import ConfigError, DataError
 from guerdon.labels.append_log import AppendLog, Cache
-from guerdon.labels.asking import BUDGET, Clock, HttpAsker
+from guerdon.labels.asking import BUDGET, HttpAsker
 from guerdon.labels.chat import ChatRequest, HttpModel
 from guerdon.labels.ledger import Ledger, Usage
+from guerdon.retry import Clock
 from guerdon.settings.label import JudgeSettings
 from guerdon.types import Failure
 
@@ -28,11 +29,11 @@ class World:
         )
         self.cache = Cache(folder / "replies.jsonl")
         self.ledger = Ledger(folder / "calls.jsonl", prices=settings.prices, max_usd=max_usd)
-        clock = Clock(self.clock.now, self.clock.sleep)
+        clock = Clock(self.clock.now, self.clock.sleep, lambda: 0.0)
         self.asker = HttpAsker(HttpModel(settings), self.cache, self.ledger, clock)
 
-    def ask(self, *words, check=None, max_tokens=50):
-        requests = [ChatRequest(({"role": "user", "content": w},), max_tokens, 0.0) for w in words]
+    def ask(self, *words, check=None, max_tokens=50, temperature=0.0):
+        requests = [ChatRequest(({"role": "user", "content": w},), max_tokens, temperature) for w in words]
         return self.asker.ask(requests, [check or (lambda reply: reply.text)] * len(words), role="judge")
 
     def __enter__(self):
@@ -109,7 +110,8 @@ def test_what_the_network_does_wrong_is_tried_again(tmp_path, told, reason, api)
         assert len(server.requests) == 2
         assert world.ledger.totals()["judge"]["failed"] == 1
         assert json.loads((tmp_path / "calls.jsonl").read_text().splitlines()[1])["failure"] == reason
-        assert sum(world.clock.slept) == (7 if reason == "rate_limited" else 1)
+        pause = sum(world.clock.slept)
+        assert 7 <= pause <= 7.7 if reason == "rate_limited" else 0.75 <= pause <= 1
 
 
 def test_a_server_that_hangs_is_left_alone(tmp_path):
@@ -121,13 +123,16 @@ def test_a_server_that_hangs_is_left_alone(tmp_path):
 def test_pauses_double_and_failures_of_the_network_are_not_kept(tmp_path):
     with judge_server(lambda text: "ok", [(500, {})] * 4) as server, World(tmp_path, server, retries=3) as world:
         assert world.ask("x") == [Failure("server_error", "500: as told")]
-        assert world.clock.slept == [1, 2, 4]
+        assert all(0.75 * most <= pause <= most for pause, most in zip(world.clock.slept, (1, 2, 4), strict=True))
         assert world.ask("x") == ["ok"]
 
 
 @pytest.mark.parametrize("api", ["openai", "anthropic"])
 @pytest.mark.parametrize("reason", ["refusal", "truncated", "wrong"])
-def test_unusable_replies_are_tried_three_times_then_remembered(tmp_path, reason, api):
+@pytest.mark.parametrize(("temperature", "tries"), [(0.0, 1), (0.7, 3), (None, 3)])
+def test_unusable_replies_are_remembered_and_asked_for_again_only_where_they_may_differ(
+    tmp_path, reason, api, temperature, tries
+):
     stop = {
         "refusal": ("content_filter", "refusal"),
         "truncated": ("length", "max_tokens"),
@@ -140,18 +145,52 @@ def test_unusable_replies_are_tried_three_times_then_remembered(tmp_path, reason
         return Failure("wrong") if reason == "wrong" else reply.text
 
     with judge_server(lambda text: "ok", [bad] * 9) as server, World(tmp_path, server, api=api) as world:
-        assert world.ask("x", check=check)[0].reason == reason
-        assert len(server.requests) == 3
-        assert world.ask("x", check=check)[0].reason == reason
-        assert len(server.requests) == 3
-        assert world.ledger.totals()["judge"]["from_cache"] == 1
-        assert world.ledger.totals()["judge"]["tokens_out"] == 60  # unusable replies cost too
+        for from_cache in (0, 1):
+            assert world.ask("x", check=check, temperature=temperature)[0].reason == reason
+            assert len(server.requests) == tries
+            assert world.ledger.totals()["judge"]["from_cache"] == from_cache
+        assert world.ledger.totals()["judge"]["tokens_out"] == 20 * tries  # unusable replies cost too
 
 
 def test_a_refusal_field_is_a_refusal(tmp_path):
     told = {"choices": [{"message": {"content": None, "refusal": "I cannot"}, "finish_reason": "stop"}]}
     with judge_server(script=[told]) as server, World(tmp_path, server, retries=0) as world:
         assert world.ask("x") == [Failure("refusal", "I cannot")]
+
+
+@pytest.mark.parametrize(
+    ("payload", "words"),
+    [
+        ({"error": {"message": "max_tokens is too large"}}, "400: max_tokens is too large"),
+        ({"error": "no such parameter"}, "400: no such parameter"),
+        ({"object": "error", "message": "context too long"}, "400: context too long"),
+        ({"detail": [{"loc": ["body"]}]}, "400: [{'loc': ['body']}]"),
+        (b"<h1>Bad  Request</h1>", "400: <h1>Bad Request</h1>"),
+        ({}, "400: no reason given"),
+    ],
+)
+def test_the_endpoint_s_own_words_are_the_reason(tmp_path, payload, words):
+    with judge_server(script=[(400, {}, payload)]) as server, World(tmp_path, server) as world:
+        assert world.ask("x") == [Failure("rejected", words)]
+
+
+def test_answers_come_as_they_are_ready_and_a_slow_one_holds_nobody_up(tmp_path):
+    """One slot, and the first request is sent away for a while: all others are answered meanwhile."""
+    with judge_server(lambda text: text * 2, [(500, {})]) as server, World(tmp_path, server) as world:
+        requests = [ChatRequest(({"role": "user", "content": w},), 5, 0.0) for w in "abca"]
+        found = list(world.asker.answers(requests, [lambda reply: reply.text] * 4, role="judge"))
+        assert found == [(1, "bb"), (2, "cc"), (0, "aa"), (3, "aa")]
+        assert [r["messages"][0]["content"] for r in server.requests] == ["a", "b", "c", "a"]
+
+
+@pytest.mark.parametrize(("headers", "least", "most"), [
+    ({"Retry-After": "0.25"}, 0.25, 0.28), ({"retry-after-ms": "40"}, 0.04, 0.045), ({"Retry-After": "0"}, 0.75, 1),
+    ({"Retry-After": "Thu, 01 Jan 1970 00:00:09 GMT"}, 9, 9.9),
+])  # fmt: skip
+def test_what_the_server_asks_for_is_obeyed_also_below_a_second_and_as_a_date(tmp_path, headers, least, most):
+    with judge_server(lambda text: "ok", [(429, headers)]) as server, World(tmp_path, server) as world:
+        assert world.ask("x") == ["ok"]
+        assert least <= sum(world.clock.slept) <= most
 
 
 @pytest.mark.parametrize(

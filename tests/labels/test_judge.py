@@ -8,11 +8,12 @@ from judge_server import FakeClock, all_right, judge_server, steps_asked, verdic
 
 from guerdon.episodes.solutions import Solution
 from guerdon.labels.append_log import Cache
-from guerdon.labels.asking import Clock, HttpAsker
+from guerdon.labels.asking import HttpAsker
 from guerdon.labels.chat import HttpModel
 from guerdon.labels.judge import JudgeLabeler, judgement_request, parse_judgement
 from guerdon.labels.labeler import StepLabels, Written
 from guerdon.labels.ledger import Ledger
+from guerdon.retry import Clock
 from guerdon.settings.label import JudgeSettings
 from guerdon.types import Failure
 from guerdon.worlds.prompts import Prompt
@@ -77,7 +78,7 @@ def test_labels_over_http(tmp_path, monkeypatch, api):
 
     url = "/v1" if api == "openai" else ""
     with judge_server(reply, [{"text": verdicts([1])}]) as server:  # one verdict too few, then better
-        settings = JudgeSettings(api=api, model="m", base_url=server.url + url, concurrency=1)
+        settings = JudgeSettings(api=api, model="m", base_url=server.url + url, concurrency=1, temperature=None)
         clock = FakeClock()
         with (
             closing(Cache(tmp_path / "r.jsonl")) as cache,

@@ -14,7 +14,6 @@ from guerdon.config import to_yaml
 from guerdon.episodes.solution_files import read_solutions
 from guerdon.errors import ConfigError, DataError, TooManyFailuresError
 from guerdon.labels.append_log import Cache
-from guerdon.labels.asking import Clock
 from guerdon.labels.chat import ChatReply, ChatRequest
 from guerdon.labels.completions import Ask, Completer, Sampling, weights_hash
 from guerdon.labels.label import label
@@ -22,6 +21,7 @@ from guerdon.labels.local_asker import LocalAsker
 from guerdon.labels.mining import _row
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import prompt_ids
+from guerdon.retry import Clock
 from guerdon.settings.label import LabelSettings, MiningSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import GenerationSettings, TextPolicySettings

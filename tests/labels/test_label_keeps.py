@@ -7,8 +7,8 @@ from judge_server import FakeClock, judge_server, steps_asked, verdicts
 from label_studies import rows, study_of
 
 from guerdon.errors import ConfigError, TooManyFailuresError
-from guerdon.labels.asking import Clock
 from guerdon.labels.label import label
+from guerdon.retry import Clock
 
 PRICES = {"usd_per_million_in": 10.0, "usd_per_million_out": 100.0}
 

@@ -77,9 +77,9 @@ class FakeClock:
         self.time, self.slept = 1000.0, []
 
     def clock(self):
-        from guerdon.serve.retry import Clock
+        from guerdon.retry import Clock
 
-        return Clock(now=lambda: self.time, wall=lambda: 0.0, sleep=self._sleep)
+        return Clock(now=lambda: self.time, wall=lambda: 0.0, sleep_async=self._sleep)
 
     async def _sleep(self, seconds):
         self.slept.append(seconds)

@@ -269,7 +269,7 @@ def test_a_robots_run_with_a_served_network_is_the_run_with_the_network_here(ser
 
 
 def test_a_model_learns_by_http_once_however_often_it_is_told(served):
-    client = RewardClient(RemoteSettings(endpoint=served.url, backend="learner"))
+    client = RewardClient(RemoteSettings(endpoint=served.url, backend="learner", tries=2))
     first = client.update(["q", "q"], ["a", "b"], [True, True])
     assert (first.updates, first.repeated, first.metrics["seen"]) == (1, False, 2.0)
     again = client.update(["q", "q"], ["a", "b"], [True, True], number=1)

@@ -131,7 +131,7 @@ def test_when_everything_fails_the_run_stops_with_3_and_goes_on_once_it_is_mende
 ):
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     with chaos_server(always=always, modality="image") as server:
-        model = remote(server, tries=1, breaker_failures=100)
+        model = remote(server, tries=1)
         study = clock_study(tmp_path, name="remote", reward=source(model, failure_window=30))
         (tmp_path / "failing.yaml").write_text(to_yaml(study))
         monkeypatch.setattr(sys, "argv", ["guerdon", "run", str(tmp_path / "failing.yaml")])

@@ -34,7 +34,7 @@ def test_defaults_are_the_guides():
     assert (s.endpoint, s.timeout, s.nframes, s.max_pixels) == ("http://127.0.0.1:18080/score", 120.0, 16, 200704)
     assert (s.backend, s.backend_kwargs, s.fps, s.fail_on_request_error) == (None, {}, 4, False)
     assert (s.keep_temp_video, s.temp_video_dir, s.fallback) == (False, None, "none")
-    assert (s.connect_timeout, s.read_timeout, s.tries) == (2.0, 60.0, 3)
+    assert (s.connect_timeout, s.read_timeout, s.tries) == (2.0, 60.0, 8)
 
 
 @pytest.mark.parametrize(

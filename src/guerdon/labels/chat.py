@@ -10,6 +10,7 @@ from a `.env` file, never from a configuration. This module does not know when t
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,14 +18,14 @@ from typing import Any, Literal
 
 from guerdon.errors import ConfigError
 from guerdon.labels.ledger import Usage
-from guerdon.labels.wire import WireError, pause_of, post_json, said
+from guerdon.labels.wire import WireError, post_json
+from guerdon.retry import Clock
 from guerdon.settings.label import JudgeSettings
 from guerdon.worlds.prompts import Message
 
 Stop = Literal["end", "length", "refusal"]
 
 KEY_VARIABLES = {"anthropic": "ANTHROPIC_API_KEY", "openai": "OPENAI_API_KEY"}
-_FATAL = {401: "does not accept the key", 403: "does not allow this", 404: "has no such model or path"}
 _STOPS: dict[Any, Stop] = {
     "max_tokens": "length", "length": "length", "model_context_window_exceeded": "length",
     "refusal": "refusal", "content_filter": "refusal",
@@ -71,23 +72,6 @@ class ChatReply:
     usage: Usage | None = None
 
 
-class ChatError(Exception):
-    """There is no usable reply.
-
-    Attributes:
-        reason: a short stable word.
-        again: whether trying again can help.
-        pause: seconds that the server asks to wait; None where it does not say.
-        billed: whether the call may have cost something.
-    """
-
-    def __init__(
-        self, reason: str, detail: str, *, again: bool = True, pause: float | None = None, billed: bool = False
-    ) -> None:
-        super().__init__(detail)
-        self.reason, self.again, self.pause, self.billed = reason, again, pause, billed
-
-
 class HttpModel:
     """A model behind an HTTP API.
 
@@ -102,32 +86,26 @@ class HttpModel:
         self.settings = settings
         self._key = api_key(settings)
 
-    def complete(self, request: ChatRequest) -> ChatReply:
+    def complete(self, request: ChatRequest, *, seconds: float = math.inf, clock: Clock | None = None) -> ChatReply:
         """One reply.
 
+        Args:
+            request: what is asked.
+            seconds: wait no longer for it, nor longer than the settings allow.
+            clock: time.
+
         Raises:
-            ChatError: there is none, and why.
+            WireError: there is none, and why.
             ConfigError: the endpoint refuses the key, the model or the path; asking on would not help.
         """
         s = self.settings
         path, headers, body = encode(s, request, self._key)
-        try:
-            status, found, payload = post_json(s.url + path, headers, body, timeout=s.timeout)
-        except WireError as error:
-            raise ChatError(error.reason, str(error), billed=error.sent) from error
-        if status == 200:
-            return decode(s, payload)
-        words = said(payload)
-        if status in _FATAL:
-            raise ConfigError(
-                f"the judge at {s.url} {_FATAL[status]} ({status}: {words}); check label.judge.model, base_url and the "
-                f"key in {s.api_key_env or KEY_VARIABLES[s.api]}"
-            )
-        if status == 429:
-            raise ChatError("rate_limited", words, pause=pause_of(found.get("retry-after")))
-        if status >= 500 or status == 408:
-            raise ChatError("server_error", f"{status}: {words}", pause=pause_of(found.get("retry-after")))
-        raise ChatError("rejected", f"{status}: {said}", again=False)
+        check = f"label.judge.model, base_url and the key in {s.api_key_env or KEY_VARIABLES[s.api]}"
+        payload = post_json(
+            s.url + path, headers, body, timeout=min(s.timeout, seconds), clock=clock or Clock(), who="the judge",
+            check=check,
+        )  # fmt: skip
+        return decode(s, payload)
 
 
 def api_key(settings: JudgeSettings) -> str | None:
@@ -172,12 +150,12 @@ def decode(settings: JudgeSettings, payload: Any) -> ChatReply:
     """A reply from what the endpoint sent with status 200.
 
     Raises:
-        ChatError: `bad_reply`: it is not what the protocol says.
+        WireError: `bad_reply`: it is not what the protocol says.
     """
     try:
         reply = _anthropic(payload) if settings.api == "anthropic" else _openai(payload)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ChatError("bad_reply", f"not what the API promises: {str(payload)[:80]!r}", billed=True) from error
+        raise WireError("bad_reply", f"not what the API promises: {str(payload)[:80]!r}", billed=True) from error
     return replace(reply, text=_whole(reply.text))
 
 

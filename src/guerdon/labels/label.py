@@ -22,7 +22,7 @@ import torch
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError, TooManyFailuresError
 from guerdon.labels.append_log import Cache
-from guerdon.labels.asking import BUDGET, NOT_ASKED, Asker, Clock, HttpAsker
+from guerdon.labels.asking import BUDGET, NOT_ASKED, Asker, HttpAsker
 from guerdon.labels.card import Labelled, card_of, check_identity, counted, relabel_rewards, write_data_set
 from guerdon.labels.chat import HttpModel
 from guerdon.labels.completions import Completer, Sampling
@@ -37,6 +37,7 @@ from guerdon.labels.step_rewards import pay
 from guerdon.narrator import Narrator
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import prompt_ids
+from guerdon.retry import Clock
 from guerdon.settings.data import DataSettings
 from guerdon.settings.label import JUDGED, LabelSettings
 from guerdon.settings.study import Study

@@ -2,9 +2,8 @@
 
 Pictures travel as data URLs, so the endpoint fetches nothing. How likely words are is read from `top_logprobs`; where
 the listed tokens leave more than a hundredth of it open, there is no measurement; a word that is not listed counts as
-impossible. What may pass (429, 5xx, timeouts) is tried again, with jittered pauses or those that the server asks for,
-within a deadline; a refused key or an unknown model stops everything. This module does not know prompts or how answers
-are read.
+impossible. What may pass (429, 5xx, timeouts) is tried again within a deadline; a refused key or an unknown model
+stops everything. This module does not know prompts or how answers are read.
 
     backend = OpenAIBackend(EndpointSettings(base_url="http://127.0.0.1:8000/v1", model="Qwen/Qwen2.5-VL-7B-Instruct"))
     backend.write([question], Writing(max_tokens=64))
@@ -14,19 +13,18 @@ from __future__ import annotations
 
 import base64
 import io
-import random
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from PIL import Image
 
-from guerdon.errors import ConfigError
-from guerdon.labels.asking import Clock
 from guerdon.labels.chat import api_key
-from guerdon.labels.wire import WireError, pause_of, post_json, said
+from guerdon.labels.wire import WireError, post_json
 from guerdon.models.vlm_questions import Choice, Picture, Question, Reply, Writing, says
+from guerdon.retry import Clock, Crew, Retry, Todo, Tried
 from guerdon.settings.label import JudgeSettings
 from guerdon.settings.vlm import EndpointSettings
 from guerdon.types import ByteArray, Failure
@@ -34,8 +32,8 @@ from guerdon.types import ByteArray, Failure
 TOP = 20  # the most that endpoints list
 VARIANTS = 10  # tokens that say one word: with and without space, capitals
 OPEN_SHARE = 0.01  # of the probability in question that unlisted tokens may hold
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds
-_FATAL = {401: "does not accept the key", 403: "does not allow this", 404: "has no such model or path"}
+
+T = TypeVar("T")
 
 
 class OpenAIBackend:
@@ -56,8 +54,7 @@ class OpenAIBackend:
         )
         key = api_key(own) if settings.api_key_env else None
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._clock = clock or Clock()
-        self._jitter = random.Random(0)
+        self._crew = Crew(Retry(settings.retries + 1), settings.concurrency, clock or Clock(), settings.deadline)
 
     @property
     def name(self) -> str:
@@ -73,7 +70,7 @@ class OpenAIBackend:
         body: dict[str, Any] = {"max_tokens": how.max_tokens, "temperature": how.temperature}
         if how.temperature > 0:
             body |= {"top_p": how.top_p, "seed": how.seed}
-        return self._all(questions, lambda question: self._ask(question, body, _reply))
+        return self._all(questions, body, _reply)
 
     def choose(self, questions: Sequence[Question], groups: Sequence[Sequence[str]]) -> list[Choice | Failure]:
         """For each question, how likely the answer begins with a word of each group.
@@ -82,49 +79,31 @@ class OpenAIBackend:
             ConfigError: the endpoint refuses the key, the model or the path.
         """
         body = {"max_tokens": 1, "temperature": 1.0, "top_p": 1.0, "logprobs": True, "top_logprobs": TOP}
-        return self._all(questions, lambda question: self._ask(question, body, lambda p: _choice(p, groups)))
+        return self._all(questions, body, lambda payload: _choice(payload, groups))
 
-    def _all(self, questions: Sequence[Question], ask: Callable[[Question], Any]) -> list[Any]:
-        pool = ThreadPoolExecutor(self.settings.concurrency)
-        try:
-            return list(pool.map(ask, questions))
-        finally:
-            pool.shutdown(cancel_futures=True)
+    def _all(
+        self, questions: Sequence[Question], body: Mapping[str, Any], decode: Callable[[Any], T | Failure]
+    ) -> list[T | Failure]:
+        """An answer to each question, in order."""
+        todo: Todo[int, T | Failure] = deque()
+        todo += ((i, partial(self._try, question, body, decode)) for i, question in enumerate(questions))
+        answers: dict[int, T | Failure] = dict(self._crew.run(todo))
+        return [answers[i] for i in range(len(questions))]
 
-    def _ask(self, question: Question, body: Mapping[str, Any], decode: Callable[[Any], Any]) -> Any:
-        """One answer, tried again where that can help."""
+    def _try(
+        self, question: Question, body: Mapping[str, Any], decode: Callable[[Any], T | Failure], seconds: float
+    ) -> Tried[T | Failure]:
         s = self.settings
         payload = {"model": s.model, "messages": chat_messages(question, s.image_format), **body}
         url = s.base_url.rstrip("/") + "/chat/completions"
-        until = self._clock.now() + s.deadline
-        failure = Failure("deadline")
-        for attempt in range(s.retries + 1):
-            left = until - self._clock.now()
-            if left <= 0:
-                break
-            pause: float | None = None
-            try:
-                status, headers, found = post_json(url, self._headers, payload, timeout=min(s.timeout, left))
-            except WireError as error:
-                failure = Failure(error.reason, str(error))
-            else:
-                if status == 200:
-                    return decode(found)
-                if status in _FATAL:
-                    raise ConfigError(
-                        f"the endpoint {s.base_url} {_FATAL[status]} ({status}: {said(found)}); check vlm.openai"
-                    )
-                failure = Failure(_reason(status), f"{status}: {said(found)}")
-                if status not in (408, 429) and status < 500:
-                    return failure
-                pause = pause_of(headers.get("retry-after"))
-            if attempt < s.retries:
-                longest = min(FIRST_PAUSE * 2**attempt, LONGEST_PAUSE)
-                wait = self._jitter.uniform(0, longest) if pause is None else pause
-                if self._clock.now() + wait >= until:
-                    return Failure("deadline", f"no time left to try again after {failure}")
-                self._clock.sleep(wait)
-        return failure
+        try:
+            found = post_json(
+                url, self._headers, payload, timeout=min(s.timeout, seconds), clock=self._crew.clock,
+                who="the vision-language model", check="vlm.openai",
+            )  # fmt: skip
+        except WireError as error:
+            return Tried(Failure(error.reason, str(error)), again=error.again, asked=error.asked)
+        return Tried(decode(found))
 
 
 def chat_messages(question: Question, image_format: Literal["png", "jpeg"] = "png") -> list[dict[str, Any]]:
@@ -205,9 +184,3 @@ def _encoded(pixels_H_W_3: ByteArray, image_format: Literal["png", "jpeg"]) -> s
     options: dict[str, Any] = {"quality": 95} if image_format == "jpeg" else {}
     Image.fromarray(pixels_H_W_3).save(out, format=image_format, **options)
     return base64.b64encode(out.getvalue()).decode("ascii")
-
-
-def _reason(status: int) -> str:
-    if status == 429:
-        return "rate_limited"
-    return "server_error" if status >= 500 or status == 408 else "rejected"

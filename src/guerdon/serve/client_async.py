@@ -30,14 +30,15 @@ from guerdon.evaluate.aggregate import solution_value
 from guerdon.models.judgement import Judgement, JudgeOptions
 from guerdon.models.vlm_frames import to_rgb_uint8
 from guerdon.policies.tokens import split_steps
+from guerdon.retry import MORE_BEGUN, Clock, Deadline
 from guerdon.serve.client_read import all_failed
 from guerdon.serve.client_send import NoReply, Sender
 from guerdon.serve.client_wire import Learnt, NativeWire, When, Wire, wire_of
-from guerdon.serve.retry import Clock, Deadline
 from guerdon.settings.evaluate_text import Aggregation
 from guerdon.settings.remote import RemoteSettings
 from guerdon.types import Episode, Failure, RewardInfo, Score
 
+FIRST_TRIES = 3  # of `info`: who forgot to start a server should not wait a minute to read that
 MODEL_NOT_FOUND = "model_not_found"  # the server's code for a name that it does not know
 
 
@@ -107,12 +108,12 @@ class AsyncRewardClient:
         Raises:
             ConfigError: the server cannot be reached, refuses the token, or has no such model.
         """
-        found = await self._known()
+        found = await self._known(tries=FIRST_TRIES)
         if isinstance(found, Failure):
             raise ConfigError(_no_description(NoReply(found), self.settings))
         return found
 
-    async def _known(self) -> RewardInfo | Failure:
+    async def _known(self, tries: int | None = None) -> RewardInfo | Failure:
         """What the model promises, or why the server does not say so now; asked again until it does.
 
         Raises:
@@ -120,7 +121,7 @@ class AsyncRewardClient:
         """
         if self._info is None:
             s = self.settings
-            reply = await self.sender.ask("GET", self._wire.describe_path, None, self._deadline())
+            reply = await self.sender.ask("GET", self._wire.describe_path, None, self._deadline(), tries)
             if isinstance(reply, NoReply) and reply.may_pass:
                 return reply.failure
             found = reply if isinstance(reply, NoReply) else self._wire.info(reply.value)
@@ -154,12 +155,12 @@ class AsyncRewardClient:
     ) -> list[Judgement]:
         """One judgement per episode, in order, of a model whose promise is known."""
         deadline = self._deadline()
-        slots = asyncio.Semaphore(self.settings.concurrency)
+        begun = asyncio.Semaphore(self.settings.concurrency * MORE_BEGUN)  # requests held in memory
         batches = self._wire.batches(episodes, info)
         judged: list[Judgement | None] = [None] * len(episodes)
 
         async def settle(places: Sequence[int]) -> None:
-            async with slots:
+            async with begun:
                 found = await self._wire.ask(self.sender, [episodes[i] for i in places], info, options, deadline)
             for place, judgement in zip(places, found, strict=True):
                 judged[place] = judgement

@@ -1,6 +1,6 @@
 """One question to a reward server, asked until there is a reply, a reason, or no time.
 
-A broken connection, silence, 408, 429 and 5xx are tried again after a pause; nothing else is. The deadline holds
+A broken connection, silence, 408, 425, 429 and 5xx are tried again after a pause; nothing else is. The deadline holds
 however slowly a server drips. All tries of a question carry the same `X-Request-ID`. This module does not know what is
 asked, nor what a reply means.
 
@@ -19,12 +19,12 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import httpx2
 
-from guerdon.serve.breaker import Breaker, CircuitOpenError
-from guerdon.serve.retry import Clock, Deadline, Retry, asked_pause, is_transient
+from guerdon.retry import Clock, Deadline, Retry, Tried, asked_pause, is_transient, persist
 from guerdon.settings.remote import RemoteSettings
 from guerdon.types import Failure
 
@@ -68,14 +68,7 @@ class NoReply:
     may_pass: bool = False
 
 
-@dataclass(frozen=True)
-class _Tried:
-    """How one try went: a payload, or a failure and whether another try may help."""
-
-    outcome: Payload | NoReply
-    again: bool = False
-    retry_after: str | None = None
-    works: bool | None = True  # what it says of the server: well, broken, or nothing
+Outcome = Payload | NoReply
 
 
 class Sender:
@@ -106,22 +99,35 @@ class Sender:
         self.settings = settings
         self.clock = clock or Clock()
         self.retry = Retry(settings.tries)
-        self.breaker = Breaker(settings.breaker_failures, settings.breaker_seconds, self.clock)
         self.counts: Counter[str] = Counter()
         self._token, self._transport, self._new_id = token, transport, new_id
         self._rng = rng or random.Random()
         self._http: httpx2.AsyncClient | None = None
+        self._slots = asyncio.Semaphore(settings.concurrency)
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def ask(self, method: str, path: str, body: Body | None, deadline: Deadline) -> Payload | NoReply:
-        """The reply, or why there is none."""
+    async def ask(
+        self, method: str, path: str, body: Body | None, deadline: Deadline, tries: int | None = None
+    ) -> Outcome:
+        """The reply, or why there is none.
+
+        Args:
+            method: of HTTP.
+            path: behind the server's address.
+            body: what is sent.
+            deadline: for all tries together.
+            tries: at most these; None: as many as the settings allow.
+        """
         headers = {"X-Request-ID": self._new_id(), "Accept": "application/json"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         if body is not None:
             headers["Content-Type"] = body.media_type
         self.counts["requests"] += 1
-        outcome = await self._until_known(method, path, body, headers, deadline)
+        http = self._client()
+        retry = self.retry if tries is None else replace(self.retry, tries=min(tries, self.retry.tries))
+        send = partial(self._try, http, method, path, body, headers, deadline)
+        outcome = await persist(send, retry, deadline, self._slots, self._rng, _late)
         if isinstance(outcome, NoReply):
             self.counts[outcome.failure.reason] += 1
         return outcome
@@ -132,84 +138,66 @@ class Sender:
         if http is not None and self._loop is asyncio.get_running_loop():
             await http.aclose()
 
-    async def _until_known(
-        self, method: str, path: str, body: Body | None, headers: Mapping[str, str], deadline: Deadline
-    ) -> Payload | NoReply:
-        for attempt in range(self.retry.tries):
-            if deadline.left <= 0:
-                return _no("deadline", f"no time left for try {attempt + 1}", may_pass=True)
-            try:
-                with self.breaker.attempt() as watched:
-                    tried = await self._try(method, path, body, headers, deadline)
-                    if tried.works:
-                        watched.succeeded()
-                    elif tried.works is None:
-                        watched.unclear()
-            except CircuitOpenError as error:
-                return _no("circuit_open", str(error), may_pass=True)
-            if not tried.again or attempt + 1 == self.retry.tries:
-                return tried.outcome
-            pause = self.retry.pause(attempt, tried.retry_after, clock=self.clock, rng=self._rng)
-            if pause >= deadline.left:
-                asked = asked_pause(tried.retry_after, self.clock)
-                wait = f"; the server asks to wait {asked:.0f} s" if asked else ""
-                return _noted(tried.outcome, f"{wait}; no time for try {attempt + 2}")
-            await self.clock.sleep(pause)
-        raise AssertionError("the last try returns")
-
     async def _try(
-        self, method: str, path: str, body: Body | None, headers: Mapping[str, str], deadline: Deadline
-    ) -> _Tried:
+        self,
+        http: httpx2.AsyncClient,
+        method: str,
+        path: str,
+        body: Body | None,
+        headers: Mapping[str, str],
+        deadline: Deadline,
+    ) -> Tried[Outcome]:
         self.counts["tries"] += 1
         try:
             async with asyncio.timeout(deadline.left):
-                return await self._exchange(method, path, body, headers)
+                return await self._exchange(http, method, path, body, headers)
         except TimeoutError:
-            detail = f"no whole reply within {self.settings.timeout:g} s"
-            return _Tried(_no("deadline", detail, may_pass=True), works=False)
+            return Tried(_no("deadline", f"no whole reply within {self.settings.timeout:g} s", may_pass=True))
         except httpx2.TimeoutException as error:
-            return _Tried(_no("timeout", _said_by(error), may_pass=True), again=True, works=False)
+            return Tried(_no("timeout", _said_by(error), may_pass=True), again=True)
         except httpx2.TransportError as error:
-            return _Tried(_no("connection", _said_by(error), may_pass=True), again=True, works=False)
+            return Tried(_no("connection", _said_by(error), may_pass=True), again=True)
         except (httpx2.DecodingError, httpx2.InvalidURL) as error:
-            return _Tried(_no("bad_reply", _said_by(error)))
+            return Tried(_no("bad_reply", _said_by(error)))
 
-    async def _exchange(self, method: str, path: str, body: Body | None, headers: Mapping[str, str]) -> _Tried:
+    async def _exchange(
+        self, http: httpx2.AsyncClient, method: str, path: str, body: Body | None, headers: Mapping[str, str]
+    ) -> Tried[Outcome]:
         content = None if body is None else body.content
-        async with self._client().stream(method, path, content=content, headers=dict(headers)) as reply:
+        async with http.stream(method, path, content=content, headers=dict(headers)) as reply:
             data = bytearray()
             async for piece in reply.aiter_bytes():
                 data += piece
                 if len(data) > MOST_BYTES:
-                    return _Tried(_no("bad_reply", f"longer than {MOST_BYTES} bytes"))
-            status, after = reply.status_code, reply.headers.get("Retry-After")
+                    return Tried(_no("bad_reply", f"longer than {MOST_BYTES} bytes"))
+            status, asked = reply.status_code, asked_pause(reply.headers, self.clock)
         try:
             value = json.loads(bytes(data))
         except (ValueError, RecursionError):
             value = None
             if status == 200:
-                return _Tried(_no("bad_reply", f"not JSON: {bytes(data[:80])!r}"))
+                return Tried(_no("bad_reply", f"not JSON: {bytes(data[:80])!r}"))
         if status == 200:
-            return _Tried(Payload(value))
+            return Tried(Payload(value))
         said = f"{status}: {_message(value)}"
         if is_transient(status):
             reason = "overloaded" if status in _OVERLOADED else _REASONS.get(status, "server_error")
-            outcome = _no(reason, said, may_pass=True)
-            return _Tried(outcome, again=True, retry_after=after, works=None if status < 500 else False)
+            return Tried(_no(reason, said, may_pass=True), again=True, asked=asked)
         error = value.get("error") if isinstance(value, Mapping) else None
         words = error if isinstance(error, Mapping) else {}
         if words.get("code") == "failed_measurement":  # the item's own failure, said as "reason: detail"
             reason, _, detail = str(words.get("message")).partition(":")
             known = _WORD.match(reason) is not None
-            return _Tried(_no(reason if known else "server_failure", detail.strip()[:200] if known else said))
+            return Tried(_no(reason if known else "server_failure", detail.strip()[:200] if known else said))
         param, code = (one if isinstance(one := words.get(key), str) else None for key in ("param", "code"))
-        return _Tried(NoReply(Failure(_REASONS.get(status, "rejected"), said), param, code))
+        return Tried(NoReply(Failure(_REASONS.get(status, "rejected"), said), param, code))
 
     def _client(self) -> httpx2.AsyncClient:
         loop = asyncio.get_running_loop()
         if self._http is None or self._loop is not loop:  # connections belong to the loop that opened them
             self._loop = loop
             s = self.settings
+            self._slots = asyncio.Semaphore(s.concurrency)
             local = httpx2.URL(s.base).host in _LOOPBACK
             self._http = httpx2.AsyncClient(
                 base_url=s.base,
@@ -225,10 +213,11 @@ def _no(reason: str, detail: str, *, may_pass: bool = False) -> NoReply:
     return NoReply(Failure(reason, detail), may_pass=may_pass)
 
 
-def _noted(outcome: Payload | NoReply, note: str) -> Payload | NoReply:
-    if isinstance(outcome, Payload):
-        return outcome
-    return replace(outcome, failure=Failure(outcome.failure.reason, outcome.failure.detail + note))
+def _late(outcome: Outcome | None, note: str) -> Outcome:
+    """The outcome of a question that has no time left."""
+    if isinstance(outcome, NoReply):
+        return replace(outcome, failure=Failure(outcome.failure.reason, outcome.failure.detail + note))
+    return outcome or _no("deadline", note.removeprefix("; "), may_pass=True)
 
 
 def _said_by(error: Exception) -> str:

@@ -24,10 +24,10 @@ import httpx2
 
 from guerdon.errors import DataError, boundary
 from guerdon.models.judgement import Judgement, JudgeOptions
+from guerdon.retry import Deadline
 from guerdon.serve.client_media import chosen_frames, jpeg_bytes, mp4_bytes, npy_bytes, video_file
 from guerdon.serve.client_read import all_failed, failed, read_items, read_score
 from guerdon.serve.client_send import Body, NoReply, Sender
-from guerdon.serve.retry import Deadline
 from guerdon.settings.remote import RemoteSettings
 from guerdon.types import ByteArray, Episode, Failure, RewardInfo
 

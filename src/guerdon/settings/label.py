@@ -12,6 +12,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from guerdon.retry import TRIES
 from guerdon.settings.base import Settings
 from guerdon.settings.text_policy import TextPolicySettings
 
@@ -59,8 +60,9 @@ class JudgeSettings(Settings):
     concurrency: int = Field(8, ge=1, description="requests under way at a time")
     requests_per_minute: float | None = Field(None, gt=0, description="start no more than these; null: no limit")
     retries: int = Field(
-        5, ge=0, description="asked again so many times after a failure; pauses double, or are as the server says"
-    )
+        TRIES - 1, ge=0, description="asked again so many times after a failure; pauses double, or are as the server "
+        "says"
+    )  # fmt: skip
     timeout: float = Field(120.0, gt=0, description="seconds of wall-clock per request")
     usd_per_million_in: float | None = Field(
         None, ge=0, description="price of a million tokens read; null: 3 (anthropic) or 0"

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from guerdon.config import validate
+from guerdon.retry import TRIES
 from guerdon.settings.base import SpokenSettings
 
 Upload = Literal["npy", "jpeg", "mp4", "path"]
@@ -52,7 +53,10 @@ class RemoteSettings(SpokenSettings):
     timeout: float = Field(120.0, gt=0, description="seconds for a whole batch, all tries and pauses included")
     connect_timeout: float = Field(2.0, gt=0, description="seconds to reach the server")
     read_timeout: float = Field(60.0, gt=0, description="seconds of silence after which a try is given up")
-    tries: int = Field(3, ge=1, description="per request: after 408, 429, 5xx or a broken connection it is sent again")
+    tries: int = Field(
+        TRIES, ge=1, description="per request: after 408, 429, 5xx or a broken connection it is sent again; the "
+        "pauses between 8 tries add up to at least 50 s, so that a server may restart meanwhile"
+    )  # fmt: skip
     nframes: int = Field(
         16, ge=1, le=128, description="frames sent of an episode, for models that judge whole episodes; first and last "
         "among them"
@@ -68,10 +72,6 @@ class RemoteSettings(SpokenSettings):
     )
     max_batch_items: int = Field(32, ge=1, description="episodes per request to .../v1/rewards")
     concurrency: int = Field(4, ge=1, description="requests under way at a time")
-    breaker_failures: int = Field(
-        5, ge=1, description="failed tries in a row after which the server is left alone for a while"
-    )
-    breaker_seconds: float = Field(10.0, gt=0, description="how long; then one request looks whether it is back")
     fail_on_request_error: bool = Field(
         False, description="an episode that could not be scored stops everything; in a run that is on_failure: raise"
     )

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from guerdon.retry import TRIES
 from guerdon.settings.base import Settings
 from guerdon.settings.text_policy import LoraSettings
 
@@ -65,7 +66,7 @@ class EndpointSettings(Settings):
         None, description="environment variable (or line of ./.env) with the key; null: none is sent"
     )
     concurrency: int = Field(8, ge=1, description="requests under way at a time")
-    retries: int = Field(3, ge=0, description="asked again so many times after a failure that may pass")
+    retries: int = Field(TRIES - 1, ge=0, description="asked again so many times after a failure that may pass")
     timeout: float = Field(120.0, gt=0, description="seconds of wall-clock per request")
     deadline: float = Field(600.0, gt=0, description="seconds for a request with all its retries and pauses")
     image_format: Literal["png", "jpeg"] = Field("png", description="png loses nothing; jpeg (quality 95) is smaller")

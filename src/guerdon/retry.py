@@ -1,0 +1,283 @@
+"""When to try again: one policy for every request that guerdon sends, whether to a judge or to a reward server.
+
+A try that failed in a way that may pass is repeated after a pause: what the server asks for in `Retry-After` (or
+`retry-after-ms`), else a random one that doubles. A pause holds no slot: meanwhile other calls use it. With the
+defaults the pauses of a call add up to at least 50 s, so that it outlives the restart of a server. Time and chance are
+handed in, so that a test can pass an hour in a moment. This module does not know HTTP clients.
+
+    crew = Crew(Retry(tries=8), slots=4)
+    todo = deque([("a", lambda seconds_left: Tried("done"))])
+    for name, outcome in crew.run(todo): ...                 # as they come
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+import random
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from typing import Generic, TypeVar
+
+from guerdon.types import Failure
+
+TRIES = 8  # of a call, unless a setting says otherwise
+MORE_BEGUN = 4  # calls under way for each slot: some wait for their next try while others use the slots
+_TRANSIENT = frozenset({408, 425, 429})  # of the 4xx; every 5xx is too
+_HERD = 1.1  # the clients that a server sent away come back spread over a tenth of what it asked for
+_LEAST = 0.75  # of the longest that a pause may be
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Time as a client sees it; tests bring their own.
+
+    Attributes:
+        now: seconds that only ever grow.
+        sleep: wait so many seconds, in a thread.
+        wall: seconds since 1970, to read dates with.
+        sleep_async: wait so many seconds, in an event loop.
+    """
+
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    wall: Callable[[], float] = time.time
+    sleep_async: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """A moment after which nothing is tried any more."""
+
+    clock: Clock
+    at: float
+
+    @staticmethod
+    def after(seconds: float, clock: Clock) -> Deadline:
+        """The deadline so many seconds from now."""
+        return Deadline(clock, clock.now() + seconds)
+
+    @property
+    def left(self) -> float:
+        """Seconds left; negative once it is over."""
+        return self.at - self.clock.now()
+
+
+@dataclass(frozen=True)
+class Tried(Generic[T]):
+    """How one try went.
+
+    Attributes:
+        outcome: of the call, if this try is its last.
+        again: whether another try may give a better one.
+        asked: seconds that the server asks to wait; None where it does not say.
+    """
+
+    outcome: T
+    again: bool = False
+    asked: float | None = None
+
+
+@dataclass(frozen=True)
+class Retry:
+    """How often, and how far apart.
+
+    Attributes:
+        tries: in all.
+        first: upper end of the first pause, in seconds; it doubles with every try, up to `longest`.
+        longest: upper end of any pause that the server did not ask for.
+        most_asked: longest pause that a server may ask for; more ends the call.
+    """
+
+    tries: int = TRIES
+    first: float = 1.0
+    longest: float = 20.0
+    most_asked: float = 600.0
+
+    def next_pause(self, made: int, tried: Tried[T], left: float, rng: random.Random) -> float | str:
+        """Seconds until the next try of a call; or why there is none, as an addition to a message.
+
+        Args:
+            made: tries so far.
+            tried: the last of them.
+            left: seconds until the deadline of the call.
+            rng: chance.
+
+        Returns:
+            What the server asks for and up to a tenth more; else between three quarters and all of
+            `first` * 2^(made - 1), as far as `longest` allows.
+        """
+        if not tried.again or made >= self.tries:
+            return ""
+        if tried.asked:
+            pause = tried.asked * rng.uniform(1.0, _HERD)
+            if tried.asked > self.most_asked or pause >= left:
+                return f"; the server asks to wait {tried.asked:.6g} s; no time for try {made + 1}"
+            return pause
+        most = min(self.longest, self.first * 2 ** min(made - 1, 30))
+        pause = rng.uniform(_LEAST * most, most)
+        return pause if pause < left else f"; no time for try {made + 1}"
+
+
+async def persist(
+    one_try: Callable[[], Awaitable[Tried[T]]],
+    retry: Retry,
+    deadline: Deadline,
+    slots: asyncio.Semaphore,
+    rng: random.Random,
+    late: Callable[[T | None, str], T],
+) -> T:
+    """Try until there is an outcome, no try is left, or no time.
+
+    Args:
+        one_try: makes a try, and ends it at the deadline.
+        retry: the policy.
+        deadline: of the whole call.
+        slots: one is held during a try, none during a pause.
+        rng: chance.
+        late: the outcome of a call that has no time left, from that of its last try (None: there was none) and a note.
+    """
+    outcome: T | None = None
+    made = 0
+    while True:
+        async with slots:
+            if deadline.left <= 0:
+                return late(outcome, f"; no time left for try {made + 1}")
+            tried = await one_try()
+        outcome, made = tried.outcome, made + 1
+        pause = retry.next_pause(made, tried, deadline.left, rng)
+        if isinstance(pause, str):
+            return late(outcome, pause) if pause else outcome
+        await deadline.clock.sleep_async(pause)
+
+
+@dataclass(order=True)
+class _Call(Generic[K, T]):
+    due: float  # when its next try may start
+    number: int
+    key: K = field(compare=False)
+    one_try: Callable[[float], Tried[T]] = field(compare=False)
+    until: float = field(compare=False)
+    made: int = field(default=0, compare=False)
+
+
+Todo = deque[tuple[K, Callable[[float], Tried[T]]]]
+"""Calls by name; a try gets the seconds left for it."""
+
+
+@dataclass
+class Crew:
+    """Makes many calls, several at a time, from threads of its own.
+
+    When a server asks one call to wait, none starts meanwhile: it counts what they send together.
+
+    Attributes:
+        retry: the policy.
+        slots: tries under way at a time.
+        clock: time.
+        limit: seconds for a call with all its tries and pauses.
+        per_minute: start no more tries than these; None: no limit.
+        rng: chance.
+    """
+
+    retry: Retry
+    slots: int
+    clock: Clock = field(default_factory=Clock)
+    limit: float = math.inf
+    per_minute: float | None = None
+    rng: random.Random = field(default_factory=random.Random)
+    _free_at: float = -math.inf  # when the next try may start
+    _begun: int = 0
+
+    def run(self, todo: Todo[K, T | Failure]) -> Iterator[tuple[K, T | Failure]]:
+        """Outcomes, as they come; closing the iterator begins nothing more and waits for what is under way.
+
+        Args:
+            todo: is emptied, and may be added to until the iterator ends.
+        """
+        waiting: list[_Call[K, T | Failure]] = []  # a heap
+        running: dict[Future[Tried[T | Failure]], _Call[K, T | Failure]] = {}
+        pool = ThreadPoolExecutor(self.slots)
+        try:
+            while todo or waiting or running:
+                now, wake = self.clock.now(), math.inf
+                while len(running) < self.slots:
+                    found = self._start(todo, waiting, len(running), now)
+                    if isinstance(found, float):
+                        wake = found
+                        break
+                    running[pool.submit(found.one_try, found.until - now)] = found
+                if not running:
+                    self.clock.sleep(wake - now)
+                    continue
+                done, _ = wait(running, None if math.isinf(wake) else wake - now, FIRST_COMPLETED)
+                for future in done:
+                    call, tried, now = running.pop(future), future.result(), self.clock.now()
+                    call.made += 1
+                    pause = self.retry.next_pause(call.made, tried, call.until - now, self.rng)
+                    if isinstance(pause, str):
+                        last = tried.outcome
+                        yield call.key, Failure(last.reason, last.detail + pause) if isinstance(last, Failure) else last
+                        continue
+                    if tried.asked:
+                        self._free_at = max(self._free_at, now + tried.asked)
+                    call.due = now + pause
+                    heapq.heappush(waiting, call)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _start(self, todo: Todo[K, T], waiting: list[_Call[K, T]], running: int, now: float) -> _Call[K, T] | float:
+        """The call whose next try starts now; if there is none, when there may be one."""
+        due = waiting[0].due if waiting else math.inf
+        fresh = bool(todo) and len(waiting) + running < self.slots * MORE_BEGUN
+        at = max(self._free_at, now if fresh else due)
+        if at > now:
+            return at
+        if self.per_minute:
+            self._free_at = now + 60.0 / self.per_minute
+        if due <= now:
+            return heapq.heappop(waiting)
+        self._begun += 1
+        return _Call(now, self._begun, *todo.popleft(), now + self.limit)
+
+
+def is_transient(status: int) -> bool:
+    """Whether the same request may fare better later."""
+    return status in _TRANSIENT or status >= 500
+
+
+def asked_pause(headers: Mapping[str, str], clock: Clock) -> float | None:
+    """Seconds that a reply asks to wait; None where it does not say, or nonsense.
+
+    Args:
+        headers: found by names in lower case. `retry-after-ms` is milliseconds; `retry-after` is seconds, whole or
+            not, or a date.
+        clock: what a date is compared with.
+    """
+    seconds = _number(headers.get("retry-after-ms", ""))
+    if seconds is not None:
+        return max(seconds / 1000, 0.0)
+    text = headers.get("retry-after", "")
+    seconds = _number(text)
+    if seconds is None:
+        try:
+            seconds = parsedate_to_datetime(text).timestamp() - clock.wall()
+        except (TypeError, ValueError, OverflowError):
+            return None
+    return max(seconds, 0.0)
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
