@@ -222,12 +222,11 @@ def run(study: File, overrides: Overrides = None, dry_run: DryRun = False, resum
 
         return _dry_run(config, estimate_run(config))
     from guerdon.compare.report import write_single_report
+    from guerdon.rl.log import true_success
     from guerdon.rl.run import run as work
 
     folder, summary = work(config, resume=resume)
-    final = summary["final"]
-    success = f"{final['success']:.2f}" if "success" in final else "unknown"
-    _say(f"true success {success} over {final['episodes']:.0f} evaluation episodes")
+    _say(true_success(summary["final"]))
     _say(f"wrote {folder} and {write_single_report(folder)}")
 
 

@@ -218,7 +218,8 @@ class Rollout:
         mask: (B, T) bool, False where a step does not exist (padding, a reset step).
         terminated: (B, T) bool, the task's own end: no value beyond it.
         truncated: (B, T) bool, cut off by a limit: the value goes on beyond it.
-        success: (B, T) bool, ground truth after the step. Nothing ever overwrites it.
+        success: (B, T) bool, ground truth after the step; False where nobody knows. Nothing ever overwrites it.
+        success_known: (B, T) bool, where ground truth was reported.
         rewards: source name to (B, T) float32. `env` is ground truth; the others are reward models.
         failed: source name to (B, T) bool, True where the source's measurement is missing.
         values: source name to (B, T) float32 estimates of the value before the step, or empty.
@@ -234,6 +235,7 @@ class Rollout:
     terminated: BoolArray
     truncated: BoolArray
     success: BoolArray
+    success_known: BoolArray
     rewards: Mapping[str, FloatArray]
     failed: Mapping[str, BoolArray] = field(default_factory=dict)
     values: Mapping[str, FloatArray] = field(default_factory=dict)

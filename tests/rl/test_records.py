@@ -11,7 +11,7 @@ from guerdon.rl.records import NEWEST, OLDEST, EpisodeBook, RewardScaler
 from guerdon.types import Rollout
 
 
-def rollout(rewards, done, *, success=None, mask=None, failed=None):
+def rollout(rewards, done, *, success=None, known=None, mask=None, failed=None):
     """A rollout of one learned source `rm` beside `env`, from nested lists (B, T)."""
     rewards, done = np.asarray(rewards, np.float32), np.asarray(done, np.bool_)
     b, t = rewards.shape
@@ -24,6 +24,7 @@ def rollout(rewards, done, *, success=None, mask=None, failed=None):
         terminated=done,
         truncated=none,
         success=none if success is None else np.asarray(success, np.bool_),
+        success_known=~none if known is None else np.asarray(known, np.bool_),
         rewards={"env": rewards, "rm": rewards * 10},
         failed={"rm": none if failed is None else np.asarray(failed, np.bool_)},
     )
@@ -43,6 +44,33 @@ def test_every_source_is_added_up_apart():
     ]  # fmt: skip
     rows = book.add(rollout([[16]], [[1]]), WEIGHTS, 5)
     assert (rows[0]["return/env"], rows[0]["length"], rows[0]["success"]) == (28.0, 3, False)
+
+
+def test_success_is_unknown_where_nobody_reported_it():
+    def one(success, known):
+        happened = rollout([[1, 2]], [[0, 1]], success=[success], known=[known])
+        return EpisodeBook(1, ["env", "rm"]).add(happened, WEIGHTS, 2)[0]
+
+    assert (one([0, 0], [0, 0])["success"], one([0, 0], [0, 0])["success_at_end"]) == (None, None)
+    assert (one([1, 0], [1, 0])["success"], one([1, 0], [1, 0])["success_at_end"]) == (True, None)
+    assert (one([0, 0], [0, 1])["success"], one([0, 0], [1, 0])["success"]) == (False, None)
+
+
+def test_shares_and_the_alarm_are_those_of_known_episodes():
+    book = EpisodeBook(1, ["env", "rm"])
+    rows = book.add(rollout([[1, 1, 1]], [[1, 1, 1]], success=[[1, 0, 0]], known=[[1, 1, 0]]), WEIGHTS, 3)
+    summary = book.summary(rows, ["rm"])
+    assert (summary["success"], summary["success_known"], summary["episodes"]) == (0.5, 2, 3)
+    assert summary["hacking_alarm"] == 0
+    unknown = EpisodeBook(1, ["env", "rm"])
+    rising = np.arange(2.0 * NEWEST)[None]
+    rows = unknown.add(rollout(rising, np.ones_like(rising), known=np.zeros_like(rising)), WEIGHTS, 3)
+    summary = unknown.summary(rows, ["rm"])
+    assert (summary["success"], summary["success_at_end"], summary["success_known"]) == (None, None, 0)
+    assert (summary["hacking_alarm"], summary["reward_success_correlation"]) == (None, None)
+    assert not unknown.alarm(["rm"])
+    book.add(rollout(rising, np.ones_like(rising)), WEIGHTS, 4)
+    assert book.alarm(["rm"]), "where failures are known, the same returns ring it"
 
 
 def test_a_sum_with_a_hole_is_no_number():

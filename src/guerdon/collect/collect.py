@@ -141,7 +141,9 @@ def _collect_part(
     if pixels and study.env.observation == "state":
         raise ConfigError(f"collect: {share.checkpoint} acts on pixels; set env.observation=pixels")
     env = study.env.model_copy(update={"observation": "pixels" if pixels else "state"})
-    world = build_world(env, seed=settings.seed * 1000 + part.place)
+    readers = ["collect.only_success"] if settings.only_success else []
+    readers += ["collect.stop_after_success"] if settings.stop_after_success is not None else []
+    world = build_world(env, seed=settings.seed * 1000 + part.place, success_readers=readers)
     try:
         make_actor = _actor_maker(share, world, study, policy)
         label = _labeler(world, study.env, settings.continuation_limit)
@@ -150,6 +152,7 @@ def _collect_part(
             writer,
             frame_every=settings.frame_every,
             keep_fail=0.0 if settings.only_success else 1.0,
+            keep_unknown=0.0 if settings.only_success else 1.0,
             keep_states=study.env.observation == "state",
             meta={
                 "prefix": _prefix(share, part.place),

@@ -34,11 +34,11 @@ class _Tape:
     observations: list[np.ndarray] = field(default_factory=list)
     actions: list[np.ndarray] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
-    success: list[bool] = field(default_factory=list)
+    success: list[bool | None] = field(default_factory=list)
     looks: list[Any] = field(default_factory=list)
     left: list[int | None] = field(default_factory=list)
     pending_reward: float = 0.0
-    once: bool = False
+    outcome: bool | None = None
 
 
 class Recorder:
@@ -48,11 +48,13 @@ class Recorder:
         kept: episodes recorded so far, those found on the disk included.
 
     Args:
-        world: what is watched; its eye draws the frames.
+        world: what is watched; its eye draws the frames. Where it does not report success at every step, episodes have
+            no success column, only an outcome, or none.
         writer: where episodes go.
         frame_every: 1 keeps all rows. With k > 1 a row's action is the last of its k actions and its reward is
             the sum of theirs.
-        keep_success, keep_fail: share of successful and failed episodes to keep; an episode's number decides.
+        keep_success, keep_fail, keep_unknown: share to keep of the episodes that succeeded, that failed, and whose
+            success nobody knows; an episode's number decides.
         keep_states: record what the environment itself observes, where the world shows that.
         meta: written with every episode, beside `frame_every` and `copy`. Its `prefix` begins the episodes' ids.
         seed: draws which episodes are kept.
@@ -69,6 +71,7 @@ class Recorder:
         frame_every: int = 1,
         keep_success: float = 1.0,
         keep_fail: float = 1.0,
+        keep_unknown: float = 1.0,
         keep_states: bool = True,
         meta: Mapping[str, Any] | None = None,
         seed: int = 0,
@@ -83,7 +86,7 @@ class Recorder:
         self.limit = limit
         self.meta = dict(meta or {})
         self._prefix = str(self.meta.pop("prefix", "episode"))
-        self._keep = {True: keep_success, False: keep_fail}
+        self._keep = {True: keep_success, False: keep_fail, None: keep_unknown}
         self._keep_states = keep_states
         self._seed = seed
         self._label = label
@@ -133,12 +136,13 @@ class Recorder:
             tape = self._tapes[i]
             if tape is not None and transition.mask[i]:
                 tape.pending_reward += float(transition.rewards[i])
-                tape.once |= bool(transition.success[i])
+                success = transition.success_of(i)
+                tape.outcome = True if tape.outcome else success
                 if self.wants_row(int(rows_B[i])) or ended[i]:
                     tape.observations.append(transition.final_observations[i].copy())
                     tape.actions.append(np.array(actions[i], dtype=np.float32))
                     tape.rewards.append(tape.pending_reward)
-                    tape.success.append(bool(transition.success[i]))
+                    tape.success.append(success)
                     tape.looks.append(transition.looks[i])
                     if self._label is not None:
                         tape.left.append(self._left(i, transition))
@@ -167,13 +171,16 @@ class Recorder:
 
     def _finish(self, tape: _Tape, index: int) -> bool:
         draw = np.random.default_rng([self._seed, 2, tape.number]).random()
-        if draw >= self._keep[tape.once] or (self.limit is not None and self.kept >= self.limit):
+        if draw >= self._keep[tape.outcome] or (self.limit is not None and self.kept >= self.limit):
             return False
         self.kept += 1
         seen = np.stack(tape.observations)
         actions = np.stack(tape.actions)
-        rewards, success = np.array(tape.rewards, dtype=np.float32), np.array(tape.success)
-        name = f"{self._prefix}-{tape.number:06d}-{_digest(seen, actions, rewards, success)}"
+        rewards = np.array(tape.rewards, dtype=np.float32)
+        by_row = self.world.reports_every_step and None not in tape.success
+        success = np.array(tape.success, dtype=np.bool_) if by_row else None
+        columns = [seen, actions, rewards, *([] if success is None else [success])]
+        name = f"{self._prefix}-{tape.number:06d}-{_digest(*columns)}"
         if name in self.writer:
             return True  # it was written before this run was killed, and has now been replayed
         episode = Episode(
@@ -184,7 +191,7 @@ class Recorder:
             actions=actions,
             rewards=rewards,
             success=success,
-            outcome=tape.once,
+            outcome=tape.outcome,
             meta={
                 **self.meta,
                 "copy": index,

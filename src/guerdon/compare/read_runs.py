@@ -138,6 +138,11 @@ def success_curve(run: RunRecord) -> tuple[list[float], list[float]]:
     return [step for step, _ in pairs], [value for _, value in pairs]
 
 
+def success_unknown(run: RunRecord) -> bool:
+    """Whether a run was evaluated, and not once with a known true success."""
+    return bool(run.evals) and not success_curve(run)[0]
+
+
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The JSON objects of a JSONL file and the count of lines that were not one. No file: no lines."""
     if not path.is_file():

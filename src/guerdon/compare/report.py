@@ -29,6 +29,7 @@ from guerdon.compare.read_runs import (
     read_run,
     read_study,
     success_curve,
+    success_unknown,
 )
 from guerdon.compare.report_answers import AnswerPanel, answer_panels
 from guerdon.compare.report_cards import card_views
@@ -133,6 +134,7 @@ def _study_context(study: StudyRecord) -> dict[str, Any]:
         "task_panels": _task_panels(study),
         "scatters": scatter_panels(study),
         "alarms": alarms(study.runs),
+        "unjudged": sum(map(success_unknown, study.runs)),
         "cards": cards,
         "differences": config_differences(study),
         "configs": configs,
@@ -184,6 +186,7 @@ def _run_context(run: RunRecord) -> dict[str, Any]:
         "legend": {"evaluation": legend_mark(1), "training": legend_mark(0)},
         "scatters": scatters,
         "alarms": alarms([run]),
+        "unjudged": int(success_unknown(run)),
         "facts": {key: value for key, value in words.flatten(facts).items() if key},
         "notes": [*run_notes(run), *(Note(text) for text in answer_notes)],
     }

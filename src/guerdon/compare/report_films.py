@@ -37,12 +37,12 @@ LEVELS = ((208, 32, 78), (176, 28, 72), (144, 24, 68), (112, 18, 62), (88, 12, 5
 
 @dataclass(frozen=True)
 class FilmFile:
-    """A film on disk, not loaded: its run, the training step it was taken at, its outcome."""
+    """A film on disk, not loaded: its run, the training step it was taken at, its outcome (None: unknown)."""
 
     path: Path
     run: RunRecord
     step: int
-    success: bool
+    success: bool | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ class ShownFilm:
 
     run: RunRecord
     step: int
-    success: bool
+    success: bool | None
     frames: tuple[Frame, ...]
     curve: Markup
     n_bytes: int
@@ -327,6 +327,7 @@ def _peek(path: Path, run: RunRecord) -> FilmFile:
     with _open(path) as content:
         try:
             meta = json.loads(str(_array(content, "meta", path).reshape(-1)[0]))
-            return FilmFile(path, run, int(meta["step"]), bool(meta["success"]))
+            success = meta["success"]
+            return FilmFile(path, run, int(meta["step"]), None if success is None else bool(success))
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise DataError(f"film {path.name} of {run.name}: its meta lacks step or success") from error

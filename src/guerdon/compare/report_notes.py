@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import yaml
 
 from guerdon.compare import report_words as words
-from guerdon.compare.read_runs import RunRecord, StudyRecord, success_curve
+from guerdon.compare.read_runs import RunRecord, StudyRecord, number, success_curve, success_unknown
 from guerdon.compare.report_numbers import ArmRow, failure_rate
 
 FEW_SEEDS = 5
@@ -40,8 +40,12 @@ def run_notes(run: RunRecord, *, warned: bool = True) -> list[Note]:
         notes.append(Note(f"{run.name} is missing: it has not been started, or its directory is gone", severe=True))
     elif run.status == "unfinished":
         notes.append(Note(f"{run.name} is unfinished: its last evaluation is {when}", True))
+    elif success_unknown(run):
+        said = "true success is unknown: its environment does not report it, so the run counts nowhere"
+        notes.append(Note(f"{run.name}: {said}", severe=True))
     elif not success_curve(run)[0]:
         notes.append(Note(f"{run.name} is complete but has no evaluation, so it counts nowhere", severe=True))
+    notes += _partly_known(run)
     if warned:
         notes += [Note(f"{run.name}: {line}", severe=True) for line in warnings_of(run)]
     if run.skipped_lines:
@@ -51,6 +55,16 @@ def run_notes(run: RunRecord, *, warned: bool = True) -> list[Note]:
         share = "" if rate is None else f", {words.percent(rate)} of all on average"
         notes.append(Note(f"{run.name}: {words.plural(run.n_failures, 'failed measurement')}{share}"))
     return notes
+
+
+def _partly_known(run: RunRecord) -> list[Note]:
+    """Over how many episodes success was known where that was not over all of them, by the last evaluation."""
+    row = run.evals[-1] if run.evals else {}
+    known, episodes = number(row, "success_known"), number(row, "episodes")
+    if not known or episodes is None or known == episodes:
+        return []
+    said = f"true success is known for {known:.0f} of {episodes:.0f} episodes of its last evaluation"
+    return [Note(f"{run.name}: {said}")]
 
 
 def warnings_of(run: RunRecord) -> list[str]:

@@ -18,7 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.compare import report_words as words
-from guerdon.compare.read_runs import CONTROL, RunRecord, StudyRecord, number, read_study, success_curve
+from guerdon.compare.read_runs import (
+    CONTROL,
+    RunRecord,
+    StudyRecord,
+    number,
+    read_study,
+    success_curve,
+    success_unknown,
+)
 from guerdon.compare.report_speed import speed_against, speed_sentence, speed_text
 from guerdon.evaluate.statistics import (
     Interval,
@@ -186,7 +194,10 @@ def _arm_row(study: StudyRecord, arm: str, style: int, tasks: Sequence[str]) -> 
         other_runs = [run for run in study.select(arm=study.baseline) if run.task in tasks]
         other_rate = _mean([failure_rate(run) for run in other_runs])
         outcome = _outcome(difference, own_rate, other_rate)
-        sentence = _sentence(outcome, arm, study.baseline, difference, own_rate, other_rate)
+        unknown = [
+            name for name, some in ((arm, runs), (study.baseline, other_runs)) if any(map(success_unknown, some))
+        ]
+        sentence = _sentence(outcome, arm, study.baseline, difference, own_rate, other_rate, unknown)
         detail = _detail(arm, study.baseline, final, baseline, difference, p_above) if _shown(outcome) else ""
     if not _shown(outcome):
         difference = p_above = speed = None
@@ -230,12 +241,15 @@ def _sentence(
     difference: PairedDifference,
     own: float | None,
     other: float | None,
+    unknown: Sequence[str],
 ) -> str:
-    """The verdict in plain words."""
+    """The verdict in plain words; `unknown` are the arms with runs whose true success nobody knows."""
     if outcome == "not comparable":
         rates = f"{words.percent(own or 0.0)} of measurements failed in {arm}, "
         rates += f"{words.percent(other or 0.0)} in {baseline}"
         return f"{arm} and {baseline} are not comparable: failure rates differ ({rates})"
+    if outcome == "no data" and unknown:
+        return f"{arm} against {baseline}: no verdict, true success is unknown in runs of {' and '.join(unknown)}"
     if outcome == "no data":
         return f"{arm} against {baseline}: no verdict, no task and seed has a complete run of both"
     amount = f"final success {words.signed_interval(difference.interval)}"

@@ -9,6 +9,8 @@ reads `success` and `outcome`, and answers None where the truth is not known.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,6 +27,14 @@ def episode_success(episode: Episode) -> bool | None:
     if episode.outcome is not None:
         return bool(episode.outcome)
     return None if episode.success is None else bool(episode.success.any())
+
+
+def outcome_of(success: Sequence[bool | None]) -> bool | None:
+    """The outcome of an episode whose rows were reported so, None where nobody did.
+
+    True once any row succeeded, else what was reported at the end.
+    """
+    return True if any(success) else success[-1]
 
 
 def first_success(episode: Episode) -> int | None:

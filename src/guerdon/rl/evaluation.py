@@ -40,7 +40,8 @@ def evaluate_policy(
 
     Returns:
         `success` (share of episodes with success at any step), `success_at_end`, `return/env` (mean), `length`
-        (mean) and `episodes`.
+        (mean), `episodes` and `success_known`: of how many of them the environment reported success, and over which
+        the shares are taken. A share of none is absent.
     """
     per_copy = -(-episodes // world.num_envs)
     world.rewind()
@@ -51,7 +52,7 @@ def evaluate_policy(
     once = np.zeros(world.num_envs, dtype=np.bool_)
     total = np.zeros(world.num_envs)
     length = np.zeros(world.num_envs, dtype=np.int64)
-    results: list[tuple[bool, bool, float, int]] = []
+    results: list[tuple[bool | None, bool | None, float, int]] = []
     for _ in range(max_steps):
         actions = actor.mean(observations)
         transition = _step(world, actions, recorder)
@@ -60,24 +61,23 @@ def evaluate_policy(
         length += transition.mask
         for i in np.flatnonzero(transition.done):
             if finished[i] < per_copy:
-                results.append((bool(once[i]), bool(transition.success[i]), float(total[i]), int(length[i])))
+                at_end = transition.success_of(int(i))
+                results.append((True if once[i] else at_end, at_end, float(total[i]), int(length[i])))
             finished[i] += 1
             once[i], total[i], length[i] = False, 0.0, 0
         _begin(recorder, transition, finished >= per_copy)
         observations = transition.observations
         if (finished >= per_copy).all():
             break
-    table = np.array(results, dtype=np.float64).reshape(-1, 4)
-    if not len(table):
+    if not results:
         return {"episodes": 0.0}
-    success, at_end, returns, lengths = table.mean(axis=0)
-    return {
-        "success": float(success),
-        "success_at_end": float(at_end),
-        "return/env": float(returns),
-        "length": float(lengths),
-        "episodes": float(len(table)),
-    }
+    found: dict[str, float] = {}
+    for k, name in enumerate(("success", "success_at_end", "return/env", "length")):
+        known = [value for row in results if (value := row[k]) is not None]
+        if known:
+            found[name] = float(np.mean(known))
+    found["success_known"] = float(sum(row[0] is not None for row in results))
+    return {**found, "episodes": float(len(results))}
 
 
 def _step(world: World, actions: np.ndarray, recorder: Recorder | None) -> Transition:

@@ -5,7 +5,7 @@ labels them, and failed episodes become hard negatives; or an expert goes on fro
 once. The image twin of PRIME's online update (Cui et al. 2025,
 2502.01456). This module does not know how the policy learns.
 
-    keep_up.see(segments)
+    keep_up.see(segments, trace.moments)
     metrics = keep_up.refit()
 """
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from guerdon.collect.continuations import UNREACHED, Continuations
-from guerdon.episodes.targets import nearness, progress_targets, success_labels
+from guerdon.episodes.targets import nearness, outcome_of, progress_targets, success_labels
 from guerdon.models.checkpoint import ImageModelConfig
 from guerdon.models.online import OnlineState, OnlineTrainer
 from guerdon.rl.sightings import Segment
@@ -33,8 +33,11 @@ class _Waiting:
     """What was seen of one copy's episode under way."""
 
     frames: list[ByteArray] = field(default_factory=list)
-    success: list[bool] = field(default_factory=list)
+    success: list[bool | None] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
+
+
+_UNKNOWN = -1  # stands for an unknown success in a checkpoint
 
 
 def frame_targets(episode: Episode, config: ImageModelConfig) -> np.ndarray | None:
@@ -76,6 +79,7 @@ class KeepUp:
         self.continuation_every = continuation_every
         self._waiting = [_Waiting() for _ in range(num_envs)]
         self._ready: list[tuple[ByteArray, np.ndarray]] = []
+        self._skipped = 0  # finished episodes since the last refit whose labels nobody knows
 
     def see(self, segments: Sequence[Segment], moments: Mapping[tuple[int, int], Moment]) -> None:
         """Take in the frames of a rollout; label those whose episodes ended, or those an expert goes on from."""
@@ -106,20 +110,23 @@ class KeepUp:
                 self._ready.append((frame[None], nearness(steps_1, horizon)))
 
     def _label(self, seen: _Waiting) -> None:
-        """Turn a finished episode into frames and targets."""
+        """Turn a finished episode into frames and targets; one whose true success is unknown is skipped and counted."""
         if not seen.frames:
             return
-        success = np.array(seen.success, dtype=np.bool_)
+        outcome = outcome_of(seen.success)
+        by_row = None if None in seen.success else np.array(seen.success, dtype=np.bool_)
         episode = Episode(
             id="online",
             task="",
             frames=np.stack(seen.frames),
-            success=success,
-            outcome=bool(success.any()),
+            success=by_row,
+            outcome=outcome,
             meta={"steps": seen.steps},
         )
         targets = frame_targets(episode, self.trainer.model.config)
-        if targets is not None and episode.frames is not None:
+        if targets is None or episode.frames is None:
+            self._skipped += 1
+        else:
             self._ready.append((episode.frames, targets))
 
     def forget(self) -> None:
@@ -132,14 +139,21 @@ class KeepUp:
             self.continuations.close()
 
     def refit(self) -> dict[str, float | None]:
-        """Refit if it is time and an episode has ended since the last one; else an empty answer."""
+        """Refit if it is time and an episode has ended since the last one; else an empty answer.
+
+        `episodes_without_labels` counts the episodes since the last refit that could not be labelled.
+        """
         self._rollouts += 1
-        if self._rollouts % self._every or not self._ready:
+        if self._rollouts % self._every:
             return {}
+        skipped: dict[str, float | None] = {"episodes_without_labels": self._skipped} if self._skipped else {}
+        self._skipped = 0
+        if not self._ready:
+            return skipped
         frames = np.concatenate([f for f, _ in self._ready])
         targets = np.concatenate([t for _, t in self._ready])
         self._ready = []
-        return self.trainer.update(frames, targets, steps=self._steps)
+        return {**self.trainer.update(frames, targets, steps=self._steps), **skipped}
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and JSON-able values: model, optimiser, replay, and the frames that wait."""
@@ -148,25 +162,30 @@ class KeepUp:
         for i, seen in enumerate(self._waiting):
             if seen.frames:
                 tensors[f"waiting.{i}.frames"] = torch.from_numpy(np.stack(seen.frames))
-                tensors[f"waiting.{i}.success"] = torch.from_numpy(np.array(seen.success))
+                tensors[f"waiting.{i}.success"] = torch.tensor(
+                    [_UNKNOWN if s is None else int(s) for s in seen.success], dtype=torch.int8
+                )
                 tensors[f"waiting.{i}.steps"] = torch.tensor(seen.steps, dtype=torch.int64)
         for i, (ready, targets) in enumerate(self._ready):
             tensors[f"ready.{i}.frames"] = torch.from_numpy(ready.copy())
             tensors[f"ready.{i}.targets"] = torch.from_numpy(targets.copy())
-        return tensors, {"online": online.values, "rollouts": self._rollouts, "ready": len(self._ready)}
+        return tensors, {"online": online.values, "rollouts": self._rollouts, "ready": len(self._ready)} | {
+            "skipped": self._skipped
+        }
 
     def load_state_dict(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Return to a stored state."""
         prefix = "online."
         online = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
         self.trainer.load_state_dict(OnlineState(online, values["online"]))
-        self._rollouts = int(values["rollouts"])
+        self._rollouts, self._skipped = int(values["rollouts"]), int(values.get("skipped", 0))
         for i in range(len(self._waiting)):
             frames = tensors.get(f"waiting.{i}.frames")
             self._waiting[i] = _Waiting()
             if frames is not None:
                 success, steps = tensors[f"waiting.{i}.success"], tensors[f"waiting.{i}.steps"]
-                self._waiting[i] = _Waiting(list(frames.numpy()), success.tolist(), steps.tolist())
+                known = [None if s == _UNKNOWN else bool(s) for s in success.tolist()]
+                self._waiting[i] = _Waiting(list(frames.numpy()), known, steps.tolist())
         self._ready = [
             (tensors[f"ready.{i}.frames"].numpy(), tensors[f"ready.{i}.targets"].numpy())
             for i in range(int(values["ready"]))

@@ -77,6 +77,16 @@ class RunLog:
             self._writer.close()
 
 
+def true_success(result: Mapping[str, float]) -> str:
+    """An evaluation in words: `true success 0.40 over 20 evaluation episodes`."""
+    episodes = int(result["episodes"])
+    known = int(result.get("success_known", episodes))
+    if "success" not in result:
+        return f"true success unknown over {episodes} evaluation episodes"
+    over = f"{episodes} evaluation episodes" if known == episodes else f"{known} of {episodes} evaluation episodes"
+    return f"true success {result['success']:.2f} over {over}" + ("" if known == episodes else ", unknown in the rest")
+
+
 def _cut(path: Path, size: int) -> None:
     """Cut a log file back to what it was at a checkpoint.
 

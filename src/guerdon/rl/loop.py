@@ -24,7 +24,7 @@ from guerdon.atomic import write_json
 from guerdon.errors import GuerdonError, TooManyFailuresError
 from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.failures import FailureCounter, failure_rows, refuse_failures
-from guerdon.rl.log import Narrator, RunLog
+from guerdon.rl.log import Narrator, RunLog, true_success
 from guerdon.rl.side import Refits, Side
 from guerdon.rl.sources import Measured
 from guerdon.settings.study import Study
@@ -152,7 +152,8 @@ class Loop:
         wall = round(self.wall_time, 3)
         self.log.write("timings.jsonl", {"step": self.step, "wall_time": wall, "steps_per_second": rate, **timings})
         success = summary.get("success")
-        self.narrator.advance(self.step, "collecting" if success is None else f"success {success:.2f}")
+        unknown = "success unknown" if summary["episodes"] else "collecting"
+        self.narrator.advance(self.step, unknown if success is None else f"success {success:.2f}")
 
     def _true_success(self) -> dict[str, float]:
         """What the policy really achieves now; evaluated once per step of the run."""
@@ -164,10 +165,9 @@ class Loop:
         result = self._true_success()
         self.log.metrics("eval", self.step, result)
         self.log.write("timings.jsonl", {"step": self.step, "wall_time": round(self.wall_time, 3), "kind": "eval"})
-        success = f"{result['success']:.2f}" if "success" in result else "unknown"
         self.narrator.say(
-            f"step {self.step}: true success {success} over {result['episodes']:.0f} "
-            f"evaluation episodes, {self.step / max(self.wall_time, 1e-9):.0f} {self.side.unit}/s"
+            f"step {self.step}: {true_success(result)}, "
+            f"{self.step / max(self.wall_time, 1e-9):.0f} {self.side.unit}/s"
             + (" | HACKING ALARM: the learned return rises, success does not" if self.side.alarm() else "")
         )
 

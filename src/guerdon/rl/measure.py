@@ -71,6 +71,7 @@ def make_rollout(
         terminated=trace.terminated,
         truncated=trace.truncated,
         success=trace.success,
+        success_known=trace.success_known,
         rewards={"env": trace.env_rewards, **{n_: m.rewards for n_, m in measured.items()}},
         failed={n_: m.failed for n_, m in measured.items()},
         values=values,

@@ -68,6 +68,7 @@ def _recorder(study: Study, world: World, writer: EpisodeWriter, mode: str, step
         frame_every=settings.frame_every,
         keep_success=settings.sample_rate_success,
         keep_fail=0.0 if settings.only_success else settings.sample_rate_fail,
+        keep_unknown=0.0 if settings.only_success else 1.0,
         meta=meta,
         seed=seed + step,
     )

@@ -26,7 +26,7 @@ class EpisodeBook:
 
     Attributes:
         finished: one plain row per finished episode: success, success_at_end, length, return/<source>,
-            return/combined; a return is None where one of its measurements failed.
+            return/combined; a return is None where one of its measurements failed, success where nobody knows it.
     """
 
     def __init__(self, num_envs: int, sources: Sequence[str]) -> None:
@@ -50,7 +50,8 @@ class EpisodeBook:
             self._once |= rollout.success[:, t] & alive
             self._length += alive
             for i in np.flatnonzero(rollout.done[:, t] & alive):
-                rows.append(self._row(int(i), bool(rollout.success[i, t]), step))
+                at_end = bool(rollout.success[i, t]) if rollout.success_known[i, t] else None
+                rows.append(self._row(int(i), at_end, step))
                 self._clear(i)
         return self.keep(rows)
 
@@ -61,13 +62,17 @@ class EpisodeBook:
         return rows
 
     def alarm(self, learned: Sequence[str]) -> bool:
-        """Whether a learned return rises while true success does not."""
+        """Whether a learned return rises while true success does not; never where true success is unknown."""
         return any(hacking_alarm(*self._history(name), window=OLDEST) for name in learned)
 
     def summary(self, rows: list[dict[str, Any]], learned: Sequence[str]) -> dict[str, Any]:
-        """Means over the given episodes, and what the whole history says about each learned source."""
+        """Means over the given episodes, and what the whole history says about each learned source.
+
+        Success is a share of the `success_known` episodes, None where there is none; so is the alarm.
+        """
         result: dict[str, Any] = {"episodes": len(rows)}
         if rows:
+            result["success_known"] = sum(r["success"] is not None for r in rows)
             for key in ("success", "success_at_end", "length", *(f"return/{n}" for n in self._sources)):
                 known = [r[key] for r in rows if r[key] is not None]
                 result[key] = float(np.mean(known)) if known else None
@@ -78,15 +83,16 @@ class EpisodeBook:
         if learned:
             returns, success = self._history("combined")
             result["reward_success_correlation"] = correlation(returns[-NEWEST:], success[-NEWEST:])
-            result["hacking_alarm"] = int(self.alarm(learned))
+            judged = any(r["success"] is not None for r in self.finished) or not self.finished
+            result["hacking_alarm"] = int(self.alarm(learned)) if judged else None
         return result
 
     def forget(self) -> None:
         """Leave the episodes under way: the world begins new ones."""
         self._clear(slice(None))
 
-    def _row(self, i: int, success_at_end: bool, step: int) -> dict[str, Any]:
-        row: dict[str, Any] = {"step": step, "env": i, "success": bool(self._once[i])}
+    def _row(self, i: int, success_at_end: bool | None, step: int) -> dict[str, Any]:
+        row: dict[str, Any] = {"step": step, "env": i, "success": True if self._once[i] else success_at_end}
         row["success_at_end"] = success_at_end
         row["length"] = int(self._length[i])
         for name in self._sources:
@@ -99,8 +105,8 @@ class EpisodeBook:
             self._sums[name][i], self._holes[name][i] = 0.0, False
 
     def _history(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns and true success of the kept episodes whose return is known."""
-        known = [r for r in self.finished if r[f"return/{name}"] is not None]
+        """Returns and true success of the kept episodes of which both are known."""
+        known = [r for r in self.finished if None not in (r[f"return/{name}"], r["success"])]
         success = np.array([r["success"] for r in known], dtype=np.float64)
         return np.array([r[f"return/{name}"] for r in known], dtype=np.float64), success
 

@@ -43,6 +43,7 @@ class Trace:
     terminated: BoolArray
     truncated: BoolArray
     success: BoolArray
+    success_known: BoolArray
     env_rewards: FloatArray
     finals: dict[tuple[int, int], np.ndarray]
     last_observations: np.ndarray
@@ -120,8 +121,8 @@ class _Arrays:
         b = world.num_envs
         self.observations = np.empty((b, steps, *observations_B.shape[1:]), dtype=observations_B.dtype)
         self.actions = np.empty((b, steps, *(world.action_space.shape or ())), dtype=np.float32)
-        self.mask, self.terminated, self.truncated, self.success = (
-            np.zeros((b, steps), dtype=np.bool_) for _ in range(4)
+        self.mask, self.terminated, self.truncated, self.success, self.success_known = (
+            np.zeros((b, steps), dtype=np.bool_) for _ in range(5)
         )
         self.env_rewards = np.zeros((b, steps), dtype=np.float32)
         self.finals: dict[tuple[int, int], np.ndarray] = {}
@@ -137,6 +138,7 @@ class _Arrays:
         self.terminated[:, t] = step.terminated & alive
         self.truncated[:, t] = step.truncated & alive
         self.success[:, t] = step.success & alive
+        self.success_known[:, t] = step.success_known & alive
         self.env_rewards[:, t] = step.rewards if over_B is None else np.where(alive, step.rewards, 0)
         done = step.done & alive
         if done.any():
@@ -152,6 +154,7 @@ class _Arrays:
             terminated=self.terminated[:, :taken],
             truncated=self.truncated[:, :taken],
             success=self.success[:, :taken],
+            success_known=self.success_known[:, :taken],
             env_rewards=self.env_rewards[:, :taken],
             finals=self.finals,
             last_observations=last_observations,
@@ -171,7 +174,7 @@ def _sightings(
 ) -> list[Sighting]:
     done = transition.done
     after = [
-        Sighting(i, t, False, bool(done[i]), int(episodes[i]), int(rows[i]), bool(transition.success[i]), look)
+        Sighting(i, t, False, bool(done[i]), int(episodes[i]), int(rows[i]), transition.success_of(i), look)
         for i, look in transition.looks.items()
         if counted[i]
     ]

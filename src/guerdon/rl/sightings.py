@@ -29,7 +29,7 @@ class Sighting:
         last: the terminal moment of an episode.
         episode: number of the episode in this copy.
         row: steps since the episode began.
-        success: ground truth at this moment.
+        success: ground truth at this moment; None where nobody knows.
         look: what the world's eye kept.
     """
 
@@ -39,7 +39,7 @@ class Sighting:
     last: bool
     episode: int
     row: int
-    success: bool
+    success: bool | None
     look: Any
 
 

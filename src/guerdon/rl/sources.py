@@ -189,11 +189,12 @@ class Source:
         column: list[float | None],
         failures: list[tuple[int, int, Failure]],
     ) -> None:
-        """Note a measurement that failed; with `fallback: native` true success takes its place."""
+        """Note a measurement that failed; with `fallback: native` true success takes its place where it is known."""
         failures += [(segment.env, segment.sightings[n].t, failure) for n in rows]
         if self.settings.native_fallback:
             for n in rows:
-                column[n] = float(segment.sightings[n].success)
+                success = segment.sightings[n].success
+                column[n] = None if success is None else float(success)
 
     def _shape(
         self,

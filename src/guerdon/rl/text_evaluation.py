@@ -37,7 +37,7 @@ def evaluate_text(
 
     Returns:
         `success` (share of right answers among those that could be checked), `length` (mean, in tokens), `truncated`
-        (share), `unchecked` (share) and `episodes` (prompts).
+        (share), `unchecked` (share), `episodes` (prompts) and `success_known` (those that could be checked).
     """
     if not prompts:
         return {"episodes": 0.0}
@@ -50,6 +50,7 @@ def evaluate_text(
         "truncated": float((~answered.batch.finished_B).mean()),
         "unchecked": float((~known).mean()),
         "episodes": float(len(prompts)),
+        "success_known": float(known.sum()),
     }
     return {"success": float(answered.outcomes_B[known].mean()), **found} if known.any() else found
 

@@ -60,6 +60,7 @@ def rollout_of(answered: Responses, streams: Mapping[str, Stream]) -> Rollout:
         terminated=last & batch.finished_B[:, None],
         truncated=last & ~batch.finished_B[:, None],
         success=last & right[:, None],
+        success_known=last & answered.known_B[:, None],
         rewards={name: s.rewards_B_T for name, s in streams.items()},
         failed={n: s.failed_B[:, None] & batch.mask_B_T for n, s in streams.items()},
         group_ids=np.repeat(answered.groups_B[:, None], shape[1], axis=1),

@@ -19,7 +19,9 @@ class DataCollectionSettings(Settings):
     )
     only_success: bool = Field(False, description="keep successful episodes only")
     sample_rate_success: float = Field(1.0, ge=0, le=1, description="share of successful episodes to keep")
-    sample_rate_fail: float = Field(0.1, ge=0, le=1, description="share of failed episodes to keep")
+    sample_rate_fail: float = Field(
+        0.1, ge=0, le=1, description="share of failed episodes to keep; those of unknown success are all kept"
+    )
     frame_every: int = Field(5, ge=1, description="keep every k-th row and the last")
 
     @model_validator(mode="after")
@@ -41,7 +43,13 @@ class EnvSettings(Settings):
     )
     native_reward: Literal["sparse", "dense"] = Field(
         "sparse",
-        description="sparse: 1 at every step whose state is a success, else 0; dense: the environment's own",
+        description="sparse: 1 at every step that the environment reports as a success, else 0, and refused where it "
+        "reports none; dense: the environment's own",
+    )
+    success_key: str | None = Field(
+        None,
+        description="key of Gymnasium's `info` that reports true success (a bool, or a number above 0); null: "
+        "`success`, else `is_success`. Where an episode has no such key, its success is unknown",
     )
     end_on_success: bool = Field(
         False,
@@ -75,7 +83,7 @@ class EnvSettings(Settings):
     def _nothing_idle(self) -> EnvSettings:
         given = self.model_fields_set
         idle = {
-            "metaworld": {"vectorization", "autoreset_mode", "kwargs"},
+            "metaworld": {"vectorization", "autoreset_mode", "kwargs", "success_key"},
             "gymnasium": {"camera", "render_workers", "goals_seed"},
         }[self.type]
         changed = sorted(k for k in idle & given if getattr(self, k) != type(self).model_fields[k].get_default())

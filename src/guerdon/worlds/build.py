@@ -5,14 +5,23 @@ This module does not know what the world is used for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from guerdon.settings.world import EnvSettings
 from guerdon.worlds.camera import CameraPool, MuJoCoCamera
-from guerdon.worlds.gymnasium_env import RenderEye, SceneEye, make_gymnasium_env
+from guerdon.worlds.gymnasium_env import RenderEye, SceneEye, make_gymnasium_env, never_reports_success
 from guerdon.worlds.metaworld import MetaWorldVectorEnv
-from guerdon.worlds.world import World
+from guerdon.worlds.world import SUCCESS_KEYS, World
 
 
-def build_world(settings: EnvSettings, *, seed: int, num_envs: int | None = None, group_size: int = 1) -> World:
+def build_world(
+    settings: EnvSettings,
+    *,
+    seed: int,
+    num_envs: int | None = None,
+    group_size: int = 1,
+    success_readers: Sequence[str] = (),
+) -> World:
     """Make the world that a configuration describes.
 
     Args:
@@ -20,9 +29,11 @@ def build_world(settings: EnvSettings, *, seed: int, num_envs: int | None = None
         seed: decides every reset.
         num_envs: overrides the section's number of copies.
         group_size: neighbouring copies that start every episode alike (GRPO).
+        success_readers: keys of the configuration, beside `env`'s own, that need true success.
 
     Raises:
-        ConfigError: an unknown task, camera or environment id.
+        ConfigError: an unknown task, camera or environment id; or something needs true success, and the environment
+            is known not to report it.
         MissingDependencyError: the simulator is not installed.
     """
     copies = num_envs or settings.num_envs
@@ -53,13 +64,18 @@ def build_world(settings: EnvSettings, *, seed: int, num_envs: int | None = None
         max_episode_steps=settings.max_episode_steps,
         kwargs=dict(settings.kwargs),
     )
-    return World(
+    world = World(
         made,
         [settings.task_text or settings.task] * copies,
         seed=seed,
         eye=RenderEye(made, settings.frame_size),
         end_on_success=settings.end_on_success,
         native_reward=settings.native_reward,
+        success_keys=SUCCESS_KEYS if settings.success_key is None else (settings.success_key,),
+        success_readers=success_readers,
         group_size=group_size,
         pixels=settings.observation == "pixels",
     )
+    if settings.success_key is None and never_reports_success(made):
+        world.refuse_readers(f"env.task {settings.task}")
+    return world

@@ -80,6 +80,12 @@ def make_gymnasium_env(
     return env
 
 
+def never_reports_success(env: gymnasium.vector.VectorEnv) -> bool:
+    """Whether these are environments of Gymnasium itself: none of those has a word for success in its info."""
+    entry_point = getattr(env.get_attr("spec")[0], "entry_point", None)
+    return isinstance(entry_point, str) and entry_point.startswith("gymnasium.envs.")
+
+
 class RenderEye:
     """Looks by calling `render()` of the copies; the picture is drawn at once."""
 

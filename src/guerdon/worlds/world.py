@@ -13,7 +13,7 @@ finds its simulators again (`state_dict`). This module does not know policies, r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -56,7 +56,8 @@ class Transition:
         rewards: (B,) float32, the environment's own.
         terminated: (B,) bool, the task ended.
         truncated: (B,) bool, the time limit ended the episode.
-        success: (B,) bool, ground truth after the action.
+        success: (B,) bool, ground truth after the action; False where nobody knows.
+        success_known: (B,) bool, where the environment said whether this is a success.
         mask: (B,) bool, False where no action was taken because the copy was resetting.
         looks: copy index to look, taken after the action (of the terminal moment where an episode ended).
         first_looks: copy index to look at the start of a new episode.
@@ -68,6 +69,7 @@ class Transition:
     terminated: BoolArray
     truncated: BoolArray
     success: BoolArray
+    success_known: BoolArray
     mask: BoolArray
     looks: dict[int, Any] = field(default_factory=dict)
     first_looks: dict[int, Any] = field(default_factory=dict)
@@ -77,17 +79,59 @@ class Transition:
         """(B,) bool, where an episode ended with this step."""
         return self.terminated | self.truncated
 
+    def success_of(self, index: int) -> bool | None:
+        """True success of copy `index` after the action; None where the environment did not report it."""
+        return bool(self.success[index]) if self.success_known[index] else None
 
-SuccessOf = Callable[[dict[str, Any], int], bool]
+
+SUCCESS_KEYS = ("success", "is_success")
 
 
-def success_from_info(info: dict[str, Any], index: int) -> bool:
-    """True success of copy `index` from a vector environment's info key `success` (or `is_success`)."""
-    for key in ("success", "is_success"):
-        if key in info:
-            value = np.asarray(info[key])[index]
-            return value is not None and bool(value > 0)  # None: this copy said nothing at this step
-    return False
+def success_from_info(info: dict[str, Any], index: int, keys: Sequence[str] = SUCCESS_KEYS) -> bool | None:
+    """True success of copy `index` by the info of a vector environment.
+
+    Args:
+        info: as `VectorEnv.step` gives it: arrays over copies, and masks `_<key>` of the copies that have the key.
+        index: the copy.
+        keys: the first of these that the copy has is read; a number above 0 is a success.
+
+    Returns:
+        None where the copy has none of the keys at this step, or its value is None or NaN.
+
+    Raises:
+        DataError: the value is neither a bool nor a number.
+    """
+    for key in keys:
+        if key not in info or (f"_{key}" in info and not info[f"_{key}"][index]):
+            continue
+        value = info[key][index]
+        if value is None:
+            return None
+        number = np.asarray(value)
+        if number.size != 1 or number.dtype.kind not in "biuf":
+            raise DataError(
+                f"the environment's info[{key!r}] is {value}: success is a bool, or a number that is above 0 for a "
+                "success; name another key with env.success_key"
+            )
+        return None if np.isnan(number.item()) else bool(number.item() > 0)
+    return None
+
+
+def unreported(what: str, readers: Sequence[str], keys: Sequence[str], seen: Sequence[str] | None = None) -> str:
+    """The message for an environment that does not report the success that a configuration reads.
+
+    Args:
+        what: that did not report it.
+        readers: keys of the configuration that read true success.
+        keys: of `info` that were read.
+        seen: keys that `info` had, where it was looked at.
+    """
+    had = "" if seen is None else f"; info had {', '.join(seen) or 'no keys'}"
+    return (
+        f"{what} does not report success, which {' and '.join(readers)} need: info has no key {' or '.join(keys)}"
+        f"{had}. Set env.success_key to the key that says so; without one, true success is unknown: set "
+        "env.native_reward=dense and leave out what reads true success"
+    )
 
 
 class World:
@@ -96,8 +140,24 @@ class World:
     Attributes:
         tasks: the task of each copy, in words.
         num_envs: B.
+        reports_every_step: False once the environment left success open at a step.
         exact_resume: whether `state_dict` restores the simulators themselves (autoreset disabled); elsewhere the
             episodes under way start again after a resume.
+
+    Args:
+        env: the copies.
+        tasks: the task of each copy, in words.
+        seed: decides every reset.
+        eye: draws pictures.
+        max_episode_steps: a time limit of the world's own, in steps.
+        end_on_success: terminate an episode at true success.
+        native_reward: `dense` is the environment's own reward; `sparse` is 1 at every step that the environment
+            reports as a success, else 0.
+        success_keys: keys of `info` that report success, the first one found is read.
+        success_readers: keys of the configuration that need true success. An episode that ends without a report
+            stops a world with sparse rewards, and any world with readers that has not had a report before.
+        group_size: neighbouring copies that start every episode alike.
+        pixels: observations are pictures.
     """
 
     def __init__(
@@ -110,7 +170,8 @@ class World:
         max_episode_steps: int | None = None,
         end_on_success: bool = False,
         native_reward: str = "dense",
-        success_of: SuccessOf = success_from_info,
+        success_keys: Sequence[str] = SUCCESS_KEYS,
+        success_readers: Sequence[str] = (),
         group_size: int = 1,
         pixels: bool = False,
     ) -> None:
@@ -133,7 +194,16 @@ class World:
         self._limit = max_episode_steps
         self._end_on_success = end_on_success
         self._sparse = native_reward == "sparse"
-        self._success_of = success_of
+        self._success_keys = tuple(success_keys)
+        self._success_readers = [
+            *(["native_reward: sparse"] if self._sparse else []),
+            *(["end_on_success"] if end_on_success else []),
+            *success_readers,
+        ]
+        self.reports_every_step = True
+        self._reported = False  # whether the environment ever said anything about success
+        self._said = np.zeros(self.num_envs, dtype=np.bool_)  # whether it did in the episode under way
+        self._info_keys: set[str] = set()
         self._episode = np.zeros(self.num_envs, dtype=np.int64)
         self._steps = np.zeros(self.num_envs, dtype=np.int64)
         self._resetting = np.zeros(self.num_envs, dtype=np.bool_)
@@ -144,6 +214,16 @@ class World:
         self._pixels = pixels
         if pixels and eye is None:
             raise ConfigError("env.observation pixels needs a camera")
+
+    def refuse_readers(self, what: str) -> None:
+        """Close the world where something needs true success; to be called where the environment never reports it.
+
+        Raises:
+            ConfigError: something does.
+        """
+        if self._success_readers:
+            self.close()
+            raise ConfigError(unreported(what, self._success_readers, self._success_keys))
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
@@ -184,6 +264,7 @@ class World:
         observations, _ = self.env.reset(seed=seeds)
         self._observations = np.asarray(observations)
         self._steps[:] = 0
+        self._said[:] = False
         self._resetting[:] = False
         self._actions = [[] for _ in range(self.num_envs)]
         nothing = np.zeros(self.num_envs, dtype=np.bool_)
@@ -195,6 +276,7 @@ class World:
             terminated=nothing,
             truncated=nothing,
             success=nothing,
+            success_known=nothing,
             mask=nothing,
             first_looks=self._look(np.ones(self.num_envs, np.bool_) if capture is None else capture),
         )
@@ -216,6 +298,7 @@ class World:
 
         Raises:
             DataError: an action is not finite; no simulator answers that with anything but nonsense.
+            ConfigError: an episode ended without a report of success that something needs.
         """
         actions = np.asarray(actions, dtype=self.action_space.dtype)
         if not np.isfinite(actions).all():
@@ -230,7 +313,7 @@ class World:
         terminated = np.asarray(terminated, dtype=np.bool_) & mask
         truncated = np.asarray(truncated, dtype=np.bool_) & mask
         ended_inside = terminated | truncated
-        success = self._successes(info, mask, ended_inside)
+        success, known = self._successes(info, mask, ended_inside)
         self._steps += mask
         if self._end_on_success:
             terminated = terminated | success
@@ -238,6 +321,10 @@ class World:
             truncated = truncated | ((self._steps >= self._limit) & mask)
         truncated = truncated & ~terminated
         done = terminated | truncated
+        self.reports_every_step &= bool((known | ~mask).all())
+        self._said |= known
+        self._check_reported(done & ~self._said)
+        self._said &= ~done
         final = self._see_all() if self._pixels else self._final_observations(observations, info, ended_inside)
         wanted = (np.zeros(self.num_envs, np.bool_) if capture is None else capture) & mask
         if capture_ends:
@@ -254,6 +341,7 @@ class World:
             terminated=terminated,
             truncated=truncated,
             success=success,
+            success_known=known,
             mask=mask,
             looks=looks,
             first_looks=self._look(fresh) if capture_ends else {},
@@ -297,6 +385,7 @@ class World:
         self._replay(pasts)
         self._actions = [[np.asarray(a) for a in p] for p in pasts]
         self._steps = np.asarray(state["steps"], dtype=np.int64).copy()
+        self._said = self._steps > 0  # not replayed: an episode under way is not held to have said nothing
         self._shown = self._see_all() if self._pixels else self._observations
         if not np.array_equal(self._observations, state["observations"]):
             raise CheckpointError(
@@ -330,18 +419,33 @@ class World:
         seeds = [self.episode_seed(i) if mask[i] else None for i in range(self.num_envs)]
         self._observations = np.asarray(self.env.reset(seed=seeds, options={"reset_mask": mask})[0])
 
-    def _successes(self, info: dict[str, Any], mask: BoolArray, ended: BoolArray) -> BoolArray:
-        """(B,) bool, true success of every copy; in one go where the environment answers with one array."""
-        plain = info.get("success")
-        at_once = self._success_of is success_from_info and self.mode is not AutoresetMode.SAME_STEP
-        if at_once and isinstance(plain, np.ndarray) and plain.dtype.kind in "bif":
-            return np.asarray((plain > 0) & mask)
-        return np.array([bool(mask[i]) and self._succeeded(info, ended, i) for i in range(self.num_envs)])
+    def _successes(self, info: dict[str, Any], mask: BoolArray, ended: BoolArray) -> tuple[BoolArray, BoolArray]:
+        """(B,) bool twice: true success of every copy, and where it is known; at once where one array says it."""
+        key = next((key for key in self._success_keys if key in info), "")
+        plain, where = info.get(key), info.get(f"_{key}")
+        whole = self.mode is not AutoresetMode.SAME_STEP and (where is None or where.all())
+        if whole and isinstance(plain, np.ndarray) and plain.dtype.kind in "bif" and plain.ndim == 1:
+            known = mask & ~np.isnan(plain)
+            self._reported |= bool(known.any())
+            return np.asarray((plain > 0) & mask), known
+        said = [self._success_of(info, ended, i) if mask[i] else None for i in range(self.num_envs)]
+        self._reported |= any(s is not None for s in said)
+        return np.array([s is True for s in said]), np.array([s is not None for s in said])
 
-    def _succeeded(self, info: dict[str, Any], ended: BoolArray, index: int) -> bool:
+    def _success_of(self, info: dict[str, Any], ended: BoolArray, index: int) -> bool | None:
         if self.mode is AutoresetMode.SAME_STEP and ended[index] and "final_info" in info:
-            return self._success_of(info["final_info"], index)
-        return self._success_of(info, index)
+            info = info["final_info"]
+        if not self._reported:
+            self._info_keys |= {key for key in info if not key.startswith("_")}
+        return success_from_info(info, index, self._success_keys)
+
+    def _check_reported(self, silent: BoolArray) -> None:
+        """Stop at an episode that ended without a report where that leaves a reward or a setting without a value."""
+        if silent.any() and self._success_readers and (self._sparse or not self._reported):
+            copy = int(np.flatnonzero(silent)[0])
+            what = f"the environment of {self.tasks[copy]!r} (copy {copy}, {int(self._steps[copy])} steps)"
+            seen = sorted(self._info_keys)
+            raise ConfigError(unreported(what, self._success_readers, self._success_keys, seen))
 
     def _native(self, rewards: np.ndarray, success: BoolArray, mask: BoolArray) -> FloatArray:
         native = success.astype(np.float32) if self._sparse else np.asarray(rewards, dtype=np.float32)

@@ -1,0 +1,160 @@
+"""A run in an environment that does not report success: trained on its own reward, judged by nobody."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rl_clock import clock_study, lines, register_clock, start
+from rl_models import SIZE, image_reward, write_image_model
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_sources import FAILED, Sighting, make
+
+from guerdon import cli
+from guerdon.compare.report import write_single_report
+from guerdon.errors import ConfigError
+from guerdon.models.load import load_reward_model
+from guerdon.models.online import OnlineTrainer
+from guerdon.rl.keep_up import KeepUp
+from guerdon.rl.log import true_success
+from guerdon.rl.run import run_folder
+from guerdon.rl.sightings import Segment, cut_into_segments
+
+register_clock()
+HALF_CHEETAH = "{type: gymnasium, task: HalfCheetah-v5, native_reward: dense}"
+
+
+def corridor_study(folder, reports, **given):
+    env = {
+        "task": "corridor:guerdon-tests/Corridor-v0",
+        "native_reward": "dense",
+        "frame_size": SIZE,
+        "max_episode_steps": 6,
+        "kwargs": {"stops": False, "reports": reports},
+        **given.pop("env", {}),
+    }
+    return clock_study(folder, env=env, **given)
+
+
+def test_unknown_success_is_unknown_in_every_file_of_a_run(tmp_path, capsys):
+    runner = {"logger": {"log_path": str(tmp_path), "experiment_name": "run", "tensorboard": True}}
+    study = corridor_study(tmp_path, "never", runner=runner)
+    summary = start(study).run()
+    assert "success" not in summary["final"]
+    assert summary["final"]["success_known"] == 0
+    assert summary["final"]["return/env"] > 0
+    assert {row["success"] for row in lines(study, "episodes")} == {None}
+    for row in lines(study):
+        assert row.get("success") is None
+        assert row.get("hacking_alarm") is None
+    tags = EventAccumulator(str(run_folder(study) / "tb")).Reload().Tags()["scalars"]
+    assert "eval/return/env" in tags
+    assert not {"eval/success", "train/success", "eval/success_at_end", "train/hacking_alarm"} & set(tags)
+    said = capsys.readouterr().err
+    assert "true success unknown over 2 evaluation episodes" in said
+    assert "true success 0" not in said
+    page = write_single_report(run_folder(study)).read_text()
+    assert "true success is unknown: its environment does not report it" in page
+    assert "last success <b>unknown</b>" in page
+    assert "true success unknown</span>" in page, "the film says so, too"
+    assert "did not succeed" not in page
+    assert "no alarm could ring there" in page
+    assert "None rang" not in page
+
+
+def test_what_some_episodes_say_is_a_share_of_those(tmp_path):
+    study = corridor_study(tmp_path, "every other", runner={"eval_episodes": 4})
+    summary = start(study).run()
+    assert (summary["final"]["success_known"], summary["final"]["episodes"]) == (2, 4)
+    assert summary["final"]["success"] in (0, 0.5, 1)
+    known = [row["success"] for row in lines(study, "episodes")]
+    assert {True, False} & set(known)
+    assert None in known
+    assert "known for 2 of 4 episodes" in write_single_report(run_folder(study)).read_text()
+
+
+def test_an_evaluation_in_words_never_says_0_for_unknown():
+    assert true_success({"success": 0.25, "episodes": 8.0}) == "true success 0.25 over 8 evaluation episodes"
+    assert true_success({"success_known": 0.0, "episodes": 8.0}) == "true success unknown over 8 evaluation episodes"
+    said = true_success({"success": 0.5, "success_known": 2.0, "episodes": 8.0})
+    assert said == "true success 0.50 over 2 of 8 evaluation episodes, unknown in the rest"
+
+
+@pytest.mark.parametrize("reports", ["never", "every other"])
+def test_a_refit_by_true_success_stops_or_counts_what_it_cannot_label(tmp_path, reports):
+    study = corridor_study(tmp_path, reports, reward=image_reward(tmp_path))
+    if reports == "never":
+        with pytest.raises(ConfigError, match=r"reward\.sources\.\w+\.model\.update.*had position"):
+            start(study, reader="own").run()
+        return
+    start(study, reader="own").run()
+    (name,) = study.reward.sources
+    key = f"reward_model/{name}/episodes_without_labels"
+    refits = [row for row in lines(study) if f"reward_model/{name}/loss" in row]
+    assert refits
+    assert sum(row.get(key, 0) for row in refits) > 0
+
+
+def test_what_could_not_be_labelled_is_part_of_the_checkpoint(tmp_path):
+    checkpoint, _ = write_image_model(tmp_path)
+
+    def keep_up_of():
+        frames, targets = np.zeros((4, SIZE, SIZE, 3), np.uint8), np.array([0, 1, 0, 1], np.float32)
+        return KeepUp(
+            OnlineTrainer(load_reward_model("resnet", str(checkpoint)), frames, targets, seed=0),
+            steps=1, every=1, num_envs=2,
+        )  # fmt: skip
+
+    def seen(successes, keep_up):
+        sightings = [Sighting(0, t, t == 0, False, 0, t, s, None) for t, s in enumerate(successes)]
+        frames = np.zeros((len(successes), SIZE, SIZE, 3), np.uint8)
+        keep_up.see([Segment(0, 0, 0, 3, False, len(successes) > 2, tuple(sightings), frames)], {})
+
+    keep_up = keep_up_of()
+    seen([False, None, None], keep_up)
+    seen([False, None], keep_up)  # goes on
+    again = keep_up_of()
+    again.load_state_dict(*keep_up.state_dict())
+    for one in (keep_up, again):
+        assert one._waiting[0].success == [False, None]
+        seen([None, None, None], one)
+        assert one.refit() == {"episodes_without_labels": 2}
+        assert one.refit() == {}
+
+
+def test_native_fallback_has_nothing_to_fall_back_to_where_success_is_unknown():
+    remote = {"model_type": "remote", "remote": {"endpoint": "http://127.0.0.1:9", "fallback": "native"}}
+    values = []
+    for success in (None, False, True):
+        source = make(model=remote)
+        sightings = [Sighting(0, 1, False, False, 0, 2, success, None)]
+        frames, none = np.full((1, 1, 1, 3), FAILED, np.uint8), np.zeros((1, 3), dtype=np.bool_)
+        measured = source.measure(cut_into_segments(sightings, frames, ~none, none, none), ["task"], (1, 3))
+        values.append((measured.values, measured.failed[0, 1], len(measured.failures)))
+    assert values == [([[None]], True, 1), ([[0.0]], False, 1), ([[1.0]], False, 1)]
+
+
+def test_the_environment_of_the_readme_runs_with_the_setting_it_names(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def run(env):
+        (tmp_path / "study.yaml").write_text(
+            f"work_dir: {tmp_path}\nenv: {env}\npolicy: {{type: mlp, hidden: [4]}}\n"
+            "algorithm: {rollout_steps: 20, minibatch_size: 20, num_epochs: 1}\n"
+            "runner: {total_steps: 80, eval_every: 80, eval_episodes: 1, film_frames: 2, "
+            f"logger: {{log_path: {tmp_path}, experiment_name: cheetah, tensorboard: false}}}}\n"
+        )
+        short = ("env.num_envs=2", "env.max_episode_steps=20", "env.frame_size=16")
+        monkeypatch.setattr(sys, "argv", ["guerdon", "run", "study.yaml", *short])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        return left.value.code, capsys.readouterr().err
+
+    code, said = run("{type: gymnasium, task: HalfCheetah-v5}")
+    assert code == 2
+    assert "env.success_key" in said
+    assert "env.native_reward=dense" in said
+    assert f"`{HALF_CHEETAH}`" in (Path(__file__).parents[2] / "README.md").read_text()
+    code, said = run(HALF_CHEETAH)
+    assert code == 0
+    assert "true success unknown over 2 evaluation episodes" in said

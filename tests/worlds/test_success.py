@@ -1,0 +1,174 @@
+"""True success is what the environment reports, and unknown where it reports nothing."""
+
+import numpy as np
+import pytest
+
+from corridor import GOAL, ID, LENGTH
+from guerdon.collect.recorder import Recorder
+from guerdon.errors import ConfigError, DataError
+from guerdon.rl.evaluation import evaluate_policy
+from guerdon.settings.world import EnvSettings
+from guerdon.worlds.build import build_world
+from guerdon.worlds.world import success_from_info
+
+MODES = ("disabled", "next_step", "same_step")
+
+
+class Forward:
+    """Always walks on."""
+
+    def mean(self, observations_B):
+        return np.ones((len(observations_B), 1), np.float32)
+
+
+def corridor(reports, *, mode="disabled", limit=6, copies=2, readers=(), kwargs=None, **env):
+    given = {"native_reward": "dense", "num_envs": copies, "max_episode_steps": limit, "autoreset_mode": mode, **env}
+    kwargs = {"stops": False, "reports": reports, **(kwargs or {})}
+    settings = EnvSettings(type="gymnasium", task=ID, frame_size=8, kwargs=kwargs, **given)
+    return build_world(settings, seed=3, success_readers=readers)
+
+
+def walk(world, steps):
+    """(steps, copies) of true success, of where it is known, and of where an episode ended."""
+    world.reset(capture=np.zeros(world.num_envs, np.bool_))
+    taken = [world.step(np.ones((world.num_envs, 1), np.float32)) for _ in range(steps)]
+    world.close()
+    return (np.array([getattr(t, name) for t in taken]) for name in ("success", "success_known", "done"))
+
+
+@pytest.mark.parametrize(
+    ("info", "success"),
+    [
+        ({}, None),
+        ({"x_position": np.array([3.0])}, None),
+        ({"success": np.array([True]), "_success": np.array([True])}, True),
+        ({"success": np.array([False]), "_success": np.array([True])}, False),
+        ({"success": np.array([False]), "_success": np.array([False])}, None),  # Gymnasium fills other copies' gaps
+        ({"success": np.array([None], dtype=object)}, None),
+        ({"success": np.array([np.nan])}, None),
+        ({"success": np.array([[True]])}, True),
+        ({"is_success": np.array([0.0])}, False),
+        ({"is_success": np.array([1.0])}, True),
+        ({"success": np.array([0.0]), "_success": np.array([False]), "is_success": np.array([1.0])}, True),
+    ],
+)
+def test_success_is_read_from_info_or_unknown(info, success):
+    assert success_from_info(info, 0) is success
+
+
+def test_a_success_that_is_no_number_is_refused_by_name():
+    with pytest.raises(DataError, match=r"info\['success'\] is yes.*env.success_key"):
+        success_from_info({"success": np.array(["yes"])}, 0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_world_knows_success_only_where_it_was_reported(mode):
+    success, known, done = walk(corridor("always", mode=mode), 14)
+    acted = ~np.roll(done, 1, axis=0) if mode == "next_step" else np.ones_like(done)
+    assert (known[1:] == acted[1:]).all()
+    assert success.any()
+    for reports in ("never", "end", "won"):
+        _, known, done = walk(corridor(reports, mode=mode), 14)
+        if reports == "never":
+            assert not known.any()
+        elif reports == "end":
+            assert (known == done).all()
+            assert known.any()
+        else:
+            assert known.any()
+            assert not known[0].any()
+
+
+def test_what_one_copy_reports_is_not_taken_for_another():
+    world = corridor("every other", limit=3, copies=2)
+    world.reset(capture=np.zeros(2, np.bool_))
+    world._reset_again(np.array([True, False]))  # copy 0 is an episode ahead, which has no report
+    transition = world.step(np.zeros((2, 1), np.float32))
+    world.close()
+    assert transition.success_known.tolist() == [False, True]
+    assert transition.success_of(0) is None
+    assert transition.success_of(1) is False
+
+
+def test_another_key_is_read_where_it_is_named():
+    _, known, _ = walk(corridor("always", kwargs={"key": "done_well"}), 3)
+    assert not known.any()
+    success, known, _ = walk(corridor("always", kwargs={"key": "done_well"}, success_key="done_well"), 5)
+    assert known.all()
+    assert success.any()
+
+
+def test_sparse_rewards_need_a_report_in_every_episode():
+    with pytest.raises(ConfigError, match=r"env\.task Pendulum-v1 does not report success.*sparse.*success_key"):
+        build_world(EnvSettings(type="gymnasium", task="Pendulum-v1", num_envs=1), seed=0)
+    for mode in MODES:
+        with pytest.raises(ConfigError, match=r"no key success or is_success; info had .*position.*env\.success_key"):
+            walk(corridor("never", mode=mode, native_reward="sparse"), 8)
+        with pytest.raises(ConfigError, match="success_key"):
+            walk(corridor("every other", mode=mode, native_reward="sparse"), 30)
+        walk(corridor("end", mode=mode, native_reward="sparse"), 14)
+
+
+def test_sparse_rewards_at_the_end_alone_are_those_of_the_reports():
+    world = corridor("end", native_reward="sparse")
+    world.reset(capture=np.zeros(2, np.bool_))
+    rewards = [world.step(np.ones((2, 1), np.float32)).rewards.tolist() for _ in range(LENGTH)]
+    world.close()
+    assert rewards == [[0.0, 0.0]] * (LENGTH - 1) + [[1.0, 1.0]]
+    assert LENGTH > GOAL, "every walk arrives"
+
+
+def test_what_needs_success_is_named_where_there_is_no_report():
+    settings = EnvSettings(type="gymnasium", task="Pendulum-v1", num_envs=1, native_reward="dense")
+    build_world(settings, seed=0).close()
+    with pytest.raises(ConfigError, match=r"success, which collect\.only_success need"):
+        build_world(settings, seed=0, success_readers=["collect.only_success"])
+    with pytest.raises(ConfigError, match="end_on_success"):
+        walk(corridor("never", end_on_success=True), 8)
+    walk(corridor("never", limit=3, readers=["collect.only_success"]), 2)  # no episode is over yet
+    with pytest.raises(ConfigError, match=r"copy 0, 3 steps.*collect\.only_success"):
+        walk(corridor("never", limit=3, readers=["collect.only_success"]), 3)
+    walk(corridor("every other", limit=3, readers=["collect.only_success"]), 12)  # what reads it counts the unknown
+    with pytest.raises(ValueError, match="success_key would do nothing"):
+        EnvSettings(success_key="success")
+
+
+@pytest.mark.parametrize(
+    ("reports", "expected"),
+    [
+        ("always", {"success": 1.0, "success_at_end": 1.0, "success_known": 4.0}),
+        ("end", {"success": 1.0, "success_at_end": 1.0, "success_known": 4.0}),
+        ("never", {"success_known": 0.0}),
+        ("every other", {"success": 1.0, "success_at_end": 1.0, "success_known": 2.0}),
+    ],
+)
+def test_an_evaluation_gives_shares_over_known_episodes_and_their_count(reports, expected):
+    world = corridor(reports)
+    found = evaluate_policy(world, Forward(), episodes=4)
+    world.close()
+    assert {k: v for k, v in found.items() if "success" in k} == expected
+    assert found["episodes"] == 4.0
+
+
+class Kept(list):
+    """Takes the place of a writer."""
+
+    add = list.append
+
+
+@pytest.mark.parametrize(
+    ("reports", "rows", "outcomes"),
+    [
+        ("always", [True] * 4, [True] * 4),
+        ("end", [False] * 4, [True] * 4),
+        ("won", [False] * 4, [True] * 4),
+        ("never", [False] * 4, [None] * 4),
+        ("every other", [True, True, False, False], [True, True, None, None]),
+    ],
+)
+def test_recorded_episodes_say_what_is_known_of_them(reports, rows, outcomes):
+    world, kept = corridor(reports), Kept()
+    evaluate_policy(world, Forward(), episodes=4, recorder=Recorder(world, kept, keep_fail=0.0))
+    world.close()
+    assert [episode.outcome for episode in kept] == outcomes
+    assert [episode.success is not None for episode in kept] == rows
