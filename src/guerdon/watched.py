@@ -27,7 +27,7 @@ class DiedError(Exception):
 
 
 class Watched:
-    """One process, and the pipes to it. It says `{"ready": true}` once it can work.
+    """One process, and the pipes to it. It says `{"ready": true}` once it can work, or `{"error": why}`.
 
     Args:
         command: what to run.
@@ -77,7 +77,8 @@ class Watched:
             ready = None
         if ready is None or "ready" not in ready:
             self.kill()
-            raise MissingDependencyError(f"the {what} does not start; try it: {' '.join(command)}")
+            why = f" ({ready['error']})" if ready and "error" in ready else ""
+            raise MissingDependencyError(f"the {what} does not start{why}; try it: {' '.join(command)}")
 
     def ask(self, request: Mapping[str, Any], timeout: float, *, files: Sequence[int] = ()) -> dict[str, Any] | None:
         """The process's reply, or None where the time ran out: then it must be killed.

@@ -16,6 +16,7 @@ from guerdon.worlds.prompts import Prompt
 from guerdon.worlds.verifier import Verifier
 
 Same = Callable[[str, str], bool]
+_NO_QUESTION = ({"role": "user", "content": ""},)
 
 
 def same_number_or_text(left: str, right: str) -> bool:
@@ -36,7 +37,7 @@ def same_by(verifier: Verifier) -> Same:
             return True
 
         def equal(gold: str, answer: str) -> bool:
-            prompt = Prompt(id="answers", messages=(), ground_truth=gold, data_source="answers")
+            prompt = Prompt(id="answers", messages=_NO_QUESTION, ground_truth=gold, data_source="answers")
             return verifier.check(rf"\boxed{{{answer}}}", prompt).correct is True
 
         return equal(left, right) or equal(right, left)

@@ -94,7 +94,7 @@ def _tried(
 def _row(prompt: Prompt, outcomes: Sequence[float | Failure], settings: MiningSettings) -> dict[str, Any]:
     """Fail rate of a question; null where no answer could be checked."""
     known = [v for v in outcomes if not isinstance(v, Failure)]
-    fails = sum(v == 0.0 for v in known)
+    fails = sum(v < 1.0 for v in known)
     rate = fails / len(known) if known else None
     low, high = wilson_bounds(fails, len(known)) if known else (None, None)
     kept = rate is not None and settings.min_fail_rate <= rate <= settings.max_fail_rate

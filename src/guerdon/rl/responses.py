@@ -54,7 +54,7 @@ class Responses:
         prompts: of each row.
         texts: of each row.
         groups_B: int64.
-        outcomes_B: float32, 1 right, 0 wrong or unknown.
+        outcomes_B: float32, 1 right, 0 wrong or unknown; of a program, the share of its tests that it passes.
         failures: row to why its outcome is unknown.
         tokenizer: of the policy that wrote.
     """
@@ -77,6 +77,11 @@ class Responses:
         known = np.ones(len(self), dtype=np.bool_)
         known[list(self.failures)] = False
         return known
+
+    @property
+    def right_B(self) -> BoolArray:
+        """(B,) bool, whether the response is known to be right, a program in all of its tests."""
+        return np.asarray(self.known_B & (self.outcomes_B >= 1))
 
     @cached_property
     def char_ends(self) -> tuple[IntArray, ...]:

@@ -52,7 +52,7 @@ def evaluate_text(
         "episodes": float(len(prompts)),
         "success_known": float(known.sum()),
     }
-    return {"success": float(answered.outcomes_B[known].mean()), **found} if known.any() else found
+    return {"success": float(answered.right_B[known].mean()), **found} if known.any() else found
 
 
 def film_text(side: TextSide, path: Path, step: int) -> None:
@@ -85,7 +85,7 @@ def film_text(side: TextSide, path: Path, step: int) -> None:
                     for n, s in rewards.items()
                     if i not in s.failures
                 },
-                "outcome": None if i in answered.failures else bool(answered.outcomes_B[i] > 0.5),
+                "outcome": None if i in answered.failures else bool(answered.right_B[i]),
                 "judged": {n: one for n, s in rewards.items() if (one := _judged(s, i)) is not None},
                 "step_ends": None if steps is None else [int(e) for e in steps[i][0]],
                 "steps_true": None if steps is None else [bool(c) for c in steps[i][1]],

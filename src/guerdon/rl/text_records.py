@@ -51,7 +51,7 @@ def rollout_of(answered: Responses, streams: Mapping[str, Stream]) -> Rollout:
     shape = batch.mask_B_T.shape
     before = np.zeros(shape, dtype=np.int64)
     before[:, 1:] = batch.responses_B_T[:, :-1]
-    right = (answered.outcomes_B > 0.5) & answered.known_B
+    right = answered.right_B
     return Rollout(
         observations=before,
         actions=batch.responses_B_T.astype(np.float32),

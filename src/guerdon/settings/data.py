@@ -117,6 +117,7 @@ _CHECKING = {
     "math": {"unparsable", "verifier_timeout", "verifier_workers", "verifier_tolerance"},
     "numeric": {"unparsable", "verifier_tolerance"},
     "exact": {"unparsable"},
+    "code": {"unparsable", "verifier_timeout", "verifier_workers"},
 }
 
 
@@ -160,12 +161,15 @@ class DataSettings(Settings):
         "resample",
         description="too few prompts survive the filters: draw more, fill up with rejected ones, use fewer, or stop",
     )
-    verifier: Literal["auto", "math", "numeric", "exact"] = Field(
+    verifier: Literal["auto", "math", "numeric", "exact", "code"] = Field(
         "auto",
-        description="who compares answers; auto: GSM8K numerically, others by math (generated ones check themselves)",
+        description="who compares answers; auto: programs by their tests, GSM8K numerically, others by math (generated "
+        "ones check themselves)",
     )
-    verifier_timeout: float = Field(10.0, gt=0, description="seconds of wall-clock per answer (math)")
-    verifier_workers: int = Field(2, ge=1, description="processes that compare answers (math)")
+    verifier_timeout: float = Field(
+        10.0, gt=0, description="seconds of wall-clock per answer (math), of computing time per test (code)"
+    )
+    verifier_workers: int = Field(2, ge=1, description="processes that compare answers (math) or run programs (code)")
     verifier_tolerance: float = Field(
         0.0, ge=0, lt=1, description="relative difference at which two numbers count as equal (math, numeric)"
     )

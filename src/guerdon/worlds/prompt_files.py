@@ -18,6 +18,7 @@ from guerdon.episodes.row_files import good_rows
 from guerdon.errors import DataError, MissingDependencyError, boundary
 from guerdon.settings.data import DataSettings
 from guerdon.worlds.answers import final_answer, last_boxed
+from guerdon.worlds.code_tests import check_isolation, is_code, read_tests
 from guerdon.worlds.prompts import (
     Message,
     Prompt,
@@ -53,11 +54,36 @@ def load_prompts(settings: DataSettings) -> tuple[tuple[Prompt, ...], tuple[Prom
         else:
             validation = separate
     check_contamination(train, validation)
+    _check_code_rows(settings, (*train, *validation))
     train, validation = (
         tuple(replace(p, messages=insert_system_prompt(p.messages, settings.system_prompt)) for p in prompts)
         for prompts in (train, validation)
     )
     return train, validation
+
+
+def _check_code_rows(settings: DataSettings, prompts: tuple[Prompt, ...]) -> None:
+    """Refuse programming tasks that would not be judged by their tests.
+
+    Raises:
+        DataError: the settings name another verifier, or the tests of a row cannot be read.
+        MissingDependencyError: programs cannot be run in isolation on this machine.
+    """
+    rows = [prompt for prompt in prompts if is_code(prompt.ability, prompt.ground_truth)]
+    if settings.verifier == "code":
+        rows = list(prompts)
+    elif rows and settings.verifier != "auto":
+        raise DataError(
+            f"{len(rows)} rows are programming tasks, the first is {rows[0].id}: {rows[0].question[:80]!r}; "
+            f"data.verifier {settings.verifier} cannot judge them: remove it, or leave them out"
+        )
+    for prompt in rows:
+        try:
+            read_tests(prompt.ground_truth)
+        except DataError as error:
+            raise DataError(f"row {prompt.id} is a programming task, but {error}; leave it out") from error
+    if rows:
+        check_isolation()
 
 
 def _sources(settings: DataSettings) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...] | None]:

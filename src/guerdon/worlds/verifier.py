@@ -1,7 +1,8 @@
 """Is this response right? A verdict, or the reason why there is none; never a made-up 0.
 
-Three ways to compare with the true answer: `math` (symbolically, in processes that a clock watches), `numeric`
-(exact fractions, nothing is evaluated) and `exact` (normalised strings). Generated problems check themselves: no
+Four ways to compare with the true answer: `math` (as numbers, else symbolically, in processes that a clock watches),
+`numeric` (exact fractions), `exact` (normalised strings) and `code` (a program is run on tests, in isolation; its
+outcome is the share that it passes). Generated problems check themselves: no
 answer there is a wrong answer, because the format is part of the task, so their verdict is always `equal` or
 `different`. Elsewhere a response without a readable answer is `answer_unparsable`, a failed measurement, unless the
 caller declares it wrong. This module does not know models, groups of rollouts or advantages.
@@ -13,20 +14,23 @@ caller declares it wrong. This module does not know models, groups of rollouts o
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
+from guerdon.errors import DataError
 from guerdon.settings.data import DataSettings
 from guerdon.types import Failure
-from guerdon.worlds.answers import final_answer, normalized, numbers_of, same_number
+from guerdon.worlds.answers import final_answer, normalized, numbers_of, prose, same_number, typographic
+from guerdon.worlds.code_tests import Sandbox, check_isolation, is_code, program_of, read_tests, run_tests
 from guerdon.worlds.prompts import Prompt
 from guerdon.worlds.reasoning import is_generated, step_truth
 from guerdon.worlds.verifier_pool import MathPool, Verdict
 
-Kind = Literal["auto", "math", "numeric", "exact"]
+Kind = Literal["auto", "math", "numeric", "exact", "code"]
 
 
 @dataclass(frozen=True)
@@ -37,11 +41,13 @@ class Judgement:
         verdict: `equal` and `different` are measurements, the others say why there is none.
         answer: what the response states as its answer.
         detail: one line for a person.
+        passed: of a program, the share of its tests; `equal` is all of them.
     """
 
     verdict: Verdict
     answer: str | None = None
     detail: str = ""
+    passed: float | None = None
 
     @property
     def correct(self) -> bool | None:
@@ -55,7 +61,7 @@ class Judgement:
 
 
 def outcome(judgement: Judgement, unparsable: Literal["failure", "wrong"] = "failure") -> float | Failure:
-    """The outcome reward: 1, 0, or the failure.
+    """The outcome reward: 1, 0, for a program the share of tests that it passes, or the failure.
 
     Args:
         judgement: a verifier's.
@@ -64,17 +70,17 @@ def outcome(judgement: Judgement, unparsable: Literal["failure", "wrong"] = "fai
     """
     if judgement.verdict == "answer_unparsable" and unparsable == "wrong":
         return 0.0
-    return judgement.failure or float(judgement.verdict == "equal")
+    return judgement.failure or (float(judgement.verdict == "equal") if judgement.passed is None else judgement.passed)
 
 
 class Verifier:
     """Checks responses against the true answers of their prompts. Usable from any thread.
 
     Args:
-        kind: who compares; `auto` lets generated problems check themselves, compares answers of GSM8K as numbers and
-            all others by math.
-        timeout: seconds of wall-clock per answer (math).
-        workers: processes (math), started when the first answer needs one.
+        kind: who compares; `auto` lets generated problems check themselves, runs the tests of programming tasks,
+            compares answers of GSM8K as numbers and all others by math.
+        timeout: seconds of wall-clock per answer (math), of computing time per test (code).
+        workers: processes at a time (math, code), started when the first answer needs one.
         tolerance: relative difference at which two numbers count as equal (math, numeric).
         command: what a process runs, see `MathPool`.
     """
@@ -97,6 +103,8 @@ class Verifier:
         self._pool: MathPool | None = None
         if kind == "math":
             self._started()  # what is missing should be said before the first rollout
+        if kind == "code":
+            check_isolation()
 
     def check(self, response: str, prompt: Prompt) -> Judgement:
         """Judge one response.
@@ -112,34 +120,49 @@ class Verifier:
         if kind == "exact":
             return check_exact(response, prompt.ground_truth)
         if kind == "numeric":
-            return check_numeric(response, prompt.ground_truth, self.tolerance)
-        return self._check_math(response, prompt.ground_truth)
+            return check_numeric(response, prompt.ground_truth, self.tolerance, prompt.question)
+        if kind == "code":
+            return check_code(response, prompt.ground_truth, self._timeout)
+        return self._check_math(response, prompt)
 
     def check_batch(self, responses: Sequence[str], prompts: Sequence[Prompt]) -> list[Judgement]:
         """Judge B responses, each against its own prompt; in order."""
         pairs = list(zip(responses, prompts, strict=True))
-        slow = [i for i, (_, prompt) in enumerate(pairs) if self.kind_for(prompt) == "math"]
+        slow = [i for i, (_, prompt) in enumerate(pairs) if self.kind_for(prompt) in ("math", "code")]
         late: dict[int, Judgement] = {}
         if slow:
             with ThreadPoolExecutor(self.workers) as threads:
                 late = dict(zip(slow, threads.map(lambda i: self.check(*pairs[i]), slow), strict=True))
         return [late[i] if i in late else self.check(*pair) for i, pair in enumerate(pairs)]
 
-    def kind_for(self, prompt: Prompt) -> Literal["generated", "math", "numeric", "exact"]:
+    def kind_for(self, prompt: Prompt) -> Literal["generated", "math", "numeric", "exact", "code"]:
         """Who compares the answers to this prompt."""
         if self.kind != "auto":
             return self.kind
         if is_generated(prompt):
             return "generated"
+        if is_code(prompt.ability, prompt.ground_truth):
+            return "code"
         return "numeric" if "gsm8k" in prompt.data_source.lower() else "math"
 
-    def _check_math(self, response: str, ground_truth: str) -> Judgement:
-        gold, answer = final_answer(ground_truth) or ground_truth.strip(), final_answer(response)
+    def _check_math(self, response: str, prompt: Prompt) -> Judgement:
+        gold, answer = final_answer(prompt.ground_truth) or prompt.ground_truth.strip(), final_answer(response)
         if not gold:
             return Judgement("gold_unparsable", answer, "the true answer is empty")
         if answer is None:
             return Judgement("answer_unparsable", None, "no final answer in the response")
-        verdict, detail = self._started().compare(gold, answer)
+        same = same_number(gold, answer, self.tolerance, prompt.question)
+        if same is not None:
+            return Judgement("equal" if same else "different", answer)
+        found = compare_words(gold, answer)
+        if found is not None:
+            return Judgement(found[0], answer, found[1])
+        sides = answer.split("=")
+        if len(sides) > 1 and not re.search("[A-Za-z]", _COMMAND.sub("", sides[0])):
+            verdict, _ = self._started().compare(typographic(sides[-1]), typographic(sides[0]))
+            if verdict != "equal":
+                return Judgement("answer_unparsable", answer, "the sides of its equation are not equal")
+        verdict, detail = self._started().compare(typographic(gold), typographic(answer))
         return Judgement(verdict, answer, detail)
 
     def _started(self) -> MathPool:
@@ -175,17 +198,77 @@ def check_exact(response: str, ground_truth: str) -> Judgement:
     return Judgement("equal" if stated == gold else "different", answer)
 
 
-def check_numeric(response: str, ground_truth: str, tolerance: float = 0.0) -> Judgement:
-    """Compare as exact fractions, or with a relative tolerance where one is declared."""
+def check_numeric(response: str, ground_truth: str, tolerance: float = 0.0, question: str = "") -> Judgement:
+    """Compare as exact fractions, or with a relative tolerance where one is declared (see `answers.numbers_of`).
+
+    Args:
+        response: of a model.
+        ground_truth: the true answer.
+        tolerance: relative difference at which two numbers count as equal.
+        question: whose words count as units.
+    """
     gold, answer = final_answer(ground_truth) or ground_truth.strip(), final_answer(response)
-    if not numbers_of(gold):
+    if not numbers_of(gold, question):
         return Judgement("gold_unparsable", answer, f"not a number: {gold[:80]!r}")
     if answer is None:
         return Judgement("answer_unparsable", None, "no final answer in the response")
-    same = same_number(gold, answer, tolerance)
+    same = same_number(gold, answer, tolerance, question)
     if same is None:
-        return Judgement("answer_unparsable", answer, f"not a number: {answer[:80]!r}")
+        return Judgement("answer_unparsable", answer, f"not a number in the unit of the true answer: {answer[:80]!r}")
     return Judgement("equal" if same else "different", answer)
+
+
+def check_code(response: str, ground_truth: str, cpu_seconds: float = 10.0) -> Judgement:
+    """Run the program in a response on the tests of its row, in isolation (see `code_tests.py`).
+
+    Args:
+        response: of a model; its last closed Python block is the program.
+        ground_truth: the tests.
+        cpu_seconds: per test.
+
+    Raises:
+        MissingDependencyError: programs cannot be isolated on this machine.
+    """
+    try:
+        tests = read_tests(ground_truth)
+    except DataError as error:
+        return Judgement("gold_unparsable", None, str(error))
+    program = program_of(response)
+    if program is None:
+        return Judgement("answer_unparsable", None, "no closed block of Python in the response")
+    with Sandbox() as sandbox:
+        passed = run_tests(tests, program, sandbox, cpu_seconds=cpu_seconds)
+    if passed is None:
+        return Judgement("timeout", program, "the process that runs the tests ended")
+    return Judgement("equal" if passed == 1 else "different", program, f"{passed:.0%} of {len(tests)} tests", passed)
+
+
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_SCALED = re.compile(r"[0-9.]\s*(?:\\text\s*\{\s*)?[kKmMbB]\b[.}\s]*")
+_MARK = re.compile(r"_|(?<=[0-9)}])['\"]")  # of a base, a derivative, feet: dropped by the parser of LaTeX
+
+
+def compare_words(gold: str, answer: str) -> tuple[Verdict, str] | None:
+    """The verdict where words decide, or None where the two are mathematics.
+
+    The parser of LaTeX reads words as products of their letters, or drops them: a true answer in words is compared
+    as a string, and where it has none, an answer with words (`not 5`, `5 thousand`) cannot be read.
+    """
+    true, stated = prose(gold), prose(answer)
+    if true:
+        if normalized(gold) == normalized(answer):
+            return "equal", ""
+        if stated and sorted(true.lower()) == sorted(stated.lower()):
+            return "answer_unparsable", "the same letters in another order: words, or products"
+        return "different", ""
+    if stated:
+        return "answer_unparsable", f"not mathematics: {stated[:80]!r}"
+    plain = typographic(answer)
+    if _MARK.search(plain) and not _MARK.search(typographic(gold)):
+        return "answer_unparsable", "a base, a derivative or feet, which the true answer does not have"
+    if numbers_of(gold) and _SCALED.search(plain):
+        return "answer_unparsable", "a letter behind a number: thousands, millions or a unit"
+    return None
 
 
 def verifier_from(settings: DataSettings) -> Verifier:
