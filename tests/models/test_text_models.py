@@ -10,7 +10,7 @@ import torch
 from tiny_text_policies import merging_policy, tiny_policy
 
 from guerdon.atomic import seal_folder, write_json
-from guerdon.episodes.solution_rows import to_training
+from guerdon.episodes.solution_rows import closed, to_training
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.models.implicit_text import ImplicitModel
@@ -18,6 +18,7 @@ from guerdon.models.judgement import Judge, JudgeOptions, Learns, judge
 from guerdon.models.outcome import OutcomeModel
 from guerdon.models.stepwise import StepwiseModel
 from guerdon.models.text_card import TextModelCard
+from guerdon.models.text_inputs import close_steps
 from guerdon.models.text_load import find_text_model, load_text_model
 from guerdon.models.verdict import FORM, VerdictModel, prefix_scores, prefix_text
 from guerdon.policies.text import TextPolicy, add_policy, reference
@@ -115,9 +116,10 @@ def test_the_contracts_are_kept(kind):
 def test_stepwise_is_the_head_on_the_hidden_state_at_each_steps_last_token():
     model = stepwise()
     for one, score in zip(EPISODES, model.score(EPISODES), strict=True):
+        texts = close_steps(one.texts, "\n")
         for k in range(len(one)):
             tokens = model.tokenizer.encode(
-                f"<|bos|><|user|>{one.task}<|assistant|>{''.join(one.texts[: k + 1])}", add_special_tokens=False
+                f"<|bos|><|user|>{one.task}<|assistant|>{''.join(texts[: k + 1])}", add_special_tokens=False
             )
             logit = model.head(hidden_states(model.policy, tokens)[-1]).item()
             assert score.steps[k] == pytest.approx(1 / (1 + math.exp(-logit)), abs=1e-6)
@@ -396,3 +398,37 @@ def test_learning_goes_on_after_loading_from_disk(tmp_path):
     assert [again.learn(lessons)["loss"] for _ in range(3)] == pytest.approx(
         [model.learn(lessons)["loss"] for _ in range(3)], abs=1e-6
     )
+
+
+def solutions_of(number, separator):
+    """Solutions of 1 to 6 steps, whose steps are joined by a separator."""
+    rng = np.random.default_rng(0)
+    found = []
+    for i in range(number):
+        numbers = rng.integers(0, 50, size=(int(rng.integers(1, 7)), 2)).tolist()
+        texts = [f"{a}+{b}={a + b}." + " So:\nnext" * (a % 2) for a, b in numbers]
+        found.append(episode(f"question {i}", *closed(texts, separator, None)))
+    return found
+
+
+@pytest.mark.parametrize("trained", ["\n", "\n\n"])
+@pytest.mark.parametrize("build", [stepwise, outcome, verdict, implicit])
+def test_the_blank_lines_between_steps_do_not_move_scores(build, trained):
+    model = build()
+    model.card = replace(model.card, separator=trained)
+    ways = [model.score(solutions_of(100, joined)) for joined in ("\n", "\n\n", " \n", "")]
+    assert all(score.failure is None for score in ways[0])
+    for other in ways[1:]:
+        for one, two in zip(ways[0], other, strict=True):
+            assert one.total == two.total
+            assert (one.steps is None) == (two.steps is None)
+            assert one.steps is None or np.array_equal(one.steps, two.steps)
+    assert len({score.steps[0] if score.steps is not None else score.total for score in ways[0]}) > 50
+
+
+def test_only_line_breaks_between_steps_are_closed():
+    assert close_steps(("a\n\n", "b", "c"), "\n") == ("a\n", "b\n", "c")
+    assert close_steps(("a\n", "b \n\n\n"), "\n\n") == ("a\n\n", "b\n\n")  # a prefix reads as the whole does
+    assert close_steps(("So. ", "b\n", "", "\n", "d"), "\n\n") == ("So. ", "b\n\n", "", "\n\n", "d")
+    for separator in ("", ";", " "):
+        assert close_steps(("a\n\n", "b;", "c"), separator) == ("a\n\n", "b;", "c")

@@ -74,7 +74,7 @@ class ImplicitModel(TextRewardModel):
         self._origin = origin_of(self._weights(), card)
         self._optimizer: torch.optim.AdamW | None = None
 
-    def read(self, question: str, steps: Sequence[str]) -> Reading:
+    def _read(self, question: str, steps: Sequence[str]) -> Reading:
         """The chat form."""
         return read_steps(self.tokenizer, question, steps)
 

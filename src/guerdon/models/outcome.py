@@ -28,7 +28,7 @@ class OutcomeModel(TextRewardModel):
 
     per_step = False
 
-    def read(self, question: str, steps: Sequence[str]) -> Reading:
+    def _read(self, question: str, steps: Sequence[str]) -> Reading:
         """The chat form with the end-of-sequence token, where the score is read."""
         return read_steps(self.tokenizer, question, steps, closed=True)
 

@@ -22,7 +22,7 @@ from guerdon.models.text_model import TextRewardModel
 class StepwiseModel(TextRewardModel):
     """A probability per step."""
 
-    def read(self, question: str, steps: Sequence[str]) -> Reading:
+    def _read(self, question: str, steps: Sequence[str]) -> Reading:
         """The chat form."""
         return read_steps(self.tokenizer, question, steps)
 

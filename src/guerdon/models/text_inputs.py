@@ -56,6 +56,27 @@ class Reading:
         return np.asarray(np.diff(self.ends_S, prepend=self.start - 1) > 0)
 
 
+def close_steps(steps: Sequence[str], separator: str) -> tuple[str, ...]:
+    """Steps that end in line breaks with these line breaks; others as they are.
+
+    Data sets join steps by one line break or by two, and a model that was trained on one of them gives other values
+    for the other. What follows a step does not change how it ends, but for the last step, which may be open.
+
+    Args:
+        steps: the text in pieces.
+        separator: what ended the steps that a model was trained on; nothing happens where it is no line break.
+    """
+    if separator.strip() or "\n" not in separator:
+        return tuple(steps)
+    found = []
+    for k, step in enumerate(steps):
+        body = step.rstrip()
+        blanks = step[len(body) :]
+        ends = "\n" in blanks or (bool(body) and not blanks and k < len(steps) - 1)
+        found.append(body + separator if ends else step)
+    return tuple(found)
+
+
 def read_steps(tokenizer: Any, question: str, steps: Sequence[str], *, closed: bool = False) -> Reading:
     """A solution in the chat form: the question as the user's turn, the steps as the assistant's.
 

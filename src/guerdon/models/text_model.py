@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from guerdon.errors import CheckpointError, ConfigError, DataError
 from guerdon.models.judgement import Judgement, JudgeOptions
 from guerdon.models.text_card import TextModelCard, new_head, write_folder
-from guerdon.models.text_inputs import Reading, buckets
+from guerdon.models.text_inputs import Reading, buckets, close_steps
 from guerdon.policies.text import TextPolicy
 from guerdon.types import Episode, Failure, RewardInfo, Score
 
@@ -64,12 +64,8 @@ class TextRewardModel(ABC):
     # what a kind says
 
     @abstractmethod
-    def read(self, question: str, steps: Sequence[str]) -> Reading:
-        """A solution as this model reads it.
-
-        Raises:
-            DataError: a character the tokenizer does not know.
-        """
+    def _read(self, question: str, steps: Sequence[str]) -> Reading:
+        """A solution as this kind reads it, its steps closed as in training."""
 
     @abstractmethod
     def logits(self, readings: Sequence[Reading]) -> Tensor:
@@ -84,6 +80,14 @@ class TextRewardModel(ABC):
         return np.asarray(torch.sigmoid(torch.from_numpy(logits)).numpy())
 
     # what all kinds do
+
+    def read(self, question: str, steps: Sequence[str]) -> Reading:
+        """A solution as this model reads it; line breaks between steps are those that it was trained with.
+
+        Raises:
+            DataError: a character the tokenizer does not know.
+        """
+        return self._read(question, close_steps(steps, self.card.separator))
 
     @property
     def info(self) -> RewardInfo:

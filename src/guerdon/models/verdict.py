@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from guerdon.episodes.solution_rows import TARGETS
 from guerdon.errors import ConfigError
 from guerdon.models.text_card import TextModelCard
-from guerdon.models.text_inputs import Reading, buckets, hidden_at, hidden_of
+from guerdon.models.text_inputs import Reading, buckets, close_steps, hidden_at, hidden_of
 from guerdon.models.text_model import TextRewardModel
 from guerdon.policies.packing import Layout
 from guerdon.policies.text import TextPolicy
@@ -57,7 +57,7 @@ class VerdictModel(TextRewardModel):
         if self.verdicts[0] == self.verdicts[1]:
             raise ConfigError("this tokenizer begins both verdicts with the same token; take type: stepwise")
 
-    def read(self, question: str, steps: Sequence[str]) -> Reading:
+    def _read(self, question: str, steps: Sequence[str]) -> Reading:
         """Question and steps in the seed's form; a step ends with the last token that is not blank."""
         return _reading(self.tokenizer, question, steps, len(self.tail))
 
@@ -126,7 +126,7 @@ def prefix_scores(model: VerdictModel, episodes: Sequence[Episode], *, pieces: b
     prefixes: list[Reading] = []
     for episode in episodes:
         for k in range(len(episode.texts or ())):
-            steps = (episode.texts or ())[: k + 1]
+            steps = close_steps(episode.texts or (), model.card.separator)[: k + 1]
             if pieces:
                 whole = _reading(model.tokenizer, episode.task, steps, 0)
                 ids = np.concatenate([whole.ids[: whole.ends_S[-1] + 1], model.tail])
