@@ -209,10 +209,10 @@ def test_a_foreign_record_is_cut_where_its_steps_stand():
 def test_prm800k_ratings_and_choices():
     found = solution_from_row(PRM800K, "p:1", "p-0")
     assert found.steps == ("good\n", "neutral\n", "by hand\n", "wrong")
-    assert found.labels == (1.0, 1.0, None, 0.0)
-    assert found.meta["ratings"] == [1, 0, None, -1]
+    assert found.labels == (1.0, 1.0, 1.0, 0.0)  # what a person wrote to go on from is right
+    assert found.meta["ratings"] == [1, 0, 1, -1]
     assert (found.meta["finish_reason"], found.answer, found.ground_truth) == ("found_error", "3", "2")
-    assert [s["completions"][0]["rating"] for s in to_prm800k(found)["label"]["steps"]] == [1, 0, None, -1]
+    assert [s["completions"][0]["rating"] for s in to_prm800k(found)["label"]["steps"]] == [1, 0, 1, -1]
     assert again(found, "prm800k") == found
 
 

@@ -1,16 +1,17 @@
 """All of `evaluate_text` at its smallest, from files and from generated problems, to a folder."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from text_models import Scripted, exact, noisy
 
+from guerdon.episodes.published import published_solutions, rows_by_split
 from guerdon.episodes.solution_files import write_solutions
 from guerdon.errors import DataError
 from guerdon.evaluate.generated_bench import generated_bench, right_and_wrong
-from guerdon.evaluate.published import published_solutions, rows_by_split
 from guerdon.evaluate.run_text import attacks_that_fooled, evaluate_text, segmentation
 from guerdon.settings.data import ChainSettings, SwapSettings
 from guerdon.settings.evaluate_text import EvaluateTextSettings
@@ -84,7 +85,7 @@ def test_published_files_are_subsets_by_their_names(tmp_path):
         bare = [replace(s, id=f"{name}-{s.id}", meta={}) for s in bench]
         write_solutions(tmp_path / f"{name}.jsonl", bare, "process_bench")
     files = (str(tmp_path / "gsm8k.jsonl"), str(tmp_path / "math.jsonl"))
-    assert {s.meta["subset"] for s in published_solutions(files)} == {"gsm8k", "math"}
+    assert {s.meta["subset"] for s in published_solutions(files, Counter())} == {"gsm8k", "math"}
     model = Scripted(lambda e: np.linspace(0.9, 0.3, len(e.texts)))
     record = evaluate_text(model, settings(process_bench=files, tune_on="gsm8k"), tmp_path / "out")
     assert record["process_bench"]["process_bench"]["threshold_source"] == "best F1 on gsm8k"

@@ -9,6 +9,7 @@ from text_lessons import TINY, sums
 from typer.testing import CliRunner
 
 from guerdon.cli import app
+from guerdon.episodes.solution_files import write_solutions
 from guerdon.labels.card import write_data_set
 from guerdon.models.text_load import load_text_model
 from guerdon.settings.label import LabelSettings
@@ -86,3 +87,16 @@ def test_the_guides_flag_names_the_model_to_start_from(call, tmp_path):
     status, said = call("--only", "prm", "--sft_model", str(tmp_path / "nowhere"))
     assert status != 0
     assert str(tmp_path / "nowhere") in said
+
+
+def test_prm800k_and_a_folder_of_parquet_are_trained_on(call, tmp_path):
+    rows = [json.loads(line) for line in
+            write_solutions(tmp_path / "rows.jsonl", sums(), "prm800k").path.read_text().splitlines()]  # fmt: skip
+    bad = {"question": {"problem": "0"}, "label": {"finish_reason": "bad_problem", "steps": []}}
+    (tmp_path / "prm800k.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [bad, *rows[:20], bad]))
+    write_solutions(tmp_path / "parquet" / "train.parquet", sums(), "trl")
+    for name, dropped in (("prm800k.jsonl", {"bad_problem": 2}), ("parquet", {})):
+        status, said = call("--only", "prm", f"train.prm.data_path={tmp_path / name}")
+        assert status == 0, said
+        assert json.loads((tmp_path / "prm" / "metrics.json").read_text())["rows_left_out"] == dropped
+        assert ("left out rows without a rated step: 2 bad_problem" in said) == bool(dropped)

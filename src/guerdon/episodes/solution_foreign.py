@@ -14,7 +14,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any
 
-from guerdon.episodes.solution_rows import CannotSayError, Fields, bodies, closed, cut, own_keys
+from guerdon.episodes.solution_rows import CannotSayError, Fields, NothingToReadError, bodies, closed, cut, own_keys
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 
@@ -79,11 +79,12 @@ def from_prm800k(row: Any, where: str, name: str) -> Solution:
     """A row of PRM800K as the solution that its labeller followed.
 
     Of the completions of a step the chosen one counts, else the one that a person wrote, else the first rated -1,
-    else the first; the others are left out. Ratings 1 and 0 are right, -1 is wrong, null is unknown; `meta` keeps
-    them, and `finish_reason`.
+    else the first; the others are left out. Ratings 1 and 0 are right, -1 is wrong, null is unknown, but that of a
+    completion that a person wrote to go on from, which is right; `meta` keeps them, and `finish_reason`.
 
     Raises:
-        DataError: the row cannot be understood, or has no step (a `bad_problem`, for instance).
+        NothingToReadError: no step is rated (a `bad_problem`, for instance).
+        DataError: the row cannot be understood.
     """
     fields = Fields(row, where)
     question = Fields(row.get("question"), f"{where}: question")
@@ -96,7 +97,7 @@ def from_prm800k(row: Any, where: str, name: str) -> Solution:
         for k, step in enumerate(label.get("steps", (list, tuple), "a list of steps"))
     ]
     if not picked:
-        raise DataError(f"{where}: no step is rated (finish_reason {finish})")
+        raise NothingToReadError(where, finish or "no_step", f"no step is rated (finish_reason {finish})")
     rest, separator = fields.texts("rest", ()), fields.text("separator", "\n")
     texts = [text for text, _ in picked] + list(rest)
     ratings = [rating for _, rating in picked]
@@ -123,11 +124,13 @@ def _followed(step: Fields) -> tuple[str, int | None]:
         picked = completions[chosen]
     elif step.row.get("human_completion") is not None:
         human = step.row["human_completion"]
-        picked = {"rating": 1, **human} if isinstance(human, dict) else {"text": human, "rating": 1}
+        picked = dict(human) if isinstance(human, dict) else {"text": human}
+        if picked.get("rating") is None:  # PRM800K rates no completion that a person wrote as the right one
+            picked["rating"] = 1
     elif completions:
         picked = next((c for c in completions if isinstance(c, dict) and c.get("rating") == -1), completions[0])
     else:
-        raise DataError(f"{step.where}: neither a completion nor a human_completion")
+        raise NothingToReadError(step.where, "no_completion", "neither a completion nor a human_completion")
     fields = Fields(picked, step.where)
     rating = fields.get("rating", int, "-1, 0, 1 or null", None)
     if rating not in _LABEL_OF_RATING:

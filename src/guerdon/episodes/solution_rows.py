@@ -37,6 +37,18 @@ class CannotSayError(DataError):
         self.reason = reason
 
 
+class NothingToReadError(DataError):
+    """A row is as its format has it, and says nothing about any step.
+
+    Attributes:
+        reason: a short stable word to count by.
+    """
+
+    def __init__(self, where: str, reason: str, detail: str) -> None:
+        super().__init__(f"{where}: {detail}")
+        self.reason = reason
+
+
 class Fields:
     """Reads the keys of a row; every error says where the row stands.
 

@@ -10,6 +10,7 @@ does not know how models were trained or what they are; the caller sees to it th
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from guerdon.atomic import write_json, write_text
+from guerdon.episodes.published import published_solutions, rows_by_split
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.evaluate import pictures, text_pictures
@@ -30,7 +32,6 @@ from guerdon.evaluate.metrics import Table, classification_metrics
 from guerdon.evaluate.pairs import choices_from_rows, reward_bench, reward_bench_2
 from guerdon.evaluate.prm_bench import category_of, prm_bench
 from guerdon.evaluate.process_bench import process_bench
-from guerdon.evaluate.published import published_solutions, rows_by_split
 from guerdon.evaluate.scoring import failure_counts
 from guerdon.evaluate.seen import seen_in_training, warnings_of
 from guerdon.evaluate.steps import calibration, first_errors, step_metrics, step_table, true_first_error
@@ -89,11 +90,11 @@ def evaluate_text(
             number = -(-settings.attacks.questions // len(g.families))
             material += right_and_wrong(g.families, number, g.seed, taken=taken)
     if settings.process_bench:
-        asked["process_bench"] = solutions = published_solutions(settings.process_bench)
+        asked["process_bench"] = solutions = _published(settings.process_bench)
         record["process_bench"] = _first_errors(model, solutions, settings, "process_bench", drawn)
         material += solutions
     if settings.prm_bench is not None:
-        solutions = [s for s in published_solutions([settings.prm_bench]) if category_of(s) is not None]
+        solutions = [s for s in _published([settings.prm_bench]) if category_of(s) is not None]
         asked["prm_bench"] = solutions
         scores = _scores(model, solutions, settings, "PRMBench")
         record["prm_bench"] = prm_bench(solutions, scores, reps=settings.reps, seed=settings.seed).to_dict()
@@ -101,7 +102,7 @@ def evaluate_text(
         record["pairs"], asked["pairs"] = _pairs(model, settings.pairs, settings)
     if settings.best_of_n is not None:
         b = settings.best_of_n
-        solutions = list(samples) if b.samples is None else published_solutions([b.samples])
+        solutions = list(samples) if b.samples is None else _published([b.samples])
         asked["best_of_n"] = solutions
         if any(true_first_error(s) is not None for s in solutions):
             record["samples"] = _first_errors(model, _distinct(solutions), settings, "samples", drawn)
@@ -130,6 +131,15 @@ def evaluate_text(
     write_text(folder / "evaluation.txt", text_of(record))
     write_json(folder / RECORD, record)
     return record
+
+
+def _published(sources: Sequence[str]) -> list[Solution]:
+    """Solutions of files, folders and hub data sets; how many rows say nothing about any step is said."""
+    left_out: Counter[str] = Counter()
+    solutions = published_solutions(sources, left_out)
+    for reason, n in sorted(left_out.items()):
+        Narrator(1).say(f"{', '.join(sources)}: left out {n} rows without a rated step ({reason})")
+    return solutions
 
 
 def attacks_that_fooled(folder: Path) -> list[str] | None:

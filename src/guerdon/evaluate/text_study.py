@@ -9,6 +9,7 @@ module does not know how models were trained, only where they lie and which ques
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from guerdon.episodes.solution_files import read_solutions
+from guerdon.episodes.published import published_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.evaluate.run_text import evaluate_text
@@ -170,7 +171,7 @@ def labelled_questions(study: Study, name: str) -> frozenset[str]:
         DataError: a file of labelled solutions cannot be read.
     """
     settings, label = study.train[name], study.label
-    paths = [Path(path) for path in settings.data_paths]
+    paths = settings.data_paths
     if not paths and label is not None:
-        paths = [Path(label.save_dir) / label.dataset]
-    return frozenset(solution.question for path in paths for solution in read_solutions(path))
+        paths = (str(Path(label.save_dir) / label.dataset),)
+    return frozenset(solution.question for solution in published_solutions(paths, Counter()))

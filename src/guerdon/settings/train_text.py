@@ -22,8 +22,8 @@ class _TextTrainSettings(Settings):
 
     data_path: str | tuple[str, ...] | None = Field(
         None,
-        description="files or folders of solutions, in any format that is read; null: what the study's `label` section "
-        "writes",
+        description="solutions in any format that is read: files, folders of files, folders that `datasets` saved, hub "
+        "ids; null: what the study's `label` section writes",
     )
     save_dir: str = Field(
         description="receives `final_checkpoint/`, `checkpoint-N/` and metrics; below `method{X}_{HE|SE}/` where the "

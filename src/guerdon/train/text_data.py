@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from guerdon.episodes.solution_files import RECORDS, read_solutions
+from guerdon.episodes.published import published_solutions
+from guerdon.episodes.solution_files import RECORDS
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.labels.card import CARD
@@ -42,12 +43,14 @@ class TextData:
         method: of the folders they come from, where all agree; else None.
         reward: `HE` or `SE`, likewise.
         labelers: who labelled them, by the folders' cards.
+        left_out: rows that say nothing about any step, by reason.
     """
 
     solutions: tuple[Solution, ...]
     method: int | None
     reward: str | None
     labelers: tuple[str, ...]
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def folder(self) -> str | None:
@@ -116,19 +119,20 @@ def data_paths(settings: TextTrainSettings, label: LabelSettings | None) -> tupl
 
 
 def read_data(settings: TextTrainSettings, label: LabelSettings | None) -> TextData:
-    """The solutions that the settings name.
+    """The solutions that the settings name: files or folders in any format that is read, and hub ids.
 
     Raises:
         ConfigError: nothing says where they are.
         DataError: they cannot be read.
     """
-    paths = [Path(p) for p in data_paths(settings, label)]
-    solutions = tuple(s for path in paths for s in read_solutions(path))
-    cards = [_card(path) for path in paths]
+    paths = data_paths(settings, label)
+    left_out: Counter[str] = Counter()
+    solutions = tuple(published_solutions(paths, left_out))
+    cards = [_card(Path(path)) for path in paths]
     kinds = {(card.get("method"), card.get("reward")) for card in cards}
     method, reward = kinds.pop() if len(kinds) == 1 else (None, None)
     labelers = tuple(sorted({str(card["labeler"]) for card in cards if card.get("labeler")}))
-    return TextData(solutions, method, reward, labelers)
+    return TextData(solutions, method, reward, labelers, dict(left_out))
 
 
 def split_questions(solutions: Sequence[Solution], val_split: float, seed: int) -> tuple[IntArray, IntArray]:

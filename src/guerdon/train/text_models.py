@@ -19,6 +19,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,7 +76,10 @@ def train_text_model(settings: TextTrainSettings, study: Study, *, resume: bool 
         ConfigError: resuming with other settings or data than the training started with.
         CheckpointError: the language model cannot be read.
     """
-    return fit_text_model(settings, study, read_data(settings, study.label), resume=resume)
+    data = read_data(settings, study.label)
+    if data.left_out:
+        Narrator(1).say(f"left out rows without a rated step: {_counted(data.left_out)}")
+    return fit_text_model(settings, study, data, resume=resume)
 
 
 def fit_text_model(
@@ -104,6 +108,9 @@ def fit_text_model(
         finished = _finished(folder, record) if resume else None
         if finished is not None:
             return TextTrainResult(folder, finished)
+        for what, lessons in (("to train on", train), ("held out", val)):
+            if lessons.counts:
+                Narrator(1).say(f"solutions {what}: {len(lessons)}; not used or cut: {_counted(lessons.counts)}")
         warning = one_class_warning(train, settings)
         if warning is not None:
             Narrator(1).say(f"WARNING: {warning}")
@@ -114,7 +121,7 @@ def fit_text_model(
                 shutil.rmtree(old, ignore_errors=True)
             write_json(folder / "training.json", record | {"finished": False})
         trainer.train(resume_from_checkpoint=None if resumed_from is None else str(resumed_from))
-        metrics = _metrics(trainer, train, val) | {"seconds": round(time.perf_counter() - started, 3)}
+        metrics = _metrics(trainer, train, val, data.left_out) | {"seconds": round(time.perf_counter() - started, 3)}
         metrics |= {} if warning is None else {"warnings": [warning]}
     if trainer.is_world_process_zero():
         model.write(folder / FINAL, training=_facts(settings, data, train, val, metrics))
@@ -166,7 +173,12 @@ def _finished(folder: Path, record: dict[str, Any]) -> dict[str, Any] | None:
     return metrics
 
 
-def _metrics(trainer: RewardTrainer, train: Lessons, val: Lessons) -> dict[str, Any]:
+def _counted(counts: Mapping[str, int]) -> str:
+    """Counts by reason, for a person."""
+    return ", ".join(f"{n} {reason}" for reason, n in sorted(counts.items()))
+
+
+def _metrics(trainer: RewardTrainer, train: Lessons, val: Lessons, rows: Mapping[str, int]) -> dict[str, Any]:
     history = trainer.state.log_history
     losses = [entry["loss"] for entry in history if "loss" in entry]
     held_out = trainer.quality() if len(val) else {"loss": None}
@@ -182,6 +194,7 @@ def _metrics(trainer: RewardTrainer, train: Lessons, val: Lessons) -> dict[str, 
         "val_questions": len(set(val.questions)),
         "labels": int(sum((w > 0).sum() for w in train.weights)),
         **dict(zip(("labels_right", "labels_wrong"), train.classes(), strict=True)),
+        "rows_left_out": dict(sorted(rows.items())),
         "left_out": dict(sorted(train.counts.items())),
         "val_left_out": dict(sorted(val.counts.items())),
     }
