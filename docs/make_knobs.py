@@ -144,7 +144,6 @@ its meaning |
 | change of a score | `use_rel_reward` (2) | `shaping: relative`; `use_rel_reward` is taken too |
 | where the reward server is | `endpoint` and what goes with it, in `env.train.reward_model` (2) | the same names, \
 under `model` (or `model.remote`) of a source with `model_type: remote` |
-| folders of debug images | `resnet_success/`, `resnet_fail/` (3) | `success/`, `fail/` |
 | pictures from the environment variable | `DEBUG_IMAGE_SAVE_DIR` (3) | the same name, where `debug_save_dir` is \
 not set |"""
 

@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from huggingface_hub import get_token
 from typer.main import get_command
 
 from guerdon import __version__, cli
+from guerdon.rl.run import run_folder
+from guerdon.settings.study import Study
 
 TINY = """\
 name: tiny
@@ -242,6 +245,60 @@ def test_a_run_says_what_it_wrote_and_guards_its_folder(call):
     assert call("run", "tiny.yaml", "--resume")[0] == 0  # nothing left to do
     assert Path("runs/one/metrics.jsonl").read_bytes() == before
     assert call("report", "runs/one")[:2] == (0, "report: runs/one/report.html\n")
+
+
+@pytest.mark.parametrize(
+    ("own", "file", "token"),
+    [
+        ({}, "ANTHROPIC_API_KEY=a\nHF_AUTH_TOKEN=hf_file\n", "hf_file"),
+        ({}, "export HF_TOKEN='hf_file'\n", "hf_file"),
+        ({"HF_AUTH_TOKEN": "hf_own"}, "HF_AUTH_TOKEN=hf_file\n", "hf_own"),
+        ({"HF_TOKEN": "hf_own"}, "HF_AUTH_TOKEN=hf_file\n", "hf_own"),
+        ({"HUGGING_FACE_HUB_TOKEN": "hf_own"}, "HF_AUTH_TOKEN=hf_file\n", "hf_own"),
+        ({}, "OTHER=x\n", None),
+    ],
+)
+def test_a_token_of_the_env_file_reaches_the_hub_client(call, monkeypatch, own, file, token):
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_AUTH_TOKEN"):
+        monkeypatch.setenv(name, own.get(name, ""))
+    monkeypatch.setenv("HF_TOKEN_PATH", "nowhere")
+    assert call("--version", files={".env": file})[0] == 0
+    assert get_token() == token
+
+
+WORLD = Path(__file__).with_name("tiny_world.py").read_text().replace("Dot-v1", "Own-v0")
+OWN = TINY.replace("tiny_world:Dot-v1", "my_robots:Own-v0").replace("log_path: runs, experiment_name: one, ", "")
+
+
+def test_runs_lie_in_the_work_dir_of_their_study(call):
+    for name in ("first", "second"):
+        status, out, err = call("run", "own.yaml", f"work_dir={name}", files={"own.yaml": OWN, "my_robots.py": WORLD})
+        assert status == 0, err
+        assert f"wrote {name}/run" in out
+    assert not Path("runs").exists()
+    status, out, err = call("run", "own.yaml", "runner.logger.experiment_name=again", "work_dir=first", "--dry-run")
+    assert status == 0, err
+    assert "log_path: first" in out
+    given = ["policy.checkpoint=${runner.logger.log_path}/run/policy", "runner.logger.experiment_name=again"]
+    status, out, err = call("run", "own.yaml", "work_dir=first", *given)
+    assert status == 0, err
+    assert "wrote first/again" in out
+
+
+def test_the_default_folder_of_a_run_lies_in_the_default_work_dir():
+    assert run_folder(Study()) == Path(Study().work_dir, "run")
+    assert run_folder(Study(work_dir="mine")) == Path("mine/run")
+    assert run_folder(Study(work_dir="mine", runner={"logger": {"log_path": "logs"}})) == Path("logs/run")
+
+
+def test_a_module_beside_the_study_is_found_by_the_installed_command(tmp_path):
+    (tmp_path / "my_robots.py").write_text(WORLD)
+    (tmp_path / "own.yaml").write_text(OWN)
+    entry = [sys.executable, "-P", "-c", "from guerdon.cli import main; main()"]  # what the script of a package does
+    command = [*entry, "run", "own.yaml", "env.vectorization=async", "runner.total_steps=20"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "wrote work/run" in done.stdout
 
 
 def test_a_run_with_the_native_reward_needs_no_picture(call, monkeypatch):

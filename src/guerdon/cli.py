@@ -305,7 +305,10 @@ def _root(
 def main() -> None:
     """Entry point: expected errors become one line and an exit status."""
     signal.signal(signal.SIGTERM, _interrupt)
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())  # modules beside the study are found, as by `python -m guerdon`
     try:
+        _hub_token()
         status = app(standalone_mode=False)
     except GuerdonError as error:
         _fail(str(error), error.exit_code)
@@ -324,6 +327,20 @@ def main() -> None:
         again = "--resume (of compare and label: the same command)"
         _fail(f"interrupted; what was written so far is whole, and {again} goes on", 130)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _hub_token() -> None:
+    """Give Hugging Face's client a token under the name that it reads: `HF_AUTH_TOKEN` or `HF_TOKEN` of `./.env`."""
+    if os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN"):
+        return
+    token = os.environ.get("HF_AUTH_TOKEN")
+    if not token and Path(".env").is_file():
+        from guerdon.config import dot_env
+
+        given = dot_env()
+        token = given.get("HF_AUTH_TOKEN") or given.get("HF_TOKEN")
+    if token:
+        os.environ["HF_TOKEN"] = token
 
 
 def _fail(line: str, status: int) -> NoReturn:

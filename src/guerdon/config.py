@@ -27,6 +27,7 @@ from guerdon.errors import ConfigError
 __all__ = [
     "Tree",
     "apply_overrides",
+    "dot_env",
     "load",
     "merge",
     "read_yaml",
@@ -37,6 +38,14 @@ __all__ = [
 ]
 
 M = TypeVar("M", bound=BaseModel)
+
+
+def dot_env(path: Path = Path(".env")) -> dict[str, str]:
+    """The `NAME=value` lines of a file with secrets, nothing where there is no such file."""
+    if not path.is_file():
+        return {}
+    pairs = [line.partition("=") for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
+    return {name.strip().removeprefix("export "): value.strip().strip("\"'") for name, equals, value in pairs if equals}
 
 
 def validate(model: type[M], tree: Tree | Mapping[str, Any], *, source: str) -> M:

@@ -191,8 +191,8 @@ def test_debug_images_are_sorted_and_numbered_on(tmp_path, scorer, monkeypatch):
         values.append(model.score([episode(3, seed=run)])[0].steps)
     names = sorted(f"{p.parent.name}/{p.name}" for p in (tmp_path / "debug").glob("*/*.png"))
     probabilities = np.concatenate(values)
-    expected = [f"{'success' if p > 0.5 else 'fail'}/{i:06d}_prob{p:.4f}.png" for i, p in enumerate(probabilities)]
-    assert names == sorted(expected)
+    folders = ["resnet_success" if p > 0.5 else "resnet_fail" for p in probabilities]
+    assert names == sorted(f"{folders[i]}/{i:06d}_prob{p:.4f}.png" for i, p in enumerate(probabilities))
 
 
 def test_constant_and_foreign_options():

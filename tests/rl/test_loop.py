@@ -383,3 +383,23 @@ def test_the_folder_of_a_run_belongs_to_it(tmp_path):
     other = study.model_copy(update={"name": "other"})
     with pytest.raises(ConfigError, match="another configuration"):
         run(other, resume=True)
+
+
+@pytest.mark.parametrize("name", ["DummyRM", "constant"])
+def test_a_run_with_the_names_of_the_vla_guide_writes_its_log_lines(tmp_path, capsys, name):
+    reward = {
+        "use_reward_model": True,
+        "reward_mode": "per_step",
+        "shaping": "raw",
+        "combine_mode": "weighted",
+        "reward_weight": 0.1,
+        "model": {"model_type": name},
+    }
+    start(clock_study(tmp_path, reward=reward), reader="own").run()
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("[PRM]")]
+    zeros = ", ".join(["0.0"] * 8)
+    lines_of_one = [
+        f"[PRM] Computed rewards: [{zeros}, ...]",
+        f"[PRM] Added weighted PRM rewards (weight=0.1): [{zeros}, ...]",
+    ]
+    assert said[:2] == (lines_of_one if name == "DummyRM" else [])

@@ -495,7 +495,7 @@ def test_models_of_frames_get_every_row():
 
 def test_true_success_takes_a_missing_scores_place_only_where_asked_for_and_is_counted():
     frames = [np.zeros((2, 8, 8, 3), np.uint8)] * 3
-    script = ["bad_request"] * 2
+    script = ["bad_request"] * 3
     with chaos_server(script, granularity="total", modality="image") as server:
         with client_of(server) as client:
             answers = client.score_videos(["t"] * 3, frames, native_success=[True, False, True])
@@ -507,7 +507,9 @@ def test_true_success_takes_a_missing_scores_place_only_where_asked_for_and_is_c
                 (1.0, True, "rejected"), (0.0, True, "rejected"), (1.0, True, "rejected"),
             ]  # fmt: skip
             assert client.counts["fallback"] == 3
-            assert client.counts["unscored"] == 3
+            unknown = client.score_videos(["t"] * 2, frames[:2], native_success=[None, True])
+            assert [(a.value, a.fallback) for a in unknown] == [(None, False), (1.0, True)]
+            assert client.counts["unscored"] == 5
             with pytest.raises(ConfigError, match="needs native_success"):
                 client.score_videos(["t"], frames[:1])
         with client_of(server) as client, pytest.raises(DataError, match="2 tasks, 3 videos"):

@@ -109,7 +109,7 @@ def test_it_runs_and_shows_what_it_saw(study, checkpoint):
     assert summary["step"] == 40
     images = sorted(Path("logs/guide/debug_images").rglob("*.png"))
     assert len(images) >= 4  # four episodes ended, each scored once
-    assert {p.parent.name for p in images} <= {"success", "fail"}
+    assert {p.parent.name for p in images} <= {"resnet_success", "resnet_fail"}
     for image in images:
         found = re.fullmatch(r"(\d{6})_prob([01]\.\d{4})\.png", image.name)
         assert found, image.name

@@ -13,9 +13,9 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
+from guerdon.config import dot_env
 from guerdon.errors import ConfigError
 from guerdon.labels.ledger import Usage
 from guerdon.labels.wire import WireError, post_json
@@ -115,19 +115,11 @@ def api_key(settings: JudgeSettings) -> str | None:
         ConfigError: there is none, and the endpoint needs one.
     """
     name = settings.api_key_env or KEY_VARIABLES[settings.api]
-    key = os.environ.get(name) or _dot_env(Path(".env")).get(name)
+    key = os.environ.get(name) or dot_env().get(name)
     own = settings.api == "openai" and settings.base_url is not None and settings.api_key_env is None
     if not key and not own:
         raise ConfigError(f"{name} is not set: export it, or write {name}=... into a file .env here")
     return key or None
-
-
-def _dot_env(path: Path) -> dict[str, str]:
-    """The `NAME=value` lines of a file, if it is there."""
-    if not path.is_file():
-        return {}
-    pairs = [line.partition("=") for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
-    return {name.strip().removeprefix("export "): value.strip().strip("\"'") for name, equals, value in pairs if equals}
 
 
 def encode(

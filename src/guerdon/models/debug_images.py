@@ -1,9 +1,9 @@
-"""Scored frames as pictures in `success/` and `fail/`: the quickest way to see what a model believes.
+"""Scored frames as pictures in `resnet_success/` and `resnet_fail/`: the quickest way to see what a model believes.
 
 It does not know the model; it gets pixels and probabilities.
 
     writer = DebugImages("debug", threshold=0.5)
-    writer.save(frames_N_H_W_C, probabilities_N)   # debug/success/000000_prob0.9312.png
+    writer.save(frames_N_H_W_C, probabilities_N)   # debug/resnet_success/000000_prob0.9312.png
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class DebugImages:
     """Writes PNG files named `{id:06d}_prob{p:.4f}.png`; the ids go on where an earlier run stopped.
 
     Args:
-        folder: receives `success/` and `fail/`.
+        folder: receives `resnet_success/` and `resnet_fail/`, also of progress models.
         threshold: probabilities above it are a success.
     """
 
     def __init__(self, folder: str | Path, threshold: float) -> None:
-        self.folders = {True: Path(folder) / "success", False: Path(folder) / "fail"}
+        self.folders = {True: Path(folder) / "resnet_success", False: Path(folder) / "resnet_fail"}
         self.threshold = threshold
         for path in self.folders.values():
             path.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,9 @@ class DummyRM:
     ) -> FloatArray:
         """(B,) zeros."""
         _check(text_list, image_list)
-        return np.zeros(len(text_list), np.float32)
+        rewards_B = np.zeros(len(text_list), np.float32)
+        say_computed(rewards_B)
+        return rewards_B
 
 
 class QwenProcessRM:
@@ -108,7 +110,25 @@ class QwenProcessRM:
                 f"{len(failed)} of {len(scores)} rewards could not be measured ({failed[0]}); use `measure` to go on "
                 "without them"
             )
-        return np.array([score.total for score in scores], dtype=np.float32)
+        rewards_B = np.array([score.total for score in scores], dtype=np.float32)
+        say_computed(rewards_B)
+        return rewards_B
+
+
+def say_computed(rewards_N: Sequence[float] | FloatArray) -> None:
+    """The guide's log line of what was measured: `[PRM] Computed rewards: [0.0, 1.0, ...]`."""
+    _say(f"[PRM] Computed rewards: {_first_few(rewards_N)}")
+
+
+def say_weighted(rewards_N: Sequence[float] | FloatArray, weight: float) -> None:
+    """The guide's log line of what training receives: `[PRM] Added weighted PRM rewards (weight=0.1): [...]`.
+
+    Args:
+        rewards_N: before they are weighted.
+        weight: what they are multiplied with.
+    """
+    weighted = [weight * float(reward) for reward in rewards_N]
+    _say(f"[PRM] Added weighted PRM rewards (weight={weight:g}): {_first_few(weighted)}")
 
 
 def task_of(text: str) -> str:
@@ -126,6 +146,11 @@ def _one(image: NDArray[Any]) -> NDArray[Any]:
 def _check(text_list: Sequence[str], image_list: Sequence[NDArray[Any]]) -> None:
     if len(text_list) != len(image_list):
         raise DataError(f"{len(text_list)} texts and {len(image_list)} pictures: give one text for each picture")
+
+
+def _first_few(values_N: Sequence[float] | FloatArray, limit: int = 8) -> str:
+    shown = ", ".join(str(round(float(value), 4)) for value in values_N[:limit])
+    return f"[{shown}, ...]" if len(values_N) > limit else f"[{shown}]"
 
 
 def _say(line: str) -> None:

@@ -10,7 +10,7 @@ evaluated or stored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from torch import Tensor
 
+from guerdon.models.vlm_prm import say_computed, say_weighted
 from guerdon.policies.control import build_policy, save_policy
 from guerdon.rl.assemble import build_keep_up, build_sources, save_refitted
 from guerdon.rl.control_state import restore_state, restore_world, take_state
@@ -38,6 +39,7 @@ from guerdon.types import Rollout
 from guerdon.worlds.build import build_world
 from guerdon.worlds.metaworld import Moment
 
+LOGGED_AS_PRM = ("QwenProcessRM", "DummyRM")  # the VLA guide's names of models, which come with its log lines
 EVAL_SEED = 10_000_019  # decides the starts of evaluation episodes: the same for every arm and seed
 
 
@@ -47,6 +49,19 @@ class Forgets(Protocol):
     def forget(self) -> None:
         """Leave them: the world begins new ones."""
         ...
+
+
+def say_prm(segments: Sequence[Segment], measured: Measured, weight: float) -> None:
+    """The VLA guide's two log lines: what was measured in a rollout, and what of it is paid."""
+    scored = [
+        (value, measured.rewards[s.env, s.t])
+        for segment, column in zip(segments, measured.values, strict=True)
+        for s, value in zip(segment.sightings, column, strict=True)
+        if value is not None and s.t >= 0
+    ]
+    if scored:
+        say_computed([value for value, _ in scored])
+        say_weighted([reward for _, reward in scored], weight)
 
 
 def success_readers(study: Study) -> list[str]:
@@ -166,7 +181,11 @@ class ControlSide:
     def score(self, happened: Happened, phase: Times) -> dict[str, Measured]:
         """What every reward model says of what was seen."""
         with phase("score"):
-            return measure_all(self.sources, happened.segments, self.world.tasks, happened.trace.mask.shape)
+            measured = measure_all(self.sources, happened.segments, self.world.tasks, happened.trace.mask.shape)
+        for name, source in self.sources.items():
+            if source.settings.model.model_type in LOGGED_AS_PRM:
+                say_prm(happened.segments, measured[name], self.weights[name])
+        return measured
 
     def update(
         self, happened: Happened, measured: Mapping[str, Measured], *, progress: float, phase: Times

@@ -119,7 +119,7 @@ class RewardClient:
         tasks: Sequence[str],
         frames: Sequence[NDArray[Any]],
         *,
-        native_success: Sequence[bool] | None = None,
+        native_success: Sequence[bool | None] | None = None,
     ) -> list[Answer]:
         """As `AsyncRewardClient.score_videos`."""
         return self._run(lambda client: client.score_videos(tasks, frames, native_success=native_success))

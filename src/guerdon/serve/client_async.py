@@ -259,21 +259,21 @@ class AsyncRewardClient:
         tasks: Sequence[str],
         frames: Sequence[NDArray[Any]],
         *,
-        native_success: Sequence[bool] | None = None,
+        native_success: Sequence[bool | None] | None = None,
     ) -> list[Answer]:
         """A number for each video: what an environment asks for at the ends of its episodes, all in one batch.
 
         Args:
             tasks: in words.
             frames: of each episode, as `to_rgb_uint8` takes them; what it refuses is a failure of that episode.
-            native_success: true success of each, for `fallback: native`.
+            native_success: true success of each, for `fallback: native`; where it is None the failure stays.
 
         Raises:
             DataError: the numbers of tasks, videos and successes differ.
             ConfigError: `fallback: native` without `native_success`.
             RewardRequestError: as `judge`.
         """
-        truths = native_success if native_success is not None else [False] * len(tasks)
+        truths: Sequence[bool | None] = native_success if native_success is not None else [None] * len(tasks)
         if not len(tasks) == len(frames) == len(truths):
             raise DataError(f"{len(tasks)} tasks, {len(frames)} videos, {len(truths)} successes: give one each")
         native = self.settings.fallback == "native"
@@ -292,9 +292,10 @@ class AsyncRewardClient:
             answers[n] = Answer(value_of(one.score), one.score.failure, text=one.text)
         if native:
             for n, answer in answers.items():
-                if answer.value is None:
+                success = truths[n]
+                if answer.value is None and success is not None:
                     self.sender.counts["fallback"] += 1
-                    answers[n] = Answer(float(truths[n]), answer.failure, fallback=True)
+                    answers[n] = Answer(float(success), answer.failure, fallback=True)
         return [answers[n] for n in range(len(tasks))]
 
     async def close(self) -> None:

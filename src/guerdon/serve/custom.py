@@ -11,7 +11,6 @@ module does not know HTTP.
 from __future__ import annotations
 
 import inspect
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -109,8 +108,6 @@ def factory(spec: str) -> Callable[[ServedModelSettings], Any]:
         ConfigError: there is none, or it takes no argument.
     """
     module_name, _, attribute = spec.partition(":")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # modules beside where the server was started, as `python -m` finds them
     try:
         with boundary(ConfigError, f"custom_backend {spec}: the module cannot be imported"):
             found: Any = import_module(module_name)

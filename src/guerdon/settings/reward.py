@@ -75,7 +75,9 @@ class RewardModelSettings(Settings):
         None, description="refuse a checkpoint with another input size; 128, [128, 128] or [3, 128, 128]"
     )
     value: float = Field(0.0, description="of the constant model")
-    debug_save_dir: str | None = Field(None, description="write every scored frame to success/ or fail/ in this folder")
+    debug_save_dir: str | None = Field(
+        None, description="write every scored frame to resnet_success/ or resnet_fail/ in this folder"
+    )
     update: Literal["none", "before", "after"] = Field(
         "none", description="refit the model during RL, before or after the policy's update"
     )

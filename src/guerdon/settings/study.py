@@ -37,7 +37,7 @@ from guerdon.settings.world import EnvSettings
 class LoggerSettings(Settings):
     """`runner.logger`: a run writes to `log_path/experiment_name`."""
 
-    log_path: str = Field("runs", description="folder of runs")
+    log_path: str = Field("runs/study", description="folder of runs; by default work_dir")
     experiment_name: str = Field("run", description="folder of this run inside it")
     tensorboard: bool = Field(True, description="write TensorBoard logs beside metrics.jsonl")
 
@@ -212,7 +212,7 @@ class Study(Settings):
 
     @classmethod
     def implied(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """`algorithm` and `evaluate` belong to the kind of policy that the file names."""
+        """`algorithm` and `evaluate` belong to the kind of policy that the file names, runs lie in `work_dir`."""
         policy = given.get("policy")
         kind = policy.get("type") if isinstance(policy, dict) else getattr(policy, "type", None)
         mark = {"type": "text" if kind == "text" else "control"}
@@ -221,7 +221,12 @@ class Study(Settings):
             del sections["evaluate"]
         elif kind == "text" and isinstance(sections["evaluate"], dict):
             sections["evaluate"] = on_own_family(sections["evaluate"], given.get("data"))
-        return {**given, **{k: {**mark, **v} if isinstance(v, dict) else v for k, v in sections.items()}}
+        filled = {**given, **{k: {**mark, **v} if isinstance(v, dict) else v for k, v in sections.items()}}
+        runner = given.get("runner", {})
+        logger = runner.get("logger", {}) if isinstance(runner, dict) else None
+        if "work_dir" in given and isinstance(logger, dict):
+            filled["runner"] = {**runner, "logger": {"log_path": given["work_dir"], **logger}}
+        return filled
 
     @model_validator(mode="before")
     @classmethod
