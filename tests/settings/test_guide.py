@@ -113,7 +113,7 @@ def test_it_runs_and_shows_what_it_saw(study, checkpoint):
     for image in images:
         found = re.fullmatch(r"(\d{6})_prob([01]\.\d{4})\.png", image.name)
         assert found, image.name
-        assert (float(found[2]) > 0.5) == (image.parent.name == "success")
+        assert (float(found[2]) > 0.5) == (image.parent.name == "resnet_success")
     rows = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
     assert len(rows) == 4
     assert json.loads((folder / "COMPLETE").read_text())["failures"] == {}
