@@ -340,3 +340,21 @@ def test_a_bug_in_a_check_holds_no_money_beyond_what_the_reply_cost(tmp_path):
         replies = len(server.requests)
         assert world.ledger.spent == pytest.approx(replies * 0.003)  # 100 tokens in, 20 out, as the replies say
         assert world.ask("z", check=lambda reply: "ok") == ["ok"]
+
+
+def test_a_refused_reply_that_a_later_version_can_read_costs_nothing_again(tmp_path):
+    with judge_server(lambda text: "9") as server, World(tmp_path, server) as world:
+        assert world.ask("x", check=lambda reply: Failure("not_read")) == [Failure("not_read")]
+        assert world.ask("x") == ["9"]
+        assert world.ask("x", check=lambda reply: Failure("no", "still")) == [Failure("not_read")]
+        assert len(server.requests) == 1
+
+
+def test_other_fields_or_another_form_are_another_question(tmp_path):
+    with judge_server(lambda text: "ok") as server:
+        hows = [{}, {"extra_body": {"seed": 1}}, {"extra_body": {"seed": 2}}, {"response_format": "json_object"}]
+        for calls, how in enumerate([*hows, *hows]):
+            with World(tmp_path, server, **how) as world:
+                request = ChatRequest(({"role": "user", "content": "x"},), 5, 0.0, schema={"type": "object"})
+                world.asker.ask([request], [lambda reply: reply.text], role="judge")
+            assert len(server.requests) == min(calls + 1, 4)

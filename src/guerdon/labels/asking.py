@@ -12,7 +12,7 @@ module does not know what is asked.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -45,9 +45,22 @@ class Asker(Protocol):
         ...
 
 
-def request_key(api: str, model: str, request: ChatRequest) -> str:
-    """The content of a request; where the model is served does not count."""
-    return content_key(api, model, list(request.messages), request.max_tokens, request.temperature, request.sample)
+def request_key(
+    api: str, model: str, request: ChatRequest, extra: Mapping[str, Any] | None = None, form: str | None = None
+) -> str:
+    """The content of a request; where the model is served does not count.
+
+    Args:
+        api: the protocol.
+        model: its name.
+        request: what is asked.
+        extra: `judge.extra_body`.
+        form: `judge.response_format`.
+    """
+    more = [*([dict(extra)] if extra else []), *([form] if form and request.schema is not None else [])]
+    return content_key(
+        api, model, list(request.messages), request.max_tokens, request.temperature, request.sample, *more
+    )
 
 
 def unusable(reply: ChatReply) -> Failure | None:
@@ -64,9 +77,13 @@ def recall(cache: Cache, key: str, check: Check[T]) -> T | Failure | None:
     kept: dict[str, Any] | None = cache.get(key)
     if kept is None or "tries" in kept:
         return None
-    if "reason" in kept:
-        return Failure(kept["reason"], kept["detail"])
-    return check(ChatReply(kept["text"], "end"))
+    if "reason" not in kept:
+        return check(ChatReply(kept["text"], "end"))
+    if "refused" in kept:  # text that an earlier version could not read
+        answer = check(ChatReply(kept["refused"], "end"))
+        if not isinstance(answer, Failure):
+            return answer
+    return Failure(kept["reason"], kept["detail"])
 
 
 class HttpAsker:
@@ -115,9 +132,11 @@ class HttpAsker:
         Raises:
             ConfigError: as `ask`.
         """
+        s = self._settings
         places: dict[str, list[int]] = {}
         for i, request in enumerate(requests):
-            places.setdefault(request_key(self._settings.api, self.name, request), []).append(i)
+            key = request_key(s.api, self.name, request, s.extra_body, s.response_format)
+            places.setdefault(key, []).append(i)
         todo: Todo[str, T | Failure] = deque()
         for key, (first, *_) in places.items():
             answer = recall(self._cache, key, checks[first])
@@ -157,6 +176,7 @@ class HttpAsker:
             tries = (self._cache.get(key) or {}).get("tries", 0) + 1  # also those of a run that was cut off
             last = tries >= (1 if request.temperature == 0 else min(CONTENT_TRIES, self._settings.retries + 1))
             kept = {"reason": wrong.reason, "detail": wrong.detail, **({} if last else {"tries": tries})}
+            kept |= {"refused": reply.text} if reply.stop == "end" else {}
         try:
             self._cache.put({key: kept})  # first: a reply that was paid for is not lost to a kill
         finally:

@@ -10,8 +10,10 @@ from a `.env` file, never from a configuration. This module does not know when t
 
 from __future__ import annotations
 
+import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -41,20 +43,23 @@ class ChatRequest:
         max_tokens: longest reply.
         temperature: None leaves it to the endpoint.
         sample: tells several samples of the same request apart.
+        schema: of the JSON that is wanted, for an endpoint that takes one; None: free text.
     """
 
     messages: tuple[Message, ...]
     max_tokens: int
     temperature: float | None = None
     sample: int = 0
+    schema: Mapping[str, Any] | None = None
 
     @property
     def most_tokens(self) -> int:
-        """The most tokens that its messages can have: one per byte, 16 per message and 32 for the template.
+        """The most tokens that it can have: one per byte, 16 per message and 32 for the template.
 
         Models that read digits one by one do reach a token per byte.
         """
-        return sum(len(m["content"].encode("utf-8", "surrogatepass")) + 16 for m in self.messages) + 32
+        schema = len(json.dumps(self.schema)) if self.schema else 0
+        return sum(len(m["content"].encode("utf-8", "surrogatepass")) + 16 for m in self.messages) + 32 + schema
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,9 @@ def encode(
     settings: JudgeSettings, request: ChatRequest, key: str | None
 ) -> tuple[str, dict[str, str], dict[str, Any]]:
     """Path, headers and body of a request."""
-    body: dict[str, Any] = {"model": settings.model_name}
+    body: dict[str, Any] = {"model": settings.model_name, **settings.extra_body}
+    if request.schema is not None and settings.response_format is not None:
+        body |= _format(settings, request.schema)
     if request.temperature is not None:
         body["temperature"] = request.temperature
     if settings.api == "anthropic":
@@ -136,6 +143,16 @@ def encode(
         return "/v1/messages", {"x-api-key": key or "", "anthropic-version": "2023-06-01"}, body
     body |= {settings.token_limit_key: request.max_tokens, "messages": [dict(m) for m in request.messages]}
     return "/chat/completions", {"Authorization": f"Bearer {key}"} if key else {}, body
+
+
+def _format(settings: JudgeSettings, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What holds the model to JSON."""
+    if settings.api == "anthropic":
+        return {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+    if settings.response_format == "json_object":
+        return {"response_format": {"type": "json_object"}}
+    named = {"name": "judgement", "strict": True, "schema": schema}
+    return {"response_format": {"type": "json_schema", "json_schema": named}}
 
 
 def decode(settings: JudgeSettings, payload: Any) -> ChatReply:
@@ -148,11 +165,11 @@ def decode(settings: JudgeSettings, payload: Any) -> ChatReply:
         reply = _anthropic(payload) if settings.api == "anthropic" else _openai(payload)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise WireError("bad_reply", f"not what the API promises: {str(payload)[:80]!r}", billed=True) from error
-    return replace(reply, text=_whole(reply.text))
+    return replace(reply, text=whole(reply.text))
 
 
-def _whole(text: str) -> str:
-    """Without halves of characters, which JSON can say and UTF-8 cannot."""
+def whole(text: str) -> str:
+    """The text without halves of characters, which JSON can say and UTF-8 cannot."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 

@@ -8,7 +8,7 @@ judge or loads a model.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -24,7 +24,11 @@ JUDGED: tuple[Labeler, ...] = ("judge", "consensus")
 CONTINUED: tuple[Labeler, ...] = ("monte_carlo", "binary_search", "consensus")
 _HTTP_ONLY = {
     "base_url", "api_key_env", "concurrency", "requests_per_minute", "timeout", "usd_per_million_in",
-    "usd_per_million_out",
+    "usd_per_million_out", "response_format", "extra_body",
+}  # fmt: skip
+_OWN = {
+    "model", "messages", "system", "max_tokens", "max_completion_tokens", "temperature", "stream", "n",
+    "response_format", "output_config",
 }  # fmt: skip
 
 
@@ -64,6 +68,15 @@ class JudgeSettings(Settings):
         "says"
     )  # fmt: skip
     timeout: float = Field(120.0, gt=0, description="seconds of wall-clock per request")
+    response_format: Literal["json_schema", "json_object"] | None = Field(
+        None,
+        description="hold judgements to JSON where the endpoint has that: json_schema (OpenAI, vLLM, SGLang; newer "
+        "models of anthropic), json_object (most others); null: only the prompt asks for it",
+    )
+    extra_body: dict[str, Any] = Field(
+        default_factory=dict,
+        description="more fields of every request, such as {chat_template_kwargs: {enable_thinking: false}} (vLLM)",
+    )
     usd_per_million_in: float | None = Field(
         None, ge=0, description="price of a million tokens read; null: 3 (anthropic) or 0"
     )
@@ -76,6 +89,11 @@ class JudgeSettings(Settings):
         if self.model is None and self.api != "anthropic":
             raise ValueError(f"api {self.api} needs model")
         idle = _HTTP_ONLY & self.model_fields_set if self.api == "local" else set()
+        own = _OWN & set(self.extra_body)
+        if own:
+            raise ValueError(f"extra_body.{sorted(own)[0]} is set by guerdon or by another key; remove it")
+        if self.api == "anthropic" and self.response_format == "json_object":
+            raise ValueError("api anthropic has no response_format json_object; use json_schema or remove it")
         idle |= {"token_limit_key"} & self.model_fields_set if self.api != "openai" else set()
         _refuse(idle, f"api {self.api}")
         return self
