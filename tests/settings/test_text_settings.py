@@ -3,9 +3,11 @@
 import pytest
 from pydantic import ValidationError
 
+from guerdon.config import to_plain, validate
 from guerdon.settings.prime import RewardModelSection
 from guerdon.settings.study import Study
 from guerdon.settings.text_algorithm import TextAlgorithmSettings
+from guerdon.settings.text_policy import TextPolicySettings
 
 
 def test_the_defaults_are_primes():
@@ -18,8 +20,43 @@ def test_the_defaults_are_primes():
     assert (model.optim.lr, model.optim.betas, model.optim.weight_decay, model.optim.grad_clip) == (
         1e-6, (0.9, 0.999), 0.0, 10.0,
     )  # fmt: skip
-    assert (algorithm.adv_estimator, algorithm.rloo_form, algorithm.normalize_advantages) == ("rloo", "paper", True)
+    assert (algorithm.adv_estimator, algorithm.rloo_form, algorithm.normalize_advantages) == ("rloo", "paper", False)
     assert algorithm.verifier_gamma == algorithm.reward_model_gamma == 1.0
+
+
+@pytest.mark.parametrize(
+    ("estimator", "values"),
+    [
+        ("rloo", (False, "ppo", "constant", "reward")), ("grpo", (False, "ppo", "sequence", "loss")),
+        ("dr_grpo", (False, "ppo", "constant", "loss")), ("reinforce", (False, "reinforce", "constant", "reward")),
+        ("reinforce_pp", (True, "ppo", "token", "reward")), ("remax", (False, "reinforce", "constant", "reward")),
+        ("gae", (True, "ppo", "token", "reward")),
+    ],
+)  # fmt: skip
+def test_a_name_has_the_defaults_of_its_paper_and_what_is_given_counts(estimator, values):
+    def of(**given):
+        found = TextAlgorithmSettings(adv_estimator=estimator, kl_coef=0.1, **given)
+        assert validate(TextAlgorithmSettings, to_plain(found), source="again") == found
+        return found.normalize_advantages, found.loss, found.loss_agg, found.kl_in
+
+    assert of() == values
+    other = "loss" if values[3] == "reward" else "reward"
+    assert of(kl_in=other) == (*values[:3], other)
+    assert of(kl_type="k2")[3] == "loss"
+    assert of(loss="gspo")[1] == "gspo"
+    if estimator not in ("reinforce", "reinforce_pp", "dr_grpo"):
+        assert of(normalize_advantages=not values[0])[0] is not values[0]
+    if estimator != "dr_grpo":
+        assert {of(loss_agg=agg)[2] for agg in ("token", "sequence", "constant")} == {"token", "sequence", "constant"}
+
+
+def test_padding_is_removed_in_one_way():
+    settings = TextPolicySettings(path="x", use_remove_padding=True)
+    assert not settings.share_prompts
+    assert validate(TextPolicySettings, to_plain(settings), source="again") == settings
+    assert TextPolicySettings(path="x").share_prompts
+    with pytest.raises(ValidationError, match="would do nothing with share_prompts"):
+        TextPolicySettings(path="x", use_remove_padding=True, share_prompts=True)
 
 
 def test_every_source_has_the_discount_it_was_given_or_the_common_one():
@@ -38,6 +75,10 @@ def test_every_source_has_the_discount_it_was_given_or_the_common_one():
         ({"kl_coef": 0.1, "kl_type": "k1"}, "gradient of zero on average"),
         ({"kl_coef": 0.1, "kl_in": "loss", "kl_type": "k1"}, "gradient of zero on average"),
         ({"adv_estimator": "reinforce_pp", "normalize_advantages": False}, "ask for adv_estimator: reinforce"),
+        ({"adv_estimator": "reinforce", "normalize_advantages": True}, "ask for adv_estimator: reinforce_pp"),
+        ({"adv_estimator": "dr_grpo", "normalize_advantages": True}, "without any division by a spread"),
+        ({"adv_estimator": "dr_grpo", "loss_agg": "token"}, "or ask for adv_estimator: rloo"),
+        ({"adv_estimator": "reinforce", "num_epochs": 2, "clip_range": 0.1}, "loss reinforce"),
         ({"clip_range": 0.1}, "one gradient step per batch, whose ratio is 1"),
         ({"loss": "gspo", "clip_range_high": 0.1}, "one gradient step per batch"),
         ({"loss": "reinforce", "num_epochs": 2, "clip_range": 0.1}, "loss reinforce"),
@@ -135,7 +176,10 @@ TEXT = {"policy": {"type": "text", "tiny": {}}, "data": {}}
         ({"algorithm": {"credit": "min_form"}, "reward_model": {"rm_type": "exact"}}, "min_form needs a prime"),
         ({"algorithm": {"rloo_form": "prime_compat"}}, "rloo_form would do nothing without dense rewards"),
         ({"algorithm": {"adv_params": {"reward_model_gamma": 0.9}}}, "would do nothing without reward_model"),
-        ({"reward_model": {"verifier_coef": 0, "rm_coef": 2}}, "rm_coef would do nothing with verifier_coef 0"),
+        (
+            {"reward_model": {"verifier_coef": 0, "rm_coef": 2}, "algorithm": {"normalize_advantages": True}},
+            "rm_coef would do nothing with verifier_coef 0",
+        ),
         ({"runner": {"film_frames": 3}}, "film_frames would do nothing"),
         ({"reward": {"combine_mode": "add"}}, "combine_mode would do nothing"),
         ({"env": {"task": "door-close"}}, "env would do nothing with policy.type text"),

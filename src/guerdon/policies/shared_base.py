@@ -13,6 +13,7 @@ This module does not know log-probabilities, files or rewards.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
@@ -235,7 +236,7 @@ class SharedBase:
 
 
 def import_peft() -> Any:
-    """The peft package.
+    """The peft package; what it still calls by an older name of transformers is not said at every run.
 
     Raises:
         MissingDependencyError: it is not installed.
@@ -244,4 +245,5 @@ def import_peft() -> Any:
         import peft
     except ImportError as error:
         raise MissingDependencyError("adapters need peft: pip install guerdon[text]") from error
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
     return peft

@@ -106,7 +106,7 @@ class TextPolicy:
         """
         longest = max((len(p) + n for p, n in zip(batch.prompts, batch.lengths_B, strict=True)), default=0)
         eager = self.base.eager_for(longest)
-        if self.base.shares_prompts(batch, longest):
+        if not self.remove_padding and self.base.shares_prompts(batch, longest):
             layout = lay_out_shared(batch, device=self.device, eager=eager)
         else:
             layout = lay_out(

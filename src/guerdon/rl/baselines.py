@@ -98,7 +98,8 @@ def grpo_rewards(
     """(r_it - mean_j m_j) / (std_j m_j + 1e-6) (GRPO, 2402.03300, section 4.1.3; with process rewards 2502.01456).
 
     Without the division it is Dr. GRPO (Liu et al. 2025, 2503.20783), whose other half, the constant length, is in
-    the loss. A group whose means do not differ has no spread to divide by: zeros.
+    the loss (`loss_agg: constant`); for outcomes it is RLOO's advantage times (K-1)/K. A group whose means do not
+    differ has no spread to divide by: zeros.
 
     Returns:
         (B, T) float64, 0 where the source does not pay or the group has fewer than two known members.

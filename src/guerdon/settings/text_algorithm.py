@@ -15,6 +15,16 @@ from guerdon.settings.base import Settings
 
 Estimator = Literal["rloo", "grpo", "dr_grpo", "reinforce", "reinforce_pp", "remax", "gae"]
 GROUPED = ("rloo", "grpo", "dr_grpo")
+_KEYS = ("normalize_advantages", "loss", "loss_agg", "kl_in")
+_PAPERS: dict[str, tuple[bool, str, str, str]] = {  # what a name's paper says of these keys
+    "rloo": (False, "ppo", "constant", "reward"),  # 2402.14740; with one step per batch, ppo is its REINFORCE
+    "grpo": (False, "ppo", "sequence", "loss"),  # 2402.03300
+    "dr_grpo": (False, "ppo", "constant", "loss"),  # 2503.20783
+    "reinforce": (False, "reinforce", "constant", "reward"),  # Williams 1992
+    "reinforce_pp": (True, "ppo", "token", "reward"),  # 2501.03262
+    "remax": (False, "reinforce", "constant", "reward"),  # 2310.10505
+    "gae": (True, "ppo", "token", "reward"),  # 1707.06347 and 1909.08593
+}
 
 
 class AdvParamsSettings(Settings):
@@ -33,7 +43,9 @@ class TextAlgorithmSettings(Settings):
 
     type: Literal["text"] = Field("text", description="language models; follows from policy.type")
     adv_estimator: Estimator = Field(
-        "rloo", description="of advantages; each takes dense rewards of several sources, only gae has a critic"
+        "rloo",
+        description="of advantages; each takes dense rewards of several sources, only gae has a critic; the defaults "
+        "of normalize_advantages, loss, loss_agg and kl_in are those of its paper",
     )
     gamma: float = Field(1.0, ge=0, le=1, description="discount per token")
     adv_params: AdvParamsSettings = Field(AdvParamsSettings(), description="a discount for each source")
@@ -43,18 +55,22 @@ class TextAlgorithmSettings(Settings):
         description="rloo: leave-one-out of dense rewards as in the paper (eq. 5), or as PRIME's code has it",
     )
     normalize_advantages: bool = Field(
-        True, description="zero mean and unit variance over the tokens of a batch, after all sources are added"
+        False,
+        description="zero mean and unit variance over the tokens of a batch, after all sources are added; true by "
+        "default for reinforce_pp and gae",
     )
     credit: Literal["sum", "min_form"] = Field(
         "sum",
         description="how process rewards of later steps count: discounted sum, or minimum (PURE, 2504.15275)",
     )
     credit_temperature: float = Field(0.1, gt=0, description="min_form: temperature of the soft minimum")
-    loss: Literal["ppo", "gspo", "cispo", "reinforce"] = Field("ppo", description="of the policy")
+    loss: Literal["ppo", "gspo", "cispo", "reinforce"] = Field(
+        "ppo", description="of the policy; reinforce by default for reinforce and remax"
+    )
     loss_agg: Literal["token", "sequence", "constant"] = Field(
-        "token",
-        description="mean over tokens of the batch, mean over responses of their token means, or sum over the length "
-        "limit (Dr. GRPO)",
+        "constant",
+        description="mean over tokens of the batch (default of reinforce_pp and gae), mean over responses of their "
+        "token means (of grpo), or mean over responses of their sums, divided by the length limit",
     )
     clip_range: float = Field(0.2, gt=0, description="how far the probability ratio may leave 1")
     clip_range_high: float | None = Field(None, gt=0, description="upper clip where it differs (DAPO, 2503.14476)")
@@ -62,7 +78,9 @@ class TextAlgorithmSettings(Settings):
     kl_type: Literal["k1", "k2", "k3"] = Field(
         "k3", description="its estimator in the loss (Schulman 2020); in the reward it is k1"
     )
-    kl_in: Literal["loss", "reward"] = Field("loss", description="where the KL enters")
+    kl_in: Literal["loss", "reward"] = Field(
+        "loss", description="where the KL enters; in the reward by default, but for grpo, dr_grpo and with kl_type"
+    )
     entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
     num_epochs: int = Field(1, ge=1, description="passes over a batch per update")
     minibatch_size: int | None = Field(None, ge=1, description="responses per gradient step; null: the whole batch")
@@ -84,6 +102,7 @@ class TextAlgorithmSettings(Settings):
         if not isinstance(given, dict):
             return given
         estimator = given.get("adv_estimator", "rloo")
+        given = _of_paper(str(estimator), given) | given
         idle: list[tuple[str, str]] = []
         if estimator != "gae":
             idle += [(k, f"adv_estimator {estimator}") for k in ("gae_lambda", "value_coef")]
@@ -119,6 +138,13 @@ class TextAlgorithmSettings(Settings):
             raise ValueError(
                 "reinforce_pp is reinforce with normalize_advantages; without, ask for adv_estimator: reinforce"
             )
+        if self.adv_estimator == "reinforce" and self.normalize_advantages:
+            raise ValueError("reinforce with normalize_advantages is reinforce_pp: ask for adv_estimator: reinforce_pp")
+        if self.adv_estimator == "dr_grpo" and (self.normalize_advantages or self.loss_agg != "constant"):
+            raise ValueError(
+                "dr_grpo is grpo without any division by a spread or by the length of a response: remove "
+                "normalize_advantages and loss_agg, or ask for adv_estimator: rloo"
+            )
         if self.micro_batch_size and self.minibatch_size and self.minibatch_size % self.micro_batch_size:
             raise ValueError(
                 f"minibatch_size ({self.minibatch_size}) must be a multiple of micro_batch_size "
@@ -137,6 +163,14 @@ class TextAlgorithmSettings(Settings):
         """Discount of the reward model's rewards."""
         own = self.adv_params.reward_model_gamma
         return self.gamma if own is None else own
+
+
+def _of_paper(estimator: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Values of the keys that an estimator's paper decides, where they do something."""
+    values = dict(zip(_KEYS, _PAPERS.get(estimator, ()), strict=False))
+    if not given.get("kl_coef") or "kl_type" in given:
+        values.pop("kl_in", None)
+    return values
 
 
 def _known(given: Any) -> set[str]:

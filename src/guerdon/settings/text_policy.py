@@ -72,15 +72,29 @@ class TextPolicySettings(Settings):
         "auto", description="compute in bfloat16 (weights stay float32); auto: where the hardware has it"
     )
     gradient_checkpointing: bool = Field(False, description="recompute activations backwards: less memory, more time")
-    use_remove_padding: bool = Field(False, description="forward without padding: all sequences in one row")
+    use_remove_padding: bool = Field(
+        False, description="forward without padding: all sequences in one row, each with its prompt"
+    )
     share_prompts: bool = Field(
         True,
-        description="read a prompt once for all of its responses in a forward pass, where the architecture can; false: "
-        "once per response",
+        description="read a prompt once for all of its responses in a forward pass, where the architecture can (such a "
+        "pass has no padding either); false, and with use_remove_padding: once per response",
     )
     attention: Literal["auto", "sdpa", "eager"] = Field(
         "auto", description="auto: sdpa; eager for short sequences on the CPU, where it is faster"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_layout(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or not given.get("use_remove_padding"):
+            return given
+        if given.get("share_prompts"):
+            raise ValueError(
+                "use_remove_padding would do nothing with share_prompts, whose forward passes have no padding; remove "
+                "one of them"
+            )
+        return {**given, "share_prompts": False}
 
     @model_validator(mode="after")
     def _one_origin(self) -> TextPolicySettings:
