@@ -102,7 +102,7 @@ def moved(model, amount=0.3):
 )  # fmt: skip
 def test_the_oracle_of_prime(form, returns, advantages, tmp_path):
     study = letter_study(
-        tmp_path, algorithm={"rloo_form": form}, data={"n_samples": 2},
+        tmp_path, algorithm={"rloo_form": form, "normalize_advantages": True}, data={"n_samples": 2},
         reward_model=prime(rm_coef=1, verifier_coef=1),
     )  # fmt: skip
     reward = PrimeReward(says(Q, study), study.reward_model, study)

@@ -83,7 +83,7 @@ def test_micro_batches_add_up_to_the_step_they_belong_to(loss, agg):
 def test_the_first_step_follows_advantage_times_score(loss):
     batch, advantages = responses()
     policy, by_hand = policy_of(), policy_of()
-    updated(policy, batch, Told(advantages), algorithm(loss=loss))
+    updated(policy, batch, Told(advantages), algorithm(loss=loss, loss_agg="token"))
     expected = -(by_hand.log_probs(batch) * advantages).sum() / int(batch.mask_B_T.sum())
     expected.backward()
     with torch.no_grad():

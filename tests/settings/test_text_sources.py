@@ -66,7 +66,10 @@ def test_knobs_of_text_mean_nothing_to_robots(given):
         ({"sources": {"verifier": source()}}, "cannot be called verifier"),
         ({"sources": {"prime": source()}, "reward_model": {}}, "cannot be called prime"),
         ({"sources": {"exact": source()}, "reward_model": {"rm_type": "exact"}}, "cannot be called exact"),
-        ({"sources": {"prm": source(reward_weight=2)}}, "reward_weight would do nothing"),
+        (
+            {"sources": {"prm": source(reward_weight=2)}, "algorithm": {"normalize_advantages": True}},
+            "reward_weight would do nothing",
+        ),
         ({"sources": {"prm": source(reward_weight=0)}}, "nothing would train the policy"),
         (
             {"sources": {"prm": source()}, "reward": {"combine_mode": "add"}, "reward_model": {}},
