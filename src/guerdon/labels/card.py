@@ -104,11 +104,10 @@ def card_of(
 ) -> dict[str, Any]:
     """What a data set says about itself."""
     assert study.label is not None
-    assert study.data is not None
     rates = [row["fail_rate"] for row in mined.table]
     return {
         "made_by": f"guerdon {__version__}",
-        "method": study.label.method,
+        "method": None if study.label.data_paths else study.label.method,
         "reward": study.label.reward,
         **identity(study.label),
         "stopped": stopped,
@@ -124,7 +123,10 @@ def card_of(
         **step_counts(solutions),
         "ledger": ledger,
         "sampled": dict(sorted(sampled.items())),
-        "settings": {"label": to_plain(study.label), "data": to_plain(study.data), "policy": to_plain(study.policy)},
+        "settings": {
+            key: None if part is None else to_plain(part)
+            for key, part in (("label", study.label), ("data", study.data), ("policy", study.policy))
+        },
     }  # fmt: skip
 
 

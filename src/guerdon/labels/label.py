@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from guerdon.episodes.published import published_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError, TooManyFailuresError
 from guerdon.labels.append_log import Cache
@@ -32,7 +33,7 @@ from guerdon.labels.ledger import Ledger, Usage
 from guerdon.labels.local_asker import LocalAsker
 from guerdon.labels.mining import Mined, mine
 from guerdon.labels.monte_carlo import BinarySearchLabeler, ConsensusLabeler, MonteCarloLabeler, PolicySampler
-from guerdon.labels.solving import AT_A_TIME, LEFT_OUT, Solved, judge_texts, policy_texts, solve
+from guerdon.labels.solving import AT_A_TIME, LEFT_OUT, Solved, given_solutions, judge_texts, policy_texts, solve
 from guerdon.labels.step_rewards import pay
 from guerdon.narrator import Narrator
 from guerdon.policies.text_files import load_policy
@@ -138,26 +139,38 @@ def label(study: Study, *, skip_generation: bool = False, clock: Clock | None = 
         The folder, its card, and why the work ended early, if it did.
 
     Raises:
-        ConfigError: the study lacks a section, or a judge's endpoint refuses the key, the model or the path.
+        ConfigError: the study lacks a section, the folder holds labels of another labeler or judge, or a
+            judge's endpoint refuses the key, the model or the path.
         DataError: no question is kept, no solution can be labelled, or there is nothing to skip to.
         TooManyFailuresError: more than `max_failure_rate` of the labels failed; the others are written.
     """
-    if study.data is None or study.label is None:
-        raise ConfigError("guerdon label needs a data section (questions with answers) and a label section")
+    if study.label is None or (study.data is None and not study.label.data_paths):
+        raise ConfigError(
+            "guerdon label needs a label section, and a data section (questions with answers) or solutions in "
+            "label.solutions.data_path"
+        )
     settings, root = study.label, Path(study.label.save_dir)
     folder = root / settings.dataset
     check_identity(folder, settings)
     if skip_generation:
         return relabel_rewards(root, settings)
-    with _tools(study, study.data, settings, root, clock or Clock()) as tools:
-        mined, too_long = _questions(tools)
-        work = _Work(tools, of=len(mined.kept) * settings.num_rollouts)
+    with _tools(study, study.data or DataSettings(), settings, root, clock or Clock()) as tools:
+        given = _given(tools) if settings.data_paths else None
+        mined, too_long = _questions(tools) if given is None else (Mined((), ()), 0)
+        work = _Work(tools, of=len(mined.kept) * settings.num_rollouts if given is None else len(given.written))
         try:
+            if given is not None:
+                work.take(given)
             for questions in _lots(mined.kept, settings):
                 work.do(questions)
         finally:
             work.told.close()
         solved = work.solved
+        if given is not None and not solved.written:
+            raise DataError(
+                f"there is no solution to label in {', '.join(settings.data_paths)}: left out were "
+                f"{counted(solved.left_out)}; see label.solutions.min_steps"
+            )
         if not solved.written and not work.stopped:
             raise DataError(
                 f"there is no solution to label: of {len(mined.kept)} questions x {settings.num_rollouts} rollouts, "
@@ -211,6 +224,15 @@ def _questions(tools: _Tools) -> tuple[Mined, int]:
             "choose other questions, another policy, or widen label.mining"
         )
     return mined, too_long
+
+
+def _given(tools: _Tools) -> Solved:
+    """The solutions of `solutions.data_path`."""
+    left_out: Counter[str] = Counter()
+    solutions = published_solutions(tools.settings.data_paths, left_out)
+    prompts = [] if tools.study.data is None else [p for part in load_prompts(tools.data) for p in part]
+    found = given_solutions(solutions, prompts, tools.data, tools.settings, tools.verifier)
+    return replace(found, left_out=dict(left_out + Counter(found.left_out)))
 
 
 def _lots(questions: Sequence[Prompt], settings: LabelSettings) -> Iterator[Sequence[Prompt]]:
@@ -274,7 +296,8 @@ class _Work:
 
     @property
     def _failed(self) -> Counter[str]:
-        return self.failures + Counter({r: n for r, n in self._left_out.items() if r not in LEFT_OUT})
+        missing = {} if self._settings.data_paths else self._left_out
+        return self.failures + Counter({r: n for r, n in missing.items() if r not in LEFT_OUT})
 
     def do(self, questions: Sequence[Prompt]) -> None:
         """Get the solutions to some questions, and label them; a solution that money allows has some for its labels."""
@@ -301,6 +324,12 @@ class _Work:
                 break
         if unpaid and not self.stopped:
             self._stop("max_usd")
+
+    def take(self, solved: Solved) -> None:
+        """Label solutions that are there."""
+        self._left_out.update(solved.left_out)
+        self._unchecked.update(solved.unchecked)
+        self._label(solved.written)
 
     def _label(self, written: Sequence[Written]) -> None:
         self._written += written

@@ -1,4 +1,4 @@
-"""The solutions that get labelled: a policy writes them (method 1), or the judge's model does (method 2).
+"""The solutions that get labelled: a policy writes them (method 1), the judge's model (method 2), or they are there.
 
 Each is cut into steps and its answer checked. Left out, and counted: those that the length limit cut, that say the
 same as another solution of the question, or that have too few steps. This module does not know how steps are judged.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from guerdon.episodes.solutions import Solution
@@ -24,7 +24,7 @@ from guerdon.policies.tokens import prompt_ids
 from guerdon.settings.data import DataSettings
 from guerdon.settings.label import LabelSettings, Splitter
 from guerdon.types import Failure
-from guerdon.worlds.prompts import Prompt
+from guerdon.worlds.prompts import Message, Prompt, insert_system_prompt, question_hash
 from guerdon.worlds.reasoning import family_of, is_generated
 from guerdon.worlds.verifier import Judgement, Verifier
 
@@ -135,6 +135,73 @@ def solve(
             unchecked[judgement.verdict] += 1
         written.append(Written(solution, prompt))
     return Solved(tuple(written), dict(left_out), dict(unchecked), details)
+
+
+def given_solutions(
+    solutions: Sequence[Solution],
+    prompts: Sequence[Prompt],
+    data: DataSettings,
+    settings: LabelSettings,
+    verifier: Verifier,
+) -> Solved:
+    """Solutions that are there already, without their labels; answers that nobody has checked are checked.
+
+    Args:
+        solutions: with steps.
+        prompts: known questions; a solution to another one gets a prompt of its own.
+        data: the system prompt; whether an unreadable answer is wrong.
+        settings: fewest steps; how many questions, where that is given.
+        verifier: checks answers where the true one is known.
+    """
+    most = settings.num_samples if "num_samples" in settings.model_fields_set else None
+    known = {question_hash(prompt.messages): prompt for prompt in prompts}
+    questions: set[str] = set()
+    seen: set[tuple[str, str]] = set()
+    left_out: Counter[str] = Counter()
+    rows: list[Written] = []
+    for solution in solutions:
+        messages: tuple[Message, ...] = ({"role": "user", "content": solution.question},)
+        name = question_hash(messages)
+        if most is not None and len(questions | {name}) > most:
+            left_out["beyond_num_samples"] += 1
+            continue
+        questions.add(name)
+        if (name, solution.text) in seen or len(solution.steps) < settings.solutions.min_steps:
+            left_out["duplicate" if (name, solution.text) in seen else "too_few_steps"] += 1
+            continue
+        seen.add((name, solution.text))
+        source = str(solution.meta.get("data_source") or solution.meta.get("subset") or "")
+        messages = insert_system_prompt(messages, data.system_prompt)
+        prompt = known.get(name) or Prompt(name, messages, solution.ground_truth or "", source)
+        rows.append(Written(solution, prompt))
+    open_ = [k for k, w in enumerate(rows) if w.solution.is_correct is None and w.prompt.ground_truth]
+    judged = verifier.check_batch([rows[k].solution.text for k in open_], [rows[k].prompt for k in open_])
+    found = dict(zip(open_, judged, strict=True))
+    unchecked: Counter[str] = Counter()
+    times: Counter[str] = Counter()
+    written = []
+    for k, (solution, prompt) in enumerate((w.solution, w.prompt) for w in rows):
+        judgement = found.get(k)
+        right = solution.is_correct
+        if judgement is not None:
+            wrong = data.unparsable == "wrong" and judgement.verdict == "answer_unparsable"
+            right = False if wrong else judgement.correct
+        if right is None:
+            unchecked["no_true_answer" if judgement is None else judgement.verdict] += 1
+        times[solution.id] += 1
+        again = f"-{times[solution.id]}" if times[solution.id] > 1 else ""
+        about = {"ratings", "finish_reason"}  # what PRM800K says of labels that are not these
+        meta = {name: value for name, value in solution.meta.items() if name not in about}
+        meta |= {"question_id": prompt.id}
+        if is_generated(prompt):
+            meta["extra_info"] = dict(prompt.extra_info)
+        answer = judgement.answer if solution.answer is None and judgement is not None else solution.answer
+        plain = replace(
+            solution, id=solution.id + again, labels=(), rewards=(), is_correct=right, answer=answer, meta=meta,
+            ground_truth=solution.ground_truth or prompt.ground_truth or None,
+        )  # fmt: skip
+        written.append(Written(plain, prompt))
+    return Solved(tuple(written), dict(left_out), dict(unchecked))
 
 
 def checked_solution(

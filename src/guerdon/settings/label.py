@@ -148,8 +148,13 @@ class MiningSettings(Settings):
 
 
 class SolutionSettings(Settings):
-    """`label.solutions`: how the solutions that are labelled get written."""
+    """`label.solutions`: the solutions that are labelled: how they get written, or where they are."""
 
+    data_path: str | tuple[str, ...] | None = Field(
+        None,
+        description="label the solutions that are there, in their steps: files, folders of files, folders that "
+        "`datasets` saved, hub ids, in any format that is read; null: they are written",
+    )
     temperature: float = Field(0.8, gt=0, description="of the solutions")
     top_p: float = Field(0.95, gt=0, le=1, description="method 1: of the solutions")
     min_steps: int = Field(2, ge=1, description="leave solutions with fewer steps out")
@@ -163,7 +168,9 @@ class LabelSettings(Settings):
     )
     method: Literal[1, 2] = Field(1, description="1: the policy writes the solutions; 2: the judge's model does")
     reward: Reward = Field("HE", description="what a step pays: HE needs the whole solution right, SE does not")
-    num_samples: int = Field(1000, ge=1, description="questions whose solutions are labelled")
+    num_samples: int = Field(
+        1000, ge=1, description="questions whose solutions are labelled; with solutions.data_path the default is all"
+    )
     num_rollouts: int = Field(5, ge=1, description="solutions per question")
     splitter: Splitter | None = Field(
         None,
@@ -195,9 +202,15 @@ class LabelSettings(Settings):
         return self.labeler in JUDGED or self.method == 2
 
     @property
+    def data_paths(self) -> tuple[str, ...]:
+        """`solutions.data_path` as a tuple; empty where the solutions get written."""
+        given = self.solutions.data_path
+        return () if given is None else (given,) if isinstance(given, str) else given
+
+    @property
     def dataset(self) -> str:
         """Name of the folder of the data set."""
-        return f"prm_dataset_method{self.method}_{self.reward}"
+        return f"prm_dataset_{'given' if self.data_paths else f'method{self.method}'}_{self.reward}"
 
     @model_validator(mode="after")
     def _nothing_idle(self) -> LabelSettings:
@@ -210,6 +223,10 @@ class LabelSettings(Settings):
             _refuse({"monte_carlo"} & given, f"labeler {self.labeler}")
         elif self.labeler != "monte_carlo" and "estimate" in self.monte_carlo.model_fields_set:
             raise ValueError(f"monte_carlo.estimate would do nothing with labeler {self.labeler}, which is hard")
+        if self.data_paths:
+            _refuse({"method", "num_rollouts", "splitter", "mining"} & given, "solutions.data_path")
+            idle = {"temperature", "top_p"} & self.solutions.model_fields_set
+            _refuse({f"solutions.{name}" for name in idle}, "solutions.data_path")
         if self.method == 2 and "top_p" in self.solutions.model_fields_set:
             raise ValueError("solutions.top_p would do nothing with method 2; remove it")
         return self

@@ -334,7 +334,7 @@ class Study(Settings):
                     f"reward.sources.{name}: model_type {source.model.model_type} does not go with policy.type "
                     f"{self.policy.type}"
                 )
-        if self.text and self.data is None:
+        if self.text and self.data is None and not (self.label is not None and self.label.data_paths):
             raise ValueError("a language model needs a data section: which prompts, and who checks answers")
         return self
 

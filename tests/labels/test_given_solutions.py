@@ -1,0 +1,98 @@
+"""`guerdon label` of solutions that a user has already."""
+
+import json
+from collections import Counter
+
+import pytest
+from judge_server import FakeClock, judge_server, steps_asked, verdicts
+from label_studies import TINY, rows, study_of
+
+from guerdon.episodes.published import published_solutions
+from guerdon.episodes.solution_files import read_solutions, write_solutions
+from guerdon.episodes.solutions import Solution
+from guerdon.errors import DataError
+from guerdon.labels.label import label
+from guerdon.retry import Clock
+from guerdon.settings.label import LabelSettings
+from guerdon.settings.study import Study
+
+
+def fake():
+    clock = FakeClock()
+    return Clock(clock.now, clock.sleep)
+
+
+def without_data(save_dir, path, **given):
+    return Study.model_validate({
+        "policy": {"type": "text", "tiny": TINY},
+        "label": {"save_dir": str(save_dir), "solutions": {"data_path": str(path)}, **given},
+    })  # fmt: skip
+
+
+def test_solutions_of_generated_questions_get_the_labels_they_had(policy, tmp_path):
+    first = label(study_of(policy, tmp_path / "first"))
+    wanted = read_solutions(first.folder)
+    trl = write_solutions(tmp_path / "mine.parquet", wanted, "trl").path
+    given = study_of(policy, tmp_path / "second").model_dump(exclude_unset=True)
+    given["label"] = {"save_dir": str(tmp_path / "second"), "labeler": "exact",
+                      "solutions": {"data_path": str(trl), "min_steps": 1}}  # fmt: skip
+    done = label(Study.model_validate(given))
+    assert done.folder.name == "prm_dataset_given_HE"
+    found = read_solutions(done.folder)
+    for one, two in zip(found, wanted, strict=True):
+        assert (one.id, one.steps, one.labels, one.rewards) == (two.id, two.steps, two.labels, two.rewards)
+    assert done.card["method"] is None
+    assert done.card["sampled"] == {}
+
+
+def test_prm800k_is_labelled_anew_by_a_judge_without_a_data_section(tmp_path):
+    source = (
+        Solution("a", "1+1=?", ("1+1=2\n", r"It is \boxed{2}"), (1.0, 1.0), ground_truth="2", separator="\n"),
+        Solution("a", "2+2=?", ("2+2=5\n", "# Answer\n\n5"), (0.0, None), ground_truth="4", separator="\n"),
+        Solution("c", "2+2=?", ("so",), (1.0,), ground_truth="4", separator="\n"),
+        Solution("d", "3+3=?", ("3+3=6\n", "6"), (1.0, 1.0), separator="\n"),
+    )  # fmt: skip
+    path = write_solutions(tmp_path / "prm800k.jsonl", source, "prm800k").path
+    bad = {"question": {"problem": "0"}, "label": {"finish_reason": "bad_problem", "steps": []}}
+    path.write_text(path.read_text() + json.dumps(bad) + "\n")
+    with judge_server(lambda text: verdicts([-1] * len(steps_asked(text)))) as server:
+        judge = {"api": "openai", "model": "m", "base_url": server.url + "/v1"}
+        done = label(without_data(tmp_path, path, labeler="judge", judge=judge), clock=fake())
+        few = label(without_data(tmp_path, path, labeler="judge", judge=judge, num_samples=1), clock=fake())
+    found = rows(few.folder)
+    assert len(found) == 1
+    assert few.card["solutions"]["left_out"]["beyond_num_samples"] == 3
+    assert done.card["solutions"]["left_out"] == {"bad_problem": 1, "too_few_steps": 1}
+    assert done.card["solutions"]["labelled"] == 3
+    assert done.card["solutions"]["answer_not_checked"] == {"answer_unparsable": 1, "no_true_answer": 1}
+    assert (found[0]["step_labels"], found[0]["is_correct"]) == ([0.0, 0.0], True)
+
+
+def test_given_solutions_are_checked_and_named_apart(tmp_path):
+    source = [Solution("a", f"{k}+2=?", (f"{k}+2=\n", r"\boxed{4}"), ground_truth=str(k + 2)) for k in (2, 3)]
+    path = write_solutions(tmp_path / "mine.jsonl", source).path
+    with judge_server() as server:
+        judge = {"api": "openai", "model": "m", "base_url": server.url + "/v1"}
+        done = label(without_data(tmp_path, path, labeler="judge", judge=judge), clock=fake())
+    found = published_solutions([str(done.folder)], Counter())
+    assert [(s.id, s.is_correct, s.answer) for s in found] == [("a", True, "4"), ("a-2", False, "4")]
+
+
+def test_nothing_to_label_names_the_file(tmp_path):
+    path = write_solutions(tmp_path / "mine.jsonl", [Solution("a", "q", ("one",))]).path
+    with pytest.raises(DataError, match=r"no solution to label in .*mine\.jsonl: left out were 1 too_few_steps"):
+        label(without_data(tmp_path, path, labeler="exact"))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"method": 1}, "method would do nothing with solutions.data_path"),
+        ({"num_rollouts": 3, "splitter": "newline"}, "num_rollouts, splitter would do nothing"),
+        ({"mining": {}}, "mining would do nothing"),
+        ({"solutions": {"data_path": "x", "temperature": 1.0}}, r"solutions\.temperature would do nothing"),
+    ],
+)
+def test_keys_that_write_solutions_do_nothing_with_given_ones(given, words):
+    with pytest.raises(ValueError, match=words):
+        LabelSettings.model_validate({"labeler": "exact", "solutions": {"data_path": "x"}, **given})
