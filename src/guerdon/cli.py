@@ -20,6 +20,7 @@ import typer
 
 from guerdon import __version__
 from guerdon.errors import ConfigError, GuerdonError
+from guerdon.lifeline import end_with_parent
 from guerdon.serve.verb import serve
 
 if TYPE_CHECKING:
@@ -304,6 +305,7 @@ def _root(
 
 def main() -> None:
     """Entry point: expected errors become one line and an exit status."""
+    end_with_parent()
     signal.signal(signal.SIGTERM, _interrupt)
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())  # modules beside the study are found, as by `python -m guerdon`

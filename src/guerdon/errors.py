@@ -24,6 +24,12 @@ class ConfigError(GuerdonError, ValueError):
     """The configuration is wrong: an unknown key, a value out of range, a knob that would do nothing."""
 
 
+class InUseError(ConfigError):
+    """Another process works in the folder now."""
+
+    exit_code = 5
+
+
 class DataError(GuerdonError, ValueError):
     """Data on disk is missing, truncated or of another shape than declared."""
 
@@ -38,6 +44,12 @@ class MissingDependencyError(GuerdonError, ImportError):
 
 class TooManyFailuresError(GuerdonError, RuntimeError):
     """Measurements failed more often than `max_failure_rate` allows. The run left a resumable checkpoint."""
+
+    exit_code = 3
+
+
+class NonFiniteError(GuerdonError, RuntimeError):
+    """Training diverged: updates were skipped because they were not finite, or weights are not finite."""
 
     exit_code = 3
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from guerdon.errors import ConfigError
+from guerdon.errors import ConfigError, InUseError
 
 
 @contextmanager
@@ -26,7 +26,8 @@ def held(folder: Path, *, busy: str) -> Iterator[None]:
         busy: what to say where another holds it.
 
     Raises:
-        ConfigError: another holds it, or the disk has no locks.
+        InUseError: another holds it.
+        ConfigError: the disk has no locks.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -34,7 +35,7 @@ def held(folder: Path, *, busy: str) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ConfigError(busy) from error
+            raise InUseError(busy) from error
         except OSError as error:
             raise ConfigError(f"{folder} cannot be locked ({error.strerror}); choose one on another disk") from error
         yield

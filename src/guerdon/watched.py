@@ -1,7 +1,8 @@
 """A process that answers requests, one line of JSON each, and is watched by the clock: one that hangs is killed.
 
 For work that nobody can limit from within: comparing formulas, decoding a stranger's video. Open files can be handed
-over with a request, so that the process needs no right to open any. This module does not know what is asked.
+over with a request, so that the process needs no right to open any. It ends with this process, where it calls
+`end_with_parent`. This module does not know what is asked.
 
     worker = Watched([sys.executable, "-m", "guerdon.worlds.verifier_worker", "10", "0"], start_seconds=120)
     worker.ask({"gold": "1/2", "answer": "0.5"}, timeout=10)      # None where the time ran out
@@ -20,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from guerdon.errors import MissingDependencyError
+from guerdon.lifeline import start_child
 
 
 class DiedError(Exception):
@@ -54,14 +56,14 @@ class Watched:
         if hands_files:
             self._socket, theirs = socket.socketpair(socket.AF_UNIX)
             command = [*command, str(theirs.fileno())]
-        self.process = subprocess.Popen(  # noqa: S603 (our own module, or what a caller chose)
+        self.process = start_child(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,
             pass_fds=() if theirs is None else (theirs.fileno(),),
-            env=None if environment is None else dict(environment),
+            environment=environment,
         )
         if theirs is not None:
             theirs.close()

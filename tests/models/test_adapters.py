@@ -28,7 +28,7 @@ from transformers.models.mistral.modeling_mistral import MistralModel
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Model
 
 from guerdon.errors import CheckpointError, ConfigError
-from guerdon.models.adapters import ADAPTERS, load_adapter, recognise
+from guerdon.models.adapters import ADAPTERS, load_adapter, qwen_prm, recognise
 from guerdon.models.adapters.notes import adapter_of
 from guerdon.models.judgement import Judge, JudgeOptions, judge
 from guerdon.models.text_load import load_text_model
@@ -212,8 +212,16 @@ def test_characters_that_a_tokenizer_does_not_know(tmp_path):
     assert scores[1].failure.reason == "unknown_character"
 
 
-def test_a_value_that_is_not_finite_is_a_failure(tmp_path):
-    Qwen(tmp_path, bias=[float("nan"), 0.0])
+def test_a_value_that_is_not_finite_is_a_failure(tmp_path, monkeypatch):
+    Qwen(tmp_path)
+    read = qwen_prm.read_strictly
+
+    def spoilt(kind, path):
+        model = read(kind, path)
+        model.score[2].bias[0] = float("nan")
+        return model
+
+    monkeypatch.setattr(qwen_prm, "read_strictly", spoilt)
     assert load_adapter("qwen_prm", str(tmp_path), 4).score([episode()])[0].failure.reason == "non_finite"
 
 
@@ -222,6 +230,7 @@ def test_a_value_that_is_not_finite_is_a_failure(tmp_path):
     [
         (Qwen, {"tokenizer": qwen_tokenizer(marker=False)}, "no token for '<extra_0>'"),
         (Qwen, {"tokenizer": byte_level(["<|endoftext|>", "<extra_0>"])}, "no chat template"),
+        (Qwen, {"bias": [float("nan"), 0.0]}, r"its score\.2\.bias is not finite"),
         (Qwen, {"lacks": ["score.2.bias"]}, "lacks 1 weights, such as score.2.bias"),
         (Qwen, {"extra": ["v_head.summary.bias"]}, "1 weights of another model, such as v_head"),
         (MathShepherd, {"tokenizer": mistral_tokenizer(["a b c"] * 9)}, "no token for 'ки'"),

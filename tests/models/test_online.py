@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from guerdon.errors import CheckpointError
+from guerdon.errors import CheckpointError, NonFiniteError
 from guerdon.models.backbone import ImageScorer, calibrating
 from guerdon.models.checkpoint import ImageModelConfig
 from guerdon.models.image import ImageRewardModel
@@ -162,3 +162,22 @@ def test_quality_by_hand():
     assert found == {"accuracy": 0.5, "auroc": 0.75}
     assert progress_quality(np.array([0.0, 0.5]), np.array([0.5, 0.5])) == {"mae": 0.25}
     assert progress_quality(np.array([]), np.array([])) == {"mae": None}
+
+
+def test_refits_that_diverge_stop_and_leave_finite_weights():
+    trainer = make_trainer(learning_rate=1e30)
+    metrics = trainer.update(*labelled(8, 1), steps=4)
+    assert metrics["skipped_updates"] >= 2
+    with pytest.raises(NonFiniteError, match="updates of the image reward model were skipped"):
+        trainer.update(*labelled(8, 1), steps=20)
+
+
+def test_a_skipped_step_changes_no_weight():
+    trainer = make_trainer()
+    before = {name: p.clone() for name, p in trainer.model.scorer.named_parameters()}
+    frames, targets = labelled(8, 1)
+    trainer._logits = lambda pixels: torch.full((len(pixels),), float("nan"), requires_grad=True)
+    metrics = trainer.update(frames, targets, steps=3)
+    assert metrics["loss"] is None
+    assert metrics["skipped_updates"] == 3
+    assert all(torch.equal(p, before[name]) for name, p in trainer.model.scorer.named_parameters())

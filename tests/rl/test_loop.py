@@ -164,7 +164,7 @@ def broken(name, count):
 def test_too_many_failures_stop_the_run_with_a_checkpoint(tmp_path):
     study = clock_study(tmp_path, reward=reader_reward(failure_window=30))
     loop = start(study, reader=clock.Reader(broken))
-    with pytest.raises(TooManyFailuresError, match="100% of the last") as caught:
+    with pytest.raises(TooManyFailuresError, match="100% of its last") as caught:
         loop.run()
     assert caught.value.exit_code == 3
     step = lines(study)[-1]["step"]

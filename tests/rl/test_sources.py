@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guerdon.errors import TooManyFailuresError
+from guerdon.errors import CheckpointError, TooManyFailuresError
 from guerdon.rl.failures import FailureCounter, failure_rows, refuse_failures
 from guerdon.rl.sightings import Sighting, cut_into_segments
 from guerdon.rl.sources import Source
@@ -250,22 +250,22 @@ def fails(n):
 
 def test_the_counter_waits_for_a_window():
     counter = FailureCounter(0.1, 20)
-    counter.add(10, fails(2))
+    counter.add("rm", 10, fails(2))
     assert counter.rate == 0.2
     assert not counter.too_many()
-    assert counter.too_many(at_end=True)
-    counter.add(10, fails(1))
-    assert counter.too_many()  # 3 of 20
-    counter.add(20, [])
+    assert counter.too_many(at_end=True) == ["rm"]
+    counter.add("rm", 10, fails(1))
+    assert counter.too_many() == ["rm"]  # 3 of 20
+    counter.add("rm", 20, [])
     assert not counter.too_many()
     assert (counter.total, counter.scored) == (3, 40)
 
 
 def test_outright_failure_is_seen_before_the_window_fills():
     counter = FailureCounter(0.1, 30)
-    counter.add(9, fails(9))
+    counter.add("rm", 9, fails(9))
     assert not counter.too_many()
-    counter.add(1, fails(1))
+    counter.add("rm", 1, fails(1))
     assert counter.too_many()
     assert "100%" in counter.message()
     assert "--resume" in counter.message()
@@ -274,12 +274,45 @@ def test_outright_failure_is_seen_before_the_window_fills():
     assert counter.total == 10
 
 
-@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5)), max_size=20))
+def test_a_source_that_always_works_hides_none_that_fails():
+    counter = FailureCounter(0.5, 200)
+    late = [(0, 0, Failure("timeout"))] * 90 + [(0, 0, Failure("non_finite"))] * 6
+    counter.add("verifier", 96, [])
+    counter.add("prm", 96, late)
+    assert counter.rates == {"verifier": 0.0, "prm": 1.0}
+    assert counter.rate == 1.0
+    assert counter.too_many() == ["prm"]
+    assert counter.message() == (
+        "reward source 'prm': 100% of its last 96 measurements failed (timeout 90, non_finite 6); "
+        "reward.max_failure_rate is 50%. Fix it and go on with --resume"
+    )
+    both = FailureCounter(0.5, 200)
+    both.add("verifier", 96, [(0, 0, Failure("answer_unparsable"))] * 72)
+    both.add("prm", 96, late)
+    assert both.too_many() == ["verifier", "prm"]
+    assert "'verifier': 75% of its last 96 measurements failed (answer_unparsable 72); reward source" in both.message()
+
+
+def test_sources_of_different_pace_have_a_window_each():
+    counter = FailureCounter(0.1, 10)
+    for _ in range(10):
+        counter.add("fast", 100, [])
+        counter.add("slow", 1, fails(1))
+    assert counter.too_many() == ["slow"]
+    assert counter.rates == {"fast": 0.0, "slow": 1.0}
+
+
+def test_an_older_count_of_failures_is_refused():
+    with pytest.raises(CheckpointError, match="older guerdon"):
+        FailureCounter(0.1, 10).load_state_dict({"recent": [0, 1], "reasons": {}, "scored": 2})
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 5), st.integers(0, 5)), max_size=20))
 def test_the_counter_survives_a_checkpoint(batches):
     first, second = FailureCounter(0.2, 12), FailureCounter(0.2, 12)
-    for scored, failed in batches:
-        first.add(scored, fails(min(scored, failed)))
+    for source, scored, failed in batches:
+        first.add(source, scored, fails(min(scored, failed)))
     second.load_state_dict(first.state_dict())
     assert second.state_dict() == first.state_dict()
     assert second.too_many() == first.too_many()
-    assert second.rate == first.rate
+    assert second.rates == first.rates

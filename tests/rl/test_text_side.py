@@ -20,7 +20,7 @@ from text_rl import (
     sum_study,
 )
 
-from guerdon.errors import ConfigError, TooManyFailuresError
+from guerdon.errors import ConfigError, NonFiniteError, TooManyFailuresError
 from guerdon.policies.text_files import load_policy, save_policy
 from guerdon.policies.tiny_text import build_tokenizer
 from guerdon.rl.loop import Loop
@@ -309,14 +309,14 @@ def test_too_many_unchecked_answers_stop_the_run_with_a_checkpoint(tmp_path):
     assert list((run_folder(study) / "checkpoints").glob("step_*"))
 
 
-def broken_prime(loop):
+def broken_prime(loop, every=2):
     """From now on the reward model's numbers are not finite."""
     phi = loop.side.processes["prime"].model.phi
     original = phi.evaluate
 
     def evaluate(batch, **kwargs):
         scores = original(batch, **kwargs)
-        scores.log_probs_B_T[::2] = float("nan")
+        scores.log_probs_B_T[::every] = float("nan")
         return scores
 
     phi.evaluate = evaluate
@@ -334,7 +334,8 @@ def test_a_reward_model_that_breaks(on_failure, tmp_path):
             loop.run()
         assert all(torch.equal(v, before[k]) for k, v in loop.side.policy.tensors().items())
         return
-    loop.run()
+    with pytest.raises(NonFiniteError, match="skipped updates in a row"):  # it learnt nothing up to the end
+        loop.run()
     rows = lines(study, "episodes")
     broken = [row for row in rows if row["return/prime"] is None]
     assert len(broken) == len(rows) // 2
@@ -344,6 +345,21 @@ def test_a_reward_model_that_breaks(on_failure, tmp_path):
     train = [row for row in lines(study) if row["kind"] == "train"]
     assert all(row["reward_model/prime/skipped_updates"] >= 1 for row in train)
     assert all(row["undefined_returns/prime"] == 8 for row in train)
+
+
+def test_a_verifier_that_always_works_does_not_hide_a_reward_model_that_never_does(tmp_path):
+    limits = {"max_failure_rate": 0.5, "failure_window": 32}
+    study = letter_study(tmp_path, reward_model=prime(on_failure="neutral"), reward=limits)
+    loop = start(study)
+    broken_prime(loop, every=1)
+    with pytest.raises(TooManyFailuresError, match=r"'prime': 100% of its last 16 measurements failed \(non_finite 16"):
+        loop.run()
+    train = [row for row in lines(study) if row["kind"] == "train"]
+    assert [(row["failure_rate"], row["failure_rate/prime"], row["failure_rate/verifier"]) for row in train] == [
+        (1, 1, 0)
+    ]
+    start(study, resume=True).run()
+    assert (run_folder(study) / "COMPLETE").is_file()
 
 
 def test_every_part_of_a_batch_can_have_its_own_unit_as_the_ranks_of_the_original_have(tmp_path):

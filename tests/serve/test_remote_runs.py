@@ -138,7 +138,7 @@ def test_when_everything_fails_the_run_stops_with_3_and_goes_on_once_it_is_mende
         with pytest.raises(SystemExit) as left:
             main()
         assert left.value.code == 3
-        assert "100% of the last" in capsys.readouterr().err
+        assert "100% of its last" in capsys.readouterr().err
         folder = run_folder(study)
         assert ckpt.latest_checkpoint(folder / "checkpoints") is not None
         failures = lines(study, "failures")

@@ -9,7 +9,7 @@ import torch
 from corridor import ID
 from guerdon.collect.collect import collect
 from guerdon.episodes.write import EpisodeWriter
-from guerdon.errors import ConfigError, DataError
+from guerdon.errors import ConfigError, DataError, NonFiniteError
 from guerdon.policies.control import build_policy, load_policy
 from guerdon.policies.experts import ScriptedExpert
 from guerdon.rl.evaluation import evaluate_policy
@@ -218,3 +218,11 @@ def test_collected_episodes_can_be_cloned(tmp_path):
                 train_bc(config)
         else:
             assert train_bc(config)[1]["pairs"] == 32
+
+
+def test_a_clone_that_diverges_is_not_written(tmp_path):
+    written(tmp_path / "data", linear_episodes())
+    with pytest.raises(NonFiniteError, match=r"lower bc\.learning_rate") as caught:
+        train_bc(study(tmp_path, epochs=2, learning_rate=1e30))
+    assert caught.value.exit_code == 3
+    assert not list(tmp_path.rglob("*.safetensors"))

@@ -3,10 +3,12 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from synthetic import square_episode, square_episodes
 
 from guerdon.atomic import write_json
-from guerdon.errors import ConfigError, DataError
+from guerdon.errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from guerdon.finite import first_non_finite
 from guerdon.models.checkpoint import load_checkpoint
 from guerdon.models.load import load_reward_model
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
@@ -91,3 +93,16 @@ def test_without_validation_everything_is_trained_on(tmp_path):
 def test_only_failures_is_an_error(tmp_path):
     with pytest.raises(DataError, match="no success frame"):
         train_on_episodes(settings(tmp_path), [square_episode(1, succeeds=False)])
+
+
+@pytest.mark.parametrize("kind", [ResNetTrainSettings, ProgressTrainSettings])
+@pytest.mark.parametrize("steps", [1, 6])
+def test_a_training_that_diverges_writes_no_weights(kind, steps, tmp_path):
+    chosen = settings(tmp_path, kind, max_steps=steps, learning_rate=1e30)
+    with pytest.raises(NonFiniteError, match=r"not finite|loss is nan|loss is inf") as caught:
+        train_on_episodes(chosen, square_episodes(6))
+    assert caught.value.exit_code == 3
+    stored = [load_file(file) for file in tmp_path.rglob("*.safetensors")]
+    assert first_non_finite(pair for tensors in stored for pair in tensors.items()) is None
+    with pytest.raises(CheckpointError, match="no reward model"):
+        load_reward_model("resnet" if kind is ResNetTrainSettings else "progress", chosen.save_dir)

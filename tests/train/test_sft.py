@@ -5,8 +5,10 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from guerdon.errors import ConfigError, DataError
+from guerdon.errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from guerdon.finite import first_non_finite
 from guerdon.policies.generate import LocalEngine
 from guerdon.policies.text_files import load_policy, read_model
 from guerdon.policies.tokens import prompt_ids, response_texts
@@ -183,6 +185,23 @@ def test_adapters_are_merged_into_a_model_that_stands_by_itself(tmp_path):
     assert all("proj" in name for name in moved)  # embeddings and norms stay frozen
 
 
-def test_a_loss_that_is_no_number_stops_it(tmp_path):
-    with pytest.raises(DataError, match="learning_rate"):
-        train_sft(SUMS, settings_for(tmp_path, learning_rate=1e30, max_grad_norm=1e30, lr_scheduler="constant"), POLICY)
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("lora", [None, LoraSettings(r=2, alpha=4)], ids=["whole", "lora"])
+def test_a_training_that_diverges_writes_no_weights(lora, steps, tmp_path):
+    policy = POLICY.model_copy(update={"lora": lora})
+    with pytest.raises(NonFiniteError, match=r"not finite|loss is nan|loss is inf") as caught:
+        train_sft(SUMS, settings_for(tmp_path, max_steps=steps, eval_every=1, learning_rate=1e30), policy)
+    assert caught.value.exit_code == 3
+    stored = [load_file(file) for file in tmp_path.rglob("*.safetensors")]
+    assert first_non_finite(pair for tensors in stored for pair in tensors.items()) is None
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_model_whose_weights_are_not_finite_is_not_read(tmp_path):
+    folder, _ = train_sft(SUMS, settings_for(tmp_path, max_steps=1, eval_every=1), POLICY)
+    (folder / "COMPLETE").unlink()  # as a folder of somebody else
+    tensors = load_file(folder / "model.safetensors")
+    next(iter(tensors.values())).view(-1)[0] = float("inf")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="not finite"):
+        load_policy(TextPolicySettings(path=str(folder), bf16=False), seed=0)

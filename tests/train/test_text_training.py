@@ -7,10 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from text_lessons import TINY, data_of, study_of, sums
 from torch.nn import functional
 
-from guerdon.errors import ConfigError, DataError
+from guerdon.errors import ConfigError, DataError, NonFiniteError
+from guerdon.finite import first_non_finite
 from guerdon.models.text_card import read_card
 from guerdon.models.text_load import load_text_model
 from guerdon.settings.text_policy import LoraSettings
@@ -301,7 +303,7 @@ def test_nothing_to_learn_from_is_an_error_that_says_why(tmp_path):
         with pytest.raises(DataError, match=f"rewards: {rewards} needs rewards of steps"):
             fit_text_model(settings_for("stepwise", tmp_path, rewards=rewards), STUDY, data_of())
     wild = {"learning_rate": 1e30, "max_grad_norm": 1e30, "lr_scheduler": "constant"}
-    with pytest.raises(DataError, match="lower learning_rate"):
+    with pytest.raises(NonFiniteError, match="lower learning_rate"):
         fit_text_model(settings_for("outcome", tmp_path, **wild), STUDY, data_of())
 
 
@@ -329,3 +331,17 @@ def test_pairs_are_of_the_same_question(tmp_path):
         assert trainer._lessons.targets[good] == [1]
         assert trainer._lessons.targets[bad] == [0]
     assert {i for item in trainer._items for i in item} == set(range(len(trainer._lessons)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training_that_diverges_writes_no_weights(kind, tmp_path):
+    for steps in (2, 4):  # the first may be that of the head alone
+        wild = {"learning_rate": 1e30, "max_grad_norm": 1e30, "max_steps": steps, "save_steps": 1, "head_epochs": 0}
+        wild |= {"head_learning_rate": 1e30} if "head_learning_rate" in KINDS[kind][1] else {}
+        known = {k: v for k, v in wild.items() if k in KINDS[kind][0].model_fields}
+        with pytest.raises(NonFiniteError, match=r"not finite|loss is nan|loss is inf") as caught:
+            fit_text_model(settings_for(kind, tmp_path / str(steps), **known), STUDY, data_of())
+        assert caught.value.exit_code == 3
+    stored = [load_file(file) for file in tmp_path.rglob("*.safetensors")]
+    assert first_non_finite(pair for tensors in stored for pair in tensors.items()) is None
+    assert not list(tmp_path.rglob("reward_model.json"))

@@ -5,8 +5,10 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from guerdon.errors import CheckpointError, ConfigError, DataError
+from guerdon.errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from guerdon.finite import first_non_finite
 from guerdon.models.load import load_reward_model
 from guerdon.models.vlm_files import load_vlm, read_card
 from guerdon.models.vlm_local import read_vlm
@@ -217,3 +219,15 @@ def test_settings_that_do_nothing_are_refused():
     ):
         with pytest.raises(ValueError, match=why):
             settings("x", **changes)
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("lora", [None, LoraSettings(r=4)], ids=["whole", "lora"])
+def test_a_training_that_diverges_writes_no_weights(lora, steps, tmp_path):
+    chosen = settings(tmp_path, lora=lora, max_steps=steps, eval_every=1, learning_rate=1e30)
+    with pytest.raises(NonFiniteError, match=r"not finite|loss is nan|loss is inf") as caught:
+        train_vlm_on_episodes(chosen, lamps(), data_hash="abc")
+    assert caught.value.exit_code == 3
+    stored = [load_file(file) for file in tmp_path.rglob("*.safetensors")]
+    assert first_non_finite(pair for tensors in stored for pair in tensors.items()) is None
+    assert not (tmp_path / "model").exists()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from corridor import GOAL, ID
-from guerdon.errors import CheckpointError, ConfigError, DataError
+from guerdon.errors import CheckpointError, ConfigError, NonFiniteError
 from guerdon.settings.world import EnvSettings
 from guerdon.worlds.build import build_world
 from guerdon.worlds.gymnasium_env import RenderEye, make_gymnasium_env
@@ -118,7 +118,7 @@ def test_an_action_that_is_no_number_is_refused(value):
     world.reset()
     actions = np.zeros((3, 1), np.float32)
     actions[2] = value
-    with pytest.raises(DataError, match="copy 2"):
+    with pytest.raises(NonFiniteError, match="copy 2"):
         world.step(actions)
 
 

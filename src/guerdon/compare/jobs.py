@@ -1,11 +1,14 @@
 """Run commands that depend on each other, a few at a time; one that fails never takes the others along.
 
-Each job is a process of its own with its own log. A job that finished is not run again. This module does not know
+Each job is a process of its own with its own log, which ends with this one, however that ends. A job that finished is
+not run again; one whose folder another process works in waits for it. This module does not know
 what the commands do.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -18,9 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from guerdon import atomic
+from guerdon.errors import InUseError
+from guerdon.folder_lock import held
+from guerdon.lifeline import start_child
+
+_log = logging.getLogger(__name__)
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS")
 _GRACE = 20.0  # seconds
+_PAUSE = 0.5  # seconds between looks at a folder in which another process works
 
 
 @dataclass(frozen=True)
@@ -113,14 +122,25 @@ class _Alive:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.ending = False
+        self._end = threading.Event()
+
+    @property
+    def ending(self) -> bool:
+        """Whether no other process may start."""
+        return self._end.is_set()
+
+    def wait_for(self, folder: Path) -> None:
+        """Wait until no process works in a folder, or the study ends."""
+        while not self._end.wait(_PAUSE):
+            with contextlib.suppress(InUseError), held(folder, busy=""):
+                return
 
     def __enter__(self) -> _Alive:
         return self
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            self.ending = True
+            self._end.set()
             left = list(self._processes.values())
         for process in left:
             process.terminate()
@@ -137,8 +157,8 @@ class _Alive:
             with self._lock:
                 if self.ending:
                     return -signal.SIGTERM
-                process = subprocess.Popen(  # noqa: S603 - our own interpreter and our own arguments
-                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
+                process = start_child(
+                    command, environment=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
                 )
                 self._processes[name] = process
             code = process.wait()
@@ -151,10 +171,17 @@ def _run(job: Job, folder: Path, alive: _Alive) -> Outcome:
     started = time.perf_counter()
     log = folder / f"{job.name}.log"
     environment = {**os.environ, **{name: os.environ.get(name, "1") for name in _ONE_THREAD}}
-    code = alive.start(job.name, [sys.executable, "-m", "guerdon", *job.arguments], log, environment)
+    command = [sys.executable, "-m", "guerdon", *job.arguments]
+    code = alive.start(job.name, command, log, environment)
+    while code == InUseError.exit_code and job.folder is not None:
+        _log.warning("%s waits: another process works in %s", job.name, job.folder)
+        alive.wait_for(job.folder)
+        code = alive.start(job.name, command, log, environment)
     seconds = time.perf_counter() - started
     if code == 0:
         atomic.write_text(_mark(folder, job), f"{seconds:.1f}\n")
+        if job.folder is not None:  # of an earlier attempt
+            (job.folder / "FAILED.json").unlink(missing_ok=True)
         return Outcome(job, "done", seconds=seconds)
     message = f"exit status {code}: {_last_line(log)} (log: {log})"
     if job.folder is not None and not alive.ending and not (job.folder / "FAILED.json").exists():

@@ -52,7 +52,7 @@ def run_notes(run: RunRecord, *, warned: bool = True) -> list[Note]:
         notes.append(Note(f"{run.name}: {words.plural(run.skipped_lines, 'unreadable line')} skipped"))
     if run.n_failures:
         rate = failure_rate(run)
-        share = "" if rate is None else f", {words.percent(rate)} of all on average"
+        share = "" if rate is None else f", {words.percent(rate)} of the source that fails most, on average"
         notes.append(Note(f"{run.name}: {words.plural(run.n_failures, 'failed measurement')}{share}"))
     return notes
 

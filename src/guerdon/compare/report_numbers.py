@@ -63,7 +63,7 @@ class ArmRow:
         difference: final success minus the baseline's, paired by task and seed; None for the baseline.
         speed: the baseline's steps to its own final success over the arm's; None for the baseline.
         speed_sentence: that ratio in plain words where its interval excludes 1, else empty.
-        failure_rate: mean share of failed measurements, over all runs that logged one.
+        failure_rate: mean share of failed measurements of the source that fails most, over all runs that logged one.
         n_runs: complete runs; `n_planned` is how many the study asked for.
         wall_seconds: mean over complete runs.
     """

@@ -19,6 +19,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from transformers import ResNetConfig, ResNetModel
 
 from guerdon.errors import CheckpointError, ConfigError, boundary
+from guerdon.finite import refuse_to_read
 
 _DEPTHS: dict[str, tuple[str, list[int]]] = {
     "resnet18": ("basic", [2, 2, 2, 2]),
@@ -143,4 +144,5 @@ def _load_backbone(arch: str, path: str) -> Any:
     bad = {what: keys for what, keys in problems.items() if keys}
     if bad:
         raise CheckpointError(f"pretrained_path {path!r} does not fit {arch!r}: {bad}")
+    refuse_to_read(backbone.named_parameters(), f"pretrained_path {path!r}")
     return backbone

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from guerdon.atomic import seal_folder, sha256, write_json
 from guerdon.errors import CheckpointError, boundary
+from guerdon.finite import load_weights, save_weights
 from guerdon.models.backbone import ImageScorer
 
 Kind = Literal["resnet", "progress"]
@@ -63,14 +63,15 @@ def save_checkpoint(path: str | Path, scorer: ImageScorer, config: ImageModelCon
 
     Returns:
         The folder.
+
+    Raises:
+        NonFiniteError: a weight is not finite; an existing folder stays.
     """
     target = Path(path)
     temporary = target.with_name(f".{target.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in scorer.state_dict().items()}
-    save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
-    (temporary / WEIGHTS).chmod(0o644)
+    save_weights({name: tensor.detach().cpu() for name, tensor in scorer.state_dict().items()}, temporary / WEIGHTS)
     facts = {"guerdon_version": version("guerdon"), "sha256": sha256(temporary / WEIGHTS)}
     write_json(temporary / CONFIG, asdict(config) | facts)
     seal_folder(temporary, target)
@@ -142,7 +143,7 @@ def load_checkpoint(path: str | Path, **requested: Any) -> tuple[ImageScorer, Im
         expected = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("sha256")
         if sha256(folder / WEIGHTS) != expected:
             raise CheckpointError(f"{folder / WEIGHTS} is corrupt: its SHA-256 is not the one in {CONFIG}")
-        weights = load_file(folder / WEIGHTS)
+        weights = load_weights(folder / WEIGHTS)
     with torch.random.fork_rng(devices=[]):
         scorer = ImageScorer(config.arch, hidden_dim=config.hidden_dim, dropout=config.dropout)
     with boundary(

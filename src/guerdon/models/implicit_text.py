@@ -21,11 +21,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from guerdon.atomic import seal_folder, verify_folder, write_json
-from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
+from guerdon.errors import CheckpointError, ConfigError, NonFiniteError, boundary
+from guerdon.finite import load_weights, save_weights
 from guerdon.models.implicit_losses import implicit_rewards
 from guerdon.models.text_card import TextModelCard
 from guerdon.models.text_inputs import Reading, as_batch, buckets, read_steps
@@ -126,6 +126,9 @@ class ImplicitModel(TextRewardModel):
         Returns:
             `loss` (mean before each gradient step), `learned` and `skipped` (episodes); no loss where nothing was
             learnt.
+
+        Raises:
+            NonFiniteError: the loss or its gradient is not finite.
         """
         known: list[tuple[Reading, Episode]] = []
         for episode in episodes:
@@ -174,7 +177,9 @@ class ImplicitModel(TextRewardModel):
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.learning["max_grad_norm"])
         if not np.isfinite([total, float(norm)]).all():
             optimizer.zero_grad()
-            raise DataError("the loss or its gradient is not finite, so no step was taken; lower the learning rate")
+            raise NonFiniteError(
+                "the loss or its gradient is not finite, so no step was taken; lower the learning rate"
+            )
         optimizer.step()
         optimizer.zero_grad()
         return total
@@ -197,7 +202,7 @@ class ImplicitModel(TextRewardModel):
         temporary.mkdir(parents=True)
         state = self._adamw().state_dict()["state"]
         adam = {f"{_ADAM}{i}.{k}": torch.as_tensor(v).cpu() for i, slots in state.items() for k, v in slots.items()}
-        save_file({k: t.contiguous() for k, t in (self.tensors() | adam).items()}, temporary / _STATE)
+        save_weights(self.tensors() | adam, temporary / _STATE)
         write_json(temporary / _COUNTS, {"updates": self.updates, "origin": self._origin})
         seal_folder(temporary, folder)
 
@@ -211,7 +216,7 @@ class ImplicitModel(TextRewardModel):
         with boundary(CheckpointError, f"{folder} cannot be read"):
             counts = json.loads((folder / _COUNTS).read_text(encoding="utf-8"))
             _refuse_foreign(folder, counts.get("origin"), self._origin)
-            tensors = load_file(folder / _STATE)
+            tensors = load_weights(folder / _STATE)
             self.updates = int(counts["updates"])
             self.load_tensors({k: t for k, t in tensors.items() if not k.startswith(_ADAM)})
             slots: dict[int, dict[str, Tensor]] = {}

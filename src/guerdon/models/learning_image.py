@@ -20,11 +20,11 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
 
 from guerdon.atomic import seal_folder, verify_folder, write_json
 from guerdon.episodes.targets import episode_success, progress_targets, success_labels
 from guerdon.errors import CheckpointError, DataError, boundary
+from guerdon.finite import load_weights, save_weights
 from guerdon.models.checkpoint import Kind
 from guerdon.models.image import ImageRewardModel, load_image_model
 from guerdon.models.online import OnlineState, OnlineTrainer
@@ -102,7 +102,7 @@ class LearningImageModel:
         temporary = folder.with_name(f".{folder.name}.partial")
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        save_file({name: tensor.contiguous() for name, tensor in state.tensors.items()}, temporary / _TENSORS)
+        save_weights(state.tensors, temporary / _TENSORS)
         write_json(temporary / _VALUES, state.values)
         seal_folder(temporary, folder)
 
@@ -115,7 +115,7 @@ class LearningImageModel:
         verify_folder(folder)
         with boundary(CheckpointError, f"{folder} cannot be read"):
             values = json.loads((folder / _VALUES).read_text(encoding="utf-8"))
-            self.trainer.load_state_dict(OnlineState(load_file(folder / _TENSORS), values))
+            self.trainer.load_state_dict(OnlineState(load_weights(folder / _TENSORS), values))
 
     def _labelled(self, episode: Episode) -> tuple[ByteArray, FloatArray] | None:
         """Frames whose label is known, with their labels; None where there is none."""

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from guerdon.errors import CheckpointError
+from guerdon.finite import SkippedSteps
 from guerdon.models.backbone import calibrating
 from guerdon.models.image import ImageRewardModel
 from guerdon.models.preprocess import random_shift, to_input, to_pixels
@@ -76,6 +77,7 @@ class OnlineTrainer:
         self.optimizer = torch.optim.AdamW(
             model.scorer.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True
         )
+        self.skipped = SkippedSteps("the image reward model", "the learning rate of its refits")
         self.replay = FrameReplay(replay_size, positive_above=0.5 if model.config.type == "resnet" else 0.0)
         self.updates = 0
         if offline_frames_N_H_W_C is not None and offline_targets_N is not None:
@@ -93,24 +95,32 @@ class OnlineTrainer:
             steps: optimiser steps; without fresh frames nothing is fitted.
 
         Returns:
-            `loss` (mean over the steps), `seconds`, `fresh` (frames), `replay` (frames remembered), and the
-            quality on the fresh frames *before* fitting them: `fresh_accuracy` and `fresh_auroc`, or
-            `fresh_mae`. None where undefined.
+            `loss` (mean over the steps), `skipped_updates` (steps not taken, because loss or gradient was not finite),
+            `seconds`, `fresh` (frames), `replay` (frames remembered), and the quality on the fresh frames *before*
+            fitting them: `fresh_accuracy` and `fresh_auroc`, or `fresh_mae`. None where undefined.
 
         Raises:
             ValueError: targets outside [0, 1] or of another length.
+            NonFiniteError: too many steps in a row were not taken.
         """
         start = time.perf_counter()
         pixels = to_pixels(frames_N_H_W_C, self.model.config.image_size)
         targets = _checked(targets_N, len(pixels))
         metrics = {f"fresh_{name}": value for name, value in self._quality(pixels, targets).items()}
-        loss = self._fit(pixels, targets, steps) if len(pixels) and steps else None
+        losses = self._fit(pixels, targets, steps) if len(pixels) and steps else []
+        taken = [loss for loss in losses if loss is not None]
         self.replay.add(pixels, targets, self.rng)
-        if loss is not None:
+        if taken:
             self._calibrate()
         self.updates += 1
         counts = {"fresh": float(len(pixels)), "replay": float(len(self.replay))}
-        return {"loss": loss, "seconds": time.perf_counter() - start, **counts, **metrics}
+        counts["skipped_updates"] = float(len(losses) - len(taken))
+        return {
+            "loss": float(np.mean(taken)) if taken else None,
+            "seconds": time.perf_counter() - start,
+            **counts,
+            **metrics,
+        }
 
     def _quality(self, pixels: ByteArray, targets: FloatArray) -> dict[str, float | None]:
         values = self.model.probabilities(pixels)
@@ -120,7 +130,8 @@ class OnlineTrainer:
         threshold = 0.5 if self.model.config.threshold is None else self.model.config.threshold
         return classifier_quality(values[known], targets[known], threshold)
 
-    def _fit(self, pixels: ByteArray, targets: FloatArray, steps: int) -> float:
+    def _fit(self, pixels: ByteArray, targets: FloatArray, steps: int) -> list[float | None]:
+        """The loss before each step; None where the step was not taken."""
         scorer, device = self.model.scorer, self.model.device
         replayed = min(round(self.batch_size * self.replay_ratio), self.batch_size - 1) if len(self.replay) else 0
         scorer.train()
@@ -135,18 +146,17 @@ class OnlineTrainer:
                     batch, wanted = np.concatenate([batch, old]), np.concatenate([wanted, old_targets])
                 losses.append(self._step(torch.from_numpy(batch).to(device), torch.from_numpy(wanted).to(device)))
         scorer.eval()
-        return float(torch.stack(losses).mean())
+        return losses
 
-    def _step(self, pixels: Tensor, targets: Tensor) -> Tensor:
+    def _step(self, pixels: Tensor, targets: Tensor) -> float | None:
         if self.augment:
             pixels = random_shift(pixels)
         logits = self._logits(pixels)
         loss = F.binary_cross_entropy_with_logits(logits, targets)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.model.scorer.parameters(), 1.0)
-        self.optimizer.step()
-        return loss.detach()
+        value = float(loss.detach())
+        return None if self.skipped.clipped_step(self.optimizer, value, 1.0) is None else value
 
     def _logits(self, pixels: Tensor) -> Tensor:
         with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.model.bf16):

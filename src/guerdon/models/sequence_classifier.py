@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from guerdon.errors import CheckpointError, DataError, boundary
+from guerdon.finite import refuse_to_read
 from guerdon.policies.tokens import pad_id, pad_right, prompt_ids, response_ids, sequence
 from guerdon.types import Failure, FloatArray, IntArray
 from guerdon.worlds.prompts import Prompt
@@ -44,6 +45,7 @@ class SequenceClassifier:
                 f"the sequence classifier {path!r} lacks {len(missing)} weights, such as {missing[0]}: it was not "
                 "trained as a classifier"
             )
+        refuse_to_read(self.model.named_parameters(), f"the sequence classifier {path!r}")
         self.labels = int(self.model.config.num_labels)
         if self.labels > 2:
             raise CheckpointError(f"the sequence classifier {path!r} has {self.labels} labels; a reward needs 1 or 2")

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 from guerdon import __version__
 from guerdon.atomic import COMPLETE, seal_folder, verify_folder, write_json
 from guerdon.errors import CheckpointError, boundary
+from guerdon.finite import load_weights, save_weights
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.text_files import save_policy
 
@@ -108,7 +108,7 @@ def write_folder(
     save_policy(policy, temporary)
     (temporary / COMPLETE).unlink()  # sealed again below, with what is added
     if head is not None:
-        save_file({name: t.detach().cpu().contiguous() for name, t in head.state_dict().items()}, temporary / HEAD)
+        save_weights({name: t.detach().cpu() for name, t in head.state_dict().items()}, temporary / HEAD)
     if ref is not None:
         save_policy(ref, temporary / "reference")
     write_json(temporary / CARD, asdict(card) | {"guerdon_version": __version__})
@@ -138,5 +138,5 @@ def read_head(folder: Path, width: int) -> nn.Linear:
     """
     head = new_head(width)
     with boundary(CheckpointError, f"{folder / HEAD} cannot be read, or does not fit a model of width {width}"):
-        head.load_state_dict(load_file(folder / HEAD), strict=True)
+        head.load_state_dict(load_weights(folder / HEAD), strict=True)
     return head

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
 from guerdon.errors import CheckpointError, ConfigError, boundary
+from guerdon.finite import load_weights
 from guerdon.models.implicit_text import ImplicitModel
 from guerdon.models.load import load_reward_model
 from guerdon.models.outcome import OutcomeModel
@@ -136,7 +136,7 @@ def _implicit(folder: Path, card: TextModelCard, micro_batch_size: int) -> Impli
         return ImplicitModel(_policy(str(folder), card), card, micro_batch_size=micro_batch_size, ref=ref)
     with boundary(CheckpointError, f"the adapter {folder} cannot be read"):
         config = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
-        stored = load_file(folder / ADAPTER_WEIGHTS)
+        stored = load_weights(folder / ADAPTER_WEIGHTS)
         origin = str(config["base_model_name_or_path"])
         target = config["target_modules"]
         lora = LoraSettings(

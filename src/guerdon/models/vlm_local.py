@@ -18,11 +18,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from guerdon.atomic import COMPLETE, verify_folder
 from guerdon.errors import CheckpointError, boundary
+from guerdon.finite import load_weights, refuse_to_read
 from guerdon.models.vlm_inputs import VisionInputs
 from guerdon.models.vlm_questions import Choice, Question, Reply, Writing, says
 from guerdon.policies.precision import uses_bf16
@@ -66,6 +66,7 @@ def read_vlm(path: str | Path, adapter: str | Path | None = None, *, dtype: torc
     missing = sorted({*report["missing_keys"], *(str(k) for k in report["mismatched_keys"])})
     if missing:
         raise CheckpointError(f"{path} lacks {len(missing)} weights, such as {missing[0]}: it is incomplete")
+    refuse_to_read(model.named_parameters(), f"the vision-language model {str(path)!r}")
     inputs = VisionInputs(tokenizer, processor, model.config.model_type)
     if adapter is not None:
         model = _with_adapter(model, Path(adapter))
@@ -201,7 +202,7 @@ def _with_adapter(model: Any, folder: Path) -> Any:
     if (folder / COMPLETE).is_file():
         verify_folder(folder)
     with quietly(), boundary(CheckpointError, f"the adapter {folder} does not fit its model"):
-        stored = set(load_file(weights))
+        stored = set(load_weights(weights))
         adapted = peft.PeftModel.from_pretrained(model, str(folder))
         wanted = set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
     if stored != wanted:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from guerdon.atomic import write_bytes, write_json
 from guerdon.errors import CheckpointError, ConfigError, boundary
+from guerdon.finite import load_weights, refuse_to_write
 from guerdon.policies.normalize import RunningMeanStd
 from guerdon.settings.policy import CNNPolicySettings, MLPPolicySettings
 
@@ -264,11 +265,17 @@ def build_policy(
 
 
 def save_policy(policy: ControlPolicy, folder: Path) -> None:
-    """Write a policy alone (`policy.safetensors`, `policy.json`), for collecting, cloning and warm starts."""
+    """Write a policy alone (`policy.safetensors`, `policy.json`), for collecting, cloning and warm starts.
+
+    Raises:
+        NonFiniteError: a weight is not finite; an existing policy stays.
+    """
     from safetensors.torch import save
 
     folder.mkdir(parents=True, exist_ok=True)
-    write_bytes(folder / "policy.safetensors", save(policy.tensors()))
+    weights = policy.tensors()
+    refuse_to_write(weights, folder / "policy.safetensors")
+    write_bytes(folder / "policy.safetensors", save(weights))
     write_json(
         folder / "policy.json",
         {
@@ -288,8 +295,6 @@ def load_policy(folder: Path) -> ControlPolicy:
     """
     import json
 
-    from safetensors.torch import load_file
-
     card, weights = folder / "policy.json", folder / "policy.safetensors"
     if not card.is_file() or not weights.is_file():
         inside = folder / "policy"
@@ -301,7 +306,7 @@ def load_policy(folder: Path) -> ControlPolicy:
         policy = ControlPolicy(
             kind(**spec["settings"]), tuple(spec["observation_shape"]), spec["action_size"], spec["sources"]
         )
-        policy.load_tensors(load_file(weights))
+        policy.load_tensors(load_weights(weights))
     return policy
 
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from guerdon.atomic import COMPLETE, seal_folder, verify_folder
 from guerdon.errors import CheckpointError, boundary
+from guerdon.finite import load_weights, refuse_to_read, refuse_to_write, save_weights
 from guerdon.policies.shared_base import SharedBase, import_peft
 from guerdon.policies.text import TextPolicy, add_policy
 from guerdon.policies.tiny_text import build_model, build_tokenizer
@@ -95,6 +95,7 @@ def read_model(path: str) -> tuple[Any, Any]:
             f"the language model {path!r} lacks {len(missing)} weights, such as {missing[0]}: it is of another kind "
             f"than {type(model).__name__}, or incomplete"
         )
+    refuse_to_read(model.named_parameters(), f"the language model {path!r}")
     return model, tokenizer
 
 
@@ -122,7 +123,11 @@ def save_policy(policy: TextPolicy, folder: Path, *, merged: bool = False) -> Pa
 
     Returns:
         The folder.
+
+    Raises:
+        NonFiniteError: a weight is not finite; an existing folder stays.
     """
+    refuse_to_write(policy.named_parameters(), folder)
     temporary = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -133,7 +138,7 @@ def save_policy(policy: TextPolicy, folder: Path, *, merged: bool = False) -> Pa
             _write_adapter(policy, temporary)
         policy.tokenizer.save_pretrained(temporary)
     if policy.value_head is not None:
-        save_file({k: v.detach().cpu() for k, v in policy.value_head.state_dict().items()}, temporary / VALUE_HEAD)
+        save_weights({k: v.detach().cpu() for k, v in policy.value_head.state_dict().items()}, temporary / VALUE_HEAD)
     seal_folder(temporary, folder)
     return folder
 
@@ -147,11 +152,12 @@ def load_value_head(policy: TextPolicy, folder: Path) -> None:
     if policy.value_head is None or not (folder / VALUE_HEAD).is_file():
         raise CheckpointError(f"{folder} has no {VALUE_HEAD}, or this policy was built without a value head")
     with boundary(CheckpointError, f"{folder / VALUE_HEAD} cannot be read"):
-        policy.value_head.load_state_dict(load_file(folder / VALUE_HEAD), strict=True)
+        policy.value_head.load_state_dict(load_weights(folder / VALUE_HEAD), strict=True)
 
 
 def _write_model(policy: TextPolicy, folder: Path) -> None:
     weights = {name: weight.cpu().contiguous() for name, weight in policy.merged_weights()}
+    refuse_to_write(weights, folder)
     policy.base.model.save_pretrained(folder, state_dict=weights)
 
 
@@ -178,7 +184,7 @@ def _read_adapter(folder: Path) -> tuple[Any, Any]:
     peft = import_peft()
     with boundary(CheckpointError, f"the adapter {folder} cannot be read"):
         origin = json.loads((folder / ADAPTER).read_text(encoding="utf-8")).get("base_model_name_or_path")
-        stored = set(load_file(folder / ADAPTER_WEIGHTS))
+        stored = set(load_weights(folder / ADAPTER_WEIGHTS))
     if not origin:
         raise CheckpointError(f"{folder / ADAPTER} does not say which model it belongs to (base_model_name_or_path)")
     inside = folder / str(origin)

@@ -13,11 +13,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save
 from torch import Tensor
 
-from guerdon.atomic import seal_folder, verify_folder, write_bytes, write_json
+from guerdon.atomic import seal_folder, verify_folder, write_json
 from guerdon.errors import CheckpointError, boundary
+from guerdon.finite import load_weights, save_weights
 
 
 def save_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], values: dict[str, Any], *, keep: int) -> Path:
@@ -29,13 +29,16 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], values:
         tensors: by name.
         values: JSON-able.
         keep: how many to keep; the one just written always stays.
+
+    Raises:
+        NonFiniteError: a tensor is not finite; what was there before stays.
     """
     for remains in folder.glob(".step_*"):  # of a writer that was killed
         shutil.rmtree(remains)
     final = folder / f"step_{step:012d}"
     temporary = folder / f".{final.name}.partial"
     temporary.mkdir(parents=True)
-    write_bytes(temporary / "state.safetensors", save({k: v.contiguous() for k, v in tensors.items()}))
+    save_weights(tensors, temporary / "state.safetensors")
     write_json(temporary / "state.json", values)
     seal_folder(temporary, final)
     for old in sorted(folder.glob("step_*"))[: -max(keep, 1)]:
@@ -79,9 +82,13 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and values of a verified checkpoint."""
+    """Tensors and values of a verified checkpoint.
+
+    Raises:
+        CheckpointError: a tensor is not finite.
+    """
     values: dict[str, Any] = json.loads((path / "state.json").read_text())
-    return load_file(path / "state.safetensors"), values
+    return load_weights(path / "state.safetensors"), values
 
 
 def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -226,6 +226,12 @@ class ControlSide:
             step=step, frames=self.study.runner.film_frames,
         )  # fmt: skip
 
+    @property
+    def skipped_in_a_row(self) -> int:
+        """Of the policy or a reward model that is refitted."""
+        refitted = (keep_up.trainer.skipped.in_a_row for keep_up in self.keep_ups.values())
+        return max(self.optimizer.skipped.in_a_row, *refitted, 0)
+
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Policy, optimiser, normalisers, generators, worlds, sources, recorder."""
         return take_state(self)

@@ -3,17 +3,17 @@
 This module does not know what was measured or how a run is stopped.
 
     counter = FailureCounter(max_rate=0.1, window=200)
-    counter.add(measured.scored, measured.failures)
+    counter.add("prm", measured.scored, measured.failures)
     if counter.too_many(): raise TooManyFailuresError(counter.message())
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from guerdon.errors import TooManyFailuresError
+from guerdon.errors import CheckpointError, TooManyFailuresError
 from guerdon.rl.sources import Measured
 from guerdon.types import Failure
 
@@ -36,73 +36,103 @@ def refuse_failures(on_failure: Mapping[str, str], measured: Mapping[str, Measur
         if m.failures and on_failure.get(name) == "raise":
             raise TooManyFailuresError(
                 f"reward source {name!r} failed ({m.failures[0][2]}) and its on_failure is raise. Nothing was learned "
-                "from this rollout; mend the reward model and go on with --resume"
+                "from this rollout; fix the reward model and go on with --resume"
             )
 
 
 class FailureCounter:
-    """Counts failed measurements and says when there are too many.
+    """Counts the failed measurements of each source and says when one of them fails too often.
 
     Args:
-        max_rate: the largest share of failures in the window that is tolerated.
-        window: the most recent measurements that count.
+        max_rate: the largest share of failures in a source's window that is tolerated.
+        window: the most recent measurements of a source that count.
+
+    Attributes:
+        recent: of each source, its most recent measurements: the reason of a failure, or None.
+        reasons: failures of all sources since the run began.
+        scored: measurements of all sources since the run began.
     """
 
     def __init__(self, max_rate: float, window: int) -> None:
-        self.max_rate = max_rate
-        self.recent: deque[bool] = deque(maxlen=window)
+        self.max_rate, self.window = max_rate, window
+        self.recent: dict[str, deque[str | None]] = {}
         self.reasons: Counter[str] = Counter()
         self.scored = 0
 
-    def add(self, scored: int, failures: Sequence[tuple[int, int, Failure]]) -> None:
-        """Take in the outcome of `scored` measurements."""
+    def add(self, source: str, scored: int, failures: Sequence[tuple[int, int, Failure]]) -> None:
+        """Take in the outcome of `scored` measurements of a source."""
+        reasons = [f.reason for _, _, f in failures]
         self.scored += scored
-        self.reasons.update(f.reason for _, _, f in failures)
-        self.recent.extend([True] * len(failures) + [False] * (scored - len(failures)))
+        self.reasons.update(reasons)
+        recent = self.recent.setdefault(source, deque(maxlen=self.window))
+        recent.extend([*reasons, *[None] * (scored - len(reasons))])
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Share of failures in each source's window; 0 before its first measurement."""
+        return {name: len(_failed(recent)) / max(len(recent), 1) for name, recent in self.recent.items()}
 
     @property
     def rate(self) -> float:
-        """Share of failures in the window; 0 before the first measurement."""
-        return sum(self.recent) / len(self.recent) if self.recent else 0.0
+        """That of the source that fails most."""
+        return max(self.rates.values(), default=0.0)
 
     @property
     def total(self) -> int:
         """Failures since the run began."""
         return sum(self.reasons.values())
 
-    def too_many(self, *, at_end: bool = False) -> bool:
-        """Whether the rate in the window is over the limit, once the window says enough.
+    def too_many(self, *, at_end: bool = False) -> list[str]:
+        """The sources whose rate is over the limit, once their window says enough.
 
         It does when it is full, when failures alone fill a third of it, or at the end of a run, whose window may
         never fill.
         """
-        size = self.recent.maxlen or 1
-        enough = at_end or len(self.recent) == size or sum(self.recent) * 3 >= size
-        return enough and self.rate > self.max_rate
+        return [
+            name
+            for name, recent in self.recent.items()
+            if (at_end or len(recent) == self.window or len(_failed(recent)) * 3 >= self.window)
+            and self.rates[name] > self.max_rate
+        ]
 
     def forgive(self) -> None:
-        """Empty the window, so that a run that was stopped can go on once the cause is mended; totals stay."""
+        """Empty the windows, so that a run that was stopped can go on once the cause is fixed; totals stay."""
         self.recent.clear()
 
     def message(self, *, at_end: bool = False) -> str:
         """What happened and what to do, for a person."""
+        found = []
+        for name in self.too_many(at_end=at_end):
+            recent = self.recent[name]
+            reasons = ", ".join(f"{reason} {n}" for reason, n in Counter(_failed(recent)).most_common())
+            share = f"{self.rates[name]:.0%} of its last {len(recent)} measurements failed"
+            found.append(f"reward source {name!r}: {share} ({reasons})")
         advice = (
-            "The run is at its end: mend the reward model and run it again"
-            if at_end
-            else "Mend the reward model and go on with --resume"
+            "The run is at its end: fix the source and run it again" if at_end else "Fix it and go on with --resume"
         )
-        return (
-            f"{self.rate:.0%} of the last {len(self.recent)} measurements failed (reward.max_failure_rate is "
-            f"{self.max_rate:.0%}): {dict(self.reasons)}. {advice}"
-        )
+        return f"{'; '.join(found)}; reward.max_failure_rate is {self.max_rate:.0%}. {advice}"
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {"recent": [int(x) for x in self.recent], "reasons": dict(self.reasons), "scored": self.scored}
+        recent = {name: list(window) for name, window in self.recent.items()}
+        return {"recent": recent, "reasons": dict(self.reasons), "scored": self.scored}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Return to stored values."""
-        self.recent.clear()
-        self.recent.extend(bool(x) for x in state["recent"])
+        """Return to stored values.
+
+        Raises:
+            CheckpointError: an older guerdon wrote them, which counted all sources together.
+        """
+        if not isinstance(state["recent"], dict):
+            raise CheckpointError(
+                "this checkpoint was written by an older guerdon, which counted the failures of all reward sources "
+                "together: start the run anew in another folder"
+            )
+        self.recent = {name: deque(window, maxlen=self.window) for name, window in state["recent"].items()}
         self.reasons = Counter(state["reasons"])
         self.scored = int(state["scored"])
+
+
+def _failed(recent: Iterable[str | None]) -> list[str]:
+    """The reasons of the failures in a window."""
+    return [reason for reason in recent if reason is not None]

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from guerdon.errors import CheckpointError
+from guerdon.finite import SkippedSteps
 from guerdon.policies.control import ControlPolicy
 from guerdon.rl import advantages as adv
 from guerdon.rl import losses
@@ -45,6 +46,7 @@ class FlatAdam:
             p.grad = self.flat.grad[offset : offset + p.numel()].view_as(p)
             offset += p.numel()
         self.optimizer = torch.optim.Adam([self.flat], lr=learning_rate, eps=eps, fused=True)
+        self.skipped = SkippedSteps("the policy", "algorithm.learning_rate")
 
     def zero_grad(self) -> None:
         """Forget gradients, in place."""
@@ -52,11 +54,15 @@ class FlatAdam:
         self.flat.grad.zero_()
 
     def step(self, max_norm: float, learning_rate: float) -> float | None:
-        """Clip to the norm and step; a gradient that is not finite is skipped and answered with None."""
+        """Clip to the norm and step; a gradient that is not finite is skipped and answered with None.
+
+        Raises:
+            NonFiniteError: too many in a row were skipped.
+        """
         grad = self.flat.grad
         assert grad is not None
         norm = float(torch.linalg.vector_norm(grad))
-        if not math.isfinite(norm):
+        if not self.skipped.takes(norm):
             return None
         if norm > max_norm:
             grad.mul_(max_norm / (norm + 1e-6))

@@ -11,6 +11,7 @@ belongs to.
 
 from __future__ import annotations
 
+import copy
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 
 from guerdon.atomic import write_json
-from guerdon.errors import GuerdonError, TooManyFailuresError
+from guerdon.errors import GuerdonError, NonFiniteError, TooManyFailuresError
 from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.failures import FailureCounter, failure_rows, refuse_failures
 from guerdon.rl.log import Narrator, RunLog, true_success
@@ -70,17 +71,20 @@ class Loop:
         offsets = None if found is None else self._load(found)
         tensorboard = study.runner.logger.tensorboard
         self.log = RunLog(folder, tensorboard=tensorboard, offsets=offsets, purge_after=self.step)
+        self._start: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None  # until the first checkpoint
         self.narrator = Narrator(study.runner.total_steps)
         for note in [*([] if found is None else [f"resumed from {found}"]), *self.side.notes]:
             self.narrator.say(note)
         if found is None:
             self.side.begin()
+            self._start = copy.deepcopy(self._state())
 
     def run(self) -> dict[str, Any]:
         """Run to `runner.total_steps` and return the summary that is also written to `COMPLETE`.
 
         Raises:
             TooManyFailuresError: measurements failed too often; the last checkpoint can be resumed.
+            NonFiniteError: training diverged; the last checkpoint is from before.
         """
         runner = self.study.runner
         try:
@@ -96,6 +100,11 @@ class Loop:
                     self._save()
             self._stop_if_failing()
             return self._complete()
+        except NonFiniteError as error:
+            raise NonFiniteError(
+                f"{error}. The checkpoint {self._fall_back()} is from before: start another run from it with the "
+                f"changed configuration (runner.resume_dir={self.folder}), or go on as configured with --resume"
+            ) from error
         finally:
             self.close()
 
@@ -123,8 +132,8 @@ class Loop:
 
     def _count_failures(self, measured: Mapping[str, Measured], step: int) -> None:
         """Write every failed measurement down; refuse to go on where a source says so."""
-        for m in measured.values():
-            self.failures.add(m.scored, m.failures)
+        for name, m in measured.items():
+            self.failures.add(name, m.scored, m.failures)
         for row in failure_rows(measured, step):
             self.log.write("failures.jsonl", row)
         refuse_failures(self.side.on_failure, measured)
@@ -140,12 +149,21 @@ class Loop:
         self._save()
         raise TooManyFailuresError(message)
 
+    def _fall_back(self) -> Path | None:
+        """The newest checkpoint; that of the start of the run where there is no other."""
+        folder = self.folder / "checkpoints"
+        found = ckpt.latest_checkpoint(folder)
+        if found is None and self._start is not None:
+            found = ckpt.save_checkpoint(folder, 0, *self._start, keep=1)
+        return found
+
     def _record(self, rollout: Rollout, taken: int, learned: Mapping[str, float | None], updated: Refits) -> None:
         rows, summary = self.side.record(rollout, self.step)
         for row in rows:
             self.log.write("episodes.jsonl", row)
         refits = {f"reward_model/{n}/{k}": v for n, row in updated.items() for k, v in row.items() if k != "seconds"}
         counts = {"failure_rate": self.failures.rate, "failures": self.failures.total}
+        counts |= {f"failure_rate/{name}": rate for name, rate in self.failures.rates.items()}
         self.log.metrics("train", self.step, {**summary, **learned, **refits, **counts})
         timings = {f"seconds/{k}": round(v, 6) for k, v in self._phases.items()}
         rate = taken / sum(self._phases.values())
@@ -190,16 +208,33 @@ class Loop:
 
     # Checkpoints.
 
-    def _save(self) -> None:
+    def _state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         tensors, values = self.side.state()
-        values |= {
+        return tensors, values | {
             "step": self.step,
             "wall_time": self.wall_time,
             "failures": self.failures.state_dict(),
             "offsets": self.log.offsets(),
         }
+
+    def _save(self) -> None:
+        """Write a checkpoint; not of weights whose last update was skipped, as they may have diverged.
+
+        Raises:
+            NonFiniteError: weights are not finite, or the run would end with such weights.
+        """
+        skipped = self.side.skipped_in_a_row
+        if skipped:
+            if self.step >= self.study.runner.total_steps:
+                raise NonFiniteError(
+                    f"the run ended with {skipped} skipped updates in a row, because the loss or its gradient is not "
+                    "finite: lower the learning rate"
+                )
+            self._fall_back()
+            return
         keep = self.study.runner.keep_checkpoints
-        ckpt.save_checkpoint(self.folder / "checkpoints", self.step, tensors, values, keep=keep)
+        ckpt.save_checkpoint(self.folder / "checkpoints", self.step, *self._state(), keep=keep)
+        self._start = None
 
     def _load(self, path: Path) -> dict[str, int]:
         tensors, values = ckpt.load_checkpoint(path)

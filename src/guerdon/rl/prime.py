@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from guerdon.errors import ConfigError
+from guerdon.finite import SkippedSteps
 from guerdon.models import implicit_losses as implicit
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy, reference
@@ -94,6 +95,7 @@ class ImplicitReward:
         self.phi, self.ref = _models(study, policy)
         optim = self.settings.optim
         self.optimizer = adamw(self.phi, optim.lr, optim.betas, optim.weight_decay)
+        self.skipped = SkippedSteps("the reward model", "reward_model.prime_model.optim.lr")
         self.replay = TextReplay(self.settings.replay_size)
         self.rng = np.random.default_rng([study.runner.seed, 3])
 
@@ -151,6 +153,9 @@ class ImplicitReward:
         Returns:
             (B, T) float32 q, of each mini-batch before its step; the mean loss and gradient norm. A step whose
             loss or gradient is not finite is not taken.
+
+        Raises:
+            NonFiniteError: too many steps in a row were not taken.
         """
         q_B_T = torch.zeros(lesson.batch.mask_B_T.shape)
         losses: list[float] = []
@@ -170,13 +175,12 @@ class ImplicitReward:
                     total += float(loss.detach())
             if not count:
                 continue
-            norm = float(torch.nn.utils.clip_grad_norm_(self.phi.parameters(), self.settings.optim.grad_clip))
-            if np.isfinite([norm, total]).all():
-                self.optimizer.step()
-                losses.append(total)
-                norms.append(norm)
-            else:
+            norm = self.skipped.clipped_step(self.optimizer, total, self.settings.optim.grad_clip)
+            if norm is None:
                 skipped += 1
+                continue
+            losses.append(total)
+            norms.append(norm)
         return q_B_T, {
             "prm_loss": float(np.mean(losses)) if losses else None,
             "grad_norm": float(np.mean(norms)) if norms else None,

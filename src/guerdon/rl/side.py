@@ -89,6 +89,11 @@ class Side(Protocol):
         """Keep a picture of what the policy does now, for the report."""
         ...
 
+    @property
+    def skipped_in_a_row(self) -> int:
+        """Updates skipped in a row up to now, because they were not finite; of the learner that skipped most."""
+        ...
+
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that decides what comes next: tensors and JSON-able values."""
         ...

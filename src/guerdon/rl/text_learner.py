@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from guerdon.finite import SkippedSteps
 from guerdon.policies.text import TextPolicy, TokenScores
 from guerdon.policies.tokens import TokenBatch
 from guerdon.rl import losses
@@ -124,6 +125,7 @@ def update_text_policy(
     learning_rate: float,
     temperature: float,
     max_length: int,
+    skipped_steps: SkippedSteps | None = None,
 ) -> dict[str, float | None]:
     """Gradient steps on the responses.
 
@@ -137,13 +139,18 @@ def update_text_policy(
         learning_rate: for every step.
         temperature: that the responses were sampled with.
         max_length: the length limit of a response (`loss_agg: constant`).
+        skipped_steps: counts over all updates; None: over this one.
 
     Returns:
         Means over tokens and steps; `rollout_gap_*`: how far the acting policy's log-probabilities are from those that
-        were sampled with; `skipped_updates` counts gradients that were not finite.
+        were sampled with; `skipped_updates` counts losses or gradients that were not finite.
+
+    Raises:
+        NonFiniteError: too many in a row were not.
     """
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
+    skipped_steps = skipped_steps or SkippedSteps("the policy", "algorithm.learning_rate")
     sums = _Sums()
     norms, policy_losses, value_losses, skipped = [], [], [], 0
     for mini in _mini_batches(len(batch), settings, rng):
@@ -157,14 +164,13 @@ def update_text_policy(
             total.backward()  # type: ignore[no-untyped-call]
             policy_loss += facts[0]
             value_loss += facts[1]
-        norm = float(torch.nn.utils.clip_grad_norm_(policy.parameters(), settings.max_grad_norm))
-        if np.isfinite(norm):
-            optimizer.step()
-            norms.append(norm)
-            policy_losses.append(policy_loss)
-            value_losses.append(value_loss)
-        else:
+        norm = skipped_steps.clipped_step(optimizer, policy_loss + value_loss, settings.max_grad_norm)
+        if norm is None:
             skipped += 1
+            continue
+        norms.append(norm)
+        policy_losses.append(policy_loss)
+        value_losses.append(value_loss)
     tokens = max(sums.tokens, 1.0)
     metrics: dict[str, float | None] = {
         "policy_loss": float(np.mean(policy_losses)) if norms else None,

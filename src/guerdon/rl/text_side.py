@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from guerdon.finite import SkippedSteps
 from guerdon.policies.text import TextPolicy, reference
 from guerdon.policies.text_files import load_policy, save_policy
 from guerdon.rl.kl_reference import empty_reference, take_start
@@ -115,6 +116,7 @@ class TextSide:
         self.on_failure: Mapping[str, str] = failure_policies(study)
         self.kl_ref = self._reference() if algorithm.kl_coef else None
         self.optimizer = adamw(self.policy, algorithm.learning_rate, algorithm.betas, algorithm.weight_decay)
+        self.skipped = SkippedSteps("the policy", "algorithm.learning_rate")
         self.rng = np.random.default_rng([seed, 1])
         self.book = EpisodeBook(0, [VERIFIER, *self.learned])
         self.weights = weights_of(study, 0.0)
@@ -221,6 +223,7 @@ class TextSide:
             learned = update_text_policy(
                 self.policy, self.optimizer, batch, told, algorithm, self.rng,
                 learning_rate=rate, temperature=self._temperature, max_length=self.data.max_response_length,
+                skipped_steps=self.skipped,
             )  # fmt: skip
             self.engine.sync()
         facts = happened.drawn.facts | advantage_facts(found, self.weights) | response_facts(answered)
@@ -259,6 +262,12 @@ class TextSide:
     def close(self) -> None:
         """End the verifier's processes."""
         self.verifier.close()
+
+    @property
+    def skipped_in_a_row(self) -> int:
+        """Of the policy or the implicit reward model."""
+        model = self._implicit
+        return max(self.skipped.in_a_row, 0 if model is None else model.skipped.in_a_row)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Policy, reward models, optimisers, random numbers, place in the data."""

@@ -26,6 +26,7 @@ import numpy as np
 from PIL import Image
 
 from guerdon.errors import DataError, GuerdonError, boundary
+from guerdon.lifeline import end_with_parent
 from guerdon.serve.decode import Limits, decode_array, decode_pictures, decode_text, decode_video
 from guerdon.types import ByteArray
 
@@ -115,6 +116,7 @@ def main() -> None:
     """Answer requests from standard input until it ends."""
     memory, most_bytes, limits = int(sys.argv[1]), int(sys.argv[2]), Limits(**json.loads(sys.argv[3]))
     alarm, channel = float(sys.argv[4]), socket.socket(fileno=int(sys.argv[5]))
+    end_with_parent()
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints must not look like a reply
     logging.disable(logging.CRITICAL)

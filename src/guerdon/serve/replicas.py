@@ -29,6 +29,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from guerdon.errors import GuerdonError, boundary
+from guerdon.lifeline import end_with_parent
 from guerdon.models.judgement import Judgement, JudgeOptions, judge
 from guerdon.serve.errors import ModelFailed, NotReady
 from guerdon.types import Episode, RewardInfo, RewardModel, Score
@@ -225,6 +226,7 @@ def _end_with(life: Connection) -> None:
 
 def _work(pipe: Connection, life: Connection, build: Callable[[], RewardModel], gpu: str | None, threads: int) -> None:
     """Body of a process: build the model, then judge until the pipe closes."""
+    end_with_parent(spawned=True)
     threading.Thread(target=_end_with, args=(life,), daemon=True).start()
     for name in (signal.SIGINT, signal.SIGTERM):  # a signal to the group is the server's to handle
         signal.signal(name, signal.SIG_IGN)

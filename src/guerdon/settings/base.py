@@ -21,9 +21,9 @@ from guerdon.errors import ConfigError
 
 
 class Settings(BaseModel):
-    """A frozen pydantic model that refuses unknown keys, and `true` where a number belongs (pydantic reads it as 1)."""
+    """A frozen pydantic model that refuses unknown keys, NaN, infinities, and `true` for a number (pydantic: 1)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
     short_form: ClassVar[tuple[type[BaseModel], ...]] = ()
     """Models whose keys may stand directly in this section: a check of the section moves them to where they belong."""

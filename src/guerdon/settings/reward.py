@@ -287,9 +287,9 @@ class RewardSettings(Settings):
     )
     env_reward_weight: float = Field(0.0, description="weight of the native reward with combine_mode: weighted")
     max_failure_rate: float = Field(
-        0.1, ge=0, le=1, description="stop the run when a larger share of measurements fails"
+        0.1, ge=0, le=1, description="stop the run when a larger share of a source's measurements fails"
     )
-    failure_window: int = Field(200, ge=1, description="measurements over which the failure rate is taken")
+    failure_window: int = Field(200, ge=1, description="measurements of a source over which its failure rate is taken")
     sources: dict[str, SourceSettings] = Field(
         default_factory=dict, description="several reward models, by name, each with the keys of a source"
     )

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from guerdon.atomic import write_json
 from guerdon.episodes.read import dataset_hash, read_episodes
-from guerdon.errors import ConfigError, DataError
+from guerdon.errors import ConfigError, DataError, NonFiniteError
 from guerdon.narrator import Narrator
 from guerdon.policies.control import ControlPolicy, build_policy, save_policy
 from guerdon.settings.policy import BCSettings
@@ -214,7 +214,7 @@ def _fit(policy: ControlPolicy, train: Pairs, val: Pairs, settings: BCSettings, 
             ]
             loss = float(np.square(_errors(policy, val, settings.batch_size)).mean())
             if not np.isfinite(loss):
-                raise DataError(f"the held-out error is {loss} after epoch {epoch}: lower bc.learning_rate")
+                raise NonFiniteError(f"the held-out error is {loss} after epoch {epoch}: lower bc.learning_rate")
             history.append({"epoch": epoch, "train_loss": float(np.mean(losses)), "val_loss": loss})
             if loss <= min(row["val_loss"] for row in history):
                 best = {name: value.clone() for name, value in policy.pi.state_dict().items()}

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from guerdon.errors import DataError
+from guerdon.errors import NonFiniteError
+from guerdon.finite import load_weights, save_weights
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.tokens import TokenBatch, pad_id, token_batch
 from guerdon.settings.text_policy import SFTSettings
@@ -117,7 +117,7 @@ class ResponseTrainer(Trainer):  # type: ignore[misc]
             self.accelerator.backward(loss)
             total += loss.detach()
         if not torch.isfinite(total):
-            raise DataError(f"the training loss is {float(total)}: lower sft.learning_rate")
+            raise NonFiniteError(f"the training loss is {float(total)}: lower sft.learning_rate")
         return total
 
     @torch.no_grad()
@@ -141,10 +141,10 @@ class ResponseTrainer(Trainer):  # type: ignore[misc]
         if self.args.should_save:
             folder = Path(output_dir or self.args.output_dir)
             folder.mkdir(parents=True, exist_ok=True)
-            save_file(self._policy.tensors(), folder / SAFE_WEIGHTS_NAME)
+            save_weights(self._policy.tensors(), folder / SAFE_WEIGHTS_NAME)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        self._policy.load_tensors(load_file(Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME))
+        self._policy.load_tensors(load_weights(Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME))
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(self.state.best_model_checkpoint)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError, boundary
+from guerdon.finite import refuse_to_read
 from guerdon.models.implicit_text import ImplicitModel
 from guerdon.models.text_card import Loss, TextModelCard
 from guerdon.models.text_load import KINDS
@@ -114,6 +115,7 @@ def _in_4_bits(start: TextPolicySettings, settings: TextTrainSettings) -> TextPo
     )  # fmt: skip
     with boundary(CheckpointError, f"the language model {start.path!r} cannot be read in 4 bits"):
         model = AutoModelForCausalLM.from_pretrained(start.path, quantization_config=config, device_map={"": 0})
+    refuse_to_read(model.named_parameters(), f"the language model {start.path!r}")
     base = SharedBase(model, read_tokenizer(start.path), start)
     return add_policy(base, "policy", start.lora, seed=settings.seed)
 

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from guerdon.errors import ConfigError, DataError
+from guerdon.errors import ConfigError, DataError, NonFiniteError
+from guerdon.finite import load_weights, save_weights
 from guerdon.models.text_inputs import buckets
 from guerdon.models.text_losses import bce_terms, pair_terms, pairs
 from guerdon.models.text_model import TextRewardModel
@@ -135,7 +135,7 @@ class RewardTrainer(Trainer):  # type: ignore[misc]
             self.accelerator.backward(loss)
             total += loss.detach()
         if not torch.isfinite(total):
-            raise DataError(f"the training loss is {float(total)}: lower learning_rate")
+            raise NonFiniteError(f"the training loss is {float(total)}: lower learning_rate")
         return total
 
     def _sum(self, items: Sequence[Item], *, body: bool) -> Tensor:
@@ -180,10 +180,10 @@ class RewardTrainer(Trainer):  # type: ignore[misc]
         if self.args.should_save:
             folder = Path(output_dir or self.args.output_dir)
             folder.mkdir(parents=True, exist_ok=True)
-            save_file(self._reward.tensors(), folder / SAFE_WEIGHTS_NAME)
+            save_weights(self._reward.tensors(), folder / SAFE_WEIGHTS_NAME)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        self._reward.load_tensors(load_file(Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME))
+        self._reward.load_tensors(load_weights(Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME))
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(self.state.best_model_checkpoint)

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, Sampler
@@ -35,7 +34,8 @@ from transformers import (
 from transformers.integrations import TensorBoardCallback
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from guerdon.errors import ConfigError
+from guerdon.errors import ConfigError, NonFiniteError
+from guerdon.finite import save_weights
 from guerdon.models.backbone import ImageScorer, calibrating, resolve_device
 from guerdon.models.preprocess import random_shift, to_input
 from guerdon.models.quality import classifier_quality, progress_quality
@@ -129,6 +129,13 @@ class _FrameTrainer(Trainer):  # type: ignore[misc]
         self.data_collator = partial(_gather, dataset.frames)
         return super()._get_dataloader(dataset, *args, **options)
 
+    def training_step(self, *args: Any, **options: Any) -> Tensor:
+        """Trainer's own, with a loss that must be finite."""
+        loss: Tensor = super().training_step(*args, **options)
+        if not torch.isfinite(loss):
+            raise NonFiniteError(f"the training loss is {float(loss)}: lower train.<name>.learning_rate")
+        return loss
+
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
         """Calibrate batch normalisation, then evaluate."""
         self.calibrate_batch_norm()
@@ -152,7 +159,7 @@ class _FrameTrainer(Trainer):  # type: ignore[misc]
             folder = Path(output_dir or self.args.output_dir)
             folder.mkdir(parents=True, exist_ok=True)
             tensors = self.model.state_dict() if state_dict is None else state_dict
-            save_file({name: t.contiguous() for name, t in tensors.items()}, folder / SAFE_WEIGHTS_NAME)
+            save_weights(tensors, folder / SAFE_WEIGHTS_NAME)
 
 
 class _PlainLines(TrainerCallback):  # type: ignore[misc]

@@ -22,6 +22,7 @@ import torch
 
 from guerdon.atomic import write_json
 from guerdon.errors import ConfigError, DataError
+from guerdon.finite import refuse_to_write
 from guerdon.models.quality import classifier_quality, progress_quality
 from guerdon.models.tiny_vlm import write_tiny_vlm
 from guerdon.models.vlm import VLMRewardModel
@@ -161,6 +162,7 @@ def _write(
     )
 
     def write_weights(into: Path) -> None:
+        refuse_to_write({n: p for n, p in backend.model.named_parameters() if p.requires_grad}, target)
         with quietly():
             if settings.lora is not None:
                 backend.model.peft_config["default"].base_model_name_or_path = card.base

@@ -15,14 +15,14 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from guerdon.errors import CheckpointError, DataError
+from guerdon.errors import CheckpointError, NonFiniteError
+from guerdon.finite import load_weights, save_weights
 from guerdon.models.vlm_local import TransformersBackend
 from guerdon.settings.vlm import VLMTrainSettings
 from guerdon.train.rows import Rows
@@ -101,7 +101,7 @@ class AnswerTrainer(Trainer):  # type: ignore[misc]
             self.accelerator.backward(loss)
             total += loss.detach()
         if not torch.isfinite(total):
-            raise DataError(f"the training loss is {float(total)}: lower train.<name>.learning_rate")
+            raise NonFiniteError(f"the training loss is {float(total)}: lower train.<name>.learning_rate")
         return total
 
     @torch.no_grad()
@@ -129,10 +129,10 @@ class AnswerTrainer(Trainer):  # type: ignore[misc]
             folder = Path(output_dir or self.args.output_dir)
             folder.mkdir(parents=True, exist_ok=True)
             tensors = {name: p.detach().cpu().contiguous() for name, p in self._trained()}
-            save_file(tensors, folder / SAFE_WEIGHTS_NAME)
+            save_weights(tensors, folder / SAFE_WEIGHTS_NAME)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        stored = load_file(Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME)
+        stored = load_weights(Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME)
         trained = dict(self._trained())
         if stored.keys() != trained.keys():
             raise CheckpointError(f"{resume_from_checkpoint} does not hold the weights that are trained here")

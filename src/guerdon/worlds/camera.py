@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.errors import ConfigError, MissingDependencyError, boundary
+from guerdon.lifeline import end_with_parent
 from guerdon.types import ByteArray
 
 Snapshot = NDArray[np.float64]
@@ -254,6 +255,7 @@ class CameraPool:
 
 def _draw_forever(pipe: Connection, model_bytes: bytes, camera: str, size: tuple[int, int]) -> None:
     """Body of a rendering process: arrays of snapshots in, arrays of frames (or one line of error) out."""
+    end_with_parent(spawned=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle; its end closes the pipe
     mujoco = import_mujoco()
     model = mujoco.MjModel.from_binary_path("scene.mjb", {"scene.mjb": model_bytes})

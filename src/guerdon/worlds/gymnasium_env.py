@@ -5,6 +5,7 @@ This module does not know Meta-World, policies or reward models.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from guerdon.errors import ConfigError, MissingDependencyError, boundary
+from guerdon.lifeline import end_with_parent
 from guerdon.types import ByteArray
 from guerdon.worlds.camera import choose_headless_backend, close_at_exit
 
@@ -53,7 +55,11 @@ def make_gymnasium_env(
     choose_headless_backend()
     wrappers = [KeepTerminalFrame] if autoreset == "same_step" else []
 
+    creator = os.getpid()
+
     def one() -> gymnasium.Env:
+        if os.getpid() != creator:  # in a process of its own
+            end_with_parent(spawned=True)
         extra = {} if max_episode_steps is None else {"max_episode_steps": max_episode_steps}
         env = gymnasium.make(env_id, render_mode="rgb_array", **extra, **(kwargs or {}))
         for wrapper in wrappers:

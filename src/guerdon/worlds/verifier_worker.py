@@ -20,6 +20,7 @@ import sys
 from typing import Any, TextIO
 
 from guerdon.errors import DataError, boundary
+from guerdon.lifeline import end_with_parent
 
 _MEMORY = 4 << 30  # bytes that a comparison may take
 _POLY = re.compile(r"Poly\(\s*((?:[^(),]|\([^()]*\))+),.*\)")
@@ -87,6 +88,7 @@ def _near(gold: Any, answer: Any, tolerance: float) -> bool:
 def main() -> None:
     """Answer requests from standard input until it ends. Arguments: seconds per pair, tolerance."""
     timeout, tolerance = float(sys.argv[1]), float(sys.argv[2])
+    end_with_parent()
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints must not look like a reply
     logging.disable(logging.CRITICAL)

@@ -21,7 +21,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from guerdon.errors import CheckpointError, ConfigError, DataError
+from guerdon.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from guerdon.types import BoolArray, ByteArray, FloatArray
 
 
@@ -297,13 +297,13 @@ class World:
             The transition. Copies that were resetting (NEXT_STEP) have mask False and reward 0.
 
         Raises:
-            DataError: an action is not finite; no simulator answers that with anything but nonsense.
+            NonFiniteError: an action is not finite; no simulator answers that with anything but nonsense.
             ConfigError: an episode ended without a report of success that something needs.
         """
         actions = np.asarray(actions, dtype=self.action_space.dtype)
         if not np.isfinite(actions).all():
             copy = int(np.argwhere(~np.isfinite(actions))[0, 0])
-            raise DataError(
+            raise NonFiniteError(
                 f"the policy gave an action that is not finite in copy {copy}: "
                 "its weights have diverged (lower algorithm.learning_rate) or an observation is not finite"
             )

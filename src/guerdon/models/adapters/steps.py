@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
+from guerdon.finite import refuse_to_read
 from guerdon.models.judgement import Judgement, JudgeOptions
 from guerdon.types import Episode, Failure, FloatArray, IntArray, RewardInfo, Score
 
@@ -259,6 +260,7 @@ def read_strictly(kind: Any, path: str) -> Any:
         raise CheckpointError(
             f"the reward model {path!r} {' and '.join(x for x in (lacks, has) if x)}: it is of another family"
         )
+    refuse_to_read(model.named_parameters(), f"the reward model {path!r}")
     return placed(model)
 
 

@@ -1,0 +1,198 @@
+"""A parent that is killed takes its children along, whatever they are doing. Real processes, real kills."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from guerdon.folder_lock import held
+from guerdon.lifeline import end_with_parent, start_child
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+TESTS = Path(__file__).parent
+
+PARENTS = {
+    "verifier": """
+from guerdon.worlds.verifier_pool import MathPool
+pool = MathPool(timeout=600)
+assert pool.compare("2", "3")[0] == "different"
+""",
+    "media": """
+from guerdon.serve.decode import Limits
+from guerdon.serve.media import Media
+worker = Media(None, Limits())._new()
+""",
+    "replicas": """
+import functools, processes
+from guerdon.serve.backends import build_model
+from guerdon.serve.replicas import Replicas
+from guerdon.settings.serve import ServedModelSettings
+settings = ServedModelSettings(custom_backend="toys:make")
+model = Replicas("toy", functools.partial(build_model, "toy", settings), count=2, threads=1)
+""",
+    "cameras": """
+import mujoco
+from guerdon.worlds.camera import CameraPool
+scene = "<mujoco><worldbody><camera name='c' pos='0 0 3'/><geom size='1'/></worldbody></mujoco>"
+model = mujoco.MjModel.from_xml_string(scene)
+data = mujoco.MjData(model)
+mujoco.mj_forward(model, data)
+pool = CameraPool(model, "c", (32, 32), 2)
+assert pool.render([pool.snapshot(data)] * 2).shape == (2, 32, 32, 3)
+""",
+    "environments": """
+from guerdon.worlds.gymnasium_env import make_gymnasium_env
+world = make_gymnasium_env("tiny_world:Dot-v1", 2, vectorization="async")
+world.reset(seed=0)
+""",
+    "calculator": """
+from guerdon.lifeline import start_child
+code = "import guerdon.lifeline; guerdon.lifeline.end_with_parent(); print('up', flush=True); 9**9**9"
+child = start_child([sys.executable, "-c", code], stdout=subprocess.PIPE)
+assert child.stdout.readline() == b"up\\n"
+""",
+}
+CHILDREN = {"verifier": 1, "media": 1, "replicas": 2, "cameras": 2, "environments": 2, "calculator": 1}
+
+
+def start_parent(code):
+    """A process that runs the code, says that it has and waits; and its children, by what they run."""
+    lines = f"import signal, subprocess, sys\nif __name__ == '__main__':\n    exec({code!r})\n"
+    lines += "    print('ready', flush=True)\n    signal.pause()\n"
+    folder = Path(os.environ["PARENTS"])
+    folder.mkdir(exist_ok=True)
+    (folder / "parent.py").write_text(lines)
+    path = os.pathsep.join([str(TESTS), str(TESTS / "serve"), os.environ.get("PYTHONPATH", "")])
+    parent = subprocess.Popen(
+        [sys.executable, str(folder / "parent.py")], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert parent.stdout.readline() == b"ready\n"
+    return parent
+
+
+def children_of(pid):
+    """Process ids of the children that do work, not the one that `multiprocessing` keeps for itself."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(child) for child in (task / "children").read_text().split()]
+    return [child for child in found if b"resource_tracker" not in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def ends(handle, seconds=60):
+    """Whether a process, by its pidfd, ends in time."""
+    return bool(select.select([handle], [], [], seconds)[0])
+
+
+@pytest.mark.parametrize("kind", PARENTS)
+def test_children_end_with_a_parent_that_is_killed(kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("PARENTS", str(tmp_path))
+    with start_parent(PARENTS[kind]) as parent:
+        children = children_of(parent.pid)
+        assert len(children) == CHILDREN[kind]
+        handles = [os.pidfd_open(child) for child in children]
+        for handle in handles:  # as if it were in a call that never returns, and never looked at a pipe again
+            signal.pidfd_send_signal(handle, signal.SIGSTOP)
+        assert not any(ends(handle, 0) for handle in handles)
+        parent.kill()
+        ended = [ends(handle) for handle in handles]
+        for handle in handles:
+            os.close(handle)
+    assert all(ended)
+
+
+def test_a_child_whose_parent_was_gone_before_it_looked_ends(tmp_path):
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    child = (
+        f"import guerdon.lifeline as l; open({str(gate)!r}).read(); l.end_with_parent(); import signal; signal.pause()"
+    )
+    code = f"import sys, signal, guerdon.lifeline as l; c = l.start_child([sys.executable, '-c', {child!r}]);"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{code} print(c.pid, flush=True); signal.pause()"], stdout=subprocess.PIPE
+    ) as parent:
+        handle = os.pidfd_open(int(parent.stdout.readline()))
+        parent.kill()
+        parent.wait()
+        assert not ends(handle, 0)
+        gate.write_text("go")
+        assert ends(handle)
+        os.close(handle)
+
+
+def test_a_process_that_nobody_started_so_stays_as_it_is(monkeypatch):
+    end_with_parent()
+    end_with_parent(spawned=True)
+    read, write = os.pipe()
+    for value in (f"{read}:1", "9999:1"):  # another pipe that got its number, or none
+        monkeypatch.setenv("GUERDON_PARENT", value)
+        end_with_parent()
+        assert "GUERDON_PARENT" not in os.environ
+    os.write(write, b"x")
+    os.close(write)
+    os.close(read)
+
+
+def test_a_child_that_is_done_is_done():
+    child = start_child(
+        [
+            sys.executable,
+            "-c",
+            "import guerdon.lifeline as l, os; l.end_with_parent(); print('GUERDON_PARENT' in os.environ)",
+        ],
+        stdout=subprocess.PIPE,
+    )
+    assert child.communicate()[0] == b"False\n"
+    assert child.returncode == 0
+
+
+STUDY = {
+    "env": {"type": "gymnasium", "task": "tiny_world:Dot-v1", "num_envs": 2, "max_episode_steps": 10, "frame_size": 32},
+    "policy": {"type": "mlp", "hidden": [8]},
+    "algorithm": {"rollout_steps": 10, "minibatch_size": 10, "num_epochs": 1},
+    "runner": {"total_steps": 40, "eval_every": 20, "eval_episodes": 2, "logger": {"tensorboard": False}},
+}
+JOBS = """
+from pathlib import Path
+from guerdon.compare.jobs import Job, run_jobs
+job = Job("one", ("run", "study.yaml"), folder=Path("runs/run"))
+print([(o.state, o.message) for o in run_jobs([job], Path("jobs"), parallel=1, say=lambda *_: None)], flush=True)
+"""
+
+
+def test_jobs_end_with_a_study_that_is_killed_and_a_second_start_waits_for_a_folder_in_use(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("study.yaml").write_text(json.dumps(STUDY))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
+
+    def study():
+        return subprocess.Popen(
+            [sys.executable, "-c", JOBS], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    folder = Path("runs/run")
+    with study() as first, held(folder, busy=""):
+        assert "one waits: another process works in runs/run" in first.stderr.readline()
+        assert not (folder / "FAILED.json").exists()
+        first.kill()
+    folder.joinpath("FAILED.json").write_text('{"error": "an earlier attempt"}')
+    Path("study.yaml").rename("whole.yaml")
+    os.mkfifo("study.yaml")
+    with study() as second, open("study.yaml", "w"):  # the job is there and reads
+        (child,) = children_of(second.pid)
+        handle = os.pidfd_open(child)
+        signal.pidfd_send_signal(handle, signal.SIGSTOP)
+        second.kill()
+        assert ends(handle)
+        os.close(handle)
+    Path("study.yaml").unlink()
+    Path("whole.yaml").rename("study.yaml")
+    with study() as third:
+        out, err = third.communicate(timeout=300)
+    assert out == "[('done', '')]\n", err
+    assert (folder / "COMPLETE").is_file()
+    assert not (folder / "FAILED.json").exists()
