@@ -4,7 +4,8 @@ beta times the summed log-ratio of the model to its reference is the logit that 
 2412.01981), trained with cross-entropy on outcomes or with DPO on pairs. Up to the end of step k that sum judges the
 first k steps, though no step was ever labelled: the score is sigma of it (`cumulative`), or sigma of the step's own
 part (`single`). The reference is the weights that training started from: with LoRA those without the adapter, else a
-second copy. The end-of-sequence token is not read, so a solution that goes on scores as it did. The model can go on
+second copy. The end-of-sequence token is not read, so a solution that goes on scores as it did; only a model that was
+learnt in a run (PRIME), where it learnt that token too, reads it behind the last step. The model can go on
 learning while it is used (`learn`). This module does not know how it was trained first.
 
     model.score([solution.as_episode()])[0].steps        # (S,)
@@ -17,6 +18,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +34,7 @@ from guerdon.models.text_inputs import Reading, as_batch, buckets, read_steps
 from guerdon.models.text_losses import bce_terms, pair_terms, pairs
 from guerdon.models.text_model import TextRewardModel
 from guerdon.policies.text import TextPolicy, reference
-from guerdon.types import Episode, Failure
+from guerdon.types import Episode, Failure, RewardInfo
 
 _STATE, _COUNTS, _ADAM = "state.safetensors", "state.json", "adam."
 _SAMPLE = 64  # values of each tensor by which a model is told from another
@@ -75,8 +77,17 @@ class ImplicitModel(TextRewardModel):
         self._optimizer: torch.optim.AdamW | None = None
 
     def _read(self, question: str, steps: Sequence[str]) -> Reading:
-        """The chat form."""
-        return read_steps(self.tokenizer, question, steps)
+        """The chat form, with the card's system prompt and end."""
+        card = self.card
+        reading = read_steps(self.tokenizer, question, steps, closed=card.closed, system_prompt=card.system_prompt)
+        if not card.closed or not len(reading.ends_S):
+            return reading
+        return replace(reading, ends_S=np.append(reading.ends_S[:-1], len(reading.ids) - 1))
+
+    @property
+    def info(self) -> RewardInfo:
+        """A probability per step; that of the last one depends on its end where the card says so."""
+        return replace(super().info, causal=not self.card.closed)
 
     def logits(self, readings: Sequence[Reading]) -> Tensor:
         """One logit per step, solution by solution: beta times the sum of log-ratios up to its end, or of it alone."""
@@ -97,8 +108,8 @@ class ImplicitModel(TextRewardModel):
         batch = as_batch(self.policy, readings)
         mask = torch.from_numpy(batch.mask_B_T).to(self.policy.device)
         with torch.no_grad():
-            ref = self.ref.log_probs(batch)
-        return implicit_rewards(self.policy.log_probs(batch), ref, mask)
+            ref = self.ref.log_probs(batch, temperature=self.card.temperature)
+        return implicit_rewards(self.policy.log_probs(batch, temperature=self.card.temperature), ref, mask)
 
     def _weights(self) -> Iterable[tuple[str, Tensor]]:
         """Everything that it scores with: the language model with its adapters, and the second copy, if there is."""
@@ -237,7 +248,10 @@ def origin_of(weights: Iterable[tuple[str, Tensor]], card: TextModelCard) -> str
         weights: name and values of each tensor.
         card: of the model.
     """
-    digest = hashlib.sha256(json.dumps([card.kind, card.form, card.loss, card.beta, card.read]).encode())
+    meaning: list[object] = [card.kind, card.form, card.loss, card.beta, card.read]
+    if (more := (card.system_prompt, card.temperature, card.closed)) != (None, 1.0, False):
+        meaning += more
+    digest = hashlib.sha256(json.dumps(meaning).encode())
     for name, tensor in weights:
         flat = tensor.detach().reshape(-1)
         sample = flat[:: max(1, len(flat) // _SAMPLE)][: 2 * _SAMPLE].cpu().contiguous()

@@ -32,6 +32,7 @@ Kind = Literal["stepwise", "verdict", "outcome", "implicit"]
 Loss = Literal["bce", "bradley_terry", "ce", "dpo"]
 
 CARD, HEAD = "reward_model.json", "head.safetensors"
+ADDED = {"system_prompt", "temperature", "closed"}  # fields that older cards lack
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,9 @@ class TextModelCard:
         max_length: tokens that it reads at most; None: as many as its weights have positions for.
         beta: of `implicit`, the factor of the log-ratios; else None.
         read: of `implicit`: the score of a step is of everything up to it, or of the step alone; else None.
+        system_prompt: of `implicit`: the system turn before each question; None: there is none.
+        temperature: of `implicit`: divides the logits, as where the model learnt.
+        closed: of `implicit`: a text is read as a finished one, its end-of-sequence token belongs to the last step.
         bf16: whether it computes in bfloat16; `auto`: where the hardware has it.
         quantize: how its frozen weights were stored while it was trained; None: as they are.
         learning: settings of its optimiser, for learning on while in use.
@@ -64,6 +68,9 @@ class TextModelCard:
     max_length: int | None = None
     beta: float | None = None
     read: Literal["cumulative", "single"] | None = None
+    system_prompt: str | None = None
+    temperature: float = 1.0
+    closed: bool = False
     bf16: bool | Literal["auto"] = "auto"
     quantize: Literal["nf4"] | None = None
     learning: Mapping[str, float] = field(default_factory=dict)
@@ -85,14 +92,20 @@ def read_card(folder: Path) -> TextModelCard:
     with boundary(CheckpointError, f"{folder / CARD} cannot be read"):
         record = json.loads((folder / CARD).read_text(encoding="utf-8"))
         known = {f.name for f in fields(TextModelCard)}
-        absent = sorted(known - record.keys())
+        absent = sorted(known - record.keys() - ADDED)
         if absent:
             raise CheckpointError(f"{folder / CARD} lacks {', '.join(absent)}: it was not written by `guerdon train`")
-        return TextModelCard(**{name: record[name] for name in known})
+        return TextModelCard(**{name: record[name] for name in known & record.keys()})
 
 
 def write_folder(
-    folder: Path, policy: TextPolicy, card: TextModelCard, *, head: nn.Linear | None, ref: TextPolicy | None = None
+    folder: Path,
+    policy: TextPolicy,
+    card: TextModelCard,
+    *,
+    head: nn.Linear | None,
+    ref: TextPolicy | None = None,
+    merged: bool = False,
 ) -> Path:
     """Write a reward model in one piece; an older folder of that name is replaced.
 
@@ -102,15 +115,16 @@ def write_folder(
         card: the rest.
         head: what turns hidden states into logits.
         ref: a reference with weights of its own, stored under `reference/`.
+        merged: write adapters merged into their weights.
     """
     temporary = folder.with_name(f".{folder.name}.writing")
     shutil.rmtree(temporary, ignore_errors=True)
-    save_policy(policy, temporary)
+    save_policy(policy, temporary, merged=merged)
     (temporary / COMPLETE).unlink()  # sealed again below, with what is added
     if head is not None:
         save_weights({name: t.detach().cpu() for name, t in head.state_dict().items()}, temporary / HEAD)
     if ref is not None:
-        save_policy(ref, temporary / "reference")
+        save_policy(ref, temporary / "reference", merged=merged)
     write_json(temporary / CARD, asdict(card) | {"guerdon_version": __version__})
     seal_folder(temporary, folder)
     return folder

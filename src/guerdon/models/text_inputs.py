@@ -77,7 +77,9 @@ def close_steps(steps: Sequence[str], separator: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def read_steps(tokenizer: Any, question: str, steps: Sequence[str], *, closed: bool = False) -> Reading:
+def read_steps(
+    tokenizer: Any, question: str, steps: Sequence[str], *, closed: bool = False, system_prompt: str | None = None
+) -> Reading:
     """A solution in the chat form: the question as the user's turn, the steps as the assistant's.
 
     Args:
@@ -85,12 +87,14 @@ def read_steps(tokenizer: Any, question: str, steps: Sequence[str], *, closed: b
         question: what was asked.
         steps: the text in pieces, separators included.
         closed: put the end-of-sequence token behind the last step.
+        system_prompt: a system turn before the question.
 
     Raises:
         ConfigError: the tokenizer has no chat template.
         DataError: a character the tokenizer does not know.
     """
-    prompt = prompt_ids(tokenizer, [{"role": "user", "content": question}])
+    system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+    prompt = prompt_ids(tokenizer, [*system, {"role": "user", "content": question}])
     pieces = piece_ids(tokenizer, steps)
     ends = len(prompt) - 1 + np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
     ids = np.concatenate([prompt, *pieces])

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from torch import Tensor
 from guerdon.errors import ConfigError
 from guerdon.finite import SkippedSteps
 from guerdon.models import implicit_losses as implicit
+from guerdon.models.text_card import TextModelCard, write_folder
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy, reference
 from guerdon.policies.text_files import load_policy
@@ -214,6 +216,43 @@ class ImplicitReward:
         known = torch.ones(count, dtype=torch.bool)
         _, found = self.learn(Lesson(batch, acc, known, torch.arange(count), ref))
         return {"prm_loss_replay": found["prm_loss"]}
+
+    def write(self, folder: Path, policy: TextPolicy, system_prompt: str | None) -> Path:
+        """Write the model with its reference and its card, for `load_text_model`, `reward.sources` and the server.
+
+        Args:
+            folder: replaced if it exists.
+            policy: of the run, as it is now; the reference with `ref_type: policy`.
+            system_prompt: of the run's prompts.
+
+        Raises:
+            NonFiniteError: a weight is not finite; an existing folder stays.
+        """
+        settings = self.settings
+        card = TextModelCard(
+            kind="implicit",
+            form="chat",
+            loss="ce" if settings.loss_type == "ce" else "dpo",
+            threshold=0.5 if settings.loss_type == "ce" else None,
+            labels="the answer is right (learnt in a run from outcomes, read at steps)",
+            beta=settings.beta_train,
+            read="cumulative",
+            system_prompt=system_prompt,
+            temperature=self.temperature,
+            closed=True,
+            bf16=self.phi.base.settings.bf16,
+            learning={
+                "learning_rate": settings.optim.lr,
+                "weight_decay": settings.optim.weight_decay,
+                "max_grad_norm": settings.optim.grad_clip,
+                "batch_size": self.section.mini_batch_size,
+            },
+            training={"method": "prime", "settings": self.section.model_dump(mode="json")},
+        )
+        ref = policy if self.ref is None else self.ref
+        if ref.base is self.phi.base and ref.adapter is None:
+            return write_folder(folder, self.phi, card, head=None)
+        return write_folder(folder, self.phi, card, head=None, ref=ref, merged=True)
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Weights that are trained, optimiser, replay, random numbers."""

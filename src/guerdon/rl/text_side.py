@@ -48,6 +48,7 @@ from guerdon.rl.text_warnings import judge_warnings
 from guerdon.settings.study import Study
 from guerdon.types import Failure, FloatArray, Rollout
 from guerdon.worlds.prompt_files import load_prompts
+from guerdon.worlds.prompts import shared_system_prompt
 from guerdon.worlds.verifier import verifier_from
 
 
@@ -109,6 +110,7 @@ class TextSide:
         self.engine = build_engine(self.policy, study.generation)
         self.verifier = verifier_from(self.data)
         train, self.validation = load_prompts(self.data)
+        alike, self._system_prompt = shared_system_prompt(train)
         self.sampler = Sampler(self.data, self.engine, self.verifier, train, self.policy.tokenizer, seed=seed)
         self.processes = build_process_rewards(study, self.policy)
         self.learned: tuple[str, ...] = tuple(self.processes)
@@ -131,6 +133,11 @@ class TextSide:
             f"[{study.reward.group_name}] {name}: text from {s.model.origin}, weight {s.reward_weight:g}"
             for name, s in study.text_sources.items()
         ]
+        if self._implicit is not None and self._implicit.changes and study.runner.save_reward_models and not alike:
+            self.notes.append(
+                "WARNING: the prompts differ in their system turns or have several turns; the saved reward model reads "
+                "the last question alone, so that it gives other values than in this run (data.system_prompt sets one)"
+            )
         self.notes += [f"WARNING: {line}" for line in judge_warnings(study)]
         if fresh and study.runner.resume_dir:
             self.notes += start_from_run(self, Path(study.runner.resume_dir))
@@ -257,7 +264,7 @@ class TextSide:
         save_policy(self.policy, folder / "policy")
         for name, source in self.processes.items():
             if self.study.runner.save_reward_models and isinstance(source, PrimeReward) and source.model.changes:
-                save_policy(source.model.phi, folder / "reward_models" / name)
+                source.model.write(folder / "reward_models" / name, self.policy, self._system_prompt)
 
     def close(self) -> None:
         """End the verifier's processes."""

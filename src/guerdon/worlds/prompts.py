@@ -61,6 +61,14 @@ def insert_system_prompt(messages: Sequence[Message], text: str | None) -> tuple
     return ({"role": "system", "content": text}, *rest)
 
 
+def shared_system_prompt(prompts: Sequence[Prompt]) -> tuple[bool, str | None]:
+    """Whether all prompts are one user's turn behind the same system turn (or none), and its text."""
+    systems = {p.messages[0]["content"] if p.messages[0]["role"] == "system" else None for p in prompts}
+    turns = {tuple(m["role"] for m in p.messages if m["role"] != "system") for p in prompts}
+    same = len(systems) == 1 and turns == {("user",)}
+    return same, systems.pop() if same else None
+
+
 def question_hash(messages: Sequence[Message]) -> str:
     """Name of a question: 16 hex digits from the user's turns, blind to case, spaces and system prompts."""
     turns = (" ".join(unicodedata.normalize("NFKC", m["content"]).split()) for m in messages if m["role"] == "user")
