@@ -164,6 +164,14 @@ def test_odd_frames_are_looked_at(size):
     assert 0 < score.total < 1
 
 
+def test_the_score_mode_that_leaves_the_scale_to_the_prompt_is_taken_by_every_kind():
+    auto = JudgeOptions(score_mode="auto")
+    assert model(backend=Scripted(choices=[(0.6, 0.2)])).judge([episode(1)], auto)[0].score.total == 0.75
+    assert model(backend=Scripted(["No"]), answer="hard").judge([episode(1)], auto)[0].score.total == 0.0
+    assert model("true_logprob", backend=Scripted(choices=[(0.5,)])).judge([episode(1)], auto)[0].score.total < 0
+    assert model(backend=Scripted(["85%"]), question="progress").judge([episode(9)], auto)[0].score.total == 0.85
+
+
 def test_options_of_a_caller():
     backend = Scripted(["50", "51"])
     found = model(backend=backend, question="progress")

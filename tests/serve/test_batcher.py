@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guerdon.models.judgement import JudgeOptions
-from guerdon.serve.batcher import SHORT, Batcher, Item
+from guerdon.serve.batcher import LONG, SHORT, Batcher, Item
 from guerdon.types import Episode
 
 EPISODE = Episode(id="", task="", texts=("x",))
@@ -130,3 +130,13 @@ def test_the_limit_is_never_passed():
     assert len(queue) == 2
     assert [i.key for i in queue.drain()] == [b"\x00", b"\x01"]
     assert len(queue) == 0
+
+
+def test_a_batch_of_texts_has_a_length_after_which_deadlines_are_looked_at_again():
+    queue = batcher(max_items=8)
+    queue.add([item(n, length=LONG // 2, deadline=deadline) for n, deadline in enumerate((5.0, 5.0, 5.0, 9.0))])
+    assert [len(part) for part in queue.take(1.0)] == [2, 0]
+    batch, expired = queue.take(6.0)
+    assert ([i.key[0] for i in batch], [i.key[0] for i in expired]) == ([3], [2])
+    queue.add([item(7, length=3 * LONG)])
+    assert len(queue.take(6.0)[0]) == 1

@@ -407,3 +407,15 @@ def test_the_cache_forgets_what_was_used_longest_ago():
     cache.put(b"\x03", Judgement(Score(failure=Failure("x"))))
     assert cache.get(b"\x03") is None
     assert len(cache) == 2
+
+
+def test_the_time_of_a_request_covers_all_that_it_waits_for():
+    async def work():
+        engine = Engine({"toy": ModelSource(Toy)}, limits=LimitSettings(deadline_s=0.02))
+        with pytest.raises(DeadlineExceeded, match=r"not scored within 0\.02 s"):
+            async with engine.deadline(5.0):
+                await asyncio.Event().wait()
+        async with engine.deadline(0.01) as left:
+            assert 0 < left() <= 0.01
+
+    asyncio.run(work())

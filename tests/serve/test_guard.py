@@ -216,6 +216,7 @@ def test_a_connection_that_goes_on_is_not_closed(guarded):
         json.dumps({"items": [{"prompt": "q", "steps": ["a"]}] * 9}).encode(),
         json.dumps({"items": [{"prompt": "q", "steps": ["a"] * 5}]}).encode(),
         json.dumps({"items": [{"prompt": "q" * 1001, "steps": ["a"]}]}).encode(),
+        json.dumps({"items": [{"prompt": "q", "steps": ["a"], "label": "q" * 1001}]}).encode(),
     ],
 )  # fmt: skip
 def test_what_is_no_request_is_a_422_in_the_shape_of_openai(guarded, body):

@@ -216,6 +216,7 @@ def test_nothing_hostile_is_opened_and_nobody_is_called(folder, running, canary)
     for name in names[::9]:
         replies.append(running.post("/v1/rewards", {"items": [{"task": "t", "video_path": name}]}))
     assert {reply.status_code for reply in replies} <= {400, 422}
+    assert not [reply.text for reply in replies if " at 0x" in reply.text], "an address in memory"
     assert set(journal(folder)[before:]) <= allowed, running.log
     assert not heard
     assert running.post("/score", {"task_text": "t", "video_path": "libero/good.mp4"}).status_code == 200

@@ -179,6 +179,10 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_in_one_line(tmp_path):
         (("--backend", "resnet", "--model-path", "nope"), "/nope: there is no such folder"),
         (("--backend", "constant", "--media-root", "nope"), "media_root: 'nope' is no folder"),
         (("--backend", "constant", "--update-dir", "x"), "backend constant cannot learn while it is served"),
+        (("--backend", "qwen_vl", "--model-path", "h/i", "models.qwen_vl.options.vlm.nframe=2"), "nframes"),
+        (("--backend", "PRIMO-R1", "--model-path", "h/i", "models.PRIMO-R1.options.vlm.top_p=7"), "top_p"),
+        (("--backend", "trend", "--model-path", "h/i", "models.trend.options.vlm.rows=last"), "rows would do nothing"),
+        (("--backend", "qwen_vl", "--model-path", "h/i", "models.qwen_vl.options.vlm=2"), "must be keys and values"),
     ],
 )  # fmt: skip
 def test_what_needs_no_loading_is_refused_before_the_server_listens(words, message, tmp_path, monkeypatch):
@@ -223,6 +227,13 @@ def test_a_port_in_use():
         done = CliRunner().invoke(cli, ["serve", "--backend", "constant", "--port", str(port)])
     assert isinstance(done.exception, ConfigError)
     assert f"cannot listen on 127.0.0.1:{port}" in str(done.exception)
+
+
+@pytest.mark.parametrize("root", [None, "."])
+def test_a_server_of_frames_says_at_its_start_that_it_opens_no_files(server, root):
+    running = server(models={"old": {"custom_backend": "toys:make_old"}}, media={"root": root})
+    assert ("no --media-root: old answers requests with a video_path with 400" in running.log) == (root is None)
+    assert running.stop() == 0
 
 
 def test_gpus_are_chosen_before_anything_looks_for_them(server):

@@ -14,10 +14,13 @@ from PIL import Image
 
 from guerdon.episodes.video import VideoWriter
 from guerdon.errors import DataError
+from guerdon.serve.client_media import mp4_bytes
 from guerdon.serve.decode import Limits, check_boxes, decode_array, decode_pictures, decode_video, sniff
 from guerdon.serve.errors import Busy, NotReady
 from guerdon.serve.media import Media, MediaRefused
 from guerdon.serve.paths import MediaRoot
+from guerdon.settings.remote import RemoteSettings
+from guerdon.settings.serve import ServeSettings
 
 NOISE = np.random.default_rng(0).integers(0, 256, (6, 24, 40, 3), dtype=np.uint8)
 
@@ -78,6 +81,44 @@ def test_frames_of_a_video_are_spread_with_first_and_last(media, clip, nframes):
         assert levels == pytest.approx(wanted, abs=3)
 
 
+def png_of_16_bits(kind):
+    """A black PNG with 16 bits a value: grey (0), colour (2), and both with transparency (4, 6)."""
+    size = {0: 2, 2: 6, 4: 4, 6: 8}[kind] * 8
+    rows = zlib.compress((b"\0" + b"\0" * size) * 8)
+    png = png_that_claims(8, 8).replace(struct.pack(">IIBB", 8, 8, 8, 2), struct.pack(">IIBB", 8, 8, 16, kind))
+    return png.replace(
+        struct.pack(">I", len(zlib.compress(b""))) + b"IDAT", struct.pack(">I", len(rows)) + b"IDAT" + rows
+    )
+
+
+def test_opaque_pictures_with_an_alpha_channel_are_read(media):
+    opaque = io.BytesIO()
+    Image.fromarray(NOISE[0]).convert("RGBA").save(opaque, "PNG")
+    assert np.array_equal(asyncio.run(media.upload(opaque.getvalue())), NOISE[:1])
+
+
+@pytest.mark.parametrize("frames", [64, 128])
+def test_a_video_of_as_many_frames_as_a_client_may_ask_for_is_not_too_long(tmp_path, frames):
+    slowest = RemoteSettings(upload="mp4", fps=1, nframes=frames)
+    levels = np.linspace(0, 245, slowest.nframes)
+    clip = mp4_bytes(grey(levels, 16, 16), slowest.fps, None)
+    pool = Media.of(ServeSettings(models={"m": {"backend": "constant"}}).media)
+    try:
+        assert len(asyncio.run(pool.upload(clip, nframes=slowest.nframes))) == frames
+    finally:
+        pool.close()
+
+
+def test_the_servers_limits_are_those_of_its_clients():
+    server, client = ServeSettings(models={"m": {"backend": "constant"}}), RemoteSettings()
+    assert server.limits.deadline_s >= client.timeout
+    most = max(field.le for field in RemoteSettings.model_fields["nframes"].metadata if hasattr(field, "le"))
+    assert most == 128
+    assert server.media.max_frames >= 513  # every row of a LIBERO episode, for models that judge each
+    assert Limits().max_frames == server.media.max_frames
+    assert Limits().max_video_seconds == server.media.max_video_s
+
+
 def test_what_is_refused_and_why(media, clip):
     mp4 = clip.read_bytes()
     too_large = npy(np.zeros((2, 200, 200, 3), np.uint8))
@@ -85,6 +126,9 @@ def test_what_is_refused_and_why(media, clip):
     Image.fromarray(NOISE[0]).save(animated, "PNG", save_all=True, append_images=[Image.fromarray(NOISE[1])])
     deep = io.BytesIO()
     Image.fromarray(NOISE[0, ..., 0].astype(np.uint16) * 257).save(deep, "PNG")
+    clear, palette = io.BytesIO(), io.BytesIO()
+    Image.fromarray(np.dstack([NOISE[0], NOISE[0, ..., 0]])).save(clear, "PNG")
+    Image.fromarray(NOISE[0]).quantize(16).save(palette, "PNG", transparency=3)
     tiff = io.BytesIO()
     Image.fromarray(NOISE[0]).save(tiff, "TIFF")
     structured = npy(np.zeros(2, [("a", "u1")]))
@@ -97,7 +141,9 @@ def test_what_is_refused_and_why(media, clip):
             too_large,
         ],
         "cannot be decoded": [png_that_claims(64, 64), picture(NOISE[0])[:-40], b"\xff\xd8\xff" + b"\0" * 50],
-        "animated": [animated.getvalue(), deep.getvalue()],
+        "animated": [animated.getvalue()],
+        "16 bits": [deep.getvalue(), *(png_of_16_bits(kind) for kind in (0, 2, 4, 6))],
+        "transparency": [clear.getvalue(), palette.getvalue()],
         "stored as": [structured, npy(np.array(["a"])), npy(np.zeros((1, 8, 8, 3), np.int64))],
         "bytes that its header claims": [npy(NOISE)[:-1], npy(NOISE) + b"x"],
         "40": [npy(np.zeros((41, 8, 8, 3), np.uint8))],
@@ -107,6 +153,7 @@ def test_what_is_refused_and_why(media, clip):
         for blob in blobs:
             told = refusal(media.upload(blob))
             assert words in str(told), (words, blob[:20])
+            assert " at 0x" not in str(told), "an address in memory"
             assert told.status == 422
     assert "several sizes" not in str(refusal(media.pictures([picture(NOISE[0]), picture(NOISE[0, :9])])))
     assert "allowed are 1 to 40" in str(refusal(media.pictures([])))

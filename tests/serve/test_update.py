@@ -17,7 +17,17 @@ from guerdon.atomic import seal_folder, write_json
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.models.judgement import JudgeOptions
 from guerdon.serve import update_store
-from guerdon.serve.engine import BadRequest, Busy, Conflict, Engine, Learning, ModelSource, NotReady, UpdateFailed
+from guerdon.serve.engine import (
+    BadRequest,
+    Busy,
+    Conflict,
+    DeadlineExceeded,
+    Engine,
+    Learning,
+    ModelSource,
+    NotReady,
+    UpdateFailed,
+)
 from guerdon.serve.update_store import ANSWERS, Sent, UpdateStore
 from guerdon.settings.serve import LimitSettings
 from guerdon.types import Episode
@@ -300,6 +310,34 @@ def test_updates_wait_in_a_short_line_and_scores_go_between_them(tmp_path):
             assert [m["seen"] for m in await asyncio.gather(*tasks)] == [1, 2, 3, 4, 5]
             await score
             assert ended.index("score") < ended.index("update 2")  # it did not wait for all that came before it
+
+    run(work)
+
+
+def test_an_update_whose_time_is_over_is_never_begun(tmp_path):
+    class Held(Learner):
+        def __init__(self):
+            super().__init__()
+            self.entered, self.open = threading.Event(), threading.Event()
+
+        def learn(self, episodes):
+            self.entered.set()
+            assert self.open.wait(30)
+            return super().learn(episodes)
+
+    async def work():
+        async with learning(tmp_path, build=Held) as engine:
+            held = engine.made[0]
+            first = asyncio.create_task(engine.learn(None, Learning([text("a")], sent=Sent("c", 1))))
+            await asyncio.to_thread(held.entered.wait, 30)
+            engine._served["toy"]._limits = LimitSettings(deadline_s=0.01)
+            with pytest.raises(DeadlineExceeded, match="not begun within"):
+                await engine.learn(None, Learning([text("b")], sent=Sent("c", 2)))
+            held.open.set()
+            assert (await first).updates == 1
+            engine._served["toy"]._limits = LimitSettings()
+            again = await engine.learn(None, Learning([text("b")], sent=Sent("c", 2)))
+            assert (again.updates, again.repeated, held.seen) == (2, False, 2)
 
     run(work)
 

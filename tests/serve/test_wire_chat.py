@@ -122,7 +122,7 @@ def part(url):
         [part(PICTURE), {"type": "video_url", "video_url": {"url": "x"}}, {"type": "text", "text": "t"}],
         [part(PICTURE), {"type": "text", "text": "t"}, {"type": "text", "text": "u"}],
         [part(PICTURE), {"type": "text", "text": TREND}], [None],
-        [part(PICTURE)] * 200 + [{"type": "text", "text": "t"}],
+        [part(PICTURE)] * 1025 + [{"type": "text", "text": "t"}],
     ],
 )  # fmt: skip
 def test_what_is_not_taken(served, content):

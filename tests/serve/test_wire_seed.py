@@ -208,7 +208,7 @@ def test_without_a_root_no_path_is_read(root):
         {"npy_base64": b64(npy(np.full((2, 8, 8, 3), 7.0)))},
         {"npy_base64": b64(npy(np.zeros((2, 8, 8, 3), np.uint8))[:-1])},
         {"frames_base64": [b64(picture(grey([1])[0])), b64(picture(grey([1], height=8)[0]))]},
-        {"frames_base64": [b64(picture(grey([1])[0]))] * 129},
+        {"frames_base64": [b64(picture(grey([1])[0]))] * 1025},
         {"video_base64": b64(b"\0\0\0\x18ftypisom" + b"\0" * 12)},
         {"video": "x"},
     ],
@@ -254,3 +254,71 @@ def test_a_body_that_is_no_form_and_no_json(served):
     kind = {"content-type": "multipart/form-data; boundary=x"}
     assert client.post("/score", content=b"--y\r\n", headers=kind).status_code in (400, 422)
     assert client.post("/score", content=b"{", headers={"content-type": "application/json"}).status_code == 422
+
+
+LONG_TASK = "close the drawer " * 1000
+PICTURE = b64(picture(grey([1])[0]))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/score", {"task_text": LONG_TASK, "frames_base64": [PICTURE]}, "task_text"),
+        ("/v1/rewards", {"items": [{"task": LONG_TASK, "frames_base64": [PICTURE]}]}, "items[0].task"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64," + PICTURE}},
+            {"type": "text", "text": LONG_TASK}]}]}, "messages"),
+    ],
+)  # fmt: skip
+def test_a_task_that_is_too_long_never_reaches_the_model(served, path, body, param):
+    client, models = served
+    seen = len(models["video"].seen)
+    reply = client.post(path, json=body)
+    assert reply.status_code == 422
+    assert reply.json()["error"]["param"] == param
+    assert "the task has 17000 characters; 10000 are allowed" in reply.json()["error"]["message"]
+    assert len(models["video"].seen) == seen
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "key"),
+    [
+        ("/score", '{"task_text": "a", "task_text": "b"}', "task_text"),
+        ("/v1/rewards", '{"items": [{"prompt": "q", "steps": ["a"], "prompt": "p"}]}', "prompt"),
+        ("/v1/update", '{"items": [], "update": "none", "update": "after"}', "update"),
+        ("/get_reward", '{"query": ["x"], "query": ["y"]}', "query"),
+        ("/rm", '{"prompt": "q", "response": "a", "label": {"x": 1, "x": 2}}', "x"),
+        ("/classify", '{"input": "x", "input": "y"}', "input"),
+        ("/v1/chat/completions", '{"messages": [{"role": "user", "role": "user"}]}', "role"),
+        ("/v1/reload", '{"model": "orm", "model": "prm"}', "model"),
+    ],
+)
+def test_a_key_that_is_given_twice_is_refused(served, path, body, key):
+    reply = served[0].post(path, content=body.encode())
+    assert reply.status_code == 422
+    assert reply.json()["error"]["message"] == f"the key '{key}' is given twice in one object"
+
+
+def test_a_key_that_is_given_twice_in_a_form_is_refused(served):
+    form = {"task_text": "t", "backend_kwargs": '{"score_mode": "auto", "score_mode": "unit"}'}
+    reply = served[0].post("/score", data=form, files={"frames": ("0.png", picture(grey([1])[0]))})
+    assert reply.status_code == 422
+    assert "'score_mode' is given twice" in reply.json()["error"]["message"]
+
+
+def test_a_body_of_very_many_values_is_not_parsed(served):
+    reply = served[0].post("/v1/rewards", content=b'{"items": [' + b"{}," * 2_000_001 + b"{}]}")
+    assert reply.status_code == 422
+    assert "more than 2000000 values" in reply.json()["error"]["message"]
+
+
+def test_a_server_without_a_media_root_says_which_flag_is_missing():
+    with serving(default="video") as (client, models):
+        for path, body in (
+            ("/score", {"task_text": "t", "video_path": "/tmp/episode.mp4"}),
+            ("/v1/rewards", {"items": [{"task": "t", "video_path": "/tmp/episode.mp4"}]}),
+        ):
+            reply = client.post(path, json=body)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (400, "no_media_root")
+            assert "--media-root FOLDER" in reply.json()["error"]["message"]
+        assert not models["video"].seen

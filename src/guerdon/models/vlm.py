@@ -172,7 +172,7 @@ class VLMRewardModel:
             raise ConfigError(f"the prompt {name!r} goes without a chat template, which backend {s.backend} always has")
         if options.prompt is None and prompt.answer != "completed" and "answer" in s.model_fields_set:
             raise ConfigError(f"reward.model.vlm: answer would do nothing with prompt {name}; remove it")
-        if options.score_mode is not None and prompt.answer != "number":
+        if options.score_mode not in (None, "auto") and prompt.answer != "number":  # auto leaves it to the prompt
             raise ConfigError(f"score_mode would do nothing with the prompt {name!r}, whose answer is no number")
         nframes = s.window if self._windowed else s.nframes
         return _Plan(

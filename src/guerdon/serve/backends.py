@@ -201,9 +201,12 @@ def vlm_options(name: str, kind: str, settings: ServedModelSettings) -> dict[str
     """How a vision-language model is asked: `options.vlm`, the flags, and the defaults of the first reward server.
 
     Raises:
-        ConfigError: `options.vlm` says what a flag says too.
+        ConfigError: `options.vlm` says what a flag says too, or is no mapping.
     """
-    asked: dict[str, Any] = dict(settings.options.get("vlm") or {})
+    given = settings.options.get("vlm") or {}
+    if not isinstance(given, dict) or not isinstance(given.get("vllm") or {}, dict):
+        raise ConfigError(f"models.{name}.options.vlm (and vllm in it) must be keys and values, such as {{nframes: 8}}")
+    asked: dict[str, Any] = dict(given)
     writing = {knob: value for knob in WRITING_KNOBS if (value := getattr(settings, knob)) is not None}
     engine = {knob: value for knob in ENGINE_KNOBS if (value := getattr(settings, knob)) is not None}
     twice = sorted((writing.keys() & asked.keys()) | (engine.keys() & dict(asked.get("vllm") or {}).keys()))

@@ -21,6 +21,7 @@ from typing import Generic, Protocol, TypeVar
 from guerdon.models.judgement import Judgement, JudgeOptions
 from guerdon.types import Episode
 
+LONG = 2_000_000  # characters of texts in one batch: whether an item is still wanted is looked at between batches
 SHORT = 256  # characters or bytes below which length does not matter
 
 
@@ -50,6 +51,11 @@ class Item(Generic[W]):
     length: int
     arrived: float
     waiters: list[tuple[W, int]] = field(default_factory=list)
+
+    @property
+    def characters(self) -> int:
+        """The length where it is text."""
+        return 0 if self.episode.texts is None else self.length
 
     @property
     def deadline(self) -> float:
@@ -129,15 +135,16 @@ class Batcher(Generic[W]):
         batch: list[Item[W]] = []
         expired: list[Item[W]] = []
         rest: list[Item[W]] = []
-        room = min(self.max_items, most or self.max_items)
+        room, characters = min(self.max_items, most or self.max_items), 0
         for place, item in enumerate(self._items):
             if len(batch) == room:
                 rest += self._items[place:]
                 break
             if item.deadline <= now:
                 expired.append(item)
-            elif not batch or self._fits(batch[0], item):
+            elif not batch or (self._fits(batch[0], item) and characters + item.characters <= LONG):
                 batch.append(item)
+                characters += item.characters
             else:
                 rest.append(item)
         self._items = rest

@@ -39,7 +39,8 @@ def content_key(episode: Episode, options: JudgeOptions) -> bytes:
 def content_bytes(episode: Episode) -> int:
     """How much there is to look at, in bytes or characters: what hashing and padding go by."""
     arrays = (episode.frames, episode.states, episode.actions)
-    return sum(a.nbytes for a in arrays if a is not None) + sum(map(len, episode.texts or ()))
+    texts = (episode.task, *(episode.texts or ()))
+    return sum(a.nbytes for a in arrays if a is not None) + sum(map(len, texts))
 
 
 class ResultCache:

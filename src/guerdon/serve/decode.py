@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from guerdon.episodes.images import allocate
 from guerdon.episodes.video import require_av
@@ -31,6 +31,7 @@ from guerdon.types import ByteArray, IntArray
 
 _MODES = ("1", "L", "P", "RGB", "RGBA")  # what becomes RGB without a loss of bits
 _MOST_PACKETS = 20_000
+_PNG = b"\x89PNG\r\n\x1a\n"
 _CODECS = ("h264", "hevc", "mpeg4", "av1", "libdav1d", "vp9", "libvpx-vp9", "mjpeg")
 
 
@@ -45,15 +46,15 @@ class Limits:
         max_bytes: of all decoded frames together.
     """
 
-    max_frames: int = 64
+    max_frames: int = 1024
     max_pixels_per_frame: int = 4_000_000
-    max_video_seconds: float = 60.0
+    max_video_seconds: float = 600.0
     max_bytes: int = 256 << 20
 
 
 def sniff(head: bytes) -> str | None:
     """The type that the first 12 bytes show: `png`, `jpeg`, `webp`, `npy`, `mp4`, or None."""
-    if head.startswith(b"\x89PNG\r\n\x1a\n"):
+    if head.startswith(_PNG):
         return "png"
     if head.startswith(b"\xff\xd8\xff"):
         return "jpeg"
@@ -115,9 +116,16 @@ def decode_pictures(blobs: Sequence[bytes], limits: Limits) -> ByteArray:
     for t, blob in enumerate(blobs):
         if sniff(blob[:12]) not in ("png", "jpeg", "webp"):
             raise DataError(f"frame {t} is no PNG, JPEG or WebP picture")
+        if blob.startswith(_PNG) and blob[24:25] == b"\x10":  # the library would drop half of its bits
+            raise DataError(f"frame {t} is a PNG of 16 bits: send 8-bit RGB")
         with boundary(DataError, f"frame {t} cannot be decoded"), warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            picture = Image.open(io.BytesIO(blob), formats=("PNG", "JPEG", "WEBP"))
+            try:
+                picture = Image.open(io.BytesIO(blob), formats=("PNG", "JPEG", "WEBP"))
+            except UnidentifiedImageError as error:  # its text names an address in memory
+                raise DataError(
+                    f"frame {t} cannot be decoded: it is no PNG, JPEG or WebP picture, or it is cut off"
+                ) from error
             width, height = picture.size
             if frames is None:
                 frames = room(len(blobs), height, width, limits)
@@ -125,7 +133,8 @@ def decode_pictures(blobs: Sequence[bytes], limits: Limits) -> ByteArray:
                 raise DataError(f"frame {t} is {height}x{width}, frame 0 is {frames.shape[1]}x{frames.shape[2]}")
             if picture.mode not in _MODES or getattr(picture, "n_frames", 1) != 1:
                 raise DataError(f"frame {t} is animated or of mode {picture.mode}: send 8-bit RGB, one picture a frame")
-            frames[t] = np.asarray(picture.convert("RGB"))
+            seen_through = picture.mode == "RGBA" or "transparency" in picture.info
+            frames[t] = to_rgb_uint8(np.asarray(picture.convert("RGBA" if seen_through else "RGB")))[0]
     if frames is None:
         raise DataError("there is no frame")
     return frames

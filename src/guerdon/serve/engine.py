@@ -11,7 +11,9 @@ or at all is an error with a status. This module does not know HTTP or how model
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 
 from guerdon.models.judgement import Judgement, JudgeOptions, Learns
 from guerdon.serve.calls import Learned, Learning
@@ -115,6 +117,28 @@ class Engine:
         if name not in self._served:
             raise UnknownModel(name, known=self.names, param=param)
         return name
+
+    @asynccontextmanager
+    async def deadline(self, deadline_s: float | None = None) -> AsyncIterator[Callable[[], float]]:
+        """The time of one request: at its end what waits is given up, and what has not begun never does.
+
+        Args:
+            deadline_s: seconds from now; None, or more than `limits.deadline_s`: that.
+
+        Yields:
+            What gives the seconds that are left.
+
+        Raises:
+            DeadlineExceeded: the block did not end in time.
+        """
+        seconds = min(deadline_s or math.inf, self.limits.deadline_s)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        try:
+            async with asyncio.timeout_at(end):
+                yield lambda: end - loop.time()
+        except (TimeoutError, DeadlineExceeded):
+            raise DeadlineExceeded(f"not scored within {seconds:g} s") from None
 
     async def judge(
         self,

@@ -89,8 +89,8 @@ class DeadlineExceeded(ServeError):
 
     status, code = 504, "deadline_exceeded"
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"not scored within {seconds:g} s")
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
         self.retry_after_s = 1.0
 
 

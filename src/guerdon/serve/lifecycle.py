@@ -68,6 +68,15 @@ class GracefulServer(uvicorn.Server):
                 self.should_exit = True
         return await super().on_tick(counter)
 
+    def _say_blind(self) -> None:
+        """Say what the first reward server's clients would otherwise only read in each of their answers."""
+        visual = [name for name in self.engine.names if self.engine.info(name).modality == "image"]
+        if visual and self.settings.media.root is None:
+            say(
+                f"no --media-root: {', '.join(visual)} answers requests with a video_path with 400; if clients send "
+                "paths, start with --media-root FOLDER, the folder that they write their videos to"
+            )
+
     async def _load(self) -> None:
         try:
             await self.engine.loaded()
@@ -76,6 +85,7 @@ class GracefulServer(uvicorn.Server):
         else:
             gc.collect()
             gc.freeze()  # what is there now stays, and is not looked through while requests wait
+            self._say_blind()
             say("ready: " + ", ".join(self.engine.names))
 
 

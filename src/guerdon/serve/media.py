@@ -47,7 +47,7 @@ class MediaRefused(ServeError):
     """What was sent or named is not decoded.
 
     Attributes:
-        code: `bad_media`, `decode_timeout`, `decoder_died` or `no_such_video`.
+        code: `bad_media`, `decode_timeout`, `decoder_died`, `no_such_video` or `no_media_root`.
     """
 
     status = 422
@@ -55,7 +55,7 @@ class MediaRefused(ServeError):
     def __init__(self, code: str, message: str, *, param: str | None = None) -> None:
         super().__init__(message, param=param)
         self.code = code
-        if code == "no_such_video":
+        if code in ("no_such_video", "no_media_root"):
             self.status = 400
 
 
@@ -157,7 +157,8 @@ class Media:
         """Frames of an MP4 file under the media root.
 
         Raises:
-            MediaRefused: `no_such_video`, with the same words whatever the cause; or the file is not decoded.
+            MediaRefused: `no_such_video`, with the same words whatever the cause; `no_media_root`, where no file is
+                ever opened; or the file is not decoded.
             Busy: too many wait.
         """
         return await self._run(lambda: self._path(name, nframes))
@@ -196,9 +197,14 @@ class Media:
             return self._decode(request, source)
 
     def _path(self, name: str, nframes: int | None) -> ByteArray:
-        refused = MediaRefused("no_such_video", "video_path does not exist or may not be read")
         if self._root is None:
-            raise refused
+            raise MediaRefused(
+                "no_media_root",
+                "this server opens no files: start it with --media-root FOLDER, the folder that clients write their "
+                "videos to, or send the video itself",
+                param="video_path",
+            )
+        refused = MediaRefused("no_such_video", "video_path does not exist or may not be read")
         try:
             file = self._root.open(name, suffixes=(".mp4",), most_bytes=self._most_bytes)
         except DataError as error:

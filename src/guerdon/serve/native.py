@@ -38,7 +38,7 @@ from guerdon.serve.native_items import (
     text_episode,
 )
 from guerdon.serve.update_store import Sent as SentUpdate
-from guerdon.serve.wire import flat_schema, parse, read_body
+from guerdon.serve.wire import check_task, flat_schema, parse, read_body
 from guerdon.serve.wire_media import Sent, frames_of
 from guerdon.settings.evaluate_text import Aggregation
 from guerdon.settings.serve import ServeSettings
@@ -133,8 +133,9 @@ def router(engine: Engine, settings: ServeSettings, media: Media) -> APIRouter:
         """Judge a batch. An item that cannot be judged has a `failure` and no score; the others are not affected."""
         request = await read_body(incoming, RewardsRequest)
         name = engine.resolve(request.model)
-        episodes = await desk.episodes(request.items, engine.info(name), request.options)
-        judged = await engine.judge(name, episodes, _options(request.options), deadline_s=request.deadline_s)
+        async with engine.deadline(request.deadline_s) as left:
+            episodes = await desk.episodes(request.items, engine.info(name), request.options)
+            judged = await engine.judge(name, episodes, _options(request.options), deadline_s=left())
         results = desk.results(request.items, episodes, judged, request.aggregation)
         failed = sum(r.score is None for r in results)
         return _json(RewardsAnswer(model=name, aggregation=request.aggregation, results=results, failed=failed))
@@ -150,7 +151,8 @@ def router(engine: Engine, settings: ServeSettings, media: Media) -> APIRouter:
         """
         request = await read_body(incoming, UpdateRequest)
         name = engine.resolve(request.model)
-        episodes = await desk.episodes(request.items, engine.info(name), JudgeWords())
+        async with engine.deadline():
+            episodes = await desk.episodes(request.items, engine.info(name), JudgeWords())
         options = JudgeOptions()
         sent = None
         if request.client_id is not None and request.number is not None:
@@ -217,6 +219,7 @@ class _Desk:
         for place, item in enumerate(items):
             sent = frames_in(item, place)
             if sent is not None:
+                check_task(self._limits, item.task or "", f"items[{place}].task")
                 visual[place] = sent
             else:
                 found[place] = text_episode(item, place, per_step=per_step, limits=self._limits)

@@ -230,7 +230,7 @@ def text_episode(item: RewardItem, place: int, *, per_step: bool, limits: LimitS
     steps = _steps(item, completion, where, per_step=per_step)
     if len(steps) > limits.max_steps:
         raise BadRequest(f"{where} has {len(steps)} steps; {limits.max_steps} are allowed", param=f"{where}.steps")
-    size = len(question) + sum(map(len, steps))
+    size = len(question) + sum(map(len, steps)) + len(item.label or "")
     if size > limits.max_characters:
         raise BadRequest(f"{where} has {size} characters; {limits.max_characters} are allowed", param=where)
     meta: dict[str, Any] = {} if item.label is None else {"ground_truth": item.label}

@@ -9,7 +9,9 @@ folders, for `--dry-run`. What only loading shows (a damaged weight, too little 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from guerdon.config import validate
 from guerdon.errors import ConfigError
@@ -22,6 +24,7 @@ from guerdon.serve.backends import (
     plain_name,
     plan_of,
     refuse_missing,
+    vlm_options,
 )
 from guerdon.serve.paths import MediaRoot
 from guerdon.settings.serve import ServedModelSettings, ServeSettings
@@ -36,6 +39,9 @@ def refuse_early(settings: ServeSettings) -> None:
     """
     for name, model in settings.models.items():
         model_source(name, model)
+        backend = None if model.backend is None else backend_name(model.backend)
+        if backend in VLM_NAMES:
+            _refuse_asked(name, backend, model, vlm_options(name, backend, model))
         if model.model_path is not None and model.custom_backend is None:
             images = model.backend is not None and plain_name(model.backend) in IMAGE_KINDS  # which no hub has
             refuse_missing(str(Path(model.model_path).absolute()) if images else model.model_path)
@@ -72,22 +78,28 @@ def _refuse_vlm(name: str, model: ServedModelSettings, plan: Plan) -> None:
     """A vision-language model is asked in a way that there is, and it is somewhere."""
     from guerdon.models.vlm_files import is_checkpoint
 
-    asked = implied_by(plan.kind, dict(plan.given["vlm"]))
     path = model.model_path
+    asked = _refuse_asked(name, plan.kind, model, plan.given["vlm"])
+    if path is None or not is_checkpoint(path):
+        named = {**asked, "path": path} if path is not None else asked
+        validate(VLMSettings, named, source=f"models.{name}.options.vlm")
+
+
+def _refuse_asked(name: str, kind: str, model: ServedModelSettings, vlm: Mapping[str, Any]) -> dict[str, Any]:
+    """What `options.vlm` and the flags say is valid; returns it, with what the name of the model implies."""
+    asked = implied_by(kind, dict(vlm))
     known = validate(VLMSettings, asked, source=f"models.{name}.options.vlm")
-    if path is None and known.path is None and known.backend != "openai":
-        raise ConfigError(f"models.{name}: backend {plan.kind} needs model_path (or options.vlm.path)")
+    if model.model_path is None and known.path is None and known.backend != "openai":
+        raise ConfigError(f"models.{name}: backend {kind} needs model_path (or options.vlm.path)")
     try:
-        check_vlm(plan.kind, known, path)
-        if path is None or not is_checkpoint(path):
-            named = {**asked, "path": path} if path is not None else asked
-            validate(VLMSettings, named, source=f"models.{name}.options.vlm")
+        check_vlm(kind, known, model.model_path)
     except ConfigError:
         raise
     except ValueError as error:
         raise ConfigError(f"models.{name}.options.vlm: {error}") from error
     if known.path is not None:
         refuse_missing(known.path)
+    return asked
 
 
 def _refuse_text(plan: Plan) -> None:

@@ -140,7 +140,7 @@ class Served:
             async with asyncio.timeout_at(deadline):
                 await ticket.done
         except TimeoutError:
-            raise DeadlineExceeded(deadline_s) from None
+            raise DeadlineExceeded(f"not scored within {deadline_s:g} s") from None
         return [judgement for judgement in ticket.results if judgement is not None]
 
     async def update(self, wanted: Learning) -> Learned:
@@ -149,6 +149,7 @@ class Served:
         Raises:
             BadRequest: it does not learn, or an episode has no outcome.
             Busy: too many updates wait already.
+            DeadlineExceeded: it was not begun in time, and never will be.
             Conflict: the number was used for something else, or may have been.
             UpdateFailed: it was not learnt or not kept; the model is as before.
             NotReady: the model is not loaded.
@@ -161,7 +162,7 @@ class Served:
         if len(self._jobs) >= WAITING_UPDATES:
             self._metrics.updates.labels(self.name, "refused").inc()
             raise Busy(f"{WAITING_UPDATES} updates of {self.name!r} wait already", 1.0)
-        return await self._between_batches(lambda: self._learn(store, wanted))
+        return await self._between_batches(lambda: self._learn(store, wanted), self._limits.deadline_s)
 
     async def reload(self) -> None:
         """Load the model again beside the old one, then exchange them between two batches.
@@ -357,11 +358,26 @@ class Served:
         self._metrics.ready.labels(self.name).set(1)
         self.cache.clear()
 
-    async def _between_batches(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do something between two batches of a lane; with one lane, no call of the model is under way then."""
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    async def _between_batches(self, work: Callable[[], Awaitable[T]], seconds: float | None = None) -> T:
+        """Do something between two batches of a lane; with one lane, no call of the model is under way then.
+
+        Raises:
+            DeadlineExceeded: it was not begun within these seconds.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def give_up() -> None:
+            if not future.done():
+                future.set_exception(DeadlineExceeded(f"not begun within {seconds:g} s; nothing was learnt"))
+
+        timer = None if seconds is None else loop.call_later(seconds, give_up)
 
         async def job() -> None:
+            if timer is not None:
+                timer.cancel()
+            if future.done():  # nobody waits for it any more
+                return
             try:
                 result = await work()
             except (GuerdonError, asyncio.CancelledError) as error:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -29,11 +31,12 @@ from guerdon.serve.engine import Engine
 from guerdon.serve.errors import BadRequest, ServeError
 from guerdon.serve.wire_text import Asked, marked_steps
 from guerdon.settings.evaluate_text import Aggregation
-from guerdon.settings.serve import ServeSettings
+from guerdon.settings.serve import LimitSettings, ServeSettings
 from guerdon.types import Episode, Failure, RewardInfo, Score
 
 M = TypeVar("M", bound=BaseModel)
 R = TypeVar("R")
+MOST_VALUES = 2_000_000  # of a body: a thousand items with a thousand steps have half as many
 _INLINE = 1 << 16  # bytes or characters that are worked on in the event loop
 
 
@@ -69,7 +72,7 @@ class Choice:
 
 async def choice(
     request: Request,
-    model: Annotated[str | None, Query(description="which model; the default where left out")] = None,
+    model: Annotated[str | None, Query(max_length=200, description="which model; the default where left out")] = None,
     aggregate: Annotated[
         Aggregation, Query(description="how the values of steps become one number, for models that judge steps")
     ] = "last",
@@ -106,10 +109,35 @@ async def read_body(request: Request, shape: type[M]) -> M:
 
 async def parse(body: bytes, shape: type[M]) -> M:
     """JSON as a model; see `read_body`."""
+
+    def read() -> M:
+        check_once(body)
+        return shape.model_validate_json(body)
+
     try:
-        return await away(len(body), lambda: shape.model_validate_json(body))
+        return await away(len(body), read)
     except ValidationError as error:
         raise validation_error(error, shape) from error
+
+
+def check_once(text: bytes) -> None:
+    """Refuse a key that an object has twice: readers disagree about which of the values holds.
+
+    Raises:
+        BadRequest: there is one, or there are more values than any request needs.
+    """
+    if text.count(b",") > MOST_VALUES:
+        raise BadRequest(f"the body has more than {MOST_VALUES} values")
+
+    def once(pairs: list[tuple[str, Any]]) -> None:
+        names: set[str] = set()
+        for name, _ in pairs:
+            if name in names:
+                raise BadRequest(f"the key {name[:60]!r} is given twice in one object", param=name[:60])
+            names.add(name)
+
+    with suppress(ValueError, RecursionError):  # no JSON: whoever reads it says what is wrong
+        json.loads(text, object_pairs_hook=once)
 
 
 def validation_error(error: ValidationError, shape: type[BaseModel]) -> RequestValidationError:
@@ -184,6 +212,18 @@ def check_texts(settings: ServeSettings, texts: Sequence[str]) -> None:
         raise BadRequest(f"{len(texts)} items are over {limits.max_items}")
     if max(map(len, texts), default=0) > limits.max_characters:
         raise BadRequest(f"a text is over {limits.max_characters} characters")
+
+
+def check_task(limits: LimitSettings, task: str, param: str) -> None:
+    """Refuse the task of a video that is too long: a model would read it for longer than anybody waits.
+
+    Raises:
+        BadRequest: it is.
+    """
+    if len(task) > limits.max_task_characters:
+        raise BadRequest(
+            f"the task has {len(task)} characters; {limits.max_task_characters} are allowed for frames", param=param
+        )
 
 
 def must_judge(engine: Engine, name: str | None, what: Literal["text", "image"]) -> RewardInfo:

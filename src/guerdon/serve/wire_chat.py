@@ -25,7 +25,16 @@ from guerdon.serve.engine import Engine
 from guerdon.serve.errors import BadRequest
 from guerdon.serve.media import Media
 from guerdon.serve.native import ERRORS
-from guerdon.serve.wire import FailedMeasurement, Foreign, check_texts, json_body, must_judge, read_body, value_of
+from guerdon.serve.wire import (
+    FailedMeasurement,
+    Foreign,
+    check_task,
+    check_texts,
+    json_body,
+    must_judge,
+    read_body,
+    value_of,
+)
 from guerdon.serve.wire_media import Sent, frames_of, picture_of_url
 from guerdon.settings.serve import ServeSettings
 from guerdon.types import Episode, Failure, Score
@@ -42,7 +51,7 @@ _WORDS = re.compile(r"\b(positive|negative|unclear)\b")
 class ChatRequest(Foreign):
     """What RLinf's API reward worker sends."""
 
-    model: str | None = Field(None, description="which model; the default where left out")
+    model: str | None = Field(None, max_length=200, description="which model; the default where left out")
     messages: list[dict[str, Any]] = Field(
         min_length=1, max_length=1, description="one user turn: parts image_url with data URLs, then one part text"
     )
@@ -117,12 +126,15 @@ def router(engine: Engine, settings: ServeSettings, media: Media) -> APIRouter:
         must_judge(engine, name, "image")
         pictures, text = _parts(body.messages[0])
         check_texts(settings, [text])
+        task = task_of(text)
+        check_task(settings.limits, task, "messages")
         views = body.views or (2 if _VIEWS.search(text) else 1)
         if len(pictures) % views:
             raise BadRequest(f"{len(pictures)} pictures do not come from {views} cameras alike", param="messages")
-        task = task_of(text)
-        frames = await frames_of(media, Sent(frames_base64=pictures[: len(pictures) // views]), nframes=None)
-        judged = (await engine.judge(name, [Episode(id="", task=task, frames=frames)], JudgeOptions()))[0]
+        async with engine.deadline() as left:
+            frames = await frames_of(media, Sent(frames_base64=pictures[: len(pictures) // views]), nframes=None)
+            episode = Episode(id="", task=task, frames=frames)
+            judged = (await engine.judge(name, [episode], JudgeOptions(), deadline_s=left()))[0]
         content = trend(judged) if _TREND.search(text) else words(judged)
         if isinstance(content, Failure):
             raise FailedMeasurement(content)

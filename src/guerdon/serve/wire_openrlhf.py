@@ -81,6 +81,7 @@ def router(engine: Engine, settings: ServeSettings) -> APIRouter:
         """
         body = await read_body(request, GetRewardRequest)
         check_texts(settings, body.query)
+        check_texts(settings, body.prompts or ())
         asked = await away(sum(map(len, body.query)), lambda: _cut_all(body))
         judged = await judge_texts(engine, settings, chosen.model, asked, chosen)
         values = [value_of(j.score, chosen.aggregate) for j in judged]

@@ -22,7 +22,16 @@ from guerdon.serve.engine import Engine
 from guerdon.serve.errors import BadRequest
 from guerdon.serve.media import Media
 from guerdon.serve.native import ERRORS
-from guerdon.serve.wire import FailedMeasurement, flat_schema, must_judge, read_body, validation_error, value_of
+from guerdon.serve.wire import (
+    FailedMeasurement,
+    check_once,
+    check_task,
+    flat_schema,
+    must_judge,
+    read_body,
+    validation_error,
+    value_of,
+)
 from guerdon.serve.wire_media import Sent, frames_of
 from guerdon.settings.serve import ServeSettings
 from guerdon.types import Episode, Failure
@@ -57,7 +66,7 @@ class ScoreRequest(BaseModel):
     max_pixels: Annotated[int, Field(ge=784, le=1_605_632), WHOLE] = Field(
         200_704, description="pixels per frame; larger ones are shrunk"
     )
-    backend: str | None = Field(None, description="which model; the server's default if left out")
+    backend: str | None = Field(None, max_length=200, description="which model; the server's default if left out")
     backend_kwargs: BackendOptions = Field(default_factory=BackendOptions, description="choices for the judgement")
 
     @field_validator("backend_kwargs", mode="before")
@@ -94,10 +103,12 @@ def router(engine: Engine, settings: ServeSettings, media: Media) -> APIRouter:
         body, sent = await _read(request, media)
         name = engine.resolve(body.backend, param="backend")
         must_judge(engine, name, "image")
-        frames = await frames_of(media, sent, nframes=body.nframes)
+        check_task(settings.limits, body.task_text, "task_text")
         chosen = body.backend_kwargs
         options = JudgeOptions(body.nframes, body.max_pixels, chosen.prompt, chosen.score_mode)
-        judged = (await engine.judge(name, [Episode(id="", task=body.task_text, frames=frames)], options))[0]
+        async with engine.deadline() as left:
+            episode = Episode(id="", task=body.task_text, frames=await frames_of(media, sent, nframes=body.nframes))
+            judged = (await engine.judge(name, [episode], options, deadline_s=left()))[0]
         value = value_of(judged.score)
         if isinstance(value, float) and not 0 <= value <= 1:
             value = Failure("out_of_range", f"{name} gives {value:g}; /score promises 0 to 1, /v1/rewards gives any")
@@ -138,6 +149,7 @@ async def _read_form(form: FormData) -> tuple[ScoreRequest, Sent]:
     given: dict[str, Any] = dict(texts)
     try:
         if "backend_kwargs" in texts:
+            check_once(texts["backend_kwargs"].encode("utf-8", "surrogatepass"))
             given["backend_kwargs"] = json.loads(texts["backend_kwargs"])
     except (ValueError, RecursionError) as error:
         raise BadRequest("backend_kwargs is no JSON text", param="backend_kwargs") from error

@@ -102,7 +102,10 @@ class LimitSettings(Settings):
     max_items: int = Field(1024, ge=1, description="items in one request")
     max_steps: int = Field(1024, ge=1, description="steps of one text item")
     max_characters: int = Field(1_000_000, ge=1, description="characters of one text item")
-    deadline_s: float = Field(60.0, gt=0, description="seconds after which a request is given up, 504")
+    max_task_characters: int = Field(10_000, ge=1, description="characters of the task of one item of frames")
+    deadline_s: float = Field(
+        120.0, gt=0, description="seconds after which a request is given up, 504; frames are decoded in that time, too"
+    )
     drain_s: float = Field(8.0, gt=0, description="seconds that accepted requests have left after SIGTERM")
 
 
@@ -113,9 +116,9 @@ class MediaSettings(Settings):
         None, description="folder in which video_path may name files; null: videos come with the request only"
     )
     max_file_bytes: int = Field(32 * MIB, ge=1, description="of one picture or video")
-    max_frames: int = Field(128, ge=1, description="frames of one item, after sampling")
+    max_frames: int = Field(1024, ge=1, description="frames of one item, after sampling")
     max_frame_pixels: int = Field(4_000_000, ge=1, description="pixels of one frame")
-    max_video_s: float = Field(60.0, gt=0, description="seconds that a video may last")
+    max_video_s: float = Field(600.0, gt=0, description="seconds that a video may last")
     max_decoded_bytes: int = Field(256 * MIB, ge=1, description="of all frames of one item together, decoded")
     decode_timeout_s: float = Field(10.0, gt=0, description="seconds in which the frames of one item must be decoded")
     workers: int = Field(2, ge=1, description="decoding processes at most; started when first needed")
