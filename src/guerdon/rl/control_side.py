@@ -223,7 +223,7 @@ class ControlSide:
         """One deterministic episode with what every source says of each frame."""
         film_episode(
             self.eval_world, self.policy.actor(), self.sources, folder / f"step_{step:012d}.npz",
-            step=step, frames=self.study.runner.film_frames,
+            step=step, frames=self.study.runner.film_frames, native=bool(self.study.reward.env_weight()),
         )  # fmt: skip
 
     @property
