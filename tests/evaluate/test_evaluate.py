@@ -299,6 +299,7 @@ def test_written_files(tmp_path):
         assert ElementTree.parse(paths[name]).getroot().tag.endswith("svg")
     text = paths["text"].read_text()
     assert text == evaluation_text(evaluation)
+    assert "value_order: rows up to first success" in text
     assert "auroc" in text
     assert "nan" not in text.lower()
     write_evaluation(evaluation, tmp_path / "deep" / "folder")

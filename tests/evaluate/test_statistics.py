@@ -7,11 +7,14 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
+from guerdon.evaluate.runs import stratified_t_p_value
 from guerdon.evaluate.statistics import (
     area_under_curve,
     curve_band,
+    holm,
     iqm,
     paired_difference,
+    paired_differences,
     probability_of_improvement,
     sign_flip_p_value,
     steps_to_threshold,
@@ -28,6 +31,16 @@ def test_the_t_interval_of_one_task_is_students():
     ours = stratified_t_interval(scores)
     theirs = stats.ttest_1samp(scores[0], 0).confidence_interval()
     assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high))
+
+
+def test_the_p_value_belongs_to_the_interval():
+    scores = np.random.default_rng(3).normal(0.5, 1, size=(2, 5))
+    p = stratified_t_p_value(scores)
+    touching = stratified_t_interval(scores, level=1 - p)
+    assert touching.low == pytest.approx(0, abs=1e-9)
+    assert stratified_t_p_value(scores[:1]) == pytest.approx(stats.ttest_1samp(scores[0], 0).pvalue)
+    assert stratified_t_p_value([[0.3], [0.4]]) is None
+    assert stratified_t_p_value([[0.3, 0.3]]) is None
 
 
 def test_the_t_interval_of_two_tasks_is_welchs():
@@ -103,6 +116,64 @@ def test_identical_differences_need_six_pairs_of_one_sign():
     assert rounding.interval.low is None
     same = paired_difference(ones, ones, seed=0)
     assert (same.interval.estimate, same.interval.low, same.p_value) == (0.0, None, 1.0)
+
+
+def test_holm_by_hand():
+    # 4 x .005, 3 x .01, 2 x .03, 1 x .04 raised to the one before it; None is no comparison
+    assert holm([0.01, 0.04, None, 0.03, 0.005]) == pytest.approx([0.03, 0.06, None, 0.06, 0.02])
+    assert holm([0.6, 0.5]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_holms_intervals_by_hand():
+    # Three arms with 3 pairs of one task: t = 5.196, 3.464 and 10.39 with 2 degrees of freedom, whose distribution has
+    # closed forms: p = 1 - t / sqrt(2 + t^2) = .0351, .0742, .0091, and the quantile at q is
+    # (2q - 1) sqrt(2 / (4 q (1 - q))).
+    arms = [[[0.2, 0.3, 0.4]], [[0.1, 0.2, 0.3]], [[0.5, 0.6, 0.7]]]
+    alone = paired_differences(arms, [[0.0, 0.0, 0.0]], seed=0)
+    found = paired_differences(arms, [[0.0, 0.0, 0.0]], seed=0, correction="holm")
+    assert [verdict(one.interval) for one in alone] == ["better", "no difference shown", "better"]
+    # .0091 <= .05 / 3, but .0351 > .05 / 2: the second and the third stay at that level
+    assert [one.level for one in found] == pytest.approx([0.975, 0.975, 1 - 0.05 / 3])
+    assert [verdict(one.interval) for one in found] == ["no difference shown", "no difference shown", "better"]
+    error = 0.1 / np.sqrt(3)
+    for one, mean, q in zip(found, (0.3, 0.2, 0.6), (0.9875, 0.9875, 1 - 0.05 / 6), strict=True):
+        half = (2 * q - 1) * np.sqrt(2 / (4 * q * (1 - q))) * error
+        assert (one.interval.low, one.interval.high) == pytest.approx((mean - half, mean + half))
+    assert [one.p_value for one in alone] == [0.25, 0.25, 0.25]
+    assert [one.p_value for one in found] == [0.75, 0.75, 0.75]
+    assert [one.family for one in found] == [3, 3, 3]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 5))
+def test_an_interval_excludes_0_exactly_where_holm_rejects(seed, m):
+    rng = np.random.default_rng(seed)
+    arms, baseline = rng.normal(rng.uniform(0, 2, (m, 1, 1)), 1, (m, 2, 4)), rng.normal(size=(2, 4))
+    p_values = [stratified_t_p_value(arm - baseline) for arm in arms]
+    found = paired_differences(arms, baseline, seed=0, correction="holm")
+    for one, alone, p in zip(found, paired_differences(arms, baseline, seed=0), holm(p_values), strict=True):
+        assert (verdict(one.interval) != "no difference shown") == (p <= 0.05)
+        assert one.interval.high - one.interval.low >= (alone.interval.high - alone.interval.low) * (1 - 1e-9)
+
+
+def test_holm_leaves_one_comparison_and_those_without_a_test_alone():
+    baseline = np.zeros((1, 3))
+    (alone,) = paired_differences([[[0.1, 0.2, 0.4]]], baseline, seed=0)
+    tested, missing = paired_differences(
+        [[[0.1, 0.2, 0.4]], np.full((1, 3), np.nan)], baseline, seed=0, correction="holm"
+    )
+    assert tested == alone
+    assert (missing.interval.estimate, missing.p_value) == (None, None)
+
+
+def test_holm_orders_differences_without_width_by_the_sign_flip_test():
+    arms = [np.full((1, 6), 0.5), np.full((1, 6), 0.25)]  # p = 2 / 64 each: above .05 / 2
+    alone = paired_differences(arms, np.zeros((1, 6)), seed=0)
+    found = paired_differences(arms, np.zeros((1, 6)), seed=0, correction="holm")
+    assert [verdict(one.interval) for one in alone] == ["better", "better"]
+    assert [verdict(one.interval) for one in found] == ["no difference shown", "no difference shown"]
+    assert [one.p_value for one in found] == [0.0625, 0.0625]
 
 
 def test_an_incomplete_pair_is_dropped_and_counted():

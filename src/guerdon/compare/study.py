@@ -276,6 +276,7 @@ def _write_card(plan: Plan, seconds: float) -> None:
             "name": plan.study.name,
             "arms": {name: {"label": arm.label} for name, arm in compare.arms.items()},
             "baseline": compare.baseline,
+            "correction": compare.correction,
             "tasks": list(compare.tasks or (plan.study.task_name,)),
             "seeds": list(compare.seeds),
             "commands": [command],

@@ -67,6 +67,7 @@ def evaluation_text(evaluation: Evaluation) -> str:
     found += [
         [name, _answer(result), number(result.value), str(result.n)] for name, result in evaluation.probes.items()
     ]
+    ordered = any(name.startswith("value_order_") for name in evaluation.metrics)
     failed = ", ".join(f"{reason} x {count}" for reason, count in evaluation.failures.items())
     lines = [
         f"{model['name']} ({model['kind']}), threshold {number(model['threshold'])}",
@@ -79,6 +80,7 @@ def evaluation_text(evaluation: Evaluation) -> str:
         *aligned(found),
         "",
         *(f"{name}: {result.expected}" for name, result in evaluation.probes.items()),
+        *(["value_order: rows up to first success, mean over successful episodes"] if ordered else []),
     ]
     return "\n".join(lines) + "\n"
 

@@ -101,11 +101,31 @@ def stratified_t_interval(scores_K_S: ArrayLike, *, level: float = 0.95) -> Inte
     if n == 0:
         return Interval(None, None, None, 0, missing)
     estimate = float(_average(rows, "mean"))
-    if any(len(row) < 2 for row in rows):
+    error = _standard_error(rows)
+    if error is None:
         return Interval(estimate, None, None, n, missing)
+    half = float(student_t.ppf((1 + level) / 2, error[1]) * error[0])
+    return Interval(estimate, estimate - half, estimate + half, n, missing)
+
+
+def stratified_t_p_value(scores_K_S: ArrayLike) -> float | None:
+    """Two-sided p-value of "the mean over tasks is 0": 1 - the level at which `stratified_t_interval` touches 0.
+
+    None where that interval has no bounds.
+    """
+    rows, _ = task_rows(scores_K_S)
+    error = _standard_error(rows)
+    if error is None:
+        return None
+    return float(2 * student_t.sf(abs(float(_average(rows, "mean"))) / error[0], error[1]))
+
+
+def _standard_error(rows: list[Float64]) -> tuple[float, float] | None:
+    """Standard error of the mean over tasks and its degrees of freedom; None where runs show no spread."""
+    if not rows or any(len(row) < 2 for row in rows):
+        return None
     v = np.array([0.0 if no_spread(row) else row.var(ddof=1) / len(row) for row in rows])
     if v.sum() == 0:
-        return Interval(estimate, None, None, n, missing)
+        return None
     df = v.sum() ** 2 / sum(v_k**2 / (len(row) - 1) for v_k, row in zip(v, rows, strict=True))
-    half = float(student_t.ppf((1 + level) / 2, df) * np.sqrt(v.sum()) / len(rows))
-    return Interval(estimate, estimate - half, estimate + half, n, missing)
+    return float(np.sqrt(v.sum()) / len(rows)), float(df)

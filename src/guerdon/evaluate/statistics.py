@@ -11,7 +11,9 @@ with 3 seeds a nominal 95 % bootstrap covers 76 to 82 % (`runs` has the table).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,7 +28,13 @@ from guerdon.evaluate.intervals import (
     verdict,
     wilson_interval,
 )
-from guerdon.evaluate.runs import no_spread, stratified_bootstrap, stratified_t_interval, task_rows
+from guerdon.evaluate.runs import (
+    no_spread,
+    stratified_bootstrap,
+    stratified_t_interval,
+    stratified_t_p_value,
+    task_rows,
+)
 
 __all__ = [
     "Interval",
@@ -36,8 +44,10 @@ __all__ = [
     "area_under_curve",
     "bootstrap_ci",
     "curve_band",
+    "holm",
     "iqm",
     "paired_difference",
+    "paired_differences",
     "probability_of_improvement",
     "sign_flip_p_value",
     "steps_to_threshold",
@@ -46,6 +56,8 @@ __all__ = [
     "verdict",
     "wilson_interval",
 ]
+
+Correction = Literal["none", "holm"]
 
 _EXACT_PAIRS = 14  # up to 2^14 sign patterns are listed one by one
 _MONTE_CARLO = 20_000
@@ -62,6 +74,8 @@ class PairedDifference:
         smallest_p: the smallest p-value this number of pairs can give, 2 / 2^n; with 5 pairs or fewer it is
             above 0.05, so the test alone can show nothing.
         n_tasks: tasks with at least one complete pair.
+        level: of `interval`.
+        family: comparisons that `interval` and `p_value` are corrected for; 1: not corrected.
     """
 
     interval: Interval
@@ -69,6 +83,8 @@ class PairedDifference:
     p_value: float | None
     smallest_p: float | None
     n_tasks: int
+    level: float = 0.95
+    family: int = 1
 
 
 def sign_flip_p_value(differences_K_S: ArrayLike, *, seed: int = 0) -> float | None:
@@ -126,7 +142,60 @@ def paired_difference(
         p_value=p_value,
         smallest_p=2.0 ** (1 - interval.n) if interval.n else None,
         n_tasks=len(rows),
+        level=level,
     )
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """p-values adjusted by Holm's step-down method (Holm 1979): at most 5% chance of any false rejection.
+
+    The i-th smallest of m becomes the largest (m - j + 1) p_(j) of all j <= i, at most 1. None stays None and does not
+    count as a comparison.
+    """
+    order = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
+    adjusted: list[float | None] = [None] * len(p_values)
+    worst = 0.0
+    for rank, (p, i) in enumerate(order):
+        worst = max(worst, min((len(order) - rank) * p, 1.0))
+        adjusted[i] = worst
+    return adjusted
+
+
+def paired_differences(
+    arms: Sequence[ArrayLike], baseline_K_S: ArrayLike, *, seed: int, correction: Correction = "none"
+) -> list[PairedDifference]:
+    """Several arms minus one baseline; `holm` corrects p-values and intervals for their number.
+
+    With `holm` the arms are tested in the order of their t-test p-values, the i-th of m at 0.05 / (m - i + 1), until
+    one is not rejected; the rest then are not, either. Each interval has the level of its arm's test (Serlin 1993, "a
+    case for Holm on the range"), the arms behind the first that is not rejected have the level of that one, so an
+    interval excludes 0 exactly where Holm's method rejects. Where the interval has no width the sign-flip test orders.
+    An arm without any test is not counted.
+
+    Args:
+        arms: (tasks, seeds) scores each, NaN for a missing run.
+        baseline_K_S: (tasks, seeds) scores.
+        seed: of the generators.
+        correction: `none`, or `holm`.
+    """
+    baseline = np.asarray(baseline_K_S, dtype=np.float64)
+    found = [paired_difference(arm, baseline, seed=seed) for arm in arms]
+    if correction == "none":
+        return found
+    tests = []
+    for i, (arm, one) in enumerate(zip(arms, found, strict=True)):
+        p = stratified_t_p_value(np.asarray(arm, dtype=np.float64) - baseline)
+        p = one.p_value if p is None and one.interval.low is not None else p
+        tests += [] if p is None else [(p, i)]
+    adjusted = holm([one.p_value for one in found])
+    level, stopped = 0.95, False
+    for rank, (p, i) in enumerate(sorted(tests)):
+        if not stopped:
+            alpha = 0.05 / (len(tests) - rank)
+            level, stopped = 1 - alpha, p > alpha
+        found[i] = paired_difference(arms[i], baseline, seed=seed, level=level)
+    family = sum(p is not None for p in adjusted)
+    return [replace(one, p_value=p, family=max(family, 1)) for one, p in zip(found, adjusted, strict=True)]
 
 
 def probability_of_improvement(

@@ -162,6 +162,11 @@ class CompareSettings(Settings):
         "file's own task alone",
     )
     parallel: int = Field(0, ge=0, description="jobs at a time; 0: one per core")
+    correction: Literal["none", "holm"] = Field(
+        "none",
+        description="of intervals, verdicts and p-values for the number of arms that are compared with the baseline: "
+        "none, or Holm's step-down method",
+    )
 
     def at_task(self, name: str) -> dict[str, Any]:
         """What the study changes for a task."""
