@@ -239,6 +239,103 @@ def test_quality_card_shows_metrics_probes_and_pictures(page):
     assert page.count('src="data:image/svg+xml;base64,') == 2
 
 
+METRIC = {"estimate": 1.0, "low": 0.34, "high": 1.0, "n": 5, "n_undefined": 0, "baseline": 0.5}
+EVALUATION = {
+    "model": {"name": "resnet"},
+    "data": {"episodes": 5, "positives": 3, "outcome_unknown": 0},
+    "metrics": {
+        **dict.fromkeys(("auroc", "f1", "accuracy", "value_order_tau_b", "value_order_spearman"), METRIC),
+        "episode_false_positive_rate": METRIC | {"estimate": 0.5, "low": 0.0, "baseline": 0.0},
+        "episode_auroc": METRIC,
+    },
+    "probes": {"black_frame": {"applicable": True, "passed": True, "value": 0.0, "expected": "none", "n": 4}},
+    "failures": {"no_frames": 2},
+}
+
+
+def card_of(tmp_path, **changes):
+    study = write_study(tmp_path, finals, tasks=("t",), films=False)
+    (study / "models" / "t" / "resnet" / "evaluation.json").write_text(json.dumps(EVALUATION | changes))
+    page = write_report(study).read_text()
+    return page[page.index('<details class="card"') : page.index('<section id="films"')]
+
+
+def test_the_headline_of_a_card_leads_with_the_worst_and_carries_n_and_interval(tmp_path):
+    headline = text(card_of(tmp_path).split("</summary>")[0])
+    assert headline.split("resnet · t ")[1].strip() == (
+        "paid as success: 1 of 2 failed episodes [0.00, 1.00] "
+        "episode AUROC 1.000 [0.34, 1.00], n 5 · 1 of 1 probes passed, n 4"
+    )
+
+
+def test_a_failed_probe_is_worse_and_what_else_was_found_follows(tmp_path):
+    probe = {"applicable": True, "passed": False, "value": 0.9, "expected": "none", "n": 4}
+    card = card_of(tmp_path, probes={"goal_pasted": probe})
+    assert "goal pasted: failed (0.900, n 4)" in text(card.split("</summary>")[0])
+    rest = re.findall(r'<li class="no">(.*?)</li>', card)
+    assert rest == [
+        "paid as success: 1 of 2 failed episodes [0.00, 1.00]",
+        "episode AUROC 1.00 [0.34, 1.00], n 5: not shown to beat a model that looks at nothing (0.50)",
+        "2 measurements failed",
+    ]
+
+
+def test_a_card_with_nothing_against_it_has_no_finding(tmp_path):
+    good = METRIC | {"low": 0.9, "n": 500}
+    card = card_of(tmp_path, metrics={"episode_auroc": good, "auroc": good}, failures={})
+    assert 'class="no"' not in card
+    assert "episode AUROC 1.000 [0.90, 1.00], n 500" in text(card.split("</summary>")[0])
+
+
+def test_a_card_shows_five_numbers_and_folds_the_rest(tmp_path):
+    shown, folded = card_of(tmp_path).split('<details class="more">')[:2]
+    names = [re.findall(r'<tr><th scope="row">([^<]*)</th>', part) for part in (shown, folded)]
+    assert names[0] == [
+        "episode AUROC", "episode false positive rate", "AUROC", "value order spearman, rows up to first success", "f1",
+    ]  # fmt: skip
+    assert names[1] == ["accuracy", "value order tau b, rows up to first success"]
+    assert "2 more metrics and what was evaluated" in text(folded)
+
+
+def test_one_seed_gives_no_interval_and_no_test(tmp_path):
+    study = write_study(tmp_path, finals, seeds=(0,), films=False)
+    page = write_report(study).read_text()
+    words, c = text(page), row(comparison_table(study), "C")
+    assert (c["p_value"], c["p_above"], c["difference_low"]) == (None, None, None)
+    assert c["difference"] == pytest.approx(0.7)
+    assert "P(" not in words
+    assert "sign-flip" not in words
+    assert "With one seed there is no interval and no test" in words
+    assert '<th scope="col">p</th>' not in page
+
+
+def test_tasks_are_fixed_and_arms_not_corrected(page):
+    assert "Tasks are treated as fixed" in text(page)
+    assert "Arms are not corrected for multiplicity: of 2 comparisons" in text(page)
+
+
+def test_holms_correction(tmp_path):
+    def close(task, arm, seed):
+        return {"A": 0.1, "B": 0.2 + (0.0, 0.03, 0.07)[seed], "C": 0.2 + (0.0, 0.1, 0.2)[seed]}[arm]
+
+    study = write_study(tmp_path, close, films=False, tasks=("t",))
+    alone = comparison_table(study)
+    plan = json.loads((study / "study.json").read_text())
+    (study / "study.json").write_text(json.dumps(plan | {"correction": "holm"}))
+    found = comparison_table(study)
+    # B: mean .1333, s = .0351, t = 6.58, p = .022 <= .05 / 2; C: t = 3.46, p = .074 > .05
+    assert [row(alone, arm, "t")["difference_level"] for arm in "BC"] == [0.95, 0.95]
+    assert [row(found, arm, "t")["difference_level"] for arm in "BC"] == [0.975, 0.95]
+    assert [row(found, arm, "t")["verdict"] for arm in "BC"] == ["better", "no difference shown"]
+    assert row(found, "B", "t")["difference_low"] < row(alone, "B", "t")["difference_low"]
+    assert [row(found, arm, "t")["p_value"] for arm in "BC"] == [0.5, 0.5]  # twice 2 / 2^3
+    words = text(write_report(study).read_text())
+    assert "sign-flip test p = 0.500 after Holm's correction for 2 comparisons, interval at 97.5%" in words.replace(
+        "&#39;", "'"
+    )
+    assert "not corrected" not in words
+
+
 def test_study_without_study_json_uses_the_yaml(tmp_path):
     study = write_study(tmp_path, finals, films=False, cards=False)
     expected = comparison_table(study)
@@ -271,7 +368,7 @@ def test_single_run_report(tmp_path):
     path = write_single_report(run)
     words = text(path.read_text())
     assert path == run / "report.html"
-    assert "last success 0.90" in words
+    assert "last success 0.90 [0.70, 0.97], n 20" in words
     assert "progress" in words
     assert "beats" not in words
     assert path.read_text().count('<figure class="film"') == 1

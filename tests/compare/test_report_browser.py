@@ -5,6 +5,7 @@ import shutil
 import subprocess
 
 import pytest
+import synthetic_study
 from synthetic_study import write_study, write_text_study
 
 from guerdon.compare.report import write_report, write_single_report
@@ -48,9 +49,9 @@ say("overflow", document.documentElement.scrollWidth - document.documentElement.
 """
 
 
-def dump(url, tmp_path, width=1280):
+def dump(url, tmp_path, width=1280, *flags):
     command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000"]
-    command += [f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900", "--dump-dom", url]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900", *flags, "--dump-dom", url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
@@ -94,6 +95,47 @@ def test_single_run_report_runs_its_script(report, tmp_path):
     root = re.search(r"<html[^>]*>", dump(path.as_uri(), tmp_path)).group()
     assert 'data-ready="true"' in root
     assert "data-error" not in root
+
+
+LAYOUT = """
+<script>
+{
+const say = (key, value) => { document.body.dataset[key] = value; };
+const boxes = () => [...document.querySelectorAll("#numbers .scroll")].filter((e) => e.getClientRects().length);
+const lines = (e) => Math.round(e.getBoundingClientRect().height / parseFloat(getComputedStyle(e).lineHeight));
+const labels = () => Math.max(...[...document.querySelectorAll("#numbers th small")].map(lines));
+document.querySelectorAll("#numbers details").forEach((e) => { e.open = true; });
+say("wide", boxes().map((e) => e.scrollWidth - e.clientWidth).join());
+say("labels", labels());
+document.body.style.width = "420px";
+say("narrow", boxes().map((e) => e.scrollWidth > e.clientWidth).join());
+say("narrowlabels", labels());
+const style = getComputedStyle(boxes()[0]);
+say("edges", (style.backgroundImage.match(/gradient/g) || []).length + " " + style.scrollbarWidth);
+const picture = getComputedStyle(document.querySelector(".card figure img"));
+say("picture", picture.filter + " " + picture.mixBlendMode);
+}
+</script>
+"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_numbers_fit_and_pictures_follow_the_mode(tmp_path, monkeypatch, dark):
+    long = {arm: f"{label}, with a label as long as people write them" for arm, label in synthetic_study.ARMS.items()}
+    monkeypatch.setattr(synthetic_study, "ARMS", long)
+    finals = {"A": 0.31, "B": 0.42, "C": 0.93}
+    root = write_study(tmp_path / "study", lambda task, arm, seed: finals[arm] + seed / 50, films=False)
+    page = re.sub(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>", "", write_report(root).read_text())
+    probed = tmp_path / "probed.html"
+    probed.write_text(page.replace("</body>", LAYOUT + "</body>"))
+    dom = dump(probed.as_uri(), tmp_path, 1200, f"--blink-settings=preferredColorScheme={0 if dark else 1}")
+    body = dict(re.findall(r'data-(\w+)="([^"]*)"', re.search(r"<body[^>]*>", dom).group()))
+    assert body["wide"] == "0,0,0,0"
+    assert int(body["labels"]) <= 3
+    assert body["narrow"] == "true,true,true,true"
+    assert int(body["narrowlabels"]) <= 4
+    assert body["edges"] == "4 thin"
+    assert body["picture"] == ("invert(1) hue-rotate(180deg) lighten" if dark else "none normal")
 
 
 ANSWERS = """

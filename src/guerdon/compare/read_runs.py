@@ -22,6 +22,7 @@ from typing import Any, Literal
 import yaml
 
 from guerdon.errors import DataError
+from guerdon.evaluate.statistics import Correction
 
 Status = Literal["complete", "unfinished", "failed", "missing"]
 Row = Mapping[str, Any]
@@ -91,6 +92,7 @@ class StudyRecord:
 
     Attributes:
         arms: arm name to label, in the order of the study.
+        correction: how its comparisons are corrected for their number.
         notes: what was odd about the directory itself (unknown runs, unreadable files), one line each.
     """
 
@@ -105,6 +107,7 @@ class StudyRecord:
     config_text: str
     info: Row
     notes: tuple[str, ...] = ()
+    correction: Correction = "none"
 
     @property
     def unit(self) -> str:
@@ -250,6 +253,7 @@ def read_study(study_dir: Path) -> StudyRecord:
         config_text=config_text,
         info=plan,
         notes=(*notes, *card_notes),
+        correction="holm" if plan.get("correction") == "holm" else "none",
     )
 
 

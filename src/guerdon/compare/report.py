@@ -28,7 +28,6 @@ from guerdon.compare.read_runs import (
     read_json,
     read_run,
     read_study,
-    success_curve,
     success_unknown,
 )
 from guerdon.compare.report_answers import AnswerPanel, answer_panels
@@ -56,6 +55,7 @@ from guerdon.compare.report_online import quality_panels
 from guerdon.compare.report_speed import speed_text
 from guerdon.compare.report_svg import legend_mark
 from guerdon.errors import DataError
+from guerdon.evaluate.statistics import Interval, wilson_interval
 
 __all__ = ["comparison_table", "markdown_table", "write_report", "write_single_report"]
 
@@ -124,6 +124,7 @@ def _study_context(study: StudyRecord) -> dict[str, Any]:
         "answers": _by_task(answers),
         "title": study.name,
         "study": study,
+        "corrected": study.correction == "holm",
         "styles": arm_styles(study),
         "legend": {arm: legend_mark(style) for arm, style in arm_styles(study).items()},
         "pooled": pooled,
@@ -180,7 +181,7 @@ def _run_context(run: RunRecord) -> dict[str, Any]:
         "answers": _by_task(answers),
         "title": run.task,
         "run": run,
-        "final": success_curve(run)[1][-1] if success_curve(run)[1] else None,
+        "final": _last_success(run),
         "panels": single_run_panels(run),
         "small_panels": single_run_panels(run, width=SMALL[0], height=SMALL[1]),
         "legend": {"evaluation": legend_mark(1), "training": legend_mark(0)},
@@ -190,6 +191,15 @@ def _run_context(run: RunRecord) -> dict[str, Any]:
         "facts": {key: value for key, value in words.flatten(facts).items() if key},
         "notes": [*run_notes(run), *(Note(text) for text in answer_notes)],
     }
+
+
+def _last_success(run: RunRecord) -> Interval:
+    """True success at the last evaluation where it is known, with Wilson's interval over its episodes."""
+    row = next((row for row in reversed(run.evals) if number(row, "success") is not None), {})
+    success, n = number(row, "success"), int(number(row, "success_known") or number(row, "episodes") or 0)
+    if success is None or not n or abs(success * n - round(success * n)) > 1e-6:
+        return Interval(success, None, None, n)
+    return wilson_interval(round(success * n), n)
 
 
 def _write(template: str, context: dict[str, Any], films: tuple[list[FilmFile], list[str]], out: Path) -> Path:

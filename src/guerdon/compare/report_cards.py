@@ -1,5 +1,6 @@
-"""Quality cards of reward models for the page: metrics with intervals, probes, and pictures as data URIs.
+"""Quality cards of reward models for the page: findings, metrics with intervals, probes, pictures as data URIs.
 
+A card leads with the worst that its numbers say (`findings`) and shows five metrics, the rest on demand.
 Pictures go in as images, never as markup, so that nothing inside them can run; they share a budget of bytes.
 This module does not know how a reward model is evaluated, nor HTML.
 
@@ -56,6 +57,14 @@ FACTS = {
 }
 SHORT_HASH = 12
 
+SHOWN = 5
+SHOWN_FIRST = (
+    "episode_auroc", "episode_false_positive_rate", "policy_ranking_spearman", "auroc", "false_positive_rate", "ece",
+    "value_order_spearman", "progress_mae", "preference_accuracy",
+)  # fmt: skip
+"""The metrics that a card shows, as far as it has them; others follow in their own order."""
+LOWER_IS_BETTER = ("brier", "ece", "mae", "false_positive_rate", "ties")
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -68,22 +77,32 @@ class Metric:
 
 @dataclass(frozen=True)
 class Probe:
-    """One probe: what was expected, what was measured; `passed` is None where it does not apply."""
+    """One probe: what was expected, what was measured on n cases; `passed` is None where it does not apply."""
 
     name: str
     passed: bool | None
     value: str
     expected: str
+    n: int
 
 
 @dataclass(frozen=True)
 class CardView:
-    """A quality card ready for the page; pictures are (title, data URI, what to look for)."""
+    """A quality card ready for the page.
+
+    Attributes:
+        findings: what speaks against the model, in words, the worst first.
+        metrics: the ones to look at first, at most `SHOWN`.
+        more_metrics: all others.
+        pictures: (title, data URI, what to look for).
+    """
 
     task: str
     name: str
+    findings: tuple[str, ...]
     facts: Mapping[str, str]
     metrics: tuple[Metric, ...]
+    more_metrics: tuple[Metric, ...]
     probes: tuple[Probe, ...]
     failures: Mapping[str, str]
     pictures: tuple[tuple[str, str, str], ...]
@@ -111,28 +130,64 @@ def card_views(cards: Sequence[ModelCard], *, budget: int) -> tuple[list[CardVie
 def _view(card: ModelCard, pictures: tuple[tuple[str, str, str], ...]) -> CardView:
     content = card.evaluation if not is_text_card(card.evaluation) else flat_text_card(card.evaluation)
     facts = _facts({**_mapping(content.get("model")), **_mapping(content.get("data"))})
-    metrics = [
-        Metric(words.human(name), _interval(row), number(row, "baseline"))
-        for name, row in _rows(content.get("metrics"))
-    ]
+    rows = dict(_rows(content.get("metrics")))
+    order = [*(name for name in SHOWN_FIRST if name in rows), *(name for name in rows if name not in SHOWN_FIRST)]
+    metrics = [Metric(_metric_name(name), _interval(rows[name]), number(rows[name], "baseline")) for name in order]
     probes = [
         Probe(
             words.human(name),
             bool(row.get("passed")) if row.get("applicable", True) else None,
             words.decimal(number(row, "value"), 3) if number(row, "value") is not None else _text(row.get("value")),
             _text(row.get("expected")),
+            int(number(row, "n") or 0),
         )
         for name, row in _rows(content.get("probes"))
     ]
     return CardView(
         task=card.task,
         name=card.name,
+        findings=tuple(_findings(rows, probes, _mapping(content.get("data")), _mapping(content.get("failures")))),
         facts=facts,
-        metrics=tuple(metrics),
+        metrics=tuple(metrics[:SHOWN]),
+        more_metrics=tuple(metrics[SHOWN:]),
         probes=tuple(probes),
         failures={words.human(reason): count for reason, count in _flat(content.get("failures")).items()},
         pictures=pictures,
     )
+
+
+def _metric_name(name: str) -> str:
+    """A metric in words; those of order over time say which rows they are about."""
+    rows = ", rows up to first success" if name.startswith("value_order_") else ""
+    return words.human(name) + rows
+
+
+def _findings(rows: Mapping[str, Row], probes: Sequence[Probe], data: Row, failures: Row) -> list[str]:
+    """What speaks against a model: failed probes, failures paid as success, metrics at the level of their baseline."""
+    found = [f"{probe.name}: failed ({probe.value}, n {probe.n})" for probe in probes if probe.passed is False]
+    for name, cases, of in (
+        ("episode_false_positive_rate", "episodes", "positives"),
+        ("false_positive_rate", "rows", "rows_positive"),
+    ):
+        interval = _interval(rows.get(name, {}))
+        if interval.estimate:
+            failed = (number(data, cases) or 0.0) - (number(data, of) or 0.0) - (number(data, "outcome_unknown") or 0.0)
+            paid = interval.estimate * failed
+            share = f"{paid:.0f} of {failed:.0f}" if abs(paid - round(paid)) < 1e-6 and failed > 0 else ""
+            share = share or words.percent(interval.estimate)
+            found.append(f"paid as success: {share} failed {cases} {words.bounds(interval)}".rstrip())
+            break
+    for name in (name for name in SHOWN_FIRST if name in rows):
+        interval, baseline = _interval(rows[name]), number(rows[name], "baseline")
+        if interval.low is None or interval.high is None or baseline is None or name.endswith(("rate", "ece")):
+            continue
+        lower = name.endswith(LOWER_IS_BETTER)
+        if (interval.high >= baseline) if lower else (interval.low <= baseline):
+            said = f"{_metric_name(name)} {words.decimal(interval.estimate)} {words.bounds(interval)}, n {interval.n}"
+            found.append(f"{said}: not shown to beat a model that looks at nothing ({words.decimal(baseline)})")
+            break
+    lost = sum(int(count) for count in failures.values() if isinstance(count, int))
+    return [*found, *([f"{words.plural(lost, 'measurement')} failed"] if lost else [])]
 
 
 def _interval(row: Row) -> Interval:

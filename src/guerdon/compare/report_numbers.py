@@ -33,7 +33,7 @@ from guerdon.evaluate.statistics import (
     PairedDifference,
     StepsToThreshold,
     area_under_curve,
-    paired_difference,
+    paired_differences,
     probability_of_improvement,
     steps_to_threshold,
     stratified_t_interval,
@@ -116,8 +116,26 @@ def failure_rate(run: RunRecord) -> float | None:
 
 def summarise(study: StudyRecord, tasks: Sequence[str]) -> list[ArmRow]:
     """One row per arm over these tasks, the baseline first."""
-    styles = arm_styles(study)
-    return [_arm_row(study, arm, style, tasks) for arm, style in styles.items()]
+    differences = _differences(study, tasks)
+    return [_arm_row(study, arm, style, tasks, differences.get(arm)) for arm, style in arm_styles(study).items()]
+
+
+def _differences(study: StudyRecord, tasks: Sequence[str]) -> dict[str, PairedDifference]:
+    """Arms minus the baseline, those alone whose failure rates let them be compared; corrected as the study says."""
+    rates = {arm: _failure_rate(study, arm, tasks) for arm in study.arms}
+    others = [arm for arm in study.arms if arm != study.baseline and _comparable(rates[arm], rates[study.baseline])]
+    baseline = scores(study, study.baseline, tasks, final_success)
+    finals = [scores(study, arm, tasks, final_success) for arm in others]
+    found = paired_differences(finals, baseline, seed=_SEED, correction=study.correction)
+    return dict(zip(others, found, strict=True))
+
+
+def _failure_rate(study: StudyRecord, arm: str, tasks: Sequence[str]) -> float | None:
+    return _mean([failure_rate(run) for run in study.select(arm=arm) if run.task in tasks])
+
+
+def _comparable(own: float | None, other: float | None) -> bool:
+    return abs((own or 0.0) - (other or 0.0)) <= FAILURE_GAP
 
 
 def scores(study: StudyRecord, arm: str, tasks: Sequence[str], of: Callable[[RunRecord], float | None]) -> Float64:
@@ -177,30 +195,32 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-def _arm_row(study: StudyRecord, arm: str, style: int, tasks: Sequence[str]) -> ArmRow:
+def _arm_row(study: StudyRecord, arm: str, style: int, tasks: Sequence[str], paired: PairedDifference | None) -> ArmRow:
     runs = [run for run in study.select(arm=arm) if run.task in tasks]
     complete = [run for run in runs if run.status == "complete"]
     final = scores(study, arm, tasks, final_success)
-    baseline = scores(study, study.baseline, tasks, final_success)
-    own_rate = _mean([failure_rate(run) for run in runs])
+    own_rate = _failure_rate(study, arm, tasks)
     p_above = difference = speed = None
-    outcome: Outcome = "baseline"
+    outcome: Outcome = "baseline" if arm == study.baseline else "not comparable"
     sentence = detail = ""
-    if arm != study.baseline:
-        paired = paired_difference(final, baseline, seed=_SEED)
+    if paired is not None:
+        outcome = verdict(paired.interval) if paired.interval.n else "no data"
+    if paired is not None and paired.interval.n:
+        baseline = scores(study, study.baseline, tasks, final_success)
         difference = replace(paired, interval=_clipped(paired.interval, -1.0))
-        p_above = probability_of_improvement(final, baseline, seed=_SEED)
+        if _repeated(final, baseline):
+            p_above = probability_of_improvement(final, baseline, seed=_SEED)
+        else:  # tests and chances are about other seeds, and there is none
+            difference = replace(difference, p_value=None, smallest_p=None)
         speed = speed_against(study, arm, tasks)
+        detail = _detail(arm, study.baseline, final, baseline, difference, p_above)
+    if arm != study.baseline:
+        other_rate = _failure_rate(study, study.baseline, tasks)
         other_runs = [run for run in study.select(arm=study.baseline) if run.task in tasks]
-        other_rate = _mean([failure_rate(run) for run in other_runs])
-        outcome = _outcome(difference, own_rate, other_rate)
         unknown = [
             name for name, some in ((arm, runs), (study.baseline, other_runs)) if any(map(success_unknown, some))
         ]
         sentence = _sentence(outcome, arm, study.baseline, difference, own_rate, other_rate, unknown)
-        detail = _detail(arm, study.baseline, final, baseline, difference, p_above) if _shown(outcome) else ""
-    if not _shown(outcome):
-        difference = p_above = speed = None
     return ArmRow(
         task=ALL_TASKS if len(tasks) != 1 else tasks[0],
         arm=arm,
@@ -224,21 +244,16 @@ def _arm_row(study: StudyRecord, arm: str, style: int, tasks: Sequence[str]) -> 
     )
 
 
-def _shown(outcome: Outcome) -> bool:
-    return outcome in ("better", "worse", "no difference shown")
-
-
-def _outcome(difference: PairedDifference, own: float | None, other: float | None) -> Outcome:
-    if abs((own or 0.0) - (other or 0.0)) > FAILURE_GAP:
-        return "not comparable"
-    return verdict(difference.interval) if difference.interval.n else "no data"
+def _repeated(own: Float64, other: Float64) -> bool:
+    """Whether any task has pairs of runs of more than one seed."""
+    return bool(((np.isfinite(own) & np.isfinite(other)).sum(axis=1) > 1).any())
 
 
 def _sentence(
     outcome: Outcome,
     arm: str,
     baseline: str,
-    difference: PairedDifference,
+    difference: PairedDifference | None,
     own: float | None,
     other: float | None,
     unknown: Sequence[str],
@@ -250,7 +265,7 @@ def _sentence(
         return f"{arm} and {baseline} are not comparable: failure rates differ ({rates})"
     if outcome == "no data" and unknown:
         return f"{arm} against {baseline}: no verdict, true success is unknown in runs of {' and '.join(unknown)}"
-    if outcome == "no data":
+    if difference is None:
         return f"{arm} against {baseline}: no verdict, no task and seed has a complete run of both"
     amount = f"final success {words.signed_interval(difference.interval)}"
     if outcome == "better":
@@ -263,7 +278,7 @@ def _sentence(
 
 
 def _detail(
-    arm: str, baseline: str, own: Float64, other: Float64, difference: PairedDifference, p_above: Interval
+    arm: str, baseline: str, own: Float64, other: Float64, difference: PairedDifference, p_above: Interval | None
 ) -> str:
     """What lies behind the sentence: both levels, the pairs, the test."""
     pair = np.isfinite(own) & np.isfinite(other)
@@ -271,11 +286,16 @@ def _detail(
     n = difference.interval.n
     text = f"{arm} ends at {words.decimal(levels[0])}, {baseline} at {words.decimal(levels[1])}, over "
     text += f"{words.plural(n, 'pair')} of runs on {words.plural(difference.n_tasks, 'task')}. "
+    if p_above is None:
+        return text + "One seed: what another would give is not known, so there is no interval and no test."
     text += f"P({arm}\u00a0>\u00a0{baseline})\u00a0= {words.decimal(p_above.estimate)}; "
     text += f"sign-flip test p {_p(difference.p_value)}"
+    if difference.family > 1:
+        text += f" after Holm's correction for {difference.family} comparisons, interval at {difference.level:.1%}"
     if difference.smallest_p is not None and difference.smallest_p > 0.05:
         smallest = words.p_value(difference.smallest_p)
         text += f", the smallest that {words.plural(n, 'pair')} can give being {smallest}"
+        text += " before it" if difference.family > 1 else ""
     return text + "."
 
 
@@ -324,6 +344,7 @@ def _plain(row: ArmRow) -> dict[str, Any]:
         plain[f"{key}_high"] = None if interval is None else interval.high
     plain |= {
         "p_value": None if row.difference is None else row.difference.p_value,
+        "difference_level": None if row.difference is None else row.difference.level,
         "n_pairs": None if paired is None else paired.n,
         "speed": None if row.speed is None else " ".join(part for part in speed_text(row.speed) if part),
         "never_reached": None if row.speed is None else row.speed.censored,
