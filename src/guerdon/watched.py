@@ -72,7 +72,7 @@ class Watched:
         self._requests, self._replies = self.process.stdin, self.process.stdout
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._replies, selectors.EVENT_READ)
-        self._read = b""
+        self._read = bytearray()
         try:
             ready = self._line(start_seconds)
         except DiedError:
@@ -105,14 +105,18 @@ class Watched:
     def _line(self, timeout: float) -> dict[str, Any] | None:
         """The next line that the process writes, or None where the time ran out."""
         deadline = time.monotonic() + timeout
-        while b"\n" not in self._read:
+        searched = 0
+        while self._read.find(b"\n", searched) < 0:
+            searched = len(self._read)
             if not self._selector.select(max(0.0, deadline - time.monotonic())):
                 return None
             piece = os.read(self._replies.fileno(), 1 << 16)
             if not piece:
                 raise DiedError
             self._read += piece
-        line, _, self._read = self._read.partition(b"\n")
+        end = self._read.index(b"\n")
+        line = bytes(self._read[:end])
+        del self._read[: end + 1]
         try:
             reply = json.loads(line)
         except ValueError as error:

@@ -189,7 +189,7 @@ def test_a_program_sees_an_interpreter_and_an_empty_folder_and_nothing_else(sand
     listening = socket.create_server(("127.0.0.1", 0))
     with listening:
         head = f"PLACE, PORT, PREFIX = {str(secret)!r}, {listening.getsockname()[1]}, {sys.base_prefix!r}\n"
-        (result,) = sandbox.run(head + LOOKS, [{"stdin": ""}], 10)
+        (result,) = sandbox.run(head + LOOKS, [{"stdin": "", "most": 9999}], 10)
     found = json.loads(result["output"])
     assert found.pop("tmp") == ["calls.json", "main.py"]
     assert found.pop("files")
@@ -227,9 +227,17 @@ def test_values_are_compared_where_the_program_is_not(sandbox, program):
 
 @needs_isolation
 def test_a_program_that_is_late_three_times_is_not_run_again(sandbox):
-    asked = [{"stdin": str(i)} for i in range(5)]
+    asked = [{"stdin": str(i), "most": 99} for i in range(5)]
     results = sandbox.run("while True: pass", asked, 1)
     assert [r["state"] for r in results] == ["time"] * code_sandbox.LATE + ["skipped"] * 2
+
+
+@needs_isolation
+def test_much_output_is_read_where_much_is_expected(sandbox):
+    long = "7 " * 500_000
+    tests = json.dumps({"inputs": ["a", "b"], "outputs": [long, "7"]})
+    assert share(sandbox, tests, "print('7 ' * 500_000)") == 0.5
+    assert share(sandbox, tests, "print('7' if input() == 'b' else '7 ' * 500_000)") == 1
 
 
 @needs_isolation
@@ -238,7 +246,7 @@ def test_nothing_is_left_when_the_process_that_asked_is_killed(tmp_path):
     script = (
         "import os, sys, threading\nfrom guerdon.worlds.code_tests import Sandbox\nsandbox = Sandbox()\n"
         "print(sandbox._process.process.pid, flush=True)\n"
-        "sandbox.run('import time\\ntime.sleep(1000)', [{'stdin': ''}], 1000)\n"
+        "sandbox.run('import time\\ntime.sleep(1000)', [{'stdin': '', 'most': 9}], 1000)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     pid = int(parent.stdout.readline())
@@ -260,7 +268,11 @@ def test_it_works_for_a_user_without_rights_too(tmp_path):
     script = Path("/tmp") / f"sandbox{os.getpid()}.py"  # tmp_path is closed to other users
     shutil.copy(code_sandbox.__file__, script)
     script.chmod(0o644)
-    asked = {"source": "import os\nprint(os.getuid(), os.path.exists('/proc'))", "tests": [{"stdin": ""}], "cpu": 5}
+    asked = {
+        "source": "import os\nprint(os.getuid(), os.path.exists('/proc'))",
+        "tests": [{"stdin": "", "most": 9999}],
+        "cpu": 5,
+    }
     try:
         done = subprocess.run(
             ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups", python, "-I", "-S", str(script)],

@@ -7,7 +7,7 @@ of JSON each, until its input ends. A test is a process without privileges, with
 processes; after each test every process of the namespace is killed. This process never learns what the right outputs
 are: they are compared by the one that started it (`code_tests.py`). It imports nothing but the standard library.
 
-    $ echo '{"source": "print(int(input()) + 1)", "tests": [{"stdin": "1"}], "cpu": 10}' | python -I -S code_sandbox.py
+    $ echo '{"source": "print(2)", "tests": [{"stdin": "1", "most": 99}], "cpu": 9}' | python -I -S code_sandbox.py
     {"ready": true}
     {"results": [{"state": "done", "output": "2\n"}]}
 """
@@ -179,11 +179,11 @@ def _run(asked: dict[str, Any], test: dict[str, Any], user: int) -> dict[str, st
     _kill_all()
     size = os.fstat(written).st_size
     os.lseek(written, 0, os.SEEK_SET)
-    output = b"".join(iter(lambda: os.read(written, 1 << 16), b"")) if size <= OUTPUT else b""
+    output = b"".join(iter(lambda: os.read(written, 1 << 16), b"")) if size <= test["most"] else b""
     os.close(given)
     os.close(written)
     late = status is None or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU)
-    state = "time" if late else "done" if status == 0 and size <= OUTPUT else "failed"
+    state = "time" if late else "done" if status == 0 and size <= test["most"] else "failed"
     return {"state": state, "output": output.decode("utf-8", "replace") if state == "done" else ""}
 
 

@@ -27,6 +27,7 @@ from guerdon.errors import DataError, MissingDependencyError
 from guerdon.watched import DiedError, Watched
 
 _START_SECONDS = 60.0  # for the namespaces, on a machine that is busy
+_VALUES = 1 << 18  # bytes that the values of a test's calls may take, and that an output may have too much
 _DIGITS = 1e-6  # relative or absolute difference at which two printed decimals count as equal
 _FENCE = re.compile(r"^```[ \t]*([A-Za-z0-9+.-]*)[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
 
@@ -36,7 +37,8 @@ class CodeTest:
     """One test.
 
     Attributes:
-        request: what the sandbox is asked: `stdin`, or `calls` with `setup` and `function`.
+        request: what the sandbox is asked: `stdin`, or `calls` with `setup` and `function`; a test that writes more
+            than `most` bytes fails.
         passes: whether what it wrote, or the values of the calls, are right.
     """
 
@@ -54,10 +56,11 @@ def program_of(response: str) -> str | None:
 
 def is_code(ability: str, ground_truth: str) -> bool:
     """Whether a row is a programming task: it says so, or its true answer is inputs and outputs or `assert` lines."""
-    marks = re.match(
-        r'\s*\{\s*"(inputs|outputs|fn_name)"\s*:|.*^\W{0,4}assert\b', ground_truth, re.DOTALL | re.MULTILINE
+    return (
+        ability.lower() in ("code", "coding")
+        or re.match(r'\s*\{\s*"(inputs|outputs|fn_name)"\s*:', ground_truth) is not None
+        or re.search(r"^\W{0,4}assert\b", ground_truth, re.MULTILINE) is not None
     )
-    return ability.lower() in ("code", "coding") or marks is not None
 
 
 @functools.lru_cache(maxsize=256)
@@ -88,10 +91,15 @@ def _from_json(given: Mapping[str, Any]) -> list[CodeTest]:
         raise ValueError("inputs and outputs must be two lists of the same length")
     pairs = zip(inputs, outputs, strict=True)
     if not name:
-        return [CodeTest({"stdin": _joined(i)}, functools.partial(same_output, _joined(o))) for i, o in pairs]
+        return [_output_test(_joined(i), _joined(o)) for i, o in pairs]
     if not str(name).isidentifier():
         raise ValueError(f"fn_name is {str(name)[:40]!r}, which is no name")
     return [_call_test(str(name), i, o) for i, o in pairs]
+
+
+def _output_test(given: str, expected: str) -> CodeTest:
+    most = 2 * len(expected.encode("utf-8", "replace")) + _VALUES
+    return CodeTest({"stdin": given, "most": most}, functools.partial(same_output, expected))
 
 
 def _call_test(name: str, given: Any, expected: Any) -> CodeTest:
@@ -100,7 +108,7 @@ def _call_test(name: str, given: Any, expected: Any) -> CodeTest:
     if not isinstance(arguments, list):
         raise ValueError("the inputs of a function are a list of its arguments")
     wanted = json.loads(expected) if isinstance(given, str) and isinstance(expected, str) else expected
-    request = {"calls": [f"{name}(*{arguments!r})"], "setup": "", "function": name}
+    request = {"calls": [f"{name}(*{arguments!r})"], "setup": "", "function": name, "most": _VALUES}
     return CodeTest(request, functools.partial(_same_value, wanted))
 
 
@@ -177,7 +185,7 @@ def _from_asserts(text: str) -> list[CodeTest]:
             if not cut.calls:
                 raise ValueError(f"no function is called in {ast.unparse(statement)[:80]!r}")
             _check(rest)
-            request = {"calls": cut.calls, "setup": "\n".join(setup), "function": cut.name}
+            request = {"calls": cut.calls, "setup": "\n".join(setup), "function": cut.name, "most": _VALUES}
             tests.append(CodeTest(request, functools.partial(_holds, rest)))
         elif isinstance(statement, ast.Import | ast.ImportFrom | ast.Assign):
             setup.append(ast.unparse(statement))
@@ -341,7 +349,7 @@ def check_isolation() -> None:
         MissingDependencyError: they cannot; says what to change.
     """
     with Sandbox() as sandbox:
-        results = sandbox.run("print('x')", [{"stdin": ""}], 10)
+        results = sandbox.run("print('x')", [{"stdin": "", "most": 9}], 10)
     if results is None or results[0]["output"] != "x\n":
         raise MissingDependencyError(
             "the interpreter does not run in isolation, because it needs files outside its own folder and /usr; leave "
