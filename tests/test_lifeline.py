@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from guerdon.errors import MissingDependencyError
 from guerdon.folder_lock import held
 from guerdon.lifeline import end_with_parent, start_child
 
@@ -105,6 +106,35 @@ def test_children_end_with_a_parent_that_is_killed(kind, tmp_path, monkeypatch):
     assert all(ended)
 
 
+def test_a_program_under_test_ends_with_a_parent_that_is_killed(tmp_path, monkeypatch):
+    """The process that isolates programs looks after itself: its namespace is gone with it."""
+    from guerdon.worlds.code_tests import check_isolation
+
+    try:
+        check_isolation()
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
+    monkeypatch.setenv("PARENTS", str(tmp_path))
+    code = """
+from guerdon.worlds.code_tests import Sandbox
+sandbox = Sandbox()
+print("ready", flush=True)
+sandbox.run("while True: pass", [{"stdin": ""}], 300)
+"""
+    with start_parent(code) as parent:
+        found = []
+        while len(found) < 3:  # outside the namespace, its first process, and the program
+            found, level = [], [parent.pid]
+            while level := [child for pid in level for child in children_of(pid)]:
+                found += level
+        handles = [os.pidfd_open(pid) for pid in found]
+        parent.kill()
+        ended = [ends(handle) for handle in handles]
+        for handle in handles:
+            os.close(handle)
+    assert all(ended)
+
+
 def test_a_child_whose_parent_was_gone_before_it_looked_ends(tmp_path):
     gate = tmp_path / "gate"
     os.mkfifo(gate)
@@ -154,8 +184,11 @@ STUDY = {
     "env": {"type": "gymnasium", "task": "tiny_world:Dot-v1", "num_envs": 2, "max_episode_steps": 10, "frame_size": 32},
     "policy": {"type": "mlp", "hidden": [8]},
     "algorithm": {"rollout_steps": 10, "minibatch_size": 10, "num_epochs": 1},
-    "runner": {"total_steps": 40, "eval_every": 20, "eval_episodes": 2, "logger": {"tensorboard": False}},
-}
+    "runner": {
+        "total_steps": 40, "eval_every": 20, "eval_episodes": 2,
+        "logger": {"log_path": "runs", "experiment_name": "run", "tensorboard": False},
+    },
+}  # fmt: skip
 JOBS = """
 from pathlib import Path
 from guerdon.compare.jobs import Job, run_jobs

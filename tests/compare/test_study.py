@@ -195,6 +195,27 @@ def test_a_study_that_is_told_to_end_leaves_no_process_and_goes_on(tmp_path):
     assert json.loads(metrics.with_name("COMPLETE").read_text())["step"] == 20_000
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_study_that_is_killed_leaves_no_process_and_the_same_command_goes_on(tmp_path):
+    longer = {"total_steps": 20_000, "eval_every": 10_000, "checkpoint_every": 400}
+    arms = {"K": {"label": "long", "config": {"runner": longer}}}
+    write_study(tmp_path, seeds=[0, 1], arms=arms, parallel=2, baseline="K")
+    runs = [tmp_path / "work" / "runs" / "tiny_world:Dot-v1" / "K" / f"seed{seed}" for seed in (0, 1)]
+    with start(tmp_path) as process:
+        while not all((run / "checkpoints").is_dir() for run in runs):  # both are in their middle
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.kill()
+        process.communicate(timeout=120)  # its children held the same pipes
+    status, out, err = compare(tmp_path)
+    assert status == 0, err
+    assert "report: work/report.html" in out
+    for run in runs:
+        assert json.loads((run / "COMPLETE").read_text())["step"] == 20_000
+        assert not (run / "FAILED.json").exists()
+
+
 def test_two_studies_do_not_share_a_folder(tmp_path, monkeypatch):
     import fcntl
 
