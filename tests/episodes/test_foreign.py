@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +16,7 @@ from PIL import Image
 from guerdon.episodes.read import dataset_hash, read_episodes, summarize
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import DataError
+from guerdon.train.frames import labelled_frames
 
 LENGTHS = (3, 2, 4)
 
@@ -190,3 +193,71 @@ def test_a_foreign_set_becomes_ours(tmp_path):
         assert left.outcome == right.outcome
     with pytest.raises(DataError, match="another tool"):
         EpisodeWriter(tmp_path / "theirs", fps=10)
+
+
+def images(values, size=(4, 6)):
+    """A column of encoded images, one grey value and one size for each row."""
+    blobs = []
+    for value, shape in zip(values, size if isinstance(size, list) else [size] * len(values), strict=True):
+        buffer = io.BytesIO()
+        Image.fromarray(np.full((*shape, 3), value, np.uint8)).save(buffer, "PNG")
+        blobs.append({"bytes": buffer.getvalue(), "path": None})
+    return blobs
+
+
+IMAGE = {"dtype": "image", "shape": [4, 6, 3], "names": None}
+
+
+def damaged(kind):
+    """The camera column of nine rows in which the second episode, rows 3 and 4, cannot be read."""
+    column = images(range(9))
+    if kind == "size":
+        column[4] = images([4], (5, 6))[0]
+    elif kind == "missing":
+        column[4] = {"bytes": None, "path": "image.png"}
+    elif kind == "format":
+        column[4] = {"bytes": b"GIF89a" + bytes(40), "path": None}
+    elif kind == "cut off":
+        column[4] = {"bytes": column[4]["bytes"][:-30], "path": None}
+    elif kind == "last chunk":
+        column[4] = {"bytes": column[4]["bytes"][:-12], "path": None}  # all pixels are there
+    return column
+
+
+@pytest.mark.parametrize("kind", ["whole", "size", "missing", "format", "cut off", "last chunk"])
+def test_a_summary_counts_what_reading_gives(tmp_path, kind):
+    foreign(tmp_path, ACTIONS, SUCCESS, {"observation.images.top": (damaged(kind), IMAGE)})
+    skipped = []
+    read = list(read_episodes(tmp_path, on_skip=skipped.append))
+    summary = summarize(tmp_path)
+    assert len(read) == (3 if kind in ("whole", "last chunk") else 2)
+    assert (summary.episodes, summary.frames) == (len(read), sum(map(len, read)))
+    assert summary.successes == sum(episode.outcome is True for episode in read)
+    assert [s.episode for s in summary.skipped] == [s.episode for s in skipped]
+    assert [str(s) for s in summary.skipped] == [str(s) for s in skipped]
+
+
+def test_a_summary_and_reading_agree_about_a_column_of_another_shape(tmp_path):
+    foreign(
+        tmp_path, {"action": (ACTIONS["action"][0], vector(4))}, {"observation.images.top": (images(range(9)), IMAGE)}
+    )
+    for count in (lambda: list(read_episodes(tmp_path)), lambda: summarize(tmp_path)):
+        with pytest.raises(DataError, match="nothing in"):
+            count()
+
+
+def test_recordings_without_outcomes_train_once_the_documented_lines_have_added_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bright = images([0, 0, 200, 0, 0, 0, 0, 0, 200], (8, 8))
+    top = {"observation.images.top": (bright, {**IMAGE, "shape": [8, 8, 3]})}
+    foreign(tmp_path / "recordings", ACTIONS, top)
+    with pytest.raises(DataError, match=r"none of 3 episodes has frames and success labels.*docs/data\.md"):
+        labelled_frames(read_episodes("recordings"), "resnet", (3, 8, 8))
+    text = (Path(__file__).parents[2] / "docs/data.md").read_text()
+    _, _, section = text.partition("### Outcomes for your own recordings")
+    exec(re.search(r"```python\n(.*?)```", section, re.DOTALL)[1], {})
+    assert [e.outcome for e in read_episodes("labelled")] == [True, False, True]
+    frames = labelled_frames(read_episodes("labelled"), "resnet", (3, 8, 8))
+    assert frames.skipped == 0
+    assert frames.positive.tolist() == [False, False, True, False, False, False, False, False, True]
+    assert summarize("labelled").successes == 2

@@ -10,12 +10,13 @@ be, and never more pixels than `MAX_PIXELS`. This module knows neither Parquet n
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from guerdon.errors import DataError, boundary
 from guerdon.types import ByteArray
@@ -54,20 +55,59 @@ def decode_images(blobs: Sequence[bytes | None]) -> ByteArray:
         DataError: an image is missing, of another format or size, corrupt, or too large.
     """
     frames: ByteArray | None = None
-    for t, blob in enumerate(blobs):
-        if not blob:
-            raise DataError(f"row {t} has no image bytes: embed the images in the Parquet file")
+    for t, image in _opened(blobs):
+        if frames is None:
+            frames = allocate(len(blobs), image.height, image.width)
         with boundary(DataError, f"image of row {t}"):
-            image = Image.open(io.BytesIO(blob), formats=("PNG", "JPEG"))
-            width, height = image.size
-            if frames is None:
-                frames = allocate(len(blobs), height, width)
-            elif frames.shape[1:3] != (height, width):
-                raise DataError(f"image of row {t} is {height}x{width}, row 0 is {frames.shape[1]}x{frames.shape[2]}")
             frames[t] = np.asarray(image.convert("RGB"))
     if frames is None:
         raise DataError("the episode has no rows")
     return frames
+
+
+def check_images(blobs: Sequence[bytes | None]) -> None:
+    """Refuse what `decode_images` refuses; a PNG whose checksums are right is not decoded for that.
+
+    Args:
+        blobs: T encoded images of one episode.
+
+    Raises:
+        DataError: as `decode_images`.
+    """
+    for t, image in _opened(blobs):
+        if t == 0:
+            allocate(len(blobs), image.height, image.width)
+        with boundary(DataError, f"image of row {t}"):
+            if image.format != "PNG" or not _verified(blobs[t]):
+                image.load()
+    if not len(blobs):
+        raise DataError("the episode has no rows")
+
+
+def _verified(blob: bytes | None) -> bool:
+    """Whether every chunk of a PNG has its checksum."""
+    try:
+        Image.open(io.BytesIO(blob or b""), formats=("PNG",)).verify()
+    except (SyntaxError, OSError, ValueError, struct.error):
+        return False
+    return True
+
+
+def _opened(blobs: Sequence[bytes | None]) -> Iterator[tuple[int, Image.Image]]:
+    """Row and image of each blob, header read, all of one size."""
+    size = (0, 0)
+    for t, blob in enumerate(blobs):
+        if not blob:
+            raise DataError(f"row {t} has no image bytes: embed the images in the Parquet file")
+        with boundary(DataError, f"image of row {t}"):
+            try:
+                image = Image.open(io.BytesIO(blob), formats=("PNG", "JPEG"))
+            except UnidentifiedImageError as exc:  # its own words hold an address in memory
+                raise DataError(f"image of row {t} is neither PNG nor JPEG") from exc
+        if t and image.size != size:
+            raise DataError(f"image of row {t} is {image.height}x{image.width}, row 0 is {size[1]}x{size[0]}")
+        size = image.size
+        yield t, image
 
 
 def allocate(count: int, height: int, width: int) -> ByteArray:

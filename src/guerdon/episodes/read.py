@@ -22,7 +22,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from guerdon.episodes import layout
-from guerdon.episodes.images import decode_images, from_array
+from guerdon.episodes.images import check_images, decode_images, from_array
 from guerdon.episodes.index import Entry, Skipped, load_index
 from guerdon.episodes.layout import Info
 from guerdon.episodes.rows import Columns, from_rows, last_success
@@ -33,6 +33,7 @@ from guerdon.types import ByteArray, Episode
 
 _ROW_COLUMNS = (layout.STATE, layout.ACTION, layout.REWARD, layout.SUCCESS)
 _POSITION_COLUMNS = ("index", "episode_index", "task_index")
+_NO_TIMESTAMP = "has no column timestamp, by which video frames are found"
 _log = logging.getLogger(__name__)
 
 OnSkip = Callable[[Skipped], None]
@@ -43,7 +44,7 @@ class DatasetSummary:
     """What a data set holds.
 
     Attributes:
-        episodes: that can be read.
+        episodes: that can be read, with the frames of every camera.
         frames: rows of those episodes.
         successes: those whose outcome is True.
         tasks: sentences, in order of appearance.
@@ -151,14 +152,30 @@ def _frames(root: Path, info: Info, entry: Entry, table: pa.Table, key: str, col
     video = _frames_path(root, info, entry, key)
     if video is not None:
         if "timestamp" not in columns:
-            raise DataError("has no column timestamp, by which video frames are found")
+            raise DataError(_NO_TIMESTAMP)
         return decode_video(video, entry.videos[key].start + columns["timestamp"].astype("float64"), fps=info.fps)
+    if info.features[key]["dtype"] == "image":
+        return decode_images(_blobs(table, key))
+    return _from_table(table, info, key)
+
+
+def _blobs(table: pa.Table, key: str) -> list[bytes | None]:
+    """The encoded images of a camera.
+
+    Raises:
+        DataError: the table has none.
+    """
     if key not in table.column_names:
         raise DataError(f"has no column {key}")
-    if info.features[key]["dtype"] == "image":
-        with boundary(DataError, f"column {key} holds no encoded images"):
-            blobs = table[key].combine_chunks().field("bytes").to_pylist()
-        return decode_images(blobs)
+    with boundary(DataError, f"column {key} holds no encoded images"):
+        blobs: list[bytes | None] = table[key].combine_chunks().field("bytes").to_pylist()
+        return blobs
+
+
+def _from_table(table: pa.Table, info: Info, key: str) -> ByteArray:
+    """The frames of a camera whose images are stored as arrays."""
+    if key not in table.column_names:
+        raise DataError(f"has no column {key}")
     return from_array(to_columns(table, info, [key])[key])
 
 
@@ -194,7 +211,7 @@ def _unreadable(root: Path) -> DataError:
 
 
 def summarize(root: str | Path) -> DatasetSummary:
-    """Count what a data set holds, touching every byte of it but decoding no image.
+    """Count what a data set holds and can be read of it, checking images and videos as far as that needs no pixels.
 
     Raises:
         DataError: no data set there, or nothing in it can be read.
@@ -212,7 +229,12 @@ def summarize(root: str | Path) -> DatasetSummary:
         if lost is not None:
             skipped.append(lost)
             continue
-        outcome = entry.outcome if entry.outcome_known else last_success(to_columns(table, info, [layout.SUCCESS]))
+        try:
+            columns = _checked(info, entry, table)
+        except DataError as exc:
+            skipped.append(Skipped(layout.shard_path(source, info.data_path, entry.data), str(exc), entry.index))
+            continue
+        outcome = entry.outcome if entry.outcome_known else last_success(columns)
         episodes += 1
         frames += entry.length
         successes += outcome is True
@@ -221,6 +243,27 @@ def summarize(root: str | Path) -> DatasetSummary:
         raise _unreadable(source)
     cameras = tuple(info.cameras())
     return DatasetSummary(episodes, frames, successes, tuple(tasks), cameras, info.fps, tuple(skipped))
+
+
+def _checked(info: Info, entry: Entry, table: pa.Table) -> Columns:
+    """The columns of an episode that `read_episodes` would give, its images checked.
+
+    Raises:
+        DataError: it would skip the episode.
+    """
+    columns = to_columns(table, info, [*_ROW_COLUMNS, "timestamp"])
+    for key in info.cameras().values():
+        if info.features[key]["dtype"] == "video":
+            if "timestamp" not in columns:
+                raise DataError(_NO_TIMESTAMP)
+        elif info.features[key]["dtype"] == "image":
+            check_images(_blobs(table, key))
+        else:
+            _from_table(table, info, key)
+    with boundary(DataError, f"rows of episode {entry.index} make no episode"):
+        if any(name in columns for name in _ROW_COLUMNS):
+            from_rows(columns, id=entry.id, task=entry.task)
+    return columns
 
 
 def _stored(info: Info) -> list[str]:

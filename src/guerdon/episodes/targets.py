@@ -29,6 +29,14 @@ def episode_success(episode: Episode) -> bool | None:
     return None if episode.success is None else bool(episode.success.any())
 
 
+def no_labels(skipped: int, needs: str) -> str:
+    """The message for a data set of which no episode has what a trainer needs, such as `frames and success labels`."""
+    return (
+        f"none of {skipped} episodes has {needs}: recordings of your own need to say which of them succeeded; "
+        '"Outcomes for your own recordings" in docs/data.md shows how to add that'
+    )
+
+
 def outcome_of(success: Sequence[bool | None]) -> bool | None:
     """The outcome of an episode whose rows were reported so, None where nobody did.
 

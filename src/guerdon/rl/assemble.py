@@ -11,6 +11,7 @@ import numpy as np
 
 from guerdon.collect.continuations import Continuations
 from guerdon.episodes.read import read_episodes
+from guerdon.episodes.targets import no_labels
 from guerdon.errors import ConfigError, DataError
 from guerdon.models.checkpoint import ImageModelConfig, save_checkpoint
 from guerdon.models.image import ImageRewardModel
@@ -131,10 +132,11 @@ def save_refitted(source: Source, folder: Path) -> None:
 
 def _replay(settings: RewardModelSettings, config: ImageModelConfig, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Labelled frames of the episodes that the model was trained on, at most a few times `size`."""
-    frames, targets, count = [], [], 0
+    frames, targets, count, skipped = [], [], 0, 0
     for episode in read_episodes(Path(settings.replay_path or "")):
         labels = frame_targets(episode, config)
         if labels is None or episode.frames is None:
+            skipped += 1
             continue
         known = np.isfinite(labels)
         frames.append(episode.frames[known])
@@ -143,5 +145,5 @@ def _replay(settings: RewardModelSettings, config: ImageModelConfig, size: int) 
         if count > 4 * size:
             break
     if not frames:
-        raise DataError(f"replay_path {settings.replay_path}: no episode has frames and success labels")
+        raise DataError(f"replay_path {settings.replay_path}: {no_labels(skipped, 'frames and success labels')}")
     return np.concatenate(frames), np.concatenate(targets)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from guerdon.episodes.targets import progress_targets, success_labels
+from guerdon.episodes.targets import no_labels, progress_targets, success_labels
 from guerdon.errors import DataError
 from guerdon.models.preprocess import to_pixels
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
@@ -104,7 +104,7 @@ def labelled_frames(
         counts.append(len(rows))
         ids.append(episode.id)
     if not ids:
-        raise DataError(f"none of {skipped} episodes has frames and success labels: collect with `guerdon collect`")
+        raise DataError(no_labels(skipped, "frames and success labels"))
     frames = LabelledFrames(
         pixels=np.concatenate(pixels),
         targets=np.concatenate(targets),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from guerdon.episodes.targets import progress_targets, success_labels
+from guerdon.episodes.targets import no_labels, progress_targets, success_labels
 from guerdon.errors import DataError
 from guerdon.models.prompts import PROMPTS, Asked
 from guerdon.models.vlm_questions import Question, limit_pixels, make_question
@@ -103,7 +103,7 @@ def vlm_examples(episodes: Iterable[Episode], settings: VLMTrainSettings) -> VLM
         counts.append(len(chosen))
         ids.append(episode.id)
     if not ids:
-        raise DataError(f"none of {skipped} episodes has frames, a task and labels: collect with `guerdon collect`")
+        raise DataError(no_labels(skipped, "frames, a task and success labels"))
     good_N = np.concatenate(positive)
     if not good_N.any() or (settings.question == "completed" and good_N.all()):
         raise DataError(f"{len(ids)} episodes show only one outcome: a reward model needs success and failure")
