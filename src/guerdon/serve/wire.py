@@ -36,6 +36,7 @@ from guerdon.types import Episode, Failure, RewardInfo, Score
 
 M = TypeVar("M", bound=BaseModel)
 R = TypeVar("R")
+MOST_OBJECTS = 50_000  # of a body, before any of them is looked at
 MOST_VALUES = 2_000_000  # of a body: a thousand items with a thousand steps have half as many
 _INLINE = 1 << 16  # bytes or characters that are worked on in the event loop
 
@@ -129,7 +130,13 @@ def check_once(text: bytes) -> None:
     if text.count(b",") > MOST_VALUES:
         raise BadRequest(f"the body has more than {MOST_VALUES} values")
 
+    objects = 0
+
     def once(pairs: list[tuple[str, Any]]) -> None:
+        nonlocal objects
+        objects += 1
+        if objects > MOST_OBJECTS:
+            raise BadRequest(f"the body has more than {MOST_OBJECTS} objects")
         names: set[str] = set()
         for name, _ in pairs:
             if name in names:
