@@ -1,6 +1,8 @@
 """Verdicts: every reply is a value in range or a reason, never a default."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +10,6 @@ from hypothesis import strategies as st
 
 from guerdon.models.verdict_parser import (
     Verdict,
-    final_answer,
     parse_choice,
     parse_completed,
     parse_trend,
@@ -26,18 +27,17 @@ TABLE = [
     ("1e2", 1.0),
     ("≈85", 0.85),
     ("-5", "out_of_range"),
-    ("[[72]] then 3", 0.72),
+    ("[[72]] then 3", "unclear_answer"),
     ("7/10", 0.7),
-    ("50-60%", "unclear_number"),
+    ("50-60%", "no_number"),
     ("<answer>about 1,000</answer>", "out_of_range"),
-    ("<answer>The task is 80% done, 2 steps left</answer>", "several_numbers"),
+    ("<answer>The task is 80% done, 2 steps left</answer>", "no_number"),
     ("<think>step 3 of 5", "truncated"),
-    ("<answer>None</answer> 40", "no_number"),
+    ("<answer>None</answer> 40", "unclear_answer"),
     ("unsuccessful", "no_number"),
 ]
 MORE = [
     ("success", "no_number"),
-    ("The robot did not fail.", "no_number"),
     ("", "empty"),
     ("   \n", "empty"),
     (":", "no_number"),
@@ -49,46 +49,83 @@ MORE = [
     ("first 20, then 40</think><answer>85</answer>", 0.85),
     ("<think>I would say <answer>10</answer></think><answer>85</answer>", 0.85),
     ("<THINK>20</THINK>\n<Answer> 85% </ANSWER>", 0.85),
+    ("<think>85", "truncated"),
+    ("85 <think>or 15?</think>", "empty"),
     ("<answer>85</answer><answer>85</answer>", 0.85),
     ("<answer>85</answer><answer>15</answer>", "several_answers"),
     ("<answer>85</answer><think>or 15?", "truncated"),
     ("<answer>85<think>15</think></answer>", "unclear_answer"),
     ("</answer>85", "unclear_answer"),
     ("Score: 85.", 0.85),
-    ("Progress:85", 0.85),
-    ("**85**", 0.85),
+    ("Score: 85\nConfidence: 90%", 0.85),
+    ("Score: 85\nScore: 90", "several_answers"),
+    ("Score: 40\nFinal answer: 85", 0.85),
+    ("Final answer: 85\nActually no, it is 20.", "no_number"),
+    ("Final answer: 85 or 90", "no_number"),
+    ("For example: <answer>85</answer>", "unclear_answer"),
     ("80 percent", 0.8),
     ("８５％", 0.85),
-    ("85, that is 85%", 0.85),
     ("7 out of 10", 0.7),
-    ("step 3 of 5", "several_numbers"),
-    ("50 to 60", "several_numbers"),
-    ("[[10]] or [[20]]", "several_numbers"),
-    ("[[10]] or 20 or [[10]]", 0.1),
+    ("3/5", "no_number"),
+    ("step 3 of 5", "no_number"),
+    ("[[10]] or [[20]]", "unclear_answer"),
     ("[[many]]", "no_number"),
-    ("3/2", "out_of_range"),
-    ("0/0", "out_of_range"),
-    ("1/2%", "unclear_number"),
     ("101", "out_of_range"),
     ("1e999", "out_of_range"),
-    ("9" * 5000, "out_of_range"),
+    ("9" * 400, "out_of_range"),
+    ("9" * 5000, "no_number"),
     ("−5", "out_of_range"),
-    ("12,5", "unclear_number"),
-    ("1.2.3", "unclear_number"),
-    ("85points", "unclear_number"),
-    ("v2", "unclear_number"),
-    ("<50", "unclear_number"),
-    ("85–90", "unclear_number"),
-    ("10²", "unclear_number"),
-    ("½", "unclear_number"),
-    ("٨٥", "unclear_number"),
+    ("12,5", "no_number"),
+    ("85points", "no_number"),
+    ("<50", "no_number"),
+    ("85–90", "no_number"),
+    ("10²", "no_number"),
+    ("½", "no_number"),
+    ("~~85~~", "no_number"),
+    ("2**5", "no_number"),
+    ("$85", "no_number"),
     ("nan", "no_number"),
-    ("inf", "no_number"),
+    ("85. The drawer is nearly closed.", 0.85),
+    ("100. The drawer is nearly closed.", "no_number"),
+    ("1. The robot moved.", "no_number"),
+    ('{"score": 85, "reason": "3 of 4 blocks"}', 0.85),
+    ('{"score": 85, "out_of": 200}', "no_number"),
+    ('{"score": 85', "unclear_answer"),
+    ('[{"score": 85}]', "unclear_answer"),
 ]  # fmt: skip
+
+
+ROWS = [json.loads(line) for line in Path(__file__).with_name("verdict_outputs.jsonl").read_text("utf-8").splitlines()]
 
 
 def outcome(found):
     return found.reason if isinstance(found, Failure) else pytest.approx(found.value, abs=1e-12)
+
+
+def said(row):
+    """What is read from a labelled output: a value or None."""
+    if row["asked"] == "number":
+        found = parse_verdict(row["output"], scale=row["scale"], prompt_scale=row["scale"])
+    else:
+        found = (parse_completed if row["asked"] == "completed" else parse_trend)(row["output"])
+    if isinstance(found, Failure):
+        return None
+    return found.value if isinstance(found, Verdict) else found[0]
+
+
+def same(value, expected):
+    return value == expected if isinstance(expected, str) else value == pytest.approx(expected, abs=1e-9)
+
+
+def test_labelled_outputs():
+    read = [(row, said(row)) for row in ROWS]
+    invented = [
+        (row, v) for row, v in read if v is not None and (row["expected"] is None or not same(v, row["expected"]))
+    ]
+    missed = [row for row, value in read if row["clear"] and value is None]
+    clear = sum(row["clear"] for row in ROWS)
+    assert not invented, "\n".join(f"{row} was read as {value}" for row, value in invented)
+    assert len(missed) <= 0.05 * clear, "\n".join(map(str, missed))
 
 
 @pytest.mark.parametrize(("text", "wanted"), TABLE + MORE)
@@ -122,8 +159,13 @@ def test_scales(text, percentage, unit, auto_percentage, auto_unit):
 
 def test_a_verdict_says_where_it_comes_from():
     assert parse_verdict("<answer>85%</answer>") == Verdict(0.85, "ok", "85%")
-    assert parse_verdict("It is 85% done.") == Verdict(0.85, "fallback", "85%")
-    assert parse_verdict("[[72]] then 3") == Verdict(0.72, "ok", "72")
+    assert parse_verdict("It is 85% done.") == Verdict(0.85, "fallback", "it is 85% done.")
+    assert parse_verdict("85. The drawer is nearly closed.").status == "fallback"
+    assert parse_verdict("The drawer is nearly closed.\nScore: 85").status == "ok"
+    assert parse_verdict("<answer>It is 85% done.</answer>").status == "fallback"
+    assert parse_completed("Yes, the task is completed.").status == "ok"
+    assert parse_completed("Yes, the drawer is closed.").status == "fallback"
+    assert parse_completed("The task is completed.").status == "fallback"
     found = parse_verdict("-0")
     assert math.copysign(1.0, found.value) == 1.0
 
@@ -143,12 +185,16 @@ def test_a_verdict_says_where_it_comes_from():
         ("No, it is not completed.", 0.0),
         ("<think>Yes? It is open.</think>No", 0.0),
         ("<answer>Yes</answer>", 1.0),
-        ("Yes and no", "several_answers"),
+        ("Yes and no", "no_verdict"),
         ("Yes, it is not completed", "several_answers"),
-        ("No. Or yes?", "several_answers"),
+        ("No. Or yes?", "no_verdict"),
         ("yes/no", "no_verdict"),
         ("unsuccessful", "no_verdict"),
-        ("It is completed", "no_verdict"),
+        ("It is completed", 1.0),
+        ("It is being completed", "no_verdict"),
+        ("No doubt it is completed", "no_verdict"),
+        ("No, it is completed", "several_answers"),
+        ('{"completed": true, "score": 40}', "several_answers"),
         ("nothing", "no_verdict"),
         ("10", "no_verdict"),
         ("1/10", "no_verdict"),
@@ -168,15 +214,16 @@ def test_completed(text, wanted):
         ('```json\n{"trend": "Negative", "why": "positive start"}\n```', ("negative", "ok")),
         ("unclear", ("unclear", "ok")),
         ("The trend is positive.", ("positive", "fallback")),
+        ("negative. The robot comes nearer.", "no_verdict"),
         ("<think>positive or negative</think> negative", ("negative", "ok")),
-        ("positive, then negative", "several_answers"),
+        ("positive, then negative", "no_verdict"),
         ("not positive", "no_verdict"),
         ("It isn't negative", "no_verdict"),
         ('{"trend": "better"}', "no_verdict"),
         ('{"trend": 1}', "no_verdict"),
-        ('{"trend": "positive"', "no_verdict"),
-        ("[" * 100_000, "no_verdict"),
-        ("{" * 100_000, "no_verdict"),
+        ('{"trend": "positive"', "unclear_answer"),
+        ("[" * 100_000, "too_long"),
+        ("{" * 10_000, "unclear_answer"),
         ("nonpositive", "no_verdict"),
         ("", "empty"),
         ("<think>positive", "truncated"),
@@ -229,9 +276,9 @@ def test_a_plain_percentage_comes_back(number, form):
 
 @settings(max_examples=150, deadline=None)
 @given(st.floats(0, 100).map(str), st.floats(0, 100).map(str))
-def test_two_different_numbers_are_no_answer(first, second):
+def test_two_numbers_are_no_answer(first, second):
     found = parse_verdict(f"{first} or {second}", scale="percentage")
-    assert isinstance(found, Failure) == (float(first) / 100 != float(second) / 100)
+    assert isinstance(found, Failure)
 
 
 def test_50_000_random_strings():
@@ -263,8 +310,3 @@ def test_50_000_random_strings():
 @pytest.mark.timeout(100)
 def test_long_replies_do_not_take_quadratic_time(piece):
     check_all(piece * 40_000)
-
-
-def test_final_answers():
-    assert final_answer("a <think>b</think> c") == "a   c"
-    assert final_answer("a <answer> b </answer> c") == "b"

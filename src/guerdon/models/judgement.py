@@ -18,6 +18,7 @@ from typing import Literal, Protocol, runtime_checkable
 from guerdon.types import Episode, RewardModel, Score
 
 Scale = Literal["auto", "percentage", "unit"]
+ParseStatus = Literal["ok", "fallback"]
 
 
 @dataclass(frozen=True)
