@@ -91,6 +91,49 @@ def test_an_answer_that_was_cut_off_is_no_answer():
     assert model("primo_r1", Scripted([cut])).score([episode(2)])[0].failure.reason == "truncated"
 
 
+@pytest.mark.parametrize(
+    ("kind", "more", "text", "value"),
+    [
+        ("qwen_vl", {"question": "progress"}, "The task is 85% complete.", 0.85),
+        ("qwen_vl", {"answer": "hard"}, "Yes, the drawer is closed.", 1.0),
+        ("primo_r1", {}, "<answer>About 40% of the task is done.</answer>", 0.4),
+        ("trend", {"window": 2}, "The trend is positive.", 1.0),
+        ("preference", {"window": 2}, "Second. The drawer is nearly closed.", 1.0),
+    ],
+)
+def test_a_value_from_a_sentence_counts_only_where_the_key_says_so(kind, more, text, value):
+    rows = episode(2)[1:] if kind == "qwen_vl" else episode(2)
+    judged = model(kind, Scripted([text]), **more).judge([rows], JudgeOptions())[0]
+    assert judged.score.failure.reason == "fallback"
+    assert "allow_fallback" in judged.score.failure.detail
+    assert (judged.text, judged.parse_status) == (text, None)
+    judged = model(kind, Scripted([text]), allow_fallback=True, **more).judge([rows], JudgeOptions())[0]
+    assert (judged.score.steps[-1] if judged.score.steps is not None else judged.score.total) == pytest.approx(value)
+    assert judged.parse_status == "fallback"
+
+
+def test_the_status_of_an_episode_is_the_worst_of_its_rows():
+    found = model(backend=Scripted(["Yes", "The task is not completed.", "No"]), answer="hard", allow_fallback=True)
+    assert found.judge([episode(3)], JudgeOptions())[0].parse_status == "fallback"
+    found = model(backend=Scripted(["Yes", "No"]), answer="hard")
+    assert found.judge([episode(2)], JudgeOptions())[0].parse_status == "ok"
+    found = model(backend=Scripted(choices=[(0.6, 0.2)]))  # nothing is written
+    assert found.judge([episode(1)], JudgeOptions())[0].parse_status is None
+
+
+def test_a_yes_that_was_cut_off_counts_only_where_the_key_says_so():
+    cut = Reply("Yes,", whole=False)
+    failure = model(backend=Scripted([cut]), answer="hard").score([episode(1)])[0].failure
+    assert failure.reason == "fallback"
+    assert "without its end" in failure.detail
+    assert model(backend=Scripted([cut]), answer="hard", allow_fallback=True).score([episode(1)])[0].total == 1.0
+    cut = Reply("Yes, it is in", whole=False)  # ... complete
+    assert (
+        model(backend=Scripted([cut]), answer="hard", allow_fallback=True).score([episode(1)])[0].failure.reason
+        == "no_verdict"
+    )
+
+
 def test_primo_shows_first_picture_video_and_last_picture():
     backend = Scripted(["<think><planning>a 1</planning></think><answer>72</answer>"])
     judged = model("primo_r1", backend, nframes=3).judge([episode(9)], JudgeOptions())[0]
@@ -200,6 +243,8 @@ def test_options_of_a_caller():
         ("qwen_vl", {"nframes": 3}, "nframes would do nothing"),
         ("qwen_vl", {"score_mode": "unit"}, "score_mode would do nothing"),
         ("qwen_vl", {"max_tokens": 3}, "max_tokens would do nothing"),
+        ("qwen_vl", {"allow_fallback": True}, "allow_fallback would do nothing"),
+        ("true_logprob", {"allow_fallback": True}, "allow_fallback would do nothing"),
         ("qwen_vl", {"question": "progress", "answer": "hard"}, "answer would do nothing"),
         ("qwen_vl", {"question": "progress", "prompt": "completed"}, "question would do nothing"),
         ("qwen_vl", {"prompt": "completion_percentage", "answer": "soft"}, "answer would do nothing"),

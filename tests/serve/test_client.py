@@ -231,12 +231,13 @@ def test_no_reply_breaks_the_reader_or_leaves_the_range(found, count):
 @given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=5), st.none() | st.floats(0, 1))
 def test_good_items_are_read_to_the_bit(steps, total):
     item = {"id": "0", "score": total, "step_scores": steps, "failure": None, "n_tokens": 7, "truncated": True}
+    item["parse_status"] = "fallback"
     if total is None:  # a model that judges steps only
         item["failure"] = {"reason": "no_total", "detail": "choose an aggregation"}
     judged = read_items(json.loads(json.dumps([item])), [texts(*"x" * len(steps))], INFO, ["0"])[0]
     assert judged.score.steps.tolist() == steps
     assert judged.score.total == total
-    assert (judged.tokens, judged.truncated) == (7, True)
+    assert (judged.tokens, judged.truncated, judged.parse_status) == (7, True, "fallback")
 
 
 # Batches.

@@ -1,6 +1,8 @@
 """`POST /score`: the fields, defaults, limits and answers of the first reward server, and uploads."""
 
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,8 +10,13 @@ from foreign import Watching, b64, grey, npy, picture, serving
 
 from guerdon.episodes.video import VideoWriter
 from guerdon.models.judgement import Judgement
+from guerdon.models.vlm import VLMRewardModel
 from guerdon.serve.wire_seed import ScoreRequest
+from guerdon.settings.vlm import VLMSettings
 from guerdon.types import RewardInfo, Score
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+from vlm_samples import Scripted
 
 LEVELS = [0, 60, 120, 180, 240]
 
@@ -159,6 +166,22 @@ def test_a_failed_measurement_is_never_a_score(served, root):
     assert error["code"] == "failed_measurement"
     assert error["message"] == "too_dark: there is nothing to see"
     assert "score" not in reply.json()
+
+
+def test_how_an_answer_was_read_is_said():
+    asked = VLMSettings(path="x", question="progress", allow_fallback=True)
+    judges = {
+        name: VLMRewardModel("qwen_vl", asked, Scripted([text] * 2))
+        for name, text in (("plain", "85"), ("sentence", "The task is 85% complete."))
+    }
+    video = b64(npy(grey(LEVELS)))
+    with serving(judges) as (client, _):
+        for name, status in (("plain", "ok"), ("sentence", "fallback")):
+            found = client.post("/score", json={"task_text": "t", "npy_base64": video, "backend": name}).json()
+            assert (found["score"], found["parse_status"]) == (0.85, status)
+            body = {"model": name, "items": [{"task": "u", "npy_base64": video}]}
+            (result,) = client.post("/v1/rewards", json=body).json()["results"]
+            assert (result["score"], result["parse_status"]) == (0.85, status)
 
 
 def test_a_value_outside_the_promised_range_is_refused():

@@ -10,15 +10,16 @@ while it is served has the methods of `Learns`. This module does not know any mo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 from guerdon.types import Episode, RewardModel, Score
 
 Scale = Literal["auto", "percentage", "unit"]
 ParseStatus = Literal["ok", "fallback"]
+PARSE_STATUSES: tuple[ParseStatus, ...] = get_args(ParseStatus)
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,15 @@ class Judgement:
         tokens: tokens that it read for this episode; 0 where it reads none, or nobody counted.
         truncated: part of the episode was left out because the model has no room for it (never the judged part of a
             score that is there: what could not be read whole is a `Failure`).
+        parse_status: how the text was read: `ok` in the form that was asked for, `fallback` from a sentence; None
+            where no value was read from a text.
     """
 
     score: Score
     text: str = ""
     tokens: int = 0
     truncated: bool = False
+    parse_status: ParseStatus | None = None
 
 
 @runtime_checkable
@@ -80,6 +84,12 @@ class Learns(Protocol):
     def restore(self, folder: Path) -> None:
         """Return to what `save` wrote."""
         ...
+
+
+def joined_status(statuses: Iterable[ParseStatus | None]) -> ParseStatus | None:
+    """`fallback` where any is, else `ok` where any is."""
+    known = set(statuses)
+    return "fallback" if "fallback" in known else "ok" if "ok" in known else None
 
 
 def judge(model: RewardModel, episodes: Sequence[Episode], options: JudgeOptions) -> list[Judgement]:

@@ -82,6 +82,7 @@ def plain_words(text: str) -> str:
     return _MARK.sub(lambda found: found[0] + " ", _SPACES.sub(" ", text).strip())
 
 
+_COMPLETED = "The task is {task}, is it completed?"
 _COMPLETION = (
     "Task info:\n{task_instruction}\n\n"
     "How far is this task completed at the end of what you see? Judge progress toward the goal of the task; do not "
@@ -119,8 +120,8 @@ _TRUE = (
 PROMPTS: dict[str, PromptTemplate] = {
     prompt.name: prompt
     for prompt in (
-        PromptTemplate("completed", "completed", "The task is {task}, is it completed?", ("image",)),
-        PromptTemplate("completed_video", "completed", "The task is {task}, is it completed?", ("video",)),
+        PromptTemplate("completed", "completed", _COMPLETED, ("image",), max_tokens=64),
+        PromptTemplate("completed_video", "completed", _COMPLETED, ("video",), max_tokens=64),
         PromptTemplate("completion_percentage", "number", _COMPLETION, ("video",)),
         PromptTemplate("completion_percentage_image", "number", _COMPLETION, ("image",)),
         PromptTemplate(

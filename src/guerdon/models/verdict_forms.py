@@ -56,7 +56,7 @@ _AMOUNTS = tuple(
         rf"{_I_SAY}{_SHARE} of {_TASK}(?:{_IS_NOW}) {_DONE}",
         rf"{_I_SAY}{_ROBOT} (?:has|had) (?:now |already )?(?:{_DONE}) {_SHARE} of {_TASK}",
         rf"{_I_SAY}(?:{_ROBOT}|{_TASK}){_IS_NOW} {_SHARE} "
-        rf"(?:of the way (?:there|to completion|(?:to (?:completing )?|through ){_TASK})|(?:done with|through) {_TASK})",
+        rf"(?:of the way (?:there|to completion|(?:to|to completing|through) {_TASK})|(?:done with|through) {_TASK})",
         rf"{_I_SAY}{_TASK} (?:is |stands |is now |is currently )?at {_SHARE}(?: completion)?",
         rf"{_I_SAY}{_TASK} (?:has )?reached {_SHARE}(?: completion)?",
         rf"(?:i (?:would )?|i'd )(?:estimate|rate|judge|assess|put|score) (?:the |this |its )?{KIND_OF}"

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from guerdon.errors import ConfigError
-from guerdon.models.judgement import Judgement, JudgeOptions, Scale
+from guerdon.models.judgement import Judgement, JudgeOptions, ParseStatus, Scale, joined_status
 from guerdon.models.prompts import Answer, PromptTemplate, find_prompt
 from guerdon.models.verdict_parser import parse_choice, parse_completed, parse_verdict
 from guerdon.models.vlm_questions import NO, TRUE, YES, Backend, Choice, Question, Reply, Writing, make_question
@@ -71,6 +71,7 @@ class _Read:
     value: float | Failure
     text: str = ""
     tokens: int = 0
+    status: ParseStatus | None = None
 
 
 class VLMRewardModel:
@@ -225,11 +226,13 @@ class VLMRewardModel:
         if not found.whole and plan.prompt.answer != "completed":
             cut = Failure("truncated", f"no end within the longest answer: {found.text[-80:]!r}")
             return _Read(cut, found.text, found.tokens)
-        value: float | Failure
+        status: ParseStatus
         if plan.prompt.answer in _WORDS:
             key, words = _WORDS[plan.prompt.answer]
             said = parse_choice(found.text, key, words)
-            value = said if isinstance(said, Failure) else self._worth(said[0])
+            if isinstance(said, Failure):
+                return _Read(said, found.text, found.tokens)
+            value, status = self._worth(said[0]), said[1]
         else:
             completed = plan.prompt.answer == "completed"
             verdict = (
@@ -237,8 +240,16 @@ class VLMRewardModel:
                 if completed
                 else parse_verdict(found.text, scale=plan.scale, prompt_scale=plan.prompt.scale)
             )
-            value = verdict if isinstance(verdict, Failure) else verdict.value
-        return _Read(value, found.text, found.tokens)
+            if isinstance(verdict, Failure):
+                return _Read(verdict, found.text, found.tokens)
+            value, status = verdict.value, verdict.status
+        if not found.whole:
+            status = "fallback"  # nobody knows how it would have gone on
+        if status == "fallback" and not self.settings.allow_fallback:
+            how = "from a sentence, not from" if found.whole else "from an answer without its end, not from all of"
+            detail = f"{value:g} was read {how} an answer in the form asked for: {found.text[:80]!r}"
+            return _Read(Failure("fallback", f"{detail} (vlm.allow_fallback: true takes it)"), found.text, found.tokens)
+        return _Read(value, found.text, found.tokens, status)
 
     def _worth(self, trend: str) -> float:
         s = self.settings
@@ -255,9 +266,8 @@ class VLMRewardModel:
             return Judgement(Score(failure=Failure(first.reason, where + first.detail)), text, tokens)
         values = np.array([read.value for read in reads], dtype=np.float64)
         total = float(values.mean() if self._windowed else values[-1])
-        if len(values) == len(episode):
-            return Judgement(Score.from_values(values, total=total), text, tokens)
-        return Judgement(Score(total=total), text, tokens)
+        score = Score.from_values(values, total=total) if len(values) == len(episode) else Score(total=total)
+        return Judgement(score, text, tokens, parse_status=joined_status(read.status for read in reads))
 
 
 def _unusable(episode: Episode) -> Failure | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from guerdon.models.judgement import Judgement
+from guerdon.models.judgement import PARSE_STATUSES, Judgement, ParseStatus
 from guerdon.types import Episode, Failure, RewardInfo, Score
 
 NO_TOTAL = "no_total"  # said of an item that has values of steps and nothing else
@@ -78,6 +78,7 @@ def read_item(item: Any, episode: Episode, info: RewardInfo, name: str) -> Judge
         text=text if isinstance(text, str) else "",
         tokens=tokens if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0 else 0,
         truncated=truncated is True,
+        parse_status=_status(item),
     )
 
 
@@ -90,7 +91,11 @@ def read_score(found: Any, info: RewardInfo) -> Judgement:
     words = text if isinstance(text, str) else ""
     if isinstance(value, Failure):
         return Judgement(Score(failure=value), text=words)
-    return Judgement(Score(total=value), text=words)
+    return Judgement(Score(total=value), text=words, parse_status=_status(found))
+
+
+def _status(found: Mapping[str, Any]) -> ParseStatus | None:
+    return next((status for status in PARSE_STATUSES if status == found.get("parse_status")), None)
 
 
 def number(value: Any, info: RewardInfo, what: str) -> float | Failure:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from guerdon.evaluate.aggregate import solution_value
-from guerdon.models.judgement import Judgement, Scale
+from guerdon.models.judgement import Judgement, ParseStatus, Scale
 from guerdon.policies.tokens import split_steps
 from guerdon.serve.as_written import WHOLE
 from guerdon.serve.errors import BadRequest
@@ -163,6 +163,9 @@ class ItemResult(BaseModel):
     truncated: bool = Field(description="part of the item was left out")
     failure: FailureWords | None = Field(description="why the score is missing")
     text: str = Field("", description="what the model wrote, where it writes")
+    parse_status: ParseStatus | None = Field(
+        None, description="how the score was read from the text: ok, or fallback (from a sentence); null without a text"
+    )
 
 
 class RewardsAnswer(BaseModel):
@@ -312,4 +315,5 @@ def result(item_id: str | None, episode: Episode, judgement: Judgement, how: Agg
         truncated=judgement.truncated,
         failure=failure,
         text=judgement.text,
+        parse_status=judgement.parse_status,
     )

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from guerdon.models.judgement import Judgement, JudgeOptions
+from guerdon.models.judgement import Judgement, JudgeOptions, joined_status
 from guerdon.serve.client import RewardClient
 from guerdon.settings.remote import RemoteSettings
 from guerdon.types import Episode, Failure, RewardInfo, Score
@@ -128,4 +128,5 @@ def _joined(pieces: list[Judgement], again: int) -> Judgement:
         score=Score(steps=rows, total=pieces[-1].score.total),
         tokens=sum(piece.tokens for piece in pieces),
         truncated=any(piece.truncated for piece in pieces),
+        parse_status=joined_status(piece.parse_status for piece in pieces),
     )

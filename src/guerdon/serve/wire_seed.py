@@ -16,7 +16,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from starlette.datastructures import FormData, UploadFile
 
-from guerdon.models.judgement import JudgeOptions, Scale
+from guerdon.models.judgement import JudgeOptions, ParseStatus, Scale
 from guerdon.serve.as_written import WHOLE
 from guerdon.serve.engine import Engine
 from guerdon.serve.errors import BadRequest
@@ -87,13 +87,16 @@ class ScoreAnswer(BaseModel):
     score: float = Field(ge=0, le=1, description="between 0 and 1")
     model_output: str = Field(description="what the model wrote; empty where it writes nothing")
     backend: str = Field(description="the model that judged")
+    parse_status: ParseStatus | None = Field(
+        None, description="how the score was read: ok, or fallback (from a sentence); null where nothing is written"
+    )
 
 
 def router(engine: Engine, settings: ServeSettings, media: Media) -> APIRouter:
     """The route of the first reward server; its `/health` is the server's own."""
     routes = APIRouter(tags=["score"], responses=ERRORS)
 
-    @routes.post("/score", openapi_extra=_body())
+    @routes.post("/score", openapi_extra=_body(), response_model_exclude_none=True)
     async def score(request: Request) -> ScoreAnswer:
         """Score one video: named by path, or sent as base64 or as an upload.
 
@@ -114,7 +117,9 @@ def router(engine: Engine, settings: ServeSettings, media: Media) -> APIRouter:
             value = Failure("out_of_range", f"{name} gives {value:g}; /score promises 0 to 1, /v1/rewards gives any")
         if isinstance(value, Failure):
             raise FailedMeasurement(value)
-        return ScoreAnswer(score=value, model_output=judged.text, backend=body.backend or name)
+        return ScoreAnswer(
+            score=value, model_output=judged.text, backend=body.backend or name, parse_status=judged.parse_status
+        )
 
     return routes
 

@@ -25,6 +25,7 @@ def judgement_to_json(judgement: Judgement) -> dict[str, Any]:
         "text": judgement.text,
         "tokens": judgement.tokens,
         "truncated": judgement.truncated,
+        "parse_status": judgement.parse_status,
     }
 
 
@@ -35,4 +36,4 @@ def judgement_from_json(record: dict[str, Any]) -> Judgement:
         total=record["total"],
         failure=None if record["failure"] is None else Failure(**record["failure"]),
     )
-    return Judgement(score, record["text"], record["tokens"], record["truncated"])
+    return Judgement(score, record["text"], record["tokens"], record["truncated"], record.get("parse_status"))

@@ -31,6 +31,9 @@ _IMPLIED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 _FLAT = {"prm_model_name_or_path": "path", "prm_checkpoint_path": "adapter"}  # the keys of VLMShortForm
 
+_WRITTEN = {"max_tokens", "temperature", "top_p", "seed", "allow_fallback"}
+"""Keys of answers that are written."""
+
 NFRAMES, MAX_PIXELS = 16, 256 * 28 * 28
 
 
@@ -111,6 +114,11 @@ class VLMSettings(Settings):
         description="how a number is read. percentage: divided by 100; unit: as it is; auto: divided where it has a % "
         "or is above 1, and 1 itself is read as the prompt asked",
     )
+    allow_fallback: bool = Field(
+        False,
+        description="count a value that was read from a sentence, not from an answer in the form that was asked for; "
+        "false: the failure `fallback`",
+    )
     rows: Literal["all", "last"] | None = Field(
         None,
         description="qwen_vl: judge every row of an episode (videos up to that row), or the whole episode once; null: "
@@ -173,7 +181,7 @@ class VLMSettings(Settings):
         else:
             _refuse(windows & given, f"model_type {kind}")
         if kind == "true_logprob":
-            _refuse({"score_mode", "max_tokens", "temperature", "top_p", "seed"} & given, f"model_type {kind}")
+            _refuse({"score_mode", *_WRITTEN} & given, f"model_type {kind}")
         if kind == "qwen_vl":
             if self.prompt is not None:
                 _refuse({"question", "input"} & given, "prompt, which says both")
@@ -182,7 +190,7 @@ class VLMSettings(Settings):
             else:
                 _refuse({"score_mode"} & given, "question completed")
                 if self.answer != "hard":
-                    _refuse({"max_tokens", "temperature", "top_p", "seed"} & given, "answer soft")
+                    _refuse(_WRITTEN & given, "answer soft")
             if (
                 self.prompt is None
                 and (self.input or ("image" if self.question == "completed" else "video")) == "image"
