@@ -100,10 +100,12 @@ def test_a_server_and_another_run_get_the_same_scores(tmp_path):
     running = start_server(tmp_path, models={"prime": {"model_path": str(folder), "backend": "text"}})
     written = [(e, values) for e, values in zip(episodes(prompts), expected, strict=True) if any(e.texts)]
     items = [{"prompt": e.task, "steps": list(e.texts)} for e, _ in written]  # the protocol has no empty text
-    found = running.post("/v1/rewards", {"items": items}).json()
+    try:
+        found = running.post("/v1/rewards", {"items": items}).json()
+    finally:
+        assert running.stop(60) == 0
     for item, (_, values) in zip(found["results"], written, strict=True):
         np.testing.assert_allclose(item["step_scores"], values, atol=2e-5)
-    assert running.stop(60) == 0
     source = {
         "model": {"model_type": "text", "checkpoint_path": str(folder)},
         "reward_mode": "per_step",
