@@ -18,7 +18,7 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
@@ -197,7 +197,7 @@ class Crew:
     _free_at: float = -math.inf  # when the next try may start
     _begun: int = 0
 
-    def run(self, todo: Todo[K, T | Failure]) -> Iterator[tuple[K, T | Failure]]:
+    def run(self, todo: Todo[K, T | Failure]) -> Generator[tuple[K, T | Failure]]:
         """Outcomes, as they come; closing the iterator begins nothing more and waits for what is under way.
 
         Args:

@@ -78,13 +78,12 @@ def test_what_is_in_the_cache_is_rebuilt_though_the_judge_is_dead(policy, tmp_pa
     (full / "records.jsonl").unlink()
     replies = tmp_path / "cache" / "replies.jsonl"
     lines = replies.read_bytes().splitlines(keepends=True)
-    replies.write_bytes(b"".join(lines[n // 2 + 1 :]))  # the first ones, whose failures stop the work
+    replies.write_bytes(b"".join(lines[n // 2 + 1 :]))
     study = study_of(policy, tmp_path, labeler="judge", judge=judge_of(dead), max_failure_rate=0.2)
     with pytest.raises(TooManyFailuresError):
         label(study, clock=fake())
     assert len(rows(full)) == n - n // 2 - 1
     card = json.loads((full / "card.json").read_text())
-    assert card["stopped"] == "failures"
     assert card["solutions"]["not_asked"] + sum(card["solutions"]["failed"].values()) == n // 2 + 1
 
 
@@ -141,3 +140,28 @@ def test_a_dead_judge_that_should_write_the_solutions_is_named(policy, tmp_path,
         TooManyFailuresError, match=r"12 of 12 measurements failed \(12 connection: 127.0.0.1:\d+: .*refused"
     ):
         label(study, clock=fake())
+
+
+def test_nobody_waits_for_the_slowest_and_the_order_stays(policy, tmp_path):
+    """One request at a time, and the first is sent away: all others are answered before it, in whatever group."""
+    found = []
+    for script in ([], [(503, {})]):
+        with judge_server(judge, script) as server:
+            folder, how = tmp_path / str(len(found)), judge_of(server, retries=1)
+            study = study_of(policy, folder, labeler="judge", judge=how, num_rollouts=6)
+            found.append((folder / "prm_dataset_method1_HE" / "records.jsonl", label(study, clock=fake())))
+            asked = [body["messages"][-1]["content"] for body in server.requests]
+    assert len(asked) > 4 * 4  # more than a group
+    assert asked[-1] == asked[0]
+    assert asked[0] not in asked[1:-1]
+    assert found[0][0].read_bytes() == found[1][0].read_bytes()
+
+
+def test_method_2_stops_at_a_dead_judge_after_the_first_answers(policy, tmp_path):
+    with judge_server(script=[(400, {})] * 999) as server:
+        study = study_of(policy, tmp_path, method=2, labeler="judge", judge=judge_of(server), num_rollouts=20)
+        with pytest.raises(TooManyFailuresError, match=r"20 rejected: 400: as told") as stopped:
+            label(study, clock=fake())
+        assert len(server.requests) == 20
+    assert stopped.value.exit_code == 3
+    assert "min_steps" not in str(stopped.value)

@@ -12,7 +12,8 @@ module does not know what is asked.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -42,6 +43,12 @@ class Asker(Protocol):
 
     def ask(self, requests: Sequence[ChatRequest], checks: Sequence[Check[T]], *, role: str) -> list[T | Failure]:
         """An answer to each request, in order; its check says what its reply is worth."""
+        ...
+
+    def answers(
+        self, requests: Sequence[ChatRequest], checks: Sequence[Check[T]], *, role: str
+    ) -> Generator[tuple[int, T | Failure]]:
+        """The same as they come, each with the place of its request; closing it asks nothing more."""
         ...
 
 
@@ -124,10 +131,8 @@ class HttpAsker:
 
     def answers(
         self, requests: Sequence[ChatRequest], checks: Sequence[Check[T]], *, role: str
-    ) -> Iterator[tuple[int, T | Failure]]:
-        """The answers as they come, each with the place of its request.
-
-        Closing the iterator asks nothing more.
+    ) -> Generator[tuple[int, T | Failure]]:
+        """The answers as they come, each with the place of its request; closing it asks nothing more.
 
         Raises:
             ConfigError: as `ask`.
@@ -148,8 +153,9 @@ class HttpAsker:
                 todo.append((key, partial(self._try, key, requests[first], checks[first], role)))
                 continue
             yield from ((i, answer) for i in places[key])
-        for key, answer in self._crew.run(todo):
-            yield from ((i, answer) for i in places[key])
+        with closing(self._crew.run(todo)) as outcomes:
+            for key, answer in outcomes:
+                yield from ((i, answer) for i in places[key])
 
     def _try(self, key: str, request: ChatRequest, check: Check[T], role: str, seconds: float) -> Tried[T | Failure]:
         """Ask once."""

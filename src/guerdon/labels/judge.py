@@ -14,7 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, Never
 
@@ -230,13 +231,25 @@ class JudgeLabeler:
         Raises:
             ConfigError: the endpoint refuses the key, the model or the path.
         """
+        found = dict(self.answers(written))
+        return [found[i] for i in range(len(written))]
+
+    def answers(self, written: Sequence[Written]) -> Generator[tuple[int, StepLabels | Failure]]:
+        """Labels as they come, each with the place of its solution; closing it asks nothing more.
+
+        Raises:
+            ConfigError: as `label`.
+        """
         requests = [judgement_request(w, self._settings) for w in written]
         checks = [_check(len(w.solution.steps)) for w in written]
-        answers = self._asker.ask(requests, checks, role="judge")
-        return [
-            answer if isinstance(answer, Failure) else replace(answer, meta={**answer.meta, "judge": self._asker.name})
-            for answer in answers
-        ]
+        with closing(self._asker.answers(requests, checks, role="judge")) as answers:
+            for i, labels in answers:
+                named = (
+                    labels
+                    if isinstance(labels, Failure)
+                    else replace(labels, meta={**labels.meta, "judge": self._asker.name})
+                )
+                yield i, named
 
 
 def _check(steps: int) -> Callable[[ChatReply], StepLabels | Failure]:

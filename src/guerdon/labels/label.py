@@ -12,7 +12,7 @@ known elsewhere.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,12 +28,21 @@ from guerdon.labels.card import Labelled, card_of, check_identity, counted, rela
 from guerdon.labels.chat import HttpModel
 from guerdon.labels.completions import Completer, Sampling
 from guerdon.labels.judge import JudgeLabeler, judgement_bound
-from guerdon.labels.labeler import NO_CONSENSUS, ExactLabeler, Labeler, Written
+from guerdon.labels.labeler import NO_CONSENSUS, ExactLabeler, Labeler, StepLabels, Written, in_groups
 from guerdon.labels.ledger import Ledger, Usage
 from guerdon.labels.local_asker import LocalAsker
 from guerdon.labels.mining import Mined, mine
 from guerdon.labels.monte_carlo import BinarySearchLabeler, ConsensusLabeler, MonteCarloLabeler, PolicySampler
-from guerdon.labels.solving import AT_A_TIME, LEFT_OUT, Solved, given_solutions, judge_texts, policy_texts, solve
+from guerdon.labels.solving import (
+    AT_A_TIME,
+    FIRST_LOOK,
+    LEFT_OUT,
+    Solved,
+    given_solutions,
+    judge_texts,
+    policy_texts,
+    solve,
+)
 from guerdon.labels.step_rewards import pay
 from guerdon.narrator import Narrator
 from guerdon.policies.text_files import load_policy
@@ -47,8 +56,6 @@ from guerdon.types import Failure
 from guerdon.worlds.prompt_files import load_prompts
 from guerdon.worlds.prompts import Prompt
 from guerdon.worlds.verifier import Verifier, verifier_from
-
-FIRST_LOOK = 20  # labels after which failures are counted
 
 
 @dataclass
@@ -236,8 +243,8 @@ def _given(tools: _Tools) -> Solved:
 
 
 def _lots(questions: Sequence[Prompt], settings: LabelSettings) -> Iterator[Sequence[Prompt]]:
-    """Questions whose solutions are written before they are labelled: all of them, or few where writing costs money."""
-    size = max(1, len(questions)) if settings.method == 1 else AT_A_TIME
+    """Questions whose solutions are written before they are labelled: all of them, or few where money is short."""
+    size = max(1, len(questions)) if settings.method == 1 or settings.max_usd is None else AT_A_TIME
     return (questions[start : start + size] for start in range(0, len(questions), size))
 
 
@@ -307,7 +314,7 @@ class _Work:
             if self._over:
                 self.not_asked += len(questions) * self._settings.num_rollouts
                 return
-            solved = _solutions(self._tools, questions)
+            solved = _solutions(self._tools, questions, self.told.say)
             self._tools.ledger.release()
             new = [one for one in solved.written if one.solution.id not in taken]
             taken |= {one.solution.id for one in new}
@@ -332,29 +339,50 @@ class _Work:
         self._label(solved.written)
 
     def _label(self, written: Sequence[Written]) -> None:
+        """Label solutions as the answers come; when too much fails, the rest gets what is in the cache."""
         self._written += written
-        for start in range(0, len(written), self.labeler.at_a_time):
-            group = written[start : start + self.labeler.at_a_time]
-            if self._over:
-                self.not_asked += len(group)
-                continue
-            for one, labels in zip(group, self.labeler.label(group), strict=True):
-                if not isinstance(labels, Failure):
-                    meta = {**one.solution.meta, "labeler": self.labeler.name, "labels": dict(labels.meta)}
-                    done = replace(one.solution, labels=labels.values, meta=meta)
-                    self.solutions.append(pay(done, self._settings.reward))
-                elif labels.reason in (BUDGET, NOT_ASKED):
-                    self.not_asked += 1
-                else:
-                    self.failures[labels.reason] += 1
-                    self._details[labels.reason] = labels.detail
-                if isinstance(labels, Failure) and labels.reason == BUDGET and not self.stopped:
-                    self._stop("max_usd")
-            spent = self._tools.ledger.spent
-            seen = self.tried + self.not_asked
-            self.told.advance(seen, f"{self.wrong} failed" + (f", at most ${spent:.2f} spent" if spent else ""))
-            self._look()
+        begin = len(self.solutions)
+        places: list[int] = []  # of those that get labelled here
+        rest: Sequence[int] = range(len(written))
+        while rest and not self._over:
+            stopped, seen = self.stopped, set()
+            with closing(self._answers([written[i] for i in rest])) as answers:
+                for k, labels in answers:
+                    seen.add(rest[k])
+                    if self._note(written[rest[k]], labels):
+                        places.append(rest[k])
+                    if self.tried >= FIRST_LOOK or len(seen) % self.labeler.at_a_time == 0:
+                        self._look()
+                    if self.stopped != stopped:
+                        break
+            rest = [i for i in rest if i not in seen]
+        self.not_asked += len(rest)
+        done = zip(places, self.solutions[begin:], strict=True)
+        self.solutions[begin:] = [one for _, one in sorted(done, key=lambda pair: pair[0])]
         self._look()
+
+    def _answers(self, written: Sequence[Written]) -> Generator[tuple[int, StepLabels | Failure]]:
+        if isinstance(self.labeler, JudgeLabeler):
+            return self.labeler.answers(written)
+        return in_groups(self.labeler, written)
+
+    def _note(self, one: Written, labels: StepLabels | Failure) -> bool:
+        """Note what became of a solution; whether it has labels."""
+        if isinstance(labels, Failure):
+            if labels.reason in (BUDGET, NOT_ASKED):
+                self.not_asked += 1
+            else:
+                self.failures[labels.reason] += 1
+                self._details[labels.reason] = labels.detail
+            if labels.reason == BUDGET and not self.stopped:
+                self._stop("max_usd")
+        else:
+            meta = {**one.solution.meta, "labeler": self.labeler.name, "labels": dict(labels.meta)}
+            self.solutions.append(pay(replace(one.solution, labels=labels.values, meta=meta), self._settings.reward))
+        spent = self._tools.ledger.spent
+        text = f"{self.wrong} failed" + (f", at most ${spent:.2f} spent" if spent else "")
+        self.told.advance(self.tried + self.not_asked, text)
+        return not isinstance(labels, Failure)
 
     def _look(self) -> None:
         """Stop when too much fails."""
@@ -366,13 +394,13 @@ class _Work:
         self._over = not self._tools.only_cached() or (why == "failures" and self._settings.labeler not in JUDGED)
 
 
-def _solutions(tools: _Tools, questions: Sequence[Prompt]) -> Solved:
+def _solutions(tools: _Tools, questions: Sequence[Prompt], tell: Callable[[str], None]) -> Solved:
     settings, data = tools.settings, tools.data
     splitter = settings.splitter or ("separator" if data.type == "generated" else "blank_line")
     if settings.method == 1:
         texts = policy_texts(questions, tools.completer(), data, settings)
         model = tools.study.text_policy.path or "made in code"
     else:
-        texts = judge_texts(questions, tools.asker, data, settings)
+        texts = judge_texts(questions, tools.asker, data, settings, tell)
         model = tools.asker.name
     return solve(questions, texts, data, settings, tools.verifier, splitter=splitter, model=model)

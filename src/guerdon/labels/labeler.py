@@ -9,7 +9,7 @@ samples nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Protocol
@@ -64,6 +64,12 @@ class Labeler(Protocol):
     def label(self, written: Sequence[Written]) -> list[StepLabels | Failure]:
         """Labels of each solution, in order."""
         ...
+
+
+def in_groups(labeler: Labeler, written: Sequence[Written]) -> Generator[tuple[int, StepLabels | Failure]]:
+    """Labels of some solutions after the other, each with the place of its solution."""
+    for start in range(0, len(written), labeler.at_a_time):
+        yield from enumerate(labeler.label(written[start : start + labeler.at_a_time]), start)
 
 
 def until_first_error(right: Sequence[bool]) -> tuple[float | None, ...]:

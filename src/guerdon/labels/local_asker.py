@@ -8,7 +8,7 @@ This module does not know what is asked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 from guerdon.labels.asking import Check, T, unusable
 from guerdon.labels.chat import ChatReply, ChatRequest
@@ -27,6 +27,12 @@ class LocalAsker:
 
     def __init__(self, completer: Completer, name: str) -> None:
         self._completer, self.name = completer, name
+
+    def answers(
+        self, requests: Sequence[ChatRequest], checks: Sequence[Check[T]], *, role: str
+    ) -> Generator[tuple[int, T | Failure]]:
+        """The answers, all at once."""
+        yield from enumerate(self.ask(requests, checks, role=role))
 
     def ask(self, requests: Sequence[ChatRequest], checks: Sequence[Check[T]], *, role: str) -> list[T | Failure]:
         """An answer to each request, in order.

@@ -10,7 +10,8 @@ same as another solution of the question, or that have too few steps. This modul
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +29,8 @@ from guerdon.worlds.prompts import Message, Prompt, insert_system_prompt, questi
 from guerdon.worlds.reasoning import family_of, is_generated
 from guerdon.worlds.verifier import Judgement, Verifier
 
-AT_A_TIME = 16  # questions put to the judge's model
+AT_A_TIME = 16  # questions put to the judge's model, where money is short
+FIRST_LOOK = 20  # answers after which failures are counted
 LEFT_OUT = ("duplicate", "too_few_steps", "truncated", BUDGET, NOT_ASKED)  # reasons that are no failed measurement
 Texts = Sequence[Sequence[str | Failure]]  # per question, its solutions or why one is missing
 
@@ -62,8 +64,23 @@ def policy_texts(
     return [[d.text if d.finished else Failure("truncated") for d in row] for row in drawn]
 
 
-def judge_texts(questions: Sequence[Prompt], asker: Asker, data: DataSettings, settings: LabelSettings) -> Texts:
+def judge_texts(
+    questions: Sequence[Prompt],
+    asker: Asker,
+    data: DataSettings,
+    settings: LabelSettings,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Texts:
     """Method 2: `num_rollouts` solutions of the judge's model to each question.
+
+    Where all of the first answers are failures, nothing more is asked.
+
+    Args:
+        questions: as asked.
+        asker: reaches the model.
+        data: length limit.
+        settings: how many, and how they are drawn.
+        tell: hears how far it is, where there is much to do.
 
     Raises:
         ConfigError: the endpoint refuses the key, the model or the path.
@@ -73,8 +90,18 @@ def judge_texts(questions: Sequence[Prompt], asker: Asker, data: DataSettings, s
         for prompt in questions
         for sample in range(settings.num_rollouts)
     ]
-    answers = iter(asker.ask(requests, [_anything] * len(requests), role="solve"))
-    return [[next(answers) for _ in range(settings.num_rollouts)] for _ in questions]
+    found: dict[int, str | Failure] = {}
+    failed = 0
+    with closing(asker.answers(requests, [_anything] * len(requests), role="solve")) as answers:
+        for i, answer in answers:
+            found[i] = answer
+            failed += isinstance(answer, Failure) and answer.reason not in LEFT_OUT
+            if failed == len(found) == FIRST_LOOK:
+                break
+            if len(requests) > 10 * FIRST_LOOK and len(found) % (len(requests) // 10) == 0:
+                tell(f"solutions written {len(found)}/{len(requests)}")
+    texts = iter([found.get(i, Failure(NOT_ASKED)) for i in range(len(requests))])
+    return [[next(texts) for _ in range(settings.num_rollouts)] for _ in questions]
 
 
 def _anything(reply: ChatReply) -> str | Failure:
