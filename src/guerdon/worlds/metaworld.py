@@ -13,6 +13,7 @@ bits. This module does not know about reward models, policies or episodes.
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,18 +52,48 @@ class Moment:
     observation: np.ndarray
 
 
-class _QuickObservation:
-    """Mixed into a Meta-World environment: the same observation, with fewer detours through numpy.
+@functools.lru_cache(maxsize=1)
+def _compiled_model(path: str) -> Any:
+    """The `mujoco.MjModel` of an XML file; never to be changed, only copied."""
+    import mujoco
 
-    None of the 50 tasks overrides what stands here; they say where their objects are.
+    return mujoco.MjModel.from_xml_path(path)
+
+
+@functools.lru_cache(maxsize=1)
+def _benchmark(name: str, goals_seed: int) -> tuple[type[Any], list[Any]]:
+    """The environment class of a task and its 50 goals. Meta-World simulates each goal's reset to draw them."""
+    import metaworld
+
+    benchmark = metaworld.MT1(name, seed=goals_seed)
+    return benchmark.train_classes[name], benchmark.train_tasks
+
+
+class _Quick:
+    """Mixed into a Meta-World environment: the same model and observation at less cost.
+
+    The model is compiled from XML once per process and copied. None of the 50 tasks overrides what stands here; they
+    say where their objects are.
     """
 
+    fullpath: str
+    width: int
+    height: int
     data: Any
     _prev_obs: np.ndarray
     _partially_observable: bool
     _get_pos_objects: Callable[[], np.ndarray]
     _get_quat_objects: Callable[[], np.ndarray]
     _get_pos_goal: Callable[[], np.ndarray]
+
+    def _initialize_simulation(self) -> tuple[Any, Any]:
+        """An `MjModel` of its own, and its `MjData`; the rendering buffer as in `MujocoEnv`."""
+        import mujoco
+
+        model = copy.copy(_compiled_model(self.fullpath))
+        model.vis.global_.offwidth = max(model.vis.global_.offwidth, self.width)
+        model.vis.global_.offheight = max(model.vis.global_.offheight, self.height)
+        return model, mujoco.MjData(model)
 
     def _get_curr_obs_combined_no_goal(self) -> np.ndarray:
         """(18,) hand, opening of the gripper, position and quaternion of one or two objects, zeros."""
@@ -103,17 +134,14 @@ class MetaWorldVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
             raise ConfigError(f"env.task: Meta-World has no task {task!r}{hint}")
         import_mujoco()
         try:
-            import metaworld
+            cls, self._goals = _benchmark(f"{name}-v3", goals_seed)
         except ModuleNotFoundError as error:
             raise MissingDependencyError(
                 f"env.type metaworld needs the package {error.name}: pip install 'guerdon[metaworld]'"
             ) from error
-        benchmark = metaworld.MT1(f"{name}-v3", seed=goals_seed)
         self.task_text = TASK_TEXTS[name]
         self.num_envs = num_envs
-        self._goals = benchmark.train_tasks
-        cls = benchmark.train_classes[f"{name}-v3"]
-        quick = type(cls.__name__, (_QuickObservation, cls), {})
+        quick = type(cls.__name__, (_Quick, cls), {})
         self._envs = [quick() for _ in range(num_envs)]
         for env in self._envs:
             env.set_task(self._goals[0])
