@@ -2,50 +2,52 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from guerdon.compare.jobs import Job, run_jobs
 
-FAKE = """
-import os, pathlib, signal, sys, time
-verb, *rest = sys.argv[1:]
-if verb == "say":
-    with open("said", "a") as file:
-        file.write(f"{rest[0]} begins\\n{rest[0]} ends\\n")
-elif verb == "await":
-    while not os.path.exists(rest[0]):
-        time.sleep(0.01)
-elif verb == "fail":
-    print("some progress")
-    sys.exit("guerdon: the reason")
-elif verb == "stay":
-    def leave(*_):
-        pathlib.Path("left").write_text("whole")
-        sys.exit(130)
-    signal.signal(signal.SIGTERM, leave)
-    pathlib.Path("pid.partial").write_text(str(os.getpid()))
-    os.replace("pid.partial", "pid")
-    while True:
-        signal.pause()
-"""
+
+def work(arguments):
+    """In place of the verbs of guerdon."""
+    verb, *rest = arguments
+    if verb == "say":
+        with open("said", "a") as file:
+            file.write(f"{rest[0]} begins\n{rest[0]} ends\n")
+    elif verb == "await":
+        while not os.path.exists(rest[0]):
+            time.sleep(0.01)
+    elif verb == "fail":
+        print("some progress")
+        sys.exit("guerdon: the reason")
+    elif verb == "stay":
+
+        def leave(*_):
+            Path("left").write_text("whole")
+            sys.exit(130)
+
+        signal.signal(signal.SIGTERM, leave)
+        Path("pid.partial").write_text(str(os.getpid()))
+        os.replace("pid.partial", "pid")
+        while True:
+            signal.pause()
 
 
 @pytest.fixture(autouse=True)
-def fake_guerdon(tmp_path, monkeypatch):
-    """`python -m guerdon` runs the few verbs above."""
-    package = tmp_path / "fake" / "guerdon"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    (package / "__main__.py").write_text(FAKE)
-    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+def in_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
 def go(jobs, parallel=2):
     told = []
-    outcomes = run_jobs(jobs, Path("jobs"), parallel=parallel, say=lambda o, n, total: told.append((o.job.name, n)))
+    outcomes = run_jobs(
+        jobs, Path("jobs"), parallel=parallel, say=lambda o, n, total: told.append((o.job.name, n)), work=work
+    )
     assert told == [(o.job.name, i + 1) for i, o in enumerate(outcomes)]
     return {o.job.name: o for o in outcomes}
 
@@ -113,10 +115,34 @@ def test_whatever_ends_the_study_ends_its_processes():
 
     jobs = [Job("stays", ("stay",), folder=Path("run")), Job("first", ("await", "pid")), Job("later", ("say", "l"))]
     with pytest.raises(KeyboardInterrupt):
-        run_jobs(jobs, Path("jobs"), parallel=2, say=stop)
+        run_jobs(jobs, Path("jobs"), parallel=2, say=stop, work=work)
     with pytest.raises(ProcessLookupError):
         os.kill(int(Path("pid").read_text()), 0)
     assert Path("left").read_text() == "whole"  # it had time to leave in order
     assert not Path("said").exists()  # none other was started
     assert not Path("run/FAILED.json").exists()  # an interrupt is no failure of the run
     assert sorted(p.name for p in Path("jobs").glob("*.done")) in ([], ["first.done"])
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="reads /proc")
+def test_jobs_end_when_their_study_is_killed():
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import test_jobs; from pathlib import Path; "
+        "from guerdon.compare.jobs import Job, run_jobs; "
+        "jobs = [Job('stays', ('stay',), folder=Path('run'))]; "
+        "run_jobs(jobs, Path('jobs'), parallel=1, say=print, work=test_jobs.work)"
+    )
+    study = subprocess.Popen([sys.executable, "-c", code, str(Path(__file__).parent)])
+    wait_for(Path("pid").exists)
+    study.kill()
+    study.wait()
+    job = int(Path("pid").read_text())
+    wait_for(lambda: not Path(f"/proc/{job}").exists())
+    assert not Path("run/FAILED.json").exists()
+
+
+def wait_for(true, seconds=120.0):
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.01)

@@ -1,33 +1,45 @@
-"""Run commands that depend on each other, a few at a time; one that fails never takes the others along.
+"""Run jobs that depend on each other, a few at a time; one that fails never takes the others along.
 
 Each job is a process of its own with its own log, which ends with this one, however that ends. A job that finished is
-not run again; one whose folder another process works in waits for it. This module does not know
-what the commands do.
+not run again; one whose folder another process works in waits for it. Processes are forked from one server that has
+imported the heavy packages already, so that a small job does not cost seconds of imports.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
+import multiprocessing
+import multiprocessing.forkserver
 import os
+import runpy
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from guerdon import atomic
 from guerdon.errors import InUseError
 from guerdon.folder_lock import held
-from guerdon.lifeline import start_child
+from guerdon.lifeline import end_with_parent
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
 
 _log = logging.getLogger(__name__)
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS")
+_PRELOAD = (
+    "torch", "transformers.trainer", "scipy.stats", "guerdon.train.images", "guerdon.rl.run", "guerdon.rl.control_side",
+    "guerdon.evaluate.run", "guerdon.collect.collect", "guerdon.compare.report",
+)  # fmt: skip
+"""What the server imports before it forks; none of it starts threads, opens a display or touches a GPU."""
 _GRACE = 20.0  # seconds
 _PAUSE = 0.5  # seconds between looks at a folder in which another process works
 
@@ -38,7 +50,7 @@ class Job:
 
     Attributes:
         name: unique, also the name of its log and of its mark of completion.
-        arguments: what follows `python -m guerdon`.
+        arguments: what follows `guerdon` on a command line.
         needs: names of jobs that must have finished.
         cost: expected seconds; of the jobs that could start, the longest starts first.
         urgent: others wait for it, so it goes before longer ones.
@@ -63,8 +75,19 @@ class Outcome:
     seconds: float = 0.0
 
 
+def run_verb(arguments: Sequence[str]) -> None:
+    """What `python -m guerdon` does with these arguments; leaves by SystemExit."""
+    sys.argv = ["guerdon", *arguments]
+    runpy.run_module("guerdon", run_name="__main__")
+
+
 def run_jobs(
-    jobs: Sequence[Job], folder: Path, *, parallel: int, say: Callable[[Outcome, int, int], None]
+    jobs: Sequence[Job],
+    folder: Path,
+    *,
+    parallel: int,
+    say: Callable[[Outcome, int, int], None],
+    work: Callable[[Sequence[str]], None] = run_verb,
 ) -> list[Outcome]:
     """Run all jobs whose needs can be met.
 
@@ -72,7 +95,8 @@ def run_jobs(
         jobs: in any order.
         folder: receives `<name>.log` and `<name>.done`.
         parallel: processes at a time.
-        say: told of each outcome, with the number settled and the number in all.
+        say: called with each outcome, the number settled and the number in all.
+        work: what a job's process calls with the job's arguments; importable by name.
 
     Returns:
         One outcome per job, in order of their end.
@@ -80,7 +104,7 @@ def run_jobs(
     folder.mkdir(parents=True, exist_ok=True)
     waiting = {job.name: job for job in jobs}
     outcomes: dict[str, Outcome] = {}
-    alive = _Alive()
+    alive = _Alive(work)
 
     def settle(outcome: Outcome) -> None:
         waiting.pop(outcome.job.name, None)
@@ -119,9 +143,11 @@ class _Alive:
     checkpoint; one that does not end by then is killed.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+    def __init__(self, work: Callable[[Sequence[str]], None]) -> None:
+        self._work = work
+        self._lock = threading.Condition()
+        self._processes: dict[str, BaseProcess] = {}
+        self._environment = {**dict.fromkeys(_ONE_THREAD, "1"), **os.environ}
         self._end = threading.Event()
 
     @property
@@ -141,42 +167,76 @@ class _Alive:
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._end.set()
-            left = list(self._processes.values())
-        for process in left:
-            process.terminate()
-        until = time.monotonic() + _GRACE
-        for process in left:
-            try:
-                process.wait(max(until - time.monotonic(), 0.1))
-            except subprocess.TimeoutExpired:
+            for process in self._processes.values():
+                process.terminate()
+            self._lock.wait_for(lambda: not self._processes, timeout=_GRACE)
+            for process in self._processes.values():
                 process.kill()
 
-    def start(self, name: str, command: list[str], log: Path, environment: dict[str, str]) -> int:
-        """Run a command to its end and return its exit status; -15 without a start when all is ending."""
-        with log.open("ab") as output:
-            with self._lock:
-                if self.ending:
-                    return -signal.SIGTERM
-                process = start_child(
-                    command, environment=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-                )
-                self._processes[name] = process
-            code = process.wait()
+    def start(self, job: Job, log: Path) -> int:
+        """Run a job to its end and return its exit status; -15 without a start when all is ending."""
         with self._lock:
-            del self._processes[name]
-        return code
+            if self.ending:
+                return -signal.SIGTERM
+            process = _warm_context(self._environment).Process(
+                target=_enter, args=(self._work, job.arguments, str(log.absolute()), self._environment), name=job.name
+            )
+            process.start()
+            self._processes[job.name] = process
+        process.join()
+        with self._lock:
+            del self._processes[job.name]
+            self._lock.notify_all()
+        return process.exitcode or 0
+
+
+def _warm_context(environment: Mapping[str, str]) -> Any:
+    """Where processes start from: a fork server that has imported `_PRELOAD`, or fresh ones where there is no fork.
+
+    Args:
+        environment: of the server while it imports.
+
+    Returns:
+        A context of `multiprocessing`.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_PRELOAD))
+    before = dict(os.environ)
+    os.environ.update(environment, PYTORCH_NVML_BASED_CUDA_CHECK="1")  # a look at CUDA itself would forbid to fork
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return context
+
+
+def _enter(
+    work: Callable[[Sequence[str]], None], arguments: Sequence[str], log: str, environment: Mapping[str, str]
+) -> None:
+    """A job's process: its output goes to the log, its variables are those of the process that started it."""
+    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ.clear()
+    os.environ.update(environment)
+    end_with_parent(spawned=True)
+    try:
+        work(arguments)
+    finally:
+        atexit._run_exitfuncs()  # a forked process leaves without them
 
 
 def _run(job: Job, folder: Path, alive: _Alive) -> Outcome:
     started = time.perf_counter()
     log = folder / f"{job.name}.log"
-    environment = {**os.environ, **{name: os.environ.get(name, "1") for name in _ONE_THREAD}}
-    command = [sys.executable, "-m", "guerdon", *job.arguments]
-    code = alive.start(job.name, command, log, environment)
+    code = alive.start(job, log)
     while code == InUseError.exit_code and job.folder is not None:
         _log.warning("%s waits: another process works in %s", job.name, job.folder)
         alive.wait_for(job.folder)
-        code = alive.start(job.name, command, log, environment)
+        code = alive.start(job, log)
     seconds = time.perf_counter() - started
     if code == 0:
         atomic.write_text(_mark(folder, job), f"{seconds:.1f}\n")
