@@ -8,6 +8,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 STUDY ?= studies/demo.yaml
 
+# Tests run on all cores, a file at a time, in the order of the folders (the longest are among the first).
+PARALLEL ?= -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+
 # Drawing needs no screen; override from outside where another backend works better.
 export MUJOCO_GL ?= egl
 
@@ -56,7 +59,7 @@ doctor: env  ## is this machine ready?
 	$(BIN)/guerdon doctor
 
 test: env  ## the tests, without the slow ones
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
 test-slow: env  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow

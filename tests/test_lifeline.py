@@ -216,7 +216,7 @@ def test_jobs_end_with_a_study_that_is_killed_and_a_second_start_waits_for_a_fol
     Path("study.yaml").rename("whole.yaml")
     os.mkfifo("study.yaml")
     with study() as second, open("study.yaml", "w"):  # the job is there and reads
-        (child,) = children_of(second.pid)
+        (child,) = [job for server in children_of(second.pid) for job in children_of(server)]
         handle = os.pidfd_open(child)
         signal.pidfd_send_signal(handle, signal.SIGSTOP)
         second.kill()

@@ -23,7 +23,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import t as student_t
+from scipy.special import stdtr, stdtrit
 
 from guerdon.evaluate.intervals import Float64, Interval, iqm, percentile_interval
 
@@ -104,7 +104,7 @@ def stratified_t_interval(scores_K_S: ArrayLike, *, level: float = 0.95) -> Inte
     error = _standard_error(rows)
     if error is None:
         return Interval(estimate, None, None, n, missing)
-    half = float(student_t.ppf((1 + level) / 2, error[1]) * error[0])
+    half = float(stdtrit(error[1], (1 + level) / 2) * error[0])
     return Interval(estimate, estimate - half, estimate + half, n, missing)
 
 
@@ -117,7 +117,7 @@ def stratified_t_p_value(scores_K_S: ArrayLike) -> float | None:
     error = _standard_error(rows)
     if error is None:
         return None
-    return float(2 * student_t.sf(abs(float(_average(rows, "mean"))) / error[0], error[1]))
+    return float(2 * stdtr(error[1], -abs(float(_average(rows, "mean"))) / error[0]))
 
 
 def _standard_error(rows: list[Float64]) -> tuple[float, float] | None:
