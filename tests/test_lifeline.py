@@ -192,7 +192,7 @@ STUDY = {
 JOBS = """
 from pathlib import Path
 from guerdon.compare.jobs import Job, run_jobs
-job = Job("one", ("run", "study.yaml"), folder=Path("runs/run"))
+job = Job("one", ("run", "study.yaml"), folder=Path("runs/study/run"))
 print([(o.state, o.message) for o in run_jobs([job], Path("jobs"), parallel=1, say=lambda *_: None)], flush=True)
 """
 
@@ -207,9 +207,9 @@ def test_jobs_end_with_a_study_that_is_killed_and_a_second_start_waits_for_a_fol
             [sys.executable, "-c", JOBS], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
-    folder = Path("runs/run")
+    folder = Path("runs/study/run")
     with study() as first, held(folder, busy=""):
-        assert "one waits: another process works in runs/run" in first.stderr.readline()
+        assert "one waits: another process works in runs/study/run" in first.stderr.readline()
         assert not (folder / "FAILED.json").exists()
         first.kill()
     folder.joinpath("FAILED.json").write_text('{"error": "an earlier attempt"}')
