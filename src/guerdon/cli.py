@@ -131,7 +131,7 @@ def train(
     if dry_run:
         from guerdon.settings.estimate import estimate_train
 
-        return _dry_run(config, estimate_train(config))
+        return _dry_run(config, estimate_train(config, only or ()))
     if config.text:
         from guerdon.train.text_models import train_text_model
 

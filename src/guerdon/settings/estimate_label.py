@@ -1,65 +1,88 @@
 """What `guerdon label` will cost, before it starts: texts, calls, tokens, dollars, seconds.
 
-Most of it is an upper bound: every question tried, every solution kept. Tokens are rough; the seed counted 500 per
-judged solution. What is in the cache costs nothing and is not known here.
+Lines that say "at most" are upper bounds: every question tried, every solution kept and none the same as another.
+Tokens are rough; the seed counted 500 per judged solution. Calls that fail are made again, and cost again: those are
+not in any figure. What is in the cache costs nothing and is not known here.
 
-    estimate_label(study)["dollars"]            # "about $12.41"
+    estimate_label(study)["dollars"]            # "about $12.41 if every solution is kept and no call fails"
 """
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 from guerdon.settings.data import DataSettings
-from guerdon.settings.estimate import WRITE, millions_of
+from guerdon.settings.estimate import START, rows_of, size_of, size_of_start, solution_tokens, text_seconds
 from guerdon.settings.label import CONTINUED, JUDGED, LabelSettings
 from guerdon.settings.study import Study
+from guerdon.settings.text_policy import TextPolicySettings
 
-QUESTION, SOLUTION, STEPS = 100, 300, 6  # tokens, tokens and steps, where the data do not say
+QUESTION, STEPS = 100, 6  # tokens and steps, where the data do not say
 JUDGE_READS, PER_STEP_READ, PER_STEP_WRITTEN = 320, 16, 50  # tokens of the request around the text, and of verdicts
 SECONDS_PER_CALL = 6.0
-_TOKENS_PER_TEXT = 40.0  # of what WRITE was measured on
 
 
 def estimate_label(study: Study) -> dict[str, Any]:
     """Texts to sample, calls, tokens, dollars, seconds and bytes of `guerdon label`."""
     settings, data = study.label, study.data
-    if settings is None or data is None:
+    if settings is None:
         return {}
-    steps, length = _steps(data), min(SOLUTION, data.max_response_length)
+    given = _given(settings)
+    if given == 0:
+        return {"solutions": f"those of {', '.join(settings.data_paths)}, not counted here", "seconds": START}
+    data = data or DataSettings(type="files", train_files=("none",))
+    steps, length = _steps(data), solution_tokens(data)
     questions = min(settings.num_samples, data.train_size) if data.type == "generated" else settings.num_samples
-    solutions = questions * settings.num_rollouts
-    tried = _tried(settings, data)
+    solutions = given or questions * settings.num_rollouts
+    tried = 0 if given else _tried(settings, data)
     mined = 0 if settings.mining is None else tried * settings.mining.attempts
-    sampled = mined + (solutions if settings.method == 1 else 0)
+    sampled = mined + (solutions if settings.method == 1 and not given else 0)
     continued = solutions * _prefixes(settings, steps) * settings.monte_carlo.completions
     judged = solutions if settings.labeler in JUDGED else 0
     written = solutions if settings.method == 2 else 0
     read = judged * (JUDGE_READS + QUESTION + length + PER_STEP_READ * steps) + written * (QUESTION + 50)
     answered = judged * (20 + PER_STEP_WRITTEN * steps) + written * length
     calls = judged + written
-    millions = millions_of(study)
-    seconds = 10 + (sampled + continued / 2) * length / _TOKENS_PER_TEXT * millions / WRITE
-    found: dict[str, Any] = {
-        "questions": f"at most {questions}" + (f", out of at most {tried} tried" if mined else ""),
-        "solutions": f"at most {solutions}",
-    }
+    size = size_of(study)
+    seconds = START + (sampled + continued / 2) * text_seconds(size, data)
+    found: dict[str, Any] = {"solutions": f"at most {solutions}"}
+    if not given:
+        found = {"questions": f"at most {questions}" + (f", out of at most {tried} tried" if mined else ""), **found}
+    if size.assumed and (sampled or continued):
+        found["parameters"] = f"{size.millions:.0f}M, assumed: {size.assumed} is not here yet"
     if sampled or continued:
         found["texts to sample"] = f"at most {sampled + continued}"
     if calls and settings.judge.api == "local":
-        seconds += calls * (length + PER_STEP_WRITTEN * steps) / _TOKENS_PER_TEXT * 500 / WRITE
+        judge = size_of_start(TextPolicySettings(path=settings.judge.model_name))
+        seconds += answered / length * text_seconds(judge, data)
     elif calls:
         prices = settings.judge.prices
         rate = settings.judge.concurrency / SECONDS_PER_CALL
         rate = min(rate, (settings.judge.requests_per_minute or math.inf) / 60)
         seconds += calls / rate
-        found["calls"] = f"at most {calls}, to {settings.judge.model_name} at {settings.judge.url}"
-        found["tokens"] = f"about {_short(read)} read and {_short(answered)} written"
-        found["dollars"] = f"about ${(read * prices[0] + answered * prices[1]) / 1e6:.2f}" + (
-            "" if settings.max_usd is None else f"; stops before ${settings.max_usd:.2f}"
+        found["calls"] = (
+            f"at most {calls}, to {settings.judge.model_name} at {settings.judge.url}; each that fails is made again, "
+            f"up to {settings.judge.retries} times"
         )
-    return {**found, "seconds": seconds, "bytes": 12 * solutions * length + 5 * (sampled + continued) * length}
+        found["tokens"] = f"about {_short(read)} read and {_short(answered)} written"
+        limit = judged * settings.judge.max_tokens + written * data.max_response_length
+        usual, long = ((read * prices[0] + n * prices[1]) / 1e6 for n in (answered, limit))
+        found["dollars"] = (
+            f"about ${usual:.2f} if every solution is kept and no call fails; "
+            f"${long:.2f} if every reply is as long as it may be"
+        ) + ("" if settings.max_usd is None else f"; stops before ${settings.max_usd:.2f}")
+    bytes_ = solutions * (800 + steps * (150 + 2 * length)) + 2 * (sampled + continued) * length
+    return {**found, "seconds": seconds, "bytes": bytes_}
+
+
+def _given(settings: LabelSettings) -> int | None:
+    """How many solutions `solutions.data_path` holds at most: lines of files; 0 where they are not counted here."""
+    if not settings.data_paths:
+        return None
+    counted = [rows_of(Path(path)) for path in settings.data_paths]
+    return 0 if None in counted else sum(n or 0 for n in counted)
 
 
 def _steps(data: DataSettings) -> int:
