@@ -162,6 +162,48 @@ def test_only_the_boundary_catches_everything(path):
     assert not broad, "catch what can happen, or use errors.boundary"
 
 
+def functions_of(path):
+    """Names of a module that stand for functions of guerdon: its own, and those that it imports."""
+    names = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("guerdon."):
+            source = SOURCE.joinpath(*node.module.split(".")[1:]).with_suffix(".py")
+            inside = ast.parse(source.read_text(encoding="utf-8")).body if source.is_file() else []
+            functions = {n.name for n in inside if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
+            names |= {alias.asname or alias.name for alias in node.names if alias.name in functions}
+    return names
+
+
+def written_functions(tree, functions):
+    """Lines on which a function itself, not its result, becomes part of a text."""
+    found = []
+
+    def visit(node, known):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            own = {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
+            own |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+            known = known - own
+        if isinstance(node, ast.FormattedValue) and isinstance(node.value, ast.Name) and node.value.id in known:
+            found.append(node.lineno)
+        for child in ast.iter_child_nodes(node):
+            visit(child, known)
+
+    visit(tree, functions)
+    return found
+
+
+@pytest.mark.parametrize("path", modules, ids=module_ids)
+def test_no_text_holds_a_function(path):
+    assert not written_functions(ast.parse(path.read_text(encoding="utf-8")), functions_of(path))
+
+
+def test_a_function_in_a_text_is_caught():
+    code = 'def said(x): ...\ndef f(y):\n    return f"{said}: {y}"\ndef g(said):\n    return f"{said} {said(1)}"\n'
+    assert written_functions(ast.parse(code), {"said", "f", "g"}) == [3]
+
+
 def loaded_modules(code):
     """What sys.modules holds after running some code in a fresh interpreter."""
     script = f"{code}\nimport json, sys; print('\\n' + json.dumps(sorted(sys.modules)))"

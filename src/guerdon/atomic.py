@@ -16,7 +16,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from guerdon.errors import CheckpointError
+from guerdon.errors import CheckpointError, naming
 
 COMPLETE = "COMPLETE"
 
@@ -25,11 +25,15 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Write a file in one piece; creates its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with naming(path), temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # a full disk is not filled with halves
+        raise
     sync(path.parent)
 
 
@@ -51,7 +55,8 @@ def sync(path: Path) -> None:
     """Flush a file or a folder's entries to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        with naming(path):
+            os.fsync(handle)
     finally:
         os.close(handle)
 

@@ -6,8 +6,12 @@ any other exception is a bug and keeps its traceback. This module does not know 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # as in <_io.BytesIO object at 0x7f0c8a2b>
 
 
 class GuerdonError(Exception):
@@ -78,4 +82,21 @@ def boundary(error: type[GuerdonError], what: str) -> Iterator[None]:
     except GuerdonError:
         raise
     except Exception as exc:
-        raise error(f"{what}: {type(exc).__name__}: {exc}") from exc
+        raise error(f"{what}: {said_by(exc)}") from exc
+
+
+def said_by(error: BaseException) -> str:
+    """Kind and message of a foreign exception, in one line and without addresses of objects."""
+    said = " ".join(_ADDRESS.sub("", str(error)).split())
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+@contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Give an `OSError` that names no file (a full disk, say) the path that was being written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:
+            error.filename = error.filename or str(path)
+        raise

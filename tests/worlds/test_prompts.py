@@ -123,7 +123,7 @@ def test_files_that_cannot_be_read_say_why(tmp_path):
         ("bytes.jsonl", "bytes.jsonl:2: not JSON"),
         ("map.json", "holds one list of rows, this holds dict"),
         ("broken.parquet", "cannot be read as Parquet"),
-        ("empty.jsonl", "there is no prompt in it"),
+        ("empty.jsonl", "/empty.jsonl: there is no prompt in it"),
         ("rows.csv", "rows are read from .jsonl"),
         ("absent.jsonl", "there is no such file"),
     ]:

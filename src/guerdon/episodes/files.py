@@ -16,6 +16,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from guerdon.errors import naming
+
 PARTIAL = ".partial"
 
 
@@ -39,19 +41,22 @@ def publish(path: Path) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON, atomically."""
-    partial(path).write_text(json.dumps(value, indent=4, ensure_ascii=False), encoding="utf-8")
+    with naming(path):
+        partial(path).write_text(json.dumps(value, indent=4, ensure_ascii=False), encoding="utf-8")
     publish(path)
 
 
 def write_table(path: Path, table: pa.Table) -> None:
     """Write an Arrow table as one Parquet file with page checksums, atomically."""
-    pq.write_table(table, partial(path), compression="snappy", write_page_checksum=True)
+    with naming(path):
+        pq.write_table(table, partial(path), compression="snappy", write_page_checksum=True)
     publish(path)
 
 
 def _fsync(path: Path, flags: int) -> None:
     handle = os.open(path, flags)
     try:
-        os.fsync(handle)
+        with naming(path):
+            os.fsync(handle)
     finally:
         os.close(handle)

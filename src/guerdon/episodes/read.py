@@ -39,6 +39,19 @@ _log = logging.getLogger(__name__)
 OnSkip = Callable[[Skipped], None]
 
 
+class _Warnings:
+    """Logs what is skipped, and each cause once: a broken shard has many episodes."""
+
+    def __init__(self) -> None:
+        self._said: set[tuple[Path, str]] = set()
+
+    def __call__(self, skipped: Skipped) -> None:
+        cause = (skipped.path, skipped.reason)
+        if cause not in self._said:
+            self._said.add(cause)
+            _log.warning("%s (other episodes that this costs are not listed)", skipped)
+
+
 @dataclass(frozen=True)
 class DatasetSummary:
     """What a data set holds.
@@ -94,7 +107,7 @@ def read_episodes(
     key = _camera(source, info, camera) if with_frames else None
     if key is None and not any(name in info.features for name in _ROW_COLUMNS):
         raise DataError(f"{source} holds nothing but images: read it with frames")
-    skip = on_skip or (lambda skipped: _log.warning("%s", skipped))
+    skip = on_skip or _Warnings()
     entries = _entries(source, info, skip)
     if task is not None:
         entries = [entry for entry in entries if entry.task == task]
@@ -297,8 +310,7 @@ def dataset_hash(root: str | Path) -> str:
     names = [name for name in _stored(info) if name not in _POSITION_COLUMNS]
     digest = hashlib.sha256(json.dumps([info.fps, names]).encode())
 
-    def ignore(skipped: Skipped) -> None:
-        _log.warning("%s", skipped)
+    ignore = _Warnings()
 
     @cache
     def file_digest(path: Path) -> bytes:

@@ -26,6 +26,7 @@ from guerdon.episodes.images import encode_png
 from guerdon.episodes.rows import Columns
 from guerdon.episodes.stats import Stats, image_stats, vector_stats
 from guerdon.episodes.video import VideoWriter
+from guerdon.errors import naming
 from guerdon.types import ByteArray, Episode
 
 
@@ -134,12 +135,14 @@ class Shard:
                 write_page_checksum=True,
             )
         # One row group per episode: a reader fetches one episode without its neighbours.
-        self._data.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
+        with naming(self._data_path):
+            self._data.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
 
     def publish_data(self) -> None:
         """Give the data and video shards their names. No reader sees the episodes yet."""
         if self._data is not None:
-            self._data.close()
+            with naming(self._data_path):
+                self._data.close()
             publish(self._data_path)
         if self._video is not None:
             self._video.close()

@@ -20,6 +20,7 @@ from transformers import ResNetConfig, ResNetModel
 
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.finite import refuse_to_read
+from guerdon.hub import check_model
 
 _DEPTHS: dict[str, tuple[str, list[int]]] = {
     "resnet18": ("basic", [2, 2, 2, 2]),
@@ -131,6 +132,7 @@ def _random_backbone(arch: str) -> Any:
 
 def _load_backbone(arch: str, path: str) -> Any:
     expected = _config(arch)
+    check_model(CheckpointError, "pretrained_path", path)
     with boundary(CheckpointError, f"pretrained_path {path!r} cannot be read as a transformers ResNet"):
         backbone, report = ResNetModel.from_pretrained(path, output_loading_info=True, use_safetensors=True)
     for name in ("layer_type", "depths", "hidden_sizes"):

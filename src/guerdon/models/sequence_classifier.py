@@ -16,6 +16,7 @@ import torch
 
 from guerdon.errors import CheckpointError, DataError, boundary
 from guerdon.finite import refuse_to_read
+from guerdon.hub import check_model
 from guerdon.policies.tokens import pad_id, pad_right, prompt_ids, response_ids, sequence
 from guerdon.types import Failure, FloatArray, IntArray
 from guerdon.worlds.prompts import Prompt
@@ -34,6 +35,7 @@ class SequenceClassifier:
     def __init__(self, path: str) -> None:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+        check_model(CheckpointError, "the sequence classifier", path)
         with boundary(CheckpointError, f"the sequence classifier {path!r} cannot be read"):
             self.model, report = AutoModelForSequenceClassification.from_pretrained(
                 path, dtype=torch.float32, output_loading_info=True

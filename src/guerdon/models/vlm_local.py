@@ -23,6 +23,7 @@ from torch import Tensor
 from guerdon.atomic import COMPLETE, verify_folder
 from guerdon.errors import CheckpointError, boundary
 from guerdon.finite import load_weights, refuse_to_read
+from guerdon.hub import check_model
 from guerdon.models.vlm_inputs import VisionInputs
 from guerdon.models.vlm_questions import Choice, Question, Reply, Writing, says
 from guerdon.policies.precision import uses_bf16
@@ -56,8 +57,8 @@ def read_vlm(path: str | Path, adapter: str | Path | None = None, *, dtype: torc
     folder = Path(path)
     if (folder / COMPLETE).is_file():
         verify_folder(folder)
-    hint = "" if folder.is_dir() else " (there is no such folder here, so it was looked for on the hub)"
-    with quietly(), boundary(CheckpointError, f"the vision-language model {str(path)!r} cannot be read{hint}"):
+    check_model(CheckpointError, "the vision-language model", str(path))
+    with quietly(), boundary(CheckpointError, f"the vision-language model {str(path)!r} cannot be read"):
         model, report = AutoModelForImageTextToText.from_pretrained(str(path), dtype=dtype, output_loading_info=True)
         tokenizer = read_tokenizer(str(path))
         if not tokenizer.chat_template:  # older folders keep it for their processor only

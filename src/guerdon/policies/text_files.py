@@ -22,6 +22,7 @@ import torch
 from guerdon.atomic import COMPLETE, seal_folder, verify_folder
 from guerdon.errors import CheckpointError, boundary
 from guerdon.finite import load_weights, refuse_to_read, refuse_to_write, save_weights
+from guerdon.hub import check_model
 from guerdon.policies.shared_base import SharedBase, import_peft
 from guerdon.policies.text import TextPolicy, add_policy
 from guerdon.policies.tiny_text import build_model, build_tokenizer
@@ -85,8 +86,8 @@ def read_model(path: str) -> tuple[Any, Any]:
         verify_folder(folder)
     if (folder / ADAPTER).is_file():
         return _read_adapter(folder)
-    hint = "" if folder.is_dir() else " (there is no such folder here, so it was looked for on the hub)"
-    with _quietly(), boundary(CheckpointError, f"the language model {path!r} cannot be read{hint}"):
+    check_model(CheckpointError, "the language model", path)
+    with _quietly(), boundary(CheckpointError, f"the language model {path!r} cannot be read"):
         model, report = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
         tokenizer = read_tokenizer(path)
     missing = sorted({*report["missing_keys"], *(str(k) for k in report["mismatched_keys"])})

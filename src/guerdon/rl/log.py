@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from guerdon.errors import CheckpointError
+from guerdon.errors import CheckpointError, naming
 from guerdon.narrator import Narrator as Narrator
 
 FILES = ("metrics.jsonl", "episodes.jsonl", "failures.jsonl", "timings.jsonl")
@@ -50,8 +50,9 @@ class RunLog:
 
     def write(self, name: str, row: Mapping[str, Any]) -> None:
         """Append one row to one of the files; a number that is not finite is refused."""
-        self._files[name].write(json.dumps(row, allow_nan=False) + "\n")
-        self._files[name].flush()
+        with naming(Path(self._files[name].name)):
+            self._files[name].write(json.dumps(row, allow_nan=False) + "\n")
+            self._files[name].flush()
 
     def metrics(self, kind: str, step: int, row: Mapping[str, Any]) -> None:
         """One row of metrics, also to TensorBoard as `kind/name`; missing values are null there and absent here."""

@@ -18,6 +18,7 @@ import torch
 
 from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError, boundary
 from guerdon.finite import refuse_to_read
+from guerdon.hub import check_model
 from guerdon.models.implicit_text import ImplicitModel
 from guerdon.models.text_card import Loss, TextModelCard
 from guerdon.models.text_load import KINDS
@@ -113,6 +114,7 @@ def _in_4_bits(start: TextPolicySettings, settings: TextTrainSettings) -> TextPo
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16,
     )  # fmt: skip
+    check_model(CheckpointError, "the language model", start.path)
     with boundary(CheckpointError, f"the language model {start.path!r} cannot be read in 4 bits"):
         model = AutoModelForCausalLM.from_pretrained(start.path, quantization_config=config, device_map={"": 0})
     refuse_to_read(model.named_parameters(), f"the language model {start.path!r}")

@@ -109,7 +109,7 @@ def read_prompts(path: Path | str) -> tuple[Prompt, ...]:
         DataError: the file is missing or of another kind, or a row cannot be understood.
     """
     path = Path(path)
-    return _prompts(good_rows(path), path.stem)
+    return _prompts(good_rows(path), path.stem, path)
 
 
 def read_gsm8k(folder: Path | str, split: str = "train") -> tuple[Prompt, ...]:
@@ -123,7 +123,7 @@ def read_gsm8k(folder: Path | str, split: str = "train") -> tuple[Prompt, ...]:
         there = ", ".join(sorted(p.name for p in Path(folder).glob("*.jsonl"))) or "no .jsonl file at all"
         raise DataError(f"{path}: there is no such file; the folder of GSM8K has {there}")
     rows = ((where, _gsm8k_row(row, where)) for where, row in good_rows(path))
-    return _prompts(rows, "openai/gsm8k", ability="math")
+    return _prompts(rows, "openai/gsm8k", path, ability="math")
 
 
 def _gsm8k_row(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
@@ -163,13 +163,13 @@ def read_dataset(path: str, split: str, name: str | None = None) -> tuple[Prompt
         else:
             loaded = datasets.load_dataset(path, name, split=split)
         rows = [(f"{path}[{split}] row {i}", row) for i, row in enumerate(loaded)]
-    return _prompts(rows, path if "/" in path and not folder.exists() else folder.name)
+    return _prompts(rows, path if "/" in path and not folder.exists() else folder.name, f"{path}[{split}]")
 
 
-def _prompts(rows: Iterable[tuple[str, Any]], source: str, ability: str = "") -> tuple[Prompt, ...]:
+def _prompts(rows: Iterable[tuple[str, Any]], source: str, read: Path | str, ability: str = "") -> tuple[Prompt, ...]:
     prompts = with_unique_ids(prompt_from_row(row, where, source, ability) for where, row in rows)
     if not prompts:
-        raise DataError(f"{source}: there is no prompt in it")
+        raise DataError(f"{read}: there is no prompt in it; give a file with a row per question")
     return prompts
 
 

@@ -20,6 +20,7 @@ import torch
 
 from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
 from guerdon.finite import refuse_to_read
+from guerdon.hub import check_model
 from guerdon.models.judgement import Judgement, JudgeOptions
 from guerdon.types import Episode, Failure, FloatArray, IntArray, RewardInfo, Score
 
@@ -245,6 +246,7 @@ def read_strictly(kind: Any, path: str) -> Any:
     """
     from transformers.utils import logging
 
+    check_model(CheckpointError, "the reward model", path)
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # what it would complain about is checked here
     try:

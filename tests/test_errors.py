@@ -1,0 +1,87 @@
+"""Messages of errors: one line, no addresses of objects, and the path where a disk is full."""
+
+import io
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import huggingface_hub
+import pytest
+from PIL import Image
+
+from guerdon.errors import CheckpointError, DataError, boundary, naming
+from guerdon.hub import check_model
+
+
+def test_a_foreign_message_is_one_line_without_addresses():
+    with pytest.raises(DataError) as caught, boundary(DataError, "the picture cannot be read"):
+        Image.open(io.BytesIO(b"no picture"))
+    assert "0x" not in str(caught.value)
+    assert "UnidentifiedImageError: cannot identify image file <_io.BytesIO object>" in str(caught.value)
+    with pytest.raises(DataError, match=r"^a: ValueError: one two$"), boundary(DataError, "a"):
+        raise ValueError("one\n  two\n")
+    with pytest.raises(DataError, match=r"^a: KeyboardError$"), boundary(DataError, "a"):
+        raise type("KeyboardError", (Exception,), {})
+
+
+def test_a_full_disk_has_a_path():
+    def write():
+        with naming("/dev/full"), open("/dev/full", "w") as file:
+            file.write("x")
+            file.flush()
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        write()
+    assert caught.value.filename == "/dev/full"
+
+
+def test_a_file_that_does_not_fit_is_named_and_leaves_no_half(tmp_path):
+    code = (
+        "import resource, sys; from pathlib import Path; from guerdon import atomic, cli\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "cli.app = lambda **_: atomic.write_text(Path(sys.argv[1]), 'x' * 100_000)\n"
+        "cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out.json")], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == f"guerdon: {tmp_path / 'out.json'}: File too large; check the path, its permissions and the disk\n"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+class _Hub(BaseHTTPRequestHandler):
+    """A hub that has nothing."""
+
+    def do_HEAD(self):
+        self.server.paths.append(self.path)
+        self.send_response(404)
+        self.send_header("X-Error-Code", "RepoNotFound")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_model_that_is_nowhere_is_known_after_one_request(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as server:
+        server.paths = []
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", f"http://127.0.0.1:{server.server_port}")
+        with pytest.raises(
+            CheckpointError,
+            match=r"'nobody/nothing' cannot be read: .*, and the hub has no model of that name",
+        ):
+            check_model(CheckpointError, "the model", "nobody/nothing")
+        assert server.paths == ["/nobody/nothing/resolve/main/config.json"]
+        server.shutdown()
+    with pytest.raises(CheckpointError, match="cannot be reached: ") as caught:
+        check_model(CheckpointError, "the model", "nobody/nothing")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(CheckpointError, match="there is no such folder; check the path"):
+        check_model(CheckpointError, "the model", "runs/my/model")
+    check_model(CheckpointError, "the model", str(tmp_path))
