@@ -245,6 +245,8 @@ PIECES = st.sampled_from(
         "<think>", "</think>", "<answer>", "</answer>", "[[", "]]", "{", "}", '"trend"', ":", " ", "\n", "%", "％", "/",
         ",", "-", "−", "e", ".", "1", "0", "85", "1e9", "1,000", "yes", "No", "not", "positive", "unclear", "out of",
         "²", "٣", "\ud800", "\x00", "İ", "ß", "percent", "success", "unsuccessful", "~", "≈",
+        "Final answer: ", "Score: ", "The task is ", " complete.", ", because the ", "\\boxed{", "**", "'", '{"score": ',
+        "```", "\ue000", "\ue001", "百分之", "second", ". ", "Reason: ",
     ]
 )  # fmt: skip
 REPLIES = st.one_of(st.text(max_size=60), st.lists(PIECES, max_size=14).map("".join))
@@ -257,6 +259,8 @@ def check_all(text):
     found = parse_completed(text)
     assert isinstance(found, Failure) or found.value in (0.0, 1.0)
     found = parse_trend(text)
+    assert isinstance(found, Failure) or found[0] in ("positive", "negative", "unclear")
+    found = parse_choice(text, "nearer", {"first": "negative", "second": "positive", "same": "unclear"})
     assert isinstance(found, Failure) or found[0] in ("positive", "negative", "unclear")
 
 
@@ -281,7 +285,7 @@ def test_two_numbers_are_no_answer(first, second):
     assert isinstance(found, Failure)
 
 
-def test_50_000_random_strings():
+def test_20_000_random_strings():
     import random
 
     rng = random.Random(0)
@@ -299,11 +303,11 @@ def test_50_000_random_strings():
         "\x00",
     ]
     values = 0
-    for _ in range(50_000):
+    for _ in range(20_000):
         text = "".join(rng.choices(pieces, k=rng.randrange(10)))
         check_all(text)
         values += isinstance(parse_verdict(text), Verdict)
-    assert values > 1000  # the fuzz reaches the parser's good side too
+    assert values > 400  # the fuzz reaches the parser's good side too
 
 
 @pytest.mark.parametrize("piece", ["x", "1", "<answer>", "[[", "a1 ", "</think>", "1,000", "/", ".", "{", "not "])

@@ -158,6 +158,15 @@ def test_what_stays_is_a_failure_with_its_reason(script, reason, asked):
         assert len(server.requests) == asked
 
 
+@pytest.mark.parametrize(("reason", "whole"), [("stop", True), ("length", False), ("abort", False), (None, False)])
+def test_only_an_answer_that_ended_by_itself_is_whole(reason, whole):
+    payload = {"choices": [{"message": {"content": "8"}, "finish_reason": reason}]}  # 8, or the first half of 85
+    with serving(None, [payload]) as server:
+        settings = VLMSettings(backend="openai", openai=endpoint(server), question="progress")
+        judged = VLMRewardModel("qwen_vl", settings, OpenAIBackend(endpoint(server))).score([episode(2)])[0]
+    assert judged.total == pytest.approx(0.08) if whole else judged.failure.reason == "truncated"
+
+
 @pytest.mark.parametrize("status", [401, 403, 404])
 def test_a_refused_key_or_model_stops_everything(status):
     with serving(None, [status]) as server, pytest.raises(ConfigError, match=r"vlm\.openai"):

@@ -60,7 +60,14 @@ def test_a_misspelt_key_of_the_address_is_refused(running):
 
 @pytest.mark.parametrize(
     ("answer", "total", "reason"),
-    [((0.25, "words"), 0.25, None), (0.5, 0.5, None), ("much", None, "bad_answer"), (None, None, "bad_answer")],
+    [
+        ((0.25, "words"), 0.25, None),
+        (0.5, 0.5, None),
+        ("much", None, "bad_answer"),
+        ("0.85", None, "bad_answer"),
+        (True, None, "bad_answer"),
+        (None, None, "bad_answer"),
+    ],
 )
 def test_a_scorer_may_return_a_score_alone(answer, total, reason):
     class Scorer:

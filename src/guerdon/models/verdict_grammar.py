@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, Protocol
 
 from guerdon.models.verdict_text import Text
@@ -111,6 +112,7 @@ _TAIL = re.compile(
 _PLACED = re.compile("\ue000(\\d+)\ue001")
 
 
+@cache
 def labels_of(*nouns: str) -> Labels:
     """Patterns of a strong line, a weak line, a sentence, and a heading, with more nouns than those of all forms."""
     noun = f"(?:{'|'.join([_NOUN, *nouns])})"

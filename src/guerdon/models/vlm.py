@@ -224,7 +224,7 @@ class VLMRewardModel:
         if isinstance(found, Failure):
             return _Read(found)
         if not found.whole and plan.prompt.answer != "completed":
-            cut = Failure("truncated", f"no end within the longest answer: {found.text[-80:]!r}")
+            cut = Failure("truncated", f"the answer did not end by itself (max_tokens): {found.text[-80:]!r}")
             return _Read(cut, found.text, found.tokens)
         status: ParseStatus
         if plan.prompt.answer in _WORDS:

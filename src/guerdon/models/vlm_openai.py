@@ -23,7 +23,7 @@ from PIL import Image
 
 from guerdon.labels.chat import api_key
 from guerdon.labels.wire import WireError, post_json
-from guerdon.models.vlm_questions import Choice, Picture, Question, Reply, Writing, says
+from guerdon.models.vlm_questions import ENDED, Choice, Picture, Question, Reply, Writing, says
 from guerdon.retry import Clock, Crew, Retry, Todo, Tried
 from guerdon.settings.label import JudgeSettings
 from guerdon.settings.vlm import EndpointSettings
@@ -153,7 +153,7 @@ def _reply(payload: Any) -> Reply | Failure:
         choice = payload["choices"][0]
         message = choice["message"]
         text, refusal = message.get("content"), message.get("refusal")
-        whole = choice.get("finish_reason") != "length"
+        whole = choice.get("finish_reason") in ENDED
         filtered = choice.get("finish_reason") == "content_filter"
     except (KeyError, TypeError, IndexError, AttributeError):
         return Failure("bad_reply", f"not what the API promises: {str(payload)[:80]!r}")

@@ -28,6 +28,10 @@ YES, NO, TRUE = ("yes", "true", "1"), ("no", "false", "0"), ("true",)
 """Words that the first token of an answer may say."""
 
 
+ENDED = ("stop", "eos_token", "stop_sequence", "end_turn")
+"""What engines say of an answer that ended by itself; one that was aborted, or of which nothing is said, is cut off."""
+
+
 @dataclass(frozen=True, eq=False)
 class Picture:
     """One picture: (H, W, 3) uint8."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from guerdon.errors import CheckpointError, GuerdonError, MissingDependencyError, boundary
 from guerdon.models.vlm_openai import TOP, chat_messages, choice_of
-from guerdon.models.vlm_questions import Choice, Question, Reply, Writing
+from guerdon.models.vlm_questions import ENDED, Choice, Question, Reply, Writing
 from guerdon.settings.vlm import VLLMSettings
 from guerdon.types import Failure
 
@@ -74,7 +74,7 @@ class VLLMBackend:
         for found in self._chat(questions, sampling):
             written = found.outputs[0]
             read = len(found.prompt_token_ids or ())
-            replies.append(Reply(written.text, read, whole=written.finish_reason != "length"))
+            replies.append(Reply(written.text, read, whole=written.finish_reason in ENDED))
         return replies
 
     def choose(self, questions: Sequence[Question], groups: Sequence[Sequence[str]]) -> list[Choice | Failure]:

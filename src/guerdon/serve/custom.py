@@ -90,9 +90,13 @@ class VideoScorer:
             )
         value, text = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, "")
         try:
+            if isinstance(value, str | bytes | bool):
+                raise TypeError
             total = float(value)
         except (TypeError, ValueError):
-            said = f"score_video must return (score, text) or a score, got {type(answer).__name__}"
+            said = (
+                f"score_video must return a number, or (number, text); got {value!r:.80} in a {type(answer).__name__}"
+            )
             return Judgement(Score(failure=Failure("bad_answer", said)))
         if not np.isfinite(total):
             return Judgement(Score(failure=Failure("non_finite", "the backend's score is not finite")), str(text))
