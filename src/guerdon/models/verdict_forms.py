@@ -16,10 +16,10 @@ import re
 from typing import Any
 
 from guerdon.models.judgement import Scale
-from guerdon.models.verdict_grammar import KIND_OF, OPENER, SEEN, Form, Segment, labels_of
+from guerdon.models.verdict_grammar import KIND_OF, OPENER, SEEN, THAT_SEEN, Form, Segment, labels_of
 from guerdon.types import Failure
 
-_NUMBER = r"-?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?"
+_NUMBER = r"-?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|(?:0|[1-9]\d*)(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?"
 _ABOUT = r"(?:(?:~|about|approximately|approx\.?|around|roughly|约|大约|大概) ?)?"
 _PERCENT = r" ?(?:%|percent\b|per cent\b|pct\b)"
 _DONE = r"(?:complete|completed|done|finished|accomplished|achieved)"
@@ -35,8 +35,8 @@ _TASK = (
 _ROBOT = r"(?:it|(?:the |this )?(?:robot(?:ic)?(?:'s)?(?: arm| gripper| hand)?|arm|gripper|agent|manipulator))"
 _WHEN = (
     r"(?: (?:so far|now|right now|at this point|at this moment|at the moment|at present|currently|overall|by now|yet"
-    rf"|(?:at|by) the end(?: of the {SEEN})?|in (?:the|this) (?:last |final )?{SEEN}"
-    rf"|(?:based on|according to|judging from) (?:the|this|these) (?:\w+ )?{SEEN}|as of (?:now|the last frame)))?"
+    rf"|(?:at|by) the end(?: of {THAT_SEEN})?|(?:in|based on|according to|judging from) {THAT_SEEN}"
+    r"|as of (?:now|the last frame)))?"
 )
 _I_SAY = (
     r"(?:(?:i (?:would |can )?|i'd )(?:estimate|judge|assess|conclude|say|find)(?: that)? "
@@ -98,22 +98,24 @@ _SCENE = re.compile(
     r"\b(?:[, ]+\(?[a-z'-]+\)?)*"
 )
 _SHOWN = re.compile(rf"\A(?:(?:i|we) (?:can )?see that|(?:the )?(?:last |final )?{SEEN} (?:clearly )?shows? that) ")
-_WHERE = re.compile(
-    rf",? (?:in|from|by|through|at the end of|throughout) (?:the|this|these|all) (?:\w+ ){{0,2}}{SEEN}\b"
-)
+_WHERE = re.compile(rf",? (?:in|from|by|through|at the end of|throughout) (?:{THAT_SEEN}|all (?:the )?{SEEN})\b")
 _UNSURE = re.compile(
     r"\b(?:maybe|perhaps|possibly|probab\w+|chance|likely|might|may|could|would|should|seem\w*|appear(?:s|ed)?|guess\w*"
     r"|unsure|uncertain|unclear|unknown|cannot|can't|unable|hard|difficult|impossible|however|actually|wait|corrections?"
     r"|rather|instead|otherwise|or|if|unless|when|assum\w+|suppos\w+|answers?|scores?|scored|ratings?|rated|percent\w*"
     r"|values?|numbers?|confiden\w+|certain\w*|sure\w*|doubt\w*|estimat\w+|previous\w*|earlier|users?|human\w*|person"
     r"|operators?|people|models?|ai|examples?|formats?|questions?|prompts?|instruct\w+|said|says?|think\w*|thought"
-    r"|believ\w+|claim\w+|wrong|mistake\w*|jok\w+|kidding|default|sarcas\w+|iron(?:y|ic|ically)|expect\w+|want\w*|goals?"
+    r"|believ\w+|claim\w*|statements?"
+    r"|opposite|true|false|case|apparently|supposedly|what|wrong|mistake\w*|jok\w+|kidding|default|sarcas\w+"
+    r"|iron(?:y|ic|ically)|expect\w+|want\w*|goals?"
     r"|targets?|aim\w*|hypothe\w+|imagin\w+|pretend\w*|provided|visible|blurry|dark|occluded|tell|images?|pictures?"
     r"|frames?|videos?|clips?|cameras?|views?|same|equal|too|again|half|quarter|third)\b"
 )
 _RETRACTED = re.compile(
     r"\b(?:wait|actually|corrections?|instead|scratch|sorry|mistake\w*|final|answers?|retract\w*|ignore|disregard"
-    r"|nevermind|revis\w+|change|reconsider\w*|on second|kidding|jok\w+)\b|\?"
+    r"|nevermind|guess\w*|wrong|incorrect|example|default|placeholder|random|unsure"
+    r"|not (?:verified|final|certain|sure|right)|(?:correct|true|real) (?:score|answer|value|number)|revis\w+"
+    r"|change|reconsider\w*|on second|kidding|jok\w+)\b|\?"
 )
 _DENIED = re.compile(
     r"\b(?:not|never|no|nothing|none|without|nor|neither|fail\w*|incomplete\w*|unfinished|unsuccessful\w*|undone)\b|n't\b"
@@ -122,7 +124,8 @@ _OPEN_STILL = re.compile(
     r"\b(?:still|only|yet|almost|nearly|mostly|largely|part\w*|remain\w*|halfway|missing|needs?|left|far|short|about to"
     r"|start\w*|begin\w*|beg[au]n|try\w*|tried|attempt\w*|ready|will|soon|toward\w*|approach\w*|must|to be|to do|but"
     r"|though|although|except|drop\w*|miss\w*|stop\w*|stuck|stall\w*|fell|fallen|falls|spill\w*|broke\w*|lost|slip\w*"
-    r"|jam\w*|block(?:s|ed)|ajar|gap|slight\w*|outside|before|un\w+ed)\b|\b(?:is|are|was|were) \w+ing\b"
+    r"|jam\w*|block(?:s|ed)|hardly|barely|scarcely|nowhere|bit|little|motion|trouble|ajar|gap|slight\w*|outside|before|un\w+ed)\b"
+    r"|\b(?:is|are|was|were) \w+ing\b"
 )
 _FULLY = re.compile(rf"\b(?:{_DONE}|success\w*|succe\w+|fully|completely|properly|entirely|fulfilled|reached)\b")
 _BETTER = re.compile(r"\b(?:closer|nearer|progress\w*|better|improv\w*|forwards?|towards?|success\w*|advanc\w*)\b")
@@ -130,7 +133,18 @@ _WORSE = re.compile(
     r"\b(?:away|back|backwards?|further|farther|drop\w*|fall\w*|fell|undo\w*|worse|los\w+|revers\w+|slip\w*|fail\w*)\b"
 )
 _VAGUE = re.compile(rf"(?:\w+ )?{_TASK}(?:'s)? |there\b|that\b")
-_REVERSED = re.compile(r"\b(?:nothing|none|no longer|no more|no further|anymore)\b")
+_REVERSED = re.compile(
+    r"\b(?:nothing|none|no longer|no more|no further|anymore)\b|\A(?:there|that)\b|\bbut (?:is|has|it)\b(?! not)"
+    r"|(?:not|n't|never) (?:\w+ )?(?:drop|leave|left|lose|lost|miss|knock|spill|break|broke|collide|slip|stop)\w*"
+)
+_AGENT = r"(?:robot(?:ic)?|arm|gripper|hand|manipulator|agent|it|they|she|he)"
+_ACHIEVED = re.compile(
+    rf"(?:because |since |as |so |and )?(?:the |its )?(?:(?:(?!{_AGENT}\b|is |are |has |have )[a-z'-]+ ){{1,8}}"
+    r"(?:is|are|was|were|has been|have been|sits|lies|rests|stands|hangs) (?!to |able )"
+    rf"|(?:{_AGENT}(?:'s)? ){{1,3}}(?:has |have )?(?:(?:now|already|fully|completely|successfully|also|just) )*"
+    r"(?:closed|opened|shut|placed|put|moved|picked|grasped|stacked|pushed|pulled|turned|inserted|poured|lifted|released"
+    r"|delivered|reached|switched|pressed|folded|wiped|hung|removed|unplugged|plugged|rotated|slid|set|assembled) )"
+)
 
 _ADVERB = r"(?: (?:now|already|fully|completely|successfully|indeed|clearly|properly|actually|definitely|yet|been))*"
 _IS_DONE = tuple(
@@ -306,8 +320,10 @@ class Completed:
         if value == 1.0:
             if denied or _OPEN_STILL.search(words) or _VAGUE.match(words):
                 return False
-            return bool(re.search(r"\b(?:is|are|was|were|has|have|had|sits|lies|rests|stands|hangs)\b", words))
-        return len(denied) < 2 and not _REVERSED.search(words) and bool(denied or not _FULLY.search(words))
+            return bool(_ACHIEVED.match(words))
+        if len(denied) > 1 or _REVERSED.search(words):
+            return False
+        return bool(denied or _OPEN_STILL.search(words)) or not (_FULLY.search(words) or _VAGUE.match(words))
 
 
 class Choices:

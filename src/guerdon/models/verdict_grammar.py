@@ -71,11 +71,14 @@ class Form(Protocol):
 
 
 SEEN = r"(?:image|picture|frame|video|clip|episode|evidence|observation|information)s?"
+_WHICH = (
+    r"(?:(?:last|final|current|provided|given|above|whole|entire|attached|input|shown|sampled|video|camera|visual) )"
+)
+THAT_SEEN = rf"(?:the|these|this) {_WHICH}{{0,2}}{SEEN}"
 OPENER = (
     r"(?:(?:so|thus|therefore|hence|overall|finally|ok|okay|in conclusion|in summary|to summarize|here is|here's"
-    r"|(?:based on|judging from|judging by|from|given|in|as of|(?:at|by) the end of) (?:the|these|this) "
-    rf"(?:\w+ ){{0,2}}{SEEN}"
-    rf"|(?:as of|by|at) (?:now|the end)(?: of (?:the|this) (?:\w+ )?{SEEN})?|综上|综上所述|所以|因此),? ?)*"
+    rf"|(?:based on|judging from|judging by|from|in|as of|(?:at|by) the end of) {THAT_SEEN}"
+    rf"|(?:as of|by|at) (?:now|the end)(?: of {THAT_SEEN})?|综上|综上所述|所以|因此),? ?)*"
 )
 _LEAD_IN = re.compile(rf"\A{OPENER}")
 _NOUN = (
@@ -91,7 +94,9 @@ _IS = r"(?: ?(?:[:=]|=>|->) ?| is: ?)"
 _SAYS = r"(?: is(?: at| now| currently)? | stands at | ?(?:是|为|达到|约为|大约是|大约为) ?)"
 _EXAMPLE = re.compile(
     r"\b(?:examples?|formats?|formatted|instance|e\.g|such as|like this|as follows|templates?|placeholders?"
-    r"|instructions?|previous(?:ly)?|asked|asks|wrote|said|says|told)\b|例如|格式"
+    r"|instructions?|previous(?:ly)?|asked|asks|wrote|said|says|told|default|random)\b|例如|格式"
+    r"|\b(?:i|we) (?:cannot|can't|can not|could not|couldn't|am unable to|am not able to|do not|don't) "
+    r"(?:see|view|tell|judge|access|assess|determine|rate|know)\b"
 )
 _HYPOTHETIC = re.compile(r"\b(?:if|would|could|might|should|not|wrong|incorrect|human|user|goal|target)\b|n't\b")
 _ASIDE = re.compile(
