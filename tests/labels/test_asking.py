@@ -152,6 +152,13 @@ def test_unusable_replies_are_remembered_and_asked_for_again_only_where_they_may
         assert world.ledger.totals()["judge"]["tokens_out"] == 20 * tries  # unusable replies cost too
 
 
+@pytest.mark.parametrize("reason", ["abort", "error", None])
+def test_a_text_that_did_not_say_that_it_ended_is_cut_off(tmp_path, reason):
+    payload = {"choices": [{"message": {"content": "half of a solu"}, "finish_reason": reason}]}
+    with judge_server(script=[payload]) as server, World(tmp_path, server, retries=0) as world:
+        assert world.ask("x")[0].reason == "truncated"
+
+
 def test_a_refusal_field_is_a_refusal(tmp_path):
     told = {"choices": [{"message": {"content": None, "refusal": "I cannot"}, "finish_reason": "stop"}]}
     with judge_server(script=[told]) as server, World(tmp_path, server, retries=0) as world:

@@ -26,8 +26,16 @@ from guerdon.serve.wire_chat import ChatRequest
 from guerdon.serve.wire_seed import ScoreRequest
 from guerdon.serve.wire_vllm import PoolRequest
 
+
+def no_server_error(context, response, case):
+    """No 5xx, but for a deadline so short that it is over at once: 504, as documented."""
+    if response.status_code == 504 and isinstance(case.body, dict) and (case.body.get("deadline_s") or 9.0) < 1.0:
+        return None
+    return not_a_server_error(context, response, case)
+
+
 CHECKS = [
-    not_a_server_error,
+    no_server_error,
     status_code_conformance,
     content_type_conformance,
     response_headers_conformance,

@@ -28,7 +28,8 @@ from guerdon.worlds.prompts import Message
 Stop = Literal["end", "length", "refusal"]
 
 KEY_VARIABLES = {"anthropic": "ANTHROPIC_API_KEY", "openai": "OPENAI_API_KEY"}
-_STOPS: dict[Any, Stop] = {
+_STOPS: dict[Any, Stop] = {  # anything else, or nothing, does not say that the text ended by itself
+    "stop": "end", "end_turn": "end", "stop_sequence": "end", "eos_token": "end",
     "max_tokens": "length", "length": "length", "model_context_window_exceeded": "length",
     "refusal": "refusal", "content_filter": "refusal",
 }  # fmt: skip
@@ -178,14 +179,14 @@ def _anthropic(payload: Any) -> ChatReply:
     usage = payload.get("usage") or {}
     read = [usage.get(k) for k in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")]
     return ChatReply(
-        "".join(blocks), _STOPS.get(payload["stop_reason"], "end"), _usage(read, usage.get("output_tokens"))
+        "".join(blocks), _STOPS.get(payload["stop_reason"], "length"), _usage(read, usage.get("output_tokens"))
     )
 
 
 def _openai(payload: Any) -> ChatReply:
     choice = payload["choices"][0]
     message = choice["message"]
-    stop: Stop = "refusal" if message.get("refusal") else _STOPS.get(choice.get("finish_reason"), "end")
+    stop: Stop = "refusal" if message.get("refusal") else _STOPS.get(choice.get("finish_reason"), "length")
     usage = payload.get("usage") or {}
     text = message.get("content")
     if not isinstance(text, str):
