@@ -12,6 +12,7 @@ from guerdon.models.checkpoint import ImageModelConfig, load_checkpoint, save_ch
 from guerdon.models.constant import ConstantModel
 from guerdon.models.image import ImageRewardModel
 from guerdon.models.load import load_reward_model
+from guerdon.models.preprocess import to_pixels
 from guerdon.types import Episode, RewardModel
 
 torch.set_num_threads(1)
@@ -76,6 +77,14 @@ def test_missing_frames_and_bad_numbers_are_failures(scorer):
     reasons = [s.failure.reason for s in model.score([empty, episode(2)[:0], episode(2)])]
     assert reasons == ["no_frames", "no_frames", "non_finite"]
     assert model.score([]) == []
+
+
+@pytest.mark.parametrize("height", [1, 3, 4])
+def test_episodes_of_low_frames_are_scored(model, height):
+    frames = np.random.default_rng(0).integers(0, 256, (2, height, 9, 3), dtype=np.uint8)
+    (score,) = model.score([Episode("low", "t", frames=frames)])
+    expected = model.probabilities(to_pixels(frames, CONFIG.image_size, channels_last=True))
+    np.testing.assert_allclose(score.steps, expected, rtol=1e-6)
 
 
 def test_folding_keeps_the_values_and_bf16_is_near(scorer):

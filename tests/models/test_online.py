@@ -47,6 +47,11 @@ def test_updates_fit_and_report_quality_before_fitting():
     assert trainer.updates == 2
 
 
+def test_low_frames_are_learnt_from():
+    frames, targets = labelled(8, 3)
+    assert make_trainer().update(frames[:, :4], targets, steps=1)["fresh"] == 8
+
+
 def test_one_sided_updates_do_not_spoil_what_was_known():
     trainer = make_trainer()
     trainer.update(*labelled(16, 0), steps=15)

@@ -88,3 +88,10 @@ def test_a_shift_moves_the_whole_picture():
     assert len(set(steps.tolist())) > 1
     expected = (torch.arange(16)[None] + steps[:, None]).clamp(0, 15)
     assert torch.equal(moved[:, :, 5, 1].int(), expected.int())
+
+
+@pytest.mark.parametrize("height", [1, 3, 4])
+def test_low_pictures_are_read_where_the_channels_are_known_to_be_last(height):
+    frames = picture(height, 16)
+    np.testing.assert_array_equal(to_pixels(frames, (3, height, 16), channels_last=True), frames)
+    assert (to_pixels(np.full_like(frames, 9), (3, 6, 8), channels_last=True) == 9).all()

@@ -19,6 +19,11 @@ def test_success_labels_are_those_of_the_rows():
     assert not frames.positive[12:].any()
 
 
+def test_low_frames_of_episodes_are_read():
+    low = Episode("e", "t", frames=np.full((4, 3, 9, 3), 7, np.uint8), success=np.arange(4) > 2)
+    assert (labelled_frames([low], "resnet", SIZE).pixels == 7).all()
+
+
 def test_progress_targets_rise_to_one_and_failures_stay_at_zero():
     frames = labelled_frames(square_episodes(2), "progress", SIZE)
     np.testing.assert_allclose(frames.targets[:12], np.minimum(np.arange(12) / 8, 1), atol=1e-6)

@@ -84,14 +84,17 @@ class ImageRewardModel:
         for episode in episodes:
             frames = episode.frames
             rows.append(None if frames is None or not frames.size else _unique_rows(frames, seen, unique))
-        values_U = self.probabilities(unique)
+        values_U = self.probabilities(unique, channels_last=True)
         return [_score(index, values_U) for index in rows]
 
-    def probabilities(self, frames: Sequence[NDArray[Any]] | NDArray[Any]) -> FloatArray:
+    def probabilities(
+        self, frames: Sequence[NDArray[Any]] | NDArray[Any], *, channels_last: bool = False
+    ) -> FloatArray:
         """The model's value for each frame, without any sharing between equal ones.
 
         Args:
             frames: N pictures as `to_pixels` takes them, in one array or in a list (of several sizes).
+            channels_last: see `to_pixels`.
 
         Returns:
             (N,) float32 in [0, 1]; a value is NaN where the network's output is not finite.
@@ -99,10 +102,10 @@ class ImageRewardModel:
         values = np.empty(len(frames), np.float32)
         for start in range(0, len(frames), self.batch_size):
             chunk = frames[start : start + self.batch_size]
-            pixels = self._pixels(chunk)
+            pixels = self._pixels(chunk, channels_last)
             values[start : start + len(pixels)] = self._forward(pixels)
         if self._debug is not None:
-            self._debug.save(self._pixels(frames), values)
+            self._debug.save(self._pixels(frames, channels_last), values)
         return values
 
     def sort_pictures_at(self, threshold: float) -> None:
@@ -114,12 +117,13 @@ class ImageRewardModel:
         """Score with the weights that `scorer` has now: call it after changing them."""
         self._network = None
 
-    def _pixels(self, frames: Sequence[NDArray[Any]] | NDArray[Any]) -> ByteArray:
+    def _pixels(self, frames: Sequence[NDArray[Any]] | NDArray[Any], channels_last: bool) -> ByteArray:
+        size = self.config.image_size
         if isinstance(frames, np.ndarray):
-            return to_pixels(frames, self.config.image_size)
+            return to_pixels(frames, size, channels_last=channels_last)
         if len({frame.shape for frame in frames}) == 1:
-            return to_pixels(np.stack(frames), self.config.image_size)
-        return np.concatenate([to_pixels(frame[None], self.config.image_size) for frame in frames])
+            return to_pixels(np.stack(frames), size, channels_last=channels_last)
+        return np.concatenate([to_pixels(frame[None], size, channels_last=channels_last) for frame in frames])
 
     def _forward(self, pixels_N_H_W_C: ByteArray) -> FloatArray:
         if self._network is None:

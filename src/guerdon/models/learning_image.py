@@ -137,7 +137,8 @@ class LearningImageModel:
 
     def _one_size(self, frames: Sequence[ByteArray]) -> ByteArray:
         """Frames at the size that the model looks at."""
-        return np.concatenate([to_pixels(pictures, self.model.config.image_size) for pictures in frames])
+        size = self.model.config.image_size
+        return np.concatenate([to_pixels(pictures, size, channels_last=True) for pictures in frames])
 
 
 def _success_targets(episode: Episode) -> FloatArray | None:

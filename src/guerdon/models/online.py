@@ -81,7 +81,7 @@ class OnlineTrainer:
         self.replay = FrameReplay(replay_size, positive_above=0.5 if model.config.type == "resnet" else 0.0)
         self.updates = 0
         if offline_frames_N_H_W_C is not None and offline_targets_N is not None:
-            pixels = to_pixels(offline_frames_N_H_W_C, model.config.image_size)
+            pixels = to_pixels(offline_frames_N_H_W_C, model.config.image_size, channels_last=True)
             self.replay.add(pixels, _checked(offline_targets_N, len(pixels)), self.rng)
 
     def update(self, frames_N_H_W_C: NDArray[Any], targets_N: NDArray[Any], *, steps: int) -> dict[str, float | None]:
@@ -90,7 +90,7 @@ class OnlineTrainer:
         The loss is binary cross-entropy on the logit, with soft targets for `progress`.
 
         Args:
-            frames_N_H_W_C: fresh frames of any size, as `to_pixels` takes them.
+            frames_N_H_W_C: fresh frames of any size, channels last.
             targets_N: (N,) in [0, 1].
             steps: optimiser steps; without fresh frames nothing is fitted.
 
@@ -104,7 +104,7 @@ class OnlineTrainer:
             NonFiniteError: too many steps in a row were not taken.
         """
         start = time.perf_counter()
-        pixels = to_pixels(frames_N_H_W_C, self.model.config.image_size)
+        pixels = to_pixels(frames_N_H_W_C, self.model.config.image_size, channels_last=True)
         targets = _checked(targets_N, len(pixels))
         metrics = {f"fresh_{name}": value for name, value in self._quality(pixels, targets).items()}
         losses = self._fit(pixels, targets, steps) if len(pixels) and steps else []
@@ -123,7 +123,7 @@ class OnlineTrainer:
         }
 
     def _quality(self, pixels: ByteArray, targets: FloatArray) -> dict[str, float | None]:
-        values = self.model.probabilities(pixels)
+        values = self.model.probabilities(pixels, channels_last=True)
         known = np.isfinite(values)
         if self.model.config.type == "progress":
             return progress_quality(values[known], targets[known])

@@ -24,7 +24,9 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 _CHANNELS = (1, 3, 4)
 
 
-def to_pixels(frames: NDArray[Any] | Tensor, image_size: tuple[int, int, int]) -> ByteArray:
+def to_pixels(
+    frames: NDArray[Any] | Tensor, image_size: tuple[int, int, int], *, channels_last: bool = False
+) -> ByteArray:
     """Bring frames of any accepted kind to RGB bytes of one size.
 
     Values stay bytes throughout (floats in [0, 1] are rounded to the nearest 1/255), so one image gives the
@@ -34,6 +36,7 @@ def to_pixels(frames: NDArray[Any] | Tensor, image_size: tuple[int, int, int]) -
         frames: (N, H, W, C), (N, C, H, W) or grey (N, H, W); uint8, or floats in [0, 1]. C is 3; 1 is grey
             and repeated; 4 is RGBA and accepted when it is fully opaque.
         image_size: (3, H', W').
+        channels_last: they are (N, H, W, C), as those of an `Episode` are; else the axis of 1, 3 or 4 is found.
 
     Returns:
         (N, H', W', 3) uint8, contiguous.
@@ -42,7 +45,7 @@ def to_pixels(frames: NDArray[Any] | Tensor, image_size: tuple[int, int, int]) -
         ValueError: for another shape or type, floats outside [0, 1], or a picture with transparency.
     """
     array = frames.detach().cpu().numpy() if isinstance(frames, Tensor) else np.asarray(frames)
-    array = _to_bytes(_to_channels_last(array))
+    array = _to_bytes(_to_channels_last(array, known=channels_last))
     _, height, width = image_size
     if array.shape[1:3] != (height, width) and len(array):
         resized = F.interpolate(
@@ -89,14 +92,17 @@ def random_shift(pixels_N_H_W_C: Tensor, pad: int = 4) -> Tensor:
     return pixels_N_H_W_C[index, rows[:, :, None], columns[:, None, :]]
 
 
-def _to_channels_last(array: NDArray[Any]) -> NDArray[Any]:
+def _to_channels_last(array: NDArray[Any], *, known: bool) -> NDArray[Any]:
     if array.ndim == 3:
         return array[..., None]
     if array.ndim != 4:
         raise ValueError(f"frames must be (N, H, W, C), (N, C, H, W) or (N, H, W), got shape {array.shape}")
-    last, first = array.shape[3] in _CHANNELS, array.shape[1] in _CHANNELS
+    last, first = array.shape[3] in _CHANNELS, array.shape[1] in _CHANNELS and not known
     if last and first:
-        raise ValueError(f"cannot tell which axis of shape {array.shape} holds the channels")
+        raise ValueError(
+            f"cannot tell which axis of shape {array.shape} holds the channels: make them (N, H, W, 3) and say "
+            "channels_last=True, or score an Episode"
+        )
     if not last and not first:
         raise ValueError(
             f"frames must have 1, 3 or 4 channels, got shape {array.shape}: "

@@ -98,7 +98,7 @@ def labelled_frames(
         frames_T, target_T = episode.frames[known_T], target_T[known_T]
         rows = sample_rows(len(target_T), num_samples_per_episode, seed, episode.id)
         done_T = target_T > 0.5 if kind == "resnet" else np.full(len(target_T), bool(target_T.max() > 0))
-        pixels.append(to_pixels(frames_T[rows], image_size))
+        pixels.append(to_pixels(frames_T[rows], image_size, channels_last=True))
         targets.append(target_T[rows])
         positive.append(done_T[rows])
         counts.append(len(rows))
