@@ -1,8 +1,8 @@
 """A process that answers requests, one line of JSON each, and is watched by the clock: one that hangs is killed.
 
 For work that nobody can limit from within: comparing formulas, decoding a stranger's video. Open files can be handed
-over with a request, so that the process needs no right to open any. It ends with this process, where it calls
-`end_with_parent`. This module does not know what is asked.
+over with a request, so that the process needs no right to open any. It gets no secret of our environment, and ends
+with this process, where it calls `end_with_parent`. This module does not know what is asked.
 
     worker = Watched([sys.executable, "-m", "guerdon.worlds.verifier_worker", "10", "0"], start_seconds=120)
     worker.ask({"gold": "1/2", "answer": "0.5"}, timeout=10)      # None where the time ran out
@@ -23,6 +23,13 @@ from typing import Any
 from guerdon.errors import MissingDependencyError
 from guerdon.lifeline import start_child
 
+_PLAIN = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
+
+
+def plain_environment() -> dict[str, str]:
+    """Those of our variables that a process needs to find its interpreter and libraries: no token, no key."""
+    return {name: os.environ[name] for name in _PLAIN if name in os.environ}
+
 
 class DiedError(Exception):
     """The process ended, or spoke nonsense."""
@@ -36,7 +43,7 @@ class Watched:
         start_seconds: how long it may take to get ready.
         what: the process in words, for the error.
         hands_files: give it a socket for open files; its descriptor becomes the last argument of the command.
-        environment: all variables that it gets; None: ours.
+        environment: all variables that it gets; None: `plain_environment()`.
 
     Raises:
         MissingDependencyError: it does not start.
@@ -63,7 +70,7 @@ class Watched:
             stderr=subprocess.DEVNULL,
             bufsize=0,
             pass_fds=() if theirs is None else (theirs.fileno(),),
-            environment=environment,
+            environment=plain_environment() if environment is None else environment,
         )
         if theirs is not None:
             theirs.close()

@@ -259,12 +259,13 @@ def test_the_process_can_open_nothing(tmp_path, monkeypatch):
         "        except OSError as error: found[name] = error.errno\n"
         "    try: bytearray(1 << 32); found['memory'] = 'given'\n"
         "    except MemoryError: found['memory'] = 'refused'\n"
-        "    found['secrets'] = os.environ.get('GUERDON_TOKEN')\n"
+        "    found['secrets'] = [value for value in os.environ.values() if value == 'a-long-secret']\n"
         "    raise worker.DataError(json.dumps(found))\n"
         "worker._decode = look\n"
         "worker.main()\n"
     )
-    monkeypatch.setenv("GUERDON_TOKEN", "a-long-secret")
+    for name in ("GUERDON_TOKEN", "HF_TOKEN", "ANTHROPIC_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.setenv(name, "a-long-secret")
     script = tmp_path / "probe.py"
     script.write_text(probe)
     pool = Media(None, Limits(), workers=1, command=[sys.executable, str(script)])
@@ -272,7 +273,7 @@ def test_the_process_can_open_nothing(tmp_path, monkeypatch):
         told = str(refusal(pool.upload(b"\0\0\0\x08ftyp")))
     finally:
         pool.close()
-    assert told == '{"file": 24, "socket": 24, "pipe": 24, "write": 24, "memory": "refused", "secrets": null}'
+    assert told == '{"file": 24, "socket": 24, "pipe": 24, "write": 24, "memory": "refused", "secrets": []}'
 
 
 def test_the_pure_functions_know_their_limits(clip):

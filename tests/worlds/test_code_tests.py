@@ -183,13 +183,16 @@ print(json.dumps(found))
 
 
 @needs_isolation
-def test_a_program_sees_an_interpreter_and_an_empty_folder_and_nothing_else(sandbox, tmp_path):
+def test_a_program_sees_an_interpreter_and_an_empty_folder_and_nothing_else(tmp_path, monkeypatch):
+    for name in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "HF_TOKEN", "GUERDON_TOKEN"):
+        monkeypatch.setenv(name, "a-long-secret")
     secret = tmp_path / "secret"
     secret.write_text("x")
     listening = socket.create_server(("127.0.0.1", 0))
     with listening:
         head = f"PLACE, PORT, PREFIX = {str(secret)!r}, {listening.getsockname()[1]}, {sys.base_prefix!r}\n"
-        (result,) = sandbox.run(head + LOOKS, [{"stdin": "", "most": 9999}], 10)
+        with Sandbox() as sandbox:
+            (result,) = sandbox.run(head + LOOKS, [{"stdin": "", "most": 9999}], 10)
     found = json.loads(result["output"])
     assert found.pop("tmp") == ["calls.json", "main.py"]
     assert found.pop("files")

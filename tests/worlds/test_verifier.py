@@ -241,6 +241,19 @@ def test_processes_that_hang_die_or_talk_nonsense():
         pool.compare("1", "2")
 
 
+SECRETS = ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "HF_TOKEN", "HF_AUTH_TOKEN", "GUERDON_TOKEN", "OTHER_SECRET")
+
+
+def test_no_secret_reaches_the_process_that_parses_what_a_model_wrote(monkeypatch):
+    for name in SECRETS:
+        monkeypatch.setenv(name, "a-long-secret")
+    telling = FAKE.replace("str(os.getpid())", "' '.join(os.environ)")
+    with MathPool(workers=1, timeout=60, command=[sys.executable, "-c", telling]) as pool:
+        names = pool.compare("1", "2")[1].split()
+    assert "PATH" in names
+    assert not set(SECRETS) & set(names)
+
+
 def test_any_number_of_threads_may_ask():
     with MathPool(workers=2, timeout=60, command=[sys.executable, "-c", FAKE]) as pool:
         seen, lock = [], threading.Lock()

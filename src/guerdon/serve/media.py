@@ -33,13 +33,12 @@ from guerdon.serve.errors import Busy, NotReady, ServeError
 from guerdon.serve.paths import MediaRoot
 from guerdon.settings.serve import MediaSettings
 from guerdon.types import ByteArray
-from guerdon.watched import DiedError, Watched
+from guerdon.watched import DiedError, Watched, plain_environment
 
 _MEMORY = 256 << 20  # bytes of address space that decoding may take, beside three times what the frames take
 _START_SECONDS = 60.0
 _WAITING = 64  # requests that may wait for a decoder
 _QUIET = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
-_NEEDED = {"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR"}  # no token, no keys
 _HELD = 4  # times max_bytes that decoded frames of all requests may take before more are turned away
 
 
@@ -267,13 +266,12 @@ class Media:
             self._held += size
 
     def _new(self) -> Watched:
-        environment = {key: value for key, value in os.environ.items() if key in _NEEDED} | _QUIET
         worker = Watched(
             self._command,
             start_seconds=_START_SECONDS,
             what="decoding process",
             hands_files=True,
-            environment=environment,
+            environment=plain_environment() | _QUIET,
         )
         self._alive.add(worker)
         return worker
