@@ -5,6 +5,8 @@ import pytest
 
 from corridor import GOAL, ID, LENGTH
 from guerdon.collect.recorder import Recorder
+from guerdon.episodes.read import read_episodes
+from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError, DataError
 from guerdon.rl.evaluation import evaluate_policy
 from guerdon.settings.world import EnvSettings
@@ -154,6 +156,7 @@ class Kept(list):
     """Takes the place of a writer."""
 
     add = list.append
+    success_by_row = None
 
 
 @pytest.mark.parametrize(
@@ -172,3 +175,23 @@ def test_recorded_episodes_say_what_is_known_of_them(reports, rows, outcomes):
     world.close()
     assert [episode.outcome for episode in kept] == outcomes
     assert [episode.success is not None for episode in kept] == rows
+
+
+def record(world, folder, episodes):
+    with EpisodeWriter(folder) as writer:
+        evaluate_policy(world, Forward(), episodes=episodes, recorder=Recorder(world, writer, keep_fail=0.0))
+    world.close()
+
+
+def test_a_recording_whose_success_falls_silent_is_refused_with_what_to_set(tmp_path):
+    with pytest.raises(DataError, match=r"copy 0\) does not report success at every step of episode 2.*success_key"):
+        record(corridor("every other"), tmp_path / "d", 4)
+    assert [e.outcome for e in read_episodes(tmp_path / "d")] == [True, True], "what came before is whole"
+
+
+def test_a_recording_that_began_without_success_goes_on_without_it(tmp_path):
+    record(corridor("end"), tmp_path / "d", 2)
+    record(corridor("always", limit=5, copies=4), tmp_path / "d", 4)
+    episodes = list(read_episodes(tmp_path / "d"))
+    assert len(episodes) > 2
+    assert {(e.outcome, e.success is None) for e in episodes} == {(True, True)}

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from guerdon.episodes.write import EpisodeWriter
+from guerdon.errors import DataError
 from guerdon.types import BoolArray, Episode
 from guerdon.worlds.world import Transition, World
 
@@ -48,8 +49,8 @@ class Recorder:
         kept: episodes recorded so far, those found on the disk included.
 
     Args:
-        world: what is watched; its eye draws the frames. Where it does not report success at every step, episodes have
-            no success column, only an outcome, or none.
+        world: what is watched; its eye draws the frames. Where it does not report success at every step, or the data
+            set began so, episodes have no success column, only an outcome, or none.
         writer: where episodes go.
         frame_every: 1 keeps all rows. With k > 1 a row's action is the last of its k actions and its reward is
             the sum of theirs.
@@ -178,6 +179,14 @@ class Recorder:
         actions = np.stack(tape.actions)
         rewards = np.array(tape.rewards, dtype=np.float32)
         by_row = self.world.reports_every_step and None not in tape.success
+        if self.writer.success_by_row and not by_row:
+            raise DataError(
+                f"the environment of {self.world.tasks[index]!r} (copy {index}) does not report success at every step "
+                f"of episode {tape.number}, as it did in the episodes recorded before. Set env.success_key to a key "
+                "that info has at every step, or record into another folder with env.success_key set to one that it "
+                "never has: success is unknown then"
+            )
+        by_row = by_row and self.writer.success_by_row is not False
         success = np.array(tape.success, dtype=np.bool_) if by_row else None
         columns = [seen, actions, rewards, *([] if success is None else [success])]
         name = f"{self._prefix}-{tape.number:06d}-{_digest(*columns)}"

@@ -112,6 +112,11 @@ class EpisodeWriter:
         """Ids of those episodes."""
         return frozenset(self._ids)
 
+    @property
+    def success_by_row(self) -> bool | None:
+        """Whether its episodes say of every row whether it is a success; None while there is no episode."""
+        return None if self._features is None else layout.SUCCESS in self._features
+
     def __contains__(self, episode_id: str) -> bool:
         return episode_id in self._ids
 
