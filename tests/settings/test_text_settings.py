@@ -1,6 +1,10 @@
 """What the `algorithm` and `reward_model` sections of a language model accept, and what they refuse."""
 
+import importlib
+from pathlib import Path
+
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from guerdon.config import to_plain, validate
@@ -204,3 +208,15 @@ def test_the_algorithm_follows_the_policy():
     assert Study().algorithm.type == "control"
     with pytest.raises(ValidationError, match=r"algorithm.type control does not go with policy.type text"):
         Study.model_validate({**TEXT, "algorithm": {"type": "control"}})
+
+
+def test_what_was_measured_says_what_a_name_of_an_estimator_would_decide(monkeypatch):
+    """Tables in the documentation were measured with these values: a new default must not change what they are of."""
+    root = Path(__file__).parents[2]
+    monkeypatch.syspath_prepend(str(root / "benchmarks"))
+    shipped = [
+        yaml.safe_load((root / "configs" / name).read_text()) for name in ("prime_math.yaml", "prm_rewards.yaml")
+    ]
+    for given in (*(study["algorithm"] for study in shipped), importlib.import_module("text_sides").ALGORITHM):
+        assert (given["adv_estimator"], given["normalize_advantages"], given["loss_agg"]) == ("rloo", True, "token")
+        assert TextAlgorithmSettings.model_validate(given).loss == "ppo"
