@@ -115,7 +115,7 @@ def guerdon(models: dict[str, Any], **settings: Any) -> Iterator[Server]:
             [sys.executable, "-m", "guerdon", "serve", str(file)],
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(FOLDER)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")])},
         )
         assert process.stderr is not None
         port, ready = 0, False

@@ -11,6 +11,7 @@ import pytest
 from huggingface_hub import get_token
 from typer.main import get_command
 
+from child import environment
 from guerdon import __version__, cli
 from guerdon.rl.run import run_folder
 from guerdon.settings.study import Study
@@ -373,10 +374,10 @@ def test_a_bug_keeps_its_traceback(call, monkeypatch):
 def test_a_terminal_shows_a_bar(tmp_path):
     """On a pseudo-terminal the run draws a progress bar; in a pipe it writes plain lines without escape codes."""
     (tmp_path / "tiny.yaml").write_text(TINY)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "TERM": "xterm"}
+    shell = environment(Path(__file__).parent, TERM="xterm")
     command = [sys.executable, "-m", "guerdon", "run", "tiny.yaml"]
     outside, inside = pty.openpty()
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=inside, stdout=inside) as process:
+    with subprocess.Popen(command, cwd=tmp_path, env=shell, stderr=inside, stdout=inside) as process:
         os.close(inside)
         shown = b""
         try:
@@ -387,6 +388,6 @@ def test_a_terminal_shows_a_bar(tmp_path):
         assert process.wait() == 0, shown.decode()
     assert b"40/40" in shown
     assert b"\x1b[" in shown
-    piped = subprocess.run([*command, "runner.logger.experiment_name=two"], cwd=tmp_path, env=environment,
+    piped = subprocess.run([*command, "runner.logger.experiment_name=two"], cwd=tmp_path, env=shell,
                            capture_output=True, check=True)  # fmt: skip
     assert b"\x1b[" not in piped.stdout + piped.stderr.replace(b"\x1b[33mWARN", b"")

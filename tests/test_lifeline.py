@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from child import environment
 from guerdon.errors import MissingDependencyError
 from guerdon.folder_lock import held
 from guerdon.lifeline import end_with_parent, start_child
@@ -68,10 +69,8 @@ def start_parent(code):
     folder = Path(os.environ["PARENTS"])
     folder.mkdir(exist_ok=True)
     (folder / "parent.py").write_text(lines)
-    path = os.pathsep.join([str(TESTS), str(TESTS / "serve"), os.environ.get("PYTHONPATH", "")])
-    parent = subprocess.Popen(
-        [sys.executable, str(folder / "parent.py")], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
-    )
+    command = [sys.executable, str(folder / "parent.py")]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(TESTS, TESTS / "serve"))
     assert parent.stdout.readline() == b"ready\n"
     return parent
 
@@ -192,7 +191,7 @@ STUDY = {
 JOBS = """
 from pathlib import Path
 from guerdon.compare.jobs import Job, run_jobs
-job = Job("one", ("run", "study.yaml"), folder=Path("runs/study/run"))
+job = Job("one", ("run", "study.yaml"), folder=Path("runs/run"))
 print([(o.state, o.message) for o in run_jobs([job], Path("jobs"), parallel=1, say=lambda *_: None)], flush=True)
 """
 
@@ -200,16 +199,19 @@ print([(o.state, o.message) for o in run_jobs([job], Path("jobs"), parallel=1, s
 def test_jobs_end_with_a_study_that_is_killed_and_a_second_start_waits_for_a_folder_in_use(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("study.yaml").write_text(json.dumps(STUDY))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
 
     def study():
         return subprocess.Popen(
-            [sys.executable, "-c", JOBS], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-c", JOBS],
+            env=environment(TESTS),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
-    folder = Path("runs/study/run")
+    folder = Path("runs/run")
     with study() as first, held(folder, busy=""):
-        assert "one waits: another process works in runs/study/run" in first.stderr.readline()
+        assert "one waits: another process works in runs/run" in first.stderr.readline()
         assert not (folder / "FAILED.json").exists()
         first.kill()
     folder.joinpath("FAILED.json").write_text('{"error": "an earlier attempt"}')

@@ -1,6 +1,5 @@
 """Collecting: who acts, what is kept, and that a data set is a function of its configuration, kills included."""
 
-import os
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from child import environment
 from corridor import GOAL, ID
 from guerdon.collect.collect import _calibration_errors, collect, shares_to_counts
 from guerdon.episodes.index import index_files
@@ -255,16 +255,20 @@ def test_a_mixture_on_metaworld(tmp_path):
 
 
 def command(folder, *args):
-    env = dict(os.environ) | {"PYTHONPATH": str(TESTS)}
     code = "import corridor, sys; from guerdon.cli import main; sys.argv[0] = 'guerdon'; main()"
     done = subprocess.run(
-        [sys.executable, "-c", code, *args], capture_output=True, text=True, cwd=folder, env=env, timeout=280
+        [sys.executable, "-c", code, *args],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=environment(TESTS),
+        timeout=280,
     )
     return done
 
 
 STUDY = """
-env: {{type: gymnasium, task: {task}, num_envs: 2, max_episode_steps: 6, frame_size: 24}}
+env: {{type: gymnasium, task: {task}, native_reward: dense, num_envs: 2, max_episode_steps: 6, frame_size: 24}}
 collect: {{save_dir: data, episodes: 3, frame_every: 2, mixture: [{{type: random}}]}}
 """
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from synthetic_study import write_run
 
+from child import environment
 from guerdon.compare.report import comparison_table
 from guerdon.compare.study import plan_study
 from guerdon.errors import ConfigError
@@ -53,10 +54,10 @@ def write_study(folder, **changes):
 
 
 def start(folder, *arguments):
-    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
     return subprocess.Popen(
         [sys.executable, "-m", "guerdon", "compare", "study.yaml", *arguments],
-        cwd=folder, env=environment, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=folder, env=environment(TESTS), start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
     )  # fmt: skip
 
 
@@ -64,6 +65,15 @@ def compare(folder, *arguments):
     with start(folder, *arguments) as process:
         out, err = process.communicate(timeout=800)
     return process.returncode, out, err
+
+
+def any_left(group):
+    """Whether a process group has a process."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def times(folder):
@@ -184,8 +194,8 @@ def test_a_study_that_is_told_to_end_leaves_no_process_and_goes_on(tmp_path):
         rest = process.communicate(timeout=120)[1]
     assert process.returncode == 130, rest
     assert "Traceback" not in rest
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)  # nobody of its group is left
+    while any_left(process.pid):  # the kernel takes the last ones away; the test's time limit bounds this
+        time.sleep(0.02)
     assert not metrics.with_name("COMPLETE").exists()
     assert not metrics.with_name("FAILED.json").exists()
     status, out, err = compare(tmp_path)

@@ -1,7 +1,6 @@
 """`guerdon run`, killed for real and resumed, on Meta-World."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from rl_clock import clock_study, lines, result, start
 from rl_models import image_reward
 from test_loop import interrupted
 
+from child import environment
 from guerdon.cli import main
 from guerdon.config import load, to_yaml
 from guerdon.models.load import load_reward_model
@@ -54,12 +54,11 @@ def write_study(folder, name, *, reward=None, env=None, **runner):
 
 def guerdon(folder, name, *flags):
     """Start `guerdon run` as a user would."""
-    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     return subprocess.Popen(
         [sys.executable, "-m", "guerdon", "run", str(folder / f"{name}.yaml"), *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        env=environment(Path(__file__).parent),
     )
 
 

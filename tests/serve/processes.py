@@ -6,7 +6,6 @@ running.post("/v1/rewards", {"items": [{"prompt": "q", "steps": ["a"]}]}).json()
 
 from __future__ import annotations
 
-import os
 import queue
 import re
 import signal
@@ -20,6 +19,8 @@ from typing import Any
 
 import httpx2 as httpx
 import yaml
+
+from child import environment
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -107,11 +108,10 @@ def start_server(
     file = folder / f"serve_{time.monotonic_ns()}.yaml"
     models = TOY if models is None else models
     file.write_text(yaml.safe_dump({"port": 0, **({"models": models} if models else {}), **settings}))
-    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     process = subprocess.Popen(
         [sys.executable, "-m", "guerdon", "serve", str(file), *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": path, **(env or {})},
+        env=environment(HERE, **(env or {})),
         stderr=subprocess.PIPE,
         text=True,
     )
