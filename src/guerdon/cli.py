@@ -55,7 +55,9 @@ def collect(study: File, overrides: Overrides = None, dry_run: DryRun = False) -
         raise ConfigError(f"{study} has no collect section: say at least collect.save_dir")
     if dry_run:
         from guerdon.settings.estimate import estimate_collect
+        from guerdon.worlds.build import check_success_reported
 
+        check_success_reported(config.env, config.collect.success_readers())
         return _dry_run(config, estimate_collect(config))
     from guerdon.collect.collect import collect as work
 
@@ -220,7 +222,10 @@ def run(study: File, overrides: Overrides = None, dry_run: DryRun = False, resum
     config = _load(study, overrides)
     if dry_run:
         from guerdon.settings.estimate import estimate_run
+        from guerdon.worlds.build import check_success_reported
 
+        if not config.text:
+            check_success_reported(config.env, config.success_readers())
         return _dry_run(config, estimate_run(config))
     from guerdon.compare.report import write_single_report
     from guerdon.rl.log import true_success

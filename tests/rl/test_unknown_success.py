@@ -158,3 +158,35 @@ def test_the_environment_of_the_readme_runs_with_the_setting_it_names(tmp_path, 
     code, said = run(HALF_CHEETAH)
     assert code == 0
     assert "true success unknown over 2 evaluation episodes" in said
+
+
+@pytest.mark.parametrize(
+    ("verb", "section", "reader"),
+    [
+        ("run", "", "native_reward: sparse"),
+        ("run", "env: {data_collection: {enabled: true, save_dir: kept, only_success: true}, native_reward: dense}",
+         "env.data_collection.only_success"),
+        ("collect", "env: {native_reward: dense}\ncollect: {save_dir: kept, only_success: true}",
+         "collect.only_success"),
+        ("compare", "compare: {seeds: [0], baseline: a, arms: {a: {label: a}, b: {label: b, config: {env: "
+         "{native_reward: dense}}}}}", "native_reward: sparse"),
+        ("compare", "env: {native_reward: dense}\ncollect: {save_dir: kept, stop_after_success: 2}\n"
+         "compare: {seeds: [0], baseline: a, arms: {a: {label: a}, b: {label: b, config: {runner: "
+         "{total_steps: 9}}}}}", "collect.stop_after_success"),
+    ],
+)  # fmt: skip
+def test_a_dry_run_refuses_what_the_start_refuses(verb, section, reader, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("study.yaml").write_text(f"work_dir: work\n{section}\n")
+
+    def call(*flags):
+        cheetah = ("env.type=gymnasium", "env.task=HalfCheetah-v5", "env.frame_size=16")
+        monkeypatch.setattr(sys, "argv", ["guerdon", verb, "study.yaml", *cheetah, *flags])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        return left.value.code, capsys.readouterr().err
+
+    code, said = call("--dry-run")
+    assert code == 2
+    assert f"HalfCheetah-v5 does not report success, which {reader}" in said
+    assert (code, said) == call(), "the start says the same"

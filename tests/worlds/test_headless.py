@@ -49,7 +49,8 @@ def test_a_gymnasium_environment_that_nobody_closed_is_quiet():
     code = """
 from guerdon.settings.world import EnvSettings
 from guerdon.worlds.build import build_world
-world = build_world(EnvSettings(type="gymnasium", task="InvertedPendulum-v5", num_envs=1, frame_size=16), seed=0)
+given = {"task": "InvertedPendulum-v5", "native_reward": "dense", "num_envs": 1, "frame_size": 16}
+world = build_world(EnvSettings(type="gymnasium", **given), seed=0)
 print(world.render(list(world.reset().first_looks.values())).shape)
 """
     done = python(code)

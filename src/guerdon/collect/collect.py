@@ -141,9 +141,7 @@ def _collect_part(
     if pixels and study.env.observation == "state":
         raise ConfigError(f"collect: {share.checkpoint} acts on pixels; set env.observation=pixels")
     env = study.env.model_copy(update={"observation": "pixels" if pixels else "state"})
-    readers = ["collect.only_success"] if settings.only_success else []
-    readers += ["collect.stop_after_success"] if settings.stop_after_success is not None else []
-    world = build_world(env, seed=settings.seed * 1000 + part.place, success_readers=readers)
+    world = build_world(env, seed=settings.seed * 1000 + part.place, success_readers=settings.success_readers())
     try:
         make_actor = _actor_maker(share, world, study, policy)
         label = _labeler(world, study.env, settings.continuation_limit)

@@ -33,6 +33,7 @@ from guerdon.settings.estimate import (
 )
 from guerdon.settings.estimate_label import estimate_label
 from guerdon.settings.study import Study
+from guerdon.worlds.build import check_success_reported
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,8 @@ def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> Pl
                     {"runner": {"seed": seed, "logger": logger}, "compare": None},
                 )
                 configs[name] = _resolved(_moved(placed, f"compare.arms.{arm}.config."), change, f"{path}, arm {arm}")
+                if not configs[name].text:
+                    check_success_reported(configs[name].env, configs[name].success_readers())
                 needs = _needs(task, configs[name], prepared)
                 cost = float(estimate_run(configs[name])["seconds"])
                 verb = ("run", _file(base, name), "--resume")
@@ -180,6 +183,7 @@ def _preparation(task: str, study: Study, configs: dict[str, Study]) -> list[Job
     if study.sft is not None:
         add(f"{task}.sft", "train", "policy=sft", "--resume", cost=float(estimate_sft(study)["seconds"]))
     if study.collect is not None:
+        check_success_reported(study.env, study.collect.success_readers())
         add(f"{task}.collect", "collect", cost=float(estimate_collect(study)["seconds"]))
     if study.label is not None and study.train:  # nobody else reads the labels
         needs = _makers(task, study, [study.text_policy, study.label])

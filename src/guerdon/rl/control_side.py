@@ -64,19 +64,6 @@ def say_prm(segments: Sequence[Segment], measured: Measured, weight: float) -> N
         say_weighted([reward for _, reward in scored], weight)
 
 
-def success_readers(study: Study) -> list[str]:
-    """The keys, beside those of `env` itself, that need the environment to report true success."""
-    collection = study.env.data_collection
-    readers = ["env.data_collection.only_success"] if collection.enabled and collection.only_success else []
-    for name, source in study.reward.sources.items() if study.reward.use_reward_model else ():
-        model = source.model
-        if model.update != "none" and model.labeler == "outcome":
-            readers.append(f"reward.sources.{name}.model.update")
-        if source.native_fallback:
-            readers.append(f"reward.sources.{name}.model.fallback: native")
-    return readers
-
-
 @dataclass(frozen=True, eq=False)
 class Happened:
     """One rollout: what happened, and what was seen of it, cut at the ends of episodes."""
@@ -99,7 +86,7 @@ class ControlSide:
         self.study = study
         runner, algorithm = study.runner, study.control_algorithm
         self.group = algorithm.group_size if algorithm.adv_estimator == "grpo" else None
-        readers = success_readers(study)
+        readers = study.success_readers()
         self.world = build_world(study.env, seed=runner.seed, group_size=self.group or 1, success_readers=readers)
         self.eval_world = build_world(study.env, seed=EVAL_SEED, success_readers=readers)
         self.sources = build_sources(study)

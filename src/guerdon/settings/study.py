@@ -124,6 +124,11 @@ class CollectSettings(Settings):
     fps: int = Field(20, ge=1, description="rows per second, as the data set declares")
     seed: int = Field(0, description="of the actors and every reset")
 
+    def success_readers(self) -> list[str]:
+        """The keys, beside those of `env` itself, that need the environment to report true success."""
+        given = {"only_success": self.only_success, "stop_after_success": self.stop_after_success is not None}
+        return [f"collect.{key}" for key, reads in given.items() if reads]
+
 
 class EvaluateSettings(Settings):
     """`evaluate`: how reward models of robots are judged."""
@@ -266,6 +271,18 @@ class Study(Settings):
         """The algorithm of a language study."""
         assert isinstance(self.algorithm, TextAlgorithmSettings)
         return self.algorithm
+
+    def success_readers(self) -> list[str]:
+        """The keys of a robot run, beside those of `env` itself, that need the environment to report true success."""
+        collection = self.env.data_collection
+        readers = ["env.data_collection.only_success"] if collection.enabled and collection.only_success else []
+        for name, source in self.reward.sources.items() if self.reward.use_reward_model else ():
+            model = source.model
+            if model.update != "none" and model.labeler == "outcome":
+                readers.append(f"reward.sources.{name}.model.update")
+            if source.native_fallback:
+                readers.append(f"reward.sources.{name}.model.fallback: native")
+        return readers
 
     @property
     def image_models(self) -> dict[str, ImageTrainSettings]:

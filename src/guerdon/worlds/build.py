@@ -7,11 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from guerdon.errors import ConfigError
 from guerdon.settings.world import EnvSettings
 from guerdon.worlds.camera import CameraPool, MuJoCoCamera
 from guerdon.worlds.gymnasium_env import RenderEye, SceneEye, make_gymnasium_env, never_reports_success
 from guerdon.worlds.metaworld import MetaWorldVectorEnv
-from guerdon.worlds.world import SUCCESS_KEYS, World
+from guerdon.worlds.world import SUCCESS_KEYS, World, own_readers, unreported
+
+
+def check_success_reported(settings: EnvSettings, success_readers: Sequence[str] = ()) -> None:
+    """Refuse what needs true success where the environment is known not to report it; nothing is made.
+
+    Args:
+        settings: the `env` section.
+        success_readers: keys of the configuration, beside `env`'s own, that need true success.
+
+    Raises:
+        ConfigError: something needs it.
+    """
+    readers = [*own_readers(settings.native_reward, settings.end_on_success), *success_readers]
+    silent = settings.type == "gymnasium" and settings.success_key is None and never_reports_success(settings.task)
+    if readers and silent:
+        raise ConfigError(unreported(f"env.task {settings.task}", readers, SUCCESS_KEYS))
 
 
 def build_world(
@@ -64,7 +81,12 @@ def build_world(
         max_episode_steps=settings.max_episode_steps,
         kwargs=dict(settings.kwargs),
     )
-    world = World(
+    try:
+        check_success_reported(settings, success_readers)
+    except ConfigError:
+        made.close()
+        raise
+    return World(
         made,
         [settings.task_text or settings.task] * copies,
         seed=seed,
@@ -76,6 +98,3 @@ def build_world(
         group_size=group_size,
         pixels=settings.observation == "pixels",
     )
-    if settings.success_key is None and never_reports_success(made):
-        world.refuse_readers(f"env.task {settings.task}")
-    return world

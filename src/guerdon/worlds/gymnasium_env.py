@@ -11,6 +11,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from guerdon.errors import ConfigError, MissingDependencyError, boundary
@@ -86,9 +87,18 @@ def make_gymnasium_env(
     return env
 
 
-def never_reports_success(env: gymnasium.vector.VectorEnv) -> bool:
-    """Whether these are environments of Gymnasium itself: none of those has a word for success in its info."""
-    entry_point = getattr(env.get_attr("spec")[0], "entry_point", None)
+def never_reports_success(env_id: str) -> bool:
+    """Whether an id is one of Gymnasium's own environments: none of those reports success in its info.
+
+    Makes nothing: it looks at the registry. An id that is not there (yet) may report success.
+    """
+    try:
+        namespace, name, version = parse_env_id(env_id)
+    except gymnasium.error.Error:
+        return False
+    newest = find_highest_version(namespace, name) if version is None else version
+    spec = gymnasium.registry.get(get_env_id(namespace, name, newest))
+    entry_point = None if spec is None or spec.additional_wrappers else spec.entry_point
     return isinstance(entry_point, str) and entry_point.startswith("gymnasium.envs.")
 
 

@@ -117,6 +117,14 @@ def success_from_info(info: dict[str, Any], index: int, keys: Sequence[str] = SU
     return None
 
 
+def own_readers(native_reward: str, end_on_success: bool) -> list[str]:
+    """The keys of a world itself that need its environment to report success."""
+    return [
+        *(["native_reward: sparse"] if native_reward == "sparse" else []),
+        *(["end_on_success"] if end_on_success else []),
+    ]
+
+
 def unreported(what: str, readers: Sequence[str], keys: Sequence[str], seen: Sequence[str] | None = None) -> str:
     """The message for an environment that does not report the success that a configuration reads.
 
@@ -195,11 +203,7 @@ class World:
         self._end_on_success = end_on_success
         self._sparse = native_reward == "sparse"
         self._success_keys = tuple(success_keys)
-        self._success_readers = [
-            *(["native_reward: sparse"] if self._sparse else []),
-            *(["end_on_success"] if end_on_success else []),
-            *success_readers,
-        ]
+        self._success_readers = [*own_readers(native_reward, end_on_success), *success_readers]
         self.reports_every_step = True
         self._reported = False  # whether the environment ever said anything about success
         self._said = np.zeros(self.num_envs, dtype=np.bool_)  # whether it did in the episode under way
@@ -214,16 +218,6 @@ class World:
         self._pixels = pixels
         if pixels and eye is None:
             raise ConfigError("env.observation pixels needs a camera")
-
-    def refuse_readers(self, what: str) -> None:
-        """Close the world where something needs true success; to be called where the environment never reports it.
-
-        Raises:
-            ConfigError: something does.
-        """
-        if self._success_readers:
-            self.close()
-            raise ConfigError(unreported(what, self._success_readers, self._success_keys))
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
