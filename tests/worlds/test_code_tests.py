@@ -52,6 +52,11 @@ def share(sandbox, tests, program, cpu=5.0):
         ("code", "anything", True), ("Code", "5", True), ("math", SUMS, True), ("", "assert f(1, 2) == 3", True),
         ("", "import math\nassert f(1) == 2", True), ("", '["assert f(1) == 2"]', True),
         ("", '{"fn_name": "f", "inputs": [[1]], "outputs": [2]}', True), ("math", "5", False),
+        ("", '[{"input": "1\\n", "output": "2\\n", "testtype": "stdin"}]', True),
+        ("", "{'inputs': ['1'], 'outputs': ['2']}", True), ("", json.dumps(SUMS), True),
+        ("", '{"language": "python", "inputs": ["1"], "outputs": ["2"]}', True), ("", '{"test_cases": []}', True),
+        ("", "def check(c):\n            assert c(1) == 2", True), ("", "def f(x):\n    return x", True),
+        ("", "        self.assertEqual(f(1), 2)", True), ("", '[["1"], ["2"]]', False), ("", "class A: 5", False),
         ("", "\\{1, 2\\}", False), ("", "we assert that it is 5", False), ("", "", False),
     ],
 )  # fmt: skip
@@ -72,7 +77,7 @@ def test_the_program_is_the_last_closed_block_of_python():
     [
         ("2\n", "2", True), ("1 2\n3\n", "1  2 \n3\n\n", True), ("a b", "a\nb", False), ("YES", "yes", False),
         ("0.5", "0.5000001", True), ("0.5", "0.51", False), ("2", "2.0", False), ("2.0", "2", True), ("", "", True),
-        ("", "x", False), ("1.0", "nan", False), ("5", "5\n5", False),
+        ("", "x", False), ("1.0", "nan", False), ("1.0e999", "2e999", False), ("5", "5\n5", False),
     ],
 )  # fmt: skip
 def test_what_counts_as_the_same_output(expected, written, same):
@@ -88,6 +93,9 @@ def test_what_counts_as_the_same_output(expected, written, same):
         ("assert True", "no function is called"), ("assert f(1) == x", "more than values"),
         ("assert f(g(1)) == 2", "the program could define both"), ("assert same(f(1), 3)", "could define both"),
         ("assert f(1).equals(3)", "not a function of the program"),
+        ("assert list(f(3)) == list(range(3))", "'range' is called"), ("assert f(1) == b'1'", "no plain value"),
+        ("from fractions import Fraction\nassert f(1) == Fraction(1, 2)", "'Fraction' is called"),
+        ("import collections as c\nassert f(1) == c(1)", "'c' is called"), ("assert f(1) == 1 + 2j", "no plain value"),
         ("def check(f):\n    assert f(1)", "expected assert"),
         ("assert [y for y in f(1)] == [1]", "more than values"), ("import os\nos.remove('x')", "expected assert"),
     ],
@@ -124,8 +132,26 @@ def test_functions_of_apps_and_asserts_of_mbpp(sandbox):
     assert share(sandbox, mbpp, "def f(a, b): return a + b") == 1
     assert share(sandbox, mbpp, "def f(a, b): return None") == pytest.approx(1 / 7)
     assert share(sandbox, json.dumps(["assert f(1) == 1", "assert f(2) == 4"]), "def f(x): return x") == 0.5
+    solution = "class Solution:\n    def f(self, x): return 2 * x"
+    assert share(sandbox, "assert Solution().f(1) == 2\nassert Solution().f(2) == 5", solution) == 0.5
     counted = "assert f('ab') == {'a': 1, 'b': 1}\nassert f('') == {}"
     assert share(sandbox, counted, "from collections import Counter\ndef f(x): return Counter(x)") == 1
+
+
+@needs_isolation
+@pytest.mark.parametrize(
+    ("program", "passed"),
+    [
+        ("from fractions import Fraction\ndef f(x): return Fraction(x, 2)", 1),
+        ("from decimal import Decimal\ndef f(x): return Decimal(x) / 2", 1),
+        ("from decimal import Decimal\ndef f(x): return Decimal(x) / 3", 0),
+        ("from decimal import Decimal\ndef f(x): return Decimal('nan')", 0),
+        ("class N:\n    shape = ()\n    def item(self): return 0.5\nN.__module__ = 'numpy'\ndef f(x): return N()", 1),
+        ("class N:\n    shape = (1,)\n    def item(self): return 0.5\nN.__module__ = 'numpy'\ndef f(x): return N()", 0),
+    ],
+)
+def test_numbers_of_other_types_are_equal_as_in_python(sandbox, program, passed):
+    assert share(sandbox, "assert f(1) == 0.5", program) == passed
 
 
 HOSTILE = {

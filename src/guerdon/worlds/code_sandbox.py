@@ -38,7 +38,7 @@ _SHOWN = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/nix/store", "/etc/ld.so.
           "/dev/random", "/dev/urandom")  # fmt: skip
 _MOUNT_SETATTR = 442
 _CALLS = """
-import json, os, sys
+import decimal, fractions, json, os, sys
 _results = os.fdopen(os.dup(1), "w", encoding="utf-8")
 os.dup2(2, 1)  # what the program prints is no result
 
@@ -47,6 +47,10 @@ def _plain(value):
         return value if value is None or isinstance(value, bool) else str.__str__(value)
     if isinstance(value, (int, float)):
         return int(value) if isinstance(value, int) else float(value)
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return _plain(value.item())
+    if isinstance(value, (fractions.Fraction, decimal.Decimal)) and value - value == 0:
+        return {"ratio": list(value.as_integer_ratio())}
     for kind in (list, tuple, set, frozenset):
         if isinstance(value, kind):
             return {kind.__name__: [_plain(v) for v in kind.__iter__(value)]}
@@ -60,7 +64,7 @@ def _main():
     names = {"__name__": "solution"}
     exec(compile(asked["source"], "solution.py", "exec"), names)
     exec(asked["setup"], names)
-    if asked["function"] not in names and "Solution" in names:
+    if asked["function"].isidentifier() and asked["function"] not in names and "Solution" in names:
         names[asked["function"]] = getattr(names["Solution"](), asked["function"])
     _results.write(json.dumps([_plain(eval(call, names)) for call in asked["calls"]]))
     _results.flush()

@@ -11,6 +11,7 @@ and plain values, and only this process says whether they are right. The outcome
 from __future__ import annotations
 
 import ast
+import builtins
 import functools
 import json
 import math
@@ -18,8 +19,9 @@ import operator
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,11 @@ _START_SECONDS = 60.0  # for the namespaces, on a machine that is busy
 _VALUES = 1 << 18  # bytes that the values of a test's calls may take, and that an output may have too much
 _DIGITS = 1e-6  # relative or absolute difference at which two printed decimals count as equal
 _FENCE = re.compile(r"^```[ \t]*([A-Za-z0-9+.-]*)[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
+_CODE = re.compile(
+    r"""\A[\s"]*[\[{](?s:.{0,2000}?)["'](?:inputs?|outputs?|fn_name|tests|test_cases?|testtype|unit_tests|stdin)\\?["']\s*:"""
+    r"""|^[^\w\n]{0,24}(?:assert\b|self\.assert\w+\(|def \w+\(.*:\s*$|class \w+(?:\(.*\))?:\s*$)""",
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True)
@@ -55,12 +62,11 @@ def program_of(response: str) -> str | None:
 
 
 def is_code(ability: str, ground_truth: str) -> bool:
-    """Whether a row is a programming task: it says so, or its true answer is inputs and outputs or `assert` lines."""
-    return (
-        ability.lower() in ("code", "coding")
-        or re.match(r'\s*\{\s*"(inputs|outputs|fn_name)"\s*:', ground_truth) is not None
-        or re.search(r"^\W{0,4}assert\b", ground_truth, re.MULTILINE) is not None
-    )
+    """Whether a row is a programming task: it says so, or its true answer is inputs and outputs, asserts or a program.
+
+    Also where `read_tests` reads none of it: such rows are refused, and no answer to them is judged as mathematics.
+    """
+    return ability.lower() in ("code", "coding") or _CODE.search(ground_truth) is not None
 
 
 @functools.lru_cache(maxsize=256)
@@ -130,9 +136,9 @@ def same_output(expected: str, written: str) -> bool:
         if word == other:
             return True
         decimals = [re.fullmatch(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?", w) for w in (word, other)]
-        return (
-            "." in word and all(decimals) and math.isclose(float(word), float(other), rel_tol=_DIGITS, abs_tol=_DIGITS)
-        )
+        if "." not in word or not all(decimals) or math.isinf(float(word)):
+            return False
+        return math.isclose(float(word), float(other), rel_tol=_DIGITS, abs_tol=_DIGITS)
 
     left, right = lines(expected), lines(written)
     return len(left) == len(right) and all(
@@ -178,9 +184,10 @@ def _from_asserts(text: str) -> list[CodeTest]:
     """
     setup: list[str] = []
     tests = []
+    foreign = set(dir(builtins))
     for statement in ast.parse(text).body:
         if isinstance(statement, ast.Assert):
-            cut = _Calls()
+            cut = _Calls(foreign)
             rest = cut.visit(statement.test)
             if not cut.calls:
                 raise ValueError(f"no function is called in {ast.unparse(statement)[:80]!r}")
@@ -189,6 +196,8 @@ def _from_asserts(text: str) -> list[CodeTest]:
             tests.append(CodeTest(request, functools.partial(_holds, rest)))
         elif isinstance(statement, ast.Import | ast.ImportFrom | ast.Assign):
             setup.append(ast.unparse(statement))
+            if not isinstance(statement, ast.Assign):
+                foreign |= {alias.asname or alias.name for alias in statement.names}
         else:
             raise ValueError(f"expected assert, an import or a name, found {ast.unparse(statement)[:80]!r}")
     return tests
@@ -197,16 +206,17 @@ def _from_asserts(text: str) -> list[CodeTest]:
 class _Calls(ast.NodeTransformer):
     """Takes calls of a program's functions out of an expression and leaves their number there."""
 
-    def __init__(self) -> None:
+    def __init__(self, foreign: Collection[str]) -> None:
         self.calls: list[str] = []
         self.name = ""
+        self._foreign = foreign
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """A call of a known function stays, with calls inside it taken out; any other goes."""
         name = ast.unparse(node.func)
         if name in _FUNCTIONS:
             return self.generic_visit(node)
-        if not re.fullmatch(r"\w+(\(\)\.\w+)?", name):
+        if not re.fullmatch(r"\w+(\(\)\.\w+)?", name) or name.partition("(")[0] in self._foreign:
             raise ValueError(f"{name[:80]!r} is called, which is not a function of the program")
         inner = [part for part in ast.walk(node) if isinstance(part, ast.Call) and part is not node]
         if {ast.unparse(part.func) for part in inner} - _FUNCTIONS.keys() - {name.partition("(")[0]}:
@@ -229,6 +239,8 @@ def _check(node: ast.expr) -> None:
         known |= isinstance(part, ast.Subscript | ast.Name | ast.Attribute) and _is_known_name(part)
         if not known:
             raise ValueError(f"{ast.unparse(node)[:80]!r} is more than values, calls and comparisons")
+        if isinstance(part, ast.Constant) and not isinstance(part.value, bool | int | float | str | None):
+            raise ValueError(f"{ast.unparse(part)[:80]!r} is compared, which is no plain value")
 
 
 def _is_known_name(node: ast.AST) -> bool:
@@ -380,7 +392,7 @@ def _passed(test: CodeTest, result: Mapping[str, Any]) -> bool:
         return test.passes(result["output"])
     try:
         values = [_value(v) for v in json.loads(result["output"])]
-    except (ValueError, TypeError, KeyError, RecursionError, AttributeError):  # the program wrote there itself
+    except (ValueError, TypeError, KeyError, RecursionError, AttributeError, ArithmeticError):  # the program wrote there itself
         return False
     return len(values) == len(test.request["calls"]) and test.passes(values)
 
@@ -415,6 +427,8 @@ def _value(plain: Any) -> Any:
         raise ValueError("more than one kind")
     if kind == "other":
         return _Other()
+    if kind == "ratio":
+        return Fraction(*parts)
     if kind == "dict":
         return {_value(k): _value(v) for k, v in parts}
     return _KINDS[kind]([_value(v) for v in parts])
