@@ -48,6 +48,7 @@ def walk(world, steps):
         ({"success": np.array([False]), "_success": np.array([False])}, None),  # Gymnasium fills other copies' gaps
         ({"success": np.array([None], dtype=object)}, None),
         ({"success": np.array([np.nan])}, None),
+        ({"success": np.array([np.inf])}, None),
         ({"success": np.array([[True]])}, True),
         ({"is_success": np.array([0.0])}, False),
         ({"is_success": np.array([1.0])}, True),
@@ -58,9 +59,17 @@ def test_success_is_read_from_info_or_unknown(info, success):
     assert success_from_info(info, 0) is success
 
 
-def test_a_success_that_is_no_number_is_refused_by_name():
-    with pytest.raises(DataError, match=r"info\['success'\] is yes.*env.success_key"):
-        success_from_info({"success": np.array(["yes"])}, 0)
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (np.array(["yes"]), "yes"),
+        ({"rate": np.array([1.0]), "_rate": np.array([True])}, r"no number \(dict\)"),  # Gymnasium nests dictionaries
+        (np.array([object()]), r"no number \(object\)"),
+    ],
+)
+def test_a_success_that_is_no_number_is_refused_by_name(value, said):
+    with pytest.raises(DataError, match=rf"info\['success'\] is {said}.*env.success_key"):
+        success_from_info({"success": value, "_success": np.array([True])}, 0)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -104,7 +113,7 @@ def test_sparse_rewards_need_a_report_in_every_episode():
     with pytest.raises(ConfigError, match=r"env\.task Pendulum-v1 does not report success.*sparse.*success_key"):
         build_world(EnvSettings(type="gymnasium", task="Pendulum-v1", num_envs=1), seed=0)
     for mode in MODES:
-        with pytest.raises(ConfigError, match=r"no key success or is_success; info had .*position.*env\.success_key"):
+        with pytest.raises(ConfigError, match=r"no value at success or is_success; info had .*position.*env\.success_key"):
             walk(corridor("never", mode=mode, native_reward="sparse"), 8)
         with pytest.raises(ConfigError, match="success_key"):
             walk(corridor("every other", mode=mode, native_reward="sparse"), 30)

@@ -96,7 +96,7 @@ def success_from_info(info: dict[str, Any], index: int, keys: Sequence[str] = SU
         keys: the first of these that the copy has is read; a number above 0 is a success.
 
     Returns:
-        None where the copy has none of the keys at this step, or its value is None or NaN.
+        None where the copy has none of the keys at this step, or its value is None or not finite.
 
     Raises:
         DataError: the value is neither a bool nor a number.
@@ -104,16 +104,17 @@ def success_from_info(info: dict[str, Any], index: int, keys: Sequence[str] = SU
     for key in keys:
         if key not in info or (f"_{key}" in info and not info[f"_{key}"][index]):
             continue
-        value = info[key][index]
+        value = info[key] if isinstance(info[key], dict) else info[key][index]
         if value is None:
             return None
         number = np.asarray(value)
         if number.size != 1 or number.dtype.kind not in "biuf":
+            shown = str(value)[:80] if isinstance(value, str | bytes | list | tuple | np.ndarray) else "no number"
             raise DataError(
-                f"the environment's info[{key!r}] is {value}: success is a bool, or a number that is above 0 for a "
-                "success; name another key with env.success_key"
+                f"the environment's info[{key!r}] is {shown} ({type(value).__name__}): success is a bool, or a number "
+                "that is above 0 for a success; name another key with env.success_key"
             )
-        return None if np.isnan(number.item()) else bool(number.item() > 0)
+        return bool(number.item() > 0) if np.isfinite(number.item()) else None
     return None
 
 
@@ -136,7 +137,7 @@ def unreported(what: str, readers: Sequence[str], keys: Sequence[str], seen: Seq
     """
     had = "" if seen is None else f"; info had {', '.join(seen) or 'no keys'}"
     return (
-        f"{what} does not report success, which {' and '.join(readers)} need: info has no key {' or '.join(keys)}"
+        f"{what} does not report success, which {' and '.join(readers)} need: info has no value at {' or '.join(keys)}"
         f"{had}. Set env.success_key to the key that says so; without one, true success is unknown: set "
         "env.native_reward=dense and leave out what reads true success"
     )
