@@ -391,8 +391,8 @@ def _passed(test: CodeTest, result: Mapping[str, Any]) -> bool:
     if "stdin" in test.request:
         return test.passes(result["output"])
     try:
-        values = [_value(v) for v in json.loads(result["output"])]
-    except (ValueError, TypeError, KeyError, RecursionError, AttributeError, ArithmeticError):  # the program wrote there itself
+        values = [_value(v) for v in json.loads(result["output"])]  # which the program may have written itself
+    except (ValueError, TypeError, KeyError, RecursionError, AttributeError, ArithmeticError):
         return False
     return len(values) == len(test.request["calls"]) and test.passes(values)
 
