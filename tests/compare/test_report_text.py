@@ -26,10 +26,10 @@ from guerdon.compare.report_answers import (
     steps_of,
 )
 from guerdon.compare.report_online import quality_panels, windowed
-from guerdon.compare.report_svg import Line, line_chart
 from guerdon.compare.report_words import at, digits_for, human, times
 from guerdon.errors import DataError
 from guerdon.evaluate.run_text import evaluate_text
+from guerdon.evaluate.svg import Line, line_chart
 from guerdon.settings.data import ChainSettings
 from guerdon.settings.evaluate_text import AttackSettings, EvaluateTextSettings, GeneratedBenchSettings
 from guerdon.types import RewardInfo, Score
@@ -377,7 +377,7 @@ def test_alarms_and_notes_speak_of_responses(tmp_path):
 
 
 def test_the_first_point_of_a_line_has_a_marker():
-    from guerdon.compare.report_svg import Box
+    from guerdon.evaluate.svg import Box
 
     box = Box(400, 200, x=(0, 10), y=(0, 1))
     for style in range(4):

@@ -1,3 +1,4 @@
+import re
 from xml.etree import ElementTree
 
 import numpy as np
@@ -5,9 +6,14 @@ import pytest
 
 from guerdon.evaluate import pictures
 from guerdon.evaluate.classification import reliability_bins
+from guerdon.evaluate.intervals import Interval
 
 LABELS = np.arange(300) % 3 == 0
 SCORES = np.random.default_rng(0).random(300)
+
+NS = (1, 2, 4, 8)
+RISING = [Interval(x, x - 0.05, x + 0.05, 20) for x in (0.3, 0.4, 0.5, 0.55)]
+HOLES = [Interval(0.3, None, None, 1), Interval(None, None, None, 0), Interval(0.4, 0.3, 0.5, 9), RISING[3]]
 
 
 def drawn():
@@ -16,10 +22,15 @@ def drawn():
         "roc": pictures.roc_curve(LABELS, SCORES),
         "histogram": pictures.score_histogram(LABELS, SCORES, threshold=0.5),
         "values": pictures.value_curves([(np.linspace(-2, 3, 500), True), (np.zeros(4), False)]),
+        "n_curves": pictures.n_curves(NS, {"pass": RISING, "majority": HOLES, "a<b": RISING}),
+        "one_n": pictures.n_curves((1,), {"majority": RISING[:1]}),
+        "first_error": pictures.first_error_bars(
+            {"erroneous": {"exact": 8, "early": 1, "missed": 0}, "correct": {"clean": 3, "failed": 1}}
+        ),
     }
 
 
-@pytest.mark.parametrize("name", ["reliability", "roc", "histogram", "values"])
+@pytest.mark.parametrize("name", drawn())
 def test_pictures_are_self_contained_and_stay_inside_their_box(name):
     svg = drawn()[name]
     root = ElementTree.fromstring(svg)
@@ -27,11 +38,17 @@ def test_pictures_are_self_contained_and_stay_inside_their_box(name):
     assert len(svg) < 20_000
     assert "no data" not in svg
     assert not any(word in svg for word in ("script", "href", "url(", "nan", "inf"))
-    for element in root.iter():
-        if element.tag.endswith("polyline"):
-            points = np.array([p.split(",") for p in element.get("points").split()], float)
-            assert (points >= 0).all()
-            assert (points <= [width, height]).all()
+    lines = re.findall(r'class="(?:line|band|guide)[^>]* d="M([^"z]+)', svg)
+    bars = [e for e in root.iter() if e.get("class", "").startswith("bar")]
+    assert lines or bars
+    for line in lines:
+        points = np.array([point.split() for point in line.split("L")], float)
+        assert (points >= 0).all()
+        assert (points <= [width, height]).all()
+    for bar in bars:
+        x, y, wide, high = (float(bar.get(key)) for key in ("x", "y", "width", "height"))
+        assert 0 <= x < x + wide <= width
+        assert 0 <= y <= y + high <= height
     assert svg == drawn()[name]
 
 
@@ -42,8 +59,10 @@ def test_pictures_are_self_contained_and_stay_inside_their_box(name):
         pictures.roc_curve([True], [0.5]),
         pictures.score_histogram([], []),
         pictures.value_curves([]),
+        pictures.n_curves(NS, {"majority": [Interval(None, None, None, 0)] * 4}),
+        pictures.first_error_bars({"erroneous": {"exact": 0}, "correct": {}}),
     ],
-    ids=["reliability", "roc", "histogram", "values"],
+    ids=["reliability", "roc", "histogram", "values", "n_curves", "first_error"],
 )
 def test_nothing_to_draw_is_said(svg):
     ElementTree.fromstring(svg)
@@ -54,3 +73,10 @@ def test_nothing_to_draw_is_said(svg):
 def test_constant_and_single_values_can_be_drawn(values):
     ElementTree.fromstring(pictures.value_curves([(values, True)]))
     ElementTree.fromstring(pictures.score_histogram(np.ones(len(values), bool), values))
+
+
+def test_too_many_curves_are_refused():
+    with pytest.raises(ValueError, match="at most 8"):
+        pictures.n_curves(NS, {str(k): RISING for k in range(9)})
+    with pytest.raises(ValueError, match="one interval per n"):
+        pictures.n_curves(NS, {"a": RISING[:2]})

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from guerdon.compare.read_runs import RunRecord
-from guerdon.compare.report_svg import Box, short, svg
 from guerdon.errors import DataError
+from guerdon.evaluate.svg import Box, short, svg
 from guerdon.types import BoolArray, ByteArray, FloatArray, IntArray
 
 # (longest side in pixels, frames per film, JPEG quality), best first

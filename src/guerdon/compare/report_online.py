@@ -18,8 +18,8 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from guerdon.compare.read_runs import RunRecord, number
-from guerdon.compare.report_svg import Box, Line, line_chart
 from guerdon.evaluate.statistics import curve_band
+from guerdon.evaluate.svg import Box, Line, line_chart
 
 Float64 = NDArray[np.float64]
 

@@ -1,152 +1,126 @@
 """Pictures of an evaluation as self-contained SVG strings: pure functions of arrays.
 
-Knows nothing about models, files or HTML. Every picture has a title for screen readers, carries no script, no
-font and no link, and says so where there is nothing to draw.
+Every picture has a title for screen readers, carries no script and no link, and says so where there is nothing to
+draw. This module does not know models, files or HTML.
 
     svg = score_histogram(labels_N, scores_N)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
+from guerdon.evaluate import svg
 from guerdon.evaluate.classification import ReliabilityBin, roc_points
+from guerdon.evaluate.intervals import Interval
+from guerdon.evaluate.svg import Box, Line
 
-SUCCESS, FAILURE, GREY = "#0072b2", "#d55e00", "#767676"  # told apart by colour-blind readers too
-_WIDTH, _HEIGHT = 360.0, 280.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 14.0, 30.0, 44.0
+SUCCESS, FAILURE = 1, 2  # styles of the two classes: blue and orange, told apart by colour-blind readers too
+MOST_CURVES = len(svg.PALETTE)
+_MARGIN = (30.0, 14.0, 44.0, 52.0)
 _MOST_POINTS = 200
+_OUTCOMES = {"exact": 3, "clean": 3, "early": 5, "late": 6, "missed": 2, "false_alarm": 2, "failed": 0}  # styles
 
 
-def x_of(share: float) -> float:
-    """Where a share of the horizontal axis lies, in pixels."""
-    return round(_LEFT + share * (_WIDTH - _LEFT - _RIGHT), 1)
+def _box(x: tuple[float, float] = (0.0, 1.0), y: tuple[float, float] = (0.0, 1.0), width: float = 360.0) -> Box:
+    return Box(width, 280.0, x=x, y=y, margin=_MARGIN)
 
 
-def y_of(share: float) -> float:
-    """Where a share of the vertical axis lies, in pixels from the top."""
-    return round(_HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM), 1)
+def _title(box: Box, title: str) -> str:
+    return svg.text((box.left + box.right) / 2, 18, title, classes="title")
 
 
-def words_at(x: float, y: float, words: str, *, anchor: str = "middle", colour: str = "#333", turn: str = "") -> str:
-    """A text element; its words are escaped."""
-    place = f'x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="{colour}"{turn}'
-    return f"<text {place}>{escape(words)}</text>"
+def _picture(
+    title: str,
+    box: Box,
+    body: Iterable[str],
+    *,
+    x_label: str,
+    y_label: str,
+    x_ticks: Mapping[float, str] | None = None,
+    y_ticks: Mapping[float, str] | None = None,
+) -> str:
+    """Axes, labels and title around the body; without a body the words "no data"."""
+    inside = "".join(body)
+    if inside:
+        frame = svg.axes(box, x_label=x_label, y_label=y_label, x_ticks=x_ticks, y_ticks=y_ticks)
+    else:
+        inside = svg.text((box.left + box.right) / 2, (box.top + box.bottom) / 2, "no data")
+        frame = svg.axes(box, x_label=x_label, y_label=y_label, x_ticks={}, y_ticks={})
+    whole = frame + inside + _title(box, title)
+    return svg.standalone(svg.svg(box.width, box.height, whole, title=title, classes="chart"))
 
 
-def line(x_N: ArrayLike, y_N: ArrayLike, colour: str, *, dashed: bool = False) -> str:
-    """A polyline through shares of the axes, thinned to a few hundred points."""
+def _line(box: Box, x_N: ArrayLike, y_N: ArrayLike, style: int) -> str:
+    """A line, thinned to a few hundred points."""
     x, y = np.asarray(x_N, dtype=np.float64), np.asarray(y_N, dtype=np.float64)
     if len(x) > _MOST_POINTS:
         keep = np.unique(np.linspace(0, len(x) - 1, _MOST_POINTS).round().astype(int))
         x, y = x[keep], y[keep]
-    points = " ".join(f"{x_of(a):g},{y_of(b):g}" for a, b in zip(x, y, strict=True))
-    dash = ' stroke-dasharray="4 3"' if dashed else ""
-    return f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.6"{dash}/>'
+    return svg.path(box, zip(x.tolist(), y.tolist(), strict=True), f"line {svg.style_class(style)}")
 
 
-def bar(low: float, high: float, height: float, colour: str, label: str) -> str:
-    """A bar from the horizontal axis up; coordinates are shares of the axes, the label shows on hovering."""
-    return (
-        f'<rect x="{x_of(low):g}" y="{y_of(height):g}" width="{max(x_of(high) - x_of(low), 0.5):.1f}" '
-        f'height="{max(y_of(0) - y_of(height), 0):.1f}" fill="{colour}" fill-opacity="0.55">'
-        f"<title>{escape(label)}</title></rect>"
-    )
+def _diagonal(box: Box) -> str:
+    return svg.path(box, ((0, 0), (1, 1)), "guide")
 
 
-def _dot(x: float, y: float) -> str:
-    return f'<circle cx="{x_of(x):g}" cy="{y_of(y):g}" r="3" fill="{SUCCESS}"/>'
+def _legend(box: Box) -> list[str]:
+    """Names of the two classes at the lower right, below the axis, where no bar or line can cover them."""
+    return [
+        f'<g class="{svg.style_class(style)}">{svg.marker(1, x, box.height - 10)}</g>'
+        + svg.text(x + 8, box.height - 6, name, anchor="start")
+        for style, name, x in ((SUCCESS, "success", box.right - 104), (FAILURE, "failure", box.right - 44))
+    ]
 
 
-def picture(
-    title: str,
-    x_label: str,
-    y_label: str,
-    body: Sequence[str],
-    *,
-    x_ticks: tuple[str, str] = ("0", "1"),
-    y_ticks: tuple[str, str] = ("0", "1"),
-) -> str:
-    """Axes, labels and title around the body; without a body the words "no data"."""
-    middle_x, middle_y = x_of(0.5), y_of(0.5)
-    frame = (
-        f'<path d="M{x_of(0):g},{y_of(1):g}V{y_of(0):g}H{x_of(1):g}" fill="none" stroke="#333" stroke-width="1"/>',
-        words_at(x_of(0), y_of(0) + 15, x_ticks[0]),
-        words_at(x_of(1), y_of(0) + 15, x_ticks[1], anchor="end"),
-        words_at(x_of(0) - 5, y_of(0), y_ticks[0], anchor="end"),
-        words_at(x_of(0) - 5, y_of(1) + 8, y_ticks[1], anchor="end"),
-        words_at(middle_x, _HEIGHT - 10, x_label),
-        words_at(14, middle_y, y_label, turn=f' transform="rotate(-90 14 {middle_y:g})"'),
-        words_at(middle_x, 18, title, colour="#000"),
-    )
-    inside = list(body) or [words_at(middle_x, middle_y, "no data", colour=GREY)]
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" role="img" '
-        f'font-family="sans-serif" font-size="11"><title>{escape(title)}</title>'
-        f'<rect width="100%" height="100%" fill="#fff"/>{"".join(inside)}{"".join(frame)}</svg>\n'
-    )
+def _limits(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Smallest and largest value, widened where they are equal."""
+    low, high = float(values.min()), float(values.max())
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
 def reliability_diagram(bins: Sequence[ReliabilityBin]) -> str:
     """How often scores of each bin came true, against the bin's mean score; the diagonal is perfect."""
-    full = [one for one in bins if one.n]
+    box = _box()
+    full = [(one, one.mean_score or 0.0, one.frequency or 0.0) for one in bins if one.n]
     body = [
-        bar(one.low, one.high, one.frequency or 0.0, SUCCESS, f"{one.n} rows, {one.frequency:.3f} successful")
-        for one in full
+        svg.bar(box, (one.low, one.high), (0.0, y), SUCCESS, f"{one.n} rows, {y:.3f} successful") for one, _, y in full
     ]
     if full:
-        body.append(line([0, 1], [0, 1], GREY, dashed=True))
-        body += [_dot(one.mean_score or 0.0, one.frequency or 0.0) for one in full]
-    return picture("Reliability", "predicted probability of success", "frequency of success", body)
+        dots = "".join(svg.marker(0, box.px(x), box.py(y), 3) for _, x, y in full)
+        body += [_diagonal(box), f'<g class="{svg.style_class(SUCCESS)}">{dots}</g>']
+    x_label, y_label = "predicted probability of success", "frequency of success"
+    return _picture("Reliability", box, body, x_label=x_label, y_label=y_label)
 
 
 def roc_curve(labels_N: ArrayLike, scores_N: ArrayLike) -> str:
     """True against false positive rate over all thresholds; the diagonal is chance."""
+    box = _box()
     false_positive, true_positive = roc_points(labels_N, scores_N)
-    body = []
-    if false_positive.size:
-        body = [line([0, 1], [0, 1], GREY, dashed=True), line(false_positive, true_positive, SUCCESS)]
-    return picture("ROC", "false positive rate", "true positive rate", body)
-
-
-def _limits(values: ArrayLike) -> tuple[float, float]:
-    """Smallest and largest value, widened where they are equal."""
-    array = np.asarray(values, dtype=np.float64)
-    low, high = float(array.min()), float(array.max())
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
+    body = [_diagonal(box), _line(box, false_positive, true_positive, SUCCESS)] if false_positive.size else []
+    return _picture("ROC", box, body, x_label="false positive rate", y_label="true positive rate")
 
 
 def score_histogram(labels_N: ArrayLike, scores_N: ArrayLike, *, threshold: float | None = None, bins: int = 20) -> str:
     """Scores of successes and of failures, each class scaled to its own highest bar; the threshold dashed."""
     labels, scores = np.asarray(labels_N, dtype=np.bool_), np.asarray(scores_N, dtype=np.float64)
-    if scores.size == 0:
-        return picture("Scores by class", "score", "relative count", [])
-    low, high = _limits(scores)
+    low, high = _limits(scores) if scores.size else (0.0, 1.0)
+    box = _box((low, high))
     body = []
-    for label, colour, name in ((False, FAILURE, "failure"), (True, SUCCESS, "success")):
+    for label, style, name in ((False, FAILURE, "failure"), (True, SUCCESS, "success")):
         counts, edges = np.histogram(scores[labels == label], bins=bins, range=(low, high))
-        shares = (edges - low) / (high - low)
         body += [
-            bar(shares[i], shares[i + 1], counts[i] / counts.max(), colour, f"{name}: {counts[i]} rows")
-            for i in range(bins)
-            if counts[i]
+            svg.bar(box, (edges[i], edges[i + 1]), (0, n / counts.max()), style, f"{name}: {n} rows")
+            for i, n in enumerate(counts)
+            if n
         ]
-    if threshold is not None and low <= threshold <= high:
-        at = (threshold - low) / (high - low)
-        body.append(line([at, at], [0, 1], GREY, dashed=True))
-    body += _legend()
-    return picture(
-        "Scores by class",
-        "score",
-        "relative count",
-        body,
-        x_ticks=(f"{low:.3g}", f"{high:.3g}"),
-        y_ticks=("0", ""),
-    )
+    if body and threshold is not None and low <= threshold <= high:
+        body.append(svg.path(box, ((threshold, 0), (threshold, 1)), "guide"))
+    body += _legend(box) if body else []
+    return _picture("Scores by class", box, body, x_label="score", y_label="relative count", y_ticks={0: "0"})
 
 
 def value_curves(curves: Sequence[tuple[ArrayLike, bool]]) -> str:
@@ -157,29 +131,77 @@ def value_curves(curves: Sequence[tuple[ArrayLike, bool]]) -> str:
     """
     drawn = [(np.asarray(values, dtype=np.float64), success) for values, success in curves]
     drawn = [(values, success) for values, success in drawn if values.size]
-    if not drawn:
-        return picture("Value over time", "time", "value", [])
-    low, high = _limits(np.concatenate([values for values, _ in drawn]))
+    box = _box(y=_limits(np.concatenate([values for values, _ in drawn])) if drawn else (0.0, 1.0))
     body = [
-        line(
-            np.linspace(0, 1, len(values)) if len(values) > 1 else np.zeros(1),
-            (values - low) / (high - low),
-            SUCCESS if success else FAILURE,
-        )
-        for values, success in drawn
+        _line(box, np.linspace(0, 1, len(values)), values, SUCCESS if success else FAILURE) for values, success in drawn
     ]
-    return picture(
-        "Value over time",
-        "time in the episode",
-        "value",
-        body + _legend(),
-        x_ticks=("start", "end"),
-        y_ticks=(f"{low:.3g}", f"{high:.3g}"),
+    body += _legend(box) if body else []
+    ends = {0.0: "start", 1.0: "end"}
+    return _picture("Value over time", box, body, x_label="time", y_label="value", x_ticks=ends)
+
+
+def n_curves(ns: Sequence[int], curves: Mapping[str, Sequence[Interval]], *, title: str = "Choosing among n") -> str:
+    """Accuracy over the number of samples (logarithmic), a band per curve; up to eight curves.
+
+    Args:
+        ns: (P,) rising numbers of samples.
+        curves: name to P intervals.
+        title: above the picture.
+
+    Raises:
+        ValueError: more than eight curves, or another number of intervals than of n.
+    """
+    if len(curves) > MOST_CURVES or any(len(row) != len(ns) for row in curves.values()):
+        raise ValueError(f"at most {MOST_CURVES} curves, each with one interval per n")
+    x_label, y_label = "samples n (logarithmic)", "share right"
+    values = [x for row in curves.values() for i in row for x in (i.estimate, i.low, i.high) if x is not None]
+    places = np.log2(np.asarray(ns, dtype=np.float64)).tolist()
+    if not values:
+        return _picture(title, _box(), [], x_label=x_label, y_label=y_label)
+    low, high = np.floor(min(values) * 10 + 1e-9) / 10, np.ceil(max(values) * 10 - 1e-9) / 10
+    box = _box((places[0], max(places[-1], places[0] + 1)), (float(low), float(max(high, low + 0.1))), width=440.0)
+    lines = [
+        Line(
+            name,
+            k,
+            tuple((x, i.estimate) for x, i in zip(places, row, strict=True) if i.estimate is not None),
+            tuple((x, i.low, i.high) for x, i in zip(places, row, strict=True) if i.low is not None is not i.high),
+        )
+        for k, (name, row) in enumerate(curves.items())
+    ]
+    named = {x: str(n) for x, n in zip(places, ns, strict=True)}
+    return svg.standalone(
+        svg.line_chart(
+            box,
+            lines,
+            title=title,
+            x_label=x_label,
+            y_label=y_label,
+            max_name=18,
+            x_ticks=named,
+            extra=_title(box, title),
+        )
     )
 
 
-def _legend() -> list[str]:
-    return [
-        words_at(x_of(1) - 42, _HEIGHT - 10, "success", anchor="end", colour=SUCCESS),
-        words_at(x_of(1), _HEIGHT - 10, "failure", anchor="end", colour=FAILURE),
-    ]
+def first_error_bars(counts: Mapping[str, Mapping[str, int]], *, title: str = "First error") -> str:
+    """A stacked bar per kind of solution: exact, early, late, missed; clean, false alarm; failed.
+
+    Args:
+        counts: name of the bar (such as `erroneous`) to outcome to count.
+        title: above the picture.
+    """
+    bars = {name: {k: n for k, n in part.items() if n} for name, part in counts.items() if any(part.values())}
+    box = _box((0.0, max(len(bars), 1)))
+    body: list[str] = []
+    for b, (name, part) in enumerate(bars.items()):
+        total, base = sum(part.values()), 0.0
+        for what, n in part.items():
+            top = base + n / total
+            label = f"{name}, {what}: {n} of {total}"
+            body.append(svg.bar(box, (b + 0.15, b + 0.85), (base, top), _OUTCOMES.get(what, 0), label))
+            if n / total > 0.06:
+                body.append(svg.text(box.px(b + 0.5), box.py((base + top) / 2) + 4, f"{what} {n}"))
+            base = top
+    named = {b + 0.5: f"{name} ({sum(part.values())})" for b, (name, part) in enumerate(bars.items())}
+    return _picture(title, box, body, x_label="", y_label="share of solutions", x_ticks=named)

@@ -22,7 +22,7 @@ from guerdon.atomic import write_json, write_text
 from guerdon.episodes.published import published_solutions, rows_by_split
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
-from guerdon.evaluate import pictures, text_pictures
+from guerdon.evaluate import pictures
 from guerdon.evaluate.aggregate import score_solutions, solution_value
 from guerdon.evaluate.answers import Same, same_number_or_text
 from guerdon.evaluate.attacks import attack_report, failed_attacks, honest_pairs
@@ -185,7 +185,7 @@ def _first_errors(
     table = step_table(solutions, scores)
     bins = calibration(table)
     confusion = first_errors(solutions, scores, bench.threshold)
-    drawn[f"{name}_first_error"] = text_pictures.first_error_bars(
+    drawn[f"{name}_first_error"] = pictures.first_error_bars(
         {"erroneous": confusion.erroneous, "correct": confusion.correct}
     )
     drawn[f"{name}_steps"] = pictures.score_histogram(table.labels, table.scores, threshold=bench.threshold)
@@ -287,5 +287,5 @@ def _curve_pictures(found: BestOfN, aggregations: Sequence[Aggregation]) -> dict
     for kind, title in (("bon", "Best of n"), ("weighted", "Weighted votes")):
         names = ["pass", "majority", *(f"{kind}_{how}" for how in aggregations)]
         curves = {name: found.failures_wrong[name].intervals for name in names if name in found.failures_wrong}
-        drawn[f"n_{kind}"] = text_pictures.n_curves(found.ns, curves, title=title)
+        drawn[f"n_{kind}"] = pictures.n_curves(found.ns, curves, title=title)
     return drawn

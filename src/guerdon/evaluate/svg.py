@@ -1,8 +1,8 @@
-"""Hand-made inline SVG: small pure functions from numbers to a picture that follows the page's colours.
+"""Inline SVG: small pure functions from numbers to a picture, for the report and for an evaluation's own files.
 
-Colours and fonts come from the page's style sheet through classes (`s0` is the baseline, `s1` the next arm),
-so one picture serves light mode, dark mode and print. Arms differ by marker as well as by colour. This module
-does not know runs, statistics or files; missing values never reach it.
+Colours and fonts come through classes (`s0` is the baseline, `s1` the next arm). In the report its style sheet sets
+them, so one picture serves light mode, dark mode and print; `standalone` gives a picture a style of its own, for a
+file. Arms differ by marker as well as by colour. Missing values never reach this module.
 
     box = Box(width=640, height=320, x=(0, 1e5), y=(0, 1))
     svg = line_chart(box, [Line("C", 1, points=((0, 0), (1e5, 0.8)))], title="Success", x_label="steps")
@@ -11,7 +11,7 @@ does not know runs, statistics or files; missing values never reach it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from markupsafe import Markup, escape
@@ -20,6 +20,14 @@ Point = tuple[float, float]
 N_STYLES = 8
 MARKS_PER_LINE = 7
 MAX_NAME = 11
+PALETTE = ("#6b6b73", "#0072b2", "#d55e00", "#009e73", "#b5538c", "#c98500", "#3a9fd8", "#7a6a00")  # s0 to s7
+_STYLE = (
+    "text{font:11px sans-serif;fill:#333}.title,.arm{fill:#000}.axis,.tick{stroke:#333;fill:none}"
+    ".grid{stroke:#e9e6df;fill:none}.guide{stroke:#767676;stroke-dasharray:4 3;fill:none}"
+    ".line{stroke:currentColor;stroke-width:1.6;fill:none}.mark{fill:currentColor}"
+    ".band{fill:currentColor;opacity:.13}.bar{fill:currentColor;opacity:.55}"
+    + "".join(f".s{i}{{color:{colour}}}" for i, colour in enumerate(PALETTE))
+)  # literal colours: not every viewer of SVG files knows variables
 
 
 @dataclass(frozen=True)
@@ -108,6 +116,39 @@ def svg(width: float, height: float, body: str, *, title: str, classes: str = ""
     )
 
 
+def standalone(picture: Markup) -> str:
+    """A picture as the text of a file: with a namespace, white paper and a style of its own."""
+    head, body = picture.split(">", 1)
+    paper = '<rect width="100%" height="100%" fill="#fff"/>'
+    return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{_STYLE}</style>{paper}{body}\n'
+
+
+def text(x: float, y: float, words: str, *, anchor: str = "middle", classes: str = "") -> str:
+    """Words at a pixel; they are escaped."""
+    kind = f' class="{classes}"' if classes else ""
+    return f'<text{kind} x="{round(x, 1):g}" y="{round(y, 1):g}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def path(box: Box, points: Iterable[Point], classes: str, *, data: str = "") -> str:
+    """A line through data points."""
+    return f'<path class="{classes}"{data} d="M{"L".join(_pixels(box, points))}"/>'
+
+
+def band(box: Box, rows: Sequence[tuple[float, float, float]], style: int) -> str:
+    """The area between the lower and upper bounds of (x, low, high) triples."""
+    edge = [*((x, high) for x, _, high in rows), *((x, low) for x, low, _ in reversed(rows))]
+    return f'<path class="band {style_class(style)}" d="M{"L".join(_pixels(box, edge))}z"/>'
+
+
+def bar(box: Box, x: tuple[float, float], y: tuple[float, float], style: int, label: str) -> str:
+    """A rectangle between data values; the label shows on hovering where the picture is a page of its own."""
+    left, right, low, high = box.px(x[0]), box.px(x[1]), box.py(y[0]), box.py(y[1])
+    return (
+        f'<rect class="bar {style_class(style)}" x="{left:.1f}" y="{high:.1f}" width="{max(right - left, 0.5):.1f}" '
+        f'height="{max(low - high, 0):.1f}"><title>{escape(label)}</title></rect>'
+    )
+
+
 def marker(kind: int, x: float, y: float, size: float = 4.0, extra: str = "") -> str:
     """A small shape at a pixel: circle, square, triangle, diamond, triangle down, hexagon, in turn."""
     s, d = size, 1.3 * size
@@ -135,33 +176,28 @@ def line_chart(
     x_label: str,
     y_label: str = "success",
     chance: float | None = None,
+    max_name: int = MAX_NAME,
+    x_ticks: Mapping[float, str] | None = None,
+    extra: str = "",
 ) -> Markup:
     """Lines with bands, names at their right ends (which set the right margin), and the axes.
 
-    `chance` draws a dashed line at the height that guessing reaches.
+    `chance` draws a dashed line at the height that guessing reaches; names longer than `max_name` are cut;
+    `x_ticks` names places of the x axis, in place of round numbers; `extra` is drawn on top.
     """
-    longest = max((len(clip(line.name, MAX_NAME)) for line in lines if line.points), default=0)
+    longest = max((len(clip(line.name, max_name)) for line in lines if line.points), default=0)
     box = replace(box, margin=(box.margin[0], 20 + 8.0 * longest, *box.margin[2:]))
-    parts = [axes(box, x_label=x_label, y_label=y_label)]
+    parts = [axes(box, x_label=x_label, y_label=y_label, x_ticks=x_ticks)]
     if chance is not None:
         parts.append(f'<path class="guide" d="M{box.left:g} {box.py(chance):.1f}H{box.right:g}"/>')
+    parts += [band(box, line.band, line.style) for line in lines if line.band]
     for line in lines:
-        if line.band:
-            upper = [f"{box.px(x):.1f} {box.py(high):.1f}" for x, _, high in line.band]
-            lower = [f"{box.px(x):.1f} {box.py(low):.1f}" for x, low, _ in reversed(line.band)]
-            parts.append(f'<path class="band {style_class(line.style)}" d="M{"L".join(upper + lower)}z"/>')
-    for line in lines:
-        parts += [
-            f'<path class="thin {style_class(line.style)}" d="{_path(box, points)}"/>' for points in line.thin if points
-        ]
+        parts += [path(box, points, f"thin {style_class(line.style)}") for points in line.thin if points]
     for line in lines:
         if line.points:
-            parts.append(
-                f'<path class="line {style_class(line.style)}" data-arm="{escape(line.name)}" '
-                f'd="{_path(box, line.points)}"/>'
-            )
-            parts.append(_marks(box, line))
-    parts += _end_labels(box, lines)
+            arm = f' data-arm="{escape(line.name)}"'
+            parts += [path(box, line.points, f"line {style_class(line.style)}", data=arm), _marks(box, line)]
+    parts += [*_end_labels(box, lines, max_name), extra]
     data = (
         f' data-x="{box.x[0]:g} {box.x[1]:g}" data-y="{box.y[0]:g} {box.y[1]:g}" '
         f'data-box="{box.left:g} {box.right:g} {box.top:g} {box.bottom:g}"'
@@ -169,18 +205,25 @@ def line_chart(
     return svg(box.width, box.height, "".join(parts), title=title, classes="chart curves", data=data)
 
 
-def axes(box: Box, *, x_label: str, y_label: str) -> str:
-    """Horizontal grid lines, tick labels and axis names."""
+def axes(
+    box: Box,
+    *,
+    x_label: str,
+    y_label: str,
+    x_ticks: Mapping[float, str] | None = None,
+    y_ticks: Mapping[float, str] | None = None,
+) -> str:
+    """Horizontal grid lines, tick labels (round numbers where no ticks are given) and axis names."""
     parts: list[str] = []
-    for y in ticks(*box.y, count=5):
+    for y, words in (y_ticks if y_ticks is not None else _named(ticks(*box.y, count=5))).items():
         py = box.py(y)
         parts.append(f'<path class="grid" d="M{box.left:g} {py:.1f}H{box.right:g}"/>')
-        parts.append(f'<text x="{box.left - 8:g}" y="{py + 3.5:.1f}" text-anchor="end">{short(y)}</text>')
+        parts.append(text(box.left - 8, py + 3.5, words, anchor="end"))
     count = max(2, int((box.right - box.left) / 72))
-    for x in ticks(*box.x, count=count):
+    for x, words in (x_ticks if x_ticks is not None else _named(ticks(*box.x, count=count))).items():
         px = box.px(x)
         parts.append(f'<path class="tick" d="M{px:.1f} {box.bottom:g}v4"/>')
-        parts.append(f'<text x="{px:.1f}" y="{box.bottom + 16:g}" text-anchor="middle">{short(x)}</text>')
+        parts.append(text(px, box.bottom + 16, words))
     parts.append(f'<path class="axis" d="M{box.left:g} {box.bottom:g}H{box.right:g}"/>')
     parts.append(_x_name(box, x_label))
     if y_label:
@@ -200,16 +243,12 @@ def forest(rows: Sequence[tuple[str, int, float, float, float]], *, title: str, 
     parts = [f'<path class="axis" d="M{box.left:g} {box.bottom:g}H{box.right:g}"/>']
     for x in ticks(-reach, reach, count=4):
         parts.append(f'<path class="grid" d="M{box.px(x):.1f} {box.top:g}V{box.bottom:g}"/>')
-        parts.append(
-            f'<text x="{box.px(x):.1f}" y="{box.bottom + 16:g}" text-anchor="middle">'
-            f"{'+' if x > 0 else ''}{short(x)}</text>"
-        )
+        parts.append(text(box.px(x), box.bottom + 16, f"{'+' if x > 0 else ''}{short(x)}"))
     parts.append(f'<path class="zero" d="M{box.px(0):.1f} {box.top:g}V{box.bottom:g}"/>')
     for i, (name, style, estimate, low, high) in enumerate(rows):
         y = box.top + 34 * i + 18
         parts.append(
-            f'<g class="{style_class(style)}"><text class="arm" x="{box.left - 10:g}" y="{y + 4:g}" '
-            f'text-anchor="end">{escape(clip(name, 8))}</text>'
+            f'<g class="{style_class(style)}">{text(box.left - 10, y + 4, clip(name, 8), anchor="end", classes="arm")}'
             f'<path class="whisker" d="M{box.px(low):.1f} {y:g}H{box.px(high):.1f}'
             f'M{box.px(low):.1f} {y - 5:g}v10M{box.px(high):.1f} {y - 5:g}v10"/>'
             f"{marker(style, box.px(estimate), y, 5)}</g>"
@@ -246,12 +285,15 @@ def clip(text: str, length: int) -> str:
 
 
 def _x_name(box: Box, label: str) -> str:
-    place = f'x="{(box.left + box.right) / 2:.1f}" y="{box.height - 6:g}"'
-    return f'<text class="name" {place} text-anchor="middle">{escape(label)}</text>'
+    return text((box.left + box.right) / 2, box.height - 6, label, classes="name")
 
 
-def _path(box: Box, points: Sequence[Point]) -> str:
-    return "M" + "L".join(f"{box.px(x):.1f} {box.py(y):.1f}" for x, y in points)
+def _named(values: Sequence[float]) -> dict[float, str]:
+    return {value: short(value) for value in values}
+
+
+def _pixels(box: Box, points: Iterable[Point]) -> list[str]:
+    return [f"{box.px(x):.1f} {box.py(y):.1f}" for x, y in points]
 
 
 def _marks(box: Box, line: Line) -> str:
@@ -264,7 +306,7 @@ def _marks(box: Box, line: Line) -> str:
     return f'<g class="{style_class(line.style)}">{marks}</g>'
 
 
-def _end_labels(box: Box, lines: Sequence[Line]) -> list[str]:
+def _end_labels(box: Box, lines: Sequence[Line], max_name: int) -> list[str]:
     """The arm's name and marker at the end of each line, pushed apart so that none covers another."""
     ends = sorted(
         ((box.py(line.points[-1][1]), box.px(line.points[-1][0]), line) for line in lines if line.points),
@@ -280,8 +322,7 @@ def _end_labels(box: Box, lines: Sequence[Line]) -> list[str]:
             heights[i] = min(heights[i], heights[i + 1] - 15)
     return [
         f'<g class="{style_class(line.style)}">{marker(line.style, x, y, 3.6)}'
-        f'<text class="arm" x="{box.right + 12:g}" y="{label_y + 4:.1f}">'
-        f"{escape(clip(line.name, MAX_NAME))}</text></g>"
+        f"{text(box.right + 12, label_y + 4, clip(line.name, max_name), anchor='start', classes='arm')}</g>"
         for label_y, (y, x, line) in zip(heights, ends, strict=True)
     ]
 
