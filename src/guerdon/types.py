@@ -1,4 +1,4 @@
-"""The nouns of guerdon: `Episode`, `Step`, `Score`, `RewardModel`, and the `Rollout` that flows through RL.
+"""The nouns of guerdon: `Episode`, `Score`, `RewardModel`, and the `Rollout` that flows through RL.
 
 Arrays carry their dimensions in their names: T rows of an episode, B parallel streams of a rollout, H W C an
 image, A action size, S state size. This module knows nothing about files, simulators or neural networks.
@@ -10,9 +10,9 @@ image, A action size, S state size. This module knows nothing about files, simul
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,17 +24,6 @@ IntArray = NDArray[np.int64]
 
 Granularity = Literal["step", "total"]
 Modality = Literal["image", "state", "text"]
-
-
-class Step(NamedTuple):
-    """One row of an episode: a piece of text, or an action and the frame seen after it."""
-
-    row: int
-    text: str | None
-    action: FloatArray | None
-    frame: ByteArray | None
-    reward: float | None
-    success: bool | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,18 +93,6 @@ class Episode:
             for name, column in self.columns().items()
         }
         return replace(self, **picked)
-
-    def steps(self) -> Iterator[Step]:
-        """The rows one by one."""
-        for t in range(len(self)):
-            yield Step(
-                row=t,
-                text=None if self.texts is None else self.texts[t],
-                action=None if self.actions is None else self.actions[t],
-                frame=None if self.frames is None else self.frames[t],
-                reward=None if self.rewards is None else float(self.rewards[t]),
-                success=None if self.success is None else bool(self.success[t]),
-            )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as hnp
 from guerdon.errors import ConfigError, DataError
 from guerdon.rl.advantages import gae
 from guerdon.rl.baselines import last_valid, paid_means
-from guerdon.rl.dense_advantages import DenseSource, dense_advantages, kl_source, outcome_source
+from guerdon.rl.dense_advantages import DenseSource, dense_advantages
 
 ESTIMATORS = ("rloo", "grpo", "dr_grpo", "reinforce", "reinforce_pp", "remax", "gae")
 GROUPED = ("rloo", "grpo", "dr_grpo")
@@ -19,6 +19,13 @@ MASK = np.array([[1, 1, 1], [1, 1, 0]], dtype=np.bool_)
 PROCESS = np.array([[0.5, -0.25, 0.75], [-1.0, 0.25, 99.0]])
 ACC = np.array([1.0, 0.0])
 ONE_GROUP = np.zeros(2, dtype=np.int64)
+
+
+def outcome_source(scores, mask, *, failed_B=None, **changes):
+    """One score per response, paid at its last valid token."""
+    last = last_valid(mask)
+    known = np.asarray(scores, dtype=np.float64) if failed_B is None else np.where(failed_B, 0.0, scores)
+    return DenseSource(np.where(last, known[:, None], 0.0), pays_B_T=last, failed_B=failed_B, **changes)
 
 
 def prime_case(**changes):
@@ -363,16 +370,6 @@ def test_a_source_of_weight_zero_is_measured_and_decides_nothing():
     )
     np.testing.assert_array_equal(alone.advantages_B_T, both.advantages_B_T)
     np.testing.assert_allclose(both.per_source["g"], [[-1.5], [0], [1.5]])
-
-
-def test_kl_as_a_reward_keeps_its_unit():
-    log_probs = np.array([[-1.0, -2.0, np.nan], [-1.0, -1.0, np.nan]])
-    mask = np.array([[1, 1, 0], [1, 1, 0]], dtype=np.bool_)
-    source = kl_source(log_probs, np.full((2, 3), -1.5), mask, coef=0.1)
-    plain = dense_advantages({"kl": source}, mask, ONE_GROUP, estimator="reinforce", whitened=False)
-    np.testing.assert_allclose(plain.advantages_B_T, [[0, 0.05, 0], [-0.1, -0.05, 0]], atol=1e-7)
-    centred = dense_advantages({"kl": source}, mask, ONE_GROUP, estimator="grpo", whitened=False)
-    np.testing.assert_allclose(centred.advantages_B_T, [[0.05, 0.075, 0], [-0.05, -0.025, 0]], atol=1e-7)
 
 
 def test_what_cannot_mean_anything_is_refused():

@@ -10,7 +10,6 @@ from hypothesis.extra import numpy as hnp
 from guerdon.rl.losses import (
     aggregation_weights,
     cispo_terms,
-    entropy_from_logits,
     gspo_terms,
     kl_terms,
     masked_mean,
@@ -221,23 +220,3 @@ def test_in_the_loss_only_k2_has_the_gradient_of_the_kl_and_k1_has_none():
     torch.testing.assert_close(expected["k2"], exact.grad, rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(expected["k1"], torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-12)
     assert not torch.allclose(expected["k3"], exact.grad, rtol=1e-2)
-
-
-def test_entropy_by_hand_and_with_forbidden_tokens():
-    logits = torch.tensor(
-        [[0.0, 0.0, 0.0, 0.0], [0.0, 0.0, -math.inf, -math.inf], [100.0, 0.0, 0.0, 0.0]], requires_grad=True
-    )
-    entropy = entropy_from_logits(logits)
-    np.testing.assert_allclose(entropy.detach(), [math.log(4), math.log(2), 0], atol=1e-6)
-    entropy.sum().backward()
-    assert torch.isfinite(logits.grad).all()
-    assert entropy_from_logits(logits.detach().bfloat16()).dtype == torch.float32
-
-
-@settings(deadline=None, max_examples=30)
-@given(hnp.arrays(np.float64, (3, 5), elements=st.floats(-20, 20)), st.floats(-50, 50))
-def test_entropy_is_minus_sum_p_log_p_and_ignores_a_shift(logits, shift):
-    p = np.exp(logits - logits.max(1, keepdims=True))
-    p /= p.sum(1, keepdims=True)
-    expected = -(p * np.log(np.maximum(p, 1e-300))).sum(1)
-    np.testing.assert_allclose(entropy_from_logits(torch.tensor(logits + shift)), expected, atol=2e-4)

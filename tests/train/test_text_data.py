@@ -22,7 +22,6 @@ from guerdon.settings.train_text import (
 from guerdon.train.text_data import (
     data_paths,
     hash_of,
-    held_out_solutions,
     make_lessons,
     read_data,
     split_questions,
@@ -178,16 +177,6 @@ def test_no_question_is_on_both_sides():
     assert len(split_questions(both, 0.0, seed=0)[1]) == 0
     with pytest.raises(DataError, match="one question is too few"):
         split_questions(both[:1], 0.1, seed=0)
-
-
-def test_what_was_held_out_can_be_had_again(tmp_path):
-    solutions = sums()
-    write_solutions(tmp_path / "records.jsonl", solutions)
-    settings = settings_for(data_path=str(tmp_path), val_split=0.2, seed=5)
-    _, val = split_questions(solutions, 0.2, seed=5)
-    assert held_out_solutions(settings, None) == [solutions[i] for i in val]
-    with pytest.raises(DataError, match="nothing is held out"):
-        held_out_solutions(settings_for(data_path=str(tmp_path), val_split=0), None)
 
 
 # where the data is

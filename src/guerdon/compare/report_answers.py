@@ -113,7 +113,6 @@ class AnswerPanel:
     sources: tuple[str, ...]
     scales: Mapping[str, float]
     moments: tuple[Moment, ...]
-    knows_steps: bool
 
     @property
     def n_bytes(self) -> int:
@@ -293,7 +292,7 @@ def _panel(run: RunRecord, films: Mapping[int, list[dict[str, Any]]], size: tupl
     moments = tuple(
         Moment(step, tuple(_answer(response, scales) for response in responses)) for step, responses in chosen.items()
     )
-    return AnswerPanel(run, sources, scales, moments, any(response.get("steps_true") for response in everything))
+    return AnswerPanel(run, sources, scales, moments)
 
 
 def _pick(responses: Sequence[dict[str, Any]], n_prompts: int, n_samples: int) -> list[dict[str, Any]]:

@@ -309,12 +309,6 @@ def from_training(rows: Iterable[tuple[str, Any]], name: str) -> Iterator[tuple[
         yield start, _joined(group, f"{name}-{start.rpartition(':')[2].strip()}")
 
 
-def _grows(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
-    """Whether a row of the training form is about a later step of the same solution."""
-    same = before[:2] == after[:2]
-    return bool(same and len(after[2]) > len(before[2]) and after[2].startswith(before[2]))
-
-
 def _training_row(row: Any, where: str, name: str) -> tuple[str, str, str, float, float]:
     fields = Fields(row, where)
     text = fields.text("input_text")

@@ -6,7 +6,7 @@ failed on a response is left out of every baseline and says nothing about that r
 a tokenizer or a loss.
 
     sources = {
-        "verifier": outcome_source(scores_B, mask_B_T, failed_B=failed_B, weight=5.0),
+        "verifier": DenseSource(outcome_B_T, weight=5.0, pays_B_T=last_valid(mask_B_T), failed_B=failed_B),
         "prime": DenseSource(process_B_T, gamma=1.0, weight=5.0),
     }
     result = dense_advantages(sources, mask_B_T, groups_B, estimator="rloo")
@@ -27,7 +27,6 @@ from guerdon.rl.baselines import (
     LeaveOneOut,
     group_statistics,
     grpo_rewards,
-    last_valid,
     remax_rewards,
     rloo_rewards,
 )
@@ -87,44 +86,6 @@ class DenseAdvantages:
     flat_groups: Mapping[str, int]
 
 
-def outcome_source(
-    scores_B: np.ndarray,
-    mask_B_T: BoolArray,
-    *,
-    gamma: float = 1.0,
-    weight: float = 1.0,
-    failed_B: BoolArray | None = None,
-    greedy_B: np.ndarray | None = None,
-    greedy_failed_B: BoolArray | None = None,
-    values_B_T: np.ndarray | None = None,
-) -> DenseSource:
-    """One score per response, paid at its last valid token (also for `prime_granularity: whole`)."""
-    last = last_valid(mask_B_T)
-    known = np.ones(len(mask_B_T), dtype=np.bool_) if failed_B is None else ~failed_B
-    scores = np.where(known, np.asarray(scores_B, dtype=np.float64), 0.0)
-    return DenseSource(
-        rewards_B_T=np.where(last, scores[:, None], 0.0),
-        gamma=gamma,
-        weight=weight,
-        pays_B_T=last,
-        failed_B=failed_B,
-        greedy_B=greedy_B,
-        greedy_failed_B=greedy_failed_B,
-        values_B_T=values_B_T,
-    )
-
-
-def kl_source(
-    log_probs_B_T: np.ndarray, ref_log_probs_B_T: np.ndarray, mask_B_T: BoolArray, *, coef: float
-) -> DenseSource:
-    """The KL from a reference as a reward, -(log pi - log pi_ref) per token (k1, unbiased), weighted by `coef`.
-
-    It is a source of its own: it has its own baseline, and `grpo` does not standardise it.
-    """
-    gap = np.where(mask_B_T, ref_log_probs_B_T, 0.0) - np.where(mask_B_T, log_probs_B_T, 0.0)
-    return DenseSource(rewards_B_T=gap, weight=coef, standardize=False)
-
-
 class _Taken(NamedTuple):
     """One source's advantage, its value targets, and where it said something."""
 
@@ -149,7 +110,7 @@ def dense_advantages(
 
     A_it = sum over sources of weight x discounted sum of the source's baselined rewards from token t on.
     `reinforce` has no baseline. `reinforce_pp` is `reinforce` whitened over the batch (Hu et al. 2025, 2501.03262),
-    with the KL as a source (`kl_source`). `gae` takes each source's own values. Responses about which no source
+    with the KL as a source. `gae` takes each source's own values. Responses about which no source
     said anything stay out of the whitening and keep advantage 0.
 
     Args:

@@ -181,7 +181,7 @@ def kl_terms(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator) -
 
     With d = log pi - log ref: k1 = d (unbiased), k2 = d^2 / 2, k3 = exp(-d) - 1 + d (unbiased, never negative).
     As a term of the loss, k1 does nothing: its gradient is the score of the policy, zero on average; k2's gradient is
-    that of the KL, k3's is an approximation near the reference. As a reward, k1 is right (see `kl_source`).
+    that of the KL, k3's is an approximation near the reference. As a reward, k1 is right.
     """
     gap = log_probs - ref_log_probs
     if estimator == "k1":
@@ -189,9 +189,3 @@ def kl_terms(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator) -
     if estimator == "k2":
         return 0.5 * gap**2
     return torch.expm1(-gap) + gap
-
-
-def entropy_from_logits(logits_V: Tensor) -> Tensor:
-    """Entropy in nats of the categorical distribution of logits (..., V), in float32; -inf logits are allowed."""
-    log_probs = logits_V.float().log_softmax(-1)
-    return -(log_probs.exp() * log_probs.clamp_min(torch.finfo(torch.float32).min)).sum(-1)

@@ -157,19 +157,6 @@ def split_questions(solutions: Sequence[Solution], val_split: float, seed: int) 
     return np.flatnonzero(~inside), np.flatnonzero(inside)
 
 
-def held_out_solutions(settings: TextTrainSettings, label: LabelSettings | None) -> list[Solution]:
-    """The solutions that a training with these settings does not learn from.
-
-    Raises:
-        DataError: it holds none out, or they cannot be read.
-    """
-    if settings.val_split == 0:
-        raise DataError("the model was trained with val_split: 0, so nothing is held out; name other data")
-    data = read_data(settings, label)
-    _, val = split_questions(data.solutions, settings.val_split, settings.seed)
-    return [data.solutions[i] for i in val]
-
-
 def make_lessons(model: TextRewardModel, solutions: Sequence[Solution], settings: TextTrainSettings) -> Lessons:
     """Solutions as the model reads them, with targets; what cannot be used is counted.
 

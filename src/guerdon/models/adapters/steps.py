@@ -149,15 +149,6 @@ def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
     return str(tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=False))
 
 
-def ids_of(tokenizer: Any, text: str) -> IntArray:
-    """Ids of a text, without anything around it.
-
-    Raises:
-        CannotReadError: a character that the tokenizer does not know.
-    """
-    return _known(tokenizer, text, np.asarray(tokenizer.encode(text, add_special_tokens=False), dtype=np.int64))
-
-
 def pieces_of(tokenizer: Any, texts: Sequence[str]) -> list[IntArray]:
     """Ids of several texts, each by itself, without anything around it; one call for all of them.
 
