@@ -1,6 +1,7 @@
 """`guerdon label` into the same folder again: what is there is not lost, and a cap buys labels."""
 
 import json
+import os
 
 import pytest
 from judge_server import FakeClock, judge_server, steps_asked, verdicts
@@ -99,6 +100,23 @@ def test_a_folder_belongs_to_its_labeler_and_judge(policy, tmp_path, dead, full,
         with pytest.raises(ConfigError, match="labels with judge m, and this is judge another"):
             label(study_of(policy, tmp_path, labeler="judge", judge=another, reward=reward), skip_generation=skip)
     assert contents(full) == before
+
+
+def test_writing_that_is_cut_off_loses_no_file_and_keeps_the_folder_s_identity(policy, tmp_path, dead, full):
+    before = contents(full)
+    blocked = full / f".trl.jsonl.{os.getpid()}.partial"
+    blocked.mkdir()  # what is written after the records cannot be
+    study = study_of(policy, tmp_path, labeler="judge", judge=judge_of(dead))
+    with pytest.raises(IsADirectoryError):
+        label(study, clock=fake())
+    blocked.rmdir()
+    assert {name: data for name, data in contents(full).items() if name != "card.json"} == {
+        name: data for name, data in before.items() if name != "card.json"
+    }
+    with pytest.raises(ConfigError, match="labels with judge m, and this is judge another"):
+        label(study_of(policy, tmp_path, labeler="judge", judge=judge_of(dead, model="another")), clock=fake())
+    label(study, clock=fake())
+    assert json.loads((full / "card.json").read_text())["files"]["trl"]["rows"] == len(rows(full))
 
 
 def test_a_smaller_data_set_that_was_asked_for_is_written(policy, tmp_path, dead, full):

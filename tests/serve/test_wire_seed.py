@@ -303,6 +303,29 @@ def test_a_task_that_is_too_long_never_reaches_the_model(served, path, body, par
     assert len(models["video"].seen) == seen
 
 
+def test_an_object_of_very_many_keys_is_not_looked_at(served):
+    keys = b",".join(b'"k%d": 1' % i for i in range(1001))
+    reply = served[0].post("/v1/rewards", content=b"{" + keys + b"}")
+    assert reply.status_code == 422
+    assert reply.json()["error"]["message"] == "an object of the body has more than 1000 keys"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "first"),
+    [
+        ("/v1/rewards", {"items": [{"prompt": "q", "steps": [1] * 5000}]}, "items[0].steps[0]: "),
+        ("/v1/rewards", {"items": [{"prompt": "q", "steps": ["s"], "outcom": True}] * 5000}, "items[0].outcom: "),
+        ("/v1/update", {"items": [3] * 5000}, "items[0]: "),
+        ("/get_reward", {"query": [1] * 5000}, "query[0]: "),
+        ("/score", {"task_text": "t", "frames_base64": [1] * 5000}, "frames_base64[0]: "),
+    ],
+)
+def test_a_list_is_read_up_to_what_is_wrong_with_it(served, path, body, first):
+    message = served[0].post(path, json=body).json()["error"]["message"]
+    assert message.startswith(first)
+    assert "more" not in message, message  # a million messages would take seconds from everybody
+
+
 @pytest.mark.parametrize(
     ("path", "body", "key"),
     [

@@ -76,5 +76,5 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
 def _json(data: bytes, trouble: str) -> Any:
     try:
         return json.loads(data.decode("utf-8-sig"))
-    except ValueError as error:  # not JSON, or not UTF-8
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested a thousand times
         raise DataError(f"{trouble}: {error}") from error

@@ -183,7 +183,7 @@ def write_data_set(
     *,
     partial: bool = False,
 ) -> Labelled:
-    """Write a data set; each file appears whole, the card last.
+    """Write a data set; each file appears whole, the card last. Until then it says whose labels these are, no more.
 
     A format that can express none of the solutions is left out, and the card says why.
 
@@ -199,15 +199,15 @@ def write_data_set(
     if partial and there > len(solutions):
         return Labelled(folder, card, kept=there)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / CARD).unlink(missing_ok=True)
+    write_json(folder / CARD, {key: card[key] for key in ("labeler", "judge") if key in card})  # a kill may follow
     written = write_solutions(folder / RECORDS, solutions)
     files: dict[str, Any] = {"seed": {"file": RECORDS, "rows": written.rows, "left_out": {}}}
     for form in settings.formats:
         path = folder / f"{form}.jsonl"
-        path.unlink(missing_ok=True)
         try:
             done = write_solutions(path, solutions, form)
         except DataError as error:
+            path.unlink(missing_ok=True)
             files[form] = {"file": None, "why": str(error)}
         else:
             files[form] = {"file": path.name, "rows": done.rows, "left_out": dict(done.left_out)}
@@ -254,7 +254,7 @@ def relabel_rewards(root: Path, settings: LabelSettings) -> Labelled:
         )
     check_identity(source, settings)
     solutions = [pay(solution, settings.reward) for solution in read_solutions(source)]
-    card = _card(source) or {"made_by": f"guerdon {__version__}", "method": settings.method, "labeler": None}
+    card = {"made_by": f"guerdon {__version__}", "method": settings.method, "labeler": None, **(_card(source) or {})}
     table = source / FAIL_RATES
     if table.is_file() and source != folder:
         write_text(folder / FAIL_RATES, table.read_text(encoding="utf-8"))

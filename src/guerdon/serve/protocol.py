@@ -81,10 +81,19 @@ def limited_protocol(*, seconds: float, most_bytes: int) -> type[asyncio.Protoco
             self.in_head, self.head_bytes = False, 0
             self._stop_timer()
 
+        def on_chunk_header(self) -> None:
+            """A chunk begins; fields may stand behind the last one, and count as those of the head."""
+            self.in_head, self.head_bytes = True, 0
+
+        def on_body(self, body: bytes) -> None:
+            """Part of a body."""
+            super().on_body(body)
+            self.in_head = False
+
         def on_message_complete(self) -> None:
             """The request is whole."""
             super().on_message_complete()
-            self.in_head = True
+            self.in_head, self.head_bytes = True, 0
 
         def send_400_response(self, msg: str) -> None:
             """What arrived is no HTTP, or was refused on its way through the parser."""

@@ -37,6 +37,7 @@ from guerdon.types import Episode, Failure, RewardInfo, Score
 M = TypeVar("M", bound=BaseModel)
 R = TypeVar("R")
 MOST_OBJECTS = 50_000  # of a body, before any of them is looked at
+MOST_KEYS = 1000  # of one object
 MOST_VALUES = 2_000_000  # of a body: a thousand items with a thousand steps have half as many
 _INLINE = 1 << 16  # bytes or characters that are worked on in the event loop
 
@@ -137,6 +138,8 @@ def check_once(text: bytes) -> None:
         objects += 1
         if objects > MOST_OBJECTS:
             raise BadRequest(f"the body has more than {MOST_OBJECTS} objects")
+        if len(pairs) > MOST_KEYS:
+            raise BadRequest(f"an object of the body has more than {MOST_KEYS} keys")
         names: set[str] = set()
         for name, _ in pairs:
             if name in names:

@@ -39,8 +39,8 @@ from guerdon.types import Failure
 class GetRewardRequest(Foreign):
     """What OpenRLHF sends."""
 
-    query: list[str] = Field(description="prompt and response in one text each, special tokens included")
-    prompts: list[str] | None = Field(None, description="how each text begins; without them, a chat template must show")
+    query: Annotated[list[str], Field(fail_fast=True)] = Field(description="prompt and response in one text each, special tokens included")
+    prompts: Annotated[list[str], Field(fail_fast=True)] | None = Field(None, description="how each text begins; without them, a chat template must show")
     labels: list[Any] | None = Field(None, description="true answers; reward models do not look at them")
 
 
@@ -55,7 +55,7 @@ class GetRewardAnswer(BaseModel):
 class RmRequest(Foreign):
     """What slime sends."""
 
-    prompt: str | list[dict[str, Any]] = Field(description="the question: text from a template, or chat messages")
+    prompt: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] = Field(description="the question: text from a template, or chat messages")
     response: str = Field(description="what was answered")
     label: Any = Field(None, description="the true answer; reward models do not look at it")
 

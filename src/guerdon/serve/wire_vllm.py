@@ -43,8 +43,8 @@ class PoolRequest(Foreign):
     """What clients of vLLM's pooling models send."""
 
     model: str | None = Field(None, max_length=200, description="which model; the default where left out")
-    input: str | list[str] | None = Field(None, description="question and response in one text, from a chat template")
-    messages: list[dict[str, Any]] | None = Field(
+    input: str | Annotated[list[str], Field(fail_fast=True)] | None = Field(None, description="question and response in one text, from a chat template")
+    messages: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = Field(
         None, description="instead of input: chat messages, the last one the assistant's response"
     )
     task: Literal["token_classify", "classify"] | None = Field(
