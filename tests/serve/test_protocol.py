@@ -136,7 +136,7 @@ def test_a_broken_body_is_refused(limited, path):
     [
         (b"", 404),
         (b"X-A: b\r\n", 404),
-        (b"X-A: " + b"a" * 3 * MIB + b"\r\n", 431),  # kept whole and copied with each part: 20 MB stalled others for 3 s
+        (b"X-A: " + b"a" * 3 * MIB + b"\r\n", 431),  # 20 MB stalled others for 3 s
         (b"X-A: b\r\n" * 1000, 431),
     ],
 )
@@ -145,7 +145,8 @@ def test_fields_behind_a_body_are_limited_as_those_before_it(limited, fields, st
     chunks = b"1\r\na\r\n" * MOST + b"%x\r\n" % (3 * MOST) + b"a" * 3 * MOST + b"\r\n"
     with connect(limited) as connection:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            connection.sendall(start + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n" + fields + b"\r\n")
+            start += b"Transfer-Encoding: chunked\r\n\r\n"
+            connection.sendall(start + chunks + b"0\r\n" + fields + b"\r\n")
         assert int(until_closed(connection).split()[1]) == status
 
 

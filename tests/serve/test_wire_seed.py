@@ -308,6 +308,11 @@ def test_an_object_of_very_many_keys_is_not_looked_at(served):
     reply = served[0].post("/v1/rewards", content=b"{" + keys + b"}")
     assert reply.status_code == 422
     assert reply.json()["error"]["message"] == "an object of the body has more than 1000 keys"
+    reply = served[0].post("/v1/rewards", content=b'{"a" :1,' * 500_001)
+    assert reply.json()["error"]["message"] == "the body has more than 500000 keys"
+    told = json.dumps({"prompt": 300_000 * "so: ", "steps": ["s: " * 300_000]})
+    reply = served[0].post("/v1/rewards", content=b'{"items": [%b], "model": "prm"}' % told.encode())
+    assert "keys" not in reply.text  # colons of a text are none
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from guerdon.evaluate.aggregate import solution_value
 from guerdon.models.judgement import Judgement, ParseStatus, Scale
 from guerdon.policies.tokens import split_steps
-from guerdon.serve.as_written import WHOLE
+from guerdon.serve.as_written import FIRST_ERROR, WHOLE, Strings
 from guerdon.serve.errors import BadRequest
 from guerdon.serve.wire_media import Sent
 from guerdon.settings.evaluate_text import Aggregation
@@ -58,11 +58,11 @@ class RewardItem(Words):
 
     id: str | None = Field(None, max_length=200, description="returned as it is")
     prompt: str | None = Field(None, description="text: the question")
-    messages: Annotated[list[Message], Field(fail_fast=True)] | None = Field(
+    messages: Annotated[list[Message], FIRST_ERROR] | None = Field(
         None, description="text: the question as one user turn, the completion behind it as the assistant's if given"
     )
     completion: str | None = Field(None, description="text: the answer in one piece")
-    steps: Annotated[list[str], Field(fail_fast=True)] | None = Field(None, description="text: the answer in steps, separators included")
+    steps: Strings | None = Field(None, description="text: the answer in steps, separators included")
     separator: str | None = Field(
         None, min_length=1, max_length=100, description="text: cut the completion into steps behind each of these"
     )
@@ -71,7 +71,7 @@ class RewardItem(Words):
         None, strict=True, description="whether it succeeded; updates need it, scores never use it"
     )
     task: str | None = Field(None, description="frames: what was to be done")
-    frames_base64: Annotated[list[str], Field(fail_fast=True)] | None = Field(None, description="frames: PNG, JPEG or WebP pictures, base64")
+    frames_base64: Strings | None = Field(None, description="frames: PNG, JPEG or WebP pictures, base64")
     npy_base64: str | None = Field(None, description="frames: a uint8 NPY array (T, H, W, 3), base64")
     video_base64: str | None = Field(None, description="frames: an MP4 file, base64")
     video_path: str | None = Field(None, description="frames: an MP4 file under the server's --media-root")
@@ -94,7 +94,7 @@ class RewardsRequest(Words):
     """`POST /v1/rewards`."""
 
     model: str | None = Field(None, max_length=200, description="which model; null: the server's default")
-    items: Annotated[list[RewardItem], Field(fail_fast=True)] = Field(min_length=1, description="what to judge")
+    items: Annotated[list[RewardItem], FIRST_ERROR] = Field(min_length=1, description="what to judge")
     aggregation: Aggregation | None = Field(
         None, description="how step scores become one score; null: the model's own total"
     )
@@ -106,7 +106,7 @@ class UpdateRequest(Words):
     """`POST /v1/update`."""
 
     model: str | None = Field(None, max_length=200, description="which model; null: the server's default")
-    items: Annotated[list[RewardItem], Field(fail_fast=True)] = Field(min_length=1, description="rollouts, each with its outcome")
+    items: Annotated[list[RewardItem], FIRST_ERROR] = Field(min_length=1, description="rollouts, each with its outcome")
     update: Literal["none", "before", "after"] = Field(
         "after", description="do not learn; learn, then score; score, then learn"
     )

@@ -13,9 +13,11 @@ from __future__ import annotations
 import asyncio
 import difflib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import Query, Request
@@ -38,6 +40,7 @@ M = TypeVar("M", bound=BaseModel)
 R = TypeVar("R")
 MOST_OBJECTS = 50_000  # of a body, before any of them is looked at
 MOST_KEYS = 1000  # of one object
+MOST_KEYS_IN_ALL = 500_000
 MOST_VALUES = 2_000_000  # of a body: a thousand items with a thousand steps have half as many
 _INLINE = 1 << 16  # bytes or characters that are worked on in the event loop
 
@@ -131,6 +134,9 @@ def check_once(text: bytes) -> None:
     if text.count(b",") > MOST_VALUES:
         raise BadRequest(f"the body has more than {MOST_VALUES} values")
 
+    keys = re.finditer(rb'"\s*:', text) if text.count(b":") > MOST_KEYS_IN_ALL else iter(())
+    if next(islice(keys, MOST_KEYS_IN_ALL, None), None) is not None:
+        raise BadRequest(f"the body has more than {MOST_KEYS_IN_ALL} keys")
     objects = 0
 
     def once(pairs: list[tuple[str, Any]]) -> None:

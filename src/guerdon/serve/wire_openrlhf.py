@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, Field
 
+from guerdon.serve.as_written import FIRST_ERROR, Strings
 from guerdon.serve.engine import Engine
 from guerdon.serve.errors import BadRequest
 from guerdon.serve.native import ERRORS
@@ -39,8 +40,8 @@ from guerdon.types import Failure
 class GetRewardRequest(Foreign):
     """What OpenRLHF sends."""
 
-    query: Annotated[list[str], Field(fail_fast=True)] = Field(description="prompt and response in one text each, special tokens included")
-    prompts: Annotated[list[str], Field(fail_fast=True)] | None = Field(None, description="how each text begins; without them, a chat template must show")
+    query: Strings = Field(description="prompt and response in one text each, special tokens included")
+    prompts: Strings | None = Field(None, description="how each text begins; without them, a chat template must show")
     labels: list[Any] | None = Field(None, description="true answers; reward models do not look at them")
 
 
@@ -55,7 +56,9 @@ class GetRewardAnswer(BaseModel):
 class RmRequest(Foreign):
     """What slime sends."""
 
-    prompt: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] = Field(description="the question: text from a template, or chat messages")
+    prompt: str | Annotated[list[dict[str, Any]], FIRST_ERROR] = Field(
+        description="the question: text from a template, or chat messages"
+    )
     response: str = Field(description="what was answered")
     label: Any = Field(None, description="the true answer; reward models do not look at it")
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from starlette.datastructures import FormData, UploadFile
 
 from guerdon.models.judgement import JudgeOptions, ParseStatus, Scale
-from guerdon.serve.as_written import WHOLE
+from guerdon.serve.as_written import WHOLE, Strings
 from guerdon.serve.engine import Engine
 from guerdon.serve.errors import BadRequest
 from guerdon.serve.media import Media
@@ -57,7 +57,7 @@ class ScoreRequest(BaseModel):
 
     task_text: str = Field(min_length=1, description="what was to be done")
     video_path: str | None = Field(None, min_length=1, description="an MP4 file under the server's media root")
-    frames_base64: Annotated[list[str], Field(fail_fast=True)] | None = Field(None, min_length=1, description="PNG, JPEG or WebP pictures as base64")
+    frames_base64: Strings | None = Field(None, min_length=1, description="PNG, JPEG or WebP pictures as base64")
     npy_base64: str | None = Field(None, min_length=1, description="an NPY file with the frames as base64")
     video_base64: str | None = Field(None, min_length=1, description="an MP4 file as base64")
     nframes: Annotated[int, Field(ge=1, le=128), WHOLE] = Field(

@@ -17,6 +17,7 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, Field
 
 from guerdon.models.judgement import Judgement
+from guerdon.serve.as_written import FIRST_ERROR, Strings
 from guerdon.serve.engine import Engine
 from guerdon.serve.errors import BadRequest
 from guerdon.serve.native import ERRORS
@@ -43,8 +44,8 @@ class PoolRequest(Foreign):
     """What clients of vLLM's pooling models send."""
 
     model: str | None = Field(None, max_length=200, description="which model; the default where left out")
-    input: str | Annotated[list[str], Field(fail_fast=True)] | None = Field(None, description="question and response in one text, from a chat template")
-    messages: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = Field(
+    input: str | Strings | None = Field(None, description="question and response in one text, from a chat template")
+    messages: Annotated[list[dict[str, Any]], FIRST_ERROR] | None = Field(
         None, description="instead of input: chat messages, the last one the assistant's response"
     )
     task: Literal["token_classify", "classify"] | None = Field(
