@@ -1,5 +1,6 @@
 """Start, load, drain, end: what a server process promises around its requests. Real processes, real signals."""
 
+import inspect
 import signal
 import socket
 import subprocess
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 
 from guerdon.cli import app as cli
 from guerdon.errors import ConfigError, GuerdonError
-from guerdon.serve.backends import model_source
+from guerdon.serve.backends import known_options, model_source
 from guerdon.serve.launch import serve_settings
 from guerdon.settings.serve import ServedModelSettings, ServeSettings
 
@@ -183,6 +184,12 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_in_one_line(tmp_path):
         (("--backend", "PRIMO-R1", "--model-path", "h/i", "models.PRIMO-R1.options.vlm.top_p=7"), "top_p"),
         (("--backend", "trend", "--model-path", "h/i", "models.trend.options.vlm.rows=last"), "rows would do nothing"),
         (("--backend", "qwen_vl", "--model-path", "h/i", "models.qwen_vl.options.vlm=2"), "must be keys and values"),
+        (("--backend", "constant", "models.constant.options.valu=1"), "has no valu; did you mean value?"),
+        (("--backend", "text", "--model-path", "h/i", "models.text.options.adaptr=trl"), "did you mean adapter?"),
+        (("--backend", "text", "--model-path", "h/i", "models.text.options.adapter=trll"), "unknown adapter 'trll'"),
+        (("--backend", "resnet", "--model-path", ".", "--update-dir", "u", "models.resnet.options.step=2"), "steps?"),
+        (("--backend", "resnet", "--model-path", ".", "models.resnet.options.image_size=x"), "resnet.options: "),
+        (("--model", "rm=.", "models.rm.options.bach=2"), "models.rm.options has no bach"),
     ],
 )  # fmt: skip
 def test_what_needs_no_loading_is_refused_before_the_server_listens(words, message, tmp_path, monkeypatch):
@@ -193,6 +200,17 @@ def test_what_needs_no_loading_is_refused_before_the_server_listens(words, messa
             done = CliRunner().invoke(cli, ["serve", *words, "--port", port, *last])
             assert isinstance(done.exception, ConfigError)
             assert message in str(done.exception)
+
+
+def test_the_options_that_are_known_before_an_import_are_those_of_the_functions():
+    from guerdon.models.learning_image import load_learning_image_model
+    from guerdon.models.text_load import load_text_model
+
+    for kind, function, given in (
+        ("text", load_text_model, ["path"]),
+        ("resnet", load_learning_image_model, ["checkpoint_path", "kind"]),
+    ):
+        assert [*given, *known_options(kind, learns=True)] == list(inspect.signature(function).parameters)
 
 
 def test_a_dry_run_refuses_what_a_start_would(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ import inspect
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,12 @@ ENGINES: dict[str, dict[str, Any]] = {
 WRITING_KNOBS, ENGINE_KNOBS = ("temperature", "top_p", "max_tokens"), tuple(ENGINES[QWEN])
 QWEN_PATH = "Qwen/Qwen2.5-VL-7B-Instruct"
 IMAGE_KINDS = ("resnet", "progress")
+GIVEN = ("model_type", "checkpoint_path")  # arguments that are no options
+OPTIONS = {  # of what imports torch, so that a wrong one is refused before that
+    TEXT: ("adapter", "micro_batch_size"),
+    "learning": ("data_path", "device", "bf16", "steps", "frames_per_episode", "learning_rate", "weight_decay",
+                 "batch_size", "replay_size", "replay_ratio", "augment", "seed"),
+}  # fmt: skip
 
 _IMPORTING = threading.Lock()  # transformers imports its parts when first needed, and not well from two threads
 
@@ -188,13 +194,37 @@ def plan_of(name: str, settings: ServedModelSettings, backend: str | None) -> Pl
         if kind in VLM_NAMES:
             given["vlm"] = vlm_options(name, kind, settings)
             options.pop("vlm", None)
-    known = [key for key in inspect.signature(function).parameters if key not in given]
+    refuse_options(name, options, [key for key in inspect.signature(function).parameters if key not in given])
+    return Plan(kind, function, given, options)
+
+
+def known_options(kind: str, *, learns: bool) -> list[str]:
+    """Names of the options of a kind of model; imports nothing that builds one.
+
+    Args:
+        kind: a backend.
+        learns: it is served with an `update_dir`.
+    """
+    if kind == TEXT:
+        return list(OPTIONS[TEXT])
+    if learns and plain_name(kind) in IMAGE_KINDS:
+        return list(OPTIONS["learning"])
+    from guerdon.models.load import load_reward_model
+
+    return [key for key in inspect.signature(load_reward_model).parameters if key not in GIVEN]
+
+
+def refuse_options(name: str, options: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse options of a model that there are not.
+
+    Raises:
+        ConfigError: names the first one, and the nearest that there is.
+    """
     unknown = sorted(set(options) - set(known))
     if unknown:
         near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.6)
         hint = f"did you mean {near[0]}? " if near else ""
         raise ConfigError(f"models.{name}.options has no {unknown[0]}; {hint}there are {', '.join(known)}")
-    return Plan(kind, function, given, options)
 
 
 def vlm_options(name: str, kind: str, settings: ServedModelSettings) -> dict[str, Any]:

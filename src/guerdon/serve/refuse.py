@@ -15,19 +15,23 @@ from typing import Any
 
 from guerdon.config import validate
 from guerdon.errors import ConfigError
+from guerdon.models.adapters import ADAPTERS
 from guerdon.serve.backends import (
     IMAGE_KINDS,
     TEXT,
     Plan,
     backend_name,
+    known_options,
     model_source,
     plain_name,
     plan_of,
     refuse_missing,
+    refuse_options,
     vlm_options,
 )
 from guerdon.serve.paths import MediaRoot
 from guerdon.settings.serve import ServedModelSettings, ServeSettings
+from guerdon.settings.train import parse_image_size
 from guerdon.settings.vlm import VLM_NAMES, VLMSettings, check_vlm, implied_by
 
 
@@ -42,11 +46,28 @@ def refuse_early(settings: ServeSettings) -> None:
         backend = None if model.backend is None else backend_name(model.backend)
         if backend in VLM_NAMES:
             _refuse_asked(name, backend, model, vlm_options(name, backend, model))
+        if model.custom_backend is None:
+            _refuse_options(name, backend, model)
         if model.model_path is not None and model.custom_backend is None:
             images = model.backend is not None and plain_name(model.backend) in IMAGE_KINDS  # which no hub has
             refuse_missing(str(Path(model.model_path).absolute()) if images else model.model_path)
     if settings.media.root is not None:
         MediaRoot(settings.media.root)
+
+
+def _refuse_options(name: str, backend: str | None, model: ServedModelSettings) -> None:
+    """No option that the backend does not have; where the folder decides what it is, none that no kind of model has."""
+    kinds = (TEXT, *IMAGE_KINDS, "qwen_vl") if backend is None else (backend,)
+    known = [option for kind in kinds for option in known_options(kind, learns=model.update_dir is not None)]
+    refuse_options(name, model.options, list(dict.fromkeys(known)))
+    adapter = model.options.get("adapter", "auto")
+    if TEXT in kinds and adapter not in ("auto", "guerdon", *ADAPTERS):
+        raise ConfigError(f"unknown adapter {adapter!r}: choose one of {', '.join(ADAPTERS)}")
+    if "image_size" in model.options:
+        try:
+            parse_image_size(model.options["image_size"])
+        except ValueError as error:
+            raise ConfigError(f"models.{name}.options: {error}") from error
 
 
 def refuse_all(settings: ServeSettings) -> None:
