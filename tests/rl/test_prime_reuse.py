@@ -23,7 +23,8 @@ from processes import start_server
 torch.set_num_threads(1)
 BETA = 0.7
 OPTIM = {"optim": {"lr": 3e-2}, "beta_train": BETA}
-SOLUTIONS = (("1+2=3;", "3"), ("4;", "4+4=8;", "8"), ("9",), ("",))
+LIMIT = 10  # tokens of a response, one per character
+SOLUTIONS = (("1+2=3;", "3"), ("4;", "4+4=8;", "8"), ("9",), ("",), ("1+2=3;", "3+1="))  # the last one was cut
 FORMS = {
     "whole": {},
     "lora": {"policy": {"lora": LORA}},
@@ -47,7 +48,9 @@ def values_in_run(loop, prompt, steps):
     side = loop.side
     model, tokenizer = side.processes["prime"].model, side.policy.tokenizer
     ids = response_ids(tokenizer, "".join(steps))
-    batch = token_batch([prompt_ids(tokenizer, prompt.messages)], [ids], np.array([True]), pad_id=0)
+    cut = len(ids) > LIMIT  # as generation cuts: without an end
+    ids = ids[:-1] if cut else ids
+    batch = token_batch([prompt_ids(tokenizer, prompt.messages)], [ids], np.array([not cut]), pad_id=0)
     old = log_probs_of(side.policy, batch, micro=1, temperature=model.temperature)
     lesson = model.lesson(batch, torch.zeros(1), torch.ones(1, dtype=torch.bool), torch.zeros(1), old)
     sums = np.cumsum(model.log_ratios(lesson)[0].numpy())
@@ -79,6 +82,7 @@ def test_it_scores_as_in_its_run(form, tmp_path):
     for score, values in zip(scores, expected, strict=True):
         np.testing.assert_allclose(score.steps, values, atol=2e-5)
     card = read_card(folder)
+    assert card.length_limit == loop.study.data.max_response_length == LIMIT
     assert (card.threshold is None) == (form == "dpo")
     assert (folder / "reference").exists() == (form != "lora")
 

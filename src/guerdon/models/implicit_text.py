@@ -79,10 +79,12 @@ class ImplicitModel(TextRewardModel):
     def _read(self, question: str, steps: Sequence[str]) -> Reading:
         """The chat form, with the card's system prompt and end."""
         card = self.card
-        reading = read_steps(self.tokenizer, question, steps, closed=card.closed, system_prompt=card.system_prompt)
-        if not card.closed or not len(reading.ends_S):
+        reading = read_steps(self.tokenizer, question, steps, system_prompt=card.system_prompt)
+        cut = card.length_limit is not None and len(reading.ids) - reading.start >= card.length_limit
+        if not card.closed or cut:
             return reading
-        return replace(reading, ends_S=np.append(reading.ends_S[:-1], len(reading.ids) - 1))
+        ids = np.append(reading.ids, np.int64(self.tokenizer.eos_token_id))
+        return replace(reading, ids=ids, ends_S=np.append(reading.ends_S[:-1], len(ids) - 1)[: len(reading.ends_S)])
 
     @property
     def info(self) -> RewardInfo:
@@ -251,6 +253,8 @@ def origin_of(weights: Iterable[tuple[str, Tensor]], card: TextModelCard) -> str
     meaning: list[object] = [card.kind, card.form, card.loss, card.beta, card.read]
     if (more := (card.system_prompt, card.temperature, card.closed)) != (None, 1.0, False):
         meaning += more
+    if card.length_limit is not None:
+        meaning.append(card.length_limit)
     digest = hashlib.sha256(json.dumps(meaning).encode())
     for name, tensor in weights:
         flat = tensor.detach().reshape(-1)

@@ -32,7 +32,7 @@ Kind = Literal["stepwise", "verdict", "outcome", "implicit"]
 Loss = Literal["bce", "bradley_terry", "ce", "dpo"]
 
 CARD, HEAD = "reward_model.json", "head.safetensors"
-ADDED = {"system_prompt", "temperature", "closed"}  # fields that older cards lack
+ADDED = {"system_prompt", "temperature", "closed", "length_limit"}  # fields that older cards lack
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class TextModelCard:
         system_prompt: of `implicit`: the system turn before each question; None: there is none.
         temperature: of `implicit`: divides the logits, as where the model learnt.
         closed: of `implicit`: a text is read as a finished one, its end-of-sequence token belongs to the last step.
+        length_limit: of `closed`: a text of so many tokens was cut where the model learnt, so it has no such token.
         bf16: whether it computes in bfloat16; `auto`: where the hardware has it.
         quantize: how its frozen weights were stored while it was trained; None: as they are.
         learning: settings of its optimiser, for learning on while in use.
@@ -71,6 +72,7 @@ class TextModelCard:
     system_prompt: str | None = None
     temperature: float = 1.0
     closed: bool = False
+    length_limit: int | None = None
     bf16: bool | Literal["auto"] = "auto"
     quantize: Literal["nf4"] | None = None
     learning: Mapping[str, float] = field(default_factory=dict)

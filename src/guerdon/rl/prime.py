@@ -93,6 +93,7 @@ class ImplicitReward:
         self.section: RewardModelSection = study.reward_model
         self.settings: PrimeModelSettings = study.reward_model.prime_model
         self.temperature = study.generation.temperature
+        self.length_limit = study.data.max_response_length
         _check_whole_groups(self.section, study.data.n_samples)
         self.phi, self.ref = _models(study, policy)
         optim = self.settings.optim
@@ -240,6 +241,7 @@ class ImplicitReward:
             system_prompt=system_prompt,
             temperature=self.temperature,
             closed=True,
+            length_limit=self.length_limit,
             bf16=self.phi.base.settings.bf16,
             learning={
                 "learning_rate": settings.optim.lr,
