@@ -73,6 +73,17 @@ def test_shares_and_the_alarm_are_those_of_known_episodes():
     assert book.alarm(["rm"]), "where failures are known, the same returns ring it"
 
 
+def test_the_alarm_says_what_it_compares():
+    """Success of 6 and 11 of 40: variances 0.1308 and 0.2045, z = 0.125 / sqrt(0.3353 / 40) = 1.37, less than 1.5."""
+    success = np.repeat([1.0, 0.0, 1.0, 0.0], [6, 34, 11, 29])[None]
+    book = EpisodeBook(1, ["env", "rm"])
+    book.add(rollout(np.repeat([1.0, 2.0], 40)[None], np.ones((1, 80)), success=success), {"rm": 1.0}, 80)
+    assert book.alarm(["rm"]) == (
+        "the learned return rises, success does not: rm 10.00 -> 20.00, success 0.15 -> 0.28 from the first 40 to the "
+        "newest 40 training episodes"
+    )
+
+
 def test_a_sum_with_a_hole_is_no_number():
     book = EpisodeBook(1, ["env", "rm"])
     first = book.add(rollout([[1, 2, 4]], [[0, 1, 1]], failed=[[1, 0, 0]]), WEIGHTS, 3)

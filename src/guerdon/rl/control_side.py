@@ -196,8 +196,8 @@ class ControlSide:
         rows = self.book.add(rollout, self.weights, step)
         return rows, self.book.summary(rows, self.learned)
 
-    def alarm(self) -> bool:
-        """Whether a learned return rises while true success does not."""
+    def alarm(self) -> str:
+        """Which learned return rises while true success does not, with numbers; empty where none does."""
         return self.book.alarm(self.learned)
 
     def evaluate(self, step: int) -> dict[str, float]:

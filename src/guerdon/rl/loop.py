@@ -183,10 +183,11 @@ class Loop:
         result = self._true_success()
         self.log.metrics("eval", self.step, result)
         self.log.write("timings.jsonl", {"step": self.step, "wall_time": round(self.wall_time, 3), "kind": "eval"})
+        alarm = self.side.alarm()
         self.narrator.say(
             f"step {self.step}: {true_success(result)}, "
             f"{self.step / max(self.wall_time, 1e-9):.0f} {self.side.unit}/s"
-            + (" | HACKING ALARM: the learned return rises, success does not" if self.side.alarm() else "")
+            + (f" | HACKING ALARM: {alarm}" if alarm else "")
         )
 
     def _film(self) -> None:

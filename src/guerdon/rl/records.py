@@ -61,9 +61,20 @@ class EpisodeBook:
         del self.finished[OLDEST:-NEWEST]
         return rows
 
-    def alarm(self, learned: Sequence[str]) -> bool:
-        """Whether a learned return rises while true success does not; never where true success is unknown."""
-        return any(hacking_alarm(*self._history(name), window=OLDEST) for name in learned)
+    def alarm(self, learned: Sequence[str]) -> str:
+        """Which learned return rises while true success does not, with numbers; empty where none does.
+
+        It is about the episodes that the policy was trained on, never about those whose true success is unknown.
+        """
+        for name in learned:
+            returns, success = self._history(name)
+            if hacking_alarm(returns, success, window=OLDEST):
+                moved = (f"{v[:OLDEST].mean():.2f} -> {v[-OLDEST:].mean():.2f}" for v in (returns, success))
+                return (
+                    f"the learned return rises, success does not: {name} {{}}, success {{}} from the first {OLDEST} to "
+                    f"the newest {OLDEST} training episodes"
+                ).format(*moved)
+        return ""
 
     def summary(self, rows: list[dict[str, Any]], learned: Sequence[str]) -> dict[str, Any]:
         """Means over the given episodes, and what the whole history says about each learned source.
@@ -84,7 +95,7 @@ class EpisodeBook:
             returns, success = self._history("combined")
             result["reward_success_correlation"] = correlation(returns[-NEWEST:], success[-NEWEST:])
             judged = any(r["success"] is not None for r in self.finished) or not self.finished
-            result["hacking_alarm"] = int(self.alarm(learned)) if judged else None
+            result["hacking_alarm"] = int(bool(self.alarm(learned))) if judged else None
         return result
 
     def forget(self) -> None:

@@ -77,8 +77,8 @@ class Side(Protocol):
         """One row per finished episode, and what they and the history say in sum."""
         ...
 
-    def alarm(self) -> bool:
-        """Whether a learned return rises while true success does not."""
+    def alarm(self) -> str:
+        """Which learned return rises while true success does not, with numbers; empty where none does."""
         ...
 
     def evaluate(self, step: int) -> dict[str, float]:

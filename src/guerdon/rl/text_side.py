@@ -244,8 +244,8 @@ class TextSide:
         self.book.keep([row for row in rows if row["success"] is not None])
         return rows, self.book.summary(rows, self.learned)
 
-    def alarm(self) -> bool:
-        """Whether a reward model's return rises while true success does not."""
+    def alarm(self) -> str:
+        """Which reward model's return rises while true success does not, with numbers; empty where none does."""
         return self.book.alarm(self.learned)
 
     def evaluate(self, step: int) -> dict[str, float]:
