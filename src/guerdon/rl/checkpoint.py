@@ -19,6 +19,8 @@ from guerdon.atomic import seal_folder, verify_folder, write_json
 from guerdon.errors import CheckpointError, boundary
 from guerdon.finite import load_weights, save_weights
 
+VERSION = 2  # of the state; 1 had one random generator for acting and learning of control policies
+
 
 def save_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], values: dict[str, Any], *, keep: int) -> Path:
     """Write `folder/step_<step>`, then remove all but the newest `keep` sealed checkpoints.
@@ -39,7 +41,7 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], values:
     temporary = folder / f".{final.name}.partial"
     temporary.mkdir(parents=True)
     save_weights(tensors, temporary / "state.safetensors")
-    write_json(temporary / "state.json", values)
+    write_json(temporary / "state.json", {**values, "version": VERSION})
     seal_folder(temporary, final)
     for old in sorted(folder.glob("step_*"))[: -max(keep, 1)]:
         shutil.rmtree(old)
@@ -89,6 +91,22 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     values: dict[str, Any] = json.loads((path / "state.json").read_text())
     return load_weights(path / "state.safetensors"), values
+
+
+def load_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and values of a verified checkpoint from which a run is resumed.
+
+    Raises:
+        CheckpointError: its state has another version, or a tensor is not finite.
+    """
+    tensors, values = load_checkpoint(path)
+    version = values.get("version", 1)
+    if version != VERSION:
+        raise CheckpointError(
+            f"{path} has checkpoint version {version}, this guerdon resumes version {VERSION}: resume the run with the "
+            "guerdon that wrote it, or start another run from its policy (runner.resume_dir)"
+        )
+    return tensors, values
 
 
 def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

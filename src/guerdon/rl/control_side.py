@@ -24,6 +24,7 @@ from guerdon.rl.assemble import build_keep_up, build_sources, save_refitted
 from guerdon.rl.control_state import restore_state, restore_world, take_state
 from guerdon.rl.evaluation import evaluate_policy
 from guerdon.rl.films import film_episode
+from guerdon.rl.generators import ACTING, LEARNING, generator
 from guerdon.rl.keep_up import KeepUp
 from guerdon.rl.learner import FlatAdam, make_batch, scheduled, update_policy
 from guerdon.rl.measure import make_rollout, measure_all
@@ -105,7 +106,8 @@ class ControlSide:
             sources=[] if self.group else list(self.weights),
             seed=runner.seed,
         )
-        self.rng = np.random.default_rng([runner.seed, 1])
+        self.acting_rng = generator(runner.seed, ACTING)
+        self.learning_rng = generator(runner.seed, LEARNING)
         self.book = EpisodeBook(study.env.num_envs, ["env", *self.sources])
         self.scaler = RewardScaler(gammas, study.env.num_envs, enabled=algorithm.normalize_rewards)
         self.iteration = 0
@@ -140,7 +142,7 @@ class ControlSide:
                 self.world,
                 self.policy.actor(),
                 self.observations,
-                self.rng,
+                self.acting_rng,
                 steps=steps,
                 wants_row=self._wants_row if self._looking else None,
                 watcher=self._watch if self.recorder is not None else None,
@@ -184,7 +186,9 @@ class ControlSide:
             scales = self.scaler.update(rollout)
             batch = make_batch(rollout, self.policy, algorithm, self.weights, self.gammas, scales)
             rate = scheduled(algorithm.learning_rate, algorithm.lr_schedule, progress)
-            learned = update_policy(self.policy, self.optimizer, batch, algorithm, self.rng, learning_rate=rate)
+            learned = update_policy(
+                self.policy, self.optimizer, batch, algorithm, self.learning_rng, learning_rate=rate
+            )
             if self.policy.normalizer is not None:
                 self.policy.normalizer.update(rollout.observations[rollout.mask])
                 self.policy.refresh_normalizer()

@@ -40,7 +40,8 @@ def take_state(side: ControlSide) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, {
         "iteration": side.iteration,
         "sources": list(side.policy.sources),
-        "rng": side.rng.bit_generator.state,
+        "acting_rng": side.acting_rng.bit_generator.state,
+        "learning_rng": side.learning_rng.bit_generator.state,
         "world": {k: np.asarray(v).tolist() for k, v in world.items()},
         "book": side.book.state_dict(),
         "scaler": side.scaler.state_dict(),
@@ -55,7 +56,8 @@ def restore_state(side: ControlSide, tensors: dict[str, Tensor], values: dict[st
     side.policy.load_tensors(under("policy", tensors))
     side.optimizer.load_tensors(under("optimizer", tensors))
     side.iteration = int(values["iteration"])
-    side.rng.bit_generator.state = values["rng"]
+    side.acting_rng.bit_generator.state = values["acting_rng"]
+    side.learning_rng.bit_generator.state = values["learning_rng"]
     side.book.load_state_dict(values["book"])
     side.scaler.load_state_dict(values["scaler"])
     for name, source in side.sources.items():

@@ -238,7 +238,7 @@ class Loop:
         self._start = None
 
     def _load(self, path: Path) -> dict[str, int]:
-        tensors, values = ckpt.load_checkpoint(path)
+        tensors, values = ckpt.load_state(path)
         self.side.restore(tensors, values)
         self.step, self._wall_before = int(values["step"]), float(values["wall_time"])
         self.failures.load_state_dict(values["failures"])

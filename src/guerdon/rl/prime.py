@@ -30,6 +30,7 @@ from guerdon.policies.text import TextPolicy, add_policy, reference
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import TokenBatch
 from guerdon.rl.alarm import correlation
+from guerdon.rl.generators import REPLAY, generator
 from guerdon.rl.replay_text import TextReplay
 from guerdon.rl.text_learner import adam_tensors, adamw, load_adam, log_probs_of
 from guerdon.settings.prime import PrimeModelSettings, RewardModelSection
@@ -100,7 +101,7 @@ class ImplicitReward:
         self.optimizer = adamw(self.phi, optim.lr, optim.betas, optim.weight_decay)
         self.skipped = SkippedSteps("the reward model", "reward_model.prime_model.optim.lr")
         self.replay = TextReplay(self.settings.replay_size)
-        self.rng = np.random.default_rng([study.runner.seed, 3])
+        self.rng = generator(study.runner.seed, REPLAY)
 
     @property
     def changes(self) -> bool:

@@ -30,6 +30,7 @@ from guerdon.policies.tokens import (
     response_texts,
     token_ends,
 )
+from guerdon.rl.generators import ACTING, generator
 from guerdon.rl.side import Times
 from guerdon.settings.data import DataSettings
 from guerdon.types import BoolArray, Failure, FloatArray, IntArray
@@ -171,7 +172,7 @@ class Sampler:
         self.engine, self.verifier, self.tokenizer = engine, verifier, tokenizer
         fitting, self.too_long = short_enough(tokenizer, prompts, data)
         self.stream = PromptStream(fitting, seed=seed)
-        self.rng = np.random.default_rng([seed, 2])
+        self.rng = generator(seed, ACTING)
         self._groups = 0
 
     def draw(self, phase: Times = untimed) -> Drawn:

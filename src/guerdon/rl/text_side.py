@@ -22,6 +22,7 @@ from torch import Tensor
 from guerdon.finite import SkippedSteps
 from guerdon.policies.text import TextPolicy, reference
 from guerdon.policies.text_files import load_policy, save_policy
+from guerdon.rl.generators import LEARNING, generator
 from guerdon.rl.kl_reference import empty_reference, take_start
 from guerdon.rl.learner import scheduled
 from guerdon.rl.prime import ImplicitReward
@@ -102,7 +103,7 @@ class TextSide:
         assert study.data is not None
         self.study, self.data = study, study.data
         algorithm, seed = study.text_algorithm, study.runner.seed
-        torch.manual_seed(seed)  # of dropout, where a model has any
+        torch.manual_seed(seed)  # of dropout, where a model has any: only gradient steps draw from it
         in_reward = bool(algorithm.kl_coef) and algorithm.kl_in == "reward"
         streams = 1 + (study.reward_model is not None) + len(study.text_sources) + in_reward
         gae = algorithm.adv_estimator == "gae"
@@ -119,7 +120,7 @@ class TextSide:
         self.kl_ref = self._reference() if algorithm.kl_coef else None
         self.optimizer = adamw(self.policy, algorithm.learning_rate, algorithm.betas, algorithm.weight_decay)
         self.skipped = SkippedSteps("the policy", "algorithm.learning_rate")
-        self.rng = np.random.default_rng([seed, 1])
+        self.learning_rng = generator(seed, LEARNING)
         self.book = EpisodeBook(0, [VERIFIER, *self.learned])
         self.weights = weights_of(study, 0.0)
         self.warmed = not self._warm_up_size
@@ -228,7 +229,7 @@ class TextSide:
             )
             rate = scheduled(algorithm.learning_rate, algorithm.lr_schedule, progress)
             learned = update_text_policy(
-                self.policy, self.optimizer, batch, told, algorithm, self.rng,
+                self.policy, self.optimizer, batch, told, algorithm, self.learning_rng,
                 learning_rate=rate, temperature=self._temperature, max_length=self.data.max_response_length,
                 skipped_steps=self.skipped,
             )  # fmt: skip

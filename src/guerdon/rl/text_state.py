@@ -41,7 +41,7 @@ def take_state(side: TextSide) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors["rng.cuda"] = torch.cuda.get_rng_state()
     return tensors, {
         "sources": list(side.heads),
-        "rng": side.rng.bit_generator.state,
+        "learning_rng": side.learning_rng.bit_generator.state,
         "sampler": side.sampler.state_dict(),
         "process": process,
         "book": side.book.state_dict(),
@@ -68,7 +68,7 @@ def restore_state(side: TextSide, tensors: dict[str, Tensor], values: dict[str, 
     load_adam(side.optimizer, ckpt.under("optimizer", tensors))
     for name, source in side.processes.items():
         source.load_state_dict(ckpt.under(f"process.{name}", tensors), values["process"][name])
-    side.rng.bit_generator.state = values["rng"]
+    side.learning_rng.bit_generator.state = values["learning_rng"]
     side.sampler.load_state_dict(values["sampler"])
     side.book.load_state_dict(values["book"])
     side.warmed = bool(values["warmed"])

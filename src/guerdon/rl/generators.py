@@ -1,0 +1,26 @@
+"""Random generators of a run: each part that draws has its own, derived from `runner.seed`.
+
+Acting and learning share none, so that rollouts can be collected in another process: the actions of a rollout depend
+on the policy and on the rollouts before it, never on how many minibatches the learner drew. The state of each
+generator is in the checkpoint of the part that draws from it.
+
+    rng = generator(study.runner.seed, ACTING)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+LEARNING = 1  # order of minibatches
+ACTING = 2  # actions of a control policy, tokens of a language model
+REPLAY = 3  # replayed responses of an implicit reward model
+
+
+def generator(seed: int, part: int) -> np.random.Generator:
+    """The generator of one part: PCG64 seeded by `numpy.random.SeedSequence([seed, part])`.
+
+    Args:
+        seed: `runner.seed`.
+        part: `LEARNING`, `ACTING` or `REPLAY`.
+    """
+    return np.random.default_rng([seed, part])
