@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guerdon.compare.read_runs import number, read_lines, read_run
+from guerdon.compare.read_runs import number, read_lines, read_run, success_curve
 
 
 def test_a_truncated_last_line_is_skipped_and_counted(tmp_path):
@@ -12,6 +12,15 @@ def test_a_truncated_last_line_is_skipped_and_counted(tmp_path):
     path.write_bytes(b'{"kind": "eval", "step": 0}\n\n[1]\n{"kind": "eval", "st')
     assert read_lines(path) == ([{"kind": "eval", "step": 0}], 2)
     assert read_lines(tmp_path / "absent.jsonl") == ([], 0)
+
+
+def test_a_line_nested_without_end_and_success_out_of_its_range_are_left_out(tmp_path):
+    values = ("0.5", "-3", "5", "1", "[" * 50_000)
+    lines = [f'{{"kind": "eval", "step": {step}, "success": {value}}}\n' for step, value in enumerate(values)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    run = read_run(tmp_path, task="t", arm="A", seed=0)
+    assert success_curve(run) == ([0.0, 3.0], [0.5, 1.0])
+    assert read_lines(tmp_path / "metrics.jsonl")[1] == 1
 
 
 @given(st.integers(0, 200))

@@ -41,6 +41,7 @@ WANTED = [(s.question, s.steps, s.labels) for s in SOLUTIONS]
 def test_a_folder_of_parquet_with_and_without_folders_in_it(tmp_path):
     write_solutions(tmp_path / "flat" / "a.parquet", SOLUTIONS[:3], "trl")
     write_solutions(tmp_path / "flat" / "b.parquet", SOLUTIONS[3:], "trl")
+    write_solutions(tmp_path / "flat" / ".b.parquet", SOLUTIONS[3:], "trl")  # hidden files are none of the data
     assert read(tmp_path / "flat") == (WANTED, {})
     write_solutions(tmp_path / "deep" / "data" / "train-00000-of-00001.parquet", SOLUTIONS, "trl")
     assert read(tmp_path / "deep") == (WANTED, {})

@@ -132,11 +132,13 @@ def number(row: Row, key: str) -> float | None:
 
 
 def success_curve(run: RunRecord) -> tuple[list[float], list[float]]:
-    """Steps and true success of a run's evaluations, those without a number left out."""
+    """Steps and true success of a run's evaluations; those without a number from 0 to 1 are left out."""
     pairs = [
         (step, value)
         for row in run.evals
-        if (step := number(row, "step")) is not None and (value := number(row, "success")) is not None
+        if (step := number(row, "step")) is not None
+        and (value := number(row, "success")) is not None
+        and 0 <= value <= 1
     ]
     return [step for step, _ in pairs], [value for _, value in pairs]
 
@@ -157,7 +159,7 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
             continue
         try:
             row = json.loads(line, parse_constant=lambda _: None)
-        except ValueError:
+        except (ValueError, RecursionError):
             skipped += 1
             continue
         if isinstance(row, dict):
@@ -171,7 +173,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """A JSON object, or None where the file is absent, broken or not an object."""
     try:
         content = json.loads(path.read_bytes(), parse_constant=lambda _: None)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
 

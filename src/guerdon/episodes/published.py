@@ -37,7 +37,7 @@ def rows_by_split(source: str) -> dict[str, list[dict[str, Any]]]:
         MissingDependencyError: a folder of `datasets` or a hub id without that package.
     """
     path = Path(source)
-    files = sorted(p for p in path.iterdir() if p.suffix in ENDINGS) if path.is_dir() else [path]
+    files = sorted(p for p in path.iterdir() if p.suffix in ENDINGS and p.name[0] != ".") if path.is_dir() else [path]
     if _saved(path) or (path.is_dir() and not files) or not path.exists():
         found = _datasets(source)
     else:

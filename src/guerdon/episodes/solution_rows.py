@@ -108,7 +108,7 @@ class Fields:
         if isinstance(value, str):
             try:
                 value = json.loads(value)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{self.where}: meta is not JSON: {error}") from error
         return dict(value)
 

@@ -63,7 +63,7 @@ class AppendLog:
         for number, line in enumerate(lines[:-1], start=1):
             try:
                 rows.append(json.loads(line))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{self.path}:{number}: not a line of JSON: {error}; remove that line") from error
         return rows
 
