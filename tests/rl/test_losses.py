@@ -6,8 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guerdon.rl.learner import FlatAdam, scheduled
+from guerdon.policies.control import ControlPolicy
+from guerdon.rl.learner import Batch, FlatAdam, _losses, scheduled
 from guerdon.rl.losses import approx_kl, masked_mean, ppo_clip_loss, value_loss
+from guerdon.rl.text_learner import _policy_terms
+from guerdon.settings.policy import AlgorithmSettings, MLPPolicySettings
+from guerdon.settings.text_algorithm import TextAlgorithmSettings
 
 torch.set_num_threads(1)
 
@@ -95,3 +99,27 @@ def test_learning_rate_schedules():
     assert [scheduled(2.0, "constant", p) for p in (0, 1)] == [2.0, 2.0]
     assert [scheduled(2.0, "linear", p) for p in (0, 0.5, 1.5)] == [2.0, 1.0, 0.0]
     np.testing.assert_allclose([scheduled(2.0, "cosine", p) for p in (0, 0.5, 1)], [2, 1, 0], atol=1e-12)
+
+
+# Ratios 5, 0.5, 5 and advantages -2, -2 and 2: max(10, 2.4), max(1, 1.6) and -min(10, 2.4); c = 3 caps the first
+DUAL_CLIP = [(None, [10.0, 1.6, -2.4]), (3.0, [6.0, 1.6, -2.4])]
+
+
+@pytest.mark.parametrize(("c", "expected"), DUAL_CLIP)
+def test_clip_ratio_c_reaches_the_loss_of_a_control_policy(c, expected):
+    policy = ControlPolicy(MLPPolicySettings(), (2,), 1, ())
+    x, actions = torch.zeros(3, 2), torch.tensor([[0.1], [0.2], [0.3]])
+    old = policy.log_prob(x, actions).detach() - torch.tensor([5.0, 0.5, 5.0]).log()
+    none = torch.zeros(3, 0)
+    batch = Batch(x, actions, old, torch.tensor([-2.0, -2.0, 2.0]), torch.ones(3), none, none, none)
+    _, facts = _losses(policy, batch, AlgorithmSettings(normalize_advantages=False, clip_ratio_c=c))
+    assert facts["policy_loss"] == pytest.approx(sum(expected) / 3, rel=1e-5)
+    assert facts["clip_fraction"] == 1
+
+
+@pytest.mark.parametrize(("c", "expected"), DUAL_CLIP)
+def test_clip_ratio_c_reaches_the_loss_of_a_language_model(c, expected):
+    new, advantages = torch.tensor([[5.0, 0.5, 5.0]]).log(), torch.tensor([[-2.0, -2.0, 2.0]])
+    settings = TextAlgorithmSettings(num_epochs=2, clip_ratio_c=c)
+    terms, _ = _policy_terms(new, torch.zeros(1, 3), advantages, torch.ones(1, 3), settings)
+    np.testing.assert_allclose(terms[0], expected, rtol=1e-5)

@@ -234,7 +234,7 @@ def _losses(policy: ControlPolicy, part: Batch, settings: AlgorithmSettings) -> 
         a = _standardise(a, part.mask)
     new = policy.log_prob(part.x, part.actions)
     loss, clipped = losses.ppo_clip_loss(
-        new, part.log_probs, a, part.mask, clip_low=settings.clip_range, clip_high=high
+        new, part.log_probs, a, part.mask, clip_low=settings.clip_range, clip_high=high, dual_clip=settings.clip_ratio_c
     )
     facts = {
         "policy_loss": float(loss.detach()),

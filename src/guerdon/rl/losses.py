@@ -35,13 +35,16 @@ def ppo_clip_loss(
     *,
     clip_low: float,
     clip_high: float,
+    dual_clip: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Clipped surrogate (Schulman et al. 2017, 1707.06347, eq. 7), negated; asymmetric as in DAPO (2503.14476, eq. 10).
 
     Returns:
         The loss and the share of clipped ratios, both scalars.
     """
-    loss, outside = ppo_clip_terms(log_probs_N, old_log_probs_N, advantages_N, clip_low=clip_low, clip_high=clip_high)
+    loss, outside = ppo_clip_terms(
+        log_probs_N, old_log_probs_N, advantages_N, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
+    )
     return masked_mean(loss, mask_N), masked_mean(outside, mask_N)
 
 

@@ -242,7 +242,8 @@ def _policy_terms(
     low = settings.clip_range
     high = low if settings.clip_range_high is None else settings.clip_range_high
     if settings.loss == "ppo":
-        return losses.ppo_clip_terms(new, old, advantages, clip_low=low, clip_high=high)
+        dual_clip = settings.clip_ratio_c
+        return losses.ppo_clip_terms(new, old, advantages, clip_low=low, clip_high=high, dual_clip=dual_clip)
     if settings.loss == "gspo":
         return losses.gspo_terms(new, old, advantages, mask, clip_low=low, clip_high=high)
     if settings.loss == "cispo":

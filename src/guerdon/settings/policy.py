@@ -68,6 +68,9 @@ class AlgorithmSettings(Settings):
     gae_lambda: float = Field(0.95, ge=0, le=1, description="lambda of GAE (1506.02438)")
     clip_range: float = Field(0.2, gt=0, description="how far the probability ratio may leave 1")
     clip_range_high: float | None = Field(None, gt=0, description="upper clip where it differs (DAPO, 2503.14476)")
+    clip_ratio_c: float | None = Field(
+        None, gt=1, description="a negative advantage costs at most this times its size (dual clip, 1912.09729)"
+    )
     clip_range_value: float | None = Field(None, gt=0, description="clip the change of the value; null: not")
     value_coef: float = Field(1.0, ge=0, description="weight of half the mean squared value error")
     entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")

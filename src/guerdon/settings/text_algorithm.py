@@ -15,6 +15,7 @@ from guerdon.settings.base import Settings
 
 Estimator = Literal["rloo", "grpo", "dr_grpo", "reinforce", "reinforce_pp", "remax", "gae"]
 GROUPED = ("rloo", "grpo", "dr_grpo")
+_CLIPS = ("clip_range", "clip_range_high", "clip_ratio_c")
 _KEYS = ("normalize_advantages", "loss", "loss_agg", "kl_in")
 _PAPERS: dict[str, tuple[bool, str, str, str]] = {  # what a name's paper says of these keys
     "rloo": (False, "ppo", "constant", "reward"),  # 2402.14740; with one step per batch, ppo is its REINFORCE
@@ -74,6 +75,11 @@ class TextAlgorithmSettings(Settings):
     )
     clip_range: float = Field(0.2, gt=0, description="how far the probability ratio may leave 1")
     clip_range_high: float | None = Field(None, gt=0, description="upper clip where it differs (DAPO, 2503.14476)")
+    clip_ratio_c: float | None = Field(
+        None,
+        gt=1,
+        description="a negative advantage costs at most this times its size (dual clip, 1912.09729)",
+    )
     kl_coef: float = Field(0.0, ge=0, description="weight of the KL from the reference policy (the start of the run)")
     kl_type: Literal["k1", "k2", "k3"] = Field(
         "k3", description="its estimator in the loss (Schulman 2020); in the reward it is k1"
@@ -111,10 +117,12 @@ class TextAlgorithmSettings(Settings):
         if given.get("credit", "sum") != "min_form":
             idle.append(("credit_temperature", "credit sum"))
         if given.get("loss", "ppo") == "reinforce":
-            idle += [(k, "loss reinforce") for k in ("clip_range", "clip_range_high")]
+            idle += [(k, "loss reinforce") for k in _CLIPS]
         elif given.get("num_epochs", 1) == 1 and given.get("minibatch_size") is None:
             why = "one gradient step per batch, whose ratio is 1 (num_epochs 1 and no minibatch_size)"
-            idle += [(k, why) for k in ("clip_range", "clip_range_high")]
+            idle += [(k, why) for k in _CLIPS]
+        elif given.get("loss", "ppo") != "ppo":
+            idle.append(("clip_ratio_c", f"loss {given['loss']}"))
         if not given.get("kl_coef"):
             idle += [(k, "kl_coef 0") for k in ("kl_type", "kl_in")]
         elif given.get("kl_in") == "reward":
