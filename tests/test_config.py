@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from guerdon.config import (
     Tree,
     apply_overrides,
+    dot_env,
     load,
     merge,
     read_yaml,
@@ -452,3 +453,12 @@ class TestRoundTrip:
         path.write_text(to_yaml(config), encoding="utf-8")
         assert load(Root, path, []).paths == tuple(words)
         assert yaml.safe_load(to_yaml(config))["paths"][:8] == words[:8]  # YAML 1.1 readers agree too
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["K=v", "K='v'", 'export K="v"', "K = v  # a comment", "K='v' # a comment", "\ufeffK=v", "K=v\r"],
+)
+def test_values_of_a_file_of_secrets(line, tmp_path):
+    (tmp_path / ".env").write_text(line + "\nA=b#c\nEMPTY=\n", encoding="utf-8", newline="")
+    assert dot_env(tmp_path / ".env") == {"K": "v", "A": "b#c", "EMPTY": ""}

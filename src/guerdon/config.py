@@ -10,6 +10,7 @@ import their public names from here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,8 +45,14 @@ def dot_env(path: Path = Path(".env")) -> dict[str, str]:
     """The `NAME=value` lines of a file with secrets, nothing where there is no such file."""
     if not path.is_file():
         return {}
-    pairs = [line.partition("=") for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
-    return {name.strip().removeprefix("export "): value.strip().strip("\"'") for name, equals, value in pairs if equals}
+    pairs = [line.partition("=") for line in path.read_text(encoding="utf-8-sig", errors="replace").splitlines()]
+    return {name.strip().removeprefix("export "): _unquoted(value.strip()) for name, equals, value in pairs if equals}
+
+
+def _unquoted(value: str) -> str:
+    """A value of a `.env` file without its quotes and the comment behind it."""
+    quoted = re.fullmatch(r"""(["'])(.*?)\1\s*(?:#.*)?""", value)
+    return quoted[2] if quoted else re.split(r"\s+#", value)[0].strip("\"'")
 
 
 def validate(model: type[M], tree: Tree | Mapping[str, Any], *, source: str) -> M:

@@ -8,7 +8,9 @@ import pytest
 from guerdon.worlds.prompts import Prompt
 from guerdon.worlds.verifier import Verifier, check_numeric
 
-QUESTION = "Ann buys 3 apples and some berries. How many thousand apples are left, and how many more than half?"
+QUESTION = (
+    "Ann buys 3 apples and some berries. How many thousand apples are left, and how many more than half? And $a + b$?"
+)
 WORDS = {"=": ("equal",), "!": ("different",), "?": ("answer_unparsable",)}
 
 # true answer, stated answer, numeric, math
@@ -97,6 +99,17 @@ TABLE = [
     ("6", "2 \\times 3 = 6", "=", "="), ("5", "2+2=5", "?", "?"), ("5", "10/2=5", "=", "="),
     ("5", "x - 1 = 5", "?", None), ("5", "= 5", "?", None), ("6", "2\\sqrt{3}\\cdot\\sqrt{3}=6", "?", "="),
     ("6", "2\\sqrt{3}=6", "?", "?"),
+    ("5", "2x=5", "?", "?"), ("5", "-x=5", "?", "?"), ("5", "x^2=5", "?", "?"), ("5", "\\frac{1}{x}=5", "?", "?"),
+    ("5", "|x|=5", "?", "?"), ("5", "x+1=5", "?", "?"), ("5", "\\sqrt{x}=5", "?", "?"), ("5", "log x = 5", "?", "?"),
+    ("5", "never = 5", "?", None), ("5", "f(2)=5", None, "="), ("5", "\\overline{AB}=5", None, "="),
+    ("5", "AB=5", "=", "="), ("5", "P(A)=5", None, "="), ("5", "a+b=5", None, "="), ("5", "x'=5", None, "="),
+    ("5", "\\vec{v} = 5", None, "="), ("5", "\\text{total} = 5", "=", "="), ("x^2=5", "x^2=5", None, "="),
+    ("y=2x", "y=2x", None, "="),
+    # what the parser of LaTeX drops, and separators that can be read in more than one way
+    ("5", "5\\ldots", "?", "?"), ("5", "5…", "?", "?"), ("5", "\\phantom{5}", "?", "?"),
+    ("5", "x \\approx 5", "?", "?"), ("5", "5\\text{?}", "?", "?"), ("1.5", "1,5", "?", "?"),
+    ("1000", "1.000,00", "?", "?"),
+    ("100000", "1,00,000", "?", "?"), ("5", "$5mm", "?", None),
     # words as answers
     ("Evelyn", "\\text{Evelyn}", None, "="), ("\\text{Evelyn}", "evelyn", None, "="), ("Evelyn", "Bob", None, "!"),
     ("east", "seat", None, "?"), ("even", "odd", None, "!"), ("Evelyn", "5", None, "!"),

@@ -19,6 +19,11 @@ from typing import NamedTuple
 _BRACES = re.compile(r"(?P<box>\\f?box(?:ed)?\s*\{)|(?P<open>\{)|(?P<close>\})|\\.", re.DOTALL)
 _HASHES = re.compile(r"####[ \t]*")
 _ANSWER_IS = re.compile(r"(?i)\banswer(?:\s+is\b|\s*[:=])\s*:?\s*")
+_OPEN = re.compile(  # "I doubt that the answer is"
+    r"(?i)(?:\b(?:doubt|whether|if|unlikely|unsure|unclear)"
+    r"|(?:\bnot|n['\u2019]t) (?:sure|certain|think|believe|know|say|claim))"
+    r"(?: that| if| whether)?(?: the| my| our)?(?: final| correct)?\s*\Z"
+)
 _LONGEST = 200  # characters of a number worth reading
 
 
@@ -40,7 +45,7 @@ def final_answer(text: str) -> str | None:
     r"""The answer that a response states, or None where it states none.
 
     In this order, the last of each kind: `\boxed{...}`, `#### ...` (to the end of the line), `the answer is ...`
-    (to the end of the sentence).
+    (to the end of the sentence; none where the last one is doubted: `not sure that the answer is ...`).
     """
     boxed = last_boxed(text)
     if boxed is not None:
@@ -48,6 +53,8 @@ def final_answer(text: str) -> str | None:
     for pattern in (_HASHES, _ANSWER_IS):
         marks = list(pattern.finditer(text))
         if marks:
+            if _OPEN.search(text[: marks[-1].start()]):
+                return None
             line = text[marks[-1].end() :].partition("\n")[0]
             return _undecorated(line if pattern is _HASHES else re.split(r"\.(?:\s|$)", line)[0]) or None
     return None
@@ -131,6 +138,7 @@ _NO_UNITS = {
     "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "twenty", "thirty", "forty", "fifty",
     "sixty", "seventy", "eighty", "ninety", "below", "above", "ago", "off", "out", "another", "other", "others",
     "greater", "smaller", "larger", "equal", "equals", "approximately", "around", "roughly", "to", "per",
+    "never", "no", "wrong", "incorrect", "false", "if",
 }  # fmt: skip
 _INTEGER = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[1-9][0-9]{0,2}(?: [0-9]{3})+|[0-9]+)"
 _DECIMAL = rf"(?:{_INTEGER}(?:\.[0-9]*)?|\.[0-9]+)"
@@ -249,6 +257,8 @@ def _unit(match: re.Match[str], question: str) -> str | None:
     if len(found) > 6:
         return None
     money = match["money"] or match["coin"]
+    if money and found == ["millimeter"] and words[0] == "mm":  # $5mm: millions
+        return None
     return " ".join(found) or {"$": "dollar", "\u20ac": "euro", "\u00a3": "pound"}.get(money or "", money or "")
 
 

@@ -158,6 +158,8 @@ class Verifier:
         if found is not None:
             return Judgement(found[0], answer, found[1])
         sides = answer.split("=")
+        if len(sides) > 1 and "=" not in gold and "Poly(" not in answer and not _is_asked(sides[0], prompt.question):
+            return Judgement("answer_unparsable", answer, f"{sides[0].strip()[:80]!r} is no name, nor in the question")
         if len(sides) > 1 and not re.search("[A-Za-z]", _COMMAND.sub("", sides[0])):
             verdict, _ = self._started().compare(typographic(sides[-1]), typographic(sides[0]))
             if verdict != "equal":
@@ -245,7 +247,20 @@ def check_code(response: str, ground_truth: str, cpu_seconds: float = 10.0) -> J
 
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _SCALED = re.compile(r"[0-9.]\s*(?:\\text\s*\{\s*)?[kKmMbB]\b[.}\s]*")
+_VAGUE = re.compile(r"\\(?:[lchd]?dots[bcim]?|[hv]?phantom|approx)(?![A-Za-z])|\?|\u2026|\u2248")
+_DECIMAL_COMMA = re.compile(r"[-+]?[0-9]+(?:[.,'\u2019][0-9]+)+")
+_NAME = re.compile(  # x, AB, area, \theta, |AB|
+    r"\\?[A-Za-z]|[A-Z]+|(?!log|ln|sin|cos|tan|sqrt|exp|abs|floor|ceil)[A-Za-z]{3,}|\\[A-Za-z]+|\|[A-Z]{2}\|"
+    r"|\\(?:overline|vec|hat|bar|angle|triangle|Delta|mathbf|mathcal|mathrm|text)\{?[A-Za-z ]+\}?"
+)
 _MARK = re.compile(r"_|(?<=[0-9)}])['\"]")  # of a base, a derivative, feet: dropped by the parser of LaTeX
+
+
+def _is_asked(left: str, question: str) -> bool:
+    """Whether what stands in front of `=` is a name, the question's own expression, or has no letters (a sum)."""
+    plain, asked = (re.sub(r"[\s$]|\\[,!;: ]", "", typographic(text)) for text in (left, question))
+    bare = re.sub(r"'+|\^\*|_(?:\{[^{}]*\}|\w)|\([^()=]*\)$", "", plain)
+    return not re.search("[A-Za-z]", _COMMAND.sub("", plain)) or plain in asked or _NAME.fullmatch(bare) is not None
 
 
 def compare_words(gold: str, answer: str) -> tuple[Verdict, str] | None:
@@ -266,6 +281,11 @@ def compare_words(gold: str, answer: str) -> tuple[Verdict, str] | None:
     plain = typographic(answer)
     if _MARK.search(plain) and not _MARK.search(typographic(gold)):
         return "answer_unparsable", "a base, a derivative or feet, which the true answer does not have"
+    vague = _VAGUE.search(plain)
+    if vague and not _VAGUE.search(typographic(gold)):
+        return "answer_unparsable", f"{vague[0]} leaves open what it says"
+    if numbers_of(gold) and _DECIMAL_COMMA.fullmatch(plain.strip("$ ")) and not numbers_of(answer):
+        return "answer_unparsable", "commas or points that may separate thousands, decimals or a list"
     if numbers_of(gold) and _SCALED.search(plain):
         return "answer_unparsable", "a letter behind a number: thousands, millions or a unit"
     return None
