@@ -65,6 +65,14 @@ def test_a_language_model_that_diverges_stops_with_finite_weights(policy, tmp_pa
     assert_left_finite(study)
 
 
+def test_weights_that_are_lost_are_not_evaluated(tmp_path):
+    study = letter_study(tmp_path, algorithm={"learning_rate": WILD}, runner={"eval_every": 16})
+    with pytest.raises(NonFiniteError, match="cannot be evaluated"):
+        start(study).run()
+    assert [row["step"] for row in lines(study) if row["kind"] == "eval"] in ([], [0])
+    assert_left_finite(study)
+
+
 def test_an_implicit_reward_model_that_diverges_stops_the_run(tmp_path):
     model = prime(mini=4, micro=4, prime_model={"optim": {"lr": WILD}}, on_failure="neutral")
     study = letter_study(tmp_path, reward_model=model, reward={"max_failure_rate": 1.0})

@@ -23,6 +23,7 @@ import torch
 
 from guerdon.atomic import write_json
 from guerdon.errors import GuerdonError, NonFiniteError, TooManyFailuresError
+from guerdon.finite import first_non_finite
 from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.failures import FailureCounter, failure_rows, refuse_failures
 from guerdon.rl.log import Narrator, RunLog, true_success
@@ -174,8 +175,15 @@ class Loop:
         self.narrator.advance(self.step, unknown if success is None else f"success {success:.2f}")
 
     def _true_success(self) -> dict[str, float]:
-        """What the policy really achieves now; evaluated once per step of the run."""
+        """What the policy really achieves now; evaluated once per step of the run.
+
+        Raises:
+            NonFiniteError: its weights, or those of another part of the run, are not finite.
+        """
         if self._evaluated is None or self._evaluated[0] != self.step:
+            lost = first_non_finite(self.side.state()[0].items())
+            if lost:
+                raise NonFiniteError(f"the policy cannot be evaluated: {lost} is not finite. Lower the learning rate")
             self._evaluated = (self.step, self.side.evaluate(self.step))
         return self._evaluated[1]
 
