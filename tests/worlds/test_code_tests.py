@@ -121,6 +121,8 @@ def test_functions_of_apps_and_asserts_of_mbpp(sandbox):
     assert share(sandbox, apps, "def f(x): return sum(x)") == 1
     assert share(sandbox, apps, "class Solution:\n    def f(self, x): return sum(x)") == 1
     assert share(sandbox, apps, "def g(x): return sum(x)") == 0
+    typed = "class Solution:\n    def f(self, x: List[int]) -> Optional[int]: return list(accumulate([0, *x]))[-1]"
+    assert share(sandbox, apps, typed) == 1
     lines = json.dumps({"fn_name": "f", "inputs": ["[1, 2]\n1"], "outputs": ["[2, 3]"]})
     assert share(sandbox, lines, "def f(x, n): return tuple(v + n for v in x)") == 1
     mbpp = (

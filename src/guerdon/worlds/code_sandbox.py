@@ -58,10 +58,21 @@ def _plain(value):
         return {"dict": [[_plain(k), _plain(v)] for k, v in dict.items(value)]}
     return {"other": type(value).__name__}
 
+_PRELUDE = '''
+import bisect, collections, copy, functools, heapq, itertools, math, operator, random, re, string, sys
+from collections import *
+from functools import *
+from heapq import *
+from itertools import *
+from typing import *
+'''  # what the functions of such data sets expect to find, as at the sites that they come from
+
 def _main():
     with open("/tmp/calls.json", encoding="utf-8") as file:
         asked = json.load(file)
     names = {"__name__": "solution"}
+    if asked["function"]:
+        exec(_PRELUDE, names)
     exec(compile(asked["source"], "solution.py", "exec"), names)
     exec(asked["setup"], names)
     if asked["function"].isidentifier() and asked["function"] not in names and "Solution" in names:
