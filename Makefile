@@ -52,7 +52,7 @@ prm-continued: env  # ... and from what continuations reach
 	$(BIN)/guerdon train configs/prm_demo.yaml --only continued
 	$(BIN)/guerdon evaluate configs/prm_demo.yaml --only continued
 
-quickstart: env  ## the same chain at the smallest scale, in about two minutes
+quickstart: env  ## the same chain at the smallest scale, in under a minute
 	$(BIN)/guerdon quickstart
 
 doctor: env  ## is this machine ready?
