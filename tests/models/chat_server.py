@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from guerdon.models.prompts import Asked, PromptTemplate
+from guerdon.models.vlm_prompts import Asked, PromptTemplate
 from guerdon.models.vlm_questions import Picture, Question, Video, Writing
 
 DROP, NOT_JSON = "drop", "not json"

@@ -30,7 +30,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2Model
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.models.adapters import ADAPTERS, load_adapter, qwen_prm, recognise
 from guerdon.models.adapters.notes import adapter_of
-from guerdon.models.judgement import Judge, JudgeOptions, judge
+from guerdon.models.explained_score import Judge, JudgeOptions, judge
 from guerdon.models.text_load import load_text_model
 from guerdon.policies.tiny_text import byte_tokenizer
 from guerdon.types import Episode, RewardModel

@@ -5,7 +5,7 @@ import torch
 from guerdon.errors import CheckpointError, DataError
 from guerdon.models.backbone import ImageScorer, calibrating
 from guerdon.models.checkpoint import ImageModelConfig, save_checkpoint
-from guerdon.models.judgement import Learns
+from guerdon.models.explained_score import Learns
 from guerdon.models.learning_image import load_learning_image_model
 from guerdon.models.preprocess import to_input
 from guerdon.models.quality import auroc

@@ -13,8 +13,8 @@ from guerdon.atomic import seal_folder, write_json
 from guerdon.episodes.solution_rows import closed, to_training
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import CheckpointError, ConfigError
+from guerdon.models.explained_score import Judge, JudgeOptions, Learns, judge
 from guerdon.models.implicit_text import ImplicitModel
-from guerdon.models.judgement import Judge, JudgeOptions, Learns, judge
 from guerdon.models.outcome import OutcomeModel
 from guerdon.models.stepwise import StepwiseModel
 from guerdon.models.text_card import TextModelCard

@@ -5,7 +5,7 @@ import pytest
 from vlm_samples import FAMILIES, Scripted, episode, tiny_backend, tiny_folder
 
 from guerdon.errors import ConfigError
-from guerdon.models.judgement import Judge, JudgeOptions, judge
+from guerdon.models.explained_score import Judge, JudgeOptions, judge
 from guerdon.models.load import load_reward_model
 from guerdon.models.vlm import LOWEST_LOG_PROB, Calibration, VLMRewardModel
 from guerdon.models.vlm_files import load_vlm

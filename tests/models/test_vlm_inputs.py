@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from vlm_samples import FAMILIES, episode, tiny_backend, tiny_folder
 
 from guerdon.errors import CheckpointError, ConfigError
-from guerdon.models.prompts import PROMPTS, PromptTemplate, find_prompt, plain_words
 from guerdon.models.tiny_vlm import IMAGE, VIDEO, build_image_processor, build_tokenizer
 from guerdon.models.vlm_files import load_vlm
 from guerdon.models.vlm_inputs import VisionInputs
 from guerdon.models.vlm_local import read_vlm
+from guerdon.models.vlm_prompts import PROMPTS, PromptTemplate, find_prompt, plain_words
 from guerdon.models.vlm_questions import NO, YES, Writing, limit_pixels, make_question, says
 from guerdon.settings.vlm import TinyVLMSettings, VLMSettings
 

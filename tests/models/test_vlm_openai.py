@@ -10,9 +10,9 @@ from vlm_samples import episode, tiny_backend
 
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.models.load import load_reward_model
-from guerdon.models.prompts import PROMPTS
 from guerdon.models.vlm import VLMRewardModel
 from guerdon.models.vlm_openai import OpenAIBackend, chat_messages, choice_of
+from guerdon.models.vlm_prompts import PROMPTS
 from guerdon.models.vlm_questions import NO, YES, Picture, Reply, Video, Writing, make_question
 from guerdon.retry import Clock
 from guerdon.settings.vlm import EndpointSettings, VLLMSettings, VLMSettings
@@ -94,7 +94,7 @@ def test_an_endpoint_gives_what_the_model_gives_here(sharp, kind, settings):
 
 
 def _judge(model, episodes):
-    from guerdon.models.judgement import JudgeOptions
+    from guerdon.models.explained_score import JudgeOptions
 
     found = []
     for judged in model.judge(episodes, JudgeOptions()):

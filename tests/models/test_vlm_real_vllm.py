@@ -11,7 +11,7 @@ import pytest
 from vllm_process import NEEDS_VLLM, vllm_server
 from vlm_samples import episode
 
-from guerdon.models.judgement import JudgeOptions
+from guerdon.models.explained_score import JudgeOptions
 from guerdon.models.load import load_reward_model
 from guerdon.models.tiny_vlm import CHAT_TEMPLATE, write_tiny_vlm
 from guerdon.settings.vlm import TinyVLMSettings

@@ -10,7 +10,7 @@ import numpy as np
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from guerdon.models.judgement import Judgement
+from guerdon.models.explained_score import ExplainedScore
 from guerdon.serve.app import build_app
 from guerdon.serve.engine import Engine, ModelSource
 from guerdon.settings.serve import ServeSettings
@@ -39,7 +39,7 @@ class Watching:
 
 
 def failing(why):
-    return Judgement(Score(failure=Failure(*why)), "I cannot tell")
+    return ExplainedScore(Score(failure=Failure(*why)), "I cannot tell")
 
 
 def steps_by_length(episode):
@@ -47,14 +47,14 @@ def steps_by_length(episode):
     if any("???" in text for text in episode.texts):
         return failing(("unreadable", "three question marks"))
     values = np.array([len(text) / 100 for text in episode.texts], np.float32)
-    return Judgement(Score(steps=values), tokens=sum(len(text) for text in episode.texts))
+    return ExplainedScore(Score(steps=values), tokens=sum(len(text) for text in episode.texts))
 
 
 def logit_by_length(episode):
     """As many as the response has characters, minus 10."""
     if any("???" in text for text in episode.texts):
         return failing(("unreadable", "three question marks"))
-    return Judgement(Score(total=float(sum(map(len, episode.texts)) - 10)), tokens=7)
+    return ExplainedScore(Score(total=float(sum(map(len, episode.texts)) - 10)), tokens=7)
 
 
 def brightness(episode):
@@ -62,12 +62,12 @@ def brightness(episode):
     if not episode.frames.any():
         return failing(("too_dark", "there is nothing to see"))
     value = float(episode.frames[-1].mean() / 255)
-    return Judgement(Score(total=value), f"<answer>{100 * value:.1f}</answer>", tokens=3)
+    return ExplainedScore(Score(total=value), f"<answer>{100 * value:.1f}</answer>", tokens=3)
 
 
 def brightness_of_frames(episode):
     """The mean of every frame between 0 and 1."""
-    return Judgement(Score.from_values(episode.frames.mean(axis=(1, 2, 3)) / 255))
+    return ExplainedScore(Score.from_values(episode.frames.mean(axis=(1, 2, 3)) / 255))
 
 
 def models():

@@ -2,7 +2,7 @@
 
 from foreign import VIDEO, Watching, models
 
-from guerdon.models.judgement import Judgement
+from guerdon.models.explained_score import ExplainedScore
 from guerdon.types import Score
 
 
@@ -24,9 +24,9 @@ def video(settings):
 
 def trend(settings):
     """Always sees progress."""
-    return Watching(VIDEO, lambda episode: Judgement(Score(total=1.0), '{"trend": "positive"}'))
+    return Watching(VIDEO, lambda episode: ExplainedScore(Score(total=1.0), '{"trend": "positive"}'))
 
 
 def prose(settings):
     """Writes what nobody can read as a trend."""
-    return Watching(VIDEO, lambda episode: Judgement(Score(total=1.0), "It went well."))
+    return Watching(VIDEO, lambda episode: ExplainedScore(Score(total=1.0), "It went well."))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guerdon.models.judgement import JudgeOptions
+from guerdon.models.explained_score import JudgeOptions
 from guerdon.serve.batcher import LONG, SHORT, Batcher, Item
 from guerdon.types import Episode
 

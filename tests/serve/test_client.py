@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from guerdon.errors import ConfigError, DataError, RewardRequestError
-from guerdon.models.judgement import JudgeOptions
+from guerdon.models.explained_score import JudgeOptions
 from guerdon.serve.client import RewardClient
 from guerdon.serve.client_async import AsyncRewardClient
 from guerdon.serve.client_read import read_items, read_score

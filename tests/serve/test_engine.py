@@ -10,7 +10,7 @@ import pytest
 from toys import Learner, Toy, step_value
 
 from guerdon.errors import ConfigError
-from guerdon.models.judgement import JudgeOptions
+from guerdon.models.explained_score import JudgeOptions
 from guerdon.serve.cache import ResultCache, content_key
 from guerdon.serve.engine import Busy, DeadlineExceeded, Engine, ModelSource, NotReady, ReloadFailed, UnknownModel
 from guerdon.settings.serve import BatchSettings, LimitSettings
@@ -394,17 +394,17 @@ def test_every_option_counts():
 
 
 def test_the_cache_forgets_what_was_used_longest_ago():
-    from guerdon.models.judgement import Judgement
+    from guerdon.models.explained_score import ExplainedScore
     from guerdon.types import Failure, Score
 
     cache = ResultCache(2)
     for n in range(2):
-        cache.put(bytes([n]), Judgement(Score(total=float(n))))
+        cache.put(bytes([n]), ExplainedScore(Score(total=float(n))))
     cache.get(b"\x00")
-    cache.put(b"\x02", Judgement(Score(total=2.0)))
+    cache.put(b"\x02", ExplainedScore(Score(total=2.0)))
     assert cache.get(b"\x01") is None
     assert cache.get(b"\x00").score.total == 0
-    cache.put(b"\x03", Judgement(Score(failure=Failure("x"))))
+    cache.put(b"\x03", ExplainedScore(Score(failure=Failure("x"))))
     assert cache.get(b"\x03") is None
     assert len(cache) == 2
 

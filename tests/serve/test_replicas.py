@@ -14,7 +14,7 @@ import pytest
 from toys import Toy
 
 from guerdon.errors import ConfigError, GuerdonError
-from guerdon.models.judgement import JudgeOptions
+from guerdon.models.explained_score import JudgeOptions
 from guerdon.serve.backends import build_model, model_source
 from guerdon.serve.errors import ModelFailed, NotReady
 from guerdon.serve.launch import serve_settings

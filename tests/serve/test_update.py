@@ -15,7 +15,7 @@ from toys import Learner, Toy
 
 from guerdon.atomic import seal_folder, write_json
 from guerdon.errors import CheckpointError, ConfigError
-from guerdon.models.judgement import JudgeOptions
+from guerdon.models.explained_score import JudgeOptions
 from guerdon.serve import update_store
 from guerdon.serve.engine import (
     BadRequest,

@@ -3,7 +3,7 @@
 import pytest
 from foreign import FRAME, VIDEO, Watching, b64, brightness, brightness_of_frames, failing, grey, picture, serving
 
-from guerdon.models.judgement import Judgement
+from guerdon.models.explained_score import ExplainedScore
 from guerdon.serve.wire_chat import trend_of_text
 from guerdon.types import Failure, Score
 
@@ -21,7 +21,7 @@ def body(frames, text="close the drawer", **more):
 
 
 def saying(text):
-    return Watching(VIDEO, lambda episode: Judgement(Score(total=0.5), text))
+    return Watching(VIDEO, lambda episode: ExplainedScore(Score(total=0.5), text))
 
 
 @pytest.fixture(scope="module")

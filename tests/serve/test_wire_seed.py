@@ -9,7 +9,7 @@ import pytest
 from foreign import Watching, b64, grey, npy, picture, serving
 
 from guerdon.episodes.video import VideoWriter
-from guerdon.models.judgement import Judgement
+from guerdon.models.explained_score import ExplainedScore
 from guerdon.models.vlm import VLMRewardModel
 from guerdon.serve.wire_seed import ScoreRequest
 from guerdon.settings.vlm import VLMSettings
@@ -185,7 +185,7 @@ def test_how_an_answer_was_read_is_said():
 
 
 def test_a_value_outside_the_promised_range_is_refused():
-    rating = Watching(RewardInfo(name="rating", range=(1.0, 5.0)), lambda episode: Judgement(Score(total=4.0)))
+    rating = Watching(RewardInfo(name="rating", range=(1.0, 5.0)), lambda episode: ExplainedScore(Score(total=4.0)))
     with serving({"rating": rating}) as (client, _):
         reply = client.post("/score", json={"task_text": "t", "npy_base64": b64(npy(grey(LEVELS)))})
     assert (reply.status_code, reply.json()["error"]["code"]) == (422, "failed_measurement")

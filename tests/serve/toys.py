@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from guerdon.atomic import write_json
-from guerdon.models.judgement import Judgement, JudgeOptions
+from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.types import Episode, Failure, RewardInfo, Score
 
 
@@ -67,22 +67,22 @@ class Toy:
             time.sleep(self.delay + self.per_item * len(episodes))
         return [self._judge(episode) for episode in episodes]
 
-    def _judge(self, episode: Episode) -> Judgement:
+    def _judge(self, episode: Episode) -> ExplainedScore:
         text = "".join(episode.texts or ())
         if "poison" in text:
             raise RuntimeError(f"secret at /home/nobody/model.py: {text}")
         if "quit" in text:
             sys.exit(3)
         if "mute" in text:
-            return Judgement(Score(failure=Failure("mute", "the toy has nothing to say")))
+            return ExplainedScore(Score(failure=Failure("mute", "the toy has nothing to say")))
         if "longer" in text:
-            return Judgement(Score(steps=np.zeros(len(episode) + 1, np.float32)))
+            return ExplainedScore(Score(steps=np.zeros(len(episode) + 1, np.float32)))
         values = [step_value(t) for t in episode.texts] if episode.texts is not None else self._bright(episode)
         steps = np.array(values, np.float32)
         said = f"{self.info.name}: {steps[-1]}"
         if self.info.granularity == "total":
-            return Judgement(Score(total=float(steps[-1])), said, tokens=len(text))
-        return Judgement(Score(steps=steps, total=float(steps[-1])), said, tokens=len(text))
+            return ExplainedScore(Score(total=float(steps[-1])), said, tokens=len(text))
+        return ExplainedScore(Score(steps=steps, total=float(steps[-1])), said, tokens=len(text))
 
     def _bright(self, episode: Episode) -> list[float]:
         return (episode.frames.reshape(len(episode), -1).mean(axis=1) / 255).round(4).tolist()
@@ -109,7 +109,7 @@ class Learner(Toy):
         judged = super()._judge(episode)
         if judged.score.failure is not None:
             return judged
-        return Judgement(Score(steps=judged.score.steps, total=judged.score.total + self.weight), judged.text)
+        return ExplainedScore(Score(steps=judged.score.steps, total=judged.score.total + self.weight), judged.text)
 
     def save(self, folder: Path) -> None:
         folder.mkdir()
@@ -181,7 +181,7 @@ class Mortal(Toy):
             os._exit(9)
         if self.meet and text in ("a", "aa"):
             self._wait_for("aa" if text == "a" else "a", text)
-        return Judgement(super()._judge(episode).score, str(os.getpid()))
+        return ExplainedScore(super()._judge(episode).score, str(os.getpid()))
 
     def _wait_for(self, other, own):
         """Leave a mark, wait for the other's, and take it away."""

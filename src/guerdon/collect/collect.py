@@ -22,9 +22,9 @@ from guerdon.collect.continuations import Continuations
 from guerdon.collect.recorder import Recorder, episode_number
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError
-from guerdon.narrator import Narrator
 from guerdon.policies.control import ControlPolicy, load_policy
 from guerdon.policies.experts import NoisyActor, RandomActor, ScriptedExpert
+from guerdon.progress import ProgressBar
 from guerdon.settings.study import ActorShare, CollectSettings, Study
 from guerdon.settings.world import EnvSettings
 from guerdon.worlds.build import build_world
@@ -100,14 +100,14 @@ def collect(study: Study) -> Collected:
         only_success=settings.only_success,
     ) as writer:
         parts = _parts(settings, writer)
-        narrator = Narrator(settings.episodes, what="episodes", lines=10)
+        progress = ProgressBar(settings.episodes, what="episodes", lines=10)
         try:
             for part in parts:
                 if part.have < part.wanted:
-                    tried += _collect_part(part, study, settings, writer, narrator)
+                    tried += _collect_part(part, study, settings, writer, progress)
             writer.flush()
         finally:
-            narrator.close()
+            progress.close()
         return Collected(Path(settings.save_dir), writer.num_episodes, writer.num_frames, tried)
 
 
@@ -132,7 +132,7 @@ def _prefix(share: ActorShare, index: int) -> str:
 
 
 def _collect_part(
-    part: _Part, study: Study, settings: CollectSettings, writer: EpisodeWriter, narrator: Narrator
+    part: _Part, study: Study, settings: CollectSettings, writer: EpisodeWriter, progress: ProgressBar
 ) -> int:
     """Play rounds until this actor's part is complete; returns how many episodes were tried."""
     share, wanted = part.share, part.wanted - part.have
@@ -170,7 +170,7 @@ def _collect_part(
             tried += _play_round(world, recorder, make_actor(), share, settings.stop_after_success, rng, turn, skip)
             recorder.release()
             turn, skip = turn + 1, 0
-            narrator.advance(writer.num_episodes, share.type)
+            progress.advance(writer.num_episodes, share.type)
             if tried > GIVE_UP_AFTER * wanted and recorder.kept == 0:
                 raise ConfigError(
                     f"collect: {tried} episodes of actor {share.type!r} and not one to keep; with only_success the "

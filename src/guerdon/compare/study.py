@@ -21,7 +21,7 @@ from guerdon.config import Tree, apply_overrides, merge, read_yaml, resolve_refs
 from guerdon.durations import duration
 from guerdon.errors import ConfigError, JobError
 from guerdon.folder_lock import held
-from guerdon.narrator import Narrator
+from guerdon.progress import ProgressBar
 from guerdon.settings.base import Settings
 from guerdon.settings.estimate import (
     estimate_collect,
@@ -124,11 +124,11 @@ def run_study(plan: Plan) -> tuple[Path, str]:
     with held(folder, busy=f"another study runs in {folder}; wait for its end, or choose another work_dir"):
         _write_configs(plan)
         _write_card(plan, 0.0)
-        narrator = Narrator(len(plan.jobs), what="jobs")
+        progress = ProgressBar(len(plan.jobs), what="jobs")
         try:
-            outcomes = run_jobs(plan.jobs, folder / "jobs", parallel=plan.parallel, say=_teller(narrator))
+            outcomes = run_jobs(plan.jobs, folder / "jobs", parallel=plan.parallel, say=_teller(progress))
         finally:
-            narrator.close()
+            progress.close()
         _write_card(plan, time.perf_counter() - started)
         report = write_report(folder)
     table = markdown_table(comparison_table(folder))
@@ -292,7 +292,7 @@ def _write_card(plan: Plan, seconds: float) -> None:
     )
 
 
-def _teller(narrator: Narrator) -> Callable[[Outcome, int, int], None]:
+def _teller(progress: ProgressBar) -> Callable[[Outcome, int, int], None]:
     """Tells of each job that ended: a line for the record, and the bar on a terminal."""
 
     def say(outcome: Outcome, settled: int, total: int) -> None:
@@ -301,7 +301,7 @@ def _teller(narrator: Narrator) -> Callable[[Outcome, int, int], None]:
             line += f" in {outcome.seconds:.0f} s"
         if outcome.message:
             line += f" ({outcome.message})"
-        narrator.say(line)
-        narrator.advance(settled, "jobs")
+        progress.write_line(line)
+        progress.advance(settled, "jobs")
 
     return say

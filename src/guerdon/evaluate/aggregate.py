@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.evaluate.scoring import score_episodes
-from guerdon.narrator import Narrator
+from guerdon.progress import ProgressBar
 from guerdon.settings.evaluate_text import Aggregation
 from guerdon.types import Episode, Failure, RewardModel, Score
 
@@ -92,17 +92,17 @@ def score_solutions(
     Raises:
         DataError: the model gave another number of scores than it was given solutions.
     """
-    narrator = None if what is None else Narrator(len(solutions), what=what, lines=4)
+    progress = None if what is None else ProgressBar(len(solutions), what=what, lines=4)
     scores: list[Score] = []
     for start in range(0, len(solutions), batch_size):
         part = solutions[start : start + batch_size]
         episodes: list[Episode | None] = [s.as_episode() if s.steps else None for s in part]
         found = iter(score_episodes(model, [e for e in episodes if e is not None]))
         scores += [Score(failure=Failure("no_step")) if e is None else next(found) for e in episodes]
-        if narrator is not None:
-            narrator.advance(len(scores), "")
-    if narrator is not None:
-        narrator.close()
+        if progress is not None:
+            progress.advance(len(scores), "")
+    if progress is not None:
+        progress.close()
     return scores
 
 

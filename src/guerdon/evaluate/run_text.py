@@ -36,7 +36,7 @@ from guerdon.evaluate.scoring import failure_counts
 from guerdon.evaluate.seen import seen_in_training, warnings_of
 from guerdon.evaluate.steps import calibration, first_errors, step_metrics, step_table, true_first_error
 from guerdon.evaluate.text_report import text_of
-from guerdon.narrator import Narrator
+from guerdon.progress import log_line
 from guerdon.settings.evaluate_text import Aggregation, EvaluateTextSettings
 from guerdon.types import Failure, RewardModel, Score
 
@@ -124,7 +124,7 @@ def evaluate_text(
     if learnt:
         record["seen_in_training"] = {name: seen_in_training(part, learnt) for name, part in asked.items()}
         for line in warnings_of(record):
-            Narrator(1).say(f"WARNING: {line}")
+            log_line(f"WARNING: {line}")
     record["pictures"] = {name: f"{name}.svg" for name in drawn}
     for name, svg in drawn.items():
         write_text(folder / f"{name}.svg", svg)
@@ -138,7 +138,7 @@ def _published(sources: Sequence[str]) -> list[Solution]:
     left_out: Counter[str] = Counter()
     solutions = published_solutions(sources, left_out)
     for reason, n in sorted(left_out.items()):
-        Narrator(1).say(f"{', '.join(sources)}: left out {n} rows without a rated step ({reason})")
+        log_line(f"{', '.join(sources)}: left out {n} rows without a rated step ({reason})")
     return solutions
 
 

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 
 from guerdon.labels.append_log import Cache, content_key
-from guerdon.narrator import Narrator
 from guerdon.policies.generate import Engine, LocalEngine
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.tokens import pad_id, response_ids, response_texts, sequence, token_batch
+from guerdon.progress import ProgressBar
 from guerdon.settings.text_policy import GenerationSettings
 from guerdon.types import IntArray
 
@@ -119,7 +119,7 @@ class Completer:
         self.counts[f"{purpose}: from cache"] += len(first) - len(missing)
         missing.sort(key=lambda key: len(first[key].prefix))  # neighbours of like length; equal ones keep their order
         size = max(1, (self._generation.batch_size if self._generation.engine == "local" else 4096) // n)
-        told = Narrator(len(missing), what=f"{purpose} requests", lines=10) if narrate else None
+        told = ProgressBar(len(missing), what=f"{purpose} requests", lines=10) if narrate else None
         try:
             for start in range(0, len(missing), size):
                 group = missing[start : start + size]

@@ -44,9 +44,9 @@ from guerdon.labels.solving import (
     solve,
 )
 from guerdon.labels.step_rewards import pay
-from guerdon.narrator import Narrator
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import prompt_ids
+from guerdon.progress import ProgressBar
 from guerdon.retry import Clock
 from guerdon.settings.data import DataSettings
 from guerdon.settings.label import JUDGED, LabelSettings
@@ -261,7 +261,7 @@ class _Work:
     def __init__(self, tools: _Tools, of: int) -> None:
         self._tools, self._settings = tools, tools.settings
         self.labeler = tools.labeler()
-        self.told = Narrator(of, what="solutions", lines=20)
+        self.told = ProgressBar(of, what="solutions", lines=20)
         self.solutions: list[Solution] = []
         self.failures: Counter[str] = Counter()
         self.not_asked = 0
@@ -314,7 +314,7 @@ class _Work:
             if self._over:
                 self.not_asked += len(questions) * self._settings.num_rollouts
                 return
-            solved = _solutions(self._tools, questions, self.told.say)
+            solved = _solutions(self._tools, questions, self.told.write_line)
             self._tools.ledger.release()
             new = [one for one in solved.written if one.solution.id not in taken]
             taken |= {one.solution.id for one in new}

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from guerdon.labels.completions import Ask, Completer, Sampling
-from guerdon.narrator import Narrator
 from guerdon.policies.tokens import prompt_ids
+from guerdon.progress import ProgressBar
 from guerdon.proportion import wilson_bounds
 from guerdon.settings.data import DataSettings
 from guerdon.settings.label import MiningSettings
@@ -62,7 +62,7 @@ def mine(
     kept: list[Prompt] = []
     table: list[dict[str, Any]] = []
     prompts = prompts[: settings.max_questions]
-    told = Narrator(len(prompts), what="questions", lines=10)
+    told = ProgressBar(len(prompts), what="questions", lines=10)
     try:
         for start in range(0, len(prompts), AT_A_TIME):
             if len(kept) >= wanted:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from guerdon.errors import CheckpointError, ConfigError, DataError
-from guerdon.models.judgement import Judgement, JudgeOptions
+from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.models.text_card import TextModelCard, new_head, write_folder
 from guerdon.models.text_inputs import Reading, buckets, close_steps
 from guerdon.policies.text import TextPolicy
@@ -118,15 +118,15 @@ class TextRewardModel(ABC):
         """One Score per episode, in order; `episode.task` is the question, `episode.texts` are the steps."""
         return [judged.score for judged in self.judge(episodes, JudgeOptions())]
 
-    def judge(self, episodes: Sequence[Episode], options: JudgeOptions) -> list[Judgement]:
+    def judge(self, episodes: Sequence[Episode], options: JudgeOptions) -> list[ExplainedScore]:
         """Scores with the number of tokens read; nothing is ever left out, so `truncated` stays False."""
-        found: list[Judgement | None] = [None] * len(episodes)
+        found: list[ExplainedScore | None] = [None] * len(episodes)
         rows: list[int] = []
         readings: list[Reading] = []
         for i, episode in enumerate(episodes):
             reading = self.reading_of(episode)
             if isinstance(reading, Failure):
-                found[i] = Judgement(Score(failure=reading))
+                found[i] = ExplainedScore(Score(failure=reading))
             else:
                 rows.append(i)
                 readings.append(reading)
@@ -137,7 +137,7 @@ class TextRewardModel(ABC):
             at = 0
             for k, reading in zip(group, chosen, strict=True):
                 n = len(reading.ends_S) if self.per_step else 1
-                found[rows[k]] = Judgement(self._score(values[at : at + n]), tokens=len(reading))
+                found[rows[k]] = ExplainedScore(self._score(values[at : at + n]), tokens=len(reading))
                 at += n
         return [judged for judged in found if judged is not None]
 

@@ -15,7 +15,7 @@ import math
 import re
 from typing import Any
 
-from guerdon.models.judgement import Scale
+from guerdon.models.explained_score import Scale
 from guerdon.models.verdict_grammar import KIND_OF, OPENER, SEEN, THAT_SEEN, Form, Segment, labels_of
 from guerdon.types import Failure
 

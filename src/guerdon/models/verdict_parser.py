@@ -28,7 +28,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from guerdon.models.judgement import ParseStatus, Scale
+from guerdon.models.explained_score import ParseStatus, Scale
 from guerdon.models.verdict_forms import Choices, Completed, Numbers
 from guerdon.models.verdict_grammar import Form, Segment, segments_of
 from guerdon.models.verdict_text import Text, final_text

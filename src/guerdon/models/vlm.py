@@ -19,9 +19,9 @@ from typing import Literal
 import numpy as np
 
 from guerdon.errors import ConfigError
-from guerdon.models.judgement import Judgement, JudgeOptions, ParseStatus, Scale, joined_status
-from guerdon.models.prompts import Answer, PromptTemplate, find_prompt
+from guerdon.models.explained_score import ExplainedScore, JudgeOptions, ParseStatus, Scale, joined_status
 from guerdon.models.verdict_parser import parse_choice, parse_completed, parse_verdict
+from guerdon.models.vlm_prompts import Answer, PromptTemplate, find_prompt
 from guerdon.models.vlm_questions import NO, TRUE, YES, Backend, Choice, Question, Reply, Writing, make_question
 from guerdon.settings.vlm import VLMSettings, VLMType
 from guerdon.types import ByteArray, Episode, Failure, RewardInfo, Score
@@ -124,7 +124,7 @@ class VLMRewardModel:
         """One Score per episode, in order; what the model did not answer is a `Failure`."""
         return [judged.score for judged in self.judge(episodes, JudgeOptions())]
 
-    def judge(self, episodes: Sequence[Episode], options: JudgeOptions) -> list[Judgement]:
+    def judge(self, episodes: Sequence[Episode], options: JudgeOptions) -> list[ExplainedScore]:
         """One judgement per episode, in order; its text is the answer about the last row that was judged.
 
         Args:
@@ -142,7 +142,7 @@ class VLMRewardModel:
             plans.append(wrong or self._keys(episode, plan, asked))
         answers = dict(zip(asked, self._ask(list(asked.values()), plan), strict=True))
         return [
-            Judgement(Score(failure=keys)) if isinstance(keys, Failure) else self._judged(episode, keys, answers)
+            ExplainedScore(Score(failure=keys)) if isinstance(keys, Failure) else self._judged(episode, keys, answers)
             for episode, keys in zip(episodes, plans, strict=True)
         ]
 
@@ -255,7 +255,7 @@ class VLMRewardModel:
         s = self.settings
         return {"positive": s.positive_reward, "negative": s.negative_reward}.get(trend, s.unclear_reward)
 
-    def _judged(self, episode: Episode, keys: list[bytes | None], answers: dict[bytes, _Read]) -> Judgement:
+    def _judged(self, episode: Episode, keys: list[bytes | None], answers: dict[bytes, _Read]) -> ExplainedScore:
         """The judgement of an episode from the answers about its rows."""
         reads = [_Read(self.settings.unclear_reward) if key is None else answers[key] for key in keys]
         text, tokens = reads[-1].text, sum(read.tokens for read in reads)
@@ -263,11 +263,11 @@ class VLMRewardModel:
         if failures:
             row, first = failures[0]
             where = f"row {row} ({len(failures)} of {len(reads)} rows): " if len(reads) > 1 else ""
-            return Judgement(Score(failure=Failure(first.reason, where + first.detail)), text, tokens)
+            return ExplainedScore(Score(failure=Failure(first.reason, where + first.detail)), text, tokens)
         values = np.array([read.value for read in reads], dtype=np.float64)
         total = float(values.mean() if self._windowed else values[-1])
         score = Score.from_values(values, total=total) if len(values) == len(episode) else Score(total=total)
-        return Judgement(score, text, tokens, parse_status=joined_status(read.status for read in reads))
+        return ExplainedScore(score, text, tokens, parse_status=joined_status(read.status for read in reads))
 
 
 def _unusable(episode: Episode) -> Failure | None:

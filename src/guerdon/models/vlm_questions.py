@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from guerdon.models.prompts import Asked
 from guerdon.models.vlm_frames import sample_frames
+from guerdon.models.vlm_prompts import Asked
 from guerdon.types import ByteArray, Failure
 
 YES, NO, TRUE = ("yes", "true", "1"), ("no", "false", "0"), ("true",)

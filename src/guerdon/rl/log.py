@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from guerdon.errors import CheckpointError, naming
-from guerdon.narrator import Narrator as Narrator
 
 FILES = ("metrics.jsonl", "episodes.jsonl", "failures.jsonl", "timings.jsonl")
 

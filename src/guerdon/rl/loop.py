@@ -24,9 +24,10 @@ import torch
 from guerdon.atomic import write_json
 from guerdon.errors import GuerdonError, NonFiniteError, TooManyFailuresError
 from guerdon.finite import first_non_finite
+from guerdon.progress import ProgressBar
 from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.failures import FailureCounter, failure_rows, refuse_failures
-from guerdon.rl.log import Narrator, RunLog, true_success
+from guerdon.rl.log import RunLog, true_success
 from guerdon.rl.side import Refits, Side
 from guerdon.rl.sources import Measured
 from guerdon.settings.study import Study
@@ -73,9 +74,9 @@ class Loop:
         tensorboard = study.runner.logger.tensorboard
         self.log = RunLog(folder, tensorboard=tensorboard, offsets=offsets, purge_after=self.step)
         self._start: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None  # until the first checkpoint
-        self.narrator = Narrator(study.runner.total_steps)
+        self.progress = ProgressBar(study.runner.total_steps)
         for note in [*([] if found is None else [f"resumed from {found}"]), *self.side.notes]:
-            self.narrator.say(note)
+            self.progress.write_line(note)
         if found is None:
             self.side.begin()
             self._start = copy.deepcopy(self._state())
@@ -111,7 +112,7 @@ class Loop:
 
     def close(self) -> None:
         """Close files, worlds and bars."""
-        self.narrator.close()
+        self.progress.close()
         self.log.close()
         self.side.close()
 
@@ -172,7 +173,7 @@ class Loop:
         self.log.write("timings.jsonl", {"step": self.step, "wall_time": wall, "steps_per_second": rate, **timings})
         success = summary.get("success")
         unknown = "success unknown" if summary["episodes"] else "collecting"
-        self.narrator.advance(self.step, unknown if success is None else f"success {success:.2f}")
+        self.progress.advance(self.step, unknown if success is None else f"success {success:.2f}")
 
     def _true_success(self) -> dict[str, float]:
         """What the policy really achieves now; evaluated once per step of the run.
@@ -192,7 +193,7 @@ class Loop:
         self.log.metrics("eval", self.step, result)
         self.log.write("timings.jsonl", {"step": self.step, "wall_time": round(self.wall_time, 3), "kind": "eval"})
         alarm = self.side.alarm()
-        self.narrator.say(
+        self.progress.write_line(
             f"step {self.step}: {true_success(result)}, "
             f"{self.step / max(self.wall_time, 1e-9):.0f} {self.side.unit}/s"
             + (f" | HACKING ALARM: {alarm}" if alarm else "")
@@ -202,7 +203,7 @@ class Loop:
         try:  # a picture for the report: where nothing can be drawn, the run is no worse for it
             self.side.film(self.folder / "films", self.step)
         except GuerdonError as error:
-            self.narrator.say(f"no film: {error}")
+            self.progress.write_line(f"no film: {error}")
 
     @property
     def wall_time(self) -> float:

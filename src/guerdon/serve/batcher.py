@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from guerdon.models.judgement import Judgement, JudgeOptions
+from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.types import Episode
 
 LONG = 2_000_000  # characters of texts in one batch: whether an item is still wanted is looked at between batches
@@ -69,13 +69,13 @@ class Ticket:
 
     deadline: float
     done: asyncio.Future[None]
-    results: list[Judgement | None]
+    results: list[ExplainedScore | None]
     left: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.left = len(self.results)
 
-    def settle(self, place: int, judgement: Judgement) -> None:
+    def settle(self, place: int, judgement: ExplainedScore) -> None:
         """Put a result in its place; the last one ends the wait."""
         self.results[place] = judgement
         self.left -= 1

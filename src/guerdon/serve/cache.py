@@ -16,7 +16,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from guerdon.models.judgement import Judgement, JudgeOptions
+from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.types import Episode
 
 
@@ -52,19 +52,19 @@ class ResultCache:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._results: OrderedDict[bytes, Judgement] = OrderedDict()
+        self._results: OrderedDict[bytes, ExplainedScore] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._results)
 
-    def get(self, key: bytes) -> Judgement | None:
+    def get(self, key: bytes) -> ExplainedScore | None:
         """What was said of this content, or None."""
         found = self._results.get(key)
         if found is not None:
             self._results.move_to_end(key)
         return found
 
-    def put(self, key: bytes, judgement: Judgement) -> None:
+    def put(self, key: bytes, judgement: ExplainedScore) -> None:
         """Remember a judgement, unless it failed."""
         if not self.size or judgement.score.failure is not None:
             return

@@ -16,11 +16,10 @@ from hashlib import blake2b
 from typing import Any, Literal, cast
 
 from guerdon.errors import ConfigError, GuerdonError, boundary
-from guerdon.models.judgement import Judgement, JudgeOptions, Learns, judge
+from guerdon.models.explained_score import ExplainedScore, JudgeOptions, Learns, judge
 from guerdon.serve.cache import content_key
 from guerdon.serve.errors import BadRequest, Conflict, ModelFailed, NotReady, UpdateFailed
 from guerdon.serve.update_store import Sent, UpdateStore
-from guerdon.serve.words import judgement_from_json, judgement_to_json
 from guerdon.types import Episode, Failure, RewardModel, Score
 
 When = Literal["before", "after", "only"]
@@ -68,12 +67,14 @@ class Learned:
     """
 
     metrics: dict[str, float]
-    judgements: list[Judgement]
+    judgements: list[ExplainedScore]
     updates: int
     repeated: bool = False
 
 
-def judge_all(model: RewardModel, episodes: Sequence[Episode], options: JudgeOptions, name: str) -> list[Judgement]:
+def judge_all(
+    model: RewardModel, episodes: Sequence[Episode], options: JudgeOptions, name: str
+) -> list[ExplainedScore]:
     """One judgement per episode, in order. An episode at which the model raises is a `Failure("model_error")`.
 
     Raises:
@@ -86,10 +87,10 @@ def judge_all(model: RewardModel, episodes: Sequence[Episode], options: JudgeOpt
         raise
     except (GuerdonError, SystemExit) as error:
         if isinstance(error, ConfigError) and options != JudgeOptions():  # a choice of the client's: it may read why
-            return [Judgement(Score(failure=Failure("bad_option", str(error))))] * len(episodes)
+            return [ExplainedScore(Score(failure=Failure("bad_option", str(error))))] * len(episodes)
         if len(episodes) == 1:
             log.error("%s", error, exc_info=error)
-            return [Judgement(Score(failure=RAISED))]
+            return [ExplainedScore(Score(failure=RAISED))]
         log.warning("%s; they are judged in smaller parts", error)
     half = len(episodes) // 2
     return judge_all(model, episodes[:half], options, name) + judge_all(model, episodes[half:], options, name)
@@ -116,9 +117,9 @@ def learn(model: RewardModel, store: UpdateStore, wanted: Learning, name: str) -
                 f"update {wanted.sent.number} of this client had other content; give each update a number of its own",
                 param="number",
             )
-        judged = [judgement_from_json(record) for record in known["judgements"]]
+        judged = [ExplainedScore.from_json(record) for record in known["judgements"]]
         return Learned(known["metrics"], judged, known["updates"], repeated=True)
-    judgements: list[Judgement] = []
+    judgements: list[ExplainedScore] = []
     if wanted.when == "after":
         judgements = judge_all(model, wanted.episodes, wanted.options, name)
     try:
@@ -129,7 +130,7 @@ def learn(model: RewardModel, store: UpdateStore, wanted: Learning, name: str) -
             answer: dict[str, Any] = {
                 "content": content,
                 "metrics": metrics,
-                "judgements": [judgement_to_json(judgement) for judgement in judgements],
+                "judgements": [judgement.to_json() for judgement in judgements],
                 "updates": store.updates + 1,
             }
             store.commit(learner, wanted.sent, answer)
@@ -150,7 +151,7 @@ def _take_back(learner: Learns, store: UpdateStore, name: str) -> None:
         raise BrokenModel(f"the model {name!r} did not learn this and cannot be used any more") from error
 
 
-def _checked(judgements: list[Judgement], episodes: Sequence[Episode]) -> list[Judgement]:
+def _checked(judgements: list[ExplainedScore], episodes: Sequence[Episode]) -> list[ExplainedScore]:
     """The judgements, when there is one per episode; values for another number of rows become a `Failure`."""
     if len(judgements) != len(episodes):
         raise ModelFailed(f"{len(judgements)} judgements for {len(episodes)} episodes")
@@ -159,6 +160,6 @@ def _checked(judgements: list[Judgement], episodes: Sequence[Episode]) -> list[J
         steps = judgement.score.steps
         if steps is not None and steps.shape != (len(episode),):
             detail = f"{steps.shape} values for {len(episode)} rows"
-            judgement = Judgement(Score(failure=Failure("wrong_length", detail)), judgement.text)
+            judgement = ExplainedScore(Score(failure=Failure("wrong_length", detail)), judgement.text)
         checked.append(judgement)
     return checked

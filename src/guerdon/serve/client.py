@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
-from guerdon.models.judgement import Judgement, JudgeOptions
+from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.serve.client_async import Answer, AsyncRewardClient
 from guerdon.serve.client_wire import Learnt, When
 from guerdon.settings.evaluate_text import Aggregation
@@ -78,7 +78,7 @@ class RewardClient:
         """As `AsyncRewardClient.info`."""
         return self._run(lambda client: client.info())
 
-    def judge(self, episodes: Sequence[Episode], options: JudgeOptions | None = None) -> list[Judgement]:
+    def judge(self, episodes: Sequence[Episode], options: JudgeOptions | None = None) -> list[ExplainedScore]:
         """As `AsyncRewardClient.judge`."""
         return self._run(lambda client: client.judge(episodes, options))
 

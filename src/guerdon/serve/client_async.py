@@ -1,6 +1,6 @@
 """The client of a reward server: everything that it does, for programs with an event loop.
 
-An episode goes in, a `Judgement` comes out: a score that passed every check, or a `Failure` that says why there is
+An episode goes in, a `ExplainedScore` comes out: a score that passed every check, or a `Failure` that says why there is
 none; in order, each exactly once, whatever the network does. Nothing is made up: true success takes the place of a
 missing score only where `fallback: native` asks for it, and stays a counted failure. `RewardClient` is the same for
 programs without a loop. This module does not know what the scores are for.
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from guerdon.errors import ConfigError, DataError, RewardRequestError
 from guerdon.evaluate.aggregate import solution_value
-from guerdon.models.judgement import Judgement, JudgeOptions
+from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.models.vlm_frames import to_rgb_uint8
 from guerdon.policies.tokens import split_steps
 from guerdon.retry import MORE_BEGUN, Clock, Deadline
@@ -136,7 +136,7 @@ class AsyncRewardClient:
             self._info = found
         return self._info
 
-    async def judge(self, episodes: Sequence[Episode], options: JudgeOptions | None = None) -> list[Judgement]:
+    async def judge(self, episodes: Sequence[Episode], options: JudgeOptions | None = None) -> list[ExplainedScore]:
         """One judgement per episode, in order; a server that cannot be reached is a failure of each, then as ever.
 
         Raises:
@@ -152,12 +152,12 @@ class AsyncRewardClient:
 
     async def _ask(
         self, episodes: Sequence[Episode], info: RewardInfo, options: JudgeOptions | None
-    ) -> list[Judgement]:
+    ) -> list[ExplainedScore]:
         """One judgement per episode, in order, of a model whose promise is known."""
         deadline = self._deadline()
         begun = asyncio.Semaphore(self.settings.concurrency * MORE_BEGUN)  # requests held in memory
         batches = self._wire.batches(episodes, info)
-        judged: list[Judgement | None] = [None] * len(episodes)
+        judged: list[ExplainedScore | None] = [None] * len(episodes)
 
         async def settle(places: Sequence[int]) -> None:
             async with begun:
@@ -170,7 +170,7 @@ class AsyncRewardClient:
         assert len(whole) == len(episodes)
         return whole
 
-    def _counted(self, whole: list[Judgement]) -> list[Judgement]:
+    def _counted(self, whole: list[ExplainedScore]) -> list[ExplainedScore]:
         """The same, failures counted; they raise where `fail_on_request_error` is set."""
         for one in whole:
             self.sender.counts["unscored"] += one.score.failure is not None

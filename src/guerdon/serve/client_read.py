@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from guerdon.models.judgement import PARSE_STATUSES, Judgement, ParseStatus
+from guerdon.models.explained_score import PARSE_STATUSES, ExplainedScore, ParseStatus
 from guerdon.types import Episode, Failure, RewardInfo, Score
 
 NO_TOTAL = "no_total"  # said of an item that has values of steps and nothing else
@@ -24,17 +24,17 @@ SLACK = 1e-6  # of a range, for numbers that went through float32
 _WORD = re.compile(r"[a-z0-9_]{1,64}\Z")
 
 
-def failed(reason: str, detail: str = "") -> Judgement:
+def failed(reason: str, detail: str = "") -> ExplainedScore:
     """A judgement that there is none."""
-    return Judgement(Score(failure=Failure(reason, detail)))
+    return ExplainedScore(Score(failure=Failure(reason, detail)))
 
 
-def all_failed(failure: Failure, count: int) -> list[Judgement]:
+def all_failed(failure: Failure, count: int) -> list[ExplainedScore]:
     """The same failure for each of `count` episodes."""
-    return [Judgement(Score(failure=failure)) for _ in range(count)]
+    return [ExplainedScore(Score(failure=failure)) for _ in range(count)]
 
 
-def read_items(found: Any, episodes: Sequence[Episode], info: RewardInfo, ids: Sequence[str]) -> list[Judgement]:
+def read_items(found: Any, episodes: Sequence[Episode], info: RewardInfo, ids: Sequence[str]) -> list[ExplainedScore]:
     """Judgements from a list of items.
 
     Args:
@@ -53,7 +53,7 @@ def read_items(found: Any, episodes: Sequence[Episode], info: RewardInfo, ids: S
     return [read_item(item, episode, info, name) for item, episode, name in zip(found, episodes, ids, strict=True)]
 
 
-def read_item(item: Any, episode: Episode, info: RewardInfo, name: str) -> Judgement:
+def read_item(item: Any, episode: Episode, info: RewardInfo, name: str) -> ExplainedScore:
     """One judgement."""
     if not isinstance(item, Mapping):
         return failed("bad_reply", f"no item but {_shown(item)}")
@@ -62,18 +62,18 @@ def read_item(item: Any, episode: Episode, info: RewardInfo, name: str) -> Judge
     said = item.get("failure")
     only_steps = isinstance(said, Mapping) and said.get("reason") == NO_TOTAL and item.get("step_scores") is not None
     if said is not None and not only_steps:
-        return Judgement(Score(failure=_failure(said)))
+        return ExplainedScore(Score(failure=_failure(said)))
     steps = _steps(item.get("step_scores"), len(episode), info)
     if isinstance(steps, Failure):
-        return Judgement(Score(failure=steps))
+        return ExplainedScore(Score(failure=steps))
     total = None if item.get("score") is None else number(item["score"], info, "score")
     if isinstance(total, Failure):
-        return Judgement(Score(failure=total))
+        return ExplainedScore(Score(failure=total))
     if steps is None and (info.granularity == "step" or total is None):
         what = "score" if info.granularity == "total" else "step_scores"
         return failed("bad_reply", f"neither {what} nor a failure")
     text, tokens, truncated = item.get("text"), item.get("n_tokens"), item.get("truncated")
-    return Judgement(
+    return ExplainedScore(
         Score(steps=steps, total=total),
         text=text if isinstance(text, str) else "",
         tokens=tokens if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0 else 0,
@@ -82,7 +82,7 @@ def read_item(item: Any, episode: Episode, info: RewardInfo, name: str) -> Judge
     )
 
 
-def read_score(found: Any, info: RewardInfo) -> Judgement:
+def read_score(found: Any, info: RewardInfo) -> ExplainedScore:
     """The judgement in the LIBERO guide's `{"score", "model_output"}`."""
     if not isinstance(found, Mapping) or "score" not in found:
         return failed("bad_reply", f"no score in {_shown(found)}")
@@ -90,8 +90,8 @@ def read_score(found: Any, info: RewardInfo) -> Judgement:
     text = found.get("model_output")
     words = text if isinstance(text, str) else ""
     if isinstance(value, Failure):
-        return Judgement(Score(failure=value), text=words)
-    return Judgement(Score(total=value), text=words, parse_status=_status(found))
+        return ExplainedScore(Score(failure=value), text=words)
+    return ExplainedScore(Score(total=value), text=words, parse_status=_status(found))
 
 
 def _status(found: Mapping[str, Any]) -> ParseStatus | None:

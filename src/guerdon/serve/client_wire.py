@@ -23,7 +23,7 @@ from urllib.parse import quote
 import httpx2
 
 from guerdon.errors import DataError, boundary
-from guerdon.models.judgement import Judgement, JudgeOptions
+from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.retry import Deadline
 from guerdon.serve.client_media import chosen_frames, jpeg_bytes, mp4_bytes, npy_bytes, video_file
 from guerdon.serve.client_read import all_failed, failed, read_items, read_score
@@ -47,7 +47,7 @@ class Learnt:
         repeated: it had been learnt before, and this is the answer of then.
     """
 
-    judgements: list[Judgement]
+    judgements: list[ExplainedScore]
     metrics: dict[str, float]
     updates: int | None
     repeated: bool
@@ -76,7 +76,7 @@ class Wire(Protocol):
         info: RewardInfo,
         options: JudgeOptions | None,
         deadline: Deadline,
-    ) -> list[Judgement]:
+    ) -> list[ExplainedScore]:
         """One judgement per episode, in order."""
         ...
 
@@ -129,9 +129,9 @@ class NativeWire:
         info: RewardInfo,
         options: JudgeOptions | None,
         deadline: Deadline,
-    ) -> list[Judgement]:
+    ) -> list[ExplainedScore]:
         """Ask about all; about the others again where the server names one item as wrong."""
-        judged: dict[int, Judgement] = {}
+        judged: dict[int, ExplainedScore] = {}
         with ExitStack() as files:
             items: dict[int, dict[str, Any]] = {}
             for place, episode in enumerate(episodes):
@@ -258,13 +258,13 @@ class ScoreWire:
         info: RewardInfo,
         options: JudgeOptions | None,
         deadline: Deadline,
-    ) -> list[Judgement]:
+    ) -> list[ExplainedScore]:
         """One request each."""
         return [await self._one(sender, episode, info, options, deadline) for episode in episodes]
 
     async def _one(
         self, sender: Sender, episode: Episode, info: RewardInfo, options: JudgeOptions | None, deadline: Deadline
-    ) -> Judgement:
+    ) -> ExplainedScore:
         s = self.settings
         if episode.frames is None:
             return failed("no_frames", "the episode has no frames to send")

@@ -21,7 +21,7 @@ import numpy as np
 
 from guerdon.episodes.video import VideoWriter
 from guerdon.errors import ConfigError, boundary
-from guerdon.models.judgement import Judgement, JudgeOptions
+from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.settings.serve import ServedModelSettings
 from guerdon.types import Episode, Failure, RewardInfo, RewardModel, Score
 
@@ -70,13 +70,13 @@ class VideoScorer:
         """One Score per episode."""
         return [judged.score for judged in self.judge(episodes, JudgeOptions())]
 
-    def judge(self, episodes: Sequence[Episode], options: JudgeOptions) -> list[Judgement]:
+    def judge(self, episodes: Sequence[Episode], options: JudgeOptions) -> list[ExplainedScore]:
         """One judgement per episode; a score outside [0, 1] is a `Failure("out_of_range")`."""
         return [self._judge(episode, options) for episode in episodes]
 
-    def _judge(self, episode: Episode, options: JudgeOptions) -> Judgement:
+    def _judge(self, episode: Episode, options: JudgeOptions) -> ExplainedScore:
         if episode.frames is None or not len(episode.frames):
-            return Judgement(Score(failure=Failure("no_frames", "the item has no frames to look at")))
+            return ExplainedScore(Score(failure=Failure("no_frames", "the item has no frames to look at")))
         chosen = {"score_mode": options.score_mode, "prompt": options.prompt}
         words = {key: value for key, value in chosen.items() if value is not None}
         frames = options.nframes or FRAMES
@@ -97,12 +97,12 @@ class VideoScorer:
             said = (
                 f"score_video must return a number, or (number, text); got {value!r:.80} in a {type(answer).__name__}"
             )
-            return Judgement(Score(failure=Failure("bad_answer", said)))
+            return ExplainedScore(Score(failure=Failure("bad_answer", said)))
         if not np.isfinite(total):
-            return Judgement(Score(failure=Failure("non_finite", "the backend's score is not finite")), str(text))
+            return ExplainedScore(Score(failure=Failure("non_finite", "the backend's score is not finite")), str(text))
         if not 0.0 <= total <= 1.0:
-            return Judgement(Score(failure=Failure("out_of_range", f"{total:g} is not within 0 and 1")), str(text))
-        return Judgement(Score(total=total), str(text))
+            return ExplainedScore(Score(failure=Failure("out_of_range", f"{total:g} is not within 0 and 1")), str(text))
+        return ExplainedScore(Score(total=total), str(text))
 
 
 def factory(spec: str) -> Callable[[ServedModelSettings], Any]:

@@ -15,7 +15,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from guerdon.models.judgement import Judgement, JudgeOptions, Learns
+from guerdon.models.explained_score import ExplainedScore, JudgeOptions, Learns
 from guerdon.serve.calls import Learned, Learning
 from guerdon.serve.errors import (
     BadRequest,
@@ -147,7 +147,7 @@ class Engine:
         options: JudgeOptions,
         *,
         deadline_s: float | None = None,
-    ) -> list[Judgement]:
+    ) -> list[ExplainedScore]:
         """One judgement per episode, in order; those that the model cannot judge carry a `Failure`.
 
         Args:

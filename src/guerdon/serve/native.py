@@ -16,7 +16,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from guerdon.models.judgement import Judgement, JudgeOptions
+from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.serve.engine import Engine, Learning
 from guerdon.serve.errors import BadRequest, ServeError
 from guerdon.serve.media import Media
@@ -250,7 +250,7 @@ class _Desk:
         self,
         items: Sequence[RewardItem],
         episodes: Sequence[Episode],
-        judged: Sequence[Judgement],
+        judged: Sequence[ExplainedScore],
         how: Aggregation | None,
     ) -> list[ItemResult]:
         """One result per item, in order."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from guerdon.evaluate.aggregate import solution_value
-from guerdon.models.judgement import Judgement, ParseStatus, Scale
+from guerdon.models.explained_score import ExplainedScore, ParseStatus, Scale
 from guerdon.policies.tokens import split_steps
 from guerdon.serve.as_written import FIRST_ERROR, WHOLE, Strings
 from guerdon.serve.errors import BadRequest
@@ -293,7 +293,7 @@ def offsets(texts: tuple[str, ...] | None) -> list[tuple[int, int]] | None:
     return found
 
 
-def result(item_id: str | None, episode: Episode, judgement: Judgement, how: Aggregation | None) -> ItemResult:
+def result(item_id: str | None, episode: Episode, judgement: ExplainedScore, how: Aggregation | None) -> ItemResult:
     """A judgement in the words of the answer."""
     score = judgement.score
     value: float | Failure

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from guerdon.models.judgement import Judgement, JudgeOptions, joined_status
+from guerdon.models.explained_score import ExplainedScore, JudgeOptions, joined_status
 from guerdon.serve.client import RewardClient
 from guerdon.settings.remote import RemoteSettings
 from guerdon.types import Episode, Failure, RewardInfo, Score
@@ -53,7 +53,7 @@ class RemoteRewardModel:
         """
         return [judged.score for judged in self.judge(episodes, JudgeOptions())]
 
-    def judge(self, episodes: Sequence[Episode], options: JudgeOptions) -> list[Judgement]:
+    def judge(self, episodes: Sequence[Episode], options: JudgeOptions) -> list[ExplainedScore]:
         """One judgement per episode, in order.
 
         Raises:
@@ -67,7 +67,7 @@ class RemoteRewardModel:
             pieces += mine
         found = iter(self.client.judge(pieces, options))
         return [
-            _joined([next(found) for _ in range(count)], again) if count else Judgement(_nothing(episode))
+            _joined([next(found) for _ in range(count)], again) if count else ExplainedScore(_nothing(episode))
             for episode, (count, again) in zip(episodes, owners, strict=True)
         ]
 
@@ -116,7 +116,7 @@ def _nothing(episode: Episode) -> Score:
     return Score(failure=Failure("no_frames", f"the episode has neither frames nor text to send, only {held}"))
 
 
-def _joined(pieces: list[Judgement], again: int) -> Judgement:
+def _joined(pieces: list[ExplainedScore], again: int) -> ExplainedScore:
     """The judgement of an episode from those of its pieces; one that failed makes it fail."""
     failed = next((piece for piece in pieces if piece.score.failure is not None), None)
     if len(pieces) == 1 or failed is not None:

@@ -30,7 +30,7 @@ from typing import Any
 
 from guerdon.errors import GuerdonError, boundary
 from guerdon.lifeline import end_with_parent
-from guerdon.models.judgement import Judgement, JudgeOptions, judge
+from guerdon.models.explained_score import ExplainedScore, JudgeOptions, judge
 from guerdon.serve.errors import ModelFailed, NotReady
 from guerdon.types import Episode, RewardInfo, RewardModel, Score
 
@@ -133,7 +133,7 @@ class Replicas:
         """One Score per episode, in order."""
         return [judged.score for judged in self.judge(episodes, JudgeOptions())]
 
-    def judge(self, episodes: Sequence[Episode], options: JudgeOptions) -> list[Judgement]:
+    def judge(self, episodes: Sequence[Episode], options: JudgeOptions) -> list[ExplainedScore]:
         """One judgement per episode, in order; waits for a copy that is free. Safe to call from several threads.
 
         Raises:
@@ -152,7 +152,7 @@ class Replicas:
         finally:
             self._free.put(number)
 
-    def _judge(self, number: int, episodes: Sequence[Episode], options: JudgeOptions) -> list[Judgement]:
+    def _judge(self, number: int, episodes: Sequence[Episode], options: JudgeOptions) -> list[ExplainedScore]:
         copy = self._family.copies.get(number)
         if copy is not None and not copy.process.is_alive():
             log.warning("copy %d of the model %s has died; it is started again", number, self._name)
@@ -169,7 +169,7 @@ class Replicas:
                 raise NotReady(f"a copy of the model {self._name} cannot be started again") from error
         with contextlib.suppress(OSError):  # it has died, as its answer will say
             copy.pipe.send((episodes, options))
-        judgements: list[Judgement] = self._hear(number)
+        judgements: list[ExplainedScore] = self._hear(number)
         return judgements
 
     def _start(self, number: int) -> Copy:

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from guerdon.errors import GuerdonError
-from guerdon.models.judgement import Judgement, JudgeOptions, Learns
+from guerdon.models.explained_score import ExplainedScore, JudgeOptions, Learns
 from guerdon.serve.batcher import Batcher, Item, Ticket
 from guerdon.serve.cache import ResultCache, content_bytes, content_key
 from guerdon.serve.calls import BrokenModel, Learned, Learning, judge_all, learn
@@ -115,7 +115,9 @@ class Served:
     def _not_ready(self) -> NotReady:
         return NotReady(f"the model {self.name!r} {self.problem}")
 
-    async def judge(self, episodes: Sequence[Episode], options: JudgeOptions, deadline_s: float) -> list[Judgement]:
+    async def judge(
+        self, episodes: Sequence[Episode], options: JudgeOptions, deadline_s: float
+    ) -> list[ExplainedScore]:
         """One judgement per episode, in order; equal episodes are judged once.
 
         Raises:
@@ -316,7 +318,7 @@ class Served:
             if not ticket.done.done():
                 ticket.done.set_exception(error)
 
-    def _settle(self, item: Item[Ticket], judgement: Judgement, *, remember: bool) -> None:
+    def _settle(self, item: Item[Ticket], judgement: ExplainedScore, *, remember: bool) -> None:
         failure = judgement.score.failure
         if failure is not None:
             self._metrics.failed(self.name, failure.reason)

@@ -27,7 +27,7 @@ from typing import Any
 from guerdon.atomic import seal_folder, verify_folder, write_json
 from guerdon.errors import CheckpointError, boundary
 from guerdon.folder_lock import held
-from guerdon.models.judgement import Learns
+from guerdon.models.explained_score import Learns
 from guerdon.serve.errors import BadRequest, Conflict
 
 ANSWERS = 32  # answers that are kept, of all clients together

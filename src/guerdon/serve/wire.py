@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from guerdon.config_schema import Spot, child, models_in
 from guerdon.errors import DataError
 from guerdon.evaluate.aggregate import solution_value
-from guerdon.models.judgement import Judgement, JudgeOptions
+from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.policies.tokens import split_steps
 from guerdon.serve.engine import Engine
 from guerdon.serve.errors import BadRequest, ServeError
@@ -263,7 +263,7 @@ async def away(size: int, work: Callable[[], R]) -> R:
 
 async def judge_texts(
     engine: Engine, settings: ServeSettings, name: str | None, asked: Sequence[Asked | Failure], chosen: Choice
-) -> list[Judgement]:
+) -> list[ExplainedScore]:
     """One judgement per item; those that are failures already stay so. The caller has called `check_texts`.
 
     Raises:
@@ -284,7 +284,9 @@ async def judge_texts(
     episodes = {i: episode for i, episode in enumerate(found) if isinstance(episode, Episode)}
     judged = await engine.judge(name, list(episodes.values()), JudgeOptions()) if episodes else []
     results = dict(zip(episodes, judged, strict=True))
-    return [Judgement(Score(failure=item)) if isinstance(item, Failure) else results[i] for i, item in enumerate(found)]
+    return [
+        ExplainedScore(Score(failure=item)) if isinstance(item, Failure) else results[i] for i, item in enumerate(found)
+    ]
 
 
 def _episode(item: Asked | Failure, separator: str | None, max_steps: int) -> Episode | Failure:

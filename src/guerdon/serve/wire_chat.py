@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
-from guerdon.models.judgement import Judgement, JudgeOptions
+from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.serve.as_written import FLAG, WHOLE
 from guerdon.serve.engine import Engine
 from guerdon.serve.errors import BadRequest
@@ -162,7 +162,7 @@ def task_of(text: str) -> str:
     return task if task.strip() else text
 
 
-def words(judged: Judgement) -> str | Failure:
+def words(judged: ExplainedScore) -> str | Failure:
     """What the model wrote; its number where it writes nothing."""
     value = value_of(judged.score)
     if isinstance(value, Failure):
@@ -170,7 +170,7 @@ def words(judged: Judgement) -> str | Failure:
     return judged.text if judged.text.strip() else f"{value:.6g}"
 
 
-def trend(judged: Judgement) -> str | Failure:
+def trend(judged: ExplainedScore) -> str | Failure:
     """`positive`, `negative` or `unclear`: as the model wrote, else by its values of the first and the last frame."""
     score: Score = judged.score
     if score.failure is not None:

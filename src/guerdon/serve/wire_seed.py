@@ -16,7 +16,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from starlette.datastructures import FormData, UploadFile
 
-from guerdon.models.judgement import JudgeOptions, ParseStatus, Scale
+from guerdon.models.explained_score import JudgeOptions, ParseStatus, Scale
 from guerdon.serve.as_written import WHOLE, Strings
 from guerdon.serve.engine import Engine
 from guerdon.serve.errors import BadRequest

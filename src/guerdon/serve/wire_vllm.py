@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, Field
 
-from guerdon.models.judgement import Judgement
+from guerdon.models.explained_score import ExplainedScore
 from guerdon.serve.as_written import FIRST_ERROR, Strings
 from guerdon.serve.engine import Engine
 from guerdon.serve.errors import BadRequest
@@ -257,7 +257,7 @@ def _check_steps(engine: Engine, name: str, asked: Sequence[Asked | Failure], ch
                 )
 
 
-def _rows(judgement: Judgement, engine: Engine, name: str) -> list[list[float]] | Failure:
+def _rows(judgement: ExplainedScore, engine: Engine, name: str) -> list[list[float]] | Failure:
     """A row per step."""
     score = judgement.score
     if score.failure is not None:
@@ -269,7 +269,7 @@ def _rows(judgement: Judgement, engine: Engine, name: str) -> list[list[float]] 
     return [[1 - value, value] for value in values] if low >= 0 and high <= 1 else [[value] for value in values]
 
 
-def _total(judgement: Judgement, chosen: Choice) -> list[float] | Failure:
+def _total(judgement: ExplainedScore, chosen: Choice) -> list[float] | Failure:
     value = value_of(judgement.score, chosen.aggregate)
     return value if isinstance(value, Failure) else [value]
 
@@ -279,6 +279,6 @@ def _reason(value: Any) -> Reason | None:
     return None if found is None else Reason(**found)
 
 
-def _usage(judged: Sequence[Judgement]) -> Usage:
+def _usage(judged: Sequence[ExplainedScore]) -> Usage:
     tokens = sum(judgement.tokens for judgement in judged)
     return Usage(prompt_tokens=tokens, total_tokens=tokens)

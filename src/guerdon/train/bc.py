@@ -33,8 +33,8 @@ from torch import Tensor
 from guerdon.atomic import write_json
 from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.errors import ConfigError, DataError, NonFiniteError
-from guerdon.narrator import Narrator
 from guerdon.policies.control import ControlPolicy, build_policy, save_policy
+from guerdon.progress import ProgressBar
 from guerdon.settings.policy import BCSettings
 from guerdon.settings.study import Study
 from guerdon.types import Episode, FloatArray, IntArray
@@ -206,7 +206,7 @@ def _fit(policy: ControlPolicy, train: Pairs, val: Pairs, settings: BCSettings, 
     rng = np.random.default_rng([seed, 4])
     history: list[dict[str, Any]] = []
     best: dict[str, Tensor] = {}
-    narrator = Narrator(settings.epochs, what="epochs", lines=5)
+    progress = ProgressBar(settings.epochs, what="epochs", lines=5)
     try:
         for epoch in range(1, settings.epochs + 1):
             losses = [
@@ -218,12 +218,12 @@ def _fit(policy: ControlPolicy, train: Pairs, val: Pairs, settings: BCSettings, 
             history.append({"epoch": epoch, "train_loss": float(np.mean(losses)), "val_loss": loss})
             if loss <= min(row["val_loss"] for row in history):
                 best = {name: value.clone() for name, value in policy.pi.state_dict().items()}
-            narrator.advance(epoch, f"held-out error {loss:.4f}")
+            progress.advance(epoch, f"held-out error {loss:.4f}")
             if epoch - min(history, key=lambda row: row["val_loss"])["epoch"] >= PATIENCE:
-                narrator.say(f"stopped after epoch {epoch}: no smaller held-out error for {PATIENCE} epochs")
+                progress.write_line(f"stopped after epoch {epoch}: no smaller held-out error for {PATIENCE} epochs")
                 break
     finally:
-        narrator.close()
+        progress.close()
     policy.pi.load_state_dict(best)
     return history
 

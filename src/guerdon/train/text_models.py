@@ -28,7 +28,7 @@ import torch
 from guerdon.atomic import write_json
 from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.models.text_load import FINAL
-from guerdon.narrator import Narrator
+from guerdon.progress import log_line
 from guerdon.settings.study import Study
 from guerdon.settings.train_text import TextTrainSettings
 from guerdon.train.text_data import (
@@ -78,7 +78,7 @@ def train_text_model(settings: TextTrainSettings, study: Study, *, resume: bool 
     """
     data = read_data(settings, study.label)
     if data.left_out:
-        Narrator(1).say(f"left out rows without a rated step: {_counted(data.left_out)}")
+        log_line(f"left out rows without a rated step: {_counted(data.left_out)}")
     return fit_text_model(settings, study, data, resume=resume)
 
 
@@ -110,10 +110,10 @@ def fit_text_model(
             return TextTrainResult(folder, finished)
         for what, lessons in (("to train on", train), ("held out", val)):
             if lessons.counts:
-                Narrator(1).say(f"solutions {what}: {len(lessons)}; not used or cut: {_counted(lessons.counts)}")
+                log_line(f"solutions {what}: {len(lessons)}; not used or cut: {_counted(lessons.counts)}")
         warning = one_class_warning(train, settings)
         if warning is not None:
-            Narrator(1).say(f"WARNING: {warning}")
+            log_line(f"WARNING: {warning}")
         trainer = RewardTrainer(model, train, val, settings, folder)
         resumed_from = newest_checkpoint(folder) if resume else None
         if resumed_from is None:

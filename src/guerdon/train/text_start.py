@@ -24,10 +24,10 @@ from guerdon.models.text_card import Loss, TextModelCard
 from guerdon.models.text_load import KINDS
 from guerdon.models.text_model import TextRewardModel
 from guerdon.models.verdict import FORM
-from guerdon.narrator import Narrator
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy
 from guerdon.policies.text_files import load_policy, read_tokenizer
+from guerdon.progress import log_line
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.train_text import ImplicitTrainSettings, OutcomeTrainSettings, TextTrainSettings
 
@@ -164,6 +164,6 @@ def wait_for_gpu(
         if max(found) >= gib:
             return found.index(max(found))
         if not told:
-            Narrator(1, what="GPUs").say(f"waiting for a GPU with {gib:g} GiB free; the most is {max(found):.1f}")
+            log_line(f"waiting for a GPU with {gib:g} GiB free; the most is {max(found):.1f}")
             told = True
         pause(_PAUSE)

@@ -16,7 +16,7 @@ import numpy as np
 
 from guerdon.episodes.targets import no_labels, progress_targets, success_labels
 from guerdon.errors import DataError
-from guerdon.models.prompts import PROMPTS, Asked
+from guerdon.models.vlm_prompts import PROMPTS, Asked
 from guerdon.models.vlm_questions import Question, limit_pixels, make_question
 from guerdon.settings.vlm import VLMTrainSettings
 from guerdon.train.frames import held_out, sample_rows

@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from guerdon.narrator import Narrator
+from guerdon.progress import ProgressBar
 
 COMPLETE = "complete"
 _SHOWN = (("loss", "loss"), ("eval_loss", "held-out"), ("eval_first_error_f1", "F1"))
@@ -30,14 +30,14 @@ class MarkComplete(TrainerCallback):  # type: ignore[misc]
 class Watch(MarkComplete):
     """Also tell the person watching how far it is, and the numbers that were logged last."""
 
-    _narrator: Narrator | None = None
+    _progress: ProgressBar | None = None
 
     def __init__(self) -> None:
         self._said: dict[str, str] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """A bar begins."""
-        self._narrator, self._said = Narrator(state.max_steps, lines=5), {}
+        self._progress, self._said = ProgressBar(state.max_steps, lines=5), {}
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         """These numbers are shown from now on."""
@@ -47,10 +47,10 @@ class Watch(MarkComplete):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """One step further."""
-        if self._narrator is not None and state.is_world_process_zero:
-            self._narrator.advance(state.global_step, "  ".join(self._said.values()))
+        if self._progress is not None and state.is_world_process_zero:
+            self._progress.advance(state.global_step, "  ".join(self._said.values()))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The bar ends."""
-        if self._narrator is not None:
-            self._narrator.close()
+        if self._progress is not None:
+            self._progress.close()

@@ -21,7 +21,7 @@ import torch
 from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
 from guerdon.finite import refuse_to_read
 from guerdon.hub import check_model
-from guerdon.models.judgement import Judgement, JudgeOptions
+from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.types import Episode, Failure, FloatArray, IntArray, RewardInfo, Score
 
 MARK = "\ue000"  # stands for a marker while a text is put together; a character of nobody's alphabet
@@ -91,7 +91,7 @@ class StepReader:
         """One Score per episode, with a value per step."""
         return [judged.score for judged in self.judge(episodes, JudgeOptions())]
 
-    def judge(self, episodes: Sequence[Episode], options: JudgeOptions) -> list[Judgement]:
+    def judge(self, episodes: Sequence[Episode], options: JudgeOptions) -> list[ExplainedScore]:
         """Scores, and how many tokens were read for each.
 
         Raises:
@@ -100,17 +100,17 @@ class StepReader:
         if options != JudgeOptions():
             raise ConfigError(f"the reward model {self._name} reads text and has no options of a judgement")
         marked: dict[int, Marked] = {}
-        found: dict[int, Judgement] = {}
+        found: dict[int, ExplainedScore] = {}
         for i, episode in enumerate(episodes):
             try:
                 marked[i] = self._marked(episode)
             except CannotReadError as error:
-                found[i] = Judgement(Score(failure=Failure(error.reason, str(error))))
+                found[i] = ExplainedScore(Score(failure=Failure(error.reason, str(error))))
         order = sorted(marked, key=lambda i: len(marked[i].ids))  # neighbours of one length waste no padding
         for start in range(0, len(order), self._micro):
             rows = order[start : start + self._micro]
             for i, values_S in zip(rows, self._read([marked[i] for i in rows]), strict=True):
-                found[i] = Judgement(Score.from_values(values_S), tokens=len(marked[i].ids))
+                found[i] = ExplainedScore(Score.from_values(values_S), tokens=len(marked[i].ids))
         return [found[i] for i in range(len(episodes))]
 
     def marked(self, question: str, steps: Sequence[str]) -> Marked:

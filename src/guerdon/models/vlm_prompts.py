@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from guerdon.errors import ConfigError
-from guerdon.models.judgement import Scale
+from guerdon.models.explained_score import Scale
 
 Slot = Literal["image", "first", "video", "last"]
 Answer = Literal["completed", "number", "true", "trend", "preference"]

@@ -1,0 +1,44 @@
+"""The JSON form of an explained score: nothing is lost on the way."""
+
+import json
+
+import numpy as np
+import pytest
+
+from guerdon.models.explained_score import ExplainedScore, joined_status
+from guerdon.types import Failure, Score
+
+SCORES = [
+    ExplainedScore(Score(steps=np.array([0.1, 1 / 3, -2.5e-8], dtype=np.float32), total=0.1 + 0.2), "72", 31, True),
+    ExplainedScore(Score(total=1.0), "Yes", 4, parse_status="fallback"),
+    ExplainedScore(Score(failure=Failure("no_number", "no answer in 'maybe'")), "maybe", 9),
+]
+
+
+@pytest.mark.parametrize("explained", SCORES)
+def test_json_keeps_every_bit(explained):
+    back = ExplainedScore.from_json(json.loads(json.dumps(explained.to_json(), allow_nan=False)))
+    assert (back.text, back.tokens, back.truncated, back.parse_status) == (
+        explained.text,
+        explained.tokens,
+        explained.truncated,
+        explained.parse_status,
+    )
+    assert (back.score.total, back.score.failure) == (explained.score.total, explained.score.failure)
+    if explained.score.steps is None:
+        assert back.score.steps is None
+    else:
+        assert back.score.steps.dtype == np.float32
+        assert back.score.steps.tobytes() == explained.score.steps.tobytes()
+
+
+def test_records_from_before_parse_status_are_read():
+    record = SCORES[1].to_json()
+    del record["parse_status"]
+    assert ExplainedScore.from_json(record).parse_status is None
+
+
+def test_one_fallback_makes_the_whole_a_fallback():
+    assert joined_status(["ok", None, "fallback"]) == "fallback"
+    assert joined_status([None, "ok"]) == "ok"
+    assert joined_status([None]) is None
