@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -181,6 +182,23 @@ class RewardModel(Protocol):
 
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
         """One Score per episode, in order. Never raises for a bad episode: that is a `Failure`."""
+        ...
+
+
+@runtime_checkable
+class Learnable(Protocol):
+    """A reward model that can go on learning, from episodes whose outcome is known, while it is in use."""
+
+    def learn(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        """Take gradient steps on episodes with a known outcome; returns metrics by name."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write everything that learning changes (weights, optimiser, replay, random state), whole or not at all."""
+        ...
+
+    def restore(self, folder: Path) -> None:
+        """Return to what `save` wrote."""
         ...
 
 

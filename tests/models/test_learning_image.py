@@ -5,11 +5,10 @@ import torch
 from guerdon.errors import CheckpointError, DataError
 from guerdon.models.backbone import ImageScorer, calibrating
 from guerdon.models.checkpoint import ImageModelConfig, save_checkpoint
-from guerdon.models.explained_score import Learns
 from guerdon.models.learning_image import load_learning_image_model
 from guerdon.models.preprocess import to_input
 from guerdon.models.quality import auroc
-from guerdon.types import Episode, RewardModel
+from guerdon.types import Episode, Learnable, RewardModel
 
 torch.set_num_threads(1)
 OPTIONS = {"bf16": False, "batch_size": 8, "replay_size": 40, "learning_rate": 1e-3, "steps": 1, "device": "cpu"}
@@ -42,7 +41,7 @@ def checkpoint(tmp_path):
 
 def test_it_learns_from_outcomes_alone(checkpoint):
     model = load_learning_image_model(checkpoint(), kind="resnet", **{**OPTIONS, "steps": 12})
-    assert isinstance(model, Learns)
+    assert isinstance(model, Learnable)
     assert isinstance(model, RewardModel)
     for k in range(2):
         metrics = model.learn([episode(f"{'x' * i}{k}", i % 2 == 0, rows=3 + k) for i in range(8)])

@@ -13,7 +13,7 @@ from guerdon.atomic import seal_folder, write_json
 from guerdon.episodes.solution_rows import closed, to_training
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import CheckpointError, ConfigError
-from guerdon.models.explained_score import Judge, JudgeOptions, Learns, judge
+from guerdon.models.explained_score import Judge, JudgeOptions, judge
 from guerdon.models.implicit_text import ImplicitModel
 from guerdon.models.outcome import OutcomeModel
 from guerdon.models.stepwise import StepwiseModel
@@ -23,7 +23,7 @@ from guerdon.models.text_load import find_text_model, load_text_model
 from guerdon.models.verdict import FORM, VerdictModel, prefix_scores, prefix_text
 from guerdon.policies.text import TextPolicy, add_policy, reference
 from guerdon.settings.text_policy import LoraSettings
-from guerdon.types import Episode, RewardModel
+from guerdon.types import Episode, Learnable, RewardModel
 
 torch.set_num_threads(1)
 
@@ -99,7 +99,7 @@ def test_the_contracts_are_kept(kind):
     model = MAKERS[kind]()
     assert isinstance(model, RewardModel)
     assert isinstance(model, Judge)
-    assert isinstance(model, Learns) == kind.startswith("implicit")
+    assert isinstance(model, Learnable) == kind.startswith("implicit")
     assert model.info.modality == "text"
     assert model.info.frames_needed == 0
     low, high = model.info.range

@@ -1,8 +1,7 @@
 """A score with its explanation: the model's text, the tokens it read, what was cut off; and its JSON form.
 
 Servers and reports need to know how a score came about; training needs only the `Score`. `judge` works with every
-reward model: one that implements `Judge` explains its scores, any other returns them without explanation. A model that
-learns while it is served implements `Learns`.
+reward model: one that implements `Judge` explains its scores, any other returns them without explanation.
 
     judged = judge(model, [episode], JudgeOptions(nframes=8))[0]
     judged.score.total, judged.text
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
@@ -92,23 +90,6 @@ class Judge(Protocol):
 
     def judge(self, episodes: Sequence[Episode], options: JudgeOptions) -> list[ExplainedScore]:
         """One explained score per episode, in order. An episode that cannot be scored is a `Failure`, no exception."""
-        ...
-
-
-@runtime_checkable
-class Learns(Protocol):
-    """A reward model that learns from episodes with a known outcome while it is in use."""
-
-    def learn(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        """Take gradient steps on episodes with an `outcome`; returns metrics."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Write all state that learning changes (weights, optimiser, replay, random state), atomically."""
-        ...
-
-    def restore(self, folder: Path) -> None:
-        """Restore the state that `save` wrote."""
         ...
 
 

@@ -35,7 +35,7 @@ _TENSORS, _VALUES = "state.safetensors", "state.json"
 
 
 class LearningImageModel:
-    """An image reward model with its online trainer; a `RewardModel` and a `Learns`.
+    """An image reward model with its online trainer; a `RewardModel` and a `Learnable`.
 
     Args:
         trainer: holds the model, its optimiser and its replay.

@@ -16,11 +16,11 @@ from hashlib import blake2b
 from typing import Any, Literal, cast
 
 from guerdon.errors import ConfigError, GuerdonError, boundary
-from guerdon.models.explained_score import ExplainedScore, JudgeOptions, Learns, judge
+from guerdon.models.explained_score import ExplainedScore, JudgeOptions, judge
 from guerdon.serve.cache import content_key
 from guerdon.serve.errors import BadRequest, Conflict, ModelFailed, NotReady, UpdateFailed
 from guerdon.serve.update_store import Sent, UpdateStore
-from guerdon.types import Episode, Failure, RewardModel, Score
+from guerdon.types import Episode, Failure, Learnable, RewardModel, Score
 
 When = Literal["before", "after", "only"]
 RAISED = Failure("model_error", "the model could not judge this item; the server's log says why")
@@ -105,7 +105,7 @@ def learn(model: RewardModel, store: UpdateStore, wanted: Learning, name: str) -
         UpdateFailed: it was not learnt or not kept; the model is in its last kept state again.
         BrokenModel: and that could not be restored either.
     """
-    learner = cast(Learns, model)
+    learner = cast(Learnable, model)
     lacking = [i for i, episode in enumerate(wanted.episodes) if episode.outcome is None]
     if lacking or not wanted.episodes:
         where = f"items[{lacking[0]}] has none" if lacking else "there are no items"
@@ -141,7 +141,7 @@ def learn(model: RewardModel, store: UpdateStore, wanted: Learning, name: str) -
     return Learned(metrics, judgements, store.updates)
 
 
-def _take_back(learner: Learns, store: UpdateStore, name: str) -> None:
+def _take_back(learner: Learnable, store: UpdateStore, name: str) -> None:
     """Return to the last state that was kept."""
     try:
         with boundary(ModelFailed, f"the model {name} cannot return to its last state"):

@@ -15,7 +15,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from guerdon.models.explained_score import ExplainedScore, JudgeOptions, Learns
+from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.serve.calls import Learned, Learning
 from guerdon.serve.errors import (
     BadRequest,
@@ -31,7 +31,7 @@ from guerdon.serve.metrics import Metrics
 from guerdon.serve.served import Served
 from guerdon.serve.source import ModelSource
 from guerdon.settings.serve import BatchSettings, LimitSettings
-from guerdon.types import Episode, RewardInfo
+from guerdon.types import Episode, Learnable, RewardInfo
 
 __all__ = [
     "BadRequest", "Busy", "Conflict", "DeadlineExceeded", "Engine", "Learned", "Learning", "ModelSource", "NotReady",
@@ -187,7 +187,7 @@ class Engine:
     def learns(self, name: str | None) -> bool:
         """Whether the model can be updated here."""
         served = self._served[self.resolve(name)]
-        return served.store is not None and isinstance(served.model, Learns)
+        return served.store is not None and isinstance(served.model, Learnable)
 
     async def learn(self, name: str | None, wanted: Learning) -> Learned:
         """Let a model learn from episodes with an outcome, keep its new state, and judge them before or after.

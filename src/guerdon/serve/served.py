@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from guerdon.errors import GuerdonError
-from guerdon.models.explained_score import ExplainedScore, JudgeOptions, Learns
+from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.serve.batcher import Batcher, Item, Ticket
 from guerdon.serve.cache import ResultCache, content_bytes, content_key
 from guerdon.serve.calls import BrokenModel, Learned, Learning, judge_all, learn
@@ -31,7 +31,7 @@ from guerdon.serve.source import ModelSource
 from guerdon.serve.update_store import UpdateStore
 from guerdon.serve.worker import Worker
 from guerdon.settings.serve import BatchSettings, LimitSettings
-from guerdon.types import Episode, RewardModel
+from guerdon.types import Episode, Learnable, RewardModel
 
 WAITING_UPDATES = 4
 HASH_HERE = 1 << 18  # bytes that may be hashed on the event loop, in about a quarter of a millisecond
@@ -157,7 +157,7 @@ class Served:
             NotReady: the model is not loaded.
         """
         model, store = self.ready_model(), self.store
-        if not isinstance(model, Learns):
+        if not isinstance(model, Learnable):
             raise BadRequest(f"the model {self.name!r} does not learn while it is served", param="model")
         if store is None:
             raise BadRequest(f"the model {self.name!r} has no update_dir, so it does not learn here", param="model")
@@ -244,7 +244,7 @@ class Served:
         """Build the model and bring it to its newest state; both in the worker, which keeps its thread's state."""
         model = await self._worker.run(self.source.load)
         if self.source.update_dir is not None:
-            if not isinstance(model, Learns):
+            if not isinstance(model, Learnable):
                 raise BadRequest(f"the model {self.name!r} cannot learn while it is served: remove update_dir")
             self.store = UpdateStore(self.source.update_dir, keep=self.source.keep_updates)
             await self._worker.run(self.store.resume, model)
@@ -346,7 +346,7 @@ class Served:
     async def _exchange(self, fresh: RewardModel) -> None:
         """Put a freshly loaded model in the place of the old one; one that learns goes on from its newest state."""
         if self.store is not None:
-            if not isinstance(fresh, Learns):
+            if not isinstance(fresh, Learnable):
                 raise ReloadFailed(f"what was loaded for {self.name!r} does not learn; the old one goes on")
             try:
                 await self._worker.run(self.store.resume, fresh)

@@ -27,8 +27,8 @@ from typing import Any
 from guerdon.atomic import seal_folder, verify_folder, write_json
 from guerdon.errors import CheckpointError, boundary
 from guerdon.folder_lock import held
-from guerdon.models.explained_score import Learns
 from guerdon.serve.errors import BadRequest, Conflict
+from guerdon.types import Learnable
 
 ANSWERS = 32  # answers that are kept, of all clients together
 CLIENTS = 10_000  # clients whose updates are remembered, without end
@@ -75,7 +75,7 @@ class UpdateStore:
         """Let another server use the folder."""
         self._lock.close()
 
-    def resume(self, model: Learns) -> None:
+    def resume(self, model: Learnable) -> None:
         """Bring the model to the newest state that is whole; where there is none, keep its own as state 0.
 
         A broken state is put aside with a warning, and the one before it is taken.
@@ -135,7 +135,7 @@ class UpdateStore:
             )
         return None
 
-    def commit(self, model: Learns, sent: Sent | None, answer: Mapping[str, Any]) -> None:
+    def commit(self, model: Learnable, sent: Sent | None, answer: Mapping[str, Any]) -> None:
         """Keep the model's state after an update, with its answer.
 
         Raises:
@@ -155,7 +155,7 @@ class UpdateStore:
             self.updates, self._answers, self._forgotten = before
             raise
 
-    def _write(self, model: Learns) -> None:
+    def _write(self, model: Learnable) -> None:
         final = self.folder / f"update_{self.updates:09d}"
         temporary = self.folder / f".{final.name}.partial"
         shutil.rmtree(temporary, ignore_errors=True)
