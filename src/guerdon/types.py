@@ -250,3 +250,26 @@ class Rollout:
     def done(self) -> BoolArray:
         """(B, T) bool, True at the last step of an episode."""
         return self.terminated | self.truncated
+
+
+@dataclass(frozen=True, eq=False)
+class Advantages:
+    """What the policy learns from a rollout: the advantages of its sources, added with their weights.
+
+    Attributes:
+        advantages: (B, T) float32, for the policy loss; 0 where masked.
+        returns: (B, T) float32, the weighted sum of the sources before whitening.
+        per_source: each source's own advantage (B, T), without weight and whitening.
+        known: source to (B, T) bool, True where it says something about a step.
+        value_targets: estimators with a critic: source to (B, T) returns for its value head; fit them where known.
+        silent_groups: group estimators: source to the number of groups with fewer than two known members.
+        flat_groups: group estimators: source to the number of groups whose known members all have the same mean.
+    """
+
+    advantages: FloatArray
+    returns: FloatArray
+    per_source: Mapping[str, FloatArray]
+    known: Mapping[str, BoolArray]
+    value_targets: Mapping[str, FloatArray] = field(default_factory=dict)
+    silent_groups: Mapping[str, int] = field(default_factory=dict)
+    flat_groups: Mapping[str, int] = field(default_factory=dict)

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from guerdon.rl.advantages import combine, episode_scores, gae, group_advantages
+from guerdon.rl.advantages import SourceRewards, Steps, episode_scores, estimate_advantages, estimators, gae
 
 FLOATS = st.floats(-10, 10, width=32)
 flag = np.zeros((1, 3), dtype=np.bool_)
@@ -23,34 +23,42 @@ N = np.array([[1.0, 1.5, 2.0]], np.float32)  # value after each step; 2.0 after 
 GAMMA, LAM = 0.5, 0.5
 
 
+def stream(*, next_values=N, terminated=flag, truncated=flag, failed=None, mask=None):
+    """GAE of one stream of a robot: advantages and value targets."""
+    source = SourceRewards(R, gamma=GAMMA, values_B_T=V, next_values_B_T=next_values, failed_B_T=failed)
+    exists = np.ones_like(flag) if mask is None else mask
+    found = gae(source, Steps(exists, terminated_B_T=terminated, truncated_B_T=truncated), lam=LAM)
+    return found.advantages_B_T, found.targets_B_T
+
+
 def test_gae_by_hand_while_the_episode_goes_on():
     # deltas: 1 + .5*1 - .5 = 1; 2 + .5*1.5 - 1 = 1.75; 3 + .5*2 - 1.5 = 2.5; each carries .25 of the next
-    advantages, returns = gae(R, V, N, flag, flag, gamma=GAMMA, lam=LAM)
+    advantages, returns = stream()
     expected = [[1 + 0.25 * (1.75 + 0.25 * 2.5), 1.75 + 0.25 * 2.5, 2.5]]
     np.testing.assert_allclose(advantages, expected, rtol=1e-6)
     np.testing.assert_allclose(returns, np.array(expected) + V, rtol=1e-6)
 
 
 def test_a_terminated_episode_has_no_value_beyond_it():
-    advantages, _ = gae(R, V, N, at(1), flag, gamma=GAMMA, lam=LAM)
+    advantages, _ = stream(terminated=at(1))
     np.testing.assert_allclose(advantages, [[1 + 0.25 * 1.0, 2 - 1.0, 2.5]], rtol=1e-6)
 
 
 def test_a_truncated_episode_bootstraps_from_its_last_observation():
     final = N.copy()
     final[0, 1] = 4.0  # value of the terminal observation, not of the next episode's first
-    advantages, _ = gae(R, V, final, flag, at(1), gamma=GAMMA, lam=LAM)
+    advantages, _ = stream(next_values=final, truncated=at(1))
     cut = 2 + 0.5 * 4 - 1
     np.testing.assert_allclose(advantages, [[1 + 0.25 * cut, cut, 2.5]], rtol=1e-6)
 
 
 def test_a_missing_reward_says_nothing_and_lets_later_steps_through():
-    advantages, _ = gae(R, V, N, flag, flag, gamma=GAMMA, lam=LAM, failed_B_T=at(1))
+    advantages, _ = stream(failed=at(1))
     np.testing.assert_allclose(advantages, [[1 + 0.25 * 0.25 * 2.5, 0.25 * 2.5, 2.5]], rtol=1e-6)
 
 
-def test_a_step_that_does_not_exist_has_no_advantage_and_carries_none():
-    advantages, _ = gae(R, V, N, flag, flag, gamma=GAMMA, lam=LAM, mask_B_T=~at(1))
+def test_a_reset_step_has_no_advantage_and_carries_none_into_the_episode_before():
+    advantages, _ = stream(mask=~at(1), truncated=at(0))
     np.testing.assert_allclose(advantages, [[1.0, 0.0, 2.5]], rtol=1e-6)
 
 
@@ -59,29 +67,33 @@ def test_a_step_that_does_not_exist_has_no_advantage_and_carries_none():
 def test_gae_with_lambda_one_is_the_discounted_sum_and_rows_do_not_mix(data, b, t):
     rewards = data.draw(hnp.arrays(np.float32, (b, t), elements=FLOATS))
     values = data.draw(hnp.arrays(np.float32, (b, t + 1), elements=FLOATS))
-    none = np.zeros((b, t), dtype=np.bool_)
-    advantages, returns = gae(rewards, values[:, :-1], values[:, 1:], none, none, gamma=0.9, lam=1.0)
+
+    def estimate(rows):
+        none = np.zeros((len(rewards[rows]), t), dtype=np.bool_)
+        source = SourceRewards(rewards[rows], gamma=0.9, values_B_T=values[rows, :-1], next_values_B_T=values[rows, 1:])
+        return gae(source, Steps(~none, terminated_B_T=none, truncated_B_T=none), lam=1.0)
+
+    found = estimate(slice(None))
     for i in range(b):
         total = float(values[i, -1])
         for k in range(t - 1, -1, -1):
             total = rewards[i, k] + 0.9 * total
-        assert returns[i, 0] == pytest.approx(total, abs=1e-3)
-        alone, _ = gae(
-            rewards[i : i + 1], values[i : i + 1, :-1], values[i : i + 1, 1:], none[:1], none[:1], gamma=0.9, lam=1.0
-        )
-        np.testing.assert_array_equal(alone[0], advantages[i])
+        assert found.targets_B_T[i, 0] == pytest.approx(total, abs=1e-3)
+        np.testing.assert_array_equal(estimate(slice(i, i + 1)).advantages_B_T[0], found.advantages_B_T[i])
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.data(), st.integers(2, 8))
-def test_the_number_in_a_failed_or_absent_step_never_matters(data, t):
+@given(st.data(), st.integers(2, 8), st.sampled_from(["gae", "reinforce", "rloo"]))
+def test_the_number_in_a_failed_or_absent_step_never_matters(data, t, estimator):
     rewards, values, following = (data.draw(hnp.arrays(np.float32, (2, t), elements=FLOATS)) for _ in range(3))
     done, cut, failed, mask = (data.draw(hnp.arrays(np.bool_, (2, t))) for _ in range(4))
     hidden = failed | ~mask
-    other = np.where(hidden, rewards + 1000, rewards)
+    steps = Steps(mask, terminated_B_T=done, truncated_B_T=cut, groups_B=np.zeros(2, dtype=np.int64))
     first, second = (
-        gae(r, values, following, done, cut, gamma=0.9, lam=0.8, mask_B_T=mask, failed_B_T=failed)[0]
-        for r in (rewards, other)
+        estimators(lam=0.8)[estimator](
+            SourceRewards(r, gamma=0.9, values_B_T=values, next_values_B_T=following, failed_B_T=failed), steps
+        ).advantages_B_T
+        for r in (rewards, np.where(hidden, np.nan, rewards))
     )
     np.testing.assert_array_equal(first, second)
     assert not first[~mask].any()
@@ -90,23 +102,37 @@ def test_the_number_in_a_failed_or_absent_step_never_matters(data, t):
 def test_episode_scores_by_hand():
     rewards = np.array([[1, 2, 4], [1, 2, 4], [1, 2, 4]], np.float32)
     mask = np.array([[1, 1, 1], [1, 1, 0], [0, 0, 0]], dtype=np.bool_)
-    failed = np.zeros_like(mask)
-    scores, known = episode_scores(rewards, mask, failed, gamma=0.5)
-    np.testing.assert_allclose(scores, [1 + 1 + 1, 1 + 1, 0])
-    assert known.tolist() == [True, True, False]
-    failed[0, 1] = True
-    failed[1, 2] = True  # beyond the end: it was not part of the episode
-    scores, known = episode_scores(rewards, mask, failed)
-    assert known.tolist() == [False, True, False]
-    np.testing.assert_allclose(scores, [0, 3, 0])
+    np.testing.assert_allclose(episode_scores(rewards, mask, gamma=0.5), [1 + 1 + 1, 1 + 1, 0])
+    np.testing.assert_allclose(episode_scores(rewards, mask), [7, 3, 0])
 
 
-def test_group_advantages_by_hand():
+def episodes(scores, known, groups, *, divide=True):
+    """GRPO of whole episodes of two steps, as robots take it: (B,) advantages that both steps share."""
+    rewards = np.stack([np.zeros(len(scores)), scores], axis=1)
+    failed = np.stack([~known, np.zeros(len(scores), dtype=np.bool_)], axis=1)
+    source = SourceRewards(rewards, credit="episode", standardize=divide, failed_B_T=failed)
+    steps = Steps(np.ones(rewards.shape, dtype=np.bool_), groups_B=groups)
+    if max(np.unique(groups, return_counts=True)[1], default=0) < 2:
+        return np.zeros(len(scores))  # refused: there is nothing to compare
+    found = estimate_advantages({"env": source}, steps, estimator="grpo").advantages
+    np.testing.assert_array_equal(found[:, 0], found[:, 1])
+    return found[:, 0]
+
+
+def test_grpo_of_episodes_by_hand():
     scores = np.array([1.0, 3.0, 10.0, 10.0, 7.0, 99.0])
     known = np.array([True, True, True, True, True, False])
     groups = np.array([0, 0, 1, 1, 2, 2])
-    np.testing.assert_allclose(group_advantages(scores, known, groups), [-1, 1, 0, 0, 0, 0], atol=1e-5)
-    np.testing.assert_allclose(group_advantages(scores, known, groups, divide_by_std=False), [-1, 1, 0, 0, 0, 0])
+    np.testing.assert_allclose(episodes(scores, known, groups), [-1, 1, 0, 0, 0, 0], atol=1e-5)
+    np.testing.assert_allclose(episodes(scores, known, groups, divide=False), [-1, 1, 0, 0, 0, 0])
+
+
+def test_an_episode_is_worth_its_discounted_sum_to_the_group():
+    rewards = np.array([[1.0, 2.0], [0.0, 4.0]])
+    source = SourceRewards(rewards, gamma=0.5, credit="episode", standardize=False)
+    steps = Steps(np.ones((2, 2), dtype=np.bool_), groups_B=np.zeros(2, dtype=np.int64))
+    found = estimate_advantages({"env": source}, steps, estimator="grpo").advantages
+    np.testing.assert_allclose(found, 0)  # 1 + .5 * 2 = 0 + .5 * 4
 
 
 @settings(deadline=None)
@@ -116,21 +142,23 @@ def test_group_advantages_are_relative_within_survivors(data, b, divide):
     known = data.draw(hnp.arrays(np.bool_, b))
     groups = data.draw(hnp.arrays(np.int64, b, elements=st.integers(0, 3)))
     order = np.array(data.draw(st.permutations(range(b))))
-    result = group_advantages(scores, known, groups, divide_by_std=divide)
+    result = episodes(scores, known, groups, divide=divide)
     for g in np.unique(groups):
         members = groups == g
         assert result[members].sum() == pytest.approx(0, abs=1e-6)
         if (members & known).sum() < 2:
             assert not result[members].any()
     assert not result[~known].any()
-    permuted = group_advantages(scores[order], known[order], groups[order], divide_by_std=divide)
+    permuted = episodes(scores[order], known[order], groups[order], divide=divide)
     np.testing.assert_allclose(permuted, result[order], atol=1e-6)
-    removed = group_advantages(scores[known], known[known], groups[known], divide_by_std=divide)
+    removed = episodes(scores[known], known[known], groups[known], divide=divide)
     np.testing.assert_allclose(removed, result[known], atol=1e-9)
     garbage = np.where(known, scores, 1e9)
-    np.testing.assert_array_equal(group_advantages(garbage, known, groups, divide_by_std=divide), result)
+    np.testing.assert_array_equal(episodes(garbage, known, groups, divide=divide), result)
 
 
 def test_sources_meet_in_a_weighted_sum():
-    a, b = np.array([[1.0, 2.0]]), np.array([[10.0, 20.0]])
-    np.testing.assert_allclose(combine({"env": a, "rm": b}, {"env": 1.0, "rm": 0.5}), [[6.0, 12.0]])
+    mask = np.ones((1, 2), dtype=np.bool_)
+    sources = {"env": SourceRewards(np.array([[1.0, 2.0]])), "rm": SourceRewards(np.array([[10.0, 20.0]]), weight=0.5)}
+    found = estimate_advantages(sources, Steps(mask), estimator="reinforce")
+    np.testing.assert_allclose(found.advantages, [[18.0, 12.0]])

@@ -10,7 +10,7 @@ from text_rl import LETTERS, letter_study, tiny
 
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import token_batch
-from guerdon.rl.baselines import last_valid
+from guerdon.rl.advantages import last_valid
 from guerdon.rl.text_advantages import KL, VERIFIER, Greedy, advise, kl_stream
 from guerdon.rl.text_learner import Told, update_text_policy
 from guerdon.rl.text_streams import Stream
@@ -57,7 +57,7 @@ def updated(name, folder, *, kl=False):
     greedy = Greedy(one, {VERIFIER: stream(GREEDY, one)}) if name == "remax" else None
     found = advise(study, batch.mask_B_T, GROUPS, streams, weights, greedy=greedy)
     update_text_policy(
-        policy, torch.optim.SGD(policy.parameters(), lr=RATE), batch, Told(torch.from_numpy(found.advantages_B_T)),
+        policy, torch.optim.SGD(policy.parameters(), lr=RATE), batch, Told(torch.from_numpy(found.advantages)),
         study.text_algorithm, np.random.default_rng(0), learning_rate=RATE, temperature=1.0, max_length=LIMIT,
     )  # fmt: skip
     return policy.tensors()

@@ -113,9 +113,9 @@ def test_the_oracle_of_prime(form, returns, advantages, tmp_path):
     assert metrics["dpo_acc"] == metrics["dpo_acc_coverage"] == metrics["dpo_acc_abs"] == 1
     streams = {"verifier": outcome_stream(happened), "prime": stream}
     found = advise(study, happened.batch.mask_B_T, happened.groups_B, streams, {"verifier": 1.0, "prime": 1.0})
-    np.testing.assert_allclose(found.returns_B_T, returns, atol=1e-4)
+    np.testing.assert_allclose(found.returns, returns, atol=1e-4)
     if advantages:
-        np.testing.assert_allclose(found.advantages_B_T, advantages, atol=1e-4)
+        np.testing.assert_allclose(found.advantages, advantages, atol=1e-4)
 
 
 def test_granularities_pay_the_same_total_at_their_own_places(tmp_path):
@@ -319,10 +319,10 @@ def test_what_a_failure_means_for_the_others(on_failure, granularity, tmp_path):
     stream = PrimeReward(says(rows, study), study.reward_model, study).look(Asked(happened))
     weights = {"prime": 1.0}
     mask = happened.batch.mask_B_T
-    found = advise(study, mask, happened.groups_B, {"prime": stream}, weights).advantages_B_T
+    found = advise(study, mask, happened.groups_B, {"prime": stream}, weights).advantages
     two = answers([3, 2], [1, 0], [0, 0])
     known = PrimeReward(says(rows[:2], study), study.reward_model, study).look(Asked(two))
-    alone = advise(study, two.batch.mask_B_T, two.groups_B, {"prime": known}, weights).advantages_B_T
+    alone = advise(study, two.batch.mask_B_T, two.groups_B, {"prime": known}, weights).advantages
     if on_failure == "drop":
         np.testing.assert_allclose(found[:2], alone, atol=1e-6)
         assert not found[2].any()
@@ -338,8 +338,8 @@ def test_an_empty_response_is_paid_nothing_and_is_in_no_baseline(tmp_path):
     stream = reward.look(Asked(happened))
     streams = {"verifier": outcome_stream(happened), "prime": stream}
     found = advise(study, happened.batch.mask_B_T, happened.groups_B, streams, {"verifier": 1.0, "prime": 1.0})
-    np.testing.assert_allclose(found.advantages_B_T[0], [3.125, 2.25, 2.125], atol=1e-4)
-    assert not found.advantages_B_T[2].any()
+    np.testing.assert_allclose(found.advantages[0], [3.125, 2.25, 2.125], atol=1e-4)
+    assert not found.advantages[2].any()
 
 
 # Greedy responses.

@@ -283,8 +283,8 @@ def test_only_the_model_pays_where_it_replaces_the_outcome(tmp_path, models):
     answered = happened.answered
     both = advise(study, answered.batch.mask_B_T, answered.groups_B, happened.streams, weights)
     alone = advise(study, answered.batch.mask_B_T, answered.groups_B, {"prm": happened.streams["prm"]}, {"prm": 1.0})
-    np.testing.assert_array_equal(both.advantages_B_T, alone.advantages_B_T)
-    assert both.advantages_B_T.any()
+    np.testing.assert_array_equal(both.advantages, alone.advantages)
+    assert both.advantages.any()
     loop.close()
 
 
@@ -344,7 +344,7 @@ def test_what_a_failure_is_worth(on_failure, tmp_path, models):
     stream = side.processes["prm"].look(Asked(answered))
     assert stream.failed_B.tolist() == [False, True, False, True]
     mask, groups = answered.batch.mask_B_T, answered.groups_B
-    found = advise(study, mask, groups, {"prm": stream}, {"prm": 1.0}).advantages_B_T
+    found = advise(study, mask, groups, {"prm": stream}, {"prm": 1.0}).advantages
     at_end = found[np.arange(4), mask.sum(axis=1) - 1]
     if on_failure == "drop":  # two equal responses are left: neither is better than the other
         np.testing.assert_allclose(found, 0.0, atol=1e-6)

@@ -4,8 +4,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from guerdon.rl.advantages import discounted_returns, episode_scores, min_form_rewards, token_gae, whiten
-from guerdon.rl.baselines import last_valid
+from guerdon.rl.advantages import (
+    SourceRewards,
+    Steps,
+    discounted_returns,
+    episode_scores,
+    gae,
+    last_valid,
+    min_form_rewards,
+    whiten,
+)
 
 MASK = np.array([[1, 1, 1], [1, 1, 0]], dtype=np.bool_)
 REWARDS = np.array([[0.5, -0.25, 0.75], [-1.0, 0.25, 99.0]])
@@ -13,9 +21,9 @@ REWARDS = np.array([[0.5, -0.25, 0.75], [-1.0, 0.25, 99.0]])
 
 def test_gae_with_perfect_values_has_nothing_to_say():
     returns = discounted_returns(REWARDS, MASK, gamma=0.9)
-    advantages, targets = token_gae(REWARDS, returns, MASK, gamma=0.9, lam=0.8)
-    np.testing.assert_allclose(advantages, 0, atol=1e-12)
-    np.testing.assert_allclose(targets, returns, atol=1e-12)
+    found = gae(SourceRewards(REWARDS, gamma=0.9, values_B_T=returns), Steps(MASK), lam=0.8)
+    np.testing.assert_allclose(found.advantages_B_T, 0, atol=1e-12)
+    np.testing.assert_allclose(found.targets_B_T, returns, atol=1e-12)
 
 
 def test_a_tools_output_in_between_hands_credit_through():
@@ -23,8 +31,8 @@ def test_a_tools_output_in_between_hands_credit_through():
     rewards, values = np.array([[1.0, 50.0, 2.0]]), np.array([[0.5, 50.0, 1.0]])
     np.testing.assert_allclose(discounted_returns(rewards, mask, gamma=0.5), [[2, 0, 2]])
     np.testing.assert_allclose(discounted_returns(rewards, mask, gamma=1.0), [[3, 0, 2]])
-    advantages, _ = token_gae(rewards, values, mask, gamma=0.5, lam=0.5)
-    np.testing.assert_allclose(advantages, [[(1 + 0.5 * 1 - 0.5) + 0.25 * (2 - 1), 0, 1]])
+    found = gae(SourceRewards(rewards, gamma=0.5, values_B_T=values), Steps(mask), lam=0.5)
+    np.testing.assert_allclose(found.advantages_B_T, [[(1 + 0.5 * 1 - 0.5) + 0.25 * (2 - 1), 0, 1]])
     assert last_valid(mask).tolist() == [[False, False, True]]
 
 
@@ -32,7 +40,7 @@ def test_a_tools_output_in_between_hands_credit_through():
 @given(hnp.arrays(np.float64, (3, 5), elements=st.integers(-8, 8)), st.sampled_from([1.0, 0.5]))
 def test_the_first_return_is_the_episode_score(rewards, gamma):
     mask = np.arange(5)[None, :] < np.array([5, 3, 1])[:, None]
-    scores, _ = episode_scores(rewards, mask, None, gamma=gamma)
+    scores = episode_scores(rewards, mask, gamma=gamma)
     np.testing.assert_allclose(discounted_returns(rewards, mask, gamma=gamma)[:, 0], scores)
 
 

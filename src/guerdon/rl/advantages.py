@@ -1,123 +1,284 @@
-"""Advantages from rewards: pure functions of arrays (B, T), one reward source at a time, summed at the end.
+"""Advantages from the rewards of several sources: one table of estimators for text and robots, all pure functions.
 
-Every source keeps its own discount, its own value estimate and its own failures until `combine`; a failed
-measurement is masked, never replaced by a number. This module knows no policy, no loss and no simulator.
-Token sequences with several dense sources are put together in `guerdon.rl.dense_advantages`.
+Each source keeps its discount, baseline, value estimate, failures and weight until its advantage is computed; only then
+are sources added, and whitened over the batch if asked. A failed measurement is left out of every baseline and never
+replaced by a number. B are rows (responses of a language model, streams of a robot), T their steps (tokens,
+environment steps). Group estimators take one episode per row.
 
-    advantages, returns = gae(rewards, values, next_values, terminated, truncated, gamma=0.99, lam=0.95)
+    sources = {
+        "verifier": SourceRewards(outcome_B_T, weight=5.0, paid_B_T=last_valid(mask_B_T), failed_B_T=failed_B_T),
+        "prime": SourceRewards(process_B_T, gamma=1.0, weight=5.0),
+    }
+    found = estimate_advantages(sources, Steps(mask_B_T, groups_B=groups_B), estimator="rloo", whitened=True)
+    found.advantages, found.silent_groups
+
+Notation: r_it is what the source pays for step t of row i, m_i its mean over the steps where it pays, K the members of
+a group on which the source did not fail.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from guerdon.types import BoolArray, FloatArray, IntArray
+from guerdon.errors import ConfigError, DataError
+from guerdon.types import Advantages, BoolArray, IntArray
+
+LeaveOneOut = Literal["paper", "prime_compat"]
+Credit = Literal["dense", "episode"]
+EPS = 1e-6  # added to a group's standard deviation
+FLAT = 1e-6  # a spread of the means this small relative to the largest reward is rounding, not a difference
 
 
-def gae(
-    rewards_B_T: FloatArray,
-    values_B_T: FloatArray,
-    next_values_B_T: FloatArray,
-    terminated_B_T: BoolArray,
-    truncated_B_T: BoolArray,
-    *,
-    gamma: float,
-    lam: float,
-    mask_B_T: BoolArray | None = None,
-    failed_B_T: BoolArray | None = None,
-) -> tuple[FloatArray, FloatArray]:
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Which steps exist and where episodes end.
+
+    Attributes:
+        mask_B_T: False where there is no step (padding, a reset).
+        terminated_B_T: the task ended: no value beyond it. None: at the last valid step of each row.
+        truncated_B_T: a limit ended the episode: its value goes on. None: nowhere.
+        groups_B: rows with the same start share an id, in any order; None: every row for itself.
+    """
+
+    mask_B_T: BoolArray
+    terminated_B_T: BoolArray | None = None
+    truncated_B_T: BoolArray | None = None
+    groups_B: IntArray | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class SourceRewards:
+    """The rewards of one source and what an estimator needs to know of them; (B, T) arrays, not yet weighted.
+
+    Attributes:
+        rewards_B_T: reward of each step; what stands where `paid_B_T` is False does not matter.
+        gamma: discount per step.
+        weight: factor of its advantage in the sum. After whitening only the ratio of weights matters.
+        paid_B_T: steps whose reward the baseline is subtracted from. None: every valid step, as PRIME has it, also for
+            rewards that stand at the ends of steps of reasoning: then the number of steps changes no baseline.
+        failed_B_T: where the measurement is missing. `gae` leaves out these steps, every other estimator their rows:
+            a sum with a hole is not a measurement.
+        credit: `dense`: every reward counts from its own step on. `episode`: the discounted sum of a row is one reward
+            at its end, which all of its steps share (GRPO of episodes).
+        standardize: `grpo` divides by the group's standard deviation; False for penalties whose unit counts (KL).
+        greedy_B: `remax`: mean reward of the greedy response to the same prompt over the steps where it is paid
+            (`paid_means`; its score, for an outcome).
+        greedy_failed_B: `remax`: True where the greedy response has no score.
+        values_B_T: `gae`: value before each step, in this source's own rewards.
+        next_values_B_T: `gae`: value after each step, of the terminal observation where an episode ended. None: the
+            value of the row's next valid step.
+    """
+
+    rewards_B_T: np.ndarray
+    gamma: float = 1.0
+    weight: float = 1.0
+    paid_B_T: BoolArray | None = None
+    failed_B_T: BoolArray | None = None
+    credit: Credit = "dense"
+    standardize: bool = True
+    greedy_B: np.ndarray | None = None
+    greedy_failed_B: BoolArray | None = None
+    values_B_T: np.ndarray | None = None
+    next_values_B_T: np.ndarray | None = None
+
+
+class Estimate(NamedTuple):
+    """What an estimator makes of one source.
+
+    Attributes:
+        advantages_B_T: float64, 0 where masked.
+        known_B_T: steps about which the source says something.
+        targets_B_T: returns for its value head, of an estimator with a critic.
+        silent: groups with fewer than two known members.
+        flat: groups whose known members all have the same mean.
+    """
+
+    advantages_B_T: np.ndarray
+    known_B_T: BoolArray
+    targets_B_T: np.ndarray | None = None
+    silent: int | None = None
+    flat: int | None = None
+
+
+Estimator = Callable[[SourceRewards, Steps], Estimate]
+
+
+def gae(source: SourceRewards, steps: Steps, *, lam: float) -> Estimate:
     """Generalised advantage estimation (Schulman et al. 2016, 1506.02438, eq. 16).
 
     delta_t = r_t + gamma V(s_{t+1}) (1 - terminated_t) - V(s_t);  A_t = delta_t + gamma lam (1 - done_t) A_{t+1}.
     A truncated episode bootstraps from the value of its last observation. Where the reward is missing, delta is 0:
-    the step says neither good nor bad, and later steps still reach earlier ones.
+    the step says neither good nor bad, and later steps still reach earlier ones. Masked steps in between (a tool's
+    output) are passed over.
+    """
+    mask, rewards, paid = _measured(source, steps)
+    known = mask & np.asarray(paid.any(axis=1))[:, None] & ~_failed(source, mask)
+    terminated = last_valid(mask) if steps.terminated_B_T is None else steps.terminated_B_T
+    done = terminated if steps.truncated_B_T is None else terminated | steps.truncated_B_T
+    assert source.values_B_T is not None
+    values = np.where(known, source.values_B_T, 0.0).astype(np.float64)
+    following = _next_valid(values, mask) if source.next_values_B_T is None else source.next_values_B_T
+    deltas = np.where(known, rewards + source.gamma * ~terminated * following - values, 0.0)
+    advantages, carry = np.zeros_like(deltas), np.zeros(len(deltas))
+    for t in range(deltas.shape[1] - 1, -1, -1):
+        carry = np.where(mask[:, t], deltas[:, t] + source.gamma * lam * ~done[:, t] * carry, carry)
+        advantages[:, t] = np.where(mask[:, t], carry, 0.0)
+    return Estimate(advantages, known, targets_B_T=advantages + values)
+
+
+def rloo(source: SourceRewards, steps: Steps, *, form: LeaveOneOut = "paper") -> Estimate:
+    """Rewards minus the mean of the other members of the group (Ahmadian et al. 2024, 2402.14740; PRIME, 2502.01456).
+
+    `paper` (PRIME eq. 5): r_it - 1/(K-1) sum_{j != i} m_j. `prime_compat` (PRIME's code): r_it K/(K-1) -
+    1/(K-1) sum_j m_j, which adds (r_it - m_i)/(K-1): nothing for outcomes, a reshaping of dense credit.
+    """
+
+    def baselined(rewards: np.ndarray, paid: BoolArray, group: _Group) -> np.ndarray:
+        others, total = np.maximum(group.known - 1, 1)[:, None], group.total[:, None]
+        if form == "paper":
+            return np.asarray(rewards - (total - paid_means(rewards, paid)[:, None]) / others)
+        return np.asarray(rewards * (group.known[:, None] / others) - total / others)
+
+    return _group_relative(source, steps, baselined)
+
+
+def grpo(source: SourceRewards, steps: Steps, *, standardize: bool = True) -> Estimate:
+    """(r_it - mean_j m_j) / (std_j m_j + 1e-6) (GRPO, 2402.03300, section 4.1; with process rewards 2502.01456).
+
+    Without the division it is Dr. GRPO (Liu et al. 2025, 2503.20783), whose other half, the constant length, is in
+    the loss (`loss_agg: constant`); for outcomes it is RLOO's advantage times (K-1)/K. A group whose means do not
+    differ has no spread to divide by: zeros.
+    """
+    standardize = standardize and source.standardize
+
+    def baselined(rewards: np.ndarray, paid: BoolArray, group: _Group) -> np.ndarray:
+        centred = rewards - group.mean[:, None]
+        return (
+            np.where(np.asarray(group.flat)[:, None], 0.0, centred / (group.std + EPS)[:, None])
+            if standardize
+            else centred
+        )
+
+    return _group_relative(source, steps, baselined)
+
+
+def reinforce(source: SourceRewards, steps: Steps) -> Estimate:
+    """Reward to go without a baseline (Williams 1992); whitened over the batch it is REINFORCE++ (2501.03262)."""
+    mask, rewards, paid, known = _measured_rows(source, steps)
+    return _to_go(np.where(paid, rewards, 0.0), mask, source.gamma, known)
+
+
+def remax(source: SourceRewards, steps: Steps) -> Estimate:
+    """Rewards minus m of the greedy response (ReMax, Li et al. 2024, 2310.10505); for an outcome, minus its score."""
+    mask, rewards, paid, known = _measured_rows(source, steps)
+    assert source.greedy_B is not None
+    if source.greedy_failed_B is not None:
+        known = known & ~source.greedy_failed_B
+    greedy = np.where(known, source.greedy_B, 0.0)
+    return _to_go(np.where(paid & known[:, None], rewards - greedy[:, None], 0.0), mask, source.gamma, known)
+
+
+GROUPED = ("rloo", "grpo", "dr_grpo")
+_NEEDS = {"gae": "values_B_T", "remax": "greedy_B"}
+
+
+def estimators(*, lam: float = 1.0, form: LeaveOneOut = "paper") -> dict[str, Estimator]:
+    """Every estimator by the name that `algorithm.adv_estimator` gives it.
 
     Args:
-        rewards_B_T: one source's rewards.
-        values_B_T: value before each step.
-        next_values_B_T: value after each step, of the terminal observation where the episode ended.
-        terminated_B_T: the task ended.
-        truncated_B_T: a limit ended the episode.
-        gamma: discount.
-        lam: trade-off between bias and variance.
-        mask_B_T: False where there was no step; its advantage is 0.
-        failed_B_T: True where the reward is missing.
-
-    Returns:
-        Advantages and returns (advantage + value), both (B, T) float32.
+        lam: `gae`: lambda, the trade-off between bias and variance.
+        form: `rloo`: leave-one-out of dense rewards as in the paper, or as PRIME's code has it.
     """
-    mask = np.ones_like(terminated_B_T) if mask_B_T is None else mask_B_T
-    usable = mask if failed_B_T is None else mask & ~failed_B_T
-    alive = (~terminated_B_T).astype(np.float64)
-    going_on = (~(terminated_B_T | truncated_B_T)).astype(np.float64)
-    values = values_B_T.astype(np.float64)
-    deltas = np.where(usable, rewards_B_T + gamma * alive * next_values_B_T - values, 0.0)
-    advantages = np.zeros(deltas.shape, dtype=np.float64)
-    carry = np.zeros(deltas.shape[0], dtype=np.float64)
-    for t in range(deltas.shape[1] - 1, -1, -1):
-        carry = np.where(mask[:, t], deltas[:, t] + gamma * lam * going_on[:, t] * carry, 0.0)
-        advantages[:, t] = carry
-    return advantages.astype(np.float32), (advantages + values).astype(np.float32)
+    return {
+        "gae": partial(gae, lam=lam),
+        "rloo": partial(rloo, form=form),
+        "grpo": grpo,
+        "dr_grpo": partial(grpo, standardize=False),
+        "reinforce": reinforce,
+        "reinforce_pp": reinforce,
+        "remax": remax,
+    }
 
 
-def episode_scores(
-    rewards_B_T: FloatArray, mask_B_T: BoolArray, failed_B_T: BoolArray | None, *, gamma: float = 1.0
-) -> tuple[np.ndarray, BoolArray]:
-    """Discounted sum of each row's rewards, and whether it is known.
-
-    A row whose source failed anywhere has no score: a sum with a hole is not a measurement.
-
-    Returns:
-        (B,) float64 scores (0 where unknown) and (B,) bool, True where known.
-    """
-    steps = np.cumsum(mask_B_T, axis=1) - 1
-    discounts = np.where(mask_B_T, gamma ** np.maximum(steps, 0), 0.0)
-    known = mask_B_T.any(axis=1)
-    if failed_B_T is not None:
-        known &= ~(failed_B_T & mask_B_T).any(axis=1)
-    scores = (rewards_B_T.astype(np.float64) * discounts).sum(axis=1)
-    return np.where(known, scores, 0.0), np.asarray(known)
-
-
-def group_advantages(
-    scores_B: np.ndarray,
-    known_B: BoolArray,
-    groups_B: IntArray,
+def estimate_advantages(
+    sources: Mapping[str, SourceRewards],
+    steps: Steps,
     *,
-    divide_by_std: bool = True,
-    eps: float = 1e-6,
-) -> np.ndarray:
-    """Group-relative advantages (GRPO, Shao et al. 2024, 2402.03300, section 4.1.2).
+    estimator: str,
+    form: LeaveOneOut = "paper",
+    whitened: bool = False,
+    lam: float = 1.0,
+) -> Advantages:
+    """Advantages of any number of sources: the first place where they meet.
 
-    (s_i - mean) / (std + eps) over the known scores of the same group; without the division it is Dr. GRPO
-    (Liu et al. 2025, 2503.20783). A group with fewer than two known scores teaches nothing: zeros.
+    A_it = sum over sources of weight x the advantage of the source. Rows about which no source said anything stay out
+    of the whitening and keep advantage 0.
 
-    Returns:
-        (B,) float64, 0 where unknown.
+    Args:
+        sources: name to rewards.
+        steps: which steps exist.
+        estimator: a name of `estimators`.
+        form: `rloo`: see there.
+        whitened: zero mean and unit variance over the steps of the batch, after the sources are added.
+        lam: `gae`: lambda.
+
+    Raises:
+        ConfigError: a group estimator where no group has two members; `reinforce_pp` without whitening.
+        DataError: a reward that is not finite in a row not marked as failed.
     """
-    advantages = np.zeros(len(scores_B), dtype=np.float64)
-    for group in np.unique(groups_B):
-        members = (groups_B == group) & known_B
-        if members.sum() < 2:
-            continue
-        s = scores_B[members]
-        centred = s - s.mean()
-        advantages[members] = centred / (s.std() + eps) if divide_by_std else centred
-    return advantages
+    _check(sources, steps, estimator, whitened)
+    one_source = estimators(lam=lam, form=form)[estimator]
+    found = {name: one_source(_whole_episodes(source, steps), steps) for name, source in sources.items()}
+    total = np.zeros(steps.mask_B_T.shape, dtype=np.float64)
+    counts = np.zeros(steps.mask_B_T.shape, dtype=np.bool_)
+    for name, one in found.items():
+        total += sources[name].weight * one.advantages_B_T
+        counts |= one.known_B_T & (sources[name].weight != 0)
+    advantages = whiten(total, counts) if whitened else total
+    return Advantages(
+        advantages=advantages.astype(np.float32),
+        returns=total.astype(np.float32),
+        per_source={name: one.advantages_B_T.astype(np.float32) for name, one in found.items()},
+        known={name: one.known_B_T for name, one in found.items()},
+        value_targets={
+            n: one.targets_B_T.astype(np.float32) for n, one in found.items() if one.targets_B_T is not None
+        },
+        silent_groups={name: one.silent for name, one in found.items() if one.silent is not None},
+        flat_groups={name: one.flat for name, one in found.items() if one.flat is not None},
+    )
 
 
-def combine(advantages: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> FloatArray:
-    """Weighted sum of the sources' advantages: the first place where sources meet."""
-    total = sum(weights[name] * advantage.astype(np.float64) for name, advantage in advantages.items())
-    return np.asarray(total, dtype=np.float32)
+# Parts of the estimators.
+
+
+def last_valid(mask_B_T: BoolArray) -> BoolArray:
+    """(B, T) bool, True at the last valid step of each row that has one."""
+    later = np.cumsum(mask_B_T[:, ::-1], axis=1)[:, ::-1]
+    return np.asarray(mask_B_T & (later == 1))
+
+
+def paid_means(rewards_B_T: np.ndarray, paid_B_T: BoolArray) -> np.ndarray:
+    """m_i: mean reward over the paying steps of each row, (B,) float64; 0 where no step pays."""
+    total = np.where(paid_B_T, rewards_B_T, 0.0).sum(axis=1, dtype=np.float64)
+    return np.asarray(total / np.maximum(paid_B_T.sum(axis=1), 1))
+
+
+def episode_scores(rewards_B_T: np.ndarray, mask_B_T: BoolArray, *, gamma: float = 1.0) -> np.ndarray:
+    """(B,) float64 discounted sum of each row's rewards over its valid steps."""
+    places = np.cumsum(mask_B_T, axis=1) - 1
+    discounts = np.where(mask_B_T, gamma ** np.maximum(places, 0), 0.0)
+    return np.asarray((np.where(mask_B_T, rewards_B_T, 0.0).astype(np.float64) * discounts).sum(axis=1))
 
 
 def discounted_returns(rewards_B_T: np.ndarray, mask_B_T: BoolArray, *, gamma: float) -> np.ndarray:
-    """Reward to go: G_t = r_t + gamma G_{t+1} over the valid tokens of a row.
+    """Reward to go: G_t = r_t + gamma G_{t+1} over the valid steps of a row.
 
-    A masked token in between (a tool's output) neither pays nor discounts: it hands the return through and has 0.
+    A masked step in between (a tool's output) neither pays nor discounts: it hands the return through and has 0.
 
     Returns:
         (B, T) float64, 0 where masked.
@@ -131,37 +292,6 @@ def discounted_returns(rewards_B_T: np.ndarray, mask_B_T: BoolArray, *, gamma: f
         carry = np.where(mask_B_T[:, t], rewards[:, t] + gamma * carry, carry)
         returns[:, t] = carry
     return np.where(mask_B_T, returns, 0.0)
-
-
-def token_gae(
-    rewards_B_T: np.ndarray, values_B_T: np.ndarray, mask_B_T: BoolArray, *, gamma: float, lam: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Generalised advantage estimation over responses (1506.02438, eq. 16): `gae` with one episode per row.
-
-    The last valid token ends the task: no value beyond it, also where the length limit cut the response. Masked
-    tokens in between are passed over.
-
-    Args:
-        rewards_B_T: one source's rewards.
-        values_B_T: value before each token.
-        mask_B_T: valid tokens.
-        gamma: discount.
-        lam: trade-off between bias and variance.
-
-    Returns:
-        Advantages and returns (advantage + value), both (B, T) float64, 0 where masked.
-    """
-    rewards = np.where(mask_B_T, rewards_B_T, 0.0).astype(np.float64)
-    values = np.where(mask_B_T, values_B_T, 0.0).astype(np.float64)
-    advantages = np.zeros_like(rewards)
-    carry, following = np.zeros(len(rewards)), np.zeros(len(rewards))
-    for t in range(rewards.shape[1] - 1, -1, -1):
-        valid = mask_B_T[:, t]
-        delta = rewards[:, t] + gamma * following - values[:, t]
-        carry = np.where(valid, delta + gamma * lam * carry, carry)
-        following = np.where(valid, values[:, t], following)
-        advantages[:, t] = np.where(valid, carry, 0.0)
-    return advantages, advantages + values
 
 
 def whiten(values_B_T: np.ndarray, mask_B_T: BoolArray) -> np.ndarray:
@@ -203,3 +333,125 @@ def min_form_rewards(rewards_B_T: np.ndarray, paid_B_T: BoolArray, *, temperatur
     weights = np.where(paid_B_T, np.exp(-excess / temperature), 0.0)
     total = weights.sum(axis=1, keepdims=True)
     return np.asarray(rewards * weights / np.where(total > 0, total, 1.0))
+
+
+class _Group(NamedTuple):
+    """Per row, what its group says about one source, all (B,).
+
+    Attributes:
+        known: number of known members.
+        total: sum of their means m.
+        mean: mean of m.
+        std: standard deviation of m (with n).
+        flat: True where the members' means do not differ.
+    """
+
+    known: np.ndarray
+    total: np.ndarray
+    mean: np.ndarray
+    std: np.ndarray
+    flat: BoolArray
+
+
+def _group_statistics(rewards_B_T: np.ndarray, paid_B_T: BoolArray, groups_B: IntArray) -> _Group:
+    """Number, sum, mean and spread of m over the known members of each row's group: those paid somewhere."""
+    known_B = paid_B_T.any(axis=1)
+    _, group = np.unique(groups_B, return_inverse=True)
+    groups = int(group.max(initial=-1)) + 1
+    means = paid_means(rewards_B_T, paid_B_T)
+
+    def total(values_B: np.ndarray) -> np.ndarray:
+        return np.bincount(group, weights=np.where(known_B, values_B, 0.0), minlength=groups)[group]
+
+    known = total(np.ones(len(means)))
+    mean = total(means) / np.maximum(known, 1)
+    std = np.sqrt(total((means - mean) ** 2) / np.maximum(known, 1))
+    largest = np.zeros(groups)
+    paid = np.where(paid_B_T, np.abs(rewards_B_T), 0.0)
+    np.maximum.at(largest, group, paid.max(axis=1, initial=0.0))
+    return _Group(known, total(means), mean, std, np.asarray(std <= FLAT * largest[group]))
+
+
+def _group_relative(
+    source: SourceRewards, steps: Steps, baselined: Callable[[np.ndarray, BoolArray, _Group], np.ndarray]
+) -> Estimate:
+    """Reward to go of baselined rewards; a row whose group has fewer than two known members says nothing."""
+    mask, rewards, paid, known = _measured_rows(source, steps)
+    assert steps.groups_B is not None
+    group = _group_statistics(rewards, paid, steps.groups_B)
+    enough = group.known >= 2
+    rewards = np.where(paid & enough[:, None], baselined(rewards, paid, group), 0.0)
+    return _to_go(rewards, mask, source.gamma, known & enough)._replace(
+        silent=len(np.unique(steps.groups_B[~enough])), flat=len(np.unique(steps.groups_B[enough & group.flat]))
+    )
+
+
+def _to_go(rewards_B_T: np.ndarray, mask_B_T: BoolArray, gamma: float, known_B: BoolArray) -> Estimate:
+    return Estimate(discounted_returns(rewards_B_T, mask_B_T, gamma=gamma), mask_B_T & known_B[:, None])
+
+
+def _whole_episodes(source: SourceRewards, steps: Steps) -> SourceRewards:
+    """With `credit: episode`, the same source paying its discounted sum at the end of each row, undiscounted."""
+    if source.credit == "dense":
+        return source
+    mask = steps.mask_B_T
+    last = last_valid(mask)
+    scores = episode_scores(source.rewards_B_T, mask, gamma=source.gamma)
+    return replace(source, rewards_B_T=np.where(last, scores[:, None], 0.0), paid_B_T=last, gamma=1.0)
+
+
+def _failed(source: SourceRewards, mask_B_T: BoolArray) -> BoolArray:
+    return np.zeros_like(mask_B_T) if source.failed_B_T is None else source.failed_B_T & mask_B_T
+
+
+def _measured(source: SourceRewards, steps: Steps) -> tuple[BoolArray, np.ndarray, BoolArray]:
+    """The mask, rewards (0 where nothing is paid or measured), and where the source pays."""
+    mask = steps.mask_B_T
+    paid: BoolArray = mask if source.paid_B_T is None else mask & source.paid_B_T
+    return mask, np.where(paid & ~_failed(source, mask), source.rewards_B_T, 0.0).astype(np.float64), paid
+
+
+def _measured_rows(source: SourceRewards, steps: Steps) -> tuple[BoolArray, np.ndarray, BoolArray, BoolArray]:
+    """The same by whole rows, and which rows are known: paid somewhere, and nowhere failed. Others pay nothing."""
+    mask, rewards, paid = _measured(source, steps)
+    known = np.asarray(paid.any(axis=1) & ~_failed(source, mask).any(axis=1))
+    return mask, rewards, paid & known[:, None], known
+
+
+def _next_valid(values_B_T: np.ndarray, mask_B_T: BoolArray) -> np.ndarray:
+    """The value at the next valid step of each row; 0 behind the last."""
+    found, following = np.zeros_like(values_B_T), np.zeros(len(values_B_T))
+    for t in range(values_B_T.shape[1] - 1, -1, -1):
+        found[:, t] = following
+        following = np.where(mask_B_T[:, t], values_B_T[:, t], following)
+    return found
+
+
+def _check(sources: Mapping[str, SourceRewards], steps: Steps, estimator: str, whitened: bool) -> None:
+    """Refuse what cannot mean anything."""
+    if not sources:
+        raise ConfigError("advantages need at least one source of reward")
+    if estimator == "reinforce_pp" and not whitened:
+        raise ConfigError("reinforce_pp is reinforce with whitening; use adv_estimator: reinforce without it")
+    mask, groups = steps.mask_B_T, steps.groups_B
+    if groups is not None and groups.shape != mask.shape[:1]:
+        raise ValueError(f"groups_B has shape {groups.shape}, expected {mask.shape[:1]}")
+    if estimator in GROUPED:
+        sizes = np.ones(1) if groups is None else np.unique(groups, return_counts=True)[1]
+        if groups is None or (len(groups) and sizes.max() < 2):
+            raise ConfigError(f"{estimator} compares responses to the same prompt: data.n_samples must be at least 2")
+    for name, source in sources.items():
+        if estimator in _NEEDS and getattr(source, _NEEDS[estimator]) is None:
+            raise ConfigError(f"{estimator} needs {_NEEDS[estimator]} of the reward source {name!r}")
+        for field in fields(source):
+            array = getattr(source, field.name)
+            shape = mask.shape if field.name.endswith("_T") else mask.shape[:1]
+            if isinstance(array, np.ndarray) and array.shape != shape:
+                raise ValueError(f"{field.name} of the source {name!r} has shape {array.shape}, expected {shape}")
+        _, rewards, _ = _measured(source, steps)
+        bad = ~np.isfinite(rewards).all(axis=1)
+        if bad.any():
+            raise DataError(
+                f"reward source {name!r}: {int(bad.sum())} rows have a reward that is not finite; mark them as failed, "
+                "so that they stay out of every baseline"
+            )

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from guerdon.errors import CheckpointError
 from guerdon.finite import SkippedSteps
 from guerdon.policies.control import ControlPolicy
-from guerdon.rl import advantages as adv
 from guerdon.rl import losses
+from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages
 from guerdon.settings.policy import AlgorithmSettings
 from guerdon.types import Rollout
 
@@ -134,55 +134,38 @@ def make_batch(
         reward_scales: source name to divisor of its rewards.
     """
     n = rollout.mask.size
-    per_source, returns, known = _estimate(rollout, settings, list(weights), gammas, reward_scales)
-    total = adv.combine(per_source, weights)
-    heads = [rollout.values[name] for name in weights] if rollout.values else []
+    groups = None if rollout.group_ids is None else rollout.group_ids[:, 0]
+    sources = {
+        name: SourceRewards(
+            rollout.rewards[name] / np.float32(reward_scales[name]),
+            gamma=gammas[name],
+            weight=weight,
+            failed_B_T=rollout.failed.get(name),
+            credit="dense" if groups is None else "episode",
+            standardize=settings.grpo_std,
+            values_B_T=rollout.values.get(name),
+            next_values_B_T=rollout.next_values.get(name),
+        )
+        for name, weight in weights.items()
+    }
+    steps = Steps(
+        rollout.mask,
+        rollout.terminated,
+        rollout.truncated,
+        None if rollout.group_ids is None else rollout.group_ids[:, 0],
+    )
+    found = estimate_advantages(sources, steps, estimator=settings.adv_estimator, lam=settings.gae_lambda)
+    heads = list(found.value_targets)
     return Batch(
         x=policy.prepare(rollout.observations.reshape(n, *rollout.observations.shape[2:])),
         actions=torch.from_numpy(rollout.actions.reshape(n, -1)),
         log_probs=torch.from_numpy(rollout.log_probs.reshape(n)),
-        advantages=torch.from_numpy(total.reshape(n)),
+        advantages=torch.from_numpy(found.advantages.reshape(n)),
         mask=torch.from_numpy(rollout.mask.reshape(n).astype(np.float32)),
-        values=_columns(heads, n),
-        returns=_columns(returns, n),
-        value_mask=_columns(known, n),
+        values=_columns([rollout.values[name] for name in heads], n),
+        returns=_columns([found.value_targets[name] for name in heads], n),
+        value_mask=_columns([found.known[name] for name in heads], n),
     )
-
-
-def _estimate(
-    rollout: Rollout,
-    settings: AlgorithmSettings,
-    names: list[str],
-    gammas: dict[str, float],
-    reward_scales: dict[str, float],
-) -> tuple[dict[str, np.ndarray], list[np.ndarray], list[np.ndarray]]:
-    """Advantages of every source; value targets and where they are known, for GAE."""
-    per_source: dict[str, np.ndarray] = {}
-    returns: list[np.ndarray] = []
-    known: list[np.ndarray] = []
-    for name in names:
-        rewards = rollout.rewards[name] / np.float32(reward_scales[name])
-        failed = rollout.failed.get(name)
-        if settings.adv_estimator == "gae":
-            per_source[name], target = adv.gae(
-                rewards,
-                rollout.values[name],
-                rollout.next_values[name],
-                rollout.terminated,
-                rollout.truncated,
-                gamma=gammas[name],
-                lam=settings.gae_lambda,
-                mask_B_T=rollout.mask,
-                failed_B_T=failed,
-            )
-            returns.append(target)
-            known.append(rollout.mask if failed is None else rollout.mask & ~failed)
-        else:
-            assert rollout.group_ids is not None
-            scores, scored = adv.episode_scores(rewards, rollout.mask, failed, gamma=gammas[name])
-            relative = adv.group_advantages(scores, scored, rollout.group_ids[:, 0], divide_by_std=settings.grpo_std)
-            per_source[name] = np.where(rollout.mask, relative[:, None], 0.0)
-    return per_source, returns, known
 
 
 def update_policy(

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from guerdon.rl.baselines import paid_means
-from guerdon.rl.dense_advantages import DenseAdvantages, DenseSource, dense_advantages
+from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, paid_means
 from guerdon.rl.text_streams import Stream
 from guerdon.settings.study import Study
 from guerdon.settings.text_sources import SECTION_NAMES
-from guerdon.types import BoolArray, FloatArray, IntArray
+from guerdon.types import Advantages, BoolArray, FloatArray, IntArray
 
 VERIFIER, KL = "verifier", "kl"
 
@@ -50,7 +49,7 @@ def advise(
     *,
     greedy: Greedy | None = None,
     values: Mapping[str, FloatArray] | None = None,
-) -> DenseAdvantages:
+) -> Advantages:
     """Advantages of every source, added with their weights.
 
     A response on which a model failed is left out of that source; where the source's `on_failure` is neutral, it is
@@ -66,25 +65,24 @@ def advise(
         values: source name to (B, T) values, for `gae`.
     """
     algorithm, policies = study.text_algorithm, failure_policies(study)
-    sources: dict[str, DenseSource] = {}
+    sources: dict[str, SourceRewards] = {}
     for name, stream in streams.items():
         beside, beside_failed = (None, None) if greedy is None else _greedy(greedy, name, groups_B)
         neutral = policies.get(name) == "neutral"
-        sources[name] = DenseSource(
+        sources[name] = SourceRewards(
             rewards_B_T=stream.rewards_B_T,
             gamma=discount_of(study, name),
             weight=weights[name],
-            pays_B_T=stream.pays_B_T,
-            failed_B=None if neutral else stream.failed_B,
+            paid_B_T=stream.pays_B_T,
+            failed_B_T=None if neutral else np.repeat(stream.failed_B[:, None], mask_B_T.shape[1], axis=1),
             standardize=name != KL,
             greedy_B=beside,
             greedy_failed_B=None if neutral else beside_failed,
             values_B_T=None if values is None else values[name],
         )
-    return dense_advantages(
+    return estimate_advantages(
         sources,
-        mask_B_T,
-        groups_B,
+        Steps(mask_B_T, groups_B=groups_B),
         estimator=algorithm.adv_estimator,
         form=algorithm.rloo_form,
         whitened=algorithm.normalize_advantages,

@@ -20,8 +20,7 @@ from guerdon.evaluate.aggregate import solution_value
 from guerdon.evaluate.scoring import score_episodes
 from guerdon.models import implicit_losses as implicit
 from guerdon.rl import shape
-from guerdon.rl.advantages import min_form_rewards
-from guerdon.rl.baselines import last_valid
+from guerdon.rl.advantages import last_valid, min_form_rewards
 from guerdon.rl.responses import Responses
 from guerdon.rl.text_steps import Cut, cut_steps, generated, step_auroc
 from guerdon.rl.text_streams import Asked, Facts, FixedReward, Judged, Stream

@@ -13,15 +13,14 @@ import numpy as np
 from guerdon.policies.generate import Engine, LocalEngine
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.tokens import split_steps
-from guerdon.rl.baselines import last_valid
-from guerdon.rl.dense_advantages import DenseAdvantages
+from guerdon.rl.advantages import last_valid
 from guerdon.rl.responses import Responses
 from guerdon.rl.sources import Measured
 from guerdon.rl.text_advantages import VERIFIER
 from guerdon.rl.text_steps import separator_of
 from guerdon.rl.text_streams import Stream
 from guerdon.settings.text_policy import GenerationSettings
-from guerdon.types import Failure, Rollout
+from guerdon.types import Advantages, Failure, Rollout
 
 
 def build_engine(policy: TextPolicy, settings: GenerationSettings) -> Engine:
@@ -103,7 +102,7 @@ def response_facts(answered: Responses) -> dict[str, float | None]:
     }
 
 
-def advantage_facts(found: DenseAdvantages, weights: Mapping[str, float]) -> dict[str, float | None]:
+def advantage_facts(found: Advantages, weights: Mapping[str, float]) -> dict[str, float | None]:
     """Groups that taught nothing, and the weight of each source."""
     facts: dict[str, float | None] = {f"silent_groups/{k}": float(v) for k, v in found.silent_groups.items()}
     facts |= {f"flat_groups/{k}": float(v) for k, v in found.flat_groups.items()}

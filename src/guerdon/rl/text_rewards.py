@@ -22,8 +22,7 @@ from guerdon.models.load import load_reward_model
 from guerdon.models.sequence_classifier import SequenceClassifier
 from guerdon.models.text_load import load_text_model
 from guerdon.policies.text import TextPolicy
-from guerdon.rl.advantages import min_form_rewards
-from guerdon.rl.baselines import last_valid
+from guerdon.rl.advantages import last_valid, min_form_rewards
 from guerdon.rl.prime import ImplicitReward, Lesson
 from guerdon.rl.responses import Responses
 from guerdon.rl.text_model_reward import ModelReward

@@ -220,11 +220,11 @@ class TextSide:
                 self.study, batch.mask_B_T, answered.groups_B, streams, weights, greedy=greedy, values=values
             )
             told = Told(
-                torch.from_numpy(found.advantages_B_T),
+                torch.from_numpy(found.advantages),
                 happened.old if steps_per_update(algorithm, len(answered)) > 1 else None,
                 ref if algorithm.kl_in == "loss" else None,
                 {k: torch.from_numpy(found.value_targets[k]) for k in self.heads if k in found.value_targets},
-                {k: torch.from_numpy(v) for k, v in found.taught.items()},
+                {k: torch.from_numpy(v.any(axis=1)) for k, v in found.known.items()},
                 torch.from_numpy(answered.behaviour_B_T),
             )
             rate = scheduled(algorithm.learning_rate, algorithm.lr_schedule, progress)
