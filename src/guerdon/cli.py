@@ -21,7 +21,7 @@ import typer
 from guerdon import __version__
 from guerdon.errors import ConfigError, GuerdonError
 from guerdon.lifeline import end_with_parent
-from guerdon.serve.verb import serve
+from guerdon.serve.cli import serve
 
 if TYPE_CHECKING:
     from guerdon.settings.study import Study

@@ -251,7 +251,7 @@ def test_a_fault_of_the_server_is_told_to_those_who_wait(monkeypatch):
             await entered(gate)
             queued = asyncio.create_task(engine.judge(None, [text("b")], PLAIN))
             await asyncio.sleep(0)
-            monkeypatch.setattr("guerdon.serve.served.Served._settle", lambda *_: 1 / 0)
+            monkeypatch.setattr("guerdon.serve.model_queue.Served._settle", lambda *_: 1 / 0)
             gate.open.set()
             for task in (under_way, queued):
                 with pytest.raises(NotReady, match="fault of the server"):

@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from guerdon.serve.native_items import JudgeWords, RewardItem, RewardsRequest
+from guerdon.serve.schemas import JudgeWords, RewardItem, RewardsRequest
 from guerdon.serve.wire_chat import ChatRequest
 from guerdon.serve.wire_seed import ScoreRequest
 from guerdon.serve.wire_vllm import PoolRequest

@@ -17,11 +17,11 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from guerdon import __version__
-from guerdon.serve import describe, native, wire_chat, wire_openrlhf, wire_seed, wire_vllm
+from guerdon.serve import describe, routes, wire_chat, wire_openrlhf, wire_seed, wire_vllm
 from guerdon.serve.engine import Engine
 from guerdon.serve.errors import ServeError, error_body
-from guerdon.serve.guard import Guard
 from guerdon.serve.media import Media
+from guerdon.serve.middleware import Guard
 from guerdon.settings.serve import ServeSettings
 
 CODES = {400: "invalid_request", 404: "not_found", 405: "method_not_allowed", 408: "timeout", 413: "too_large"}
@@ -55,7 +55,7 @@ def build_app(engine: Engine, settings: ServeSettings) -> FastAPI:
     )
     for router in (
         describe.router(engine, settings),
-        native.router(engine, settings, media),
+        routes.router(engine, settings, media),
         wire_openrlhf.router(engine, settings),
         wire_vllm.router(engine, settings),
         wire_seed.router(engine, settings, media),

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
 from guerdon.serve.engine import Engine
-from guerdon.serve.native import ERRORS
+from guerdon.serve.routes import ERRORS
 from guerdon.settings.serve import ServeSettings
 from guerdon.types import RewardInfo
 

@@ -28,7 +28,7 @@ from guerdon.serve.errors import (
     UpdateFailed,
 )
 from guerdon.serve.metrics import Metrics
-from guerdon.serve.served import Served
+from guerdon.serve.model_queue import Served
 from guerdon.serve.source import ModelSource
 from guerdon.settings.serve import BatchSettings, LimitSettings
 from guerdon.types import Episode, Learnable, RewardInfo

@@ -2,7 +2,7 @@
 
 Uvicorn's protocol keeps an unfinished head without end, and parses every request that arrives behind an unanswered
 one. Here no more of a head reaches the parser than it may have, and a connection that owes a head is closed in time.
-Bodies have limits of their own (`guard.py`), and connections that rest between two requests have uvicorn's. This
+Bodies have limits of their own (`middleware.py`), and connections that rest between two requests have uvicorn's. This
 module does not know routes.
 
     uvicorn.Config(app, http=limited_protocol(seconds=30, most_bytes=65536))
@@ -16,7 +16,7 @@ import json
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from guerdon.serve.errors import error_body
-from guerdon.serve.guard import LINGER_S
+from guerdon.serve.middleware import LINGER_S
 
 MOST_HEADERS = 128
 MOST_WAITING = 8  # requests behind the one that is being answered, on one connection

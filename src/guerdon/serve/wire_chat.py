@@ -20,11 +20,11 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
-from guerdon.serve.as_written import FLAG, WHOLE
 from guerdon.serve.engine import Engine
 from guerdon.serve.errors import BadRequest
 from guerdon.serve.media import Media
-from guerdon.serve.native import ERRORS
+from guerdon.serve.routes import ERRORS
+from guerdon.serve.strict_types import FLAG, WHOLE
 from guerdon.serve.wire import (
     FailedMeasurement,
     Foreign,

@@ -15,10 +15,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, Field
 
-from guerdon.serve.as_written import FIRST_ERROR, Strings
 from guerdon.serve.engine import Engine
 from guerdon.serve.errors import BadRequest
-from guerdon.serve.native import ERRORS
+from guerdon.serve.routes import ERRORS
+from guerdon.serve.strict_types import FIRST_ERROR, Strings
 from guerdon.serve.wire import (
     Choice,
     FailedMeasurement,

@@ -17,11 +17,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from starlette.datastructures import FormData, UploadFile
 
 from guerdon.models.explained_score import JudgeOptions, ParseStatus, Scale
-from guerdon.serve.as_written import WHOLE, Strings
 from guerdon.serve.engine import Engine
 from guerdon.serve.errors import BadRequest
 from guerdon.serve.media import Media
-from guerdon.serve.native import ERRORS
+from guerdon.serve.routes import ERRORS
+from guerdon.serve.strict_types import WHOLE, Strings
 from guerdon.serve.wire import (
     FailedMeasurement,
     check_once,

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from guerdon.evaluate.aggregate import solution_value
 from guerdon.models.explained_score import ExplainedScore, ParseStatus, Scale
 from guerdon.policies.tokens import split_steps
-from guerdon.serve.as_written import FIRST_ERROR, WHOLE, Strings
 from guerdon.serve.errors import BadRequest
+from guerdon.serve.strict_types import FIRST_ERROR, WHOLE, Strings
 from guerdon.serve.wire_media import Sent
 from guerdon.settings.evaluate_text import Aggregation
 from guerdon.settings.serve import LimitSettings

@@ -21,7 +21,7 @@ from guerdon.serve.engine import Engine, Learning
 from guerdon.serve.errors import BadRequest, ServeError
 from guerdon.serve.media import Media
 from guerdon.serve.metrics import CONTENT_TYPE
-from guerdon.serve.native_items import (
+from guerdon.serve.schemas import (
     TEXT_EXAMPLE,
     UPDATE_EXAMPLE,
     VISION_EXAMPLE,

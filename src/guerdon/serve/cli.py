@@ -83,7 +83,7 @@ def serve(
     settings = serve_settings(Path(files[0]) if files else None, overrides, flags)
     if dry_run:
         from guerdon.config import to_yaml
-        from guerdon.serve.refuse import refuse_all
+        from guerdon.serve.preflight import refuse_all
 
         refuse_all(settings)
         sys.stdout.write(to_yaml(settings.model_copy(update={"token": "*" * 8}) if settings.token else settings))
