@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from guerdon.errors import CheckpointError, DataError, boundary, naming
-from guerdon.hub import check_model
+from guerdon.hub import check_data_set, check_model
 
 
 def test_a_foreign_message_is_one_line_without_addresses():
@@ -61,11 +61,20 @@ class _Hub(BaseHTTPRequestHandler):
         self.send_header("X-Error-Code", "RepoNotFound")
         self.end_headers()
 
+    do_GET = do_HEAD
+
     def log_message(self, *_):
         pass
 
 
-def test_a_model_that_is_nowhere_is_known_after_one_request(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("check", "kind", "request_"),
+    [
+        (check_model, "model", "/nobody/nothing/resolve/main/config.json"),
+        (check_data_set, "data set", "/api/datasets/nobody/nothing"),
+    ],
+)
+def test_what_is_nowhere_is_known_after_one_request(check, kind, request_, tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     with ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as server:
@@ -74,14 +83,14 @@ def test_a_model_that_is_nowhere_is_known_after_one_request(tmp_path, monkeypatc
         monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", f"http://127.0.0.1:{server.server_port}")
         with pytest.raises(
             CheckpointError,
-            match=r"'nobody/nothing' cannot be read: .*, and the hub has no model of that name",
+            match=f"'nobody/nothing' cannot be read: .*, and the hub has no {kind} of that name",
         ):
-            check_model(CheckpointError, "the model", "nobody/nothing")
-        assert server.paths == ["/nobody/nothing/resolve/main/config.json"]
+            check(CheckpointError, "it", "nobody/nothing")
+        assert server.paths == [request_]
         server.shutdown()
     with pytest.raises(CheckpointError, match="cannot be reached: ") as caught:
-        check_model(CheckpointError, "the model", "nobody/nothing")
+        check(CheckpointError, "it", "nobody/nothing")
     assert "\n" not in str(caught.value)
-    with pytest.raises(CheckpointError, match="there is no such folder; check the path"):
-        check_model(CheckpointError, "the model", "runs/my/model")
-    check_model(CheckpointError, "the model", str(tmp_path))
+    with pytest.raises(CheckpointError, match=r"there is no such (file or )?folder; check the path"):
+        check(CheckpointError, "it", "runs/my/model")
+    check(CheckpointError, "it", str(tmp_path))

@@ -92,7 +92,7 @@ def label(
     if config.label is None:
         raise ConfigError(f"{study} has no label section; an empty one (label: {{}}) asks a judge at Anthropic")
     if dry_run:
-        from guerdon.settings.estimate_label import estimate_label
+        from guerdon.settings.estimate import estimate_label
 
         return _dry_run(config, {} if skip_generation else estimate_label(config))
     from guerdon.labels.label import label as work

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 
 import datasets
+import huggingface_hub
 import pytest
 
 from guerdon.episodes.published import published_solutions, rows_by_split
@@ -95,3 +96,21 @@ def test_what_is_no_hub_id_is_not_looked_for_there(name, tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     with pytest.raises(DataError, match="data/prm_dataset_method1_HE: there is no such file or folder; make it first"):
         published_solutions(["data/prm_dataset_method1_HE"], Counter())
+
+
+def test_a_data_set_in_the_cache_of_datasets_is_read_without_the_hub(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"question": "1+1?"}\n')
+    datasets.load_dataset("json", data_files=str(tmp_path / "rows.jsonl"), cache_dir=str(tmp_path))
+    (tmp_path / "nobody___some_thing").mkdir()  # as if it came from the hub
+    next(tmp_path.glob("json/default-*")).rename(tmp_path / "nobody___some_thing" / "default")
+    for file in tmp_path.glob("nobody___some_thing/*/*/*/json-*"):
+        file.rename(file.with_name(file.name.replace("json-", "some_thing-")))
+
+    def no_network(*_args, **_options):
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "repo_exists", no_network)
+    assert rows_by_split("nobody/SomeThing") == {"train": [{"question": "1+1?"}]}
+    with pytest.raises(DataError, match=r"'nobody/other' cannot be read: .* cannot be reached: ConnectionError"):
+        rows_by_split("nobody/other")

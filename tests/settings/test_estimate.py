@@ -5,18 +5,21 @@ from pathlib import Path
 
 import pytest
 
+from guerdon.compare.study import plan_study, quickstart_file
 from guerdon.config import load
 from guerdon.policies.text_files import load_policy, save_policy
 from guerdon.settings.estimate import (
     Size,
     estimate_evaluate_text,
+    estimate_label,
     estimate_run,
     estimate_sft,
     estimate_train,
+    readable,
     size_of_start,
     text_bytes,
+    total_bytes,
 )
-from guerdon.settings.estimate_label import estimate_label
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 
@@ -163,3 +166,26 @@ def test_estimates_of_the_shipped_configurations_are_within_a_factor_of_two_of_w
 ):
     study = load(Study, Path(__file__).parents[2] / "configs" / f"{config}.yaml", [])
     assert 0.5 <= estimate(study)["seconds"] / seconds <= 2
+
+
+DISK = [  # MB that were measured: left at the end, and at most, docs/benchmarks.md
+    (quickstart_file(), 48, 319),
+]
+
+
+@pytest.mark.parametrize(("study", "left", "peak"), DISK)
+def test_disk_of_the_shipped_studies_is_within_a_factor_of_two_of_what_was_measured(study, left, peak):
+    found = plan_study(study, [], parallel=1).estimate()
+    assert 0.5 <= found["bytes"] / 1e6 / left <= 2
+    assert 0.5 <= found["peak_bytes"] / 1e6 / peak <= 2
+    assert readable({key: found[key] for key in ("bytes", "peak_bytes")}) == [
+        f"disk: at most about {found['peak_bytes'] / 1e6:.0f} MB while it runs, about {found['bytes'] / 1e6:.0f} MB "
+        "left at the end"
+    ]
+
+
+def test_disk_that_stays_is_one_number():
+    assert readable({"bytes": 3_000_000, "peak_bytes": 3_100_000}) == ["disk: about 3 MB"]
+    assert readable({"bytes": 10}) == ["disk: about 1 MB"]
+    assert total_bytes([{"bytes": 1, "peak_bytes": 9}, {"bytes": 2, "peak_bytes": 3}, {"bytes": 4}], 1) == (7, 15)
+    assert total_bytes([{"bytes": 1, "peak_bytes": 9}, {"bytes": 2, "peak_bytes": 3}, {}], 2) == (3, 12)

@@ -24,14 +24,16 @@ from guerdon.folder_lock import held
 from guerdon.progress import ProgressBar
 from guerdon.settings.base import Settings
 from guerdon.settings.estimate import (
+    EVALUATION,
     estimate_collect,
     estimate_evaluate_text,
+    estimate_label,
     estimate_run,
     estimate_sft,
     estimate_train,
+    total_bytes,
     total_seconds,
 )
-from guerdon.settings.estimate_label import estimate_label
 from guerdon.settings.study import Study
 from guerdon.worlds.build import check_success_reported
 
@@ -62,12 +64,14 @@ class Plan:
     def estimate(self) -> dict[str, Any]:
         """Counts, time and disk of the whole study."""
         kinds = [job.arguments[0] for job in self.jobs]
-        parts = [{"seconds": job.cost} for job in self.jobs]
+        parts = [{"seconds": job.cost, **_disk(job, self.configs[job.name])} for job in self.jobs]
+        left, peak = total_bytes(parts, self.parallel)
         return {
             "jobs": ", ".join(f"{kinds.count(k)} {k}" for k in dict.fromkeys(kinds)),
             "at a time": self.parallel,
             "wall time": f"about {duration(total_seconds(parts, self.parallel))}",
-            "bytes": sum(_disk(kind, self.configs[job.name]) for kind, job in zip(kinds, self.jobs, strict=True)),
+            "bytes": left,
+            "peak_bytes": peak,
         }
 
 
@@ -249,14 +253,17 @@ def _run_folder(study: Study) -> Path:
     return Path(study.runner.logger.log_path) / study.runner.logger.experiment_name
 
 
-def _disk(kind: str, study: Study) -> int:
-    estimates = {
-        "collect": estimate_collect, "label": estimate_label, "train": estimate_train, "run": estimate_run,
-    }  # fmt: skip
-    if kind not in estimates:
-        return 100_000
-    total = int(estimates[kind](study).get("bytes", 0))
-    return total // max(len(study.train), 1) if kind == "train" else total
+def _disk(job: Job, study: Study) -> dict[str, int]:
+    """`bytes` that a job leaves and `peak_bytes` while it runs."""
+    verb, _, *flags = job.arguments
+    if verb == "train":
+        found = (
+            estimate_sft(study) if "policy=sft" in flags else estimate_train(study, [flags[flags.index("--only") + 1]])
+        )
+    else:
+        estimates = {"collect": estimate_collect, "label": estimate_label, "run": estimate_run}
+        found = estimates[verb](study) if verb in estimates else {"bytes": EVALUATION}
+    return {name: found[name] for name in ("bytes", "peak_bytes") if name in found}
 
 
 def _write_card(plan: Plan, seconds: float) -> None:

@@ -22,6 +22,7 @@ from guerdon.episodes.solution_files import RECORDS, solutions_from_rows
 from guerdon.episodes.solution_rows import NothingToReadError
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError, MissingDependencyError, boundary
+from guerdon.hub import check_data_set
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -112,8 +113,8 @@ def _datasets(source: str) -> dict[str, list[dict[str, Any]]]:
         raise MissingDependencyError(
             f"{source} is read with the package datasets (it is no file here): pip install 'guerdon[text]'"
         ) from error
-    what = "cannot be read with datasets" if path.exists() else "no such file here, and no hub data set that loads"
-    with boundary(DataError, f"{source}: {what}"):
+    check_data_set(DataError, "the data set", source)
+    with boundary(DataError, f"{source}: cannot be read with datasets"):
         found = datasets.load_from_disk(source) if _saved(path) else datasets.load_dataset(source)
         if not isinstance(found, dict):
             found = {"train": found}

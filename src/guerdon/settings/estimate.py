@@ -1,12 +1,19 @@
-"""What a verb will cost, before it starts: counts, seconds, bytes.
+"""Estimates of what a command costs, before it starts: counts, seconds, dollars, bytes.
 
 The rates are rough, from single runs on one core of a server. docs/benchmarks.md compares estimates with measurements.
-This module measures nothing and starts nothing.
+Entries that say "at most" are upper bounds: every question tried, every solution kept and none the same as another.
+Calls that fail are made again, and cost again: those are in no figure. What a labelling finds in its cache costs
+nothing and is not known here.
+
+    estimate_train(study)       # {"models": 1, "seconds": 25.0, "bytes": 45_000_000, "peak_bytes": 320_000_000}
+
+`bytes` is what is left at the end, `peak_bytes` (where it differs) the most while the command runs.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,20 +22,15 @@ from typing import Any
 from guerdon.durations import duration
 from guerdon.errors import DataError, boundary
 from guerdon.settings.data import DataSettings
-from guerdon.settings.label import LabelSettings
+from guerdon.settings.label import CONTINUED, JUDGED, LabelSettings
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.study import Study
-from guerdon.settings.text_policy import TextPolicySettings
+from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
 from guerdon.settings.text_sources import judged_names
+from guerdon.settings.train import ImageTrainSettings
 from guerdon.settings.vlm import VLMTrainSettings
 
-SIMULATE, RENDER, SCORE, TRAIN, UPDATE = (
-    5000.0,
-    120.0,
-    600.0,
-    200.0,
-    12000.0,
-)  # per second: steps, frames, ...
+SIMULATE, RENDER, SCORE, TRAIN, UPDATE = 5000.0, 120.0, 600.0, 200.0, 12000.0  # per second: steps, frames, ...
 START = 5.0  # seconds until the libraries are imported and a model is there
 OVERHEAD = 0.15  # millions of parameters that a tiny model seems to have more, for the calls around it
 ASSUMED = {  # of a model whose configuration is not here: half a billion parameters
@@ -38,7 +40,14 @@ ASSUMED = {  # of a model whose configuration is not here: half a billion parame
 SOLUTION = 300  # tokens, where the data do not say
 WRITE = 90.0  # responses of about 40 tokens per second and million parameters, learning included
 TRAIN_VLM = 60.0  # examples of a tiny vision-language model per second, evaluations included
-_BYTES_PER_PIXEL = 1.2  # of a PNG of a rendered scene
+QUESTION, STEPS = 100, 6  # tokens and steps, where the data do not say
+JUDGE_READS, PER_STEP_READ, PER_STEP_WRITTEN = 320, 16, 50  # tokens of the request around the text, and of verdicts
+SECONDS_PER_CALL = 6.0
+BACKBONES = {"resnet18": 11.3, "resnet34": 21.4, "resnet50": 24.0, "resnet101": 43.0, "resnet152": 58.7}  # millions
+BYTES_PER_PIXEL = 1.2  # of a PNG of a rendered scene
+STEPS_BETWEEN_EVALUATIONS = 20  # of an image model, at least, where eval_every is null
+EVALUATION = 100_000  # bytes of an evaluation with its pictures
+RUN_FILES = 2_000_000  # bytes of a run without its checkpoints: policy, episodes, films, metrics
 
 
 def estimate_collect(study: Study) -> dict[str, Any]:
@@ -53,7 +62,7 @@ def estimate_collect(study: Study) -> dict[str, Any]:
         "episodes": settings.episodes,
         "frames": f"at most {frames}",
         "seconds": frames / RENDER + settings.episodes * limit / SIMULATE,
-        "bytes": int(frames * height * width * _BYTES_PER_PIXEL),
+        "bytes": int(frames * height * width * BYTES_PER_PIXEL),
     }
 
 
@@ -68,8 +77,34 @@ def estimate_train(study: Study, only: Sequence[str] = ()) -> dict[str, Any]:
         frames = rows * model.max_epochs if model.max_steps is None else model.max_steps * model.batch_size
         seconds += min(frames, rows * model.max_epochs) * scale / TRAIN
     seconds += sum(_vlm_seconds(model, rows) for name, model in study.vlm_models.items() if not only or name in only)
-    models = len(only or study.train)
-    return {"models": models, "seconds": seconds, "bytes": 180_000_000 * models}
+    names = list(only or study.train)
+    disk = [_image_bytes(model) for name, model in study.image_models.items() if name in names]
+    disk += [_vlm_bytes(model) for name, model in study.vlm_models.items() if name in names]
+    left, peak = total_bytes([{"bytes": left, "peak_bytes": peak} for left, peak in disk], 1)
+    return {"models": len(names), "seconds": seconds, "bytes": left, "peak_bytes": peak}
+
+
+def _image_bytes(model: ImageTrainSettings) -> tuple[int, int]:
+    """Bytes that a training leaves and needs: weights, and checkpoints with the two moments of AdamW.
+
+    The best checkpoint and the newest are kept, and a third is written before one of them goes.
+    """
+    weights = int(4e6 * BACKBONES[model.arch])
+    saved = model.max_epochs // (model.eval_every or 1)
+    if model.max_steps is not None and model.eval_every is None:
+        saved = min(saved, model.max_steps // STEPS_BETWEEN_EVALUATIONS)
+    return weights, weights * (9 if saved >= 3 else 1 + 3 * max(saved, 1))
+
+
+def _vlm_bytes(model: VLMTrainSettings) -> tuple[int, int]:
+    """As `_image_bytes`; of a model that is not here yet, half a billion parameters are assumed."""
+    tiny = model.tiny and TinyModelSettings(
+        hidden_size=model.tiny.hidden_size, layers=model.tiny.layers + model.tiny.vision_layers,
+        heads=model.tiny.heads, intermediate=model.tiny.intermediate, tokenizer="bytes",
+    )  # fmt: skip
+    size = size_of_start(TextPolicySettings(path=model.path, tiny=tiny, lora=model.lora))
+    base = size.millions if tiny is not None else 0.0  # a model that was read stays where it is
+    return int(4e6 * (size.trained + base)), int(4e6 * (9 * size.trained + 2 * base))
 
 
 def _vlm_seconds(model: VLMTrainSettings, rows: int) -> float:
@@ -164,7 +199,8 @@ def estimate_sft(study: Study) -> dict[str, Any]:
         "gradient steps": steps,
         **_sized(size),
         "seconds": START + steps * settings.batch_size * text_seconds(size, study.data),
-        "bytes": int(text_bytes(size, 1)),
+        "bytes": int(text_bytes(size, 0)),
+        "peak_bytes": int(text_bytes(size, 1)),
     }
 
 
@@ -288,19 +324,125 @@ def estimate_run(study: Study) -> dict[str, Any]:
         + refits / TRAIN
         + 10
     )
+    left, peak = _run_bytes(study)
     return {
         "environment steps": runner.total_steps,
         "evaluation steps": evaluations,
         "frames": frames,
         "seconds": seconds,
-        "bytes": 2_000_000 + 150_000_000 * models * (refits > 0) * runner.keep_checkpoints,
+        "bytes": left,
+        "peak_bytes": peak,
     }
+
+
+def _run_bytes(study: Study) -> tuple[int, int]:
+    """Bytes that a run of a robot leaves and needs: reward models that it refits are in its checkpoints.
+
+    A checkpoint is written before the oldest goes.
+    """
+    runner = study.runner
+    arches = {model.save_dir: model.arch for model in study.image_models.values()}
+    refitted = [source.model for source in study.reward.sources.values() if source.model.update != "none"]
+    weights = sum(int(4e6 * BACKBONES[m.arch or arches.get(str(m.checkpoint_path), "resnet18")]) for m in refitted)
+    written = runner.total_steps // runner.checkpoint_every + (runner.total_steps % runner.checkpoint_every > 0)
+    left = RUN_FILES + 3 * weights * min(runner.keep_checkpoints, written) + weights * runner.save_reward_models
+    return left, max(left, RUN_FILES + 3 * weights * min(max(runner.keep_checkpoints, 1) + 1, written))
+
+
+def estimate_label(study: Study) -> dict[str, Any]:
+    """Texts to sample, calls, tokens, dollars, seconds and bytes of `guerdon label`."""
+    settings, data = study.label, study.data
+    if settings is None:
+        return {}
+    given = _given(settings)
+    if given == 0:
+        return {"solutions": f"those of {', '.join(settings.data_paths)}, not counted here", "seconds": START}
+    data = data or DataSettings(type="files", train_files=("none",))
+    steps, length = _steps(data), solution_tokens(data)
+    questions = min(settings.num_samples, data.train_size) if data.type == "generated" else settings.num_samples
+    solutions = given or questions * settings.num_rollouts
+    tried = 0 if given else _tried(settings, data)
+    mined = 0 if settings.mining is None else tried * settings.mining.attempts
+    sampled = mined + (solutions if settings.method == 1 and not given else 0)
+    continued = solutions * _prefixes(settings, steps) * settings.monte_carlo.completions
+    judged = solutions if settings.labeler in JUDGED else 0
+    written = solutions if settings.method == 2 else 0
+    read = judged * (JUDGE_READS + QUESTION + length + PER_STEP_READ * steps) + written * (QUESTION + 50)
+    answered = judged * (20 + PER_STEP_WRITTEN * steps) + written * length
+    calls = judged + written
+    size = size_of(study)
+    seconds = START + (sampled + continued / 2) * text_seconds(size, data)
+    found: dict[str, Any] = {"solutions": f"at most {solutions}"}
+    if not given:
+        found = {"questions": f"at most {questions}" + (f", out of at most {tried} tried" if mined else ""), **found}
+    if size.assumed and (sampled or continued):
+        found["parameters"] = f"{size.millions:.0f}M, assumed: {size.assumed} is not here yet"
+    if sampled or continued:
+        found["texts to sample"] = f"at most {sampled + continued}"
+    if calls and settings.judge.api == "local":
+        judge = size_of_start(TextPolicySettings(path=settings.judge.model_name))
+        seconds += answered / length * text_seconds(judge, data)
+    elif calls:
+        prices = settings.judge.prices
+        rate = settings.judge.concurrency / SECONDS_PER_CALL
+        rate = min(rate, (settings.judge.requests_per_minute or math.inf) / 60)
+        seconds += calls / rate
+        found["calls"] = (
+            f"at most {calls}, to {settings.judge.model_name} at {settings.judge.url}; each that fails is made again, "
+            f"up to {settings.judge.retries} times"
+        )
+        found["tokens"] = f"about {_short(read)} read and {_short(answered)} written"
+        limit = judged * settings.judge.max_tokens + written * data.max_response_length
+        usual, long = ((read * prices[0] + n * prices[1]) / 1e6 for n in (answered, limit))
+        found["dollars"] = (
+            f"about ${usual:.2f} if every solution is kept and no call fails; "
+            f"${long:.2f} if every reply is as long as it may be"
+        ) + ("" if settings.max_usd is None else f"; stops before ${settings.max_usd:.2f}")
+    bytes_ = solutions * (800 + steps * (150 + 2 * length)) + 2 * (sampled + continued) * length
+    return {**found, "seconds": seconds, "bytes": bytes_}
+
+
+def _given(settings: LabelSettings) -> int | None:
+    """How many solutions `solutions.data_path` holds at most: lines of files; 0 where they are not counted here."""
+    if not settings.data_paths:
+        return None
+    counted = [rows_of(Path(path)) for path in settings.data_paths]
+    return 0 if None in counted else sum(n or 0 for n in counted)
+
+
+def _steps(data: DataSettings) -> int:
+    return data.task.steps if data.type == "generated" else STEPS
+
+
+def _tried(settings: LabelSettings, data: DataSettings) -> int:
+    if settings.mining is None:
+        return 0
+    most = settings.mining.max_questions
+    return min(most, data.train_size) if data.type == "generated" else most
+
+
+def _prefixes(settings: LabelSettings, steps: int) -> int:
+    """Prefixes to complete per solution."""
+    if settings.labeler not in CONTINUED:
+        return 0
+    return math.ceil(math.log2(max(steps, 2))) if settings.labeler == "binary_search" else max(steps - 1, 1)
+
+
+def _short(tokens: int) -> str:
+    return f"{tokens / 1e6:.2f}M" if tokens >= 100_000 else f"{tokens / 1e3:.1f}k"
 
 
 def total_seconds(parts: list[dict[str, Any]], parallel: int) -> float:
     """Seconds for independent parts spread over `parallel` workers: at least the longest part."""
     seconds = [float(p.get("seconds", 0.0)) for p in parts]
     return max([sum(seconds) / max(parallel, 1), *seconds]) if seconds else 0.0
+
+
+def total_bytes(parts: list[dict[str, Any]], parallel: int) -> tuple[int, int]:
+    """Bytes that independent parts leave, and the most there can be while `parallel` of them run at a time."""
+    left = sum(int(p.get("bytes", 0)) for p in parts)
+    more = sorted((int(p["peak_bytes"]) - int(p["bytes"]) for p in parts if "peak_bytes" in p), reverse=True)
+    return left, left + sum(more[: max(parallel, 1)])
 
 
 def readable(estimate: dict[str, Any]) -> list[str]:
@@ -310,8 +452,10 @@ def readable(estimate: dict[str, Any]) -> list[str]:
         if name == "seconds":
             lines.append(f"time: about {duration(value)} on one core")
         elif name == "bytes":
-            lines.append(f"disk: about {max(value / 1e6, 1):.0f} MB")
-        else:
+            left, peak = (max(size / 1e6, 1) for size in (value, estimate.get("peak_bytes", value)))
+            most = f"at most about {peak:.0f} MB while it runs, " if round(peak) > round(left) else ""
+            lines.append(f"disk: {most}about {left:.0f} MB{' left at the end' if most else ''}")
+        elif name != "peak_bytes":
             lines.append(f"{name}: {value}")
     return lines
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from guerdon.episodes.row_files import good_rows
 from guerdon.errors import DataError, MissingDependencyError, boundary
+from guerdon.hub import check_data_set
 from guerdon.settings.data import DataSettings
 from guerdon.worlds.answers import final_answer, last_boxed
 from guerdon.worlds.code_tests import check_isolation, is_code, read_tests
@@ -150,6 +151,7 @@ def read_dataset(path: str, split: str, name: str | None = None) -> tuple[Prompt
         raise MissingDependencyError(
             "data.type datasets needs the package datasets: pip install 'guerdon[text]'"
         ) from error
+    check_data_set(DataError, "data.path", path)
     folder = Path(path)
     with boundary(DataError, f"data.path {path}: the split {split!r} cannot be loaded"):
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
