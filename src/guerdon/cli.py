@@ -20,8 +20,8 @@ import typer
 
 from guerdon import __version__
 from guerdon.errors import ConfigError, GuerdonError
-from guerdon.lifeline import end_with_parent
 from guerdon.serve.cli import serve
+from guerdon.subprocess_worker import end_with_parent
 
 if TYPE_CHECKING:
     from guerdon.settings.study import Study

@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 from guerdon.errors import MissingDependencyError
 from guerdon.settings.data import ChainSettings, DataSettings
 from guerdon.types import Failure
-from guerdon.worlds import verifier_pool
+from guerdon.worlds import verifier as verifier_module
 from guerdon.worlds.answers import final_answer, last_boxed, normalized, numbers_of, same_number
 from guerdon.worlds.prompts import Prompt
 from guerdon.worlds.reasoning import Family
 from guerdon.worlds.verifier import (
     Judgement,
+    MathPool,
     Verifier,
     check_exact,
     check_numeric,
     outcome,
     verifier_from,
 )
-from guerdon.worlds.verifier_pool import MathPool
 
 FAKE = """
 import json, os, sys, time
@@ -286,7 +286,7 @@ def test_a_process_that_does_not_start_says_so():
 
 
 def test_a_missing_library_is_named_at_once(monkeypatch):
-    monkeypatch.setattr(verifier_pool.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(verifier_module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'guerdon\[text\]'"):
         Verifier("math")
     Verifier("auto").close()  # may never need it

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from guerdon import atomic
 from guerdon.errors import InUseError
 from guerdon.folder_lock import held
-from guerdon.lifeline import end_with_parent
+from guerdon.subprocess_worker import end_with_parent
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess

@@ -32,8 +32,8 @@ from guerdon.serve.decode import Limits, sniff
 from guerdon.serve.errors import Busy, NotReady, ServeError
 from guerdon.serve.paths import MediaRoot
 from guerdon.settings.serve import MediaSettings
+from guerdon.subprocess_worker import SubprocessWorker, WorkerDiedError, WorkerTimeoutError, plain_environment
 from guerdon.types import ByteArray
-from guerdon.watched import DiedError, Watched, plain_environment
 
 _MEMORY = 256 << 20  # bytes of address space that decoding may take, beside three times what the frames take
 _START_SECONDS = 60.0
@@ -95,10 +95,10 @@ class Media:
             json.dumps(asdict(limits)),
             str(2 * timeout + 5),
         ]
-        self._slots: queue.LifoQueue[Watched | None] = queue.LifoQueue()
+        self._slots: queue.LifoQueue[SubprocessWorker | None] = queue.LifoQueue()
         for _ in range(workers):
             self._slots.put(None)
-        self._alive: set[Watched] = set()
+        self._alive: set[SubprocessWorker] = set()
         self._workers, self._waiting, self._closed = workers, 0, False
         self._held, self._lock = 0, threading.RLock()
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="decode")
@@ -232,17 +232,17 @@ class Media:
                 source.seek(0)
                 with _unnamed() as target:
                     try:
-                        reply = worker.ask(request, self._timeout, files=(source.fileno(), target.fileno()))
-                    except DiedError as error:
+                        reply = worker.request(request, self._timeout, files=(source.fileno(), target.fileno()))
+                    except WorkerTimeoutError as error:
+                        self._end(worker)
+                        worker = None
+                        raise MediaRefused("decode_timeout", f"not decoded within {self._timeout:g} s") from error
+                    except WorkerDiedError as error:
                         self._end(worker)
                         worker = None
                         if last:
                             raise MediaRefused("decoder_died", "the decoding process died of it twice") from error
                         continue  # something else may have killed it
-                    if reply is None:
-                        self._end(worker)
-                        worker = None
-                        raise MediaRefused("decode_timeout", f"not decoded within {self._timeout:g} s")
                     if "refused" in reply:
                         raise MediaRefused("bad_media", str(reply["refused"]))
                     return self._frames(reply, target)
@@ -265,18 +265,18 @@ class Media:
         with self._lock:
             self._held += size
 
-    def _new(self) -> Watched:
-        worker = Watched(
+    def _new(self) -> SubprocessWorker:
+        worker = SubprocessWorker(
             self._command,
             start_seconds=_START_SECONDS,
-            what="decoding process",
-            hands_files=True,
+            description="decoding process",
+            pass_files=True,
             environment=plain_environment() | _QUIET,
         )
         self._alive.add(worker)
         return worker
 
-    def _end(self, worker: Watched) -> None:
+    def _end(self, worker: SubprocessWorker) -> None:
         worker.kill()
         self._alive.discard(worker)
         self.restarts += not self._closed

@@ -26,8 +26,8 @@ import numpy as np
 from PIL import Image
 
 from guerdon.errors import DataError, GuerdonError, boundary
-from guerdon.lifeline import end_with_parent
 from guerdon.serve.decode import Limits, decode_array, decode_pictures, decode_text, decode_video
+from guerdon.subprocess_worker import end_with_parent
 from guerdon.types import ByteArray
 
 _MOST_FILES = 64

@@ -29,9 +29,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from guerdon.errors import GuerdonError, boundary
-from guerdon.lifeline import end_with_parent
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, judge
 from guerdon.serve.errors import ModelFailed, NotReady
+from guerdon.subprocess_worker import end_with_parent
 from guerdon.types import Episode, RewardInfo, RewardModel, Score
 
 END_S = 5.0  # how long a copy that was told to end may take

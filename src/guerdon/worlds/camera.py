@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.errors import ConfigError, MissingDependencyError, boundary
-from guerdon.lifeline import end_with_parent
+from guerdon.subprocess_worker import end_with_parent
 from guerdon.types import ByteArray
 
 Snapshot = NDArray[np.float64]

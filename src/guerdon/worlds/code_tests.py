@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.errors import DataError, MissingDependencyError
-from guerdon.watched import DiedError, Watched
+from guerdon.subprocess_worker import SubprocessWorker, WorkerError
 
 _START_SECONDS = 60.0  # for the namespaces, on a machine that is busy
 _VALUES = 1 << 18  # bytes that the values of a test's calls may take, and that an output may have too much
@@ -317,10 +317,13 @@ class Sandbox:
             raise MissingDependencyError("programs of a model run in isolation on Linux only; leave code rows out")
         python = os.path.realpath(sys.executable)
         command = [python, "-I", "-S", "-B", str(Path(__file__).with_name("code_sandbox.py"))]
-        self._process: Watched | None = None
+        self._process: SubprocessWorker | None = None
         try:
-            self._process = Watched(
-                command, start_seconds=_START_SECONDS, what="process that runs programs in isolation", environment={}
+            self._process = SubprocessWorker(
+                command,
+                start_seconds=_START_SECONDS,
+                description="process that runs programs in isolation",
+                environment={},
             )
         except MissingDependencyError as error:
             raise MissingDependencyError(
@@ -335,10 +338,9 @@ class Sandbox:
         assert self._process is not None
         asked = {"source": source, "tests": [dict(request) for request in requests], "cpu": cpu_seconds}
         try:
-            reply = self._process.ask(asked, len(requests) * (2.0 * cpu_seconds + 6.0) + 10.0)
-        except DiedError:
+            results = self._process.request(asked, len(requests) * (2.0 * cpu_seconds + 6.0) + 10.0).get("results")
+        except WorkerError:
             return None
-        results = None if reply is None else reply.get("results")
         return results if isinstance(results, list) and len(results) == len(requests) else None
 
     def close(self) -> None:

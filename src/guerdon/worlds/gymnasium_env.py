@@ -15,7 +15,7 @@ from gymnasium.envs.registration import find_highest_version, get_env_id, parse_
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from guerdon.errors import ConfigError, MissingDependencyError, boundary
-from guerdon.lifeline import end_with_parent
+from guerdon.subprocess_worker import end_with_parent
 from guerdon.types import ByteArray
 from guerdon.worlds.camera import choose_headless_backend, close_at_exit
 

@@ -14,23 +14,28 @@ caller declares it wrong. This module does not know models, groups of rollouts o
 
 from __future__ import annotations
 
+import importlib.util
 import re
-import threading
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
-from guerdon.errors import DataError
+from guerdon.errors import DataError, MissingDependencyError
 from guerdon.settings.data import DataSettings
+from guerdon.subprocess_worker import SubprocessPool, WorkerDiedError, WorkerTimeoutError
 from guerdon.types import Failure
 from guerdon.worlds.answers import final_answer, normalized, numbers_of, prose, same_number, typographic
 from guerdon.worlds.code_tests import Sandbox, check_isolation, is_code, program_of, read_tests, run_tests
 from guerdon.worlds.prompts import Prompt
 from guerdon.worlds.reasoning import is_generated, step_truth
-from guerdon.worlds.verifier_pool import MathPool, Verdict
 
 Kind = Literal["auto", "math", "numeric", "exact", "code"]
+Verdict = Literal["equal", "different", "gold_unparsable", "answer_unparsable", "timeout"]
+
+_START_SECONDS = 120.0  # for a process to import its libraries, on a machine that is busy
+_MAX_CHARACTERS = 2000  # of an answer that is parsed
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,61 @@ def outcome(judgement: Judgement, unparsable: Literal["failure", "wrong"] = "fai
     return judgement.failure or (float(judgement.verdict == "equal") if judgement.passed is None else judgement.passed)
 
 
+class MathPool(SubprocessPool):
+    """Processes that compare answers as mathematics, started when first needed. Usable from any number of threads.
+
+    `math-verify` limits its time with signals, which fail in threads and do nothing inside a long multiplication;
+    here a process that takes too long is killed.
+
+    Args:
+        workers: how many, at most.
+        timeout: seconds of wall-clock per pair.
+        tolerance: relative difference at which two numbers count as equal.
+        command: what a process runs instead of the module `verifier_worker`, with the same protocol.
+    """
+
+    def __init__(
+        self, *, workers: int = 2, timeout: float = 10.0, tolerance: float = 0.0, command: Sequence[str] | None = None
+    ) -> None:
+        module = [sys.executable, "-m", "guerdon.worlds.verifier_worker", str(timeout), str(tolerance)]
+        super().__init__(
+            command or module, workers=workers, start_seconds=_START_SECONDS, description="answer-checking process"
+        )
+        self.timeout = timeout
+        self._needs_math_verify = command is None
+
+    def check_installed(self) -> None:
+        """Raise an error where math-verify is missing.
+
+        Raises:
+            MissingDependencyError: math-verify is not installed.
+        """
+        if self._needs_math_verify and importlib.util.find_spec("math_verify") is None:
+            raise MissingDependencyError("comparing answers needs the package math-verify: pip install 'guerdon[text]'")
+
+    def compare(self, gold: str, answer: str) -> tuple[Verdict, str]:
+        """Verdict on an answer and, where there is none, why.
+
+        `timeout` also stands for two processes that ended on the same pair (out of memory, killed): no verdict in time.
+
+        Raises:
+            MissingDependencyError: math-verify is not installed, or no process can be started.
+        """
+        self.check_installed()
+        if gold.strip() and gold.strip() == answer.strip():
+            return "equal", ""
+        for text, verdict in ((gold, "gold_unparsable"), (answer, "answer_unparsable")):
+            if len(text) > _MAX_CHARACTERS:
+                return cast(Verdict, verdict), f"longer than {_MAX_CHARACTERS} characters"
+        try:
+            reply = self.request({"gold": gold, "answer": answer}, self.timeout)
+        except WorkerTimeoutError:
+            return "timeout", f"no verdict within {self.timeout:g} s"
+        except WorkerDiedError:
+            return "timeout", "the comparing process ended twice"
+        return reply["verdict"], reply["detail"]
+
+
 class Verifier:
     """Checks responses against the true answers of their prompts. Usable from any thread.
 
@@ -98,11 +158,9 @@ class Verifier:
         self.tolerance = tolerance
         self.workers = workers
         self._timeout = timeout
-        self._command = command
-        self._lock = threading.Lock()
-        self._pool: MathPool | None = None
+        self._pool = MathPool(workers=workers, timeout=timeout, tolerance=tolerance, command=command)
         if kind == "math":
-            self._started()  # what is missing should be said before the first rollout
+            self._pool.check_installed()  # report it before the first rollout
         if kind == "code":
             check_isolation()
 
@@ -161,25 +219,15 @@ class Verifier:
         if len(sides) > 1 and "=" not in gold and "Poly(" not in answer and not _is_asked(sides[0], prompt.question):
             return Judgement("answer_unparsable", answer, f"{sides[0].strip()[:80]!r} is no name, nor in the question")
         if len(sides) > 1 and not re.search("[A-Za-z]", _COMMAND.sub("", sides[0])):
-            verdict, _ = self._started().compare(typographic(sides[-1]), typographic(sides[0]))
+            verdict, _ = self._pool.compare(typographic(sides[-1]), typographic(sides[0]))
             if verdict != "equal":
                 return Judgement("answer_unparsable", answer, "the sides of its equation are not equal")
-        verdict, detail = self._started().compare(typographic(gold), typographic(answer))
+        verdict, detail = self._pool.compare(typographic(gold), typographic(answer))
         return Judgement(verdict, answer, detail)
-
-    def _started(self) -> MathPool:
-        with self._lock:
-            if self._pool is None:
-                self._pool = MathPool(
-                    workers=self.workers, timeout=self._timeout, tolerance=self.tolerance, command=self._command
-                )
-            return self._pool
 
     def close(self) -> None:
         """End the processes, if any run."""
-        with self._lock:
-            if self._pool is not None:
-                self._pool.close()
+        self._pool.close()
 
     def __enter__(self) -> Verifier:
         return self

@@ -1,8 +1,7 @@
-"""Body of an answer-checking process: pairs of answers in, verdicts out, one line of JSON each.
+"""Process that compares answers as mathematics: pairs of answers in, verdicts out, one line of JSON each.
 
-Runs `math-verify` with its own alarms off: the process that asked watches the clock and kills this one. Should that
-one be gone too, an alarm of the operating system ends a comparison that never would. Nothing a model wrote is
-evaluated as Python. This module does not know prompts, rewards or the pool of processes.
+Runs `math-verify` without its own time limits: the parent process (`verifier.MathPool`) has one and kills this process.
+Nothing a model wrote is evaluated as Python.
 
     $ echo '{"gold": "1/2", "answer": "0.5"}' | python -m guerdon.worlds.verifier_worker 10 0
     {"ready": true}
@@ -11,16 +10,13 @@ evaluated as Python. This module does not know prompts, rewards or the pool of p
 
 from __future__ import annotations
 
-import json
-import logging
-import os
 import re
-import signal
+import resource
 import sys
-from typing import Any, TextIO
+from typing import Any
 
 from guerdon.errors import DataError, boundary
-from guerdon.lifeline import end_with_parent
+from guerdon.subprocess_worker import answer_requests
 
 _MEMORY = 4 << 30  # bytes that a comparison may take
 _POLY = re.compile(r"Poly\(\s*((?:[^(),]|\([^()]*\))+),.*\)")
@@ -40,7 +36,7 @@ def rewritten(text: str) -> str:
 
 
 def compare(gold: str, answer: str, tolerance: float = 0.0) -> tuple[str, str]:
-    """Verdict on an answer, and a word on why where there is none.
+    """Verdict on an answer and, where there is none, why.
 
     Both are parsed as LaTeX or plain maths and compared symbolically (with decimals rounded to 6 places, as
     math-verify does); the gold answer comes first, because the comparison is not symmetric.
@@ -88,40 +84,18 @@ def _near(gold: Any, answer: Any, tolerance: float) -> bool:
 def main() -> None:
     """Answer requests from standard input until it ends. Arguments: seconds per pair, tolerance."""
     timeout, tolerance = float(sys.argv[1]), float(sys.argv[2])
-    end_with_parent()
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a library prints must not look like a reply
-    logging.disable(logging.CRITICAL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle; its end closes the pipe
-    _limit_memory()
-    compare("1", "1")  # load everything before the clock runs
-    _say(replies, {"ready": True})
-    for line in sys.stdin:
-        request = json.loads(line)
-        _alarm(2 * timeout + 5)
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
         verdict, detail = compare(request["gold"], request["answer"], tolerance)
-        _alarm(0)
-        _say(replies, {"verdict": verdict, "detail": detail})
+        return {"verdict": verdict, "detail": detail}
 
-
-def _say(replies: TextIO, reply: dict[str, Any]) -> None:
-    replies.write(json.dumps(reply) + "\n")
-    replies.flush()
-
-
-def _alarm(seconds: float) -> None:
-    """Have the operating system end this process after so many seconds; 0: not."""
-    if sys.platform != "win32":
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-
-
-def _limit_memory() -> None:
-    if sys.platform != "win32":
-        import resource
-
+    def prepare() -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         limit = _MEMORY if hard == resource.RLIM_INFINITY else min(_MEMORY, hard)
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+        compare("1", "1")  # load everything before the first time limit
+
+    answer_requests(answer, alarm=2 * timeout + 5, prepare=prepare)
 
 
 if __name__ == "__main__":

@@ -13,14 +13,14 @@ import pytest
 from child import environment
 from guerdon.errors import MissingDependencyError
 from guerdon.folder_lock import held
-from guerdon.lifeline import end_with_parent, start_child
+from guerdon.subprocess_worker import end_with_parent, start_child
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 TESTS = Path(__file__).parent
 
 PARENTS = {
     "verifier": """
-from guerdon.worlds.verifier_pool import MathPool
+from guerdon.worlds.verifier import MathPool
 pool = MathPool(timeout=600)
 assert pool.compare("2", "3")[0] == "different"
 """,
@@ -53,8 +53,8 @@ world = make_gymnasium_env("tiny_world:Dot-v1", 2, vectorization="async")
 world.reset(seed=0)
 """,
     "calculator": """
-from guerdon.lifeline import start_child
-code = "import guerdon.lifeline; guerdon.lifeline.end_with_parent(); print('up', flush=True); 9**9**9"
+from guerdon.subprocess_worker import start_child
+code = "import guerdon.subprocess_worker; guerdon.subprocess_worker.end_with_parent(); print('up', flush=True); 9**9**9"
 child = start_child([sys.executable, "-c", code], stdout=subprocess.PIPE)
 assert child.stdout.readline() == b"up\\n"
 """,
@@ -138,9 +138,10 @@ def test_a_child_whose_parent_was_gone_before_it_looked_ends(tmp_path):
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     child = (
-        f"import guerdon.lifeline as l; open({str(gate)!r}).read(); l.end_with_parent(); import signal; signal.pause()"
+        "import guerdon.subprocess_worker as l, signal; "
+        f"open({str(gate)!r}).read(); l.end_with_parent(); signal.pause()"
     )
-    code = f"import sys, signal, guerdon.lifeline as l; c = l.start_child([sys.executable, '-c', {child!r}]);"
+    code = f"import sys, signal, guerdon.subprocess_worker as l; c = l.start_child([sys.executable, '-c', {child!r}]);"
     with subprocess.Popen(
         [sys.executable, "-c", f"{code} print(c.pid, flush=True); signal.pause()"], stdout=subprocess.PIPE
     ) as parent:
@@ -171,7 +172,7 @@ def test_a_child_that_is_done_is_done():
         [
             sys.executable,
             "-c",
-            "import guerdon.lifeline as l, os; l.end_with_parent(); print('GUERDON_PARENT' in os.environ)",
+            "import guerdon.subprocess_worker as l, os; l.end_with_parent(); print('GUERDON_PARENT' in os.environ)",
         ],
         stdout=subprocess.PIPE,
     )
