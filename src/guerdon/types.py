@@ -202,6 +202,86 @@ class Learnable(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Observes:
+    """What a reward model of images needs to see of every episode, and which rows it wants labelled.
+
+    Attributes:
+        every: every so many rows, counted from the start of the episode; 0: none but those below.
+        first: the first moment of an episode too.
+        last: the terminal moment too.
+        frames: needs the pictures of these rows; without, their times and success are enough.
+        label_every: an expert's steps to success from every so many of the `every` rows, shifted by one from copy to
+            copy; 0: none.
+        label_limit: steps after which that expert gives up.
+    """
+
+    every: int = 0
+    first: bool = False
+    last: bool = True
+    frames: bool = True
+    label_every: int = 0
+    label_limit: int = 0
+
+    def selects(self, rows_F: IntArray, last_F: BoolArray | None = None) -> BoolArray:
+        """(F,) bool, whether it looks at these rows.
+
+        Args:
+            rows_F: steps since the episode began.
+            last_F: the terminal moments among them; by default none is.
+        """
+        found = rows_F % self.every == 0 if self.every else np.zeros(len(rows_F), dtype=np.bool_)
+        if last_F is not None and self.last:
+            found = found | last_F
+        return np.where(rows_F == 0, self.first, found)
+
+    def labels(self, row: int, stream: int) -> bool:
+        """Whether the row of this copy is to be labelled, if its episode goes on."""
+        if not self.label_every or not self.every or row % self.every:
+            return False
+        return (row // self.every + stream) % self.label_every == 0
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """The observed rows of one episode within one rollout, in order of time (F rows).
+
+    Attributes:
+        stream: row b of the rollout.
+        number: of the episode in its stream; None where nothing of it was observed.
+        task: what was asked for, in words.
+        start: first step of the rollout that belongs to the episode.
+        end: last such step; before `start` where the episode only just began.
+        terminated: the task ended at `end`.
+        finished: the episode ended at `end`.
+        steps_F: step of the rollout after which the row was observed; of an episode's first moment the step before
+            it (-1 at the very start).
+        rows_F: steps since the episode began; 0 is its first moment.
+        last_F: the terminal moment.
+        success_F: ground truth, None where it is unknown.
+        frames_F: (F, H, W, 3).
+        steps_left_F: continuation labels: steps an expert needs from there to success (inf: it did not reach it, nan:
+            not labelled); None where no row has one.
+    """
+
+    stream: int
+    number: int | None
+    task: str
+    start: int
+    end: int
+    terminated: bool
+    finished: bool
+    steps_F: IntArray
+    rows_F: IntArray
+    last_F: BoolArray
+    success_F: tuple[bool | None, ...]
+    frames_F: ByteArray
+    steps_left_F: FloatArray | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows_F)
+
+
 @dataclass(frozen=True, eq=False)
 class Rollout:
     """What happened in B parallel streams over T steps: the one thing that flows through the RL loop.

@@ -10,7 +10,6 @@ from gymnasium.envs.registration import register, registry
 
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run_folder
-from guerdon.rl.sightings import cut_into_segments
 from guerdon.settings.study import Study
 from guerdon.types import Failure, RewardInfo, Score
 
@@ -105,18 +104,6 @@ class Reader:
             else:
                 scores.append(Score.from_values(np.array([truth_of(n, c) for n, c, _ in moments])))
         return scores
-
-
-def segments_of(trace, world, source):
-    """What `Loop` does between a rollout and its scores."""
-    wanted = [s for s in trace.sightings if source.wants(s)]
-    return cut_into_segments(
-        wanted,
-        world.render([s.look for s in wanted]),
-        trace.mask,
-        trace.terminated,
-        trace.terminated | trace.truncated,
-    )
 
 
 def clock_study(folder, *, name="run", env=None, algorithm=None, reward=None, runner=None, policy=None):

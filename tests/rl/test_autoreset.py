@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import rl_clock as tiny
 
-from guerdon.rl.rollout import first_sightings, roll_out
+from guerdon.collect.observed_frames import ObservedFrames
+from guerdon.rl.rollout import roll_out
 from guerdon.rl.sources import Source
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.world import EnvSettings
@@ -45,12 +46,14 @@ def play(mode, reader=None, parts=(STEPS,) * PARTS, **given):
     source = Source("rm", reader, SourceSettings(**given), 0.9, COPIES)
     rng = np.random.default_rng(0)
     transition = world.reset()
-    observations, first = transition.observations, first_sightings(world, transition.first_looks)
+    observations, observed = transition.observations, ObservedFrames(world, [source.observes])
+    observed.begin(transition)
     steps = [[] for _ in range(COPIES)]
     episode = [0] * COPIES
     for length in parts:
-        trace = roll_out(world, Still(), observations, rng, steps=length, wants_row=source.wants_row, first=first)
-        measured = source.measure(tiny.segments_of(trace, world, source), world.tasks, trace.mask.shape)
+        trace = roll_out(world, Still(), observations, rng, steps=length, observed=observed)
+        segments = observed.segments(trace.mask, trace.terminated, trace.terminated | trace.truncated)
+        measured = source.measure(segments, trace.mask.shape)
         for i in range(COPIES):
             for t in np.flatnonzero(trace.mask[i]):
                 steps[i].append(
@@ -64,7 +67,7 @@ def play(mode, reader=None, parts=(STEPS,) * PARTS, **given):
                     )
                 )
                 episode[i] += int(trace.terminated[i, t] | trace.truncated[i, t])
-        observations, first = trace.last_observations, ()
+        observations = trace.last_observations
     world.close()
     return steps, reader
 

@@ -74,14 +74,19 @@ def test_fresh_frames_are_labelled_by_what_the_expert_needs_from_there(model, tm
     keep_up = side.keep_ups["progress"]
     learn, seen = keep_up.trainer.update, []
     keep_up.trainer.update = lambda frames, targets, **kw: (told.append(targets), learn(frames, targets, **kw))[1]
-    roll_out = side.roll_out
+    roll_out, moment_of, moments = side.roll_out, side.world.env.moment, []
     side.roll_out = lambda phase: seen.append(roll_out(phase)) or seen[-1]
+    side.world.env.moment = lambda copy: moments.append((len(seen), copy, moment_of(copy))) or moments[-1][2]
     loop.run()
     oracle = Continuations(side.study.env, HORIZON)
-    for happened, targets in zip(seen, told, strict=True):
-        moments = happened.trace.moments
-        assert sorted(moments) == [(env, t) for env in (0, 1) for t in (4, 9, 14)]  # the ends of episodes are gone
-        left = [oracle.steps_left(moments[key]) for key in sorted(moments)]
+    for number, (happened, targets) in enumerate(zip(seen, told, strict=True)):
+        labelled = [s for s in happened.segments if s.steps_left_F is not None]
+        steps = [(s.stream, t) for s in labelled for t in s.steps_F[~np.isnan(s.steps_left_F)].tolist()]
+        assert steps == [(env, t) for env in (0, 1) for t in (4, 9, 14)]  # the ends of episodes are gone
+        mine = [moment for n, _, moment in sorted(moments, key=lambda m: m[:2]) if n == number]
+        left = [oracle.steps_left(moment) for moment in mine]
+        told_left = np.concatenate([s.steps_left_F[~np.isnan(s.steps_left_F)] for s in labelled])
+        assert told_left.tolist() == [np.inf if n == UNREACHED else n for n in left]
         expected = [0.0 if n == UNREACHED else max(0.0, 1 - n / HORIZON) for n in left]
         np.testing.assert_allclose(sorted(targets), sorted(expected), rtol=1e-6)
         assert max(expected) > 0

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from guerdon.collect.observed_frames import ObservedRow, cut_into_segments
 from guerdon.errors import CheckpointError, TooManyFailuresError
 from guerdon.rl.failures import FailureCounter, failure_rows, refuse_failures
-from guerdon.rl.sightings import Sighting, cut_into_segments
 from guerdon.rl.sources import Source
 from guerdon.settings.reward import SourceSettings
 from guerdon.types import Failure, RewardInfo, Score
@@ -42,25 +42,25 @@ def make(envs=1, **given):
 
 
 def episodes_to_stream(episodes):
-    """Moments of one copy: [first, after step 0, ...] per episode, as sightings and bytes, plus done flags."""
-    sightings, values, done, terminated = [], [], [], []
+    """Moments of one copy: [first, after step 0, ...] per episode, as rows and bytes, plus done flags."""
+    rows, values, done, terminated = [], [], [], []
     t = -1
     for number, (moments, by_task) in enumerate(episodes):
-        sightings.append(Sighting(0, t, True, False, number, 0, False, None))
+        rows.append(ObservedRow(0, t, number, 0, False, False))
         values.append(moments[0])
         for row, value in enumerate(moments[1:], start=1):
             t += 1
             last = row == len(moments) - 1
-            sightings.append(Sighting(0, t, False, last, number, row, False, None))
+            rows.append(ObservedRow(0, t, number, row, last, False))
             values.append(value)
             done.append(last)
             terminated.append(last and by_task)
-    return sightings, values, np.array([done]), np.array([terminated])
+    return rows, values, np.array([done]), np.array([terminated])
 
 
 def measure_in_parts(source, episodes, cuts=()):
     """Rewards and failed marks of the whole stream, measured rollout by rollout."""
-    sightings, values, done, terminated = episodes_to_stream(episodes)
+    rows, values, done, terminated = episodes_to_stream(episodes)
     steps = done.shape[1]
     rewards, failed, failures = [], [], []
     edges = [0, *sorted(cut for cut in cuts if 0 < cut < steps), steps]
@@ -68,14 +68,16 @@ def measure_in_parts(source, episodes, cuts=()):
         if start == end:
             continue
         earliest = -1 if start == 0 else start  # a first moment stands in the rollout of the step before it
-        mine = [(s, v) for s, v in zip(sightings, values, strict=True) if earliest <= s.t < end]
-        shifted = [Sighting(s.env, s.t - start, s.first, s.last, s.episode, s.row, False, None) for s, _ in mine]
-        seen = [(s, v) for s, (_, v) in zip(shifted, mine, strict=True) if source.wants(s)]
+        mine = [
+            (s._replace(step=s.step - start), v) for s, v in zip(rows, values, strict=True) if earliest <= s.step < end
+        ]
+        wanted = source.observes.selects(np.array([s.row for s, _ in mine]), np.array([s.last for s, _ in mine], bool))
+        seen = [pair for pair, chosen in zip(mine, wanted, strict=True) if chosen]
         frames = np.array([v for _, v in seen], np.uint8).reshape(-1, 1, 1, 1) * np.ones((1, 1, 1, 3), np.uint8)
         part = slice(start, end)
         mask = np.ones((1, end - start), dtype=np.bool_)
-        segments = cut_into_segments([s for s, _ in seen], frames, mask, terminated[:, part], done[:, part])
-        measured = source.measure(segments, ["task"], mask.shape)
+        segments = cut_into_segments([s for s, _ in seen], frames, ["task"], mask, terminated[:, part], done[:, part])
+        measured = source.measure(segments, mask.shape)
         rewards.append(measured.rewards[0])
         failed.append(measured.failed[0])
         failures += measured.failures
@@ -216,10 +218,10 @@ def test_a_failed_episode_leaves_nothing_to_the_next():
 
 def test_raise_is_for_the_caller_after_everything_is_written_down():
     source = make(on_failure="raise")
-    sightings = [Sighting(0, 1, False, False, 0, 2, False, None)]
+    rows = [ObservedRow(0, 1, 0, 2, False, False)]
     frames = np.full((1, 1, 1, 3), FAILED, np.uint8)
     none = np.zeros((1, 3), dtype=np.bool_)
-    measured = source.measure(cut_into_segments(sightings, frames, ~none, none, none), ["task"], (1, 3))
+    measured = source.measure(cut_into_segments(rows, frames, ["task"], ~none, none, none), (1, 3))
     assert list(failure_rows({"rm": measured}, 7)) == [
         {"step": 7, "source": "rm", "env": 0, "t": 1, "reason": "broken", "detail": "byte 255"}
     ]

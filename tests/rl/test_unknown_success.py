@@ -8,7 +8,7 @@ import pytest
 from rl_clock import clock_study, lines, register_clock, start
 from rl_models import SIZE, image_reward, write_image_model
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_sources import FAILED, Sighting, make
+from test_sources import FAILED, ObservedRow, cut_into_segments, make
 
 from guerdon import cli
 from guerdon.compare.report import write_single_report
@@ -18,7 +18,6 @@ from guerdon.models.online import OnlineTrainer
 from guerdon.rl.keep_up import KeepUp
 from guerdon.rl.log import true_success
 from guerdon.rl.run import run_folder
-from guerdon.rl.sightings import Segment, cut_into_segments
 
 register_clock()
 HALF_CHEETAH = "{type: gymnasium, task: HalfCheetah-v5, native_reward: dense}"
@@ -106,9 +105,11 @@ def test_what_could_not_be_labelled_is_part_of_the_checkpoint(tmp_path):
         )  # fmt: skip
 
     def seen(successes, keep_up):
-        sightings = [Sighting(0, t, t == 0, False, 0, t, s, None) for t, s in enumerate(successes)]
+        rows = [ObservedRow(0, t, 0, t, False, s) for t, s in enumerate(successes)]
         frames = np.zeros((len(successes), SIZE, SIZE, 3), np.uint8)
-        keep_up.see([Segment(0, 0, 0, 3, False, len(successes) > 2, tuple(sightings), frames)], {})
+        done = np.zeros((1, 4), dtype=np.bool_)
+        done[0, 3] = len(successes) > 2
+        keep_up.see(cut_into_segments(rows, frames, ["task"], np.ones_like(done), np.zeros_like(done), done))
 
     keep_up = keep_up_of()
     seen([False, None, None], keep_up)
@@ -127,9 +128,9 @@ def test_native_fallback_has_nothing_to_fall_back_to_where_success_is_unknown():
     values = []
     for success in (None, False, True):
         source = make(model=remote)
-        sightings = [Sighting(0, 1, False, False, 0, 2, success, None)]
+        rows = [ObservedRow(0, 1, 0, 2, False, success)]
         frames, none = np.full((1, 1, 1, 3), FAILED, np.uint8), np.zeros((1, 3), dtype=np.bool_)
-        measured = source.measure(cut_into_segments(sightings, frames, ~none, none, none), ["task"], (1, 3))
+        measured = source.measure(cut_into_segments(rows, frames, ["task"], ~none, none, none), (1, 3))
         values.append((measured.values, measured.failed[0, 1], len(measured.failures)))
     assert values == [([[None]], True, 1), ([[0.0]], False, 1), ([[1.0]], False, 1)]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from guerdon.collect.continuations import Continuations
 from guerdon.episodes.read import read_episodes
 from guerdon.episodes.targets import no_labels
 from guerdon.errors import ConfigError, DataError
@@ -103,24 +102,21 @@ def build_keep_up(study: Study, sources: dict[str, Source]) -> dict[str, KeepUp]
             steps=settings.update_params.steps,
             every=settings.update_params.every,
             num_envs=study.env.num_envs,
-            continuations=_continuations(study, name, settings, model.config),
-            continuation_every=settings.update_params.continuation_every,
+            label_every=_label_every(name, settings, model.config),
         )
     return keep_ups
 
 
-def _continuations(
-    study: Study, name: str, settings: RewardModelSettings, config: ImageModelConfig
-) -> Continuations | None:
-    """The expert that labels fresh frames, where it is asked to."""
+def _label_every(name: str, settings: RewardModelSettings, config: ImageModelConfig) -> int:
+    """Every how many scored rows an expert labels one; 0 where the outcome of the episode labels them all."""
     if settings.labeler == "outcome":
-        return None
+        return 0
     if config.horizon is None:
         raise ConfigError(
             f"reward.sources.{name}: labeler continuation counts steps to success, so the progress model needs a "
             "horizon: set train.<name>.horizon and train it again"
         )
-    return Continuations(study.env, int(config.horizon))
+    return settings.update_params.continuation_every
 
 
 def save_refitted(source: Source, folder: Path) -> None:

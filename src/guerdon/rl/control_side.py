@@ -18,6 +18,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from torch import Tensor
 
+from guerdon.collect.continuations import Continuations
+from guerdon.collect.observed_frames import ObservedFrames
 from guerdon.models.vlm_prm import say_computed, say_weighted
 from guerdon.policies.control import build_policy, save_policy
 from guerdon.rl.assemble import build_keep_up, build_sources, save_refitted
@@ -25,20 +27,17 @@ from guerdon.rl.control_state import restore_state, restore_world, take_state
 from guerdon.rl.evaluation import evaluate_policy
 from guerdon.rl.films import film_episode
 from guerdon.rl.generators import ACTING, LEARNING, generator
-from guerdon.rl.keep_up import KeepUp
 from guerdon.rl.learner import FlatAdam, make_batch, scheduled, update_policy
 from guerdon.rl.measure import make_rollout, measure_all
 from guerdon.rl.recording import open_recording
 from guerdon.rl.records import EpisodeBook, RewardScaler
-from guerdon.rl.rollout import Trace, first_sightings, roll_out
+from guerdon.rl.rollout import Trace, roll_out
 from guerdon.rl.side import Refits, Times
-from guerdon.rl.sightings import Segment, Sighting, cut_into_segments
 from guerdon.rl.sources import Measured
 from guerdon.rl.start import start_from_policy, start_from_run
 from guerdon.settings.study import Study
-from guerdon.types import Rollout
+from guerdon.types import Observes, Rollout, Segment
 from guerdon.worlds.build import build_world
-from guerdon.worlds.metaworld import Moment
 
 LOGGED_AS_PRM = ("QwenProcessRM", "DummyRM")  # the VLA guide's names of models, which come with its log lines
 EVAL_SEED = 10_000_019  # decides the starts of evaluation episodes: the same for every arm and seed
@@ -55,10 +54,10 @@ class Forgets(Protocol):
 def say_prm(segments: Sequence[Segment], measured: Measured, weight: float) -> None:
     """The VLA guide's two log lines: what was measured in a rollout, and what of it is paid."""
     scored = [
-        (value, measured.rewards[s.env, s.t])
+        (value, measured.rewards[segment.stream, step])
         for segment, column in zip(segments, measured.values, strict=True)
-        for s, value in zip(segment.sightings, column, strict=True)
-        if value is not None and s.t >= 0
+        for step, value in zip(segment.steps_F.tolist(), column, strict=True)
+        if value is not None and step >= 0
     ]
     if scored:
         say_computed([value for value, _ in scored])
@@ -70,7 +69,7 @@ class Happened:
     """One rollout: what happened, and what was seen of it, cut at the ends of episodes."""
 
     trace: Trace
-    segments: list[Segment]
+    segments: tuple[Segment, ...]
 
 
 class ControlSide:
@@ -112,7 +111,9 @@ class ControlSide:
         self.scaler = RewardScaler(gammas, study.env.num_envs, enabled=algorithm.normalize_rewards)
         self.iteration = 0
         self.observations = np.empty(0)
-        self._pending: list[Sighting] = []
+        limit = max((o.label_limit for o in self._observes() if o.label_every), default=0)
+        self.continuations = Continuations(study.env, limit) if limit else None
+        self.observed = ObservedFrames(self.world, [], self.continuations)
         self.notes = start_from_policy(study, self.policy) if fresh else []
         self.optimizer = FlatAdam(self.policy, algorithm.learning_rate)
         if fresh and runner.resume_dir:
@@ -135,8 +136,7 @@ class ControlSide:
             self.world.rewind(self.iteration)
             self._begin()
             steps = self.study.env.max_episode_steps or 1
-        watched: list[Sighting] = self._pending
-        self._pending = []
+        self.observed.observes = self._observes()
         with phase("simulate"):
             trace = roll_out(
                 self.world,
@@ -144,10 +144,8 @@ class ControlSide:
                 self.observations,
                 self.acting_rng,
                 steps=steps,
-                wants_row=self._wants_row if self._looking else None,
-                watcher=self._watch if self.recorder is not None else None,
-                keep_moment=self._keep_moment if self._going_on else None,
-                first=watched,
+                observed=self.observed if self.sources else None,
+                recorder=self.recorder,
                 one_episode=self.group is not None,
             )
         self.observations = trace.last_observations
@@ -163,14 +161,14 @@ class ControlSide:
         for name, keep_up in self.keep_ups.items():
             if self.sources[name].settings.model.update == when:
                 with phase("refit"):
-                    keep_up.see(happened.segments, happened.trace.moments)
+                    keep_up.see(happened.segments)
                     metrics[name] = keep_up.refit()
         return metrics
 
     def score(self, happened: Happened, phase: Times) -> dict[str, Measured]:
         """What every reward model says of what was seen."""
         with phase("score"):
-            measured = measure_all(self.sources, happened.segments, self.world.tasks, happened.trace.mask.shape)
+            measured = measure_all(self.sources, happened.segments, happened.trace.mask.shape)
         for name, source in self.sources.items():
             if source.settings.model.model_type in LOGGED_AS_PRM:
                 say_prm(happened.segments, measured[name], self.weights[name])
@@ -248,23 +246,20 @@ class ControlSide:
             if self.recording is not None:
                 self.recording.writer.close()
         finally:
-            for keep_up in self.keep_ups.values():
-                keep_up.close()
+            if self.continuations is not None:
+                self.continuations.close()
             self.world.close()
             self.eval_world.close()
 
     # Beginning and seeing.
 
-    @property
-    def _looking(self) -> bool:
-        """Whether anybody needs pictures of training episodes."""
-        return bool(self.sources) or self.recorder is not None
-
     def _begin(self) -> None:
         """Start new episodes in every copy; nothing of those under way may reach them."""
-        transition = self.world.reset(capture=np.full(self.world.num_envs, self._looking))
+        looking = bool(self.sources) or self.recorder is not None
+        transition = self.world.reset(capture=np.full(self.world.num_envs, looking))
         self.observations = transition.observations
-        self._pending = first_sightings(self.world, transition.first_looks)
+        self.observed.observes = self._observes()
+        self.observed.begin(transition)
         remembering: list[Forgets] = [self.book, self.scaler, *self.sources.values(), *self.keep_ups.values()]
         for part in remembering:
             part.forget()
@@ -272,43 +267,16 @@ class ControlSide:
             for i, look in transition.first_looks.items():
                 self.recorder.begin(i, transition.observations[i], look)
 
-    def _see(self, trace: Trace, phase: Times) -> list[Segment]:
+    def _see(self, trace: Trace, phase: Times) -> tuple[Segment, ...]:
         """Draw what the sources want to see and cut the rollout at episode ends."""
         if not self.sources:
-            return []
-        wanted = [s for s in trace.sightings if any(source.wants(s) for source in self.sources.values())]
-        if any(source.model.info.frames_needed for source in self.sources.values()):
-            with phase("render"):
-                frames = self.world.render([s.look for s in wanted])
-        else:
-            frames = np.zeros((len(wanted), 1, 1, 3), dtype=np.uint8)
-        return cut_into_segments(wanted, frames, trace.mask, trace.terminated, trace.terminated | trace.truncated)
+            return ()
+        with phase("render"):
+            return self.observed.segments(trace.mask, trace.terminated, trace.terminated | trace.truncated)
 
-    def _wants_row(self, row: int) -> bool:
-        if self.recorder is not None and self.recorder.wants_row(row):
-            return True
-        return any(source.wants_row(row) for source in self.sources.values())
-
-    @property
-    def _going_on(self) -> list[KeepUp]:
-        """What labels by continuations."""
-        return [k for k in self.keep_ups.values() if k.continuations is not None]
-
-    def _keep_moment(self, copy: int, row: int) -> Moment | None:
-        """Every k-th scored moment, by turns over the copies."""
-        for name, keep_up in self.keep_ups.items():
-            source = self.sources[name]
-            if keep_up.continuations is None or not source.wants_row(row):
-                continue
-            if (row // source.settings.score_every + copy) % keep_up.continuation_every == 0:
-                moment: Moment = self.world.env.moment(copy)
-                return moment
-        return None
-
-    def _watch(self, rows: np.ndarray, actions: np.ndarray, transition: Any) -> None:
-        assert self.recorder is not None
-        self.recorder.watch(rows, actions, transition)
-        if self.group:
-            return  # one episode per copy: what follows it is not part of the run
-        for i, look in transition.first_looks.items():
-            self.recorder.begin(i, transition.observations[i], look)
+    def _observes(self) -> tuple[Observes, ...]:
+        """What every source looks at."""
+        return tuple(
+            self.keep_ups[name].observes(source.observes) if name in self.keep_ups else source.observes
+            for name, source in self.sources.items()
+        )

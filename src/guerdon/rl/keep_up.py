@@ -5,27 +5,24 @@ labels them, and failed episodes become hard negatives; or an expert goes on fro
 once. The image twin of PRIME's online update (Cui et al. 2025,
 2502.01456). This module does not know how the policy learns.
 
-    keep_up.see(segments, trace.moments)
+    keep_up.see(segments)
     metrics = keep_up.refit()
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from guerdon.collect.continuations import UNREACHED, Continuations
 from guerdon.episodes.targets import nearness, outcome_of, progress_targets, success_labels
 from guerdon.models.checkpoint import ImageModelConfig
 from guerdon.models.online import OnlineState, OnlineTrainer
-from guerdon.rl.sightings import Segment
-from guerdon.types import ByteArray, Episode
-from guerdon.worlds.metaworld import Moment
+from guerdon.types import ByteArray, Episode, Observes, Segment
 
 
 @dataclass
@@ -57,8 +54,8 @@ class KeepUp:
         steps: gradient steps per refit.
         every: rollouts between refits.
         num_envs: copies of the environment.
-        continuations: label frames by what an expert needs from there, at once, instead of by how the episode ends.
-        continuation_every: go on from every k-th scored moment.
+        label_every: label every k-th scored row by the steps that an expert needs from there, at once, instead of
+            all rows by how the episode ends; 0: the latter.
     """
 
     def __init__(
@@ -68,46 +65,45 @@ class KeepUp:
         steps: int,
         every: int,
         num_envs: int,
-        continuations: Continuations | None = None,
-        continuation_every: int = 1,
+        label_every: int = 0,
     ) -> None:
         self.trainer = trainer
         self._steps = steps
         self._every = every
         self._rollouts = 0
-        self.continuations = continuations
-        self.continuation_every = continuation_every
+        self._label_every = label_every
         self._waiting = [_Waiting() for _ in range(num_envs)]
         self._ready: list[tuple[ByteArray, np.ndarray]] = []
         self._skipped = 0  # finished episodes since the last refit whose labels nobody knows
 
-    def see(self, segments: Sequence[Segment], moments: Mapping[tuple[int, int], Moment]) -> None:
-        """Take in the frames of a rollout; label those whose episodes ended, or those an expert goes on from."""
-        if self.continuations is not None:
-            return self._go_on(segments, moments, self.continuations)
+    def observes(self, source: Observes) -> Observes:
+        """What its source observes, with the labels that the refit needs."""
+        return replace(source, label_every=self._label_every, label_limit=int(self.trainer.model.config.horizon or 0))
+
+    def see(self, segments: Sequence[Segment]) -> None:
+        """Take in the frames of a rollout; label those whose episodes ended, or those an expert went on from."""
+        if self._label_every:
+            return self._take_labelled(segments)
         for segment in segments:
-            waiting = self._waiting[segment.env]
-            waiting.frames.extend(segment.frames)
-            waiting.success.extend(s.success for s in segment.sightings)
-            waiting.steps.extend(s.row for s in segment.sightings)
+            waiting = self._waiting[segment.stream]
+            waiting.frames.extend(segment.frames_F)
+            waiting.success.extend(segment.success_F)
+            waiting.steps.extend(segment.rows_F.tolist())
             if segment.finished:
                 self._label(waiting)
-                self._waiting[segment.env] = _Waiting()
+                self._waiting[segment.stream] = _Waiting()
 
-    def _go_on(
-        self, segments: Sequence[Segment], moments: Mapping[tuple[int, int], Moment], experts: Continuations
-    ) -> None:
-        """Label the moments that were kept by the steps that an expert needs from there; none at a success."""
+    def _take_labelled(self, segments: Sequence[Segment]) -> None:
+        """Turn the steps that an expert needs into targets."""
         horizon = self.trainer.model.config.horizon
         assert horizon is not None
         for segment in segments:
-            for sighting, frame in zip(segment.sightings, segment.frames, strict=True):
-                moment = None if sighting.first else moments.get((sighting.env, sighting.t))
-                if moment is None:
-                    continue
-                left = 0 if sighting.success else experts.steps_left(moment)
-                steps_1 = np.array([np.inf if left == UNREACHED else left], dtype=np.float64)
-                self._ready.append((frame[None], nearness(steps_1, horizon)))
+            if segment.steps_left_F is None:
+                continue
+            for frame, left in zip(segment.frames_F, segment.steps_left_F.astype(np.float64), strict=True):
+                if not np.isnan(left):  # an expert that another model gave more steps had given up by then
+                    steps_1 = np.array([left if left < int(horizon) else np.inf])
+                    self._ready.append((frame[None], nearness(steps_1, horizon)))
 
     def _label(self, seen: _Waiting) -> None:
         """Turn a finished episode into frames and targets; one whose true success is unknown is skipped and counted."""
@@ -132,11 +128,6 @@ class KeepUp:
     def forget(self) -> None:
         """Leave the episodes under way: the world begins new ones."""
         self._waiting = [_Waiting() for _ in self._waiting]
-
-    def close(self) -> None:
-        """Close the copy of the environment that continuations run in."""
-        if self.continuations is not None:
-            self.continuations.close()
 
     def refit(self) -> dict[str, float | None]:
         """Refit if it is time and an episode has ended since the last one; else an empty answer.

@@ -3,7 +3,7 @@
 Log-probabilities and values of a whole rollout are computed in one batch with the policy that acted; acting itself
 needs neither. This module does not update anything but the sources' own memory.
 
-    measured = measure_all(sources, segments, world.tasks, trace.mask.shape)
+    measured = measure_all(sources, segments, trace.mask.shape)
     rollout = make_rollout(trace, measured, policy, group_size=None)
 """
 
@@ -16,19 +16,17 @@ import torch
 
 from guerdon.policies.control import ControlPolicy
 from guerdon.rl.rollout import Trace
-from guerdon.rl.sightings import Segment
 from guerdon.rl.sources import Measured, Source
-from guerdon.types import Rollout
+from guerdon.types import Rollout, Segment
 
 
 def measure_all(
     sources: Mapping[str, Source],
     segments: Sequence[Segment],
-    tasks: Sequence[str],
     shape_B_T: tuple[int, int],
 ) -> dict[str, Measured]:
     """What every source says about the same segments."""
-    return {name: source.measure(segments, tasks, shape_B_T) for name, source in sources.items()}
+    return {name: source.measure(segments, shape_B_T) for name, source in sources.items()}
 
 
 @torch.no_grad()

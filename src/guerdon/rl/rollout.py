@@ -2,18 +2,18 @@
 
 This module does not know reward models, advantages or updates.
 
-    trace = roll_out(world, policy.actor(), observations, rng, steps=250, wants_row=None)
+    trace = roll_out(world, policy.actor(), observations, rng, steps=250)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import numpy as np
 
-from guerdon.rl.sightings import Sighting
+from guerdon.collect.observed_frames import ObservedFrames
+from guerdon.collect.recorder import Recorder
 from guerdon.types import BoolArray, FloatArray
 from guerdon.worlds.world import Transition, World
 
@@ -33,8 +33,6 @@ class Trace:
     Attributes:
         finals: (copy, step) to the observation after the step, where an episode ended.
         last_observations: (B, ...) what the copies show after the last step.
-        sightings: every look taken, in order of time.
-        moments: (copy, step) to what `keep_moment` kept after the step.
     """
 
     observations: np.ndarray
@@ -47,11 +45,6 @@ class Trace:
     env_rewards: FloatArray
     finals: dict[tuple[int, int], np.ndarray]
     last_observations: np.ndarray
-    sightings: list[Sighting]
-    moments: dict[tuple[int, int], Any] = field(default_factory=dict)
-
-
-Watcher = Callable[[np.ndarray, np.ndarray, Transition], None]
 
 
 def roll_out(
@@ -61,10 +54,8 @@ def roll_out(
     rng: np.random.Generator,
     *,
     steps: int,
-    wants_row: Callable[[int], bool] | None,
-    watcher: Watcher | None = None,
-    keep_moment: Callable[[int, int], Any] | None = None,
-    first: Sequence[Sighting] = (),
+    observed: ObservedFrames | None = None,
+    recorder: Recorder | None = None,
     one_episode: bool = False,
 ) -> Trace:
     """Act for `steps` steps in every copy.
@@ -75,35 +66,31 @@ def roll_out(
         observations_B: what the copies show now.
         rng: draws the actions.
         steps: T.
-        wants_row: whether the moment after the k-th action of an episode is looked at; terminal and first moments
-            always are. None looks at nothing.
-        watcher: told (number of the action in its episode, actions, transition) of every step; a recorder. Needs
-            `wants_row`.
-        keep_moment: asked (copy, number of the action in its episode) at every look within an episode; what it
-            answers, unless None, is kept as the moment after that step.
-        first: looks already taken at the current moment, put in front.
+        observed: takes in what reward models look at.
+        recorder: takes in every step, and the episodes that begin.
         one_episode: mask whatever a copy does after its first episode's end (GRPO), and stop when all have ended.
     """
     arrays = _Arrays(world, observations_B, steps)
-    sightings = list(first)
+    looking = observed is not None or recorder is not None
     over = np.zeros(world.num_envs, dtype=np.bool_)
     taken = steps
     for t in range(steps):
         action = actor.act(observations_B, rng)
-        if wants_row is None:
+        if not looking:
             transition = world.step(action)
         else:
-            rows, episodes = world.steps_in_episode + 1, world.episode_ids
-            capture = np.array([wants_row(r) for r in rows.tolist()]) & ~over
-            transition = world.step(action, capture=capture, capture_ends=True)
-            sightings += _sightings(transition, t, rows, episodes, ~over, fresh=not one_episode)
-            if keep_moment is not None:
-                for i in np.flatnonzero(capture & ~transition.done):
-                    kept = keep_moment(int(i), int(rows[i]))
-                    if kept is not None:
-                        arrays.moments[int(i), t] = kept
-            if watcher is not None:
-                watcher(rows, action, transition)
+            rows, numbers = world.steps_in_episode + 1, world.episode_ids
+            capture = np.zeros(world.num_envs, dtype=np.bool_) if observed is None else observed.capture(rows)
+            if recorder is not None:
+                capture |= np.array([recorder.wants_row(r) for r in rows.tolist()])
+            transition = world.step(action, capture=capture & ~over, capture_ends=True)
+            if observed is not None:
+                observed.add(t, rows, numbers, transition, over, one_episode=one_episode)
+            if recorder is not None:
+                recorder.watch(rows, action, transition)
+                if not one_episode:  # what follows the one episode of a copy is not part of the run
+                    for i, look in transition.first_looks.items():
+                        recorder.begin(i, transition.observations[i], look)
         arrays.put(t, observations_B, action, transition, over if one_episode else None)
         observations_B = transition.observations
         if one_episode:
@@ -111,7 +98,7 @@ def roll_out(
             if over.all():
                 taken = t + 1
                 break
-    return arrays.trace(taken, observations_B, sightings)
+    return arrays.trace(taken, observations_B)
 
 
 class _Arrays:
@@ -126,7 +113,6 @@ class _Arrays:
         )
         self.env_rewards = np.zeros((b, steps), dtype=np.float32)
         self.finals: dict[tuple[int, int], np.ndarray] = {}
-        self.moments: dict[tuple[int, int], Any] = {}
 
     def put(
         self, t: int, observations_B: np.ndarray, action: np.ndarray, step: Transition, over_B: BoolArray | None
@@ -145,7 +131,7 @@ class _Arrays:
             for i in np.flatnonzero(done):
                 self.finals[int(i), t] = step.final_observations[i]
 
-    def trace(self, taken: int, last_observations: np.ndarray, sightings: list[Sighting]) -> Trace:
+    def trace(self, taken: int, last_observations: np.ndarray) -> Trace:
         """The first `taken` columns."""
         return Trace(
             observations=self.observations[:, :taken],
@@ -158,31 +144,4 @@ class _Arrays:
             env_rewards=self.env_rewards[:, :taken],
             finals=self.finals,
             last_observations=last_observations,
-            sightings=sightings,
-            moments=self.moments,
         )
-
-
-def first_sightings(world: World, looks: dict[int, Any]) -> list[Sighting]:
-    """Looks at the very first moments of a run, as sightings before step 0."""
-    episodes = world.episode_ids
-    return [Sighting(i, -1, True, False, int(episodes[i]), 0, False, look) for i, look in looks.items()]
-
-
-def _sightings(
-    transition: Transition, t: int, rows: np.ndarray, episodes: np.ndarray, counted: BoolArray, *, fresh: bool
-) -> list[Sighting]:
-    done = transition.done
-    after = [
-        Sighting(i, t, False, bool(done[i]), int(episodes[i]), int(rows[i]), transition.success_of(i), look)
-        for i, look in transition.looks.items()
-        if counted[i]
-    ]
-    if not fresh:
-        return after
-    # A copy that resets in a step of its own (NEXT_STEP) already carries the number of its new episode.
-    return after + [
-        Sighting(i, t, True, False, int(episodes[i]) + int(done[i]), 0, False, look)
-        for i, look in transition.first_looks.items()
-        if counted[i]
-    ]

@@ -6,7 +6,7 @@ frames. A measurement that failed marks its step; no number takes its place, unl
 success by name, and it counts as failed then too. This module does not know how frames were rendered or how a policy
 learns.
 
-    measured = source.measure(segments, world.tasks, trace.mask.shape)
+    measured = source.measure(segments, trace.mask.shape)
     measured.rewards, measured.failed, measured.failures
 """
 
@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 
 from guerdon.rl import shape
-from guerdon.rl.sightings import Segment, Sighting
 from guerdon.settings.reward import SourceSettings
-from guerdon.types import BoolArray, ByteArray, Episode, Failure, FloatArray, RewardModel
+from guerdon.types import BoolArray, ByteArray, Episode, Failure, FloatArray, Observes, RewardModel, Segment
 
 
 @dataclass
@@ -40,7 +39,7 @@ class Measured:
     Attributes:
         rewards: (B, T) float32.
         failed: (B, T) bool.
-        values: for each segment, one value per sighting, None where not scored or failed.
+        values: for each segment, one value per row, None where not scored or failed.
         failures: the reasons, with copy and step.
         scored: measurements tried.
     """
@@ -79,35 +78,30 @@ class Source:
         return 0.5 if stored is None else stored
 
     @property
-    def needs_first(self) -> bool:
-        """Whether the first moment of an episode must be seen (the baseline of a change, the start of a video)."""
-        return self.whole or self.settings.shaping in ("relative", "potential")
-
-    @property
     def whole(self) -> bool:
-        """Whether an episode is judged once, at its end, from all that was seen of it."""
+        """Whether an episode is judged once, at its end, from all that was observed of it."""
         return self.settings.reward_mode == "episode"
 
-    def wants_row(self, row: int) -> bool:
-        """Whether the moment after the `row`-th action is looked at even if the episode goes on."""
-        return self.settings.reward_mode in ("per_step", "episode") and row % self.settings.score_every == 0
+    @property
+    def observes(self) -> Observes:
+        """The rows it looks at; the first moment is the baseline of a change, or the start of a video."""
+        return Observes(
+            every=self.settings.score_every if self.settings.reward_mode in ("per_step", "episode") else 0,
+            first=self.whole or self.settings.shaping in ("relative", "potential"),
+            frames=bool(self.model.info.frames_needed),
+        )
 
-    def wants(self, sighting: Sighting) -> bool:
-        """Whether this source looks at the sighting."""
-        if sighting.first:
-            return self.needs_first
-        return sighting.last or self.wants_row(sighting.row)
-
-    def measure(self, segments: Sequence[Segment], tasks: Sequence[str], shape_B_T: tuple[int, int]) -> Measured:
+    def measure(self, segments: Sequence[Segment], shape_B_T: tuple[int, int]) -> Measured:
         """Score all segments in one call of the model and turn the values into rewards."""
         rewards = np.zeros(shape_B_T, dtype=np.float32)
         failed = np.zeros(shape_B_T, dtype=np.bool_)
         failures: list[tuple[int, int, Failure]] = []
-        chosen = [[n for n, s in enumerate(segment.sightings) if self.wants(s)] for segment in segments]
+        observes = self.observes
+        chosen = [np.flatnonzero(observes.selects(s.rows_F, s.last_F)).tolist() for s in segments]
         if self.whole:
-            chosen, values = self._score_whole(segments, chosen, tasks, failures)
+            chosen, values = self._score_whole(segments, chosen, failures)
         else:
-            values = self._score(segments, chosen, tasks, failures)
+            values = self._score(segments, chosen, failures)
         for segment, rows, column in zip(segments, chosen, values, strict=True):
             self._shape(segment, rows, column, rewards, failed)
         rewards[failed] = 0.0
@@ -120,19 +114,18 @@ class Source:
         self,
         segments: Sequence[Segment],
         chosen: Sequence[list[int]],
-        tasks: Sequence[str],
         failures: list[tuple[int, int, Failure]],
     ) -> list[list[float | None]]:
-        """One value per sighting of every segment, None where not chosen or failed; failures are noted."""
+        """One value per row of every segment, None where not chosen or failed; failures are noted."""
         episodes = [
-            Episode(id=f"{seg.env}-{seg.episode}", task=tasks[seg.env], frames=seg.frames[rows])
+            Episode(id=f"{seg.stream}-{seg.number}", task=seg.task, frames=seg.frames_F[rows])
             for seg, rows in zip(segments, chosen, strict=True)
             if rows
         ]
         scores = iter(self.model.score(episodes) if episodes else [])
         values: list[list[float | None]] = []
         for segment, rows in zip(segments, chosen, strict=True):
-            column: list[float | None] = [None] * len(segment.sightings)
+            column: list[float | None] = [None] * len(segment)
             values.append(column)
             if not rows:
                 continue
@@ -149,28 +142,27 @@ class Source:
         self,
         segments: Sequence[Segment],
         chosen: Sequence[list[int]],
-        tasks: Sequence[str],
         failures: list[tuple[int, int, Failure]],
     ) -> tuple[list[list[int]], list[list[float | None]]]:
-        """One value at the last sighting of every episode that ended; the frames of the others are kept for later."""
+        """One value at the last row of every episode that ended; the frames of the others are kept for later."""
         episodes: list[Episode] = []
         ends: list[list[int]] = []
         for segment, rows in zip(segments, chosen, strict=True):
-            if segment.sightings and segment.sightings[0].first:
-                self.seen[segment.env] = []
-            self.seen[segment.env] += [segment.frames[n] for n in rows]
-            last = rows[-1:] if segment.finished and rows and segment.sightings[rows[-1]].last else []
+            if len(segment) and segment.rows_F[0] == 0:
+                self.seen[segment.stream] = []
+            self.seen[segment.stream] += [segment.frames_F[n] for n in rows]
+            last = rows[-1:] if segment.finished and rows and segment.last_F[rows[-1]] else []
             ends.append(last)
             if last:
-                frames = np.stack(self.seen[segment.env])
-                name = f"{segment.env}-{segment.episode}"
-                episodes.append(Episode(id=name, task=tasks[segment.env], frames=frames))
+                frames = np.stack(self.seen[segment.stream])
+                name = f"{segment.stream}-{segment.number}"
+                episodes.append(Episode(id=name, task=segment.task, frames=frames))
             if segment.finished:
-                self.seen[segment.env] = []
+                self.seen[segment.stream] = []
         scores = iter(self.model.score(episodes) if episodes else [])
         values: list[list[float | None]] = []
         for segment, rows in zip(segments, ends, strict=True):
-            column: list[float | None] = [None] * len(segment.sightings)
+            column: list[float | None] = [None] * len(segment)
             values.append(column)
             if rows:
                 score = next(scores)
@@ -190,10 +182,10 @@ class Source:
         failures: list[tuple[int, int, Failure]],
     ) -> None:
         """Note a measurement that failed; with `fallback: native` true success takes its place where it is known."""
-        failures += [(segment.env, segment.sightings[n].t, failure) for n in rows]
+        failures += [(segment.stream, int(segment.steps_F[n]), failure) for n in rows]
         if self.settings.native_fallback:
             for n in rows:
-                success = segment.sightings[n].success
+                success = segment.success_F[n]
                 column[n] = None if success is None else float(success)
 
     def _shape(
@@ -205,24 +197,24 @@ class Source:
         failed: BoolArray,
     ) -> None:
         """Write the rewards of one segment and update the copy's carry."""
-        carry = self.carries[segment.env]
-        if segment.sightings and segment.sightings[0].first:
+        carry = self.carries[segment.stream]
+        if len(segment) and segment.rows_F[0] == 0:
             carry.previous, carry.streak, carry.paid = None, 0, False
         good: list[tuple[int, float]] = []
         for n in rows:
-            sighting, value = segment.sightings[n], column[n]
-            if sighting.first:
+            step, value = int(segment.steps_F[n]), column[n]
+            if segment.rows_F[n] == 0:
                 carry.previous = value
             elif value is None:
-                failed[segment.env, sighting.t] = True
+                failed[segment.stream, step] = True
             else:
-                good.append((sighting.t, value))
+                good.append((step, value))
         if self.settings.shaping == "potential":
-            self._shape_potential(segment, carry, good, rewards[segment.env], failed[segment.env])
+            self._shape_potential(segment, carry, good, rewards[segment.stream], failed[segment.stream])
         elif good:
-            self._shape_rows(carry, good, rewards[segment.env], failed[segment.env])
+            self._shape_rows(carry, good, rewards[segment.stream], failed[segment.stream])
         if segment.finished:
-            self.carries[segment.env] = Carry()
+            self.carries[segment.stream] = Carry()
 
     def _shape_rows(
         self, carry: Carry, good: list[tuple[int, float]], rewards_T: FloatArray, failed_T: BoolArray

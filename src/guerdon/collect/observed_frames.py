@@ -1,0 +1,188 @@
+"""Frames of a rollout that reward models look at, as one `Segment` for every episode.
+
+Each moment is looked at once: after a step of the rollout, or at the first moment of the episode that begins after
+that step (step -1 before the rollout's first step). Pictures are drawn when the rollout is over.
+
+    observed = ObservedFrames(world, [Observes(every=5, first=True)])
+    observed.begin(world.reset(capture=everywhere))
+    observed.add(t, rows_B, numbers_B, world.step(actions, capture=observed.capture(rows_B), capture_ends=True))
+    segments = observed.segments(mask_B_T, terminated_B_T, done_B_T)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from guerdon.collect.continuations import UNREACHED, Continuations
+from guerdon.types import BoolArray, ByteArray, IntArray, Observes, Segment
+from guerdon.worlds.world import Transition, World
+
+
+class ObservedRow(NamedTuple):
+    """One look at one copy of the environment.
+
+    Attributes:
+        stream: which copy.
+        step: step of the rollout that led here; for a first moment, the step before it (-1 at the very start).
+        number: of the episode in this copy.
+        row: steps since the episode began; 0 is its first moment.
+        last: the terminal moment of the episode.
+        success: ground truth at this moment; None where it is unknown.
+        look: what the world's eye kept.
+        steps_left: continuation label, as in `Segment`; nan where there is none.
+    """
+
+    stream: int
+    step: int
+    number: int
+    row: int
+    last: bool
+    success: bool | None
+    look: Any = None
+    steps_left: float = np.nan
+
+    @property
+    def inside(self) -> int:
+        """A step at or after which the row's episode goes on: its own, or the one after a first moment."""
+        return self.step if self.row else self.step + 1
+
+
+class ObservedFrames:
+    """Collects the rows that reward models look at; `segments` draws them and begins the next rollout.
+
+    Args:
+        world: what is looked at; its camera draws.
+        observes: what each reward model needs.
+        continuations: labels rows with an expert's steps to success, where `observes` asks for labels.
+    """
+
+    def __init__(self, world: World, observes: Sequence[Observes], continuations: Continuations | None = None) -> None:
+        self.world, self.observes, self._continuations = world, tuple(observes), continuations
+        self._rows: list[ObservedRow] = []
+
+    def capture(self, rows_B: IntArray) -> BoolArray:
+        """(B,) bool, whether the moment after an action of this number within its episode is looked at."""
+        wanted = np.zeros(len(rows_B), dtype=np.bool_)
+        for o in self.observes:
+            wanted |= o.selects(rows_B)
+        return wanted
+
+    def begin(self, transition: Transition) -> None:
+        """Forget what was seen: every copy begins an episode, before the first step of a rollout."""
+        self._rows = []
+        numbers = self.world.episode_ids
+        for i, look in transition.first_looks.items():
+            self._append(ObservedRow(i, -1, int(numbers[i]), 0, False, False, look))
+
+    def add(
+        self,
+        step: int,
+        rows_B: IntArray,
+        numbers_B: IntArray,
+        transition: Transition,
+        over_B: BoolArray,
+        *,
+        one_episode: bool = False,
+    ) -> None:
+        """Take in one step of all copies.
+
+        Args:
+            step: of the rollout.
+            rows_B: number of the action within its episode, from 1.
+            numbers_B: of the episode in its copy, before the step.
+            transition: taken with looks wherever `capture` asked for one, and at ends.
+            over_B: copies that no longer count.
+            one_episode: leave out the first moments of the episodes that follow.
+        """
+        done = transition.done
+        for i, look in transition.looks.items():
+            if not over_B[i]:
+                row, last = int(rows_B[i]), bool(done[i])
+                success = transition.success_of(i)
+                left = np.nan if last else self._steps_left(i, row, success)
+                self._append(ObservedRow(i, step, int(numbers_B[i]), row, last, success, look, left))
+        if one_episode:
+            return
+        # A copy that resets in a step of its own (NEXT_STEP) already carries the number of its new episode.
+        for i, look in transition.first_looks.items():
+            self._append(ObservedRow(i, step, int(numbers_B[i]) + int(done[i]), 0, False, False, look))
+
+    def segments(self, mask_B_T: BoolArray, terminated_B_T: BoolArray, done_B_T: BoolArray) -> tuple[Segment, ...]:
+        """Draw the rows of a rollout that is over and cut them at the ends of episodes; see `cut_into_segments`."""
+        rows, self._rows = self._rows, []
+        if any(o.frames for o in self.observes):
+            frames = self.world.render([row.look for row in rows])
+        else:
+            frames = np.zeros((len(rows), 1, 1, 3), dtype=np.uint8)
+        return cut_into_segments(rows, frames, self.world.tasks, mask_B_T, terminated_B_T, done_B_T)
+
+    def _append(self, row: ObservedRow) -> None:
+        if any(o.selects(np.array([row.row]), np.array([row.last]))[0] for o in self.observes):
+            self._rows.append(row)
+
+    def _steps_left(self, stream: int, row: int, success: bool | None) -> float:
+        """What an expert needs from where a copy stands now; nan where no label is wanted."""
+        if self._continuations is None or not any(o.labels(row, stream) for o in self.observes):
+            return np.nan
+        left = 0 if success else self._continuations.steps_left(self.world.env.moment(stream))
+        return np.inf if left == UNREACHED else left
+
+
+def cut_into_segments(
+    rows: Sequence[ObservedRow],
+    frames_N: ByteArray,
+    tasks: Sequence[str],
+    mask_B_T: BoolArray,
+    terminated_B_T: BoolArray,
+    done_B_T: BoolArray,
+) -> tuple[Segment, ...]:
+    """Cut a rollout at the ends of episodes and give every stretch its rows.
+
+    Args:
+        rows: in order of time within each copy.
+        frames_N: their pictures, in the same order.
+        tasks: the task of each copy, in words.
+        mask_B_T: False where no step was taken.
+        terminated_B_T: the task ended.
+        done_B_T: the episode ended.
+
+    Returns:
+        One segment for every episode that took a step or was looked at, by copy and time. An episode that only
+        just began (a first moment after the last step) has `end < start`.
+    """
+    steps = mask_B_T.shape[1]
+    rows_of: list[list[int]] = [[] for _ in range(len(mask_B_T))]
+    for n, row in enumerate(rows):
+        rows_of[row.stream].append(n)
+    segments = []
+    for stream, members in enumerate(rows_of):
+        ends = np.flatnonzero(done_B_T[stream]).tolist()
+        starts = [0, *(end + 1 for end in ends)]
+        for start, end, finished in zip(starts, [*ends, steps - 1], [True] * len(ends) + [False], strict=True):
+            picked = [n for n in members if start <= rows[n].inside <= (end if finished else steps)]
+            taken = np.flatnonzero(mask_B_T[stream, start : end + 1])
+            if not picked and not len(taken):
+                continue
+            own = [rows[n] for n in picked]
+            left = np.array([row.steps_left for row in own], dtype=np.float32)
+            segments.append(
+                Segment(
+                    stream=stream,
+                    number=own[0].number if own else None,
+                    task=tasks[stream],
+                    start=start + int(taken[0]) if len(taken) else end + 1,
+                    end=end,
+                    terminated=finished and bool(terminated_B_T[stream, end]),
+                    finished=finished,
+                    steps_F=np.array([row.step for row in own], dtype=np.int64),
+                    rows_F=np.array([row.row for row in own], dtype=np.int64),
+                    last_F=np.array([row.last for row in own], dtype=np.bool_),
+                    success_F=tuple(row.success for row in own),
+                    frames_F=frames_N[picked],
+                    steps_left_F=None if np.isnan(left).all() else left,
+                )
+            )
+    return tuple(segments)
