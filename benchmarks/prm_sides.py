@@ -152,7 +152,7 @@ def _by_transformers(path: str, *, dtype: str, micro: int) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from guerdon.episodes.solution_rows import TARGETS
+    from guerdon.episodes.solution_formats import TARGETS
     from guerdon.models.verdict import prefix_text
     from guerdon.policies.text_files import read_tokenizer
 

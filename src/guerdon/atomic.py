@@ -1,7 +1,7 @@
-"""Write files and folders so that a kill at any moment leaves the old bytes or the new ones, never a mixture.
+"""Atomic writes of files and folders: a kill at any moment leaves the old bytes or the new ones, never a mixture.
 
-Everything is first written beside its final name, flushed to the disk, then renamed. A sealed folder carries a
-`COMPLETE` file with the SHA-256 of every other file in it, written last. This module does not know what it writes.
+Everything is first written under a temporary name in the same folder, flushed to the disk, then renamed. A sealed
+folder has a `COMPLETE` file with the SHA-256 of every other file in it, written last.
 
     write_json(run / "run.json", {"seed": 0})
     seal_folder(temporary, run / "checkpoints" / "step_000001000")
@@ -26,14 +26,22 @@ def write_bytes(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with naming(path), temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        with naming(path):
+            temporary.write_bytes(data)
+        publish(temporary, path)
     except OSError:
-        temporary.unlink(missing_ok=True)  # a full disk is not filled with halves
+        temporary.unlink(missing_ok=True)  # partial files would fill a full disk further
         raise
+
+
+def publish(temporary: Path, path: Path) -> None:
+    """Rename a finished file to its final name, with data and directory entry on the disk.
+
+    Raises:
+        OSError: the disk is full or not writable.
+    """
+    sync(temporary, path)
+    os.replace(temporary, path)
     sync(path.parent)
 
 
@@ -51,11 +59,11 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def sync(path: Path) -> None:
-    """Flush a file or a folder's entries to the disk."""
+def sync(path: Path, name: Path | None = None) -> None:
+    """Flush a file or a folder's entries to the disk; `name` is what an error calls it."""
     handle = os.open(path, os.O_RDONLY)
     try:
-        with naming(path):
+        with naming(name or path):
             os.fsync(handle)
     finally:
         os.close(handle)

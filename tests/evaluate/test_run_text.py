@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from text_models import Scripted, exact, noisy
 
-from guerdon.episodes.published import published_solutions, rows_by_split
-from guerdon.episodes.solution_files import write_solutions
+from guerdon.episodes.row_files import rows_by_split
+from guerdon.episodes.solution_files import published_solutions, write_solutions
 from guerdon.errors import DataError
 from guerdon.evaluate.generated_bench import generated_bench, right_and_wrong
 from guerdon.evaluate.run_text import attacks_that_fooled, evaluate_text, segmentation

@@ -7,8 +7,7 @@ import pytest
 from judge_server import FakeClock, judge_server, steps_asked, verdicts
 from label_studies import TINY, rows, study_of
 
-from guerdon.episodes.published import published_solutions
-from guerdon.episodes.solution_files import read_solutions, write_solutions
+from guerdon.episodes.solution_files import published_solutions, read_solutions, write_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.labels.label import label

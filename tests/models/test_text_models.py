@@ -10,7 +10,7 @@ import torch
 from tiny_text_policies import merging_policy, tiny_policy
 
 from guerdon.atomic import seal_folder, write_json
-from guerdon.episodes.solution_rows import closed, to_training
+from guerdon.episodes.solution_formats import closed, to_training
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.models.explained_score import Judge, JudgeOptions, judge

@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from guerdon.episodes.files import write_table
 from guerdon.episodes.layout import TASKS_PATH, Feature, FileIndex, Info
+from guerdon.episodes.row_files import write_parquet
 from guerdon.episodes.stats import NAMES, Stats
 from guerdon.errors import DataError, boundary
 
@@ -204,7 +204,7 @@ def save_tasks(root: Path, tasks: Sequence[str]) -> None:
         [("task_index", pa.int64()), ("task", pa.string())], metadata={"pandas": json.dumps(pandas_metadata)}
     )
     rows = {"task_index": list(range(len(tasks))), "task": list(tasks)}
-    write_table(root / TASKS_PATH, pa.table(rows, schema=schema))
+    write_parquet(root / TASKS_PATH, pa.table(rows, schema=schema))
 
 
 def load_tasks(root: Path) -> list[str]:

@@ -45,11 +45,8 @@ Features = dict[str, Feature]
 FileIndex = tuple[int, int]
 
 INDEX_FEATURES: Features = {
-    "timestamp": {"dtype": "float32", "shape": [1], "names": None},
-    "frame_index": {"dtype": "int64", "shape": [1], "names": None},
-    "episode_index": {"dtype": "int64", "shape": [1], "names": None},
-    "index": {"dtype": "int64", "shape": [1], "names": None},
-    "task_index": {"dtype": "int64", "shape": [1], "names": None},
+    name: {"dtype": "float32" if name == "timestamp" else "int64", "shape": [1], "names": None}
+    for name in ("timestamp", "frame_index", "episode_index", "index", "task_index")
 }
 """Columns that every LeRobot data set has."""
 

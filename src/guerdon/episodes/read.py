@@ -1,8 +1,8 @@
-"""Episodes from any LeRobotDataset v3: ours, a robot's, or one from elsewhere.
+"""Reads episodes of any LeRobotDataset v3, written by guerdon or by other tools.
 
-What cannot be read is reported and skipped, never fatal and never made up; only a root that holds nothing
-readable is an error. Foreign files are bounded: no path leads out of the root, images are PNG or JPEG, sizes
-are capped. This module does not know who wrote the data.
+What cannot be read is reported and skipped; only a root without any readable episode is an error. A shard is opened
+once, and only the row groups that an episode needs are read, with page checksums where the file has them. Foreign files
+are bounded: no path leads out of the root, images are PNG or JPEG, sizes are capped.
 
     for episode in read_episodes("episodes", only_success=True):
         print(episode.id, episode.task, len(episode))
@@ -14,19 +14,22 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from guerdon.episodes import layout
-from guerdon.episodes.images import check_images, decode_images, from_array
+from guerdon.episodes.images import MAX_EPISODE_BYTES, check_images, decode_images, from_array
 from guerdon.episodes.index import Entry, Skipped, load_index
 from guerdon.episodes.layout import Info
 from guerdon.episodes.rows import Columns, from_rows, last_success
-from guerdon.episodes.tables import open_tables, to_columns
 from guerdon.episodes.video import count_frames, decode_video
 from guerdon.errors import DataError, boundary
 from guerdon.types import ByteArray, Episode
@@ -39,17 +42,17 @@ _log = logging.getLogger(__name__)
 OnSkip = Callable[[Skipped], None]
 
 
-class _Warnings:
-    """Logs what is skipped, and each cause once: a broken shard has many episodes."""
+def _log_each_cause_once() -> OnSkip:
+    """Logs what is skipped, each cause once: a broken shard has many episodes."""
+    logged: set[tuple[Path, str]] = set()
 
-    def __init__(self) -> None:
-        self._said: set[tuple[Path, str]] = set()
-
-    def __call__(self, skipped: Skipped) -> None:
+    def log(skipped: Skipped) -> None:
         cause = (skipped.path, skipped.reason)
-        if cause not in self._said:
-            self._said.add(cause)
+        if cause not in logged:
+            logged.add(cause)
             _log.warning("%s (other episodes that this costs are not listed)", skipped)
+
+    return log
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ def read_episodes(
         only_success: only episodes whose outcome is True.
         task: only episodes with exactly this task sentence.
         limit: stop after so many.
-        on_skip: is told of everything that cannot be read; by default a warning is logged.
+        on_skip: called for everything that cannot be read; by default a warning is logged.
 
     Raises:
         DataError: no data set there, no such camera, or (at the end only) not one episode could be read.
@@ -107,7 +110,7 @@ def read_episodes(
     key = _camera(source, info, camera) if with_frames else None
     if key is None and not any(name in info.features for name in _ROW_COLUMNS):
         raise DataError(f"{source} holds nothing but images: read it with frames")
-    skip = on_skip or _Warnings()
+    skip = on_skip or _log_each_cause_once()
     entries = _entries(source, info, skip)
     if task is not None:
         entries = [entry for entry in entries if entry.task == task]
@@ -130,9 +133,9 @@ def _read(
 ) -> Iterator[Episode]:
     given, readable = 0, 0
     names = [*_ROW_COLUMNS, "timestamp", *([] if key is None else [key])]
-    for entry, table in open_tables(root, info, entries, names, skip):
+    for entry, table in _tables(root, info, entries, names, skip):
         try:
-            columns = to_columns(table, info, [*_ROW_COLUMNS, "timestamp"])
+            columns = _columns(table, info, [*_ROW_COLUMNS, "timestamp"])
             outcome = entry.outcome if entry.outcome_known else last_success(columns)
             wanted = outcome is True or not only_success
             if wanted:
@@ -189,7 +192,7 @@ def _from_table(table: pa.Table, info: Info, key: str) -> ByteArray:
     """The frames of a camera whose images are stored as arrays."""
     if key not in table.column_names:
         raise DataError(f"has no column {key}")
-    return from_array(to_columns(table, info, [key])[key])
+    return from_array(_columns(table, info, [key])[key])
 
 
 def _frames_path(root: Path, info: Info, entry: Entry, key: str | None) -> Path | None:
@@ -237,7 +240,7 @@ def summarize(root: str | Path) -> DatasetSummary:
     episodes = frames = successes = 0
     tasks: dict[str, None] = {}
     entries = _entries(source, info, skipped.append)
-    for entry, table in open_tables(source, info, entries, _stored(info), skipped.append):
+    for entry, table in _tables(source, info, entries, _stored(info), skipped.append):
         lost = _missing_video(source, info, entry, frame_count)
         if lost is not None:
             skipped.append(lost)
@@ -264,7 +267,7 @@ def _checked(info: Info, entry: Entry, table: pa.Table) -> Columns:
     Raises:
         DataError: it would skip the episode.
     """
-    columns = to_columns(table, info, [*_ROW_COLUMNS, "timestamp"])
+    columns = _columns(table, info, [*_ROW_COLUMNS, "timestamp"])
     for key in info.cameras().values():
         if info.features[key]["dtype"] == "video":
             if "timestamp" not in columns:
@@ -310,7 +313,7 @@ def dataset_hash(root: str | Path) -> str:
     names = [name for name in _stored(info) if name not in _POSITION_COLUMNS]
     digest = hashlib.sha256(json.dumps([info.fps, names]).encode())
 
-    ignore = _Warnings()
+    skip = _log_each_cause_once()
 
     @cache
     def file_digest(path: Path) -> bytes:
@@ -318,8 +321,8 @@ def dataset_hash(root: str | Path) -> str:
             return hashlib.file_digest(handle, "sha256").digest()
 
     found = False
-    entries = _entries(source, info, ignore)
-    for entry, table in open_tables(source, info, entries, names, ignore):
+    entries = _entries(source, info, skip)
+    for entry, table in _tables(source, info, entries, names, skip):
         found = True
         header = [entry.id, entry.task, entry.outcome, entry.success_at_reset, entry.length, dict(entry.meta)]
         digest.update(json.dumps(header, sort_keys=True).encode())
@@ -342,6 +345,103 @@ def _column_digest(table: pa.Table, info: Info, name: str) -> bytes:
     elif info.features[name]["dtype"] == "string":
         digest.update(json.dumps(table[name].to_pylist()).encode())
     else:
-        column = to_columns(table, info, [name])[name]
+        column = _columns(table, info, [name])[name]
         digest.update(f"{column.dtype}{column.shape}".encode() + column.tobytes())
     return digest.digest()
+
+
+class _DataShard:
+    """One data shard, open for reading.
+
+    Raises:
+        DataError: it is missing, truncated or corrupt.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with boundary(DataError, "cannot be read"):
+            self._file = pq.ParquetFile(path, page_checksum_verification=True)
+            self._names = set(self._file.schema_arrow.names)
+            self._owners = self._file.read(columns=["episode_index"])["episode_index"].to_numpy()
+            metadata = self._file.metadata
+            self._groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+            self._ends = np.cumsum([group.num_rows for group in self._groups])
+
+    def read(self, entry: Entry, names: Iterable[str]) -> pa.Table:
+        """The rows of one episode, with those of the columns that the shard has.
+
+        Raises:
+            DataError: the rows are corrupt, not as many as the index says, or too large.
+        """
+        rows = np.flatnonzero(self._owners == entry.index)
+        if len(rows) != entry.length or rows[-1] - rows[0] + 1 != len(rows):
+            raise DataError(f"holds {len(rows)} rows of episode {entry.index}, its index says {entry.length}")
+        first, last = (int(np.searchsorted(self._ends, row, side="right")) for row in (rows[0], rows[-1]))
+        size = sum(group.total_byte_size for group in self._groups[first : last + 1])
+        if size > MAX_EPISODE_BYTES:
+            raise DataError(f"row groups of episode {entry.index} take {size} bytes, limit {MAX_EPISODE_BYTES}")
+        wanted = [name for name in names if name in self._names]
+        with boundary(DataError, f"episode {entry.index} cannot be read"):
+            table = self._file.read_row_groups(list(range(first, last + 1)), columns=wanted)
+            start = int(rows[0]) - (int(self._ends[first - 1]) if first else 0)
+            return table.slice(start, len(rows)).combine_chunks()
+
+
+def _tables(
+    root: Path, info: Info, entries: Iterable[Entry], names: Iterable[str], skip: OnSkip
+) -> Iterator[tuple[Entry, pa.Table]]:
+    """Each episode's rows as an Arrow table with those of the columns that exist, in the order of `entries`."""
+    columns = list(names)
+
+    @lru_cache(maxsize=1)
+    def shard(path: Path) -> _DataShard | DataError:
+        try:
+            return _DataShard(path)
+        except DataError as error:
+            return error
+
+    for entry in entries:
+        path = layout.shard_path(root, info.data_path, entry.data)
+        try:
+            opened = shard(path)
+            if isinstance(opened, DataError):
+                raise opened
+            table = opened.read(entry, columns)
+        except DataError as exc:
+            skip(Skipped(path, str(exc), entry.index))
+            continue
+        yield entry, table
+
+
+def _columns(table: pa.Table, info: Info, names: Iterable[str]) -> Columns:
+    """Numeric columns of a table as arrays.
+
+    Args:
+        table: T rows.
+        info: says the shape of each feature.
+        names: which columns, as far as the table has them; none of them encoded images.
+
+    Returns:
+        Name to array of shape (T,) for features of shape [1] and none, else (T, *shape).
+
+    Raises:
+        DataError: a column does not have the shape that `info.json` declares.
+    """
+    columns: Columns = {}
+    for name in names:
+        if name in table.column_names:
+            shape = tuple(info.features[name]["shape"])
+            with boundary(DataError, f"column {name} is not of the declared shape {shape}"):
+                flat = _flat(table[name])
+                columns[name] = flat.reshape(len(table), *(() if shape in ((), (1,)) else shape))
+    return columns
+
+
+def _flat(column: Any) -> NDArray[Any]:
+    """All numbers of an Arrow column of scalars or nested lists, in order."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    while pa.types.is_nested(array.type):
+        array = array.flatten()
+    values: NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return values

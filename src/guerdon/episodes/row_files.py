@@ -1,29 +1,38 @@
-"""Files of rows as the field keeps them: JSON lines, a JSON list, Parquet.
+"""Rows of data files and data sets: JSON lines, a JSON list, Parquet, folders of them, hub data sets.
 
-Every row comes with the place where it stands, for errors that a person can act on. This module does not know what
-rows mean.
+Files are read here; folders that the `datasets` library saved, and names that are no local path, with that library.
+Every row of a file comes with its place (`file:line`) for error messages.
 
     for where, row in good_rows(Path("train.jsonl")): ...     # the first bad line is an error
-    for where, row in file_rows(Path("train.jsonl")): ...     # a bad line comes as the error itself
+    for where, row in file_rows(Path("train.jsonl")): ...     # a bad line is yielded as its error
+    rows_by_split("Qwen/ProcessBench")                        # {"gsm8k": [...], "math": [...], ...}
 """
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from guerdon.errors import DataError, boundary
+from guerdon.atomic import write_bytes
+from guerdon.errors import DataError, MissingDependencyError, boundary
+from guerdon.hub import check_data_set
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 ENDINGS = (".jsonl", ".ndjson", ".json", ".parquet")
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def file_rows(path: Path) -> Iterator[tuple[str, Any]]:
     """The rows of a file, each with its place; a line that cannot be read is a `DataError` in place of its row.
 
     Raises:
-        DataError: there is no such file, it ends otherwise, or it cannot be read as a whole.
+        DataError: there is no such file, it has another ending, or it cannot be read as a whole.
     """
     ending = path.suffix.lower()
     if not ending and not path.exists():
@@ -32,34 +41,131 @@ def file_rows(path: Path) -> Iterator[tuple[str, Any]]:
         raise DataError(f"{path}: rows are read from {', '.join(ENDINGS)}; convert the file to one of these")
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
+    if ending in (".jsonl", ".ndjson"):
+        yield from _lines(path)
+        return
     if ending == ".parquet":
         import pyarrow.parquet as pq
 
         with boundary(DataError, f"{path}: cannot be read as Parquet"):
             rows = pq.ParquetFile(path, page_checksum_verification=True).read().to_pylist()
-        yield from ((f"{path}: row {number}", row) for number, row in enumerate(rows))
-    elif ending == ".json":
+    else:
         rows = _json(path.read_bytes(), f"{path}: not JSON (one row per line needs the ending .jsonl)")
         if not isinstance(rows, list):
             raise DataError(
                 f"{path}: a .json file holds one list of rows, this holds {type(rows).__name__}; one row per line "
                 "needs the ending .jsonl"
             )
-        yield from ((f"{path}: row {number}", row) for number, row in enumerate(rows))
-    else:
-        yield from _lines(path)
+    yield from ((f"{path}: row {number}", row) for number, row in enumerate(rows))
 
 
 def good_rows(path: Path) -> Iterator[tuple[str, Any]]:
     """As `file_rows`, for files in which every row must be readable.
 
     Raises:
-        DataError: as there, and for the first line that cannot be read.
+        DataError: as `file_rows`, and for the first line that cannot be read.
     """
     for where, row in file_rows(path):
         if isinstance(row, DataError):
             raise row
         yield where, row
+
+
+def rows_by_split(source: str) -> dict[str, list[dict[str, Any]]]:
+    """Rows of a file (named by its stem), of the files of a folder, or of every split of a data set.
+
+    Args:
+        source: a file, a folder of files, a folder that `datasets` saved, or a hub id.
+
+    Raises:
+        DataError: it cannot be read, or has no rows.
+        MissingDependencyError: a folder of `datasets` or a hub id without that package.
+    """
+    path = Path(source)
+    files = sorted(p for p in path.iterdir() if p.suffix in ENDINGS and p.name[0] != ".") if path.is_dir() else [path]
+    if _saved(path) or (path.is_dir() and not files) or not path.exists():
+        found = _datasets(source)
+    else:
+        found = {}
+        for file in files:
+            found[file.stem] = [row for _, row in good_rows(file)]
+            if not all(isinstance(row, dict) for row in found[file.stem]):
+                raise DataError(f"{file}: expected rows that are maps of keys")
+    if not any(found.values()):
+        raise DataError(f"{source}: there is no row in it")
+    return found
+
+
+class RowFields:
+    """Reads the keys of a row; every error names the row's place.
+
+    Args:
+        row: a mapping; a null counts as absent.
+        where: file and line.
+
+    Raises:
+        DataError: it is no mapping; the methods raise it for a missing key or a value of another type.
+    """
+
+    def __init__(self, row: Any, where: str) -> None:
+        if not isinstance(row, Mapping):
+            raise DataError(f"{where}: a row must be a map of keys, this is {type(row).__name__}")
+        self.row, self.where = row, where
+
+    def get(self, key: str, kind: type | tuple[type, ...], wanted: str, default: Any = ...) -> Any:
+        """The value of a key; without a default it must be there."""
+        value = self.row.get(key)
+        if value is None:
+            if default is ...:
+                raise DataError(f"{self.where}: no {key}; found {', '.join(map(str, self.row))}")
+            return default
+        numeric = kind in (int, (int, float))
+        if not isinstance(value, kind) or (numeric and isinstance(value, bool)):
+            raise DataError(f"{self.where}: {key} must be {wanted}, this is {str(value)[:80]!r}")
+        return value
+
+    def text(self, key: str, default: Any = ...) -> Any:
+        """A string."""
+        return self.get(key, str, "text", default)
+
+    def texts(self, key: str, default: Any = ...) -> Any:
+        """A list of strings, as a tuple."""
+        return self._items(key, "texts", lambda v: isinstance(v, str), default)
+
+    def integers(self, key: str, default: Any = ...) -> Any:
+        """A list of whole numbers, as a tuple."""
+        return self._items(key, "whole numbers", lambda v: isinstance(v, int) and not isinstance(v, bool), default)
+
+    def numbers(self, key: str, default: Any = ...) -> Any:
+        """A list of numbers, booleans (as 1 and 0) and nulls, as a tuple of floats and None."""
+        kind = "numbers, true and false"
+        values = self._items(key, kind, lambda v: v is None or isinstance(v, int | float), default)
+        return values if values is None else tuple(None if v is None else float(v) for v in values)
+
+    def _items(self, key: str, what: str, fits: Callable[[Any], bool], default: Any) -> Any:
+        values = self.get(key, (list, tuple), f"a list of {what}", default)
+        if not all(map(fits, values or ())):
+            raise DataError(f"{self.where}: {key} must hold {what} only, this is {str(values)[:80]}")
+        return values if values is None else tuple(values)
+
+    def meta(self) -> dict[str, Any]:
+        """The `meta` of a row: a map, or a map in JSON (Parquet)."""
+        value = self.get("meta", (Mapping, str), "a map", default={})
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{self.where}: meta is not JSON: {error}") from error
+        return dict(value)
+
+
+def write_parquet(path: Path, table: pa.Table) -> None:
+    """Write an Arrow table as one Parquet file with page checksums, atomically."""
+    import pyarrow.parquet as pq
+
+    sink = io.BytesIO()
+    pq.write_table(table, sink, write_page_checksum=True)
+    write_bytes(path, sink.getvalue())
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:
@@ -78,3 +184,28 @@ def _json(data: bytes, trouble: str) -> Any:
         return json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested a thousand times
         raise DataError(f"{trouble}: {error}") from error
+
+
+def _saved(folder: Path) -> bool:
+    """Whether `save_to_disk` of `datasets` wrote a folder."""
+    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+
+
+def _datasets(source: str) -> dict[str, list[dict[str, Any]]]:
+    """Rows by split of a folder or a hub id, by the `datasets` library."""
+    path = Path(source)
+    first = path.parts[0] if path.parts else ""
+    if not path.exists() and (not _HUB_ID.fullmatch(source) or path.suffix in ENDINGS or Path(first).exists()):
+        raise DataError(f"{source}: there is no such file or folder; make it first, or check the path")
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            f"{source} is read with the package datasets (it is no file here): pip install 'guerdon[text]'"
+        ) from error
+    check_data_set(DataError, "the data set", source)
+    with boundary(DataError, f"{source}: cannot be read with datasets"):
+        found = datasets.load_from_disk(source) if _saved(path) else datasets.load_dataset(source)
+        if not isinstance(found, dict):
+            found = {"train": found}
+        return {str(split): list(rows) for split, rows in found.items()}

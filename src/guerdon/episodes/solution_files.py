@@ -1,38 +1,26 @@
-"""Files of step-labelled solutions: JSONL and Parquet, in the formats of the field.
+"""Files of step-labelled solutions: JSONL and Parquet, in the formats of `solution_formats`.
 
-| format | rows | written |
-|---|---|---|
-| `seed` | question, solution, steps, step_rewards, is_correct, ground_truth_answer | without loss |
-| `training` | input_text, target_text, reward_value: one per step | question, steps, verdicts, rewards |
-| `trl` | prompt, completions, labels | without loss |
-| `prm800k` | question, label.steps with ratings -1, 0, 1, null | hard labels, without loss |
-| `math_shepherd` | input with ` ки`, label with + and - | hard labels, without loss |
-| `process_bench` | problem, steps, label: first error from 0, or -1 | first error |
-| `prmbench` | modified_process, error_steps from 1 | read only |
-
-A bad row is an error with its line and the reason, or is collected in a list. A folder that `guerdon label` wrote is
-read by its name. This module does not know what labels mean.
+A bad row is an error with its line and the reason, or is collected in a list. Of a folder that `guerdon label` wrote
+its records are read.
 
     solutions = read_solutions("data/prm_dataset_method1_HE")
     written = write_solutions(Path("trl.parquet"), solutions, "trl")
     written.left_out                    # {"unlabelled": 3}
+    published_solutions(["data/prm800k/phase2_train.jsonl"], left_out := Counter())
 """
 
 from __future__ import annotations
 
-import io
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from guerdon.atomic import write_bytes
-from guerdon.episodes import solution_foreign as foreign
-from guerdon.episodes import solution_rows as own
-from guerdon.episodes.row_files import file_rows
-from guerdon.episodes.solution_rows import CannotSayError
+from guerdon.episodes import solution_formats as formats
+from guerdon.episodes.row_files import file_rows, rows_by_split, write_parquet
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 
@@ -41,19 +29,19 @@ Format = Literal["seed", "training", "trl", "prm800k", "math_shepherd", "process
 RECORDS = "records.jsonl"  # the file of a folder that holds everything
 
 _READ: dict[str, Callable[[Any, str, str], Solution]] = {
-    "seed": own.from_record,
-    "trl": own.from_trl,
-    "prm800k": foreign.from_prm800k,
-    "math_shepherd": foreign.from_math_shepherd,
-    "process_bench": foreign.from_process_bench,
-    "prmbench": foreign.from_prmbench,
+    "seed": formats.from_record,
+    "trl": formats.from_trl,
+    "prm800k": formats.from_prm800k,
+    "math_shepherd": formats.from_math_shepherd,
+    "process_bench": formats.from_process_bench,
+    "prmbench": formats.from_prmbench,
 }
 _WRITE: dict[str, Callable[[Solution], dict[str, Any]]] = {
-    "seed": own.to_record,
-    "trl": own.to_trl,
-    "prm800k": foreign.to_prm800k,
-    "math_shepherd": foreign.to_math_shepherd,
-    "process_bench": foreign.to_process_bench,
+    "seed": formats.to_record,
+    "trl": formats.to_trl,
+    "prm800k": formats.to_prm800k,
+    "math_shepherd": formats.to_math_shepherd,
+    "process_bench": formats.to_process_bench,
 }
 _KEYS: dict[Format, tuple[str, ...]] = {  # what tells the formats apart, most telling first
     "training": ("input_text", "target_text"),
@@ -67,8 +55,8 @@ _KEYS: dict[Format, tuple[str, ...]] = {  # what tells the formats apart, most t
 
 
 @dataclass(frozen=True)
-class Written:
-    """What a file got.
+class WrittenSolutions:
+    """What `write_solutions` wrote.
 
     Attributes:
         path: the file.
@@ -87,7 +75,7 @@ def format_of(row: Any, where: str) -> Format:
     """The format of a row, by its keys.
 
     Raises:
-        DataError: it is none that is known.
+        DataError: it is none that is knformats.
     """
     if isinstance(row, Mapping):
         for name, keys in _KEYS.items():
@@ -96,24 +84,6 @@ def format_of(row: Any, where: str) -> Format:
     found = ", ".join(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
     known = "; ".join(f"{name}: {', '.join(keys)}" for name, keys in _KEYS.items())
     raise DataError(f"{where}: a row of no known format, found {found[:200]}; known are {known}")
-
-
-def solution_from_row(row: Any, where: str, name: str, form: Format | None = None) -> Solution:
-    """One row as a solution; not of the training form, which takes several rows to a solution.
-
-    Args:
-        row: a map of keys.
-        where: file and line, for errors.
-        name: id of a solution that has none.
-        form: its format; None: by its keys.
-
-    Raises:
-        DataError: the row cannot be understood.
-    """
-    form = form or format_of(row, where)
-    if form == "training":
-        raise DataError(f"{where}: rows of the training form belong together; read them with solutions_from_rows")
-    return _READ[form](row, where, name)
 
 
 def solutions_from_rows(
@@ -138,12 +108,12 @@ def solutions_from_rows(
             if kind == "training":
                 waiting.append((where, row))
                 continue
-            yield from own.from_training(waiting, name)
+            yield from formats.from_training(waiting, name)
             waiting = []
             yield where, _READ[kind](row, where, f"{name}-{number}")
         except DataError as error:
             yield where, error
-    yield from own.from_training(waiting, name)
+    yield from formats.from_training(waiting, name)
 
 
 def read_solutions(
@@ -177,7 +147,7 @@ def read_solutions(
     return tuple(solutions)
 
 
-def write_solutions(path: Path, solutions: Iterable[Solution], form: Format = "seed") -> Written:
+def write_solutions(path: Path, solutions: Iterable[Solution], form: Format = "seed") -> WrittenSolutions:
     """Write solutions in one piece; `path` ends in `.jsonl` or `.parquet`.
 
     A solution that the format cannot express is left out and counted.
@@ -192,31 +162,72 @@ def write_solutions(path: Path, solutions: Iterable[Solution], form: Format = "s
     count, example = 0, ""
     for solution in solutions:
         try:
-            rows += own.to_training(solution) if form == "training" else [_WRITE[form](solution)]
+            rows += formats.to_training(solution) if form == "training" else [_WRITE[form](solution)]
             count += 1
-        except CannotSayError as error:
+        except formats.CannotSayError as error:
             left_out[error.reason] += 1
             example = str(error)
     if left_out and not rows:
         raise DataError(f"{path}: the format {form} can express none of the solutions; {example}")
-    write_bytes(path, _parquet(rows) if path.suffix == ".parquet" else _json_lines(rows))
-    return Written(path, len(rows), count, dict(left_out))
+    if path.suffix == ".parquet":
+        _write_parquet(path, rows)
+    else:
+        write_bytes(path, b"".join(map(_json_line, rows)))
+    return WrittenSolutions(path, len(rows), count, dict(left_out))
 
 
-def _json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    lines = []
-    for row in rows:
-        try:
-            lines.append(json.dumps(row, ensure_ascii=False, allow_nan=False).encode("utf-8"))
-        except UnicodeEncodeError:  # half a character, which JSON can say and UTF-8 cannot
-            lines.append(json.dumps(row, allow_nan=False).encode("utf-8"))
-    return b"".join(line + b"\n" for line in lines)
+def published_solutions(sources: Sequence[str], left_out: Counter[str]) -> list[Solution]:
+    """Solutions of several files, folders or data sets; `meta["subset"]` is the file's stem or the split.
+
+    Of a folder that `guerdon label` wrote, its records are read, unchanged.
+
+    Args:
+        sources: files and folders in any format that is read, and hub ids.
+        left_out: counts the rows that have no label for any step, by reason (`bad_problem`, for instance).
+
+    Raises:
+        DataError: a source cannot be read, a row cannot be understood, or a source has no solution.
+    """
+    solutions: list[Solution] = []
+    for source in sources:
+        before = len(solutions)
+        for subset, name, rows in _parts(source):
+            for _, one in solutions_from_rows(rows, name):
+                if isinstance(one, formats.NothingToReadError):
+                    left_out[one.reason] += 1
+                elif isinstance(one, DataError):
+                    raise one
+                else:
+                    solutions.append(one if subset is None else replace(one, meta={"subset": subset, **one.meta}))
+        if len(solutions) == before:
+            why = f"; left out: {', '.join(f'{n} {r}' for r, n in left_out.items())}" if left_out else ""
+            raise DataError(f"{source}: there is no solution in it{why}")
+    return solutions
 
 
-def _parquet(rows: list[dict[str, Any]]) -> bytes:
-    """Rows as Parquet: every row has every key, `meta` is JSON, labels are all booleans or all numbers."""
+def _parts(source: str) -> Iterator[tuple[str | None, str, Iterable[tuple[str, Any]]]]:
+    """Subset, name and rows with their places of each part of a source."""
+    path = Path(source)
+    if path.is_file():
+        yield path.stem, path.stem, file_rows(path)
+    elif (path / RECORDS).is_file():
+        yield None, Path(RECORDS).stem, file_rows(path / RECORDS)
+    else:
+        for split, rows in rows_by_split(source).items():
+            yield split, split, [(f"{source}: {split} row {k + 1}", row) for k, row in enumerate(rows)]
+
+
+def _json_line(row: Mapping[str, Any]) -> bytes:
+    line = json.dumps(row, ensure_ascii=False, allow_nan=False)
+    try:
+        return line.encode("utf-8") + b"\n"
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON can escape and UTF-8 cannot encode
+        return json.dumps(row, allow_nan=False).encode("utf-8") + b"\n"
+
+
+def _write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write rows as Parquet: every row has every key, `meta` is JSON, labels are all booleans or all numbers."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     keys = list(dict.fromkeys(key for row in rows for key in row))
     table = [{key: row.get(key) for key in keys} for row in rows]
@@ -227,6 +238,4 @@ def _parquet(rows: list[dict[str, Any]]) -> bytes:
             row["meta"] = json.dumps(row["meta"], ensure_ascii=False, allow_nan=False)
         if soft and labels is not None:
             row["labels"] = [None if v is None else float(v) for v in labels]
-    sink = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(table), sink, write_page_checksum=True)
-    return sink.getvalue()
+    write_parquet(path, pa.Table.from_pylist(table))

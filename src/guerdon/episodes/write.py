@@ -1,9 +1,11 @@
-"""`EpisodeWriter`: episodes to a LeRobotDataset v3 in the background, safe against a kill at any moment.
+"""`EpisodeWriter`: writes episodes to a LeRobotDataset v3 in the background, safe against a kill at any moment.
 
-`add` only checks and queues; one thread encodes images and writes. Each flush publishes new shards beside
-the old ones and then the index shard that points to them, so a reader always sees whole episodes, and a
-killed writer loses at most what was added since its last flush. Reopening a root goes on after what is
-there. The writer knows nothing about where episodes come from.
+`add` only checks and queues; one thread encodes images and writes. Episodes are encoded as they arrive, into
+`*.partial` files. Each flush publishes a new data shard and video shard and then the index shard that points to them:
+only the index shard makes the episodes part of the data set. So a reader always sees whole episodes, and a killed
+writer loses at most what was added since its last flush. Reopening a root appends; what a killed writer left behind
+(partial files, shards without an index row) is removed first, under the writer's lock, and only when the whole index is
+readable.
 
     with EpisodeWriter("episodes", fps=20) as writer:
         writer.add(episode)
@@ -12,31 +14,36 @@ there. The writer knows nothing about where episodes come from.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import queue
+import re
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from guerdon.atomic import publish, write_text
 from guerdon.episodes import index, layout
-from guerdon.episodes.files import write_json
-from guerdon.episodes.resume import Progress, lock, resume
+from guerdon.episodes.images import encode_png
+from guerdon.episodes.row_files import write_parquet
 from guerdon.episodes.rows import Columns, to_rows
-from guerdon.episodes.shard import Shard
-from guerdon.episodes.stats import merge
-from guerdon.episodes.video import require_av
-from guerdon.errors import DataError, GuerdonError, boundary
-from guerdon.types import Episode
+from guerdon.episodes.stats import Stats, image_stats, merge, vector_stats
+from guerdon.episodes.video import VideoWriter, require_av
+from guerdon.errors import DataError, GuerdonError, boundary, naming
+from guerdon.types import ByteArray, Episode
 
+PARTIAL = ".partial"
 QUEUED_EPISODES = 4
 """How many episodes may wait for the background thread before `add` blocks."""
-
-
-class _Job(NamedTuple):
-    episode: Episode
-    columns: Columns
+_SHARD = re.compile(r"chunk-(\d+)/file-(\d+)\.(parquet|mp4)$")
 
 
 class EpisodeWriter:
@@ -80,20 +87,20 @@ class EpisodeWriter:
         self._only_success = only_success
         with boundary(DataError, f"cannot open {self._root} for writing"):
             self._root.mkdir(parents=True, exist_ok=True)
-            self._lock: int | None = lock(self._root)
+            self._lock: int | None = _lock(self._root)
             try:
-                self._progress: Progress = resume(self._root, fps=fps, robot_type=robot_type)
-                if self._progress.stale:
+                self._written = _existing(self._root, fps=fps, robot_type=robot_type)
+                if self._written.stale:
                     self._write_totals()
             except BaseException:
                 os.close(self._lock)
                 raise
-        self._features = self._progress.features
-        self._ids = set(self._progress.ids)
-        self._episodes, self._frames = self._progress.episodes, self._progress.frames
-        self._shard: Shard | None = None
+        self._features = self._written.features
+        self._ids = set(self._written.ids)
+        self._episodes, self._frames = self._written.episodes, self._written.frames
+        self._shard: _Shard | None = None
         self._error: GuerdonError | None = None
-        self._queue: queue.Queue[_Job | threading.Event | None] = queue.Queue(QUEUED_EPISODES)
+        self._queue: queue.Queue[tuple[Episode, Columns] | threading.Event | None] = queue.Queue(QUEUED_EPISODES)
         self._thread = threading.Thread(target=self._work, name="guerdon-episode-writer", daemon=True)
         self._thread.start()
 
@@ -142,7 +149,7 @@ class EpisodeWriter:
         self._ids.add(episode.id)
         self._episodes += 1
         self._frames += len(episode)
-        self._queue.put(_Job(episode, columns))
+        self._queue.put((episode, columns))
 
     def flush(self) -> None:
         """Wait until every episode added so far is on the disk.
@@ -207,12 +214,11 @@ class EpisodeWriter:
                 self._attempt(self._publish)
                 item.set()
             else:
-                job = item
-                self._attempt(lambda job=job: self._append(job))  # type: ignore[misc]
+                self._attempt(partial(self._append, *item))
         self._attempt(self._publish)
 
     def _attempt(self, action: Callable[[], None]) -> None:
-        """Do it unless something failed before; keep the error for the caller's thread."""
+        """Run the action unless an earlier one failed; keep the error for the caller's thread."""
         if self._error is None:
             try:
                 with boundary(DataError, f"writing episodes to {self._root} failed"):
@@ -220,43 +226,37 @@ class EpisodeWriter:
             except GuerdonError as exc:
                 self._error = exc
 
-    def _append(self, job: _Job) -> None:
-        progress, episode = self._progress, job.episode
-        if progress.features is None:
-            progress.features = layout.features_of(episode, self._key, video=self._video, fps=self._fps)
+    def _append(self, episode: Episode, columns: Columns) -> None:
+        written = self._written
+        if written.features is None:
+            written.features = layout.features_of(episode, self._key, video=self._video, fps=self._fps)
             self._write_info()
         if self._shard is None:
-            self._shard = Shard(
-                self._root,
-                number=progress.next_shard,
-                key=self._key,
-                features=progress.features,
-                fps=self._fps,
-            )
-        if episode.task not in progress.tasks:
-            progress.tasks.append(episode.task)
+            self._shard = _Shard(self._root, written.next_shard, self._key, written.features, self._fps)
+        if episode.task not in written.tasks:
+            written.tasks.append(episode.task)
         self._shard.append(
             episode,
-            job.columns,
-            episode_index=progress.episodes,
-            first_index=progress.frames,
-            task_index=progress.tasks.index(episode.task),
+            columns,
+            episode_index=written.episodes,
+            first_index=written.frames,
+            task_index=written.tasks.index(episode.task),
         )
-        progress.episodes += 1
-        progress.frames += len(episode)
+        written.episodes += 1
+        written.frames += len(episode)
         if len(self._shard.rows) >= self._flush_every:
             self._publish()
 
     def _publish(self) -> None:
         """Make the open shard part of the data set: data, tasks, index (now it counts), then totals."""
-        shard, progress = self._shard, self._progress
+        shard, written = self._shard, self._written
         if shard is None:
             return
         shard.publish_data()
-        index.save_tasks(self._root, progress.tasks)
+        index.save_tasks(self._root, written.tasks)
         shard.publish_index()
-        progress.next_shard += 1
-        progress.stats = merge([progress.stats, *shard.stats])
+        written.next_shard += 1
+        written.stats = merge([written.stats, *shard.stats])
         self._shard = None
         self._write_totals()
 
@@ -264,20 +264,232 @@ class EpisodeWriter:
         """`stats.json` and `info.json`, which repeat what the index shards say."""
         stats = {
             name: {statistic: value.tolist() for statistic, value in group.items()}
-            for name, group in self._progress.stats.items()
+            for name, group in self._written.stats.items()
         }
-        write_json(self._root / layout.STATS_PATH, stats)
+        _write_json(self._root / layout.STATS_PATH, stats)
         self._write_info()
 
     def _write_info(self) -> None:
-        progress = self._progress
-        assert progress.features is not None
+        written = self._written
+        assert written.features is not None
         info = layout.info_json(
-            progress.features,
+            written.features,
             fps=self._fps,
-            robot_type=progress.robot_type,
-            episodes=progress.episodes,
-            frames=progress.frames,
-            tasks=len(progress.tasks),
+            robot_type=written.robot_type,
+            episodes=written.episodes,
+            frames=written.frames,
+            tasks=len(written.tasks),
         )
-        write_json(self._root / layout.INFO_PATH, info)
+        _write_json(self._root / layout.INFO_PATH, info)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=4, ensure_ascii=False))  # NaN is how LeRobot marks a missing statistic
+
+
+def _partial(path: Path) -> Path:
+    """Where `path` is written before it is complete; creates its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.with_name(path.name + PARTIAL)
+
+
+class _Shard:
+    """The episodes between two flushes: a data shard, its video shard, and the index shard that points to them.
+
+    Args:
+        root: of the data set.
+        number: running number of this shard.
+        key: feature key of the camera.
+        features: of the data set.
+        fps: rows per second.
+    """
+
+    def __init__(self, root: Path, number: int, key: str, features: layout.Features, fps: int) -> None:
+        self.where = layout.place(number)
+        self.rows: list[dict[str, Any]] = []
+        self.stats: list[Stats] = []
+        self._key, self._features, self._fps = key, features, fps
+        self._schema = layout.data_schema(features)
+        self._data_path = layout.shard_path(root, layout.DATA_PATH, self.where)
+        self._video_path = layout.shard_path(root, layout.VIDEO_PATH, self.where, video_key=key)
+        self._index_path = layout.shard_path(root, layout.EPISODES_PATH, self.where)
+        self._data: pq.ParquetWriter | None = None
+        self._video: VideoWriter | None = None
+
+    def append(
+        self, episode: Episode, columns: Columns, *, episode_index: int, first_index: int, task_index: int
+    ) -> None:
+        """Encode one episode, whose rows are `to_rows(episode)`."""
+        length = len(episode)
+        steps = np.arange(length, dtype=np.int64)
+        columns = columns | {
+            "timestamp": (steps / self._fps).astype(np.float32),
+            "frame_index": steps,
+            "episode_index": np.full(length, episode_index, dtype=np.int64),
+            "index": steps + first_index,
+            "task_index": np.full(length, task_index, dtype=np.int64),
+        }
+        stats = {name: vector_stats(column) for name, column in columns.items()}
+        row: dict[str, Any] = {
+            "episode_index": episode_index,
+            "tasks": [episode.task],
+            "length": length,
+            "data/chunk_index": self.where[0],
+            "data/file_index": self.where[1],
+            "dataset_from_index": first_index,
+            "dataset_to_index": first_index + length,
+            "meta/episodes/chunk_index": self.where[0],
+            "meta/episodes/file_index": self.where[1],
+            index.ID: episode.id,
+            index.OUTCOME: None if episode.outcome is None else bool(episode.outcome),
+            index.META: json.dumps(dict(episode.meta)),
+            index.SUCCESS_AT_RESET: None if episode.success is None else bool(episode.success[0]),
+        }
+        if episode.frames is not None:
+            stats[self._key] = image_stats(episode.frames)
+            if self._features[self._key]["dtype"] == "video":
+                row |= self._append_video(episode.frames)
+        self._append_rows(columns, episode.frames)
+        self.rows.append(row | index.stats_columns(stats))
+        self.stats.append(stats)
+
+    def _append_video(self, frames_T_H_W_C: ByteArray) -> dict[str, Any]:
+        if self._video is None:
+            height, width = frames_T_H_W_C.shape[1:3]
+            self._video = VideoWriter(_partial(self._video_path), height=height, width=width, fps=self._fps)
+        start, stop = self._video.add(frames_T_H_W_C)
+        prefix = f"videos/{self._key}"
+        return {
+            f"{prefix}/chunk_index": self.where[0],
+            f"{prefix}/file_index": self.where[1],
+            f"{prefix}/from_timestamp": start,
+            f"{prefix}/to_timestamp": stop,
+        }
+
+    def _append_rows(self, columns: Columns, frames: ByteArray | None) -> None:
+        arrays = []
+        for column in self._schema:
+            if column.name == self._key and frames is not None:
+                blobs = pa.array(encode_png(frames), pa.binary())
+                paths = pa.nulls(len(frames), pa.string())
+                arrays.append(pa.StructArray.from_arrays([blobs, paths], fields=list(column.type)))
+            elif pa.types.is_fixed_size_list(column.type):
+                flat = pa.array(columns[column.name].reshape(-1), column.type.value_type)
+                arrays.append(pa.FixedSizeListArray.from_arrays(flat, column.type.list_size))
+            else:
+                arrays.append(pa.array(columns[column.name].reshape(-1), column.type))
+        if self._data is None:
+            self._data = pq.ParquetWriter(
+                _partial(self._data_path), self._schema, use_dictionary=False, write_page_checksum=True
+            )
+        # One row group per episode: a reader fetches one episode without its neighbours.
+        with naming(self._data_path):
+            self._data.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
+
+    def publish_data(self) -> None:
+        """Give the data and video shards their names. No reader sees the episodes yet."""
+        if self._data is not None:
+            with naming(self._data_path):
+                self._data.close()
+            publish(_partial(self._data_path), self._data_path)
+        if self._video is not None:
+            self._video.close()
+            publish(_partial(self._video_path), self._video_path)
+
+    def publish_index(self) -> None:
+        """Write the index shard: from here on the episodes are part of the data set."""
+        table = pa.Table.from_pylist(self.rows, schema=index.index_schema(self._features))
+        write_parquet(self._index_path, table)
+
+
+@dataclass
+class _Written:
+    """What is on the disk and in the open shard.
+
+    Attributes:
+        features: None before the first episode.
+        episodes: how many.
+        frames: rows of all episodes.
+        next_shard: number of the next shard.
+        tasks: sentences by task index.
+        ids: of the episodes.
+        stats: over all episodes.
+        robot_type: free text.
+        stale: `info.json` does not count all episodes, because a kill came before it was rewritten.
+    """
+
+    features: layout.Features | None = None
+    episodes: int = 0
+    frames: int = 0
+    next_shard: int = 0
+    tasks: list[str] = field(default_factory=list)
+    ids: set[str] = field(default_factory=set)
+    stats: Stats = field(default_factory=dict)
+    robot_type: str = "unknown"
+    stale: bool = False
+
+
+def _lock(root: Path) -> int:
+    """Lock `root` for its only writer; closing the returned file descriptor unlocks it.
+
+    Raises:
+        DataError: another writer has the lock.
+    """
+    handle = os.open(root, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise DataError(f"{root} is being written by another writer: wait for it or choose another root") from None
+    return handle
+
+
+def _existing(root: Path, *, fps: int, robot_type: str) -> _Written:
+    """What `root` holds, after removing what a killed writer left behind.
+
+    Raises:
+        DataError: fps or robot type differ, another tool wrote the data set, or its index cannot be read.
+    """
+    if not (root / layout.INFO_PATH).exists():
+        foreign = [*root.glob("data/chunk-*/*.parquet"), *index.index_files(root)]
+        if foreign:
+            raise DataError(f"{root} holds {foreign[0]} but no {layout.INFO_PATH}: choose another root")
+        return _Written(robot_type=robot_type)
+    info = layout.load_info(root)
+    if info.fps != fps:
+        raise DataError(f"{root} has {info.fps} fps, asked for {fps}: pass fps={info.fps} or choose another root")
+    if robot_type not in ("unknown", info.robot_type):
+        raise DataError(f"{root} has robot_type {info.robot_type!r}, asked for {robot_type!r}: choose another root")
+    for path in index.index_files(root):
+        with boundary(DataError, f"{path} cannot be read; choose another root"):
+            names = pq.read_schema(path).names
+        if index.ID not in names:
+            raise DataError(f"{root} was written by another tool: read it and write its episodes to a new root")
+    entries, skipped = index.load_index(root, info)
+    if skipped:
+        raise DataError(f"cannot append to {root}: {skipped[0]}; choose another root")
+    if info.total_episodes > len(entries):
+        claim = f"claims {info.total_episodes} episodes but its index holds {len(entries)}"
+        raise DataError(f"{root} {claim}: choose another root")
+    last = max((entry.data[0] * layout.CHUNK_FILES + entry.data[1] for entry in entries), default=-1)
+    _remove_leftovers(root, last)
+    return _Written(
+        features={name: dict(feature) for name, feature in info.features.items()} if entries else None,
+        episodes=len(entries),
+        frames=sum(entry.length for entry in entries),
+        next_shard=last + 1,
+        tasks=index.load_tasks(root) if entries else [],
+        ids={entry.id for entry in entries},
+        stats=merge(index.load_episode_stats(root)),
+        robot_type=info.robot_type,
+        stale=info.total_episodes != len(entries),
+    )
+
+
+def _remove_leftovers(root: Path, last: int) -> None:
+    """Remove half-written files, and shards after the last one that the index points to."""
+    for path in [path for folder in ("data", "meta", "videos") for path in sorted((root / folder).rglob("*"))]:
+        shard = _SHARD.search(path.as_posix())
+        orphan = shard and int(shard[1]) * layout.CHUNK_FILES + int(shard[2]) > last
+        if path.is_file() and (path.name.endswith(PARTIAL) or orphan):
+            path.unlink()

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from guerdon.atomic import write_json, write_text
-from guerdon.episodes.published import published_solutions, rows_by_split
+from guerdon.episodes.row_files import rows_by_split
+from guerdon.episodes.solution_files import published_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.evaluate import pictures

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from guerdon.episodes.published import published_solutions
+from guerdon.episodes.solution_files import published_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.evaluate.run_text import evaluate_text

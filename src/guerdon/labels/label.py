@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from guerdon.episodes.published import published_solutions
+from guerdon.episodes.solution_files import published_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError, TooManyFailuresError
 from guerdon.labels.append_log import Cache

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from guerdon.episodes.solution_rows import TARGETS
+from guerdon.episodes.solution_formats import TARGETS
 from guerdon.errors import ConfigError
 from guerdon.models.text_card import TextModelCard
 from guerdon.models.text_inputs import Reading, buckets, close_steps, hidden_at, hidden_of

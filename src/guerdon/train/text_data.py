@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from guerdon.episodes.published import published_solutions
-from guerdon.episodes.solution_files import RECORDS
+from guerdon.episodes.solution_files import RECORDS, published_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.labels.card import CARD

@@ -7,8 +7,8 @@ import datasets
 import huggingface_hub
 import pytest
 
-from guerdon.episodes.published import published_solutions, rows_by_split
-from guerdon.episodes.solution_files import RECORDS, write_solutions
+from guerdon.episodes.row_files import rows_by_split
+from guerdon.episodes.solution_files import RECORDS, published_solutions, write_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 
