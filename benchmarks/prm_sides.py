@@ -207,7 +207,7 @@ def start_from(folder: Path, size: Size, family: dict[str, Any], *, sft_steps: i
     from guerdon.policies.text_files import load_policy, save_policy
     from guerdon.settings.study import Study
     from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
-    from guerdon.train.sft_study import train_sft_study
+    from guerdon.train.sft import train_sft_study
 
     shape = TinyModelSettings(
         hidden_size=size.hidden, layers=size.layers, heads=size.heads, intermediate=size.intermediate
@@ -305,9 +305,8 @@ def train_once(
     from guerdon.episodes.solution_files import read_solutions
     from guerdon.settings.text_policy import TextPolicySettings
     from guerdon.settings.train_text import StepwiseTrainSettings
+    from guerdon.train.text import RewardTrainer, start_model
     from guerdon.train.text_data import Lessons, make_lessons
-    from guerdon.train.text_start import start_model
-    from guerdon.train.text_trainer import RewardTrainer
 
     torch.set_num_threads(1)
     train, *tests = (read_solutions(Path(data) / f"{name}.jsonl") for name in ("train", *parts))

@@ -39,7 +39,7 @@ from guerdon.evaluate.sampled import sampled_solutions
 from guerdon.labels.label import label
 from guerdon.models.text_load import load_text_model
 from guerdon.settings.study import Study
-from guerdon.train.text_models import train_text_model
+from guerdon.train.text import train_text_model
 
 COLUMNS = (
     "first_error_f1",

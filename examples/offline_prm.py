@@ -33,7 +33,7 @@ from guerdon.rl.prime import ImplicitReward, Lesson
 from guerdon.rl.responses import Responses
 from guerdon.rl.text_rewards import steps_of
 from guerdon.rl.text_side import TextSide
-from guerdon.train.sft_study import train_sft_study
+from guerdon.train.sft import train_sft_study
 from guerdon.types import Score
 from guerdon.worlds.reasoning import step_spans, step_truth
 

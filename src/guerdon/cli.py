@@ -135,7 +135,7 @@ def train(
 
         return _dry_run(config, estimate_train(config, only or ()))
     if config.text:
-        from guerdon.train.text_models import train_text_model
+        from guerdon.train.text import train_text_model
 
         for name in only or config.train:
             done = train_text_model(config.text_models[name], config, resume=resume)
@@ -175,7 +175,7 @@ def _train_policy(
 
         folder, metrics = train_bc(config)
     else:
-        from guerdon.train.sft_study import train_sft_study
+        from guerdon.train.sft import train_sft_study
 
         folder, metrics = train_sft_study(config, resume=resume)
     _say(f"wrote a policy to {folder}: " + _numbers(metrics))

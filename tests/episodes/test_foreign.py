@@ -16,9 +16,11 @@ from PIL import Image
 from guerdon.episodes.read import dataset_hash, read_episodes, summarize
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import DataError
-from guerdon.train.frames import labelled_frames
+from guerdon.settings.train import ResNetTrainSettings
+from guerdon.train.images import labelled_frames
 
 LENGTHS = (3, 2, 4)
+SETTINGS = ResNetTrainSettings(data_path="recordings", save_dir="rm", image_size=8)
 
 
 def png(value):
@@ -252,12 +254,12 @@ def test_recordings_without_outcomes_train_once_the_documented_lines_have_added_
     top = {"observation.images.top": (bright, {**IMAGE, "shape": [8, 8, 3]})}
     foreign(tmp_path / "recordings", ACTIONS, top)
     with pytest.raises(DataError, match=r"none of 3 episodes has frames and success labels.*docs/data\.md"):
-        labelled_frames(read_episodes("recordings"), "resnet", (3, 8, 8))
+        labelled_frames(read_episodes("recordings"), SETTINGS)
     text = (Path(__file__).parents[2] / "docs/data.md").read_text()
     _, _, section = text.partition("### Outcomes for your own recordings")
     exec(re.search(r"```python\n(.*?)```", section, re.DOTALL)[1], {})
     assert [e.outcome for e in read_episodes("labelled")] == [True, False, True]
-    frames = labelled_frames(read_episodes("labelled"), "resnet", (3, 8, 8))
+    frames = labelled_frames(read_episodes("labelled"), SETTINGS)
     assert frames.skipped == 0
     assert frames.positive.tolist() == [False, False, True, False, False, False, False, False, True]
     assert summarize("labelled").successes == 2

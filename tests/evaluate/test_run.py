@@ -16,8 +16,7 @@ from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import CheckpointError, ConfigError, DataError
 from guerdon.evaluate.run import evaluate_study, held_out
 from guerdon.settings.study import Study
-from guerdon.train.frames import labelled_frames, split_by_episode
-from guerdon.train.images import train_image_model
+from guerdon.train.images import labelled_frames, train_image_model
 
 TEXT = """\
 train:
@@ -56,13 +55,11 @@ def study(trained, monkeypatch):
 def test_it_judges_exactly_what_training_held_out(study, name):
     settings = study.train[name]
     everything = list(read_episodes("data"))
-    train, val = split_by_episode(
-        labelled_frames(everything, settings.type, settings.image_size), settings.val_split, settings.seed
-    )
-    ids = train.episode_ids
+    frames = labelled_frames(everything, settings)
+    ids, (train, val) = frames.episode_ids, frames.split()
     judged = {episode.id for episode in held_out(settings, None)[0]}
-    assert judged == {ids[i] for i in set(val.episode)}
-    assert not judged & {ids[i] for i in set(train.episode)}
+    assert judged == {ids[i] for i in set(frames.episode[val])}
+    assert not judged & {ids[i] for i in set(frames.episode[train])}
     assert len(judged) == 4
 
 

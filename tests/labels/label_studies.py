@@ -3,7 +3,7 @@
 import json
 
 from guerdon.settings.study import Study
-from guerdon.train.sft_study import train_sft_study
+from guerdon.train.sft import train_sft_study
 
 TINY = {"hidden_size": 16, "layers": 1, "heads": 2, "intermediate": 32, "max_positions": 64, "alphabet": "01+=?;"}
 TASK = {"family": "chain", "steps": 2, "modulus": 2, "low": 0, "high": 1, "ops": "+"}

@@ -12,9 +12,8 @@ from guerdon.finite import first_non_finite
 from guerdon.models.checkpoint import load_checkpoint
 from guerdon.models.load import load_reward_model
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
-from guerdon.train.frames import labelled_frames, split_by_episode
-from guerdon.train.images import _FREE, _seeded_scorer, train_on_episodes
-from guerdon.train.trainer import build_trainer, newest_checkpoint
+from guerdon.train.images import _FREE, FrameTrainer, labelled_frames, seeded_scorer, train_on_episodes
+from guerdon.train.trainer import newest_checkpoint
 
 torch.set_num_threads(1)
 FAST = {"data_path": "unused", "image_size": 32, "learning_rate": 1e-3, "batch_size": 16, "hidden_dim": 16}
@@ -61,13 +60,8 @@ def test_resuming_gives_the_weights_of_an_uninterrupted_training(tmp_path):
     part = settings(tmp_path / "part", max_steps=8, eval_every=4)
     folder = tmp_path / "part" / "rm" / "trainer"
     folder.mkdir(parents=True)
-    frames = labelled_frames(episodes, "resnet", part.image_size, seed=part.seed)
-    killed = build_trainer(
-        part.model_copy(update={"max_steps": 4}),
-        _seeded_scorer(part),
-        *split_by_episode(frames, 0.2, part.seed),
-        folder,
-    )
+    frames = labelled_frames(episodes, part)
+    killed = FrameTrainer(seeded_scorer(part), frames, part.model_copy(update={"max_steps": 4}), folder)
     killed.train()
     record = {"settings": part.model_dump(mode="json", exclude=_FREE), "data_hash": "", "finished": False}
     write_json(folder.parent / "training.json", record)

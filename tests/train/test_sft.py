@@ -19,8 +19,7 @@ from guerdon.settings.text_policy import (
     TextPolicySettings,
     TinyModelSettings,
 )
-from guerdon.train.sft import split_by_prompt, tokenize_pairs, train_sft
-from guerdon.train.sft_trainer import ResponseTrainer
+from guerdon.train.sft import ResponseTrainer, split_by_prompt, tokenize_pairs, train_sft
 
 torch.set_num_threads(1)
 

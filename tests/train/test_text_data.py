@@ -19,15 +19,15 @@ from guerdon.settings.train_text import (
     StepwiseTrainSettings,
     VerdictTrainSettings,
 )
+from guerdon.train.text import start_model
 from guerdon.train.text_data import (
     data_paths,
     hash_of,
     make_lessons,
     read_data,
     split_questions,
+    step_targets,
 )
-from guerdon.train.text_start import start_model
-from guerdon.train.text_targets import outcome_target, step_targets
 
 torch.set_num_threads(1)
 
@@ -93,7 +93,11 @@ def test_a_reward_can_be_the_target():
 
 
 def test_an_outcome_is_a_target_of_its_own():
-    assert [outcome_target(solution((1.0,), is_correct=right)).tolist() for right in (True, False)] == [[1], [0]]
+    settings = settings_for(OutcomeTrainSettings)
+    model = start_model(settings, STUDY.text_policy, separator=";")
+    made = make_lessons(model, [solution((1.0,), is_correct=right) for right in (True, False)], settings)
+    assert [target.tolist() for target in made.targets] == [[1], [0]]
+    assert [weight.tolist() for weight in made.weights] == [[1], [1]]
 
 
 # lessons

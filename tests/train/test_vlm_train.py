@@ -14,8 +14,7 @@ from guerdon.models.vlm_files import load_vlm, read_card
 from guerdon.models.vlm_local import read_vlm
 from guerdon.settings.text_policy import LoraSettings
 from guerdon.settings.vlm import TinyVLMSettings, VLMSettings, VLMTrainSettings
-from guerdon.train.vlm import train_vlm_on_episodes
-from guerdon.train.vlm_examples import vlm_examples
+from guerdon.train.vlm import train_vlm_on_episodes, vlm_examples
 from guerdon.types import Episode
 
 TINY = TinyVLMSettings(hidden_size=32, intermediate=64, layers=1, vision_layers=1)

@@ -99,7 +99,7 @@ def held_out(settings: ImageTrainSettings | VLMTrainSettings, data_path: str | N
         episodes = list(read_episodes(data_path, camera=settings.camera))
         digest = dataset_hash(data_path)
     else:
-        from guerdon.train.frames import held_out_episodes
+        from guerdon.train.images import held_out_episodes
 
         everything = [e for path in settings.data_paths for e in read_episodes(path, camera=settings.camera)]
         names = held_out_episodes(everything, settings)

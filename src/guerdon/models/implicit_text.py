@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,6 +56,13 @@ class ImplicitModel(TextRewardModel):
     """
 
     has_head = False
+    learns_outcomes = True
+    meaning = "the answer is right (learnt from outcomes, read at steps)"
+
+    @classmethod
+    def start(cls, policy: TextPolicy, card: TextModelCard, fresh: Callable[[], TextPolicy]) -> ImplicitModel:
+        """The model before its first gradient step; the reference is what `policy` was before."""
+        return cls(policy, card, ref=None if policy.adapter else TextPolicy(fresh().base, trainable=False))
 
     def __init__(
         self,

@@ -27,6 +27,8 @@ class OutcomeModel(TextRewardModel):
     """A number per solution."""
 
     per_step = False
+    learns_outcomes = True
+    meaning = "the answer is right"
 
     def _read(self, question: str, steps: Sequence[str]) -> Reading:
         """The chat form with the end-of-sequence token, where the score is read."""

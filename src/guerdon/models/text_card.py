@@ -28,9 +28,6 @@ from guerdon.finite import load_weights, save_weights
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.text_files import save_policy
 
-Kind = Literal["stepwise", "verdict", "outcome", "implicit"]
-Loss = Literal["bce", "bradley_terry", "ce", "dpo"]
-
 CARD, HEAD = "reward_model.json", "head.safetensors"
 ADDED = {"system_prompt", "temperature", "closed", "length_limit"}  # fields that older cards lack
 
@@ -40,10 +37,10 @@ class TextModelCard:
     """Everything about a reward model of text but its weights.
 
     Attributes:
-        kind: which model.
+        kind: which model: `stepwise`, `verdict`, `outcome`, `implicit`.
         form: how it reads: `chat` (question as a chat, steps behind it) or `evaluate_this_step` (plain text that
             ends with a request to evaluate).
-        loss: what it was trained with.
+        loss: what it was trained with: `bce`, `bradley_terry`, `ce`, `dpo`.
         separator: what ended most steps of the training data; empty where they ended in no fixed text.
         threshold: a step (or solution) below it counts as wrong; None where values have no such point.
         labels: what a target of 1 means, in words.
@@ -60,9 +57,9 @@ class TextModelCard:
         training: data hash, method, reward, counts, settings and metrics; plain JSON values.
     """
 
-    kind: Kind
+    kind: str
     form: str
-    loss: Loss
+    loss: str
     separator: str = ""
     threshold: float | None = 0.5
     labels: str = ""

@@ -11,7 +11,7 @@ A kind of model says how it reads a solution and what its logits are (`stepwise.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,9 @@ class TextRewardModel(ABC):
 
     has_head = True
     per_step = True
+    learns_outcomes = False  # trained on whole solutions being right, instead of labels of steps
+    form = "chat"  # how it reads, see `TextModelCard`
+    meaning = "the step is right"  # what a target of 1 means
 
     def __init__(
         self, policy: TextPolicy, card: TextModelCard, *, head: nn.Linear | None = None, micro_batch_size: int = 16
@@ -60,6 +63,17 @@ class TextRewardModel(ABC):
             width = int(policy.base.model.get_input_embeddings().weight.shape[1])
             fresh = new_head(width, int(card.learning.get("seed", 0))) if head is None else head
             self.head = fresh.to(policy.device)
+
+    @classmethod
+    def start(cls, policy: TextPolicy, card: TextModelCard, fresh: Callable[[], TextPolicy]) -> TextRewardModel:
+        """The model before its first gradient step.
+
+        Args:
+            policy: the language model with what is to be trained.
+            card: what the model is.
+            fresh: makes a second language model like the first.
+        """
+        return cls(policy, card)
 
     # what a kind says
 

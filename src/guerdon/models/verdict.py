@@ -47,6 +47,7 @@ class VerdictModel(TextRewardModel):
     """
 
     has_head = False
+    form = FORM
 
     def __init__(
         self, policy: TextPolicy, card: TextModelCard, *, head: nn.Linear | None = None, micro_batch_size: int = 16

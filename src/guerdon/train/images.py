@@ -1,6 +1,7 @@
-"""Fit an image reward model offline: read episodes, train, write a checkpoint with everything scoring needs.
+"""Fit an image reward model offline: label the frames of episodes, train, write a checkpoint.
 
-Also runs under `torchrun`, one process per device. It does not know simulators or RL.
+The checkpoint holds everything that scoring needs. Frames are resized as they are read, so that large data sets stay
+small in memory; whole episodes are held out. Also runs under `torchrun`, one process per device.
 
     settings = ResNetTrainSettings(data_path="data/window", save_dir="runs/rm", image_size=64)
     result = train_image_model(settings)
@@ -11,28 +12,36 @@ Also runs under `torchrun`, one process per device. It does not know simulators 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
-import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import EarlyStoppingCallback, EvalPrediction, Trainer
 
-from guerdon.atomic import write_json
-from guerdon.errors import DataError
-from guerdon.models.backbone import ImageScorer
+from guerdon.episodes.targets import no_labels, progress_targets, success_labels
+from guerdon.errors import ConfigError, DataError
+from guerdon.models.backbone import ImageScorer, calibrating, resolve_device
 from guerdon.models.checkpoint import ImageModelConfig, save_checkpoint
+from guerdon.models.preprocess import random_shift, to_input, to_pixels
+from guerdon.models.quality import classifier_quality, progress_quality
+from guerdon.policies.precision import uses_bf16
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
-from guerdon.train.frames import LABELS, NEARNESS, LabelledFrames, labelled_frames, split_by_episode
-from guerdon.train.record import finished_metrics
-from guerdon.train.trainer import best_checkpoint_epoch, build_trainer, newest_checkpoint, read_history
-from guerdon.types import Episode
+from guerdon.settings.vlm import VLMTrainSettings
+from guerdon.train.trainer import BalancedSampler, BaseTrainer, TrainingFolder, epoch_order
+from guerdon.types import BoolArray, ByteArray, Episode, FloatArray, IntArray
 
 Settings = ResNetTrainSettings | ProgressTrainSettings
 
+MIN_STEPS_BETWEEN_EVALUATIONS = 20
+CALIBRATION_FRAMES = 512
 # What may differ between a training and its continuation.
 _FREE = {
     "save_dir",
@@ -43,6 +52,15 @@ _FREE = {
     "log_every",
     "tensorboard",
 }
+_SUCCESS = "1 where the task is done in the frame, from the episode's per-step success; 0 elsewhere"
+_PROGRESS = (
+    "0 at the first frame of a successful episode, rising linearly to 1 at its first success and "
+    "1 from there on; 0 at every frame of a failed episode"
+)
+_NEARNESS = (
+    "nearness in time: 1 - (environment steps left until the first success) / {horizon:g}, at least 0, and 1 from the "
+    "success on; 0 at every frame of a failed episode"
+)
 
 
 class TrainResult(NamedTuple):
@@ -58,6 +76,231 @@ class TrainResult(NamedTuple):
     metrics: dict[str, Any]
 
 
+# from episodes to labelled rows, for image models and vision-language models
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledRows:
+    """N rows of episodes with their targets.
+
+    Attributes:
+        targets: (N,) float32 in [0, 1].
+        positive: (N,) bool: a row of success, or (progress) a row of a successful episode.
+        held: (N,) bool: held out for validation.
+        episode: (N,) int64, index into `episode_ids`.
+        row: (N,) int64, the row of the episode.
+        episode_ids: one for each episode.
+        skipped: number of episodes left out because they had no frames, no task (where one is needed) or no label.
+    """
+
+    targets: FloatArray
+    positive: BoolArray
+    held: BoolArray
+    episode: IntArray
+    row: IntArray
+    episode_ids: tuple[str, ...]
+    skipped: int
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def split(self) -> tuple[IntArray, IntArray]:
+        """Indices of the training rows and of the held-out rows."""
+        return np.flatnonzero(~self.held), np.flatnonzero(self.held)
+
+    def counts(self, what: str) -> dict[str, int]:
+        """Numbers of rows (named `what`) and episodes on both sides of the split."""
+        train, val = self.split()
+        return {
+            f"train_{what}": len(train),
+            "train_positive": int(self.positive[train].sum()),
+            f"val_{what}": len(val),
+            "val_positive": int(self.positive[val].sum()),
+            "episodes": len(self.episode_ids),
+            "val_episodes": len(np.unique(self.episode[val])),
+            "skipped_episodes": self.skipped,
+        }
+
+    def check_split(self, val_split: float) -> None:
+        """Refuse a split that leaves nothing to learn from or to validate on.
+
+        Raises:
+            DataError: it does.
+        """
+        if val_split > 0 and not self.held.any():
+            raise DataError(
+                f"{len(self.episode_ids)} episodes are too few to hold some out: collect more, or set val_split: 0"
+            )
+        if not self.positive[~self.held].any():
+            raise DataError("no row of success is left for training after the split: collect more successful episodes")
+
+
+def is_classifier(settings: Settings | VLMTrainSettings) -> bool:
+    """Whether the model learns success, instead of progress."""
+    return settings.question == "completed" if isinstance(settings, VLMTrainSettings) else settings.type == "resnet"
+
+
+def label_meaning(settings: Settings | VLMTrainSettings) -> str:
+    """What a target of 1 means, in words."""
+    if is_classifier(settings):
+        return _SUCCESS
+    horizon = getattr(settings, "horizon", None)
+    return _PROGRESS if horizon is None else _NEARNESS.format(horizon=horizon)
+
+
+def row_targets(episode: Episode, settings: Settings | VLMTrainSettings) -> FloatArray | None:
+    """(T,) targets of an episode's rows, NaN where unknown; None without frames or without any known target."""
+    if episode.frames is None or not len(episode):
+        return None
+    horizon = getattr(settings, "horizon", None)
+    labels = success_labels(episode) if is_classifier(settings) else progress_targets(episode, horizon=horizon)
+    targets = None if labels is None else np.asarray(labels, np.float32)
+    return None if targets is None or not np.isfinite(targets).any() else targets
+
+
+def label_rows(
+    episodes: Iterable[Episode],
+    settings: Settings | VLMTrainSettings,
+    keep: Callable[[Episode, IntArray], None],
+    *,
+    needs_task: bool = False,
+) -> LabelledRows:
+    """Draw and label rows of all episodes; what the model sees of them is kept by the caller.
+
+    Args:
+        episodes: read one by one; those without frames or without the labels needed are counted and skipped.
+        settings: what is learned, how many rows of each episode, the held-out share and the seed. An episode's draw
+            depends on the seed and its id only; its last row is always drawn.
+        keep: called with each usable episode and its drawn rows.
+        needs_task: skip episodes without a task too.
+
+    Raises:
+        DataError: no usable episode at all.
+    """
+    targets, positive, rows, ids, skipped = [], [], [], [], 0
+    for episode in episodes:
+        target_T = row_targets(episode, settings)
+        if target_T is None or (needs_task and not episode.task.strip()):
+            skipped += 1
+            continue
+        known = np.flatnonzero(np.isfinite(target_T))
+        drawn = known[sample_rows(len(known), settings.num_samples_per_episode, settings.seed, episode.id)]
+        keep(episode, drawn)
+        success = target_T[drawn] > 0.5 if is_classifier(settings) else target_T[known].max() > 0
+        targets.append(target_T[drawn])
+        positive.append(np.broadcast_to(success, len(drawn)))
+        rows.append(drawn)
+        ids.append(episode.id)
+    if not ids:
+        raise DataError(
+            no_labels(skipped, "frames, a task and success labels" if needs_task else "frames and success labels")
+        )
+    owner = np.repeat(np.arange(len(ids)), [len(drawn) for drawn in rows])
+    positive_N = np.concatenate(positive)
+    succeeded = np.zeros(len(ids), bool)
+    succeeded[owner[positive_N]] = True
+    held = held_out(ids, succeeded, settings.val_split, settings.seed)[owner]
+    return LabelledRows(np.concatenate(targets), positive_N, held, owner, np.concatenate(rows), tuple(ids), skipped)
+
+
+def held_out_episodes(episodes: Sequence[Episode], settings: Settings | VLMTrainSettings) -> set[str]:
+    """Ids of the episodes that training with these settings held out for validation.
+
+    Args:
+        episodes: the whole data set that the model was trained on.
+        settings: what it was trained with.
+    """
+    known = [(e.id, targets) for e in episodes if (targets := row_targets(e, settings)) is not None]
+    ids, succeeded = [name for name, _ in known], np.array([np.nanmax(targets) > 0 for _, targets in known], bool)
+    held = held_out(ids, succeeded, settings.val_split, settings.seed)
+    return {name for name, out in zip(ids, held, strict=True) if out}
+
+
+def held_out(ids: Sequence[str], succeeded: BoolArray, val_split: float, seed: int) -> BoolArray:
+    """Which episodes are held out: the same share of those with success and of those without.
+
+    Episodes are ordered by a hash of the seed and their id: their order on disk does not matter. A group of two or
+    more episodes gives at least one to each side.
+    """
+    held = np.zeros(len(ids), bool)
+    ranks = np.array([_hash(seed, "split", name) for name in ids], np.uint64)
+    for group in (np.flatnonzero(succeeded), np.flatnonzero(~succeeded)):
+        if val_split == 0 or len(group) < 2:
+            continue
+        n = min(max(round(val_split * len(group)), 1), len(group) - 1)
+        held[group[np.argsort(ranks[group], kind="stable")[:n]]] = True
+    return held
+
+
+def sample_rows(length: int, n: int, seed: int, name: str) -> IntArray:
+    """Rows drawn from an episode of this name, the last one among them; all where `n` is 0 or enough."""
+    if n == 0 or n >= length:
+        return np.arange(length)
+    rng = np.random.default_rng(_hash(seed, "frames", name))
+    return np.sort(np.append(rng.choice(length - 1, n - 1, replace=False), length - 1))
+
+
+def _hash(seed: int, purpose: str, name: str) -> int:
+    text = f"{seed}/{purpose}/{name}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def read_data(settings: Settings | VLMTrainSettings) -> tuple[Iterator[Episode], str]:
+    """Episodes of `settings.data_path`, read one by one, and a hash of the data sets."""
+    from guerdon.episodes.read import dataset_hash, read_episodes
+
+    hashes = [dataset_hash(path) for path in settings.data_paths]
+    combined = hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+    paths = settings.data_paths
+    return (e for p in paths for e in read_episodes(p, camera=settings.camera, with_frames=True)), combined
+
+
+# training
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledFrames(LabelledRows):
+    """N frames of one size with their targets.
+
+    Attributes:
+        pixels: (N, H, W, 3) uint8.
+    """
+
+    pixels: ByteArray
+
+    def batch(self, rows: Sequence[int] | IntArray) -> dict[str, Tensor]:
+        """Pixels and targets of these rows."""
+        index = np.asarray(rows)
+        return {"pixels": torch.from_numpy(self.pixels[index]), "labels": torch.from_numpy(self.targets[index])}
+
+
+def labelled_frames(episodes: Iterable[Episode], settings: Settings) -> LabelledFrames:
+    """Resize and label the frames of all episodes.
+
+    Args:
+        episodes: see `label_rows`.
+        settings: see `label_rows`; `image_size` is that of the frames.
+
+    Raises:
+        DataError: no usable episode at all, no frame of success, or (`resnet`) nothing but success.
+    """
+    pixels: list[ByteArray] = []
+
+    def keep(episode: Episode, rows: IntArray) -> None:
+        assert episode.frames is not None
+        pixels.append(to_pixels(episode.frames[rows], settings.image_size, channels_last=True))
+
+    rows = label_rows(episodes, settings, keep)
+    if not rows.positive.any():
+        raise DataError(
+            f"no success frame in {len(rows.episode_ids)} episodes ({len(rows)} frames): a reward model needs examples "
+            "of success; collect with an expert or a better policy"
+        )
+    if settings.type == "resnet" and rows.positive.all():
+        raise DataError(f"every one of {len(rows)} frames is a success: a classifier needs failures too")
+    return LabelledFrames(**vars(rows), pixels=np.concatenate(pixels))
+
+
 def train_image_model(settings: Settings, *, resume: bool = False) -> TrainResult:
     """Train on the data sets of `settings.data_path`.
 
@@ -70,15 +313,8 @@ def train_image_model(settings: Settings, *, resume: bool = False) -> TrainResul
         ConfigError: resuming with other settings or data than the training started with.
         CheckpointError: `pretrained_path` does not fit.
     """
-    from guerdon.episodes.read import dataset_hash, read_episodes
-
-    def episodes() -> Iterator[Episode]:
-        for path in settings.data_paths:
-            yield from read_episodes(path, camera=settings.camera, with_frames=True)
-
-    hashes = [dataset_hash(path) for path in settings.data_paths]
-    combined = hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
-    return train_on_episodes(settings, episodes(), data_hash=combined, resume=resume)
+    episodes, data_hash = read_data(settings)
+    return train_on_episodes(settings, episodes, data_hash=data_hash, resume=resume)
 
 
 def train_on_episodes(
@@ -98,44 +334,40 @@ def train_on_episodes(
         CheckpointError: `pretrained_path` does not fit.
     """
     start = time.perf_counter()
-    frames = labelled_frames(
-        episodes,
-        settings.type,
-        settings.image_size,
-        horizon=settings.horizon if isinstance(settings, ProgressTrainSettings) else None,
-        num_samples_per_episode=settings.num_samples_per_episode,
-        seed=settings.seed,
-    )
-    train, val = split_by_episode(frames, settings.val_split, settings.seed)
-    _check_split(train, val, settings)
-    save_dir = Path(settings.save_dir)
-    folder = save_dir / "trainer"
-    resume = resume or settings.resume
+    frames = labelled_frames(episodes, settings)
+    frames.check_split(settings.val_split)
     record = {"settings": settings.model_dump(mode="json", exclude=_FREE), "data_hash": data_hash}
-    finished = finished_metrics(save_dir, record) if resume else None
-    if finished is not None:
-        return TrainResult(save_dir, finished)
-    resumed_from = newest_checkpoint(folder) if resume else None
-    if resumed_from is None and int(os.environ.get("RANK", "0")) == 0:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        write_json(save_dir / "training.json", record | {"finished": False})
-    scorer = _seeded_scorer(settings)
-    trainer = build_trainer(settings, scorer, train, val, folder)
-    trainer.train(resume_from_checkpoint=None if resumed_from is None else str(resumed_from))
-    metrics = _final_metrics(settings.type, trainer, frames, train, val) | {"seconds": time.perf_counter() - start}
+    run = TrainingFolder(settings.save_dir, record, resume=resume or settings.resume)
+    if run.metrics is not None:
+        return TrainResult(run.save_dir, run.metrics)
+    run.begin()
+    scorer = seeded_scorer(settings)
+    trainer = FrameTrainer(scorer, frames, settings, run.checkpoints)
+    run.train(trainer)
+    names = ("loss", "accuracy", "auroc") if settings.type == "resnet" else ("loss", "mae")
+    found = trainer.evaluate() if frames.held.any() else {}
+    if not found:
+        trainer.calibrate_batch_norm()
+    history = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+    best = [entry["epoch"] for entry in history if entry.get("step") == trainer.state.best_global_step]
+    metrics = {
+        **{name: found.get(f"eval_{name}") for name in names},
+        "best_epoch": float(best[0]) if best else None,
+        "steps": trainer.state.global_step,
+        **frames.counts("frames"),
+        "seconds": time.perf_counter() - start,
+    }
     if trainer.is_fsdp_enabled:
         scorer = _gathered(trainer, settings)
     if trainer.is_world_process_zero():
-        save_checkpoint(save_dir / "model", scorer, _config(settings, data_hash))
-        write_json(save_dir / "metrics.json", metrics | {"history": read_history(trainer)})
-        write_json(save_dir / "training.json", record | {"finished": True})
-        shutil.rmtree(folder, ignore_errors=True)
+        save_checkpoint(run.save_dir / "model", scorer, _config(settings, data_hash))
+        run.finish(metrics | {"history": history})
     trainer.accelerator.wait_for_everyone()
-    return TrainResult(save_dir, metrics)
+    return TrainResult(run.save_dir, metrics)
 
 
-def _seeded_scorer(settings: Settings) -> ImageScorer:
+def seeded_scorer(settings: Settings) -> ImageScorer:
+    """The network before its first step; the seed decides its random weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         return ImageScorer(
@@ -146,26 +378,16 @@ def _seeded_scorer(settings: Settings) -> ImageScorer:
         )
 
 
-def _gathered(trainer: Any, settings: Settings) -> ImageScorer:
+def _gathered(trainer: FrameTrainer, settings: Settings) -> ImageScorer:
     """The network with the weights that FSDP spread over the processes; whole in process 0 only."""
     weights = trainer.accelerator.get_state_dict(trainer.model)
-    scorer = _seeded_scorer(settings)
+    scorer = seeded_scorer(settings)
     if trainer.is_world_process_zero():
         scorer.load_state_dict({name.removeprefix("scorer."): tensor for name, tensor in weights.items()})
     return scorer
 
 
-def _check_split(train: LabelledFrames, val: LabelledFrames, settings: Settings) -> None:
-    if settings.val_split > 0 and not len(val):
-        raise DataError(
-            f"{len(train.episode_ids)} episodes are too few to hold some out: collect more, or set val_split: 0"
-        )
-    if not train.positive.any():
-        raise DataError("no success frame is left for training after the split: collect more successful episodes")
-
-
 def _config(settings: Settings, data_hash: str) -> ImageModelConfig:
-    horizon = settings.horizon if isinstance(settings, ProgressTrainSettings) else None
     return ImageModelConfig(
         type=settings.type,
         arch=settings.arch,
@@ -173,30 +395,118 @@ def _config(settings: Settings, data_hash: str) -> ImageModelConfig:
         dropout=settings.dropout,
         image_size=settings.image_size,
         normalize=settings.normalize,
-        threshold=settings.reward_threshold if isinstance(settings, ResNetTrainSettings) else None,
-        label=LABELS[settings.type] if horizon is None else NEARNESS.format(horizon=horizon),
+        threshold=getattr(settings, "reward_threshold", None),
+        label=label_meaning(settings),
         data_hash=data_hash,
-        horizon=horizon,
+        horizon=getattr(settings, "horizon", None),
     )
 
 
-def _final_metrics(
-    kind: str, trainer: Any, frames: LabelledFrames, train: LabelledFrames, val: LabelledFrames
-) -> dict[str, Any]:
-    names = ("loss", "accuracy", "auroc") if kind == "resnet" else ("loss", "mae")
-    if len(val):
-        found = trainer.evaluate()
-    else:
-        trainer.calibrate_batch_norm()
-        found = {}
-    return {name: found.get(f"eval_{name}") for name in names} | {
-        "best_epoch": best_checkpoint_epoch(trainer),
-        "steps": trainer.state.global_step,
-        "train_frames": len(train),
-        "train_positive": int(train.positive.sum()),
-        "val_frames": len(val),
-        "val_positive": int(val.positive.sum()),
-        "episodes": len(frames.episode_ids),
-        "val_episodes": len(np.unique(val.episode)),
-        "skipped_episodes": frames.skipped,
-    }
+class FrameNetwork(nn.Module):
+    """Bytes in; binary cross-entropy (with soft targets) and logits out.
+
+    Args:
+        scorer: the network.
+        normalize: see `to_input`.
+        augment: shift training frames randomly.
+    """
+
+    def __init__(self, scorer: ImageScorer, normalize: Any, augment: bool) -> None:
+        super().__init__()
+        self.scorer = scorer
+        self.normalize = normalize
+        self.augment = augment
+        self.tensors, self.load_tensors = self.state_dict, self.load_state_dict
+
+    def forward(self, pixels: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Loss (a scalar) and logits (N,) for pixels (N, H, W, 3) uint8 and labels (N,) in [0, 1]."""
+        if self.training and self.augment:
+            pixels = random_shift(pixels)
+        logits = self.scorer(to_input(pixels, self.normalize))
+        return {"loss": F.binary_cross_entropy_with_logits(logits.float(), labels), "logits": logits}
+
+
+class FrameTrainer(BaseTrainer):
+    """Trainer of an image reward model: balanced epochs, early stopping, calibrated evaluation.
+
+    Args:
+        scorer: the network, changed in place.
+        frames: training and held-out frames.
+        settings: everything the user chose.
+        folder: receives Trainer's checkpoints; TensorBoard's events go to `tensorboard/` in its parent.
+
+    Raises:
+        ConfigError: `fsdp` without several GPUs.
+    """
+
+    rate_key = "train.<name>.learning_rate"
+
+    def __init__(self, scorer: ImageScorer, frames: LabelledFrames, settings: Settings, folder: Path) -> None:
+        self._frames, self._ratio = frames, settings.fail_success_ratio
+        device = resolve_device(None)
+        processes = int(os.environ.get("WORLD_SIZE", "1"))
+        if settings.fsdp and (device.type != "cuda" or processes < 2):
+            raise ConfigError(
+                f"fsdp: true needs torchrun with several GPUs, here are {processes} process(es) on {device.type}: "
+                "start it as `torchrun --nproc_per_node GPUS -m guerdon train ...`, or leave fsdp out"
+            )
+        train, val = frames.split()
+        sampler = BalancedSampler(frames.positive[train], settings.fail_success_ratio, settings.seed)
+        steps_per_epoch = math.ceil(math.ceil(len(sampler) / settings.batch_size) / processes)
+        total = min(steps_per_epoch * settings.max_epochs, settings.max_steps or math.inf)
+        epochs_between = settings.eval_every or math.ceil(MIN_STEPS_BETWEEN_EVALUATIONS / steps_per_epoch)
+        patience = settings.early_stopping_patience if len(val) else None
+        super().__init__(
+            FrameNetwork(scorer, settings.normalize, settings.augment),
+            settings,
+            folder,
+            train,
+            val,
+            total=int(total),
+            every=epochs_between * steps_per_epoch,
+            device=device,
+            sampler=sampler,
+            collate=frames.batch,
+            callbacks=[] if patience is None else [EarlyStoppingCallback(patience, settings.min_delta)],
+            bf16=uses_bf16(settings.bf16, device),
+            label_names=["labels"],
+            dataloader_pin_memory=device.type == "cuda",
+            fsdp=True if settings.fsdp else None,
+        )
+        self.compute_metrics = _quality_of(settings)
+
+    def training_step(self, *args: Any, **options: Any) -> Tensor:
+        """Trainer's own, with a loss that must be finite."""
+        return self.finite(Trainer.training_step(self, *args, **options))
+
+    def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
+        """Trainer's own, after calibrating batch normalisation."""
+        self.calibrate_batch_norm()
+        metrics: dict[str, float] = Trainer.evaluate(self, *args, **options)
+        return metrics
+
+    def calibrate_batch_norm(self) -> None:
+        """Compute batch normalisation's statistics on training frames: a function of the weights alone."""
+        network = self.accelerator.unwrap_model(self.model)
+        (train, _), size = self._frames.split(), self.args.per_device_train_batch_size
+        order = epoch_order(self._frames.positive[train], self._ratio, seed=self.args.seed, epoch=0)
+        rows = train[order[:CALIBRATION_FRAMES]]
+        augment, network.augment = network.augment, False
+        with calibrating(self.model_wrapped), self.compute_loss_context_manager():
+            for start in range(0, max(len(rows) - size // 2, 1), size):
+                self.model_wrapped(**self._prepare_inputs(self._frames.batch(rows[start : start + size])))
+        network.augment = augment
+
+
+def _quality_of(settings: Settings) -> Callable[[EvalPrediction], dict[str, float]]:
+    def quality(prediction: EvalPrediction) -> dict[str, float]:
+        logits = np.asarray(prediction.predictions, np.float64).reshape(-1)
+        values = 1 / (1 + np.exp(-np.clip(logits, -500, 500)))
+        targets = np.asarray(prediction.label_ids).reshape(-1)
+        if isinstance(settings, ResNetTrainSettings):
+            found = classifier_quality(values, targets, settings.reward_threshold)
+        else:
+            found = progress_quality(values, targets)
+        return {name: value for name, value in found.items() if value is not None}
+
+    return quality

@@ -1,38 +1,75 @@
 """Supervised fine-tuning of a language model on prompts and responses (`guerdon train policy=sft`).
 
-transformers' `Trainer` minimises the mean negative log-likelihood of the response tokens, the end-of-sequence token
-included; prompts teach nothing. Prompts held out never share a question with the training pairs. Ids and
-log-probabilities come from the same functions as in RL, so the policy starts RL exactly as it was trained. The
-result is one model that stands by itself (adapters merged), to be named as `policy.path`. While a training runs, its
-resumable state lies in `<save_dir>/trainer`. This module does not know where pairs come from, nor rewards.
+Minimises the mean negative log-likelihood of the response tokens, the end-of-sequence token included; prompt tokens
+have no loss. Held-out prompts never share a question with the training pairs. Token ids and log-probabilities come
+from the same functions as in RL, so the policy starts RL exactly as it was trained. The result is one model without
+adapters (they are merged), which `policy.path` can name.
 
     pairs = [((({"role": "user", "content": "3+5=?"}),), "3+5=8")]
     folder, metrics = train_sft(pairs, SFTSettings(save_dir="runs/sft"), TextPolicySettings(tiny=TinyModelSettings()))
+    folder, metrics = train_sft_study(study, resume=False)     # on the worked solutions of the study's prompts
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import shutil
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
-from guerdon.atomic import write_json
-from guerdon.errors import ConfigError, DataError, boundary
+from guerdon.errors import ConfigError, DataError
+from guerdon.policies.text import TextPolicy
 from guerdon.policies.text_files import load_policy, save_policy
-from guerdon.policies.tokens import prompt_ids, response_ids
+from guerdon.policies.tokens import pad_id, prompt_ids, response_ids, token_batch
+from guerdon.settings.study import Study
 from guerdon.settings.text_policy import SFTSettings, TextPolicySettings
-from guerdon.train.sft_trainer import ResponseTrainer, TokenPairs
-from guerdon.train.trainer import newest_checkpoint
+from guerdon.train.trainer import BaseTrainer, TrainingFolder
 from guerdon.types import IntArray
+from guerdon.worlds.mistakes import demonstrate
+from guerdon.worlds.prompt_files import load_prompts
+from guerdon.worlds.prompts import insert_system_prompt
 
 Pair = tuple[Sequence[Mapping[str, str]], str]
 _FREE = {"save_dir", "resume", "log_every", "tensorboard", "eval_every"}  # what a resumed training may change
+
+
+def train_sft_study(study: Study, *, resume: bool) -> tuple[Path, dict[str, Any]]:
+    """Fine-tune on the training prompts that come with a worked solution.
+
+    Args:
+        study: with `data` and `sft`.
+        resume: continue from the newest checkpoint, if there is one.
+
+    Returns:
+        The model's folder, and numbers; see `train_sft`.
+
+    Raises:
+        ConfigError: the study has no `data` or no `sft` section.
+        DataError: no prompt has a solution, or `mistakes` is set for problems that were not generated.
+    """
+    if study.data is None or study.sft is None:
+        raise ConfigError("policy=sft needs a data section (prompts with solutions) and an sft section (save_dir)")
+    torch.set_num_threads(study.runner.threads)
+    train, _ = load_prompts(study.data)
+    solved = [p for p in train if p.solution is not None]
+    if not solved:
+        raise DataError(
+            f"none of the {len(train)} training prompts has a worked solution to learn from: give the rows a "
+            "`solution` or `answer` with its steps"
+        )
+    texts = [p.solution or "" for p in solved]
+    if study.sft.mistakes is not None:
+        rng = np.random.default_rng([study.sft.mistakes.seed, 6])
+        texts = [demonstrate(p, study.sft.mistakes, rng) for p in solved]
+    prompts = [insert_system_prompt(p.messages, study.data.system_prompt) for p in solved]
+    settings = study.sft.model_copy(update={"resume": True}) if resume else study.sft
+    return train_sft(list(zip(prompts, texts, strict=True)), settings, study.sft.policy or study.text_policy)
 
 
 def train_sft(
@@ -50,38 +87,67 @@ def train_sft(
         None without any), `train_loss` (of the last logged steps), `steps`, counts and `seconds`.
 
     Raises:
-        DataError: no pairs, too few to hold some out, or a loss that is not finite.
+        DataError: no pairs, or too few to hold some out.
+        NonFiniteError: the loss is not finite.
         ConfigError: resuming with other settings or data than the training started with.
         CheckpointError: the model cannot be read.
     """
     started = time.perf_counter()
     policy = load_policy(policy_settings, seed=settings.seed)
-    room = getattr(policy.base.model.config, "max_position_embeddings", None)
-    tokens = tokenize_pairs(policy.tokenizer, pairs[: settings.examples], settings.max_length or room)
+    positions = getattr(policy.base.model.config, "max_position_embeddings", None)
+    tokens = tokenize_pairs(policy.tokenizer, pairs[: settings.examples], settings.max_length or positions)
     train, val = split_by_prompt(tokens, settings.val_split, settings.seed)
-    save_dir = Path(settings.save_dir)
     record = {
         "settings": settings.model_dump(mode="json", exclude=_FREE),
         "policy": policy_settings.model_dump(mode="json"),
-        "data": _hash(tokens),
+        "data": tokens.digest(),
     }
-    finished = _compare(save_dir, record) if settings.resume else None
-    if finished is not None:
-        return save_dir / "model", finished
-    folder = save_dir / "trainer"
-    resumed_from = newest_checkpoint(folder) if settings.resume else None
-    if resumed_from is None:
-        shutil.rmtree(folder, ignore_errors=True)
-        write_json(save_dir / "training.json", record | {"finished": False})
-    trainer = ResponseTrainer(policy, tokens, train, val, settings, folder)
-    trainer.train(resume_from_checkpoint=None if resumed_from is None else str(resumed_from))
-    metrics = _metrics(trainer, tokens, train, val) | {"seconds": round(time.perf_counter() - started, 3)}
+    run = TrainingFolder(settings.save_dir, record, resume=settings.resume)
+    model = run.save_dir / "model"
+    if run.metrics is not None:
+        return model, run.metrics
+    run.begin()
+    trainer = ResponseTrainer(policy, tokens, train, val, settings, run.checkpoints)
+    run.train(trainer)
+    metrics = {
+        "val_loss": trainer.evaluate()["eval_loss"] if len(val) else None,
+        **trainer.summary(),
+        "pairs": len(train),
+        "val_pairs": len(val),
+        "left_out": tokens.left_out,
+        "response_tokens": tokens.count(train),
+        "seconds": round(time.perf_counter() - started, 3),
+    }
     if trainer.is_world_process_zero():
-        save_policy(policy, save_dir / "model", merged=True)
-        write_json(save_dir / "metrics.json", metrics)
-        write_json(save_dir / "training.json", record | {"finished": True})
-        shutil.rmtree(folder, ignore_errors=True)
-    return save_dir / "model", metrics
+        save_policy(policy, model, merged=True)
+        run.finish(metrics)
+    return model, metrics
+
+
+class TokenPairs(NamedTuple):
+    """Pairs as token ids.
+
+    Attributes:
+        prompts: with chat template and the opening of the assistant's turn.
+        responses: with the end-of-sequence token.
+        left_out: number of pairs that were longer than `max_length`.
+    """
+
+    prompts: list[IntArray]
+    responses: list[IntArray]
+    left_out: int
+
+    def count(self, rows: Sequence[int] | IntArray) -> int:
+        """Response tokens of these pairs."""
+        return sum(len(self.responses[i]) for i in rows)
+
+    def digest(self) -> str:
+        """A hash of all ids."""
+        digest = hashlib.sha256()
+        for prompt, response in zip(self.prompts, self.responses, strict=True):
+            digest.update(len(prompt).to_bytes(8, "little") + len(response).to_bytes(8, "little"))
+            digest.update(prompt.tobytes() + response.tobytes())
+        return digest.hexdigest()
 
 
 def tokenize_pairs(tokenizer: Any, pairs: Sequence[Pair], max_length: int | None) -> TokenPairs:
@@ -111,55 +177,60 @@ def split_by_prompt(tokens: TokenPairs, val_split: float, seed: int) -> tuple[In
         DataError: a share is to be held out and there is only one prompt.
     """
     names = np.array([hashlib.sha256(p.tobytes()).hexdigest() for p in tokens.prompts])
-    kinds = np.unique(names)
+    distinct = np.unique(names)
     if val_split == 0:
         return np.arange(len(names)), np.zeros(0, dtype=np.int64)
-    if len(kinds) < 2:
+    if len(distinct) < 2:
         raise DataError("one prompt is too few to hold some out: give more, or set sft.val_split: 0")
-    count = int(np.clip(round(len(kinds) * val_split), 1, len(kinds) - 1))
-    held = np.isin(names, np.random.default_rng([seed, 5]).permutation(kinds)[:count])
+    count = int(np.clip(round(len(distinct) * val_split), 1, len(distinct) - 1))
+    held = np.isin(names, np.random.default_rng([seed, 5]).permutation(distinct)[:count])
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 
-def _hash(tokens: TokenPairs) -> str:
-    digest = hashlib.sha256()
-    for prompt, response in zip(tokens.prompts, tokens.responses, strict=True):
-        digest.update(len(prompt).to_bytes(8, "little") + len(response).to_bytes(8, "little"))
-        digest.update(prompt.tobytes() + response.tobytes())
-    return digest.hexdigest()
+class _ResponseLoss(nn.Module):
+    """Summed negative log-likelihood of the responses of some pairs."""
+
+    def __init__(self, policy: TextPolicy, tokens: TokenPairs) -> None:
+        super().__init__()
+        self.model = policy.base.model
+        self._policy, self._tokens = policy, tokens
+        self.tensors, self.load_tensors = policy.tensors, policy.load_tensors
+
+    def forward(self, rows: Sequence[int]) -> Tensor:
+        prompts, responses = ([column[i] for i in rows] for column in self._tokens[:2])
+        whole = np.ones(len(rows), dtype=np.bool_)
+        batch = token_batch(prompts, responses, whole, pad_id=pad_id(self._policy.tokenizer))
+        return -self._policy.log_probs(batch).sum()
 
 
-def _compare(save_dir: Path, record: dict[str, Any]) -> dict[str, Any] | None:
-    """Metrics of the training in `save_dir` if it is finished; refuse to continue another one than asked."""
-    path = save_dir / "training.json"
-    if not path.is_file():
-        return None
-    with boundary(DataError, f"{path} cannot be read"):
-        before = json.loads(path.read_text(encoding="utf-8"))
-        finished = before.pop("finished")
-        metrics: dict[str, Any] | None = None
-        if finished:
-            metrics = json.loads((save_dir / "metrics.json").read_text(encoding="utf-8"))
-    if metrics is None and newest_checkpoint(save_dir / "trainer") is None:
-        return None  # it ended before there was anything to go on from
-    changed = sorted(k for k in record if before.get(k) != record[k])
-    if changed:
-        raise ConfigError(
-            f"cannot resume the training in {save_dir}: it was started with other {', '.join(changed)}; restore them, "
-            "or train without resume"
-        )
-    return metrics
+class ResponseTrainer(BaseTrainer):
+    """Trainer over indices of pairs; the loss is a mean over response tokens.
 
+    Args:
+        policy: what is trained, in place.
+        tokens: all pairs.
+        train: indices to learn from.
+        val: indices held out; may be empty.
+        settings: the `sft` section.
+        folder: receives Trainer's checkpoints; TensorBoard's events go to `tensorboard/` in its parent.
+    """
 
-def _metrics(trainer: Any, tokens: TokenPairs, train: IntArray, val: IntArray) -> dict[str, Any]:
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    return {
-        "val_loss": trainer.evaluate()["eval_loss"] if len(val) else None,
-        "train_loss": losses[-1] if losses else None,
-        "steps": trainer.state.global_step,
-        "best_step": trainer.state.best_global_step if len(val) else None,
-        "pairs": len(train),
-        "val_pairs": len(val),
-        "left_out": tokens.left_out,
-        "response_tokens": sum(len(tokens.responses[i]) for i in train),
-    }
+    rate_key = "sft.learning_rate"
+
+    def __init__(
+        self,
+        policy: TextPolicy,
+        tokens: TokenPairs,
+        train: IntArray,
+        val: IntArray,
+        settings: SFTSettings,
+        folder: Path,
+    ) -> None:
+        total = settings.max_steps or math.ceil(settings.epochs * math.ceil(len(train) / settings.batch_size))
+        network, every = _ResponseLoss(policy, tokens), settings.eval_every
+        super().__init__(network, settings, folder, train, val, total=total, every=every, device=policy.device)
+        self._tokens = tokens
+
+    def weight(self, rows: list[int]) -> float:
+        """Response tokens."""
+        return self._tokens.count(rows)

@@ -1,7 +1,16 @@
-"""Solutions on disk as lessons for a reward model of text: readings, targets, weights, and who is held out.
+"""Solutions on disk as lessons for a reward model of text: token ids, targets, weights, and the held-out questions.
 
-Questions are split by a hash of their text, so no question is ever on both sides. What cannot be used (no label, too
-long, an unknown character) is left out and counted. This module does not know how models are trained.
+Questions are split by a hash of their text, so no question is ever on both sides. Solutions that cannot be used (no
+label, too long, an unknown character) are left out and counted. What a step is trained towards:
+
+| settings | target of a step | its weight |
+|---|---|---|
+| `labels: hard` | 0 or 1; other labels need a `threshold`, and are 1 from there on | 1, or abs(reward) |
+| `labels: soft` | the label | 1, or abs(reward) |
+| `rewards: target` | (1 + reward) / 2: SE gives soft targets, HE 0 in every wrong solution | 1 |
+
+With `rewards: weight` (the default) the magnitude of SE counts: later steps weigh up to twice as much as the first;
+that of HE is 1 everywhere. A step without a label or reward has weight 0.
 
     data = read_data(settings, study.label)
     train, val = split_questions(data.solutions, 0.1, seed=0)
@@ -16,7 +25,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,11 +33,11 @@ from guerdon.episodes.solution_files import RECORDS, published_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.labels.card import CARD
+from guerdon.labels.step_rewards import target as target_of_reward
 from guerdon.models.text_inputs import Reading
 from guerdon.models.text_model import TextRewardModel
 from guerdon.settings.label import LabelSettings
-from guerdon.settings.train_text import TextTrainSettings
-from guerdon.train.text_targets import outcome_target, step_targets
+from guerdon.settings.train_text import StepwiseTrainSettings, TextTrainSettings, VerdictTrainSettings
 from guerdon.types import Failure, FloatArray, IntArray
 from guerdon.worlds.prompts import question_hash
 
@@ -162,22 +171,16 @@ def make_lessons(model: TextRewardModel, solutions: Sequence[Solution], settings
     Raises:
         DataError: a label is neither 0 nor 1 where hard ones are wanted and no threshold is given.
     """
-    lessons = Lessons([], [], [], [], [])
+    made: list[Any] = []
     counts: Counter[str] = Counter()
     for index, solution in enumerate(solutions):
-        made = _lesson(model, solution, settings, counts)
-        if isinstance(made, str):
-            counts[made] += 1
-            continue
-        reading, target, weight = made
-        lessons.readings.append(reading)
-        lessons.targets.append(target)
-        lessons.weights.append(weight)
-        lessons.solutions.append(index)
-        lessons.questions.append(hash_of(solution))
-    return Lessons(
-        lessons.readings, lessons.targets, lessons.weights, lessons.solutions, lessons.questions, dict(counts)
-    )
+        lesson = _lesson(model, solution, settings, counts)
+        if isinstance(lesson, str):
+            counts[lesson] += 1
+        else:
+            made.append((*lesson, index, hash_of(solution)))
+    readings, targets, weights, indices, questions = ([row[c] for row in made] for c in range(5))
+    return Lessons(readings, targets, weights, indices, questions, dict(counts))
 
 
 def _lesson(
@@ -186,13 +189,13 @@ def _lesson(
     """One solution as a lesson, or why it is none."""
     if not solution.steps:
         return "no_step"
-    if settings.type in ("outcome", "implicit"):
+    if model.learns_outcomes:
         if solution.is_correct is None:
             return "unknown_outcome"
         reading = model.reading_of(solution.as_episode())
         if isinstance(reading, Failure):
             return reading.reason
-        return reading, outcome_target(solution), np.ones(1, dtype=np.float32)
+        return reading, np.array([float(solution.is_correct)], dtype=np.float32), np.ones(1, dtype=np.float32)
     target, weight = step_targets(solution, settings)
     if not weight.any():
         return "no_label"
@@ -200,7 +203,8 @@ def _lesson(
         reading = model.read(solution.question, solution.steps)
     except DataError:
         return "unknown_character"
-    fitting = _fitting(model, reading)
+    room = model.room
+    fitting = len(reading.ends_S) if room is None else int((reading.ends_S + 1 + reading.tail <= room).sum())
     if fitting < len(solution.steps):
         if not weight[:fitting].any():
             return "too_long"
@@ -218,24 +222,58 @@ def _lesson(
     return reading, target, weight
 
 
-def one_class_warning(lessons: Lessons, settings: TextTrainSettings) -> str | None:
-    """What to say of lessons in which everything is right, or everything wrong; None where there is both."""
+def one_class_warning(lessons: Lessons, what: str) -> str | None:
+    """A warning about lessons in which everything is right, or everything wrong; None where there is both.
+
+    Args:
+        lessons: to train on.
+        what: what their targets are about, in words.
+    """
     right, wrong = lessons.classes()
     if not right + wrong or (right and wrong):
         return None
-    what = "answers" if settings.type in ("outcome", "implicit") else "labelled steps"
-    said, other = ("right", "wrong") if right else ("wrong", "right")
+    only, other = ("right", "wrong") if right else ("wrong", "right")
     return (
-        f"all {right + wrong} {what} to train on are {said}, none is {other}: the model can only learn to call "
-        f"everything {said}; give it some that are {other}, or look at how they were labelled"
+        f"all {right + wrong} {what} to train on are {only}, none is {other}: the model can only learn to call "
+        f"everything {only}; give it some that are {other}, or look at how they were labelled"
     )
 
 
-def _fitting(model: TextRewardModel, reading: Reading) -> int:
-    """How many steps the model has room for."""
-    if model.room is None:
-        return len(reading.ends_S)
-    return int((reading.ends_S + 1 + reading.tail <= model.room).sum())
+def step_targets(solution: Solution, settings: TextTrainSettings) -> tuple[FloatArray, FloatArray]:
+    """(S,) targets in [0, 1] and (S,) weights; a weight of 0 where there is nothing to learn.
+
+    Raises:
+        DataError: a label is neither 0 nor 1 where hard ones are wanted and no threshold is given.
+    """
+    settings = cast(StepwiseTrainSettings | VerdictTrainSettings, settings)
+    n = len(solution.steps)
+    targets, weights = np.zeros(n, dtype=np.float32), np.zeros(n, dtype=np.float32)
+    rewards = solution.rewards or (None,) * n
+    if settings.rewards == "target":
+        for k, reward in enumerate(rewards):
+            if reward is not None:
+                targets[k], weights[k] = target_of_reward(reward), 1.0
+        return targets, weights
+    for k, label in enumerate(solution.labels):
+        if label is None:
+            continue
+        targets[k] = _target(solution, k, label, settings)
+        reward = rewards[k] if settings.rewards == "weight" else None
+        weights[k] = 1.0 if reward is None else abs(reward)
+    return targets, weights
+
+
+def _target(solution: Solution, k: int, label: float, settings: StepwiseTrainSettings | VerdictTrainSettings) -> float:
+    if settings.labels == "soft":
+        return label
+    if settings.threshold is not None:
+        return float(label >= settings.threshold)
+    if label not in (0.0, 1.0):
+        raise DataError(
+            f"solution {solution.id}: labels[{k}] is {label:g}, which is neither right nor wrong: train with labels: "
+            "soft, or give a threshold from which a label counts as right"
+        )
+    return label
 
 
 def hash_of(solution: Solution) -> str:

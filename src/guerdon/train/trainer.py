@@ -1,102 +1,61 @@
-"""transformers' `Trainer` fitted to frames: whole-batch gathering, balanced epochs, calibrated evaluation.
+"""The base of all offline training with transformers' `Trainer`: its loop, its checkpoints and its output folder.
 
-It knows arrays and a network with one logit, not episodes or files of reward models. While a training runs,
-its resumable state (Trainer's own checkpoints, read back with `weights_only`) lies in `<save_dir>/trainer`.
+A trainer works on the indices of examples. A training that was cut off resumes from its newest complete checkpoint
+and ends with the same bytes as one that ran through; checkpoints are safetensors and are read with `weights_only`.
 
-    trainer = build_trainer(settings, network, train, val)
-    trainer.train(resume_from_checkpoint=newest_checkpoint(folder))
+    run = TrainingFolder("runs/rm", {"settings": {...}, "data_hash": "..."}, resume=True)
+    if run.metrics is None:                     # not finished yet
+        run.begin()
+        trainer = ...                           # a BaseTrainer that writes to run.checkpoints
+        run.train(trainer)
+        run.finish({"loss": 0.1})
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
-import sys
-from collections.abc import Iterator, Sequence
-from functools import partial
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.data import Dataset, Sampler
-from transformers import (
-    EarlyStoppingCallback,
-    EvalPrediction,
-    PrinterCallback,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-)
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from guerdon.errors import ConfigError, NonFiniteError
-from guerdon.finite import save_weights
-from guerdon.models.backbone import ImageScorer, calibrating, resolve_device
-from guerdon.models.preprocess import random_shift, to_input
-from guerdon.models.quality import classifier_quality, progress_quality
-from guerdon.policies.precision import uses_bf16
+from guerdon.atomic import write_json
+from guerdon.errors import ConfigError, DataError, NonFiniteError, boundary
+from guerdon.finite import load_weights, save_weights
 from guerdon.settings.text_policy import SFTSettings
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
 from guerdon.settings.train_text import TextTrainSettings
-from guerdon.train.frames import LabelledFrames, balanced_counts, epoch_order
-from guerdon.train.watch import COMPLETE, MarkComplete
+from guerdon.settings.vlm import VLMTrainSettings
+from guerdon.train.callbacks import COMPLETE, TrainingProgress
 from guerdon.types import BoolArray, IntArray
 
-MIN_STEPS_BETWEEN_EVALUATIONS = 20
-CALIBRATION_FRAMES = 512
+Settings = ResNetTrainSettings | ProgressTrainSettings | SFTSettings | TextTrainSettings | VLMTrainSettings
 
 
-class FrameNetwork(nn.Module):
-    """What Trainer trains: bytes in, binary cross-entropy (with soft targets) and logits out.
+class Rows(Dataset[int]):
+    """A data set of indices; the collator makes the batches."""
 
-    Args:
-        scorer: the network.
-        normalize: see `to_input`.
-        augment: shift training frames randomly.
-    """
-
-    def __init__(self, scorer: ImageScorer, normalize: Any, augment: bool) -> None:
-        super().__init__()
-        self.scorer = scorer
-        self.normalize = normalize
-        self.augment = augment
-
-    def forward(self, pixels: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Loss (a scalar) and logits (N,) for pixels (N, H, W, 3) uint8 and labels (N,) in [0, 1]."""
-        if self.training and self.augment:
-            pixels = random_shift(pixels)
-        logits = self.scorer(to_input(pixels, self.normalize))
-        return {"loss": F.binary_cross_entropy_with_logits(logits.float(), labels), "logits": logits}
-
-
-class _Rows(Dataset[int]):
-    """A data set of row numbers; the collator gathers a whole batch at once."""
-
-    def __init__(self, frames: LabelledFrames) -> None:
-        self.frames = frames
+    def __init__(self, rows: IntArray) -> None:
+        self._rows = rows
 
     def __len__(self) -> int:
-        return len(self.frames)
+        return len(self._rows)
 
-    def __getitem__(self, row: int) -> int:
-        return row
-
-
-def _gather(frames: LabelledFrames, rows: Sequence[int] | IntArray) -> dict[str, Tensor]:
-    index = np.asarray(rows)
-    return {
-        "pixels": torch.from_numpy(frames.pixels[index]),
-        "labels": torch.from_numpy(frames.targets[index]),
-    }
+    def __getitem__(self, i: int) -> int:
+        return int(self._rows[i])
 
 
 class BalancedSampler(Sampler[int]):
-    """All positive frames and a fresh draw of the others each epoch; a function of the seed and the epoch."""
+    """All positive rows and a fresh draw of the others each epoch; a function of the seed and the epoch."""
 
     def __init__(self, positive_N: BoolArray, fail_success_ratio: float | None, seed: int) -> None:
         self.positive = positive_N
@@ -115,183 +74,194 @@ class BalancedSampler(Sampler[int]):
         return iter(epoch_order(self.positive, self.ratio, seed=self.seed, epoch=self.epoch).tolist())
 
 
-class _FrameTrainer(Trainer):  # type: ignore[misc]
-    """Trainer whose training sampler is a `BalancedSampler` and whose collator follows the data set."""
+def balanced_counts(positive_N: BoolArray, fail_success_ratio: float | None) -> tuple[int, int]:
+    """Numbers of positive and other rows used per epoch."""
+    positives = int(positive_N.sum())
+    others = len(positive_N) - positives
+    if fail_success_ratio is not None and positives:
+        others = min(others, max(round(fail_success_ratio * positives), 1))
+    return positives, others
 
-    def __init__(self, *, sampler: BalancedSampler, **options: Any) -> None:
-        super().__init__(**options)
+
+def epoch_order(positive_N: BoolArray, fail_success_ratio: float | None, *, seed: int, epoch: int) -> IntArray:
+    """Row indices of one epoch in random order: all positive rows and a fresh draw of the others.
+
+    Args:
+        positive_N: (N,) bool.
+        fail_success_ratio: at most this many other rows for each positive one; None for all.
+        seed: with `epoch`, fixes the draw and the order.
+        epoch: counted from 0.
+    """
+    rng = np.random.default_rng([seed, epoch])
+    _, others = balanced_counts(positive_N, fail_success_ratio)
+    chosen = rng.choice(np.flatnonzero(~positive_N), others, replace=False)
+    return rng.permutation(np.concatenate([np.flatnonzero(positive_N), chosen]).astype(np.int64))
+
+
+class BaseTrainer(Trainer):  # type: ignore[misc]
+    """transformers' `Trainer` over indices of examples.
+
+    The loss is the exact mean over a batch, however it is cut into forward passes: the sum of `loss_sum` divided by
+    `weight`. A subclass defines these two, or overrides `training_step` and `quality`.
+
+    Args:
+        network: the module that is trained; `tensors()` returns its trained weights, `load_tensors(state)` restores
+            them.
+        settings: batch, learning rate and its schedule, logging, seed.
+        checkpoints: folder for Trainer's checkpoints.
+        rows: indices of the training examples.
+        held: indices of the held-out examples; may be empty.
+        total: gradient steps.
+        every: gradient steps between evaluations and checkpoints; None: a tenth of `total`.
+        device: where it runs.
+        sampler: order of the training rows; None: shuffled in each epoch.
+        collate: makes a batch of a list of indices; None: `{"rows": indices}`.
+        callbacks: more callbacks.
+        optimizers: optimiser and schedule; None: Trainer's AdamW.
+        **arguments: `TrainingArguments` that differ from those here.
+    """
+
+    rate_key = "learning_rate"  # named in errors
+    keeps_checkpoints = False  # else the folder of the checkpoints is removed, and TensorBoard's lies beside it
+    control: Any
+
+    def __init__(
+        self,
+        network: nn.Module,
+        settings: Settings,
+        checkpoints: Path,
+        rows: IntArray,
+        held: IntArray,
+        *,
+        total: int,
+        every: int | None,
+        device: torch.device,
+        sampler: BalancedSampler | None = None,
+        collate: Callable[[list[int]], dict[str, Tensor]] | None = None,
+        callbacks: Sequence[TrainerCallback] = (),
+        optimizers: tuple[Any, Any] = (None, None),
+        **arguments: Any,
+    ) -> None:
         self._sampler = sampler
+        self._micro = getattr(settings, "micro_batch_size", None) or settings.batch_size
+        found = [TrainingProgress(), *callbacks]
+        if settings.tensorboard:
+            found.append(TensorBoardCallback())
+            folder = checkpoints if self.keeps_checkpoints else checkpoints.parent
+            found[-1].logging_dir = str(folder / "tensorboard")
+        every = min(every or max(1, total // 10), total)
+        common = _arguments(settings, checkpoints, total, every, validated=len(held) > 0, device=device)
+        options = TrainingArguments(**(common | arguments))
+        options._n_gpu = 1  # one device per process: several would each take a batch of this size
+        super().__init__(
+            model=network,
+            args=options,
+            data_collator=collate or (lambda indices: {"rows": torch.tensor(indices)}),
+            train_dataset=Rows(rows),
+            eval_dataset=Rows(held) if len(held) else None,
+            callbacks=found,
+            optimizers=optimizers,
+        )
+        self.remove_callback(PrinterCallback)
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> BalancedSampler:
-        return self._sampler
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return super()._get_train_sampler(train_dataset) if self._sampler is None else self._sampler
 
-    def _get_dataloader(self, dataset: _Rows, *args: Any, **options: Any) -> Any:
-        self.data_collator = partial(_gather, dataset.frames)
-        return super()._get_dataloader(dataset, *args, **options)
+    def parts(self, rows: list[int]) -> list[list[int]]:
+        """A batch in forward passes."""
+        return [rows[start : start + self._micro] for start in range(0, len(rows), self._micro)]
 
-    def training_step(self, *args: Any, **options: Any) -> Tensor:
-        """Trainer's own, with a loss that must be finite."""
-        loss: Tensor = super().training_step(*args, **options)
+    def loss_sum(self, model: nn.Module, rows: list[int]) -> Tensor:
+        """Summed loss of some examples, with gradient; a scalar."""
+        found: Tensor = model(rows)
+        return found
+
+    def weight(self, rows: list[int]) -> float:
+        """What the summed loss of these examples is divided by."""
+        raise NotImplementedError
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Tensor], num_items_in_batch: Any = None) -> Tensor:
+        """Gradients of the mean loss of the batch, however it is cut into forward passes."""
+        model.train()
+        rows = inputs["rows"].tolist()
+        weight = self.weight(rows)
+        total = torch.zeros((), device=self.args.device)
+        for part in self.parts(rows):
+            loss = self.loss_sum(model, part) / weight
+            self.accelerator.backward(loss)
+            total += loss.detach()
+        return self.finite(total)
+
+    def finite(self, loss: Tensor) -> Tensor:
+        """The same loss.
+
+        Raises:
+            NonFiniteError: it is not finite.
+        """
         if not torch.isfinite(loss):
-            raise NonFiniteError(f"the training loss is {float(loss)}: lower train.<name>.learning_rate")
+            raise NonFiniteError(f"the training loss is {float(loss)}: lower {self.rate_key}")
         return loss
 
+    @torch.no_grad()
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
-        """Calibrate batch normalisation, then evaluate."""
-        self.calibrate_batch_norm()
-        metrics: dict[str, float] = super().evaluate(*args, **options)
+        """Metrics of the held-out examples, named `eval_*`, without those that are undefined."""
+        self.model.eval()
+        metrics = {f"eval_{name}": value for name, value in self.quality().items() if value is not None}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def calibrate_batch_norm(self) -> None:
-        """Give batch normalisation its statistics on training frames; the same weights give the same ones."""
-        network = self.accelerator.unwrap_model(self.model)
-        frames, size = self.train_dataset.frames, self.args.per_device_train_batch_size
-        rows = epoch_order(frames.positive, self._sampler.ratio, seed=self.args.seed, epoch=0)[:CALIBRATION_FRAMES]
-        augment, network.augment = network.augment, False
-        with calibrating(self.model_wrapped), self.compute_loss_context_manager():
-            for start in range(0, max(len(rows) - size // 2, 1), size):
-                self.model_wrapped(**self._prepare_inputs(_gather(frames, rows[start : start + size])))
-        network.augment = augment
+    def quality(self) -> dict[str, float | None]:
+        """Metrics of the held-out examples; None where undefined."""
+        total = weight = 0.0
+        for inputs in self.get_eval_dataloader():
+            for part in self.parts(inputs["rows"].tolist()):
+                total += float(self.loss_sum(self.model, part))
+                weight += self.weight(part)
+        return {"loss": total / weight}
+
+    def summary(self) -> dict[str, Any]:
+        """Last logged training loss, steps taken, and the step of the weights that were kept."""
+        losses = [entry["loss"] for entry in self.state.log_history if "loss" in entry]
+        return {
+            "train_loss": losses[-1] if losses else None,
+            "steps": self.state.global_step,
+            "best_step": self.state.best_global_step if self.eval_dataset is not None else None,
+        }
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         # Trainer's own refuses channels-last tensors, and adds its arguments as a pickle.
         if self.args.should_save:
             folder = Path(output_dir or self.args.output_dir)
             folder.mkdir(parents=True, exist_ok=True)
-            tensors = self.model.state_dict() if state_dict is None else state_dict
-            save_weights(tensors, folder / SAFE_WEIGHTS_NAME)
+            save_weights(self.model.tensors() if state_dict is None else state_dict, folder / SAFE_WEIGHTS_NAME)
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        if self.is_fsdp_enabled:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        else:
+            self.model.load_tensors(load_weights(Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME))
 
-class _PlainLines(TrainerCallback):  # type: ignore[misc]
-    """One line per evaluation, for logs that are not a terminal."""
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, Any], **_: Any) -> None:
-        if state.is_world_process_zero:
-            names = [k for k in metrics if not k.endswith(("_runtime", "_per_second", "epoch"))]
-            values = "  ".join(f"{k.removeprefix('eval_')} {metrics[k]:.4f}" for k in names)
-            sys.stderr.write(f"epoch {state.epoch:.1f}  step {state.global_step}/{state.max_steps}  {values}\n")
-            sys.stderr.flush()
-
-
-def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest completely written checkpoint in `folder`, or None."""
-    marked = [f.parent for f in folder.glob(f"checkpoint-*/{COMPLETE}")]
-    return max(marked, key=lambda path: int(path.name.split("-")[1]), default=None)
-
-
-def best_checkpoint_epoch(trainer: Any) -> float | None:
-    """The epoch whose weights gave the lowest validation loss, or None without validation."""
-    step = trainer.state.best_global_step
-    epochs = [
-        entry["epoch"] for entry in trainer.state.log_history if entry.get("step") == step and "eval_loss" in entry
-    ]
-    return float(epochs[0]) if epochs else None
-
-
-def build_trainer(
-    settings: ResNetTrainSettings | ProgressTrainSettings,
-    scorer: ImageScorer,
-    train: LabelledFrames,
-    val: LabelledFrames,
-    folder: Path,
-) -> Any:
-    """Set up Trainer: AdamW, balanced epochs, early stopping on the validation loss, best weights at the end.
-
-    Args:
-        settings: everything the user chose.
-        scorer: the network, changed in place.
-        train: training frames.
-        val: validation frames; empty for none.
-        folder: receives Trainer's checkpoints; TensorBoard's events go to `tensorboard/` beside it.
-
-    Returns:
-        The `transformers.Trainer`.
-    """
-    terminal = sys.stderr.isatty()
-    device = resolve_device(None)
-    validated = len(val) > 0
-    sampler = BalancedSampler(train.positive, settings.fail_success_ratio, settings.seed)
-    arguments = _arguments(settings, folder, len(sampler), validated, device, terminal)
-    callbacks: list[TrainerCallback] = [MarkComplete()]
-    if validated and settings.early_stopping_patience is not None:
-        callbacks.append(EarlyStoppingCallback(settings.early_stopping_patience, settings.min_delta))
-    if settings.tensorboard:
-        callbacks.append(TensorBoardCallback())
-        callbacks[-1].logging_dir = str(folder.parent / "tensorboard")
-    trainer = _FrameTrainer(
-        sampler=sampler,
-        model=FrameNetwork(scorer, settings.normalize, settings.augment),
-        args=arguments,
-        train_dataset=_Rows(train),
-        eval_dataset=_Rows(val) if validated else None,
-        compute_metrics=_quality_of(settings),
-        callbacks=callbacks,
-    )
-    if not terminal:
-        trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(_PlainLines())
-    return trainer
+    def _load_best_model(self) -> None:
+        self._load_from_checkpoint(self.state.best_model_checkpoint)
 
 
 def _arguments(
-    settings: ResNetTrainSettings | ProgressTrainSettings,
-    folder: Path,
-    frames_per_epoch: int,
-    validated: bool,
-    device: torch.device,
-    terminal: bool,
-) -> TrainingArguments:
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if settings.fsdp and (device.type != "cuda" or processes < 2):
-        raise ConfigError(
-            f"fsdp: true needs torchrun with several GPUs, here are {processes} process(es) on {device.type}: "
-            "start it as `torchrun --nproc_per_node GPUS -m guerdon train ...`, or leave fsdp out"
-        )
-    steps_per_epoch = math.ceil(math.ceil(frames_per_epoch / settings.batch_size) / processes)
-    total = steps_per_epoch * settings.max_epochs
-    total = total if settings.max_steps is None else min(total, settings.max_steps)
-    epochs_between = settings.eval_every or math.ceil(MIN_STEPS_BETWEEN_EVALUATIONS / steps_per_epoch)
-    every = min(epochs_between * steps_per_epoch, total)
-    return TrainingArguments(
-        **common_arguments(settings, folder, total=total, every=every, validated=validated, device=device),
-        bf16=uses_bf16(settings.bf16, device),
-        disable_tqdm=not terminal,
-        label_names=["labels"],
-        dataloader_pin_memory=device.type == "cuda",
-        fsdp=True if settings.fsdp else None,
-    )
-
-
-def common_arguments(
-    settings: ResNetTrainSettings | ProgressTrainSettings | SFTSettings | TextTrainSettings,
-    folder: Path,
-    *,
-    total: int,
-    every: int,
-    validated: bool,
-    device: torch.device,
+    settings: Settings, checkpoints: Path, total: int, every: int, *, validated: bool, device: torch.device
 ) -> dict[str, Any]:
-    """What every training with transformers' `Trainer` has in common here.
-
-    Args:
-        settings: batch, learning rate and its schedule, logging, seed.
-        folder: receives Trainer's checkpoints.
-        total: gradient steps.
-        every: gradient steps between evaluations and checkpoints.
-        validated: whether something is held out; then the best checkpoint is taken at the end.
-        device: where it runs.
-    """
     return {
-        "output_dir": str(folder),
+        "output_dir": str(checkpoints),
         "max_steps": total,
         "per_device_train_batch_size": settings.batch_size,
         "per_device_eval_batch_size": settings.batch_size,
         "learning_rate": settings.learning_rate,
         "weight_decay": settings.weight_decay,
+        "max_grad_norm": getattr(settings, "max_grad_norm", 1.0),
         "lr_scheduler_type": "constant_with_warmup" if settings.lr_scheduler == "constant" else settings.lr_scheduler,
         "warmup_steps": round(settings.warmup * total),
         "optim": "adamw_torch_fused",
         "use_cpu": device.type == "cpu",
+        "bf16": False,  # the networks compute in bfloat16 by themselves
         "eval_strategy": "steps" if validated else "no",
         "eval_steps": every,
         "save_strategy": "steps",
@@ -304,28 +274,94 @@ def common_arguments(
         "logging_nan_inf_filter": False,
         "report_to": [],
         "log_level": "error",
+        "disable_tqdm": True,
         "seed": settings.seed,
         "remove_unused_columns": False,
         "dataloader_num_workers": 0,
+        "dataloader_pin_memory": False,
         "push_to_hub": False,
     }
 
 
-def _quality_of(settings: ResNetTrainSettings | ProgressTrainSettings) -> Any:
-    def quality(prediction: EvalPrediction) -> dict[str, float]:
-        logits = np.asarray(prediction.predictions, np.float64).reshape(-1)
-        values = 1 / (1 + np.exp(-np.clip(logits, -500, 500)))
-        targets = np.asarray(prediction.label_ids).reshape(-1)
-        if isinstance(settings, ResNetTrainSettings):
-            found = classifier_quality(values, targets, settings.reward_threshold)
-        else:
-            found = progress_quality(values, targets)
-        return {name: value for name, value in found.items() if value is not None}
-
-    return quality
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest completely written checkpoint in `folder`, or None."""
+    marked = [f.parent for f in folder.glob(f"checkpoint-*/{COMPLETE}")]
+    return max(marked, key=lambda path: int(path.name.split("-")[1]), default=None)
 
 
-def read_history(trainer: Any) -> list[dict[str, float]]:
-    """The evaluations of a training, oldest first, as plain JSON values."""
-    history: list[dict[str, float]] = json.loads(json.dumps(trainer.state.log_history))
-    return [entry for entry in history if "eval_loss" in entry]
+class TrainingFolder:
+    """The output folder of one training: `training.json`, checkpoints while it runs, `metrics.json` at the end.
+
+    Args:
+        save_dir: the folder.
+        record: settings and data that the training starts with, as JSON values; stored in `training.json`.
+        resume: continue a training that was started with the same record.
+        keep: the checkpoints lie in `save_dir` and stay, instead of in `save_dir/trainer` while it runs.
+
+    Attributes:
+        checkpoints: folder of Trainer's checkpoints.
+        resume_from: the checkpoint to continue from, or None.
+        metrics: those of a training that is finished already, else None.
+
+    Raises:
+        ConfigError: the training in the folder was started with another record.
+        DataError: `training.json` or `metrics.json` cannot be read.
+    """
+
+    def __init__(self, save_dir: str | Path, record: dict[str, Any], *, resume: bool, keep: bool = False) -> None:
+        self.save_dir, self.record, self._keep = Path(save_dir), record, keep
+        self.checkpoints = self.save_dir if keep else self.save_dir / "trainer"
+        self.resume_from = newest_checkpoint(self.checkpoints) if resume else None
+        self.metrics = self._finished() if resume else None
+
+    def _finished(self) -> dict[str, Any] | None:
+        path = self.save_dir / "training.json"
+        if not path.is_file():
+            return None
+        with boundary(DataError, f"{path} cannot be read"):
+            before = json.loads(path.read_text(encoding="utf-8"))
+            finished = before.pop("finished")
+            metrics: dict[str, Any] | None = None
+            if finished:
+                metrics = json.loads((self.save_dir / "metrics.json").read_text(encoding="utf-8"))
+        if metrics is None and self.resume_from is None:
+            return None  # it ended before there was anything to continue from
+        old, new = _flat(before), _flat(self.record)
+        changed = [
+            name if name.startswith("data") else f"{name} {old.get(name)!r} -> {new.get(name)!r}"
+            for name in sorted(old.keys() | new) if old.get(name) != new.get(name)
+        ]  # fmt: skip
+        if changed:
+            raise ConfigError(
+                f"cannot resume the training in {self.save_dir}: it was started with other {', '.join(changed)}; "
+                "restore them, or train without resume"
+            )
+        return None if metrics is None else {name: value for name, value in metrics.items() if name != "history"}
+
+    def begin(self) -> None:
+        """Remove the checkpoints of an earlier training, unless this one continues it."""
+        if self.resume_from is None and int(os.environ.get("RANK", "0")) == 0:
+            for old in self.checkpoints.glob("checkpoint-*") if self._keep else [self.checkpoints]:
+                shutil.rmtree(old, ignore_errors=True)
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            write_json(self.save_dir / "training.json", self.record | {"finished": False})
+
+    def train(self, trainer: BaseTrainer) -> None:
+        """Train to the end, from the newest checkpoint where there is one."""
+        trainer.train(resume_from_checkpoint=None if self.resume_from is None else str(self.resume_from))
+
+    def finish(self, metrics: dict[str, Any]) -> None:
+        """Write the metrics and mark the training as finished."""
+        write_json(self.save_dir / "metrics.json", metrics)
+        write_json(self.save_dir / "training.json", self.record | {"finished": True})
+        if not self._keep:
+            shutil.rmtree(self.checkpoints, ignore_errors=True)
+
+
+def _flat(record: dict[str, Any]) -> dict[str, Any]:
+    """Values of a record by `part.key`."""
+    return {
+        f"{part}.{key}" if key else part: value
+        for part, values in record.items()
+        for key, value in (values.items() if isinstance(values, dict) else [("", values)])
+    }

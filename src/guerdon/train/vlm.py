@@ -1,7 +1,8 @@
 """Fine-tune a vision-language model into a reward: read episodes, learn the true answers, write a checkpoint.
 
-The checkpoint says how the model is asked, and `load_vlm` (or `reward.model.checkpoint_path`) asks it that way. It does
-not know simulators or RL.
+The question is the one that the model gets when it scores, the answer is the simulator's truth in words (`Yes`, `No`,
+or a whole percentage). The checkpoint stores how the model is prompted, and `load_vlm` (or
+`reward.model.checkpoint_path`) prompts it that way.
 
     settings = VLMTrainSettings(data_path="data/door", save_dir="runs/vlm", tiny=TinyVLMSettings())
     result = train_vlm(settings)
@@ -10,34 +11,34 @@ not know simulators or RL.
 
 from __future__ import annotations
 
-import hashlib
+import math
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from guerdon.atomic import write_json
-from guerdon.errors import ConfigError, DataError
+from guerdon.errors import CheckpointError, ConfigError, DataError
 from guerdon.finite import refuse_to_write
 from guerdon.models.quality import classifier_quality, progress_quality
 from guerdon.models.tiny_vlm import write_tiny_vlm
 from guerdon.models.vlm import VLMRewardModel
 from guerdon.models.vlm_files import ADAPTER, BASE, VLMCard, load_vlm, write_vlm_checkpoint
 from guerdon.models.vlm_local import TransformersBackend, quietly, read_vlm
+from guerdon.models.vlm_prompts import PROMPTS, Asked
+from guerdon.models.vlm_questions import Question, limit_pixels, make_question
 from guerdon.policies.shared_base import import_peft
 from guerdon.settings.text_policy import LoraSettings
 from guerdon.settings.vlm import VLMTrainSettings
-from guerdon.train.frames import LABELS, NEARNESS
-from guerdon.train.images import TrainResult
-from guerdon.train.record import finished_metrics
-from guerdon.train.trainer import newest_checkpoint
-from guerdon.train.vlm_examples import VLMExamples, vlm_examples
-from guerdon.train.vlm_trainer import AnswerTrainer
-from guerdon.types import Episode, Failure
+from guerdon.train.images import LabelledRows, TrainResult, is_classifier, label_meaning, label_rows, read_data
+from guerdon.train.trainer import BalancedSampler, BaseTrainer, TrainingFolder
+from guerdon.types import ByteArray, Episode, Failure, IntArray
 
 _FREE = {"save_dir", "resume", "log_every", "tensorboard"}  # what may differ between a training and its continuation
 
@@ -54,15 +55,8 @@ def train_vlm(settings: VLMTrainSettings, *, resume: bool = False) -> TrainResul
         ConfigError: resuming with other settings or data than the training started with.
         CheckpointError: the model cannot be read.
     """
-    from guerdon.episodes.read import dataset_hash, read_episodes
-
-    def episodes() -> Iterator[Episode]:
-        for path in settings.data_paths:
-            yield from read_episodes(path, camera=settings.camera, with_frames=True)
-
-    hashes = [dataset_hash(path) for path in settings.data_paths]
-    combined = hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
-    return train_vlm_on_episodes(settings, episodes(), data_hash=combined, resume=resume)
+    episodes, data_hash = read_data(settings)
+    return train_vlm_on_episodes(settings, episodes, data_hash=data_hash, resume=resume)
 
 
 def train_vlm_on_episodes(
@@ -82,44 +76,37 @@ def train_vlm_on_episodes(
         CheckpointError: the model cannot be read.
     """
     start = time.perf_counter()
-    save_dir = Path(settings.save_dir)
-    folder = save_dir / "trainer"
-    resume = resume or settings.resume
     record = {"settings": settings.model_dump(mode="json", exclude=_FREE), "data_hash": data_hash}
-    finished = finished_metrics(save_dir, record) if resume else None
-    if finished is not None:
-        return TrainResult(save_dir, finished)
+    run = TrainingFolder(settings.save_dir, record, resume=resume or settings.resume)
+    if run.metrics is not None:
+        return TrainResult(run.save_dir, run.metrics)
     examples = vlm_examples(episodes, settings)
-    if settings.val_split > 0 and not examples.held.any():
-        raise DataError(f"{len(examples.frames)} episodes are too few to hold some out: collect more, or val_split: 0")
-    if not examples.positive[~examples.held].any():
-        raise DataError("no success is left for training after the split: collect more successful episodes")
-    resumed_from = newest_checkpoint(folder) if resume else None
-    if resumed_from is None:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        if settings.tiny is not None:
-            with quietly():
-                write_tiny_vlm(settings.tiny, folder / BASE, seed=settings.seed)
-        write_json(save_dir / "training.json", record | {"finished": False})
-    backend = _backend(settings, folder)
-    trainer = AnswerTrainer(backend, examples, settings, folder)
-    trainer.train(resume_from_checkpoint=None if resumed_from is None else str(resumed_from))
+    examples.check_split(settings.val_split)
+    run.begin()
+    base = run.checkpoints / BASE
+    if settings.tiny is not None and run.resume_from is None:
+        with quietly():
+            write_tiny_vlm(settings.tiny, base, seed=settings.seed)
+    backend = _backend(settings, str(settings.path if settings.tiny is None else base))
+    trainer = AnswerTrainer(backend, examples, settings, run.checkpoints)
+    run.train(trainer)
     loss = trainer.evaluate()["eval_loss"] if examples.held.any() else None
-    _write(settings, backend, folder, save_dir / "model", data_hash)
-    metrics = _metrics(trainer, examples, loss, load_vlm("qwen_vl", save_dir)) | {
-        "seconds": round(time.perf_counter() - start, 3)
+    _write(settings, backend, base, run.save_dir / "model", data_hash)
+    summary = trainer.summary()
+    metrics = {
+        "loss": loss,
+        **_quality(examples, load_vlm("qwen_vl", run.save_dir)),
+        "best_step": summary["best_step"],
+        "steps": summary["steps"],
+        **examples.counts("rows"),
+        "seconds": round(time.perf_counter() - start, 3),
     }
-    write_json(save_dir / "metrics.json", metrics)
-    write_json(save_dir / "training.json", record | {"finished": True})
-    shutil.rmtree(folder, ignore_errors=True)
-    return TrainResult(save_dir, metrics)
+    run.finish(metrics)
+    return TrainResult(run.save_dir, metrics)
 
 
-def _backend(settings: VLMTrainSettings, folder: Path) -> TransformersBackend:
-    """The model to train: read or made, with a fresh adapter where one is wanted."""
-    path = str(folder / BASE) if settings.tiny is not None else settings.path
-    assert path is not None
+def _backend(settings: VLMTrainSettings, path: str) -> TransformersBackend:
+    """The model to train, with a fresh adapter where `lora` is set."""
     model, inputs, name = read_vlm(path)
     if settings.lora is None:
         model.requires_grad_(True)
@@ -142,22 +129,17 @@ def _with_fresh_adapter(model: Any, lora: LoraSettings, seed: int) -> Any:
             raise ConfigError(f"lora.target_modules {target!r}: {error}") from error
 
 
-def _write(
-    settings: VLMTrainSettings, backend: TransformersBackend, folder: Path, target: Path, data_hash: str
-) -> None:
+def _write(settings: VLMTrainSettings, backend: TransformersBackend, base: Path, target: Path, data_hash: str) -> None:
     names = ("question", "input", "max_pixels") + (("nframes", "fps") if settings.input == "video" else ())
-    completed = settings.question == "completed"
-    label = LABELS["resnet" if completed else "progress"]
-    if settings.horizon is not None:
-        label = NEARNESS.format(horizon=settings.horizon)
-    inside = settings.tiny is not None or settings.lora is None
+    path = str(settings.path)
+    origin = str(Path(path).resolve()) if Path(path).is_dir() else path
     card = VLMCard(
         asked={name: getattr(settings, name) for name in names},
-        base=BASE if inside else _origin(str(settings.path)),
+        base=BASE if settings.tiny is not None or settings.lora is None else origin,
         adapter=settings.lora is not None,
-        threshold=settings.reward_threshold if completed else None,
+        threshold=settings.reward_threshold if is_classifier(settings) else None,
         horizon=settings.horizon,
-        label=label,
+        label=label_meaning(settings),
         data_hash=data_hash,
     )
 
@@ -169,7 +151,7 @@ def _write(
                 backend.model.save_pretrained(into / ADAPTER, save_embedding_layers=False)
                 (into / ADAPTER / "README.md").unlink(missing_ok=True)  # an empty model card
                 if settings.tiny is not None:
-                    shutil.copytree(folder / BASE, into / BASE)
+                    shutil.copytree(base, into / BASE)
             else:
                 backend.model.save_pretrained(into / BASE)
                 backend.inputs.tokenizer.save_pretrained(into / BASE)
@@ -178,35 +160,138 @@ def _write(
     write_vlm_checkpoint(target, card, write_weights)
 
 
-def _origin(path: str) -> str:
-    return str(Path(path).resolve()) if Path(path).is_dir() else path
-
-
-def _metrics(
-    trainer: AnswerTrainer, examples: VLMExamples, loss: float | None, model: VLMRewardModel
-) -> dict[str, Any]:
-    """How good the checkpoint is, as it is read back from disk, on the held-out rows."""
-    completed = examples.settings.question == "completed"
-    rows = np.flatnonzero(examples.held)
+def _quality(examples: VLMExamples, model: VLMRewardModel) -> dict[str, float | None]:
+    """How good the checkpoint is on the held-out rows, as it is read back from disk."""
+    _, rows = examples.split()
     found = model.values([examples.question(int(i)) for i in rows]) if len(rows) else []
     known = [(value, i) for value, i in zip(found, rows, strict=True) if not isinstance(value, Failure)]
     values, targets = np.array([v for v, _ in known]), examples.targets[[i for _, i in known]]
-    if completed:
+    if is_classifier(examples.settings):
         quality = classifier_quality(values, targets, examples.settings.reward_threshold)
     else:
         quality = progress_quality(values, targets)
-    train = ~examples.held
-    return {
-        "loss": loss,
-        **quality,
-        "failures": len(found) - len(known),
-        "best_step": trainer.state.best_global_step if len(rows) else None,
-        "steps": trainer.state.global_step,
-        "train_rows": int(train.sum()),
-        "train_positive": int(examples.positive[train].sum()),
-        "val_rows": len(rows),
-        "val_positive": int(examples.positive[examples.held].sum()),
-        "episodes": len(examples.frames),
-        "val_episodes": len(np.unique(examples.episode[examples.held])),
-        "skipped_episodes": examples.skipped,
-    }
+    return {**quality, "failures": len(found) - len(known)}
+
+
+@dataclass(frozen=True, eq=False)
+class VLMExamples(LabelledRows):
+    """N rows of episodes as questions with their true answers.
+
+    Attributes:
+        frames: of each episode, (T, H, W, 3) uint8, reduced to `max_pixels`.
+        asked: the prompt for each episode.
+        settings: what is learned.
+    """
+
+    frames: tuple[ByteArray, ...]
+    asked: tuple[Asked, ...]
+    settings: VLMTrainSettings
+
+    def question(self, i: int) -> Question:
+        """The question about example `i`."""
+        s, episode, row = self.settings, int(self.episode[i]), int(self.row[i])
+        frames = self.frames[episode]
+        seen = frames[: row + 1] if s.input == "video" else frames[row : row + 1]
+        return make_question(self.asked[episode], seen, nframes=s.nframes, max_pixels=s.max_pixels, fps=s.fps)
+
+    def answer(self, i: int) -> str:
+        """Its true answer: a target in [0, 1] as the model has to write it."""
+        target = float(self.targets[i])
+        if is_classifier(self.settings):
+            return "Yes" if target > 0.5 else "No"
+        return str(round(100 * target))
+
+
+def vlm_examples(episodes: Iterable[Episode], settings: VLMTrainSettings) -> VLMExamples:
+    """Questions and answers about all episodes.
+
+    Args:
+        episodes: read one by one; those without frames, task or the labels needed are counted and skipped.
+        settings: what is learned, from which rows.
+
+    Raises:
+        DataError: no usable episode, or nothing but success or failure.
+    """
+    prompt, frames, asked = PROMPTS[settings.prompt_name], [], []
+
+    def keep(episode: Episode, rows: IntArray) -> None:
+        assert episode.frames is not None
+        frames.append(limit_pixels(episode.frames, settings.max_pixels))
+        asked.append(prompt.fill(episode.task))
+
+    rows = label_rows(episodes, settings, keep, needs_task=True)
+    if not rows.positive.any() or (is_classifier(settings) and rows.positive.all()):
+        raise DataError(
+            f"{len(rows.episode_ids)} episodes show only one outcome: a reward model needs success and failure"
+        )
+    return VLMExamples(**vars(rows), frames=tuple(frames), asked=tuple(asked), settings=settings)
+
+
+class _AnswerLoss(nn.Module):
+    """Summed negative log-likelihood of the answers of some examples."""
+
+    def __init__(self, backend: TransformersBackend, examples: VLMExamples) -> None:
+        super().__init__()
+        self.model = backend.model
+        self._backend, self._examples = backend, examples
+
+    def answers(self, rows: Sequence[int]) -> list[Any]:
+        """Token ids of the true answers."""
+        return [self._backend.inputs.answer_ids(self._examples.answer(i)) for i in rows]
+
+    def forward(self, rows: Sequence[int]) -> Tensor:
+        backend, answers = self._backend, self.answers(rows)
+        tensors = backend.inputs.batch([self._examples.question(i) for i in rows], answers)
+        tensors = {name: tensor.to(backend.device) for name, tensor in tensors.items()}
+        labels_B_L = tensors.pop("labels")
+        keep = max(map(len, answers)) + 1
+        with torch.autocast(backend.device.type, torch.bfloat16, enabled=backend.bf16):
+            logits = self.model(**tensors, use_cache=False, logits_to_keep=keep).logits
+        return F.cross_entropy(
+            logits[:, :-1].float().flatten(0, 1), labels_B_L[:, 1 - keep :].flatten(), reduction="sum"
+        )
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        return {name: p for name, p in self.named_parameters() if p.requires_grad}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What is trained: an adapter, or all weights."""
+        return {name: p.detach().cpu().contiguous() for name, p in self._trained().items()}
+
+    def load_tensors(self, stored: dict[str, Tensor]) -> None:
+        """Return to what `tensors` gave."""
+        trained = self._trained()
+        if stored.keys() != trained.keys():
+            raise CheckpointError("the stored weights are not those that are trained here")
+        with torch.no_grad():
+            for name, parameter in trained.items():
+                parameter.copy_(stored[name])
+
+
+class AnswerTrainer(BaseTrainer):
+    """Trainer over indices of examples, balanced in every epoch; the loss is a mean over answer tokens.
+
+    Args:
+        backend: whose model is trained, in place.
+        examples: all of them.
+        settings: everything the user chose.
+        folder: receives Trainer's checkpoints; TensorBoard's events go to `tensorboard/` in its parent.
+    """
+
+    rate_key = "train.<name>.learning_rate"
+
+    def __init__(
+        self, backend: TransformersBackend, examples: VLMExamples, settings: VLMTrainSettings, folder: Path
+    ) -> None:
+        train, val = examples.split()
+        sampler = BalancedSampler(examples.positive[train], settings.fail_success_ratio, settings.seed)
+        total = math.ceil(len(sampler) / settings.batch_size) * settings.max_epochs
+        total = min(total, settings.max_steps or total)
+        network, every = _AnswerLoss(backend, examples), settings.eval_every
+        super().__init__(
+            network, settings, folder, train, val, total=total, every=every, device=backend.device, sampler=sampler
+        )
+
+    def weight(self, rows: list[int]) -> float:
+        """Answer tokens."""
+        return sum(map(len, self.accelerator.unwrap_model(self.model).answers(rows)))

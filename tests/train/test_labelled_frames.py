@@ -5,15 +5,19 @@ from hypothesis import strategies as st
 from synthetic import square_episode, square_episodes
 
 from guerdon.errors import DataError
-from guerdon.train.frames import balanced_counts, epoch_order, labelled_frames, split_by_episode
+from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
+from guerdon.train.images import labelled_frames
+from guerdon.train.trainer import balanced_counts, epoch_order
 from guerdon.types import Episode
 
-SIZE = (3, 16, 16)
+
+def frames_of(episodes, kind=ResNetTrainSettings, **options):
+    return labelled_frames(episodes, kind(data_path="unused", save_dir="unused", image_size=16, **options))
 
 
 def test_success_labels_are_those_of_the_rows():
     episode = square_episode(0, succeeds=True)
-    frames = labelled_frames([episode, square_episode(1, succeeds=False)], "resnet", SIZE)
+    frames = frames_of([episode, square_episode(1, succeeds=False)])
     np.testing.assert_array_equal(frames.targets[:12], episode.success)
     assert frames.pixels.shape == (24, 16, 16, 3)
     assert not frames.positive[12:].any()
@@ -21,11 +25,11 @@ def test_success_labels_are_those_of_the_rows():
 
 def test_low_frames_of_episodes_are_read():
     low = Episode("e", "t", frames=np.full((4, 3, 9, 3), 7, np.uint8), success=np.arange(4) > 2)
-    assert (labelled_frames([low], "resnet", SIZE).pixels == 7).all()
+    assert (frames_of([low]).pixels == 7).all()
 
 
 def test_progress_targets_rise_to_one_and_failures_stay_at_zero():
-    frames = labelled_frames(square_episodes(2), "progress", SIZE)
+    frames = frames_of(square_episodes(2), ProgressTrainSettings)
     np.testing.assert_allclose(frames.targets[:12], np.minimum(np.arange(12) / 8, 1), atol=1e-6)
     assert frames.positive[:12].all()
     assert not frames.targets[12:].any()
@@ -33,43 +37,42 @@ def test_progress_targets_rise_to_one_and_failures_stay_at_zero():
 
 def test_samples_keep_the_last_frame_and_do_not_depend_on_order():
     episodes = square_episodes(4)
-    drawn = labelled_frames(episodes, "resnet", SIZE, num_samples_per_episode=3, seed=1)
-    again = labelled_frames(episodes[::-1], "resnet", SIZE, num_samples_per_episode=3, seed=1)
+    drawn = frames_of(episodes, num_samples_per_episode=3, seed=1)
+    again = frames_of(episodes[::-1], num_samples_per_episode=3, seed=1)
     assert len(drawn) == 12
     assert drawn.targets[2] == 1
     np.testing.assert_array_equal(drawn.pixels[:3], again.pixels[-3:])
 
 
 def test_split_keeps_episodes_whole_and_both_outcomes_on_both_sides():
-    frames = labelled_frames(square_episodes(10), "resnet", SIZE)
-    train, val = split_by_episode(frames, 0.2, seed=0)
-    assert not set(train.episode) & set(val.episode)
+    frames = frames_of(square_episodes(10), val_split=0.2, seed=0)
+    train, val = frames.split()
+    assert not set(frames.episode[train]) & set(frames.episode[val])
     assert len(train) + len(val) == len(frames)
-    assert train.positive.any()
-    assert val.positive.any()
-    assert len(set(val.episode)) == 2
+    assert frames.positive[train].any()
+    assert frames.positive[val].any()
+    assert len(set(frames.episode[val])) == 2
 
 
 def test_split_does_not_depend_on_the_order_of_episodes():
     episodes = square_episodes(10)
     names = []
     for order in (episodes, episodes[::-1]):
-        frames = labelled_frames(order, "resnet", SIZE)
-        _, val = split_by_episode(frames, 0.4, seed=3)
-        names.append({frames.episode_ids[i] for i in val.episode})
+        frames = frames_of(order, val_split=0.4, seed=3)
+        names.append({frames.episode_ids[i] for i in frames.episode[frames.held]})
     assert names[0] == names[1]
 
 
 def test_no_success_is_an_error_that_says_so():
     with pytest.raises(DataError, match="no success frame"):
-        labelled_frames([square_episode(1, succeeds=False)], "resnet", SIZE)
+        frames_of([square_episode(1, succeeds=False)])
 
 
 def test_unlabelled_episodes_are_counted_not_guessed():
     bare = Episode(id="bare", task="move", frames=square_episode(0, succeeds=True).frames)
-    assert labelled_frames([bare, *square_episodes(2)], "resnet", SIZE).skipped == 1
+    assert frames_of([bare, *square_episodes(2)]).skipped == 1
     with pytest.raises(DataError, match="none of 1"):
-        labelled_frames([bare], "resnet", SIZE)
+        frames_of([bare])
 
 
 @given(st.integers(1, 30), st.integers(0, 80), st.floats(0.1, 5), st.integers(0, 3))

@@ -22,10 +22,8 @@ from guerdon.settings.train_text import (
     StepwiseTrainSettings,
     VerdictTrainSettings,
 )
+from guerdon.train.text import RewardTrainer, fit_text_model, items_of, planned_steps, start_model, wait_for_gpu
 from guerdon.train.text_data import make_lessons, split_questions
-from guerdon.train.text_models import fit_text_model
-from guerdon.train.text_start import start_model, wait_for_gpu
-from guerdon.train.text_trainer import RewardTrainer, items_of, planned_steps
 from guerdon.types import Episode
 
 torch.set_num_threads(1)
@@ -68,9 +66,9 @@ def trainer_for(kind, folder, solutions=None, **options):
     return RewardTrainer(model, train, val, settings, folder)
 
 
-def expected_loss(trainer, lessons):
+def expected_loss(trainer, lessons, settings):
     """The loss from scores of the model, one solution at a time."""
-    model, settings = trainer._reward, trainer._chosen
+    model = trainer._reward
     with torch.no_grad():
         logits = [model.lesson_logits([r]).double() for r in lessons.readings]
     items = items_of(lessons, settings)
@@ -90,10 +88,11 @@ def test_the_loss_is_the_weighted_mean_however_it_is_cut(tmp_path, kind):
     solutions = sums(reward="SE") if kind in ("stepwise", "verdict") else sums()
     trainer = trainer_for(kind, tmp_path, solutions, batch_size=64, **options)
     rows = {"rows": torch.arange(len(trainer._items))}
-    expected = expected_loss(trainer, trainer._lessons)
+    settings = settings_for(kind, tmp_path, **options)
+    expected = expected_loss(trainer, trainer._lessons, settings)
     gradients = []
     for micro in (64, 4):
-        trainer._chosen = trainer._chosen.model_copy(update={"micro_batch_size": micro})
+        trainer._micro = micro
         trainer.model.zero_grad()
         assert float(trainer.training_step(trainer.model, rows)) == pytest.approx(expected, rel=1e-5)
         named = trainer._reward.named_parameters()
@@ -101,7 +100,7 @@ def test_the_loss_is_the_weighted_mean_however_it_is_cut(tmp_path, kind):
     assert gradients[0].keys() == gradients[1].keys()
     for name, whole in gradients[0].items():
         torch.testing.assert_close(whole, gradients[1][name], atol=1e-6, rtol=1e-4)
-    assert trainer.quality()["loss"] == pytest.approx(expected_loss(trainer, trainer._val), rel=1e-5)
+    assert trainer.quality()["loss"] == pytest.approx(expected_loss(trainer, trainer._val, settings), rel=1e-5)
 
 
 class Killed(BaseException):

@@ -1,0 +1,555 @@
+"""Fit a reward model of text offline: read solutions, train, write a folder with everything that scoring needs.
+
+    runs/prm/method1_HE/       (or runs/prm itself, for data that `guerdon label` did not write)
+      checkpoint-500/          a state to resume from
+      final_checkpoint/        the model, for wherever one is named
+      trainer_state.json       losses and validations
+      metrics.json             the numbers at the end
+      questions.json           hashes of the questions it was trained on, and of those held out
+
+`guerdon evaluate` has the full evaluation; the metrics here are those watched while a model is trained.
+
+    result = train_text_model(study.train["prm"], study)
+    load_text_model(str(result.folder))
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from guerdon.atomic import write_json
+from guerdon.errors import CheckpointError, ConfigError, DataError, MissingDependencyError, boundary
+from guerdon.finite import refuse_to_read
+from guerdon.hub import check_model
+from guerdon.models.quality import auroc
+from guerdon.models.text_card import TextModelCard
+from guerdon.models.text_inputs import buckets
+from guerdon.models.text_load import FINAL, KINDS
+from guerdon.models.text_losses import bce_terms, pair_terms, pairs
+from guerdon.models.text_model import TextRewardModel
+from guerdon.policies.shared_base import SharedBase
+from guerdon.policies.text import TextPolicy, add_policy
+from guerdon.policies.text_files import load_policy, read_tokenizer
+from guerdon.progress import log_line
+from guerdon.settings.study import Study
+from guerdon.settings.text_policy import TextPolicySettings
+from guerdon.settings.train_text import TextTrainSettings
+from guerdon.train.text_data import (
+    Lessons,
+    TextData,
+    make_lessons,
+    one_class_warning,
+    read_data,
+    split_questions,
+)
+from guerdon.train.trainer import BaseTrainer, TrainingFolder
+from guerdon.types import BoolArray, FloatArray
+
+PAIRED = ("bradley_terry", "dpo")  # losses over pairs: they order solutions and give no probability
+_FREE = {"save_dir", "resume", "log_every", "tensorboard", "wait_for_gpu", "keep_checkpoints"}  # may change on resume
+_PAUSE = 30.0  # seconds between queries of the GPUs
+Item = tuple[int, ...]  # one lesson, or a right and a wrong one
+
+
+class TextTrainResult(NamedTuple):
+    """Where a trained reward model lies, and how good it was on held-out questions.
+
+    Attributes:
+        save_dir: the folder of the training; the model is its `final_checkpoint`.
+        metrics: `loss` and quality on the held-out questions, None where undefined; counts; `seconds`.
+    """
+
+    save_dir: Path
+    metrics: dict[str, Any]
+
+    @property
+    def folder(self) -> Path:
+        """The model."""
+        return self.save_dir / FINAL
+
+
+def train_text_model(settings: TextTrainSettings, study: Study, *, resume: bool = False) -> TextTrainResult:
+    """Train on the solutions of `data_path`, or of the study's `label` section.
+
+    Args:
+        settings: of `train`.
+        study: says which policy to start from and which data was labelled, where the settings do not.
+        resume: continue from the newest complete checkpoint, like `settings.resume`.
+
+    Raises:
+        DataError: no usable solution.
+        NonFiniteError: a loss that is not finite.
+        ConfigError: resuming with other settings or data than the training started with.
+        CheckpointError: the language model cannot be read.
+    """
+    data = read_data(settings, study.label)
+    if data.left_out:
+        log_line(f"left out rows without a rated step: {_counted(data.left_out)}")
+    return fit_text_model(settings, study, data, resume=resume)
+
+
+def fit_text_model(
+    settings: TextTrainSettings, study: Study, data: TextData, *, resume: bool = False
+) -> TextTrainResult:
+    """Train on these solutions; otherwise as `train_text_model`."""
+    started = time.perf_counter()
+    torch.set_num_threads(study.runner.threads)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(f"train ({settings.type}) runs in one process; start it without torchrun")
+    if settings.wait_for_gpu is not None:
+        use_gpu(wait_for_gpu(settings.wait_for_gpu))
+    rows, held = split_questions(data.solutions, settings.val_split, settings.seed)
+    _check_rewards(settings, data)
+    with torch.random.fork_rng(devices=[]):
+        model = start_model(settings, study.text_policy, separator=data.separator)
+        train = make_lessons(model, [data.solutions[i] for i in rows], settings)
+        val = make_lessons(model, [data.solutions[i] for i in held], settings)
+        digests = {"train": train.digest(), "val": val.digest()}
+        record = {
+            "settings": settings.model_dump(mode="json", exclude=_FREE),
+            "policy": settings.start(study.text_policy).model_dump(mode="json"),
+            "data": digests,
+        }
+        folder = Path(settings.save_dir) / (data.folder or "")
+        run = TrainingFolder(folder, record, resume=resume or settings.resume, keep=True)
+        if run.metrics is not None:
+            return TextTrainResult(folder, run.metrics)
+        for what, lessons in (("to train on", train), ("held out", val)):
+            if lessons.counts:
+                log_line(f"solutions {what}: {len(lessons)}; not used or cut: {_counted(lessons.counts)}")
+        warning = one_class_warning(train, "answers" if model.learns_outcomes else "labelled steps")
+        if warning is not None:
+            log_line(f"WARNING: {warning}")
+        trainer = RewardTrainer(model, train, val, settings, folder)
+        run.begin()
+        run.train(trainer)
+        metrics = {
+            **(trainer.quality() if len(val) else {"loss": None}),
+            **trainer.summary(),
+            "solutions": len(train),
+            "val_solutions": len(val),
+            "questions": len(set(train.questions)),
+            "val_questions": len(set(val.questions)),
+            "labels": int(sum((w > 0).sum() for w in train.weights)),
+            **dict(zip(("labels_right", "labels_wrong"), train.classes(), strict=True)),
+            "rows_left_out": dict(sorted(data.left_out.items())),
+            "left_out": dict(sorted(train.counts.items())),
+            "val_left_out": dict(sorted(val.counts.items())),
+            "seconds": round(time.perf_counter() - started, 3),
+            **({} if warning is None else {"warnings": [warning]}),
+        }
+    facts = {
+        "data": digests,
+        "method": data.method,
+        "reward": data.reward,
+        "labelers": list(data.labelers),
+        "settings": settings.model_dump(mode="json"),
+        "metrics": metrics,
+    }
+    model.write(folder / FINAL, training=facts)
+    trainer.save_state()
+    questions = {"train": sorted(set(train.questions)), "held_out": sorted(set(val.questions))}
+    write_json(folder / "questions.json", questions)
+    run.finish(metrics)
+    return TextTrainResult(folder, metrics)
+
+
+def _check_rewards(settings: TextTrainSettings, data: TextData) -> None:
+    """Refuse `rewards` that the configuration sets and the data lacks."""
+    use = getattr(settings, "rewards", "ignore")
+    needed = use == "target" or (use == "weight" and "rewards" in settings.model_fields_set)
+    if needed and not any(reward is not None for s in data.solutions for reward in s.rewards):
+        raise DataError(
+            f"rewards: {use} needs rewards of steps, and the data has none: label it with --reward HE or SE, or set "
+            "rewards: ignore"
+        )
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    """Counts by reason, as text."""
+    return ", ".join(f"{n} {reason}" for reason, n in sorted(counts.items()))
+
+
+# the model before its first gradient step
+
+
+def start_model(settings: TextTrainSettings, policy: TextPolicySettings, *, separator: str) -> TextRewardModel:
+    """The model before its first gradient step: a language model, its adapter, a fresh head.
+
+    Args:
+        settings: of `train`.
+        policy: the study's policy.
+        separator: what ends a step of the data.
+
+    Raises:
+        CheckpointError: the language model cannot be read.
+        ConfigError: it cannot be this kind of reward model, or 4 bits are set without a GPU.
+        MissingDependencyError: 4 bits without bitsandbytes.
+    """
+    start = settings.start(policy)
+
+    def fresh() -> TextPolicy:
+        return load_policy(start, seed=settings.seed)
+
+    kind = KINDS[settings.type]
+    loss = getattr(settings, "loss", "pointwise")
+    card = TextModelCard(
+        kind=settings.type,
+        form=kind.form,
+        loss="bce" if loss == "pointwise" else loss,
+        separator=separator,
+        threshold=getattr(settings, "reward_threshold", None if loss in PAIRED else 0.5),
+        labels=kind.meaning,
+        max_length=settings.max_length,
+        beta=getattr(settings, "beta", None),
+        read=getattr(settings, "read", None),
+        bf16=settings.bf16,
+        quantize=settings.quantize,
+        learning={
+            "learning_rate": settings.rate,
+            "weight_decay": settings.weight_decay,
+            "max_grad_norm": settings.max_grad_norm,
+            "batch_size": settings.batch_size,
+            "seed": settings.seed,
+        },
+    )
+    return kind.start(fresh() if settings.quantize is None else _in_4_bits(start, settings), card, fresh)
+
+
+def _in_4_bits(start: TextPolicySettings, settings: TextTrainSettings) -> TextPolicy:
+    """A frozen model in 4 bits (nf4, double quantisation) with a fresh adapter."""
+    if not torch.cuda.is_available():
+        raise ConfigError("quantize: nf4 needs a GPU, and there is none here; leave it out")
+    try:
+        import bitsandbytes  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError("quantize: nf4 needs bitsandbytes: pip install bitsandbytes") from error
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    assert start.path is not None
+    assert start.lora is not None
+    config: Any = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )  # fmt: skip
+    check_model(CheckpointError, "the language model", start.path)
+    with boundary(CheckpointError, f"the language model {start.path!r} cannot be read in 4 bits"):
+        model = AutoModelForCausalLM.from_pretrained(start.path, quantization_config=config, device_map={"": 0})
+    refuse_to_read(model.named_parameters(), f"the language model {start.path!r}")
+    base = SharedBase(model, read_tokenizer(start.path), start)
+    return add_policy(base, "policy", start.lora, seed=settings.seed)
+
+
+def free_gpu_memory() -> list[float]:
+    """GiB free on each GPU that this process may use, as `nvidia-smi` reports; does not initialise CUDA."""
+    command = ["nvidia-smi", "--query-gpu=index,memory.free", "--format=csv,noheader,nounits"]
+    try:
+        output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return []
+    free = {
+        index.strip(): float(mib) / 1024 for index, mib in (line.split(",") for line in output.splitlines() if line)
+    }
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [free[i.strip()] for i in visible.split(",") if i.strip() in free] if visible else list(free.values())
+
+
+def use_gpu(number: int) -> None:
+    """Make one GPU of those it may use visible to this process; call it before CUDA is initialised."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number].strip() if visible else str(number)
+
+
+def wait_for_gpu(
+    gib: float, *, free: Callable[[], Sequence[float]] = free_gpu_memory, pause: Callable[[float], None] = time.sleep
+) -> int:
+    """Wait until a GPU has so much memory free.
+
+    Args:
+        gib: how much.
+        free: GiB free on each GPU.
+        pause: waits so many seconds.
+
+    Returns:
+        The GPU with the most.
+
+    Raises:
+        ConfigError: there is no GPU to wait for.
+    """
+    logged = False
+    while True:
+        found = list(free())
+        if not found:
+            raise ConfigError("wait_for_gpu waits for a GPU, and there is none here; leave it out")
+        if max(found) >= gib:
+            return found.index(max(found))
+        if not logged:
+            log_line(f"waiting for a GPU with {gib:g} GiB free; the most is {max(found):.1f}")
+            logged = True
+        pause(_PAUSE)
+
+
+# training
+
+
+def items_of(lessons: Lessons, settings: TextTrainSettings) -> list[Item]:
+    """What the loss is a mean over: lessons, or pairs of a right and a wrong one of the same question."""
+    if getattr(settings, "loss", None) in PAIRED:
+        right = [bool(t[0] >= 0.5) for t in lessons.targets]
+        return [tuple(pair) for pair in pairs(lessons.questions, right, settings.seed)]
+    return [(i,) for i in range(len(lessons))]
+
+
+class _Weights(nn.Module):
+    """The weights of a reward model, for Trainer; it is never called."""
+
+    def __init__(self, model: TextRewardModel) -> None:
+        super().__init__()
+        self.language_model = model.policy.base.model
+        self.head = model.head
+        self.tensors, self.load_tensors = model.tensors, model.load_tensors
+
+
+class RewardTrainer(BaseTrainer):
+    """Trainer over indices of items; the loss is a weighted mean over steps, solutions or pairs.
+
+    Args:
+        model: what is trained, in place.
+        train: lessons to learn from.
+        val: lessons held out; may be empty.
+        settings: everything the user chose.
+        folder: receives Trainer's checkpoints; TensorBoard's events go to `tensorboard/` in it.
+
+    Raises:
+        DataError: there is nothing to learn from: no lesson, or no pair.
+    """
+
+    keeps_checkpoints = True
+
+    def __init__(
+        self, model: TextRewardModel, train: Lessons, val: Lessons, settings: TextTrainSettings, folder: Path
+    ) -> None:
+        self._items, self._val_items = items_of(train, settings), items_of(val, settings)
+        if not self._items:
+            raise DataError(_nothing(train, settings))
+        self._reward, self._lessons, self._val = model, train, val
+        total, self.head_steps = planned_steps(settings, len(self._items))
+        optimizer = _optimizer(model, settings)
+        super().__init__(
+            _Weights(model),
+            settings,
+            folder,
+            np.arange(len(self._items)),
+            np.arange(len(self._val_items)),
+            total=total,
+            every=settings.save_steps,
+            device=model.policy.device,
+            optimizers=(optimizer, _schedule(optimizer, settings, total, self.head_steps)),
+            learning_rate=settings.rate,
+            save_total_limit=settings.keep_checkpoints,
+        )
+
+    def parts(self, rows: list[int]) -> list[list[int]]:
+        """A batch in forward passes of like length."""
+        longest = [max((self._lessons.readings[i] for i in self._items[row]), key=len) for row in rows]
+        return [[rows[k] for k in group] for group in buckets(longest, self._micro)]
+
+    def weight(self, rows: list[int]) -> float:
+        """Weights of all steps, or the number of solutions or pairs."""
+        return sum(item_weight(self._lessons, self._items[row]) for row in rows)
+
+    def loss_sum(self, model: nn.Module, rows: list[int]) -> Tensor:
+        """Summed weighted loss of some items; while the head learns alone, without gradients below it."""
+        columns = [list(column) for column in zip(*(self._items[row] for row in rows), strict=True)]
+        readings = [self._lessons.readings[i] for column in columns for i in column]
+        body = self.state.global_step >= self.head_steps
+        return loss_sum(self._reward.lesson_logits(readings, body=body), self._lessons, columns)
+
+    @torch.no_grad()
+    def quality(self) -> dict[str, float | None]:
+        """Loss and quality on the held-out questions; None where undefined."""
+        val = self._val
+        logits: list[Tensor] = [torch.zeros(0)] * len(val)
+        for group in buckets(val.readings, self._micro):
+            readings = [val.readings[i] for i in group]
+            found = self._reward.lesson_logits(readings).float().cpu()
+            for i, part in zip(group, torch.split(found, [len(val.targets[i]) for i in group]), strict=True):
+                logits[i] = part
+        loss = weight = 0.0
+        for item in self._val_items:
+            loss += float(loss_sum(torch.cat([logits[i] for i in item]), val, [[i] for i in item]))
+            weight += item_weight(val, item)
+        numbers: dict[str, float | None] = {"loss": loss / weight if weight else None}
+        if not self._reward.learns_outcomes:
+            probabilities = [torch.sigmoid(part).numpy() for part in logits]
+            threshold = self._reward.card.threshold or 0.5
+            return numbers | step_quality(probabilities, val.targets, val.weights, threshold)
+        values = torch.cat(logits).numpy() if logits else np.zeros(0, dtype=np.float32)
+        right = np.array([t[0] >= 0.5 for t in val.targets], dtype=np.bool_)
+        return numbers | outcome_quality(values, right, val.questions)
+
+    def summary(self) -> dict[str, Any]:
+        """Also the steps in which the head learnt alone."""
+        found = super().summary()
+        best = found.pop("best_step")
+        return found | {"head_steps": self.head_steps, "best_step": best}
+
+
+def item_weight(lessons: Lessons, item: Item) -> float:
+    """Weight of an item in the mean: the weights of its steps, 1 for a solution or a pair."""
+    return 1.0 if len(item) == 2 else float(lessons.weights[item[0]].sum())
+
+
+def loss_sum(logits: Tensor, lessons: Lessons, columns: Sequence[Sequence[int]]) -> Tensor:
+    """Summed weighted loss of some items.
+
+    Args:
+        logits: of the first lesson of each item, one after the other; of pairs those of the second behind them.
+        lessons: what they are about.
+        columns: indices of the first lessons (and of the second).
+    """
+    if len(columns) == 2:
+        right, wrong = logits.chunk(2)
+        return pair_terms(right, wrong).sum()
+    targets = torch.from_numpy(np.concatenate([lessons.targets[i] for i in columns[0]])).to(logits.device)
+    weights = torch.from_numpy(np.concatenate([lessons.weights[i] for i in columns[0]])).to(logits.device)
+    return (weights * bce_terms(logits, targets)).sum()
+
+
+def planned_steps(settings: TextTrainSettings, items: int) -> tuple[int, int]:
+    """Gradient steps in all, and how many of them come first and train the head alone.
+
+    Raises:
+        ConfigError: nothing would be left for the rest.
+    """
+    per_epoch = math.ceil(items / settings.batch_size)
+    head = math.ceil(getattr(settings, "head_epochs", 0.0) * per_epoch)
+    total = settings.max_steps or head + math.ceil(settings.epochs * per_epoch)
+    if head and total <= head:
+        raise ConfigError(
+            f"head_epochs takes {head} gradient steps, max_steps allows {total}: nothing else would learn"
+        )
+    return total, head
+
+
+def _optimizer(model: TextRewardModel, settings: TextTrainSettings) -> torch.optim.AdamW:
+    """AdamW over matrices with weight decay and vectors without, the head apart."""
+    groups = []
+    named = model.named_parameters()
+    for head in (False, True):
+        rate = getattr(settings, "head_rate", settings.rate) if head else settings.rate
+        for decays in (True, False):
+            chosen = [p for n, p in named.items() if n.startswith("head.") == head and (p.ndim > 1) == decays]
+            if chosen:
+                decay = settings.weight_decay if decays else 0.0
+                groups.append({"params": chosen, "lr": rate, "weight_decay": decay, "head": head})
+    return torch.optim.AdamW(groups, fused=True)
+
+
+def _schedule(
+    optimizer: torch.optim.Optimizer, settings: TextTrainSettings, total: int, head_steps: int
+) -> torch.optim.lr_scheduler.LambdaLR:
+    """Warm-up and decay over the steps in which everything learns; before them the head's rate is constant."""
+    rest = total - head_steps
+    rising = round(settings.warmup * rest)
+
+    def factor(head: bool) -> Callable[[int], float]:
+        def at(step: int) -> float:
+            done = step - head_steps
+            if done < 0:
+                return 1.0 if head else 0.0
+            if done < rising:
+                return (done + 1) / (rising + 1)
+            share = (done - rising) / max(1, rest - rising)
+            return {"constant": 1.0, "linear": 1.0 - share, "cosine": 0.5 + 0.5 * math.cos(math.pi * share)}[
+                settings.lr_scheduler
+            ]
+
+        return at
+
+    factors = [factor(bool(group["head"])) for group in optimizer.param_groups]
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factors)
+
+
+def _nothing(lessons: Lessons, settings: TextTrainSettings) -> str:
+    left = ", ".join(f"{n} {why}" for why, n in sorted(lessons.counts.items())) or "none was left out"
+    if len(lessons):
+        return (
+            f"none of {len(lessons)} training solutions pairs a right with a wrong one of the same question, which "
+            f"loss {getattr(settings, 'loss', '')} needs ({left})"
+        )
+    return f"there is no solution left to train {settings.type} on ({left})"
+
+
+# metrics
+
+
+def step_quality(
+    probabilities: Sequence[FloatArray], targets: Sequence[FloatArray], weights: Sequence[FloatArray], threshold: float
+) -> dict[str, float | None]:
+    """AUROC and accuracy of single steps, and how well the first wrong step is found.
+
+    As in ProcessBench, F1 is the harmonic mean of two accuracies: of solutions with an error, how often exactly its
+    step is found; of solutions without one, how often none is. A step with a target below one half is wrong. Solutions
+    whose first error is hidden by a step without a label are left out of it.
+
+    Args:
+        probabilities: (S,) of each solution.
+        targets: (S,) likewise.
+        weights: (S,) likewise; 0 where there is no label.
+        threshold: a smaller probability calls a step wrong.
+    """
+    p, t, w = (np.concatenate(list(parts)) if parts else np.zeros(0) for parts in (probabilities, targets, weights))
+    known = w > 0
+    right = t[known] >= 0.5
+    hits: dict[bool, list[bool]] = {True: [], False: []}
+    for p_S, t_S, w_S in zip(probabilities, targets, weights, strict=True):
+        wrong = np.flatnonzero((t_S < 0.5) & (w_S > 0))
+        first = int(wrong[0]) if len(wrong) else -1
+        before = w_S[:first] if first >= 0 else w_S
+        if (before > 0).all():
+            below = np.flatnonzero(p_S < threshold)
+            hits[first >= 0].append((int(below[0]) if len(below) else -1) == first)
+    erroneous, correct = (float(np.mean(h)) if h else None for h in (hits[True], hits[False]))
+    return {
+        "step_auroc": auroc(p[known], right),
+        "step_accuracy": float(((p[known] >= threshold) == right).mean()) if known.any() else None,
+        "accuracy_erroneous": erroneous,
+        "accuracy_correct": correct,
+        "first_error_f1": _harmonic(erroneous, correct),
+    }
+
+
+def outcome_quality(values_N: FloatArray, right_N: BoolArray, questions: Sequence[str]) -> dict[str, float | None]:
+    """AUROC of whole solutions, and how often a right solution beats a wrong one of the same question (ties half)."""
+    groups: dict[str, list[int]] = {}
+    for i, question in enumerate(questions):
+        groups.setdefault(question, []).append(i)
+    won = pairs = 0.0
+    for rows in groups.values():
+        good = values_N[[i for i in rows if right_N[i]]]
+        bad = values_N[[i for i in rows if not right_N[i]]]
+        difference = good[:, None] - bad[None, :]
+        won += float((difference > 0).sum() + 0.5 * (difference == 0).sum())
+        pairs += difference.size
+    return {
+        "auroc": auroc(values_N, right_N) if len(values_N) else None,
+        "pair_accuracy": won / pairs if pairs else None,
+    }
+
+
+def _harmonic(a: float | None, b: float | None) -> float | None:
+    """2ab / (a + b), 0 where both are 0; None where one is unknown."""
+    if a is None or b is None:
+        return None
+    return 2 * a * b / (a + b) if a + b else 0.0
