@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from guerdon.models.vlm_prompts import Asked, PromptTemplate
-from guerdon.models.vlm_questions import Picture, Question, Video, Writing
+from guerdon.models.vlm_prompts import FilledPrompt, GenerationOptions, Picture, PromptTemplate, Question, Video
 
 DROP, NOT_JSON = "drop", "not json"
 
@@ -32,7 +31,7 @@ def question_of(messages):
         else:
             frames = part["video_url"]["url"].removeprefix("data:video/jpeg;base64,").split(",")
             media.append(Video(np.stack([_decoded(frame) for frame in frames]), fps=4.0))
-    return Question(Asked(text, system, PromptTemplate("sent", "completed", "", ("image",))), tuple(media))
+    return Question(FilledPrompt(text, system, PromptTemplate("sent", "completed", "", ("image",))), tuple(media))
 
 
 def _decoded(text):
@@ -67,7 +66,7 @@ class ChatServer(ThreadingHTTPServer):
         batch = inputs.batch([question])
         usage = {"prompt_tokens": int(batch["attention_mask"].sum())}
         if not body.get("logprobs"):
-            reply = self.backend.write([question], Writing(body["max_tokens"], body["temperature"]))[0]
+            reply = self.backend.generate([question], GenerationOptions(body["max_tokens"], body["temperature"]))[0]
             choice = {"message": {"content": reply.text}, "finish_reason": "stop" if reply.whole else "length"}
             return {"choices": [choice], "usage": usage}
         with torch.no_grad():

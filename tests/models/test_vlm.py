@@ -7,9 +7,8 @@ from vlm_samples import FAMILIES, Scripted, episode, tiny_backend, tiny_folder
 from guerdon.errors import ConfigError
 from guerdon.models.explained_score import Judge, JudgeOptions, judge
 from guerdon.models.load import load_reward_model
-from guerdon.models.vlm import LOWEST_LOG_PROB, Calibration, VLMRewardModel
-from guerdon.models.vlm_files import load_vlm
-from guerdon.models.vlm_questions import Picture, Reply, Video
+from guerdon.models.vlm import LOWEST_LOG_PROB, Calibration, VLMRewardModel, load_vlm
+from guerdon.models.vlm_prompts import Picture, Reply, Video
 from guerdon.settings.vlm import VLMSettings
 from guerdon.types import Episode, Failure, RewardModel
 
@@ -27,7 +26,7 @@ def test_completed_softly_is_the_share_of_yes():
     assert judged.score.total == 1.0
     assert judged.tokens == 21
     assert "p(yes) 0.5" in judged.text
-    assert [q.asked.text for q in backend.asked] == ["The task is close the door, is it completed?"] * 3
+    assert [q.prompt.text for q in backend.asked] == ["The task is close the door, is it completed?"] * 3
     for row, question in enumerate(backend.asked):
         (picture,) = question.media
         np.testing.assert_array_equal(picture.pixels, episode(3).frames[row])
@@ -143,7 +142,7 @@ def test_primo_shows_first_picture_video_and_last_picture():
     np.testing.assert_array_equal(first.pixels, episode(9).frames[0])
     np.testing.assert_array_equal(video.frames, episode(9).frames[[0, 4, 8]])
     np.testing.assert_array_equal(last.pixels, episode(9).frames[8])
-    assert "<planning>" in backend.asked[0].asked.system
+    assert "<planning>" in backend.asked[0].prompt.system
     assert backend.how[0].max_tokens == 4096
 
 
@@ -153,7 +152,7 @@ def test_true_is_a_log_probability():
     assert scores[0].total == pytest.approx(np.log(0.25))
     assert scores[1].total == LOWEST_LOG_PROB
     assert backend.groups == [(("true",),)]
-    assert not backend.asked[0].asked.template.chat
+    assert not backend.asked[0].prompt.template.chat
     info = model("true_logprob").info
     assert info.range == (LOWEST_LOG_PROB, 0.0)
 

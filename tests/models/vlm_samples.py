@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from guerdon.models.tiny_vlm import write_tiny_vlm
-from guerdon.models.vlm_local import TransformersBackend, read_vlm
-from guerdon.models.vlm_questions import Choice, Reply
+from guerdon.models.vlm_prompts import Reply, WordLogProbs
+from guerdon.models.vlm_transformers import TransformersBackend, read_vlm
 from guerdon.settings.vlm import TinyVLMSettings
 from guerdon.types import Episode, Failure
 
@@ -47,15 +47,15 @@ class Scripted:
         self.replies, self.choices = list(replies), list(choices)
         self.asked, self.how, self.groups = [], [], []
 
-    def write(self, questions, how):
+    def generate(self, questions, how):
         self.asked += questions
         self.how.append(how)
         found = [self.replies.pop(0) for _ in questions]
         return [Reply(f, tokens=7) if isinstance(f, str) else f for f in found]
 
-    def choose(self, questions, groups):
+    def word_log_probs(self, questions, groups):
         self.asked += questions
         self.groups.append(groups)
         found = [self.choices.pop(0) for _ in questions]
         with np.errstate(divide="ignore"):
-            return [f if isinstance(f, Failure) else Choice(np.log(np.asarray(f, np.float64)), 7) for f in found]
+            return [f if isinstance(f, Failure) else WordLogProbs(np.log(np.asarray(f, np.float64)), 7) for f in found]

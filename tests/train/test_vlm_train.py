@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from guerdon.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from guerdon.finite import first_non_finite
 from guerdon.models.load import load_reward_model
-from guerdon.models.vlm_files import load_vlm, read_card
-from guerdon.models.vlm_local import read_vlm
+from guerdon.models.vlm import load_vlm, read_card
+from guerdon.models.vlm_transformers import read_vlm
 from guerdon.settings.text_policy import LoraSettings
 from guerdon.settings.vlm import TinyVLMSettings, VLMSettings, VLMTrainSettings
 from guerdon.train.vlm import train_vlm_on_episodes, vlm_examples
@@ -185,7 +185,7 @@ def test_examples_are_the_questions_asked_later():
     examples = vlm_examples(lamps(4), settings("x", val_split=0.5))
     success = np.concatenate([e.success for e in lamps(4)])
     assert [examples.answer(i) for i in range(len(examples))] == ["Yes" if s else "No" for s in success]
-    assert examples.question(7).asked.text == "The task is light the lamp, is it completed?"
+    assert examples.question(7).prompt.text == "The task is light the lamp, is it completed?"
     np.testing.assert_array_equal(examples.question(7).media[0].pixels, lamps(4)[1].frames[1])
     for episode in range(4):
         assert len(set(examples.held[examples.episode == episode])) == 1

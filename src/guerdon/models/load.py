@@ -25,7 +25,7 @@ MODELS: dict[str, str] = {
     "progress": "guerdon.models.image:load_image_model",
     "constant": "guerdon.models.constant:ConstantModel",
     "remote": "guerdon.serve.remote:load_remote",
-    **dict.fromkeys(sorted(set(VLM_NAMES.values())), "guerdon.models.vlm_files:load_named_vlm"),
+    **dict.fromkeys(sorted(set(VLM_NAMES.values())), "guerdon.models.vlm:load_named_vlm"),
 }
 ALIASES: dict[str, str] = {
     "resnet_reward": "resnet", "dummy": "constant", "DummyRM": "constant", "remote_text": "remote",

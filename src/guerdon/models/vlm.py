@@ -1,10 +1,14 @@
-"""Vision-language models as reward models: frames and a task in, values with their words out.
+"""Vision-language models as reward models: frames and a task in, values with their explanation out; and their files.
 
 `qwen_vl` asks whether the task is completed, or how far it is; `primo_r1` lets the model reason over first picture,
-video and last picture; `true_logprob` measures how readily the model says "True" to the task; `trend` and `preference`
-compare the rows of short windows. What cannot be read as an answer is a `Failure`, counted and masked like any other.
-This module does not know where models run or how they were trained.
+video and last picture; `true_logprob` is the log-probability of "True" as the answer; `trend` and `preference` compare
+the rows of short windows. A reply that cannot be parsed is a `Failure`, counted and masked like any other.
 
+A trained checkpoint is a folder with `vlm.json` (question, frames, pixels, threshold), an adapter or whole weights,
+and, for a model made in code, the base under `base/`. The question of training is the question of use; a configuration
+that says otherwise is refused.
+
+    model = load_vlm("qwen_vl", "runs/vlm")                      # what `guerdon train` wrote
     model = load_vlm("qwen_vl", settings=VLMSettings(path="Qwen/Qwen2.5-VL-7B-Instruct", question="progress"))
     judged = model.judge([episode], JudgeOptions(nframes=8))[0]
     judged.score.total, judged.text           # 0.72, "72"
@@ -12,20 +16,42 @@ This module does not know where models run or how they were trained.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+import torch
+from pydantic import ValidationError
 
-from guerdon.errors import ConfigError
+from guerdon.atomic import seal_folder, verify_folder, write_json
+from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, ParseStatus, Scale, joined_status
 from guerdon.models.verdict_parser import parse_choice, parse_completed, parse_verdict
-from guerdon.models.vlm_prompts import Answer, PromptTemplate, find_prompt
-from guerdon.models.vlm_questions import NO, TRUE, YES, Backend, Choice, Question, Reply, Writing, make_question
-from guerdon.settings.vlm import VLMSettings, VLMType
+from guerdon.models.vlm_prompts import (
+    NO,
+    TRUE,
+    YES,
+    Answer,
+    Backend,
+    GenerationOptions,
+    PromptTemplate,
+    Question,
+    Reply,
+    WordLogProbs,
+    find_prompt,
+    make_question,
+)
+from guerdon.policies.precision import uses_bf16
+from guerdon.settings.vlm import VLM_NAMES, VLMSettings, VLMType, implied_by
 from guerdon.types import ByteArray, Episode, Failure, RewardInfo, Score
 
+CARD, BASE, ADAPTER = "vlm.json", "base", "adapter"
+ASKED = ("question", "input", "nframes", "max_pixels", "fps")  # what training fixes
 ANSWERS: dict[VLMType, tuple[Answer, ...]] = {
     "qwen_vl": ("completed", "number"),
     "primo_r1": ("number",),
@@ -90,10 +116,7 @@ class VLMRewardModel:
     def __init__(
         self, kind: VLMType, settings: VLMSettings, backend: Backend, calibration: Calibration | None = None
     ) -> None:
-        try:
-            settings.check(kind)
-        except ValueError as error:
-            raise ConfigError(f"reward.model.vlm: {error}") from error
+        _check(kind, settings)
         self.kind, self.settings, self.backend = kind, settings, backend
         self.calibration = calibration or Calibration()
         self._plan = self._planned(JudgeOptions())
@@ -102,18 +125,15 @@ class VLMRewardModel:
     def info(self) -> RewardInfo:
         """Range and needs; values of videos look back over the whole episode."""
         s, prompt = self.settings, self._plan.prompt
-        low, high = 0.0, 1.0
-        if self.kind == "true_logprob":
-            low, high = LOWEST_LOG_PROB, 0.0
-        elif self._windowed:
-            rewards = (s.positive_reward, s.negative_reward, s.unclear_reward)
-            low, high = min(rewards), max(rewards)
+        limits: tuple[float, ...] = (LOWEST_LOG_PROB, 0.0) if self.kind == "true_logprob" else (0.0, 1.0)
+        if self._windowed:
+            limits = (s.positive_reward, s.negative_reward, s.unclear_reward)
         threshold = self.calibration.threshold
         if threshold is None and prompt.answer == "completed":
             threshold = 0.5
         return RewardInfo(
             name=self.kind,
-            range=(low, high),
+            range=(min(limits), max(limits)),
             granularity="step" if self._all_rows else "total",
             frames_needed=s.window if self._windowed else s.nframes if prompt.sees_video else 1,
             success_threshold=threshold,
@@ -213,11 +233,11 @@ class VLMRewardModel:
             return []
         s, answer = self.settings, plan.prompt.answer
         if answer == "true":
-            return [_true(found) for found in self.backend.choose(questions, (TRUE,))]
+            return [_true(found) for found in self.backend.word_log_probs(questions, (TRUE,))]
         if answer == "completed" and (s.answer or "soft") == "soft":
-            return [_yes(found) for found in self.backend.choose(questions, (YES, NO))]
-        how = Writing(s.max_tokens or plan.prompt.max_tokens, s.temperature, s.top_p, s.seed)
-        return [self._read(found, plan) for found in self.backend.write(questions, how)]
+            return [_yes(found) for found in self.backend.word_log_probs(questions, (YES, NO))]
+        options = GenerationOptions(s.max_tokens or plan.prompt.max_tokens, s.temperature, s.top_p, s.seed)
+        return [self._read(found, plan) for found in self.backend.generate(questions, options)]
 
     def _read(self, found: Reply | Failure, plan: _Plan) -> _Read:
         """The value of what the model wrote."""
@@ -226,34 +246,32 @@ class VLMRewardModel:
         if not found.whole and plan.prompt.answer != "completed":
             cut = Failure("truncated", f"the answer did not end by itself (max_tokens): {found.text[-80:]!r}")
             return _Read(cut, found.text, found.tokens)
-        status: ParseStatus
-        if plan.prompt.answer in _WORDS:
-            key, words = _WORDS[plan.prompt.answer]
-            said = parse_choice(found.text, key, words)
-            if isinstance(said, Failure):
-                return _Read(said, found.text, found.tokens)
-            value, status = self._worth(said[0]), said[1]
-        else:
-            completed = plan.prompt.answer == "completed"
-            verdict = (
-                parse_completed(found.text)
-                if completed
-                else parse_verdict(found.text, scale=plan.scale, prompt_scale=plan.prompt.scale)
-            )
-            if isinstance(verdict, Failure):
-                return _Read(verdict, found.text, found.tokens)
-            value, status = verdict.value, verdict.status
+        parsed = self._parse(found.text, plan)
+        if isinstance(parsed, Failure):
+            return _Read(parsed, found.text, found.tokens)
+        value, status = parsed
         if not found.whole:
-            status = "fallback"  # nobody knows how it would have gone on
+            status = "fallback"  # the rest of the answer is unknown
         if status == "fallback" and not self.settings.allow_fallback:
             how = "from a sentence, not from" if found.whole else "from an answer without its end, not from all of"
             detail = f"{value:g} was read {how} an answer in the form asked for: {found.text[:80]!r}"
             return _Read(Failure("fallback", f"{detail} (vlm.allow_fallback: true takes it)"), found.text, found.tokens)
         return _Read(value, found.text, found.tokens, status)
 
-    def _worth(self, trend: str) -> float:
-        s = self.settings
-        return {"positive": s.positive_reward, "negative": s.negative_reward}.get(trend, s.unclear_reward)
+    def _parse(self, text: str, plan: _Plan) -> tuple[float, ParseStatus] | Failure:
+        """The value in an answer, and whether it has the form that was asked for."""
+        s, answer = self.settings, plan.prompt.answer
+        if answer in _WORDS:
+            found = parse_choice(text, *_WORDS[answer])
+            if isinstance(found, Failure):
+                return found
+            rewards = {"positive": s.positive_reward, "negative": s.negative_reward, "unclear": s.unclear_reward}
+            return rewards[found[0]], found[1]
+        if answer == "completed":
+            verdict = parse_completed(text)
+        else:
+            verdict = parse_verdict(text, scale=plan.scale, prompt_scale=plan.prompt.scale)
+        return verdict if isinstance(verdict, Failure) else (verdict.value, verdict.status)
 
     def _judged(self, episode: Episode, keys: list[bytes | None], answers: dict[bytes, _Read]) -> ExplainedScore:
         """The judgement of an episode from the answers about its rows."""
@@ -270,6 +288,13 @@ class VLMRewardModel:
         return ExplainedScore(score, text, tokens, parse_status=joined_status(read.status for read in reads))
 
 
+def _check(kind: VLMType, settings: VLMSettings) -> None:
+    try:
+        settings.check(kind)
+    except ValueError as error:
+        raise ConfigError(f"reward.model.vlm: {error}") from error
+
+
 def _unusable(episode: Episode) -> Failure | None:
     if episode.frames is None or not episode.frames.size:
         return Failure("no_frames", "the episode has no frames to look at")
@@ -281,7 +306,7 @@ def _unusable(episode: Episode) -> Failure | None:
     return None
 
 
-def _yes(found: Choice | Failure) -> _Read:
+def _yes(found: WordLogProbs | Failure) -> _Read:
     """p(yes) / (p(yes) + p(no))."""
     if isinstance(found, Failure):
         return _Read(found)
@@ -292,9 +317,188 @@ def _yes(found: Choice | Failure) -> _Read:
     return _Read(value, f"p(yes) {np.exp(yes):.3g}, p(no) {np.exp(no):.3g}", found.tokens)
 
 
-def _true(found: Choice | Failure) -> _Read:
+def _true(found: WordLogProbs | Failure) -> _Read:
     """Logarithm of p(True)."""
     if isinstance(found, Failure):
         return _Read(found)
     value = max(float(found.log_probs[0]), LOWEST_LOG_PROB)
     return _Read(value, f"log p(True) {value:.3f}", found.tokens)
+
+
+@dataclass(frozen=True)
+class VLMCard:
+    """What a checkpoint says of itself.
+
+    Attributes:
+        asked: values of `ASKED`.
+        base: folder or hub id of the model, `base` where it lies inside.
+        adapter: whether there is one.
+        threshold: see `Calibration`.
+        horizon: see `Calibration`.
+        label: what a value means, in words.
+        data_hash: of the training data.
+    """
+
+    asked: dict[str, Any]
+    base: str
+    adapter: bool
+    threshold: float | None = None
+    horizon: float | None = None
+    label: str = ""
+    data_hash: str = ""
+
+
+def write_vlm_checkpoint(folder: Path, card: VLMCard, write_weights: Callable[[Path], None]) -> Path:
+    """Write a checkpoint in one piece.
+
+    Args:
+        folder: replaced if it exists.
+        card: what it says of itself.
+        write_weights: writes `adapter/` or `base/` (or both) into the folder that it is given.
+
+    Returns:
+        The folder.
+    """
+    temporary = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    write_weights(temporary)
+    write_json(temporary / CARD, asdict(card) | {"type": "qwen_vl", "guerdon_version": version("guerdon")})
+    seal_folder(temporary, folder)
+    return folder
+
+
+def read_card(path: str | Path) -> tuple[Path, VLMCard]:
+    """The folder of a checkpoint (`path` or its `model/`) and what it says of itself; every byte is checked.
+
+    Raises:
+        CheckpointError: there is none, it is incomplete or altered.
+    """
+    given = Path(path)
+    folder = next((c for c in (given, given / "model") if (c / CARD).is_file()), None)
+    if folder is None:
+        raise CheckpointError(
+            f"no vision-language reward model at {given}: expected a folder with {CARD}; write one with `guerdon train`"
+        )
+    verify_folder(folder)
+    with boundary(CheckpointError, f"{folder / CARD} cannot be read"):
+        record = json.loads((folder / CARD).read_text(encoding="utf-8"))
+        return folder, VLMCard(**{name: record[name] for name in VLMCard.__dataclass_fields__})
+
+
+def load_vlm(
+    kind: VLMType,
+    checkpoint_path: str | Path | None = None,
+    *,
+    settings: VLMSettings | None = None,
+    device: str | torch.device | None = None,
+) -> VLMRewardModel:
+    """Build a vision-language reward model.
+
+    Args:
+        kind: what it asks.
+        checkpoint_path: what `guerdon train` wrote; then settings may not name another model or question.
+        settings: how it is asked and where it runs.
+        device: of the transformers backend; None for the GPU when there is one.
+
+    Raises:
+        ConfigError: settings that do not fit, or a model is missing.
+        CheckpointError: it cannot be read.
+        MissingDependencyError: the backend is not installed.
+    """
+    asked, calibration = settings or VLMSettings(), None
+    if checkpoint_path is not None:
+        asked, calibration = _from_checkpoint(kind, checkpoint_path, asked)
+    elif asked.backend != "openai" and asked.path is None:
+        raise ConfigError(
+            f"the reward model {kind} needs a model: checkpoint_path (what `guerdon train` wrote), vlm.path "
+            "(prm_model_name_or_path), or vlm.backend: openai with an endpoint"
+        )
+    _check(kind, asked)
+    return VLMRewardModel(kind, asked, open_backend(asked, device), calibration)
+
+
+def load_named_vlm(
+    name: str,
+    checkpoint_path: str | Path | None = None,
+    *,
+    vlm: VLMSettings | Mapping[str, Any] | None = None,
+    device: str | torch.device | None = None,
+) -> VLMRewardModel:
+    """Build the vision-language reward model that a configuration or a server calls by one of its names.
+
+    Args:
+        name: of `VLM_NAMES`; some imply a backend or a question.
+        checkpoint_path: what `guerdon train` wrote, or any model (folder or hub id), which then is `vlm.path`.
+        vlm: how it is asked.
+        device: as for `load_vlm`.
+
+    Raises:
+        ConfigError: settings that do not fit, or a model is missing.
+        CheckpointError: it cannot be read.
+    """
+    asked = vlm.model_dump(exclude_unset=True) if isinstance(vlm, VLMSettings) else dict(vlm or {})
+    if checkpoint_path is not None and not is_checkpoint(checkpoint_path):
+        if asked.get("path") is not None:
+            raise ConfigError(f"vlm.path stands beside checkpoint_path {str(checkpoint_path)!r}; give one of them")
+        asked["path"], checkpoint_path = str(checkpoint_path), None
+    fixed = {} if checkpoint_path is None else {"question": read_card(checkpoint_path)[1].asked["question"]}
+    asked = {k: v for k, v in implied_by(name, {**fixed, **asked}).items() if k in asked or k not in fixed}
+    try:
+        settings = VLMSettings(**asked)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(["reward.model.vlm", *(str(part) for part in first["loc"])])
+        raise ConfigError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from error
+    return load_vlm(VLM_NAMES[name], checkpoint_path, settings=settings, device=device)
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    """Whether a trained vision-language reward model lies there."""
+    return any((folder / CARD).is_file() for folder in (Path(path), Path(path) / "model"))
+
+
+def open_backend(settings: VLMSettings, device: str | torch.device | None = None) -> Backend:
+    """Load the model, or reach the endpoint."""
+    if settings.backend == "openai":
+        from guerdon.models.vlm_chat import OpenAIBackend
+
+        assert settings.openai is not None
+        return OpenAIBackend(settings.openai)
+    assert settings.path is not None
+    if settings.backend == "vllm":
+        from guerdon.models.vlm_chat import VLLMBackend
+
+        return VLLMBackend(settings.path, settings.adapter, settings.vllm)
+    from guerdon.models.vlm_transformers import TransformersBackend, read_vlm
+
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    bf16 = uses_bf16(settings.bf16, where)
+    loaded = read_vlm(settings.path, settings.adapter, dtype=torch.bfloat16 if bf16 else torch.float32)
+    return TransformersBackend(*loaded, batch_size=settings.batch_size, bf16=bf16, device=where)
+
+
+def _from_checkpoint(kind: VLMType, path: str | Path, settings: VLMSettings) -> tuple[VLMSettings, Calibration]:
+    folder, card = read_card(path)
+    if kind != "qwen_vl":
+        raise ConfigError(f"{folder} is a qwen_vl model; model_type {kind} has no checkpoints: give vlm.path")
+    given = settings.model_dump(exclude_unset=True)
+    if settings.backend == "openai":
+        raise ConfigError("checkpoint_path would do nothing with backend openai, whose endpoint has its own model")
+    for name in ("path", "adapter", "prompt"):
+        if given.get(name) is not None:
+            raise ConfigError(f"vlm.{name} stands beside checkpoint_path, which says that itself; remove one of them")
+    for name in ASKED:
+        if name in given and given[name] is not None and given[name] != card.asked.get(name):
+            raise CheckpointError(
+                f"{name} mismatch: {folder} was trained with {card.asked.get(name)!r}, asked for {given[name]!r}; "
+                f"remove vlm.{name}, or train with it"
+            )
+    base = str(folder / BASE) if card.base == BASE else card.base
+    untold = {"fps"} if settings.backend == "vllm" else set()  # vLLM is not told how fast frames follow each other
+    asked = {name: value for name, value in card.asked.items() if name in set(ASKED) - untold}
+    whole = {**given, **asked, "path": base} | ({"adapter": str(folder / ADAPTER)} if card.adapter else {})
+    try:
+        return VLMSettings(**whole), Calibration(card.threshold, card.horizon)
+    except ValidationError as error:
+        raise CheckpointError(f"{folder / CARD} does not fit this version: {error.errors()[0]['msg']}") from error

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from guerdon.errors import DataError
 from guerdon.types import ByteArray, IntArray
@@ -66,6 +67,17 @@ def sample_frames(count: int, nframes: int) -> IntArray:
     if nframes >= count:
         return np.arange(count, dtype=np.int64)
     return np.linspace(0, count - 1, nframes).astype(np.int64)
+
+
+def limit_pixels(frames_N_H_W_3: ByteArray, max_pixels: int) -> ByteArray:
+    """The same pictures, made smaller (bicubic) where they have more than `max_pixels` each; proportions stay."""
+    _, height, width, _ = frames_N_H_W_3.shape
+    if height * width <= max_pixels:
+        return frames_N_H_W_3
+    scale = (max_pixels / (height * width)) ** 0.5
+    size = (max(int(width * scale), 1), max(int(height * scale), 1))
+    small = [np.asarray(Image.fromarray(f).resize(size, Image.Resampling.BICUBIC)) for f in frames_N_H_W_3]
+    return np.stack(small)
 
 
 def _channels_last(array: NDArray[Any]) -> NDArray[Any]:

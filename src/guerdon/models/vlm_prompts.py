@@ -1,21 +1,33 @@
-"""Named prompts for vision-language models: what is asked, with which pictures, on which scale.
+"""Named prompts of vision-language models, questions with pictures, and the backend protocol that answers them.
 
-A caller chooses a template by its name and never sends one. The task is put in once, literally: braces in it stay
-braces, and what could be read as one of the model's own marks (`<|image_pad|>`, `<image>`, `</answer>`) is pulled
-apart. This module does not know models or how answers are read.
+A caller chooses a template by its name and never sends one. The task is inserted once, literally: braces in it stay
+braces, and text that could be read as a control token (`<|image_pad|>`, `<image>`, `</answer>`) is split. A `Question`
+is a filled prompt with its pictures; a `Backend` generates a reply, or returns how likely the first word of the reply
+is one of a few words. Words are compared by their text: every token that is `yes` without its spaces and capitals
+counts as yes.
 
-    asked = PROMPTS["completed"].fill("close the door")
-    asked.text      # "The task is close the door, is it completed?"
+    prompt = PROMPTS["completed"].fill("close the door")
+    prompt.text      # "The task is close the door, is it completed?"
+    question = make_question(prompt, frames_T, nframes=16, max_pixels=200704)
+    replies = backend.generate([question], GenerationOptions(max_tokens=8))
+    log_probs = backend.word_log_probs([question], (YES, NO))
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from guerdon.errors import ConfigError
 from guerdon.models.explained_score import Scale
+from guerdon.models.vlm_frames import limit_pixels, sample_frames
+from guerdon.types import ByteArray, Failure
 
 Slot = Literal["image", "first", "video", "last"]
 Answer = Literal["completed", "number", "true", "trend", "preference"]
@@ -31,14 +43,13 @@ class PromptTemplate:
 
     Attributes:
         name: what callers choose it by.
-        answer: what kind of answer it asks for.
-        user: the words after the pictures, with `{task}` or `{task_instruction}`.
-        slots: the pictures of the user's turn, in order: `image` is the frame that is judged, `first` and `last` are
-            those of the video.
-        system: words of the system turn; empty for the chat template's own.
+        answer: kind of answer that it asks for.
+        user: text of the user turn after the pictures, with `{task}` or `{task_instruction}`.
+        slots: pictures of the user turn, in order: `image` is the scored frame, `first` and `last` those of the video.
+        system: text of the system turn; empty: the chat template's own.
         scale: of an answer that is a number.
-        max_tokens: longest answer that makes sense.
-        chat: put into the model's chat template; else the bare words, which end where the answer begins.
+        max_tokens: default limit of the answer.
+        chat: use the model's chat template; else plain text, which ends where the answer begins.
     """
 
     name: str
@@ -50,26 +61,26 @@ class PromptTemplate:
     max_tokens: int = 16
     chat: bool = True
 
-    def fill(self, task: str) -> Asked:
-        """The question about this task; a template without a place for the task is told it first."""
+    def fill(self, task: str) -> FilledPrompt:
+        """The question about this task; where the template has no place for the task, the task comes first."""
         plain = plain_words(task)
         user = self.user if _PLACE.search(self.user) else "Task info:\n{task}\n\n" + self.user
-        return Asked(_PLACE.sub(lambda _: plain, user), _PLACE.sub(lambda _: plain, self.system), self)
+        return FilledPrompt(_PLACE.sub(lambda _: plain, user), _PLACE.sub(lambda _: plain, self.system), self)
 
     @property
     def sees_video(self) -> bool:
-        """Whether it looks at more than one frame."""
+        """Whether it shows more than one frame."""
         return self.slots != ("image",)
 
 
 @dataclass(frozen=True)
-class Asked:
+class FilledPrompt:
     """A template with a task in it.
 
     Attributes:
-        text: words of the user's turn after the pictures.
-        system: words of the system turn; empty for none.
-        template: where it comes from.
+        text: text of the user turn after the pictures.
+        system: text of the system turn; empty for none.
+        template: the template.
     """
 
     text: str
@@ -78,7 +89,7 @@ class Asked:
 
 
 def plain_words(text: str) -> str:
-    """One line of words that no tokenizer or parser takes for a mark of its own."""
+    """One line of text in which no tokenizer or parser finds a control token."""
     return _MARK.sub(lambda found: found[0] + " ", _SPACES.sub(" ", text).strip())
 
 
@@ -146,3 +157,149 @@ def find_prompt(name: str, *, answers: tuple[Answer, ...]) -> PromptTemplate:
         why = "asks for another kind of answer than this model gives" if name in PROMPTS else "is unknown"
         raise ConfigError(f"the prompt {name!r} {why}; choose one of {', '.join(fitting)}")
     return PROMPTS[name]
+
+
+YES, NO, TRUE = ("yes", "true", "1"), ("no", "false", "0"), ("true",)
+"""Words that the first token of an answer may be."""
+ENDED = ("stop", "eos_token", "stop_sequence", "end_turn")
+"""Finish reasons of an answer that ended by itself; any other, or none, means that it was cut off."""
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """One picture: (H, W, 3) uint8."""
+
+    pixels: ByteArray
+
+
+@dataclass(frozen=True, eq=False)
+class Video:
+    """Frames in order of time: (N, H, W, 3) uint8, and frames per second."""
+
+    frames: ByteArray
+    fps: float
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """A filled prompt with its pictures.
+
+    Attributes:
+        prompt: the filled template.
+        media: pictures and videos, placed before the text.
+    """
+
+    prompt: FilledPrompt
+    media: tuple[Picture | Video, ...]
+
+    @property
+    def key(self) -> bytes:
+        """Hash of the content; equal questions have equal keys."""
+        digest = hashlib.blake2b(digest_size=16)
+        for text in (self.prompt.template.name, self.prompt.system, self.prompt.text):
+            digest.update(f"{len(text)}:{text}".encode("utf-8", "surrogatepass"))
+        for part in self.media:
+            array = part.pixels if isinstance(part, Picture) else part.frames
+            digest.update(f"{type(part).__name__}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.digest()
+
+
+@dataclass(frozen=True)
+class GenerationOptions:
+    """Sampling parameters of answers.
+
+    Attributes:
+        max_tokens: limit of the answer.
+        temperature: 0: the most likely token.
+        top_p: with temperature above 0.
+        seed: with temperature above 0.
+    """
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def request(self) -> dict[str, Any]:
+        """The parameters as vLLM and chat completions endpoints name them."""
+        sampled = {"top_p": self.top_p, "seed": self.seed} if self.temperature > 0 else {}
+        return {"max_tokens": self.max_tokens, "temperature": self.temperature, **sampled}
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A generated answer.
+
+    Attributes:
+        text: the answer.
+        tokens: input tokens; 0 where they were not counted.
+        whole: it ended by itself, not at the length limit.
+    """
+
+    text: str
+    tokens: int = 0
+    whole: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class WordLogProbs:
+    """Log-probabilities that the first word of an answer is in each of several groups of words.
+
+    Attributes:
+        log_probs: (G,) float64, one for each group; minus infinity for an impossible group.
+        tokens: input tokens; 0 where they were not counted.
+    """
+
+    log_probs: NDArray[np.float64]
+    tokens: int = 0
+
+
+class Backend(Protocol):
+    """A vision-language model that answers questions."""
+
+    def generate(self, questions: Sequence[Question], options: GenerationOptions) -> list[Reply | Failure]:
+        """An answer to each question, in order."""
+        ...
+
+    def word_log_probs(
+        self, questions: Sequence[Question], groups: Sequence[Sequence[str]]
+    ) -> list[WordLogProbs | Failure]:
+        """For each question, the log-probability that the answer begins with a word of each group."""
+        ...
+
+
+def make_question(
+    prompt: FilledPrompt,
+    frames_T: ByteArray,
+    *,
+    nframes: int,
+    max_pixels: int,
+    fps: float = 4.0,
+    video_as: Literal["video", "images"] = "video",
+) -> Question:
+    """Fill the places of a template with the frames of an episode.
+
+    Args:
+        prompt: the filled template.
+        frames_T: (T, H, W, 3) uint8 up to the moment that is judged, which is the last.
+        nframes: frames of a video, the first and the last among them.
+        max_pixels: pixels per frame above which frames are made smaller.
+        fps: frames of the video per second.
+        video_as: one piece, or pictures one by one.
+    """
+    media: list[Picture | Video] = []
+    rows = sample_frames(len(frames_T), nframes)
+    for slot in prompt.template.slots:
+        if slot == "video":
+            frames = limit_pixels(frames_T[rows], max_pixels)
+            media += [Video(frames, fps)] if video_as == "video" else [Picture(frame) for frame in frames]
+        else:
+            which = frames_T[:1] if slot == "first" else frames_T[-1:]
+            media.append(Picture(limit_pixels(which, max_pixels)[0]))
+    return Question(prompt, tuple(media))
+
+
+def matches_word(token: str, words: Sequence[str]) -> bool:
+    """Whether a token's text is one of these (lower case) words, spaces and capitals aside."""
+    return token.strip(" \t\n▁Ġ").casefold() in words

@@ -267,7 +267,7 @@ def refuse_missing(path: str) -> None:
 def _kind_at(path: str) -> str:
     """What lies at a path: a model of pictures that `guerdon train` wrote, or something for the loader of texts."""
     from guerdon.models.checkpoint import CONFIG, find_checkpoint
-    from guerdon.models.vlm_files import is_checkpoint
+    from guerdon.models.vlm import is_checkpoint
 
     refuse_missing(path)
     if is_checkpoint(path):

@@ -97,7 +97,7 @@ def refuse_all(settings: ServeSettings) -> None:
 
 def _refuse_vlm(name: str, model: ServedModelSettings, plan: Plan) -> None:
     """A vision-language model is asked in a way that there is, and it is somewhere."""
-    from guerdon.models.vlm_files import is_checkpoint
+    from guerdon.models.vlm import is_checkpoint
 
     path = model.model_path
     asked = _refuse_asked(name, plan.kind, model, plan.given["vlm"])

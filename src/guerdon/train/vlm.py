@@ -28,11 +28,10 @@ from guerdon.errors import CheckpointError, ConfigError, DataError
 from guerdon.finite import refuse_to_write
 from guerdon.models.quality import classifier_quality, progress_quality
 from guerdon.models.tiny_vlm import write_tiny_vlm
-from guerdon.models.vlm import VLMRewardModel
-from guerdon.models.vlm_files import ADAPTER, BASE, VLMCard, load_vlm, write_vlm_checkpoint
-from guerdon.models.vlm_local import TransformersBackend, quietly, read_vlm
-from guerdon.models.vlm_prompts import PROMPTS, Asked
-from guerdon.models.vlm_questions import Question, limit_pixels, make_question
+from guerdon.models.vlm import ADAPTER, BASE, VLMCard, VLMRewardModel, load_vlm, write_vlm_checkpoint
+from guerdon.models.vlm_frames import limit_pixels
+from guerdon.models.vlm_prompts import PROMPTS, FilledPrompt, Question, make_question
+from guerdon.models.vlm_transformers import TransformersBackend, quietly, read_vlm
 from guerdon.policies.shared_base import import_peft
 from guerdon.settings.text_policy import LoraSettings
 from guerdon.settings.vlm import VLMTrainSettings
@@ -107,13 +106,13 @@ def train_vlm_on_episodes(
 
 def _backend(settings: VLMTrainSettings, path: str) -> TransformersBackend:
     """The model to train, with a fresh adapter where `lora` is set."""
-    model, inputs, name = read_vlm(path)
+    model, inputs = read_vlm(path)
     if settings.lora is None:
         model.requires_grad_(True)
     else:
         model = _with_fresh_adapter(model, settings.lora, settings.seed)
     size = settings.micro_batch_size or settings.batch_size
-    return TransformersBackend(model, inputs, name, batch_size=size, bf16=settings.bf16)
+    return TransformersBackend(model, inputs, batch_size=size, bf16=settings.bf16)
 
 
 def _with_fresh_adapter(model: Any, lora: LoraSettings, seed: int) -> Any:
@@ -184,7 +183,7 @@ class VLMExamples(LabelledRows):
     """
 
     frames: tuple[ByteArray, ...]
-    asked: tuple[Asked, ...]
+    asked: tuple[FilledPrompt, ...]
     settings: VLMTrainSettings
 
     def question(self, i: int) -> Question:

@@ -12,11 +12,20 @@ from vlm_samples import FAMILIES, episode, tiny_backend, tiny_folder
 
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.models.tiny_vlm import IMAGE, VIDEO, build_image_processor, build_tokenizer
-from guerdon.models.vlm_files import load_vlm
-from guerdon.models.vlm_inputs import VisionInputs
-from guerdon.models.vlm_local import read_vlm
-from guerdon.models.vlm_prompts import PROMPTS, PromptTemplate, find_prompt, plain_words
-from guerdon.models.vlm_questions import NO, YES, Writing, limit_pixels, make_question, says
+from guerdon.models.vlm import load_vlm
+from guerdon.models.vlm_frames import limit_pixels
+from guerdon.models.vlm_prompts import (
+    NO,
+    PROMPTS,
+    YES,
+    GenerationOptions,
+    PromptTemplate,
+    find_prompt,
+    make_question,
+    matches_word,
+    plain_words,
+)
+from guerdon.models.vlm_transformers import VisionInputs, read_vlm
 from guerdon.settings.vlm import TinyVLMSettings, VLMSettings
 
 
@@ -137,7 +146,7 @@ def test_pixels_are_limited_and_proportions_kept():
 
 
 def test_words_count_by_what_they_say():
-    assert [t for t in ("Yes", " yes", "ĠYES", "yess", "eyes", "1", "10", "") if says(t, YES)] == [
+    assert [t for t in ("Yes", " yes", "ĠYES", "yess", "eyes", "1", "10", "") if matches_word(t, YES)] == [
         "Yes",
         " yes",
         "ĠYES",
@@ -154,7 +163,7 @@ def test_log_probs_are_those_of_the_whole_vocabulary():
     backend = tiny_backend()
     tokenizer = backend.inputs.tokenizer
     every = [(t.strip().casefold() or t,) for t in tokenizer.batch_decode([[i] for i in backend.word_ids(YES + NO)])]
-    found = backend.choose([question()], [YES, NO, YES + NO])[0].log_probs
+    found = backend.word_log_probs([question()], [YES, NO, YES + NO])[0].log_probs
     assert np.logaddexp(found[0], found[1]) == pytest.approx(found[2])
     assert len(every) > 4
     with torch.no_grad():
@@ -166,12 +175,12 @@ def test_log_probs_are_those_of_the_whole_vocabulary():
 def test_writing_is_repeatable_and_seeded():
     backend = tiny_backend()
     asked = [question(seed=s) for s in range(3)]
-    assert backend.write(asked, Writing(5)) == backend.write(asked, Writing(5))
-    warm = Writing(5, temperature=1.0, seed=1)
+    assert backend.generate(asked, GenerationOptions(5)) == backend.generate(asked, GenerationOptions(5))
+    warm = GenerationOptions(5, temperature=1.0, seed=1)
     before = torch.random.get_rng_state()
-    assert backend.write(asked, warm) == backend.write(asked, warm)
+    assert backend.generate(asked, warm) == backend.generate(asked, warm)
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert backend.write(asked, warm) != backend.write(asked, Writing(5, temperature=1.0, seed=2))
+    assert backend.generate(asked, warm) != backend.generate(asked, GenerationOptions(5, temperature=1.0, seed=2))
 
 
 def test_other_families_and_broken_folders_are_refused(tmp_path):

@@ -11,9 +11,8 @@ from vlm_samples import episode, tiny_backend
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.models.load import load_reward_model
 from guerdon.models.vlm import VLMRewardModel
-from guerdon.models.vlm_openai import OpenAIBackend, chat_messages, choice_of
-from guerdon.models.vlm_prompts import PROMPTS
-from guerdon.models.vlm_questions import NO, YES, Picture, Reply, Video, Writing, make_question
+from guerdon.models.vlm_chat import OpenAIBackend, chat_messages, group_log_probs
+from guerdon.models.vlm_prompts import NO, PROMPTS, YES, GenerationOptions, Picture, Reply, Video, make_question
 from guerdon.retry import Clock
 from guerdon.settings.vlm import EndpointSettings, VLLMSettings, VLMSettings
 from guerdon.types import Failure
@@ -110,7 +109,7 @@ def test_messages_carry_lossless_pictures_and_the_words():
     assert [m["role"] for m in messages] == ["system", "user"]
     assert [p["type"] for p in messages[1]["content"]] == ["image_url"] * 6 + ["text"]
     back = question_of(messages)
-    assert (back.asked.text, back.asked.system) == (asked.asked.text, asked.asked.system)
+    assert (back.prompt.text, back.prompt.system) == (asked.prompt.text, asked.prompt.system)
     for a, b in zip(asked.media, back.media, strict=True):
         np.testing.assert_array_equal(a.pixels, b.pixels)
     video = chat_messages(question("completion_percentage", rows=5))[0]["content"][0]
@@ -127,7 +126,7 @@ def test_what_may_pass_is_tried_again_with_pauses(sharp):
     glass = Hourglass()
     script = [DROP, 503, (429, {"Retry-After": "7"}), NOT_JSON]
     with serving(sharp, script) as server:
-        found = OpenAIBackend(endpoint(server, retries=4), glass.clock).write([question()], Writing(3))
+        found = OpenAIBackend(endpoint(server, retries=4), glass.clock).generate([question()], GenerationOptions(3))
         assert isinstance(found[0], Reply)
         assert len(server.requests) == 5
     assert 7.0 <= glass.slept[2] <= 7.7
@@ -152,7 +151,9 @@ def test_what_may_pass_is_tried_again_with_pauses(sharp):
 def test_what_stays_is_a_failure_with_its_reason(script, reason, asked):
     glass = Hourglass()
     with serving(None, script) as server:
-        found = OpenAIBackend(endpoint(server, retries=2, deadline=60), glass.clock).write([question()], Writing(3))
+        found = OpenAIBackend(endpoint(server, retries=2, deadline=60), glass.clock).generate(
+            [question()], GenerationOptions(3)
+        )
         assert isinstance(found[0], Failure)
         assert found[0].reason == reason
         assert len(server.requests) == asked
@@ -170,13 +171,13 @@ def test_only_an_answer_that_ended_by_itself_is_whole(reason, whole):
 @pytest.mark.parametrize("status", [401, 403, 404])
 def test_a_refused_key_or_model_stops_everything(status):
     with serving(None, [status]) as server, pytest.raises(ConfigError, match=r"vlm\.openai"):
-        OpenAIBackend(endpoint(server)).write([question()], Writing(3))
+        OpenAIBackend(endpoint(server)).generate([question()], GenerationOptions(3))
 
 
 def test_an_endpoint_without_log_probs_says_so():
     reply = {"choices": [{"message": {"content": "Yes"}}]}
     with serving(None, [reply]) as server:
-        found = OpenAIBackend(endpoint(server)).choose([question()], (YES, NO))
+        found = OpenAIBackend(endpoint(server)).word_log_probs([question()], (YES, NO))
         assert found[0].reason == "no_logprobs"
 
 
@@ -186,9 +187,9 @@ def test_keys_come_from_the_environment(monkeypatch, sharp, tmp_path):
         with pytest.raises(ConfigError, match="VISION_KEY"):
             OpenAIBackend(endpoint(server, api_key_env="VISION_KEY"))
         monkeypatch.setenv("VISION_KEY", "sesame")
-        OpenAIBackend(endpoint(server, api_key_env="VISION_KEY")).write([question()], Writing(1))
+        OpenAIBackend(endpoint(server, api_key_env="VISION_KEY")).generate([question()], GenerationOptions(1))
         monkeypatch.setenv("OPENAI_API_KEY", "not for you")
-        OpenAIBackend(endpoint(server)).write([question()], Writing(1))
+        OpenAIBackend(endpoint(server)).generate([question()], GenerationOptions(1))
         assert [h.get("Authorization") for h in server.headers] == ["Bearer sesame", None]
 
 
@@ -196,20 +197,20 @@ def test_listed_tokens_must_settle_the_question():
     def logs(**p):
         return [(token, float(np.log(v))) for token, v in p.items()]
 
-    found = choice_of(logs(Yes=0.5, yes=0.25, No=0.2, x=1e-6), (YES, NO), 3)
+    found = group_log_probs(logs(Yes=0.5, yes=0.25, No=0.2, x=1e-6), (YES, NO), 3)
     np.testing.assert_allclose(np.exp(found.log_probs), [0.75, 0.2])
     assert found.tokens == 3
-    assert choice_of(logs(Yes=0.5, x=0.3, y=0.01), (YES, NO), 0).reason == "low_probability"  # many may follow y
-    assert choice_of(logs(Yes=0.7, x=0.3), (YES, NO), 0).log_probs[1] == -np.inf  # nothing is left to list
-    assert choice_of(logs(x=1.0), (YES, NO), 0).reason == "low_probability"
-    assert choice_of([("Yes", 0.5)], (YES, NO), 0).reason == "no_logprobs"
-    assert choice_of([("Yes", float("nan"))], (YES, NO), 0).reason == "no_logprobs"
-    assert choice_of([], (YES, NO), 0).reason == "no_logprobs"
+    assert group_log_probs(logs(Yes=0.5, x=0.3, y=0.01), (YES, NO), 0).reason == "low_probability"  # many may follow y
+    assert group_log_probs(logs(Yes=0.7, x=0.3), (YES, NO), 0).log_probs[1] == -np.inf  # nothing is left to list
+    assert group_log_probs(logs(x=1.0), (YES, NO), 0).reason == "low_probability"
+    assert group_log_probs([("Yes", 0.5)], (YES, NO), 0).reason == "no_logprobs"
+    assert group_log_probs([("Yes", float("nan"))], (YES, NO), 0).reason == "no_logprobs"
+    assert group_log_probs([], (YES, NO), 0).reason == "no_logprobs"
 
 
 def test_an_uncertain_random_model_is_no_measurement():
     with serving(tiny_backend()) as server:
-        found = OpenAIBackend(endpoint(server)).choose([question()], (YES, NO))
+        found = OpenAIBackend(endpoint(server)).word_log_probs([question()], (YES, NO))
         assert found[0].reason == "low_probability"
 
 
@@ -242,7 +243,7 @@ class FakeVLLM:
                 payload = _serve_log_probs(self.backend, asked, sampling["logprobs"])
                 written = types.SimpleNamespace(logprobs=[payload], text="", finish_reason="length")
             else:
-                reply = self.backend.write([asked], Writing(sampling["max_tokens"]))[0]
+                reply = self.backend.generate([asked], GenerationOptions(sampling["max_tokens"]))[0]
                 written = types.SimpleNamespace(text=reply.text, finish_reason="stop" if reply.whole else "length")
             ids = self.backend.inputs.batch([asked])["input_ids"][0].tolist()
             out.append(types.SimpleNamespace(outputs=[written], prompt_token_ids=ids))
@@ -282,7 +283,7 @@ def test_vllm_in_process_gives_the_same(monkeypatch, sharp, kind, settings):
 
 
 def test_vllm_takes_an_adapter(monkeypatch, tmp_path):
-    from guerdon.models.vlm_vllm import VLLMBackend
+    from guerdon.models.vlm_chat import VLLMBackend
 
     fake = FakeVLLM(None)
     requests = types.ModuleType("vllm.lora.request")

@@ -1,50 +1,65 @@
-"""A vision-language model behind a chat completions endpoint: vLLM, SGLang, or any other that takes pictures.
+"""Backends of vision-language models that take chat messages: an HTTP endpoint, or vLLM in this process.
 
-Pictures travel as data URLs, so the endpoint fetches nothing. How likely words are is read from `top_logprobs`; where
-the listed tokens leave more than a hundredth of it open, there is no measurement; a word that is not listed counts as
-impossible. What may pass (429, 5xx, timeouts) is tried again within a deadline; a refused key or an unknown model
-stops everything. This module does not know prompts or how answers are read.
+Pictures travel as data URLs, so an endpoint (vLLM, SGLang, or any other chat completions endpoint that takes pictures)
+fetches nothing. Probabilities of words are read from `top_logprobs`; where the listed tokens leave more than a
+hundredth open, there is no measurement; a word that is not listed counts as impossible. Temporary errors (429, 5xx,
+timeouts) are retried within a deadline; a refused key or an unknown model stops everything.
 
     backend = OpenAIBackend(EndpointSettings(base_url="http://127.0.0.1:8000/v1", model="Qwen/Qwen2.5-VL-7B-Instruct"))
-    backend.write([question], Writing(max_tokens=64))
+    backend = VLLMBackend("Qwen/Qwen2.5-VL-7B-Instruct", None, VLLMSettings(tensor_parallel_size=2))
+    backend.generate([question], GenerationOptions(max_tokens=64))
 """
 
 from __future__ import annotations
 
 import base64
+import importlib
 import io
+import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 from PIL import Image
 
+from guerdon.errors import CheckpointError, GuerdonError, MissingDependencyError, boundary
 from guerdon.labels.chat import api_key
 from guerdon.labels.wire import WireError, post_json
-from guerdon.models.vlm_questions import ENDED, Choice, Picture, Question, Reply, Writing, says
+from guerdon.models.vlm_prompts import (
+    ENDED,
+    GenerationOptions,
+    Picture,
+    Question,
+    Reply,
+    WordLogProbs,
+    matches_word,
+)
 from guerdon.retry import Clock, Crew, Retry, Todo, Tried
 from guerdon.settings.label import JudgeSettings
-from guerdon.settings.vlm import EndpointSettings
+from guerdon.settings.vlm import EndpointSettings, VLLMSettings
 from guerdon.types import ByteArray, Failure
 
 TOP = 20  # the most that endpoints list
 VARIANTS = 10  # tokens that say one word: with and without space, capitals
 OPEN_SHARE = 0.01  # of the probability in question that unlisted tokens may hold
 
+MAX_PICTURES = 128  # of one question, for vLLM
+
 T = TypeVar("T")
 
 
 class OpenAIBackend:
-    """Answers by an endpoint, several requests at a time.
+    """Answers of a chat completions endpoint, several requests at a time.
 
     Args:
-        settings: where it is, how patient to be.
-        clock: time; tests bring their own.
+        settings: address, retries and timeouts.
+        clock: source of time, for tests.
 
     Raises:
-        ConfigError: the key is not there.
+        ConfigError: the key is missing.
     """
 
     def __init__(self, settings: EndpointSettings, clock: Clock | None = None) -> None:
@@ -56,35 +71,29 @@ class OpenAIBackend:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._crew = Crew(Retry(settings.retries + 1), settings.concurrency, clock or Clock(), settings.deadline)
 
-    @property
-    def name(self) -> str:
-        """What the endpoint calls the model."""
-        return self.settings.model
-
-    def write(self, questions: Sequence[Question], how: Writing) -> list[Reply | Failure]:
+    def generate(self, questions: Sequence[Question], options: GenerationOptions) -> list[Reply | Failure]:
         """An answer to each question, in order.
 
         Raises:
             ConfigError: the endpoint refuses the key, the model or the path.
         """
-        body: dict[str, Any] = {"max_tokens": how.max_tokens, "temperature": how.temperature}
-        if how.temperature > 0:
-            body |= {"top_p": how.top_p, "seed": how.seed}
-        return self._all(questions, body, _reply)
+        return self._all(questions, options.request(), _reply)
 
-    def choose(self, questions: Sequence[Question], groups: Sequence[Sequence[str]]) -> list[Choice | Failure]:
-        """For each question, how likely the answer begins with a word of each group.
+    def word_log_probs(
+        self, questions: Sequence[Question], groups: Sequence[Sequence[str]]
+    ) -> list[WordLogProbs | Failure]:
+        """For each question, the log-probability that the answer begins with a word of each group.
 
         Raises:
             ConfigError: the endpoint refuses the key, the model or the path.
         """
         body = {"max_tokens": 1, "temperature": 1.0, "top_p": 1.0, "logprobs": True, "top_logprobs": TOP}
-        return self._all(questions, body, lambda payload: _choice(payload, groups))
+        return self._all(questions, body, lambda payload: _first_word(payload, groups))
 
     def _all(
         self, questions: Sequence[Question], body: Mapping[str, Any], decode: Callable[[Any], T | Failure]
     ) -> list[T | Failure]:
-        """An answer to each question, in order."""
+        """The decoded answer to each question, in order."""
         todo: Todo[int, T | Failure] = deque()
         todo += ((i, partial(self._try, question, body, decode)) for i, question in enumerate(questions))
         answers: dict[int, T | Failure] = dict(self._crew.run(todo))
@@ -116,26 +125,28 @@ def chat_messages(question: Question, image_format: Literal["png", "jpeg"] = "pn
         else:
             frames = ",".join(_encoded(frame, "jpeg") for frame in part.frames)
             parts.append({"type": "video_url", "video_url": {"url": f"data:video/jpeg;base64,{frames}"}})
-    parts.append({"type": "text", "text": question.asked.text})
-    system = [{"role": "system", "content": question.asked.system}] if question.asked.system else []
+    parts.append({"type": "text", "text": question.prompt.text})
+    system = [{"role": "system", "content": question.prompt.system}] if question.prompt.system else []
     return [*system, {"role": "user", "content": parts}]
 
 
-def choice_of(listed: Sequence[tuple[str, float]], groups: Sequence[Sequence[str]], tokens: int) -> Choice | Failure:
-    """Log-probabilities of groups of words from the likeliest tokens.
+def group_log_probs(
+    listed: Sequence[tuple[str, float]], groups: Sequence[Sequence[str]], tokens: int
+) -> WordLogProbs | Failure:
+    """Log-probabilities of groups of words from those of the most likely tokens.
 
     Args:
         listed: tokens and their log-probabilities.
         groups: of words, lower case.
-        tokens: that the model read.
+        tokens: input tokens.
 
     Returns:
-        The choice; or `low_probability` where the tokens that are not listed might change it by more than a hundredth.
+        The log-probabilities; or `low_probability` where unlisted tokens might change them by more than a hundredth.
     """
     values = np.array([value for _, value in listed], dtype=np.float64)
     if not len(values) or np.isnan(values).any() or (values > 1e-6).any():
         return Failure("no_logprobs", "the endpoint lists no log-probabilities of tokens")
-    found = [[value for token, value in listed if says(token, words)] for words in groups]
+    found = [[value for token, value in listed if matches_word(token, words)] for words in groups]
     sums = np.array([np.logaddexp.reduce(group) if group else -np.inf for group in found])
     total = float(np.exp(sums).sum())
     rest = max(1.0 - float(np.exp(values).sum()), 0.0)
@@ -145,7 +156,7 @@ def choice_of(listed: Sequence[tuple[str, float]], groups: Sequence[Sequence[str
             "low_probability",
             f"the {len(listed)} likeliest tokens hold {total:.2g} of the answer, others up to {unseen:.2g}",
         )
-    return Choice(sums, tokens)
+    return WordLogProbs(sums, tokens)
 
 
 def _reply(payload: Any) -> Reply | Failure:
@@ -164,13 +175,13 @@ def _reply(payload: Any) -> Reply | Failure:
     return Reply(text, _tokens(payload), whole)
 
 
-def _choice(payload: Any, groups: Sequence[Sequence[str]]) -> Choice | Failure:
+def _first_word(payload: Any, groups: Sequence[Sequence[str]]) -> WordLogProbs | Failure:
     try:
         first = payload["choices"][0]["logprobs"]["content"][0]
         listed = [(str(top["token"]), float(top["logprob"])) for top in first["top_logprobs"]]
     except (KeyError, TypeError, IndexError, ValueError):
         return Failure("no_logprobs", "the endpoint gives no top_logprobs: use answer hard, or another endpoint")
-    return choice_of(listed, groups, _tokens(payload))
+    return group_log_probs(listed, groups, _tokens(payload))
 
 
 def _tokens(payload: Any) -> int:
@@ -184,3 +195,76 @@ def _encoded(pixels_H_W_3: ByteArray, image_format: Literal["png", "jpeg"]) -> s
     options: dict[str, Any] = {"quality": 95} if image_format == "jpeg" else {}
     Image.fromarray(pixels_H_W_3).save(out, format=image_format, **options)
     return base64.b64encode(out.getvalue()).decode("ascii")
+
+
+class VLLMBackend:
+    """Answers of a vLLM engine in this process.
+
+    Args:
+        path: folder or hub id of the model.
+        adapter: peft folder; None for the weights alone.
+        settings: of the engine.
+
+    Raises:
+        MissingDependencyError: vLLM is not installed.
+        GuerdonError: it does not start with this model.
+    """
+
+    def __init__(self, path: str, adapter: str | None, settings: VLLMSettings) -> None:
+        try:
+            self._vllm = importlib.import_module("vllm")
+        except ImportError as error:
+            raise MissingDependencyError(
+                "vlm.backend vllm needs vLLM: pip install vllm, or use backend transformers or openai"
+            ) from error
+        self._lora: Any = None
+        options: dict[str, Any] = {}
+        if adapter is not None:
+            with boundary(CheckpointError, f"the adapter {adapter} cannot be read"):
+                rank = int(json.loads((Path(adapter) / "adapter_config.json").read_text(encoding="utf-8"))["r"])
+            options = {"enable_lora": True, "max_lora_rank": max(8, 1 << (rank - 1).bit_length())}
+            request = importlib.import_module("vllm.lora.request")
+            self._lora = request.LoRARequest("reward", 1, str(Path(adapter).resolve()))
+        if settings.max_model_len is not None:
+            options["max_model_len"] = settings.max_model_len
+        with boundary(GuerdonError, "vLLM does not start with this model"):
+            self._llm: Any = self._vllm.LLM(
+                model=path,
+                tensor_parallel_size=settings.tensor_parallel_size,
+                gpu_memory_utilization=settings.gpu_memory_utilization,
+                limit_mm_per_prompt={"image": MAX_PICTURES, "video": 1},
+                max_logprobs=TOP,
+                **options,
+            )
+
+    def generate(self, questions: Sequence[Question], options: GenerationOptions) -> list[Reply | Failure]:
+        """An answer to each question, in order."""
+        replies: list[Reply | Failure] = []
+        for found in self._chat(questions, options.request()):
+            written = found.outputs[0]
+            read = len(found.prompt_token_ids or ())
+            replies.append(Reply(written.text, read, whole=written.finish_reason in ENDED))
+        return replies
+
+    def word_log_probs(
+        self, questions: Sequence[Question], groups: Sequence[Sequence[str]]
+    ) -> list[WordLogProbs | Failure]:
+        """For each question, the log-probability that the answer begins with a word of each group."""
+        choices: list[WordLogProbs | Failure] = []
+        for found in self._chat(questions, {"max_tokens": 1, "temperature": 1.0, "logprobs": TOP}):
+            first = found.outputs[0].logprobs[0]
+            listed = [(str(entry.decoded_token), float(entry.logprob)) for entry in first.values()]
+            choices.append(group_log_probs(listed, groups, len(found.prompt_token_ids or ())))
+        return choices
+
+    def _chat(self, questions: Sequence[Question], sampling: dict[str, Any]) -> list[Any]:
+        if not questions:
+            return []
+        with boundary(GuerdonError, "vLLM failed to answer"):
+            found: list[Any] = self._llm.chat(
+                [chat_messages(question) for question in questions],
+                self._vllm.SamplingParams(**sampling),
+                lora_request=self._lora,
+                use_tqdm=False,
+            )
+        return found

@@ -1,0 +1,382 @@
+"""Backend of vision-language models through transformers: Qwen2-VL, Qwen2.5-VL and Qwen3-VL, without torchvision.
+
+`VisionInputs` makes the tensors: the families' image processor makes patches of every frame; two frames of a video
+share a patch in time, exactly as the families' video processor (which needs torchvision) lays them out. Prompts are
+padded on the left, so that every answer begins at the same position. Answers do not depend on how questions are batched
+(float32). An adapter stays separate from the weights, never merged.
+
+    backend = TransformersBackend(*read_vlm("runs/tiny"), batch_size=8)
+    backend.word_log_probs([question], (YES, NO))[0].log_probs
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from guerdon.atomic import COMPLETE, verify_folder
+from guerdon.errors import CheckpointError, ConfigError, boundary
+from guerdon.finite import load_weights, refuse_to_read
+from guerdon.hub import check_model
+from guerdon.models.vlm_prompts import GenerationOptions, Picture, Question, Reply, Video, WordLogProbs, matches_word
+from guerdon.policies.precision import uses_bf16
+from guerdon.policies.shared_base import import_peft
+from guerdon.policies.text_files import read_tokenizer
+from guerdon.types import ByteArray, Failure, IntArray
+
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+START, END, IMAGE, VIDEO = "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"
+
+
+class VisionInputs:
+    """Makes tensors of questions.
+
+    Args:
+        tokenizer: with a chat template.
+        image_processor: of the family; its patch sizes hold for videos too.
+        family: `model_type` of the model's configuration.
+
+    Raises:
+        CheckpointError: another family, or a tokenizer without the family's marks or a chat template.
+    """
+
+    def __init__(self, tokenizer: Any, image_processor: Any, family: str) -> None:
+        if family not in FAMILIES:
+            raise CheckpointError(
+                f"a {family} model does not run in this process, {', '.join(FAMILIES)} do: serve it with vLLM or "
+                "SGLang and use backend openai"
+            )
+        ids = tokenizer.convert_tokens_to_ids([IMAGE, VIDEO, START, END])
+        if None in ids or len(set(ids)) < 4 or tokenizer.unk_token_id in ids:
+            raise CheckpointError(f"the tokenizer lacks {IMAGE}, {VIDEO}, {START} or {END}: it is not of {family}")
+        if not tokenizer.chat_template:
+            raise CheckpointError("the tokenizer has no chat template, so it is unclear how to ask")
+        self.tokenizer, self.family = tokenizer, family
+        self.image_processor = image_processor
+        self._image_id, self._video_id = int(ids[0]), int(ids[1])
+        self._merge = int(image_processor.merge_size)
+        self._stride = int(image_processor.temporal_patch_size)
+
+    def batch(self, questions: Sequence[Question], answers: Sequence[IntArray] | None = None) -> dict[str, Tensor]:
+        """Tensors of several questions, and of their answers where they are known (for training).
+
+        Args:
+            questions: at least one.
+            answers: ids that follow each question.
+
+        Returns:
+            What the model's `forward` takes by name; with answers also `labels`, -100 outside of them.
+        """
+        rows = [self._encode(q) for q in questions]
+        tails = [np.zeros(0, np.int64)] * len(rows) if answers is None else list(answers)
+        ids = [np.concatenate([row["ids"], tail]) for row, tail in zip(rows, tails, strict=True)]
+        width = max(map(len, ids))
+        pad = self.tokenizer.pad_token_id
+        ids_B_L = np.full((len(ids), width), 0 if pad is None else pad, np.int64)
+        mask_B_L = np.zeros((len(ids), width), np.int64)
+        labels_B_L = np.full((len(ids), width), -100, np.int64)
+        for b, (row, tail) in enumerate(zip(ids, tails, strict=True)):
+            ids_B_L[b, width - len(row) :] = row
+            mask_B_L[b, width - len(row) :] = 1
+            labels_B_L[b, width - len(tail) :] = tail
+        kinds_B_L = np.where(ids_B_L == self._image_id, 1, np.where(ids_B_L == self._video_id, 2, 0)) * mask_B_L
+        out = {
+            "input_ids": torch.from_numpy(ids_B_L),
+            "attention_mask": torch.from_numpy(mask_B_L),
+            "mm_token_type_ids": torch.from_numpy(kinds_B_L.astype(np.int32)),
+        }
+        if answers is not None:
+            out["labels"] = torch.from_numpy(labels_B_L)
+        for name, grid, key in (
+            ("pixel_values", "image_grid_thw", "images"),
+            ("pixel_values_videos", "video_grid_thw", "videos"),
+        ):
+            parts = [part for row in rows for part in row[key]]
+            if parts:
+                out[name] = torch.from_numpy(np.concatenate([patches for patches, _ in parts]))
+                out[grid] = torch.tensor([shape for _, shape in parts], dtype=torch.int64)
+        if self.family == "qwen2_5_vl" and "video_grid_thw" in out:
+            seconds = [self._stride / part.fps for q in questions for part in q.media if isinstance(part, Video)]
+            out["second_per_grid_ts"] = torch.tensor(seconds, dtype=torch.float32)
+        return out
+
+    def answer_ids(self, text: str) -> IntArray:
+        """Ids of an answer and of its end."""
+        end = self.tokenizer.eos_token_id
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return np.asarray([*ids, end], np.int64)
+
+    def render(self, question: Question) -> str:
+        """The question in the words of the chat template, one placeholder for each picture and video.
+
+        Raises:
+            ConfigError: placeholders of the template do not match what is shown.
+        """
+        shown = [{"type": "image" if isinstance(part, Picture) else "video"} for part in question.media]
+        if not question.prompt.template.chat:
+            marks = (START + (IMAGE if part["type"] == "image" else VIDEO) + END for part in shown)
+            return "".join(marks) + question.prompt.text
+        messages: list[dict[str, Any]] = []
+        if question.prompt.system:
+            messages.append({"role": "system", "content": question.prompt.system})
+        messages.append({"role": "user", "content": [*shown, {"type": "text", "text": question.prompt.text}]})
+        text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        found = (text.count(IMAGE), text.count(VIDEO))
+        wanted = (sum(p["type"] == "image" for p in shown), sum(p["type"] == "video" for p in shown))
+        if found != wanted:
+            raise ConfigError(f"the chat template shows {found} pictures and videos where {wanted} are given")
+        return text
+
+    def _encode(self, question: Question) -> dict[str, Any]:
+        """Ids of one prompt with its placeholders expanded, and the patches of its pictures and videos."""
+        text = self.render(question)
+        images: list[tuple[NDArray[np.float32], tuple[int, int, int]]] = []
+        videos: list[tuple[NDArray[np.float32], tuple[int, int, int]]] = []
+        pieces, at = [], 0
+        for part in question.media:
+            if isinstance(part, Picture):
+                patches, (_, high, wide) = self._patches(part.pixels[None])
+                images.append((patches, (1, high, wide)))
+                mark, filled = IMAGE, IMAGE * (high * wide // self._merge**2)
+            else:
+                patches, grid = self._video(part.frames)
+                videos.append((patches, grid))
+                mark, filled = self._video_text(text, part, grid)
+            place = text.index(mark, at)
+            pieces += [text[at:place], filled]
+            at = place + len(mark)
+        pieces.append(text[at:])
+        ids = self.tokenizer("".join(pieces), add_special_tokens=False)["input_ids"]
+        return {"ids": np.asarray(ids, np.int64), "images": images, "videos": videos}
+
+    def _video_text(self, text: str, part: Video, grid: tuple[int, int, int]) -> tuple[str, str]:
+        """What stands for a video in the prompt, and what it becomes."""
+        times, high, wide = grid
+        room = high * wide // self._merge**2
+        if self.family != "qwen3_vl":
+            return VIDEO, VIDEO * (times * room)
+        count = len(part.frames)
+        frames = []
+        for t in range(times):  # the family writes down when each pair of frames was seen
+            shown = [min(t * self._stride + k, count - 1) for k in range(self._stride)]
+            second = (shown[0] + shown[-1]) / 2 / part.fps
+            frames.append(f"<{second:.1f} seconds>{START}{VIDEO * room}{END}")
+        whole = START + VIDEO + END
+        return (whole if whole in text else VIDEO), "".join(frames)
+
+    def _patches(self, frames_N: ByteArray) -> tuple[NDArray[np.float32], tuple[int, int, int]]:
+        """Patches (N * h * w, P) of frames of one size, each repeated in time, and (N, h, w)."""
+        out = self.image_processor(images=list(frames_N), input_data_format="channels_last", return_tensors="np")
+        grid = out["image_grid_thw"]
+        patches: NDArray[np.float32] = np.asarray(out["pixel_values"], np.float32)
+        return patches, (len(frames_N), int(grid[0][1]), int(grid[0][2]))
+
+    def _video(self, frames_N: ByteArray) -> tuple[NDArray[np.float32], tuple[int, int, int]]:
+        """Patches of a video and its grid; the last frame is repeated to fill the last stretch of time."""
+        stride = self._stride
+        short = -len(frames_N) % stride
+        frames = np.concatenate([frames_N, np.repeat(frames_N[-1:], short, axis=0)]) if short else frames_N
+        patches, (count, high, wide) = self._patches(frames)
+        size = self.image_processor.patch_size
+        split = patches.reshape(count // stride, stride, high * wide, 3, stride, size * size)
+        moments = [split[:, k, :, :, k] for k in range(stride)]  # frame k of a stretch fills place k of its patches
+        joined = np.stack(moments, axis=3)
+        return joined.reshape(count // stride * high * wide, -1), (count // stride, high, wide)
+
+
+class LoadedVLM(NamedTuple):
+    """A model in evaluation mode and what makes its inputs."""
+
+    model: Any
+    inputs: VisionInputs
+
+
+def read_vlm(path: str | Path, adapter: str | Path | None = None, *, dtype: torch.dtype = torch.float32) -> LoadedVLM:
+    """Read a model of the Qwen-VL families, strictly, and put an adapter on it.
+
+    Args:
+        path: folder or hub id.
+        adapter: peft folder; every weight of it must fit.
+        dtype: of the weights.
+
+    Raises:
+        CheckpointError: it cannot be read, lacks weights, was altered, or is of another family.
+        MissingDependencyError: an adapter without peft.
+    """
+    from transformers import AutoImageProcessor, AutoModelForImageTextToText
+
+    folder = Path(path)
+    if (folder / COMPLETE).is_file():
+        verify_folder(folder)
+    check_model(CheckpointError, "the vision-language model", str(path))
+    with quietly(), boundary(CheckpointError, f"the vision-language model {str(path)!r} cannot be read"):
+        model, report = AutoModelForImageTextToText.from_pretrained(str(path), dtype=dtype, output_loading_info=True)
+        tokenizer = read_tokenizer(str(path))
+        if not tokenizer.chat_template:  # older folders keep it for their processor only
+            tokenizer.chat_template = _processor_template(str(path))
+        processor = AutoImageProcessor.from_pretrained(str(path))
+    missing = sorted({*report["missing_keys"], *(str(k) for k in report["mismatched_keys"])})
+    if missing:
+        raise CheckpointError(f"{path} lacks {len(missing)} weights, such as {missing[0]}: it is incomplete")
+    refuse_to_read(model.named_parameters(), f"the vision-language model {str(path)!r}")
+    inputs = VisionInputs(tokenizer, processor, model.config.model_type)
+    if adapter is not None:
+        model = _with_adapter(model, Path(adapter))
+    return LoadedVLM(model.eval(), inputs)
+
+
+class TransformersBackend:
+    """Answers of a model in memory.
+
+    Args:
+        model: of the Qwen-VL families, perhaps with an adapter.
+        inputs: what makes its tensors.
+        batch_size: questions per forward pass.
+        bf16: compute in bfloat16; `auto`: where the hardware has it; False: answers do not depend on batches.
+        device: None for the GPU when there is one.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        inputs: VisionInputs,
+        *,
+        batch_size: int = 8,
+        bf16: bool | Literal["auto"] = "auto",
+        device: str | torch.device | None = None,
+    ) -> None:
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.model = model.to(self.device)
+        self.inputs = inputs
+        self.batch_size = batch_size
+        self.bf16 = uses_bf16(bf16, self.device)
+        self._words: dict[tuple[str, ...], list[int]] = {}
+        self._texts: list[str] | None = None
+
+    def generate(self, questions: Sequence[Question], options: GenerationOptions) -> list[Reply | Failure]:
+        """An answer to each question, in order; the same questions get the same answers."""
+        warm = options.temperature > 0
+        sampling = {
+            "do_sample": warm,
+            "temperature": options.temperature if warm else None,
+            "top_p": options.top_p if warm else None,
+            "top_k": 0 if warm else None,
+            "max_new_tokens": options.max_tokens,
+            "pad_token_id": self._pad,
+            "eos_token_id": self._ends,
+        }
+        out: list[Reply | Failure] = []
+        for tensors in self._batches(questions):
+            start = tensors["input_ids"].shape[1]
+            devices = [self.device] if self.device.type == "cuda" else []
+            with torch.random.fork_rng(devices=devices), torch.inference_mode(), self._precision(), quietly():
+                torch.manual_seed(options.seed)
+                written = self.model.generate(**tensors, **sampling)
+            for row, read in zip(written[:, start:].tolist(), tensors["attention_mask"].sum(1).tolist(), strict=True):
+                stop = next((n for n, i in enumerate(row) if i in self._ends), None)
+                text = self.inputs.tokenizer.decode(row[:stop], skip_special_tokens=True)
+                out.append(Reply(text, int(read), whole=stop is not None))
+        return out
+
+    def word_log_probs(
+        self, questions: Sequence[Question], groups: Sequence[Sequence[str]]
+    ) -> list[WordLogProbs | Failure]:
+        """For each question, the log-probability that the answer begins with a word of each group."""
+        ids = [torch.tensor(self.word_ids(words), device=self.device) for words in groups]
+        out: list[WordLogProbs | Failure] = []
+        for tensors in self._batches(questions):
+            with torch.inference_mode(), self._precision():
+                logits_B_V = self.model(**tensors, use_cache=False, logits_to_keep=1).logits[:, -1]
+            log_probs_B_V = logits_B_V.double().log_softmax(-1)
+            found = torch.stack([log_probs_B_V[:, i].logsumexp(-1) for i in ids], dim=1).cpu().numpy()
+            for row, read in zip(found, tensors["attention_mask"].sum(1).tolist(), strict=True):
+                if np.isnan(row).any() or np.isposinf(row).any():
+                    out.append(Failure("non_finite", "the model's logits are not finite"))
+                else:
+                    out.append(WordLogProbs(row, int(read)))
+        return out
+
+    def word_ids(self, words: Sequence[str]) -> list[int]:
+        """Tokens that say one of these words; where there is none, the first token of each."""
+        key = tuple(words)
+        if key not in self._words:
+            tokenizer = self.inputs.tokenizer
+            if self._texts is None:
+                self._texts = tokenizer.batch_decode([[i] for i in range(len(tokenizer))])
+            found = [i for i, text in enumerate(self._texts) if matches_word(text, words)]
+            self._words[key] = found or sorted({int(self.inputs.answer_ids(word.title())[0]) for word in words})
+        return self._words[key]
+
+    @property
+    def _pad(self) -> int:
+        pad = self.inputs.tokenizer.pad_token_id
+        return self._ends[0] if pad is None else int(pad)
+
+    @property
+    def _ends(self) -> list[int]:
+        """Tokens that end an answer."""
+        ends = getattr(self.model.generation_config, "eos_token_id", None)
+        known = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        return sorted({int(i) for i in [*known, self.inputs.tokenizer.eos_token_id] if i is not None})
+
+    def _batches(self, questions: Sequence[Question]) -> Iterator[dict[str, Tensor]]:
+        for start in range(0, len(questions), self.batch_size):
+            batch = self.inputs.batch(questions[start : start + self.batch_size])
+            yield {name: tensor.to(self.device) for name, tensor in batch.items()}
+
+    def _precision(self) -> Any:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
+
+
+def _processor_template(path: str) -> str | None:
+    from transformers.utils import cached_file
+
+    found = cached_file(path, "chat_template.json", _raise_exceptions_for_missing_entries=False)
+    if found is None:
+        return None
+    template: str = json.loads(Path(found).read_text(encoding="utf-8"))["chat_template"]
+    return template
+
+
+def _with_adapter(model: Any, folder: Path) -> Any:
+    peft = import_peft()
+    weights = folder / "adapter_model.safetensors"
+    if not weights.is_file():
+        raise CheckpointError(f"no adapter at {folder}: expected adapter_config.json and {weights.name}")
+    if (folder / COMPLETE).is_file():
+        verify_folder(folder)
+    with quietly(), boundary(CheckpointError, f"the adapter {folder} does not fit its model"):
+        stored = set(load_weights(weights))
+        adapted = peft.PeftModel.from_pretrained(model, str(folder))
+        wanted = set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
+    if stored != wanted:
+        wrong = sorted(stored ^ wanted)
+        raise CheckpointError(f"the adapter {folder} does not fit its model: {len(wrong)} weights, such as {wrong[0]}")
+    return adapted
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without transformers' progress bars and warnings about what is checked here anyway."""
+    from transformers.utils import logging
+
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft calls transformers by older names
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
