@@ -29,10 +29,11 @@ from guerdon.episodes.solutions import Solution
 from guerdon.evaluate.best_of_n import best_of_n
 from guerdon.evaluate.intervals import Interval
 from guerdon.evaluate.process_bench import process_bench
-from guerdon.rl.prime import ImplicitReward, Lesson
+from guerdon.rl.prime import LabelledBatch, PrimeReward
 from guerdon.rl.responses import Responses
-from guerdon.rl.text_rewards import steps_of
+from guerdon.rl.reward_source import SourceTerms, TextRollout
 from guerdon.rl.text_side import TextSide
+from guerdon.rl.text_steps import steps_of
 from guerdon.train.sft import train_sft_study
 from guerdon.types import Score
 from guerdon.worlds.reasoning import step_spans, step_truth
@@ -85,28 +86,22 @@ def one_seed(given: argparse.Namespace, seed: int) -> dict[str, list[float | Non
     if sft is not None:
         train_sft_study(sft, resume=True)
     side = TextSide(plan.configs[f"{given.task}.{given.arm}.seed{seed}"], fresh=True)
-    learnt_from = side.sampler.draw().kept
+    learned_from = side.sampler.draw().kept
     judged_on = side.sampler.answer(side.validation[: given.questions], given.samples)
-    reward = ImplicitReward(side.study, side.policy)
-    lesson = lesson_of(reward, learnt_from)
+    reward = PrimeReward(SourceTerms("prime"), side.study, side.policy)
+    batch = reward.labelled(TextRollout(learned_from))
     rng = np.random.default_rng([seed, 9])
     for _ in range(given.epochs):
-        reward.learn(shuffled(lesson, rng.permutation(len(learnt_from))))
-    q_B_T = reward.log_ratios(lesson_of(reward, judged_on)).numpy().astype(np.float64)
+        reward.fit(shuffled(batch, rng.permutation(len(learned_from))))
+    q_B_T = reward.log_ratios(reward.labelled(TextRollout(judged_on))).numpy().astype(np.float64)
     side.close()
-    return {"train_accuracy": [float(learnt_from.outcomes_B.mean())], **judge(judged_on, q_B_T, given, seed)}
+    return {"train_accuracy": [float(learned_from.outcomes_B.mean())], **judge(judged_on, q_B_T, given, seed)}
 
 
-def lesson_of(reward: ImplicitReward, answered: Responses) -> Lesson:
-    """Responses and their outcomes, as the model learns from them."""
-    outcomes, known = torch.from_numpy(answered.outcomes_B), torch.from_numpy(answered.known_B)
-    return reward.lesson(answered.batch, outcomes, known, torch.from_numpy(answered.groups_B), None)
-
-
-def shuffled(lesson: Lesson, rows: np.ndarray) -> Lesson:
+def shuffled(batch: LabelledBatch, rows: np.ndarray) -> LabelledBatch:
     """The same responses in another order."""
-    return Lesson(
-        lesson.batch.take(rows), lesson.acc_B[rows], lesson.known_B[rows], lesson.groups_B[rows], lesson.ref_B_T[rows]
+    return LabelledBatch(
+        batch.tokens.take(rows), batch.acc_B[rows], batch.known_B[rows], batch.groups_B[rows], batch.ref_B_T[rows]
     )
 
 

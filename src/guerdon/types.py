@@ -23,6 +23,8 @@ BoolArray = NDArray[np.bool_]
 ByteArray = NDArray[np.uint8]
 IntArray = NDArray[np.int64]
 
+Metrics = dict[str, float | None]  # name to value; None where it is undefined
+
 Granularity = Literal["step", "total"]
 Modality = Literal["image", "state", "text"]
 
@@ -353,3 +355,51 @@ class Advantages:
     value_targets: Mapping[str, FloatArray] = field(default_factory=dict)
     silent_groups: Mapping[str, int] = field(default_factory=dict)
     flat_groups: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class RawScores:
+    """What a model said of N moments of a rollout before any shaping, for films and logs.
+
+    Attributes:
+        rows_N: stream of each moment.
+        steps_N: its step in the rollout; of an episode's first moment the step before it (-1 at the very start).
+        values_N: the model's values.
+        threshold: a value below it means failure, or a wrong step.
+    """
+
+    rows_N: IntArray
+    steps_N: IntArray
+    values_N: FloatArray
+    threshold: float
+
+
+@dataclass(frozen=True, eq=False)
+class Rewards:
+    """What one source pays for a rollout of B streams over T steps.
+
+    Attributes:
+        values: (B, T) float32, 0 where nothing is paid.
+        failed: (B, T) bool, True where the measurement is missing.
+        paid: (B, T) bool, where a baseline is subtracted; None: every valid step.
+        failures: stream, step and reason of every measurement that failed, those of `greedy` included, whose streams
+            are counted on from B.
+        measured: measurements tried, those of `greedy` included.
+        metrics: of the model on this rollout.
+        scores: the values before shaping, of a model that scores single moments.
+        greedy: of the rollout's greedy responses, scored by the same weights in the same unit.
+    """
+
+    values: FloatArray
+    failed: BoolArray
+    paid: BoolArray | None = None
+    failures: tuple[tuple[int, int, Failure], ...] = ()
+    measured: int = 0
+    metrics: Metrics = field(default_factory=dict)
+    scores: RawScores | None = None
+    greedy: Rewards | None = None
+
+    @property
+    def failed_B(self) -> BoolArray:
+        """(B,) bool, True for streams with a missing measurement."""
+        return np.asarray(self.failed.any(axis=1))

@@ -59,7 +59,7 @@ def play(mode, reader=None, parts=(STEPS,) * PARTS, **given):
                 steps[i].append(
                     (
                         episode[i],
-                        float(measured.rewards[i, t]),
+                        float(measured.values[i, t]),
                         bool(measured.failed[i, t]),
                         float(trace.env_rewards[i, t]),
                         bool(trace.success[i, t]),

@@ -11,10 +11,10 @@ from text_rl import LETTERS, letter_study, tiny
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import token_batch
 from guerdon.rl.advantages import last_valid
-from guerdon.rl.text_advantages import KL, VERIFIER, Greedy, advise, kl_stream
+from guerdon.rl.text_advantages import KL, VERIFIER, advise, kl_rewards
 from guerdon.rl.text_learner import Told, update_text_policy
-from guerdon.rl.text_streams import Stream
 from guerdon.settings.text_policy import TextPolicySettings
+from guerdon.types import Rewards
 
 torch.set_num_threads(1)
 LENGTHS = [1, 4, 2, 3, 5, 2]
@@ -33,9 +33,9 @@ def responses():
     return token_batch([prompts[g] for g in GROUPS], rows, np.ones(len(rows), bool), pad_id=0)
 
 
-def stream(scores, mask):
+def outcomes(scores, mask, greedy=None):
     last = last_valid(mask)
-    return Stream(np.where(last, scores[:, None], 0.0).astype(np.float32), last, {})
+    return Rewards(np.where(last, scores[:, None], 0.0).astype(np.float32), np.zeros_like(mask), last, greedy=greedy)
 
 
 def gaps(batch):
@@ -48,14 +48,14 @@ def updated(name, folder, *, kl=False):
     given = {"adv_estimator": name, "learning_rate": RATE, "max_grad_norm": 1e9} | ({"kl_coef": BETA} if kl else {})
     study = letter_study(folder, name=name, algorithm=given)
     batch, policy = responses(), load_policy(SETTINGS, seed=0)
-    streams, weights = {VERIFIER: stream(SCORES, batch.mask_B_T)}, {VERIFIER: 1.0}
+    one = np.ones((2, 1), dtype=bool)
+    greedy = outcomes(GREEDY, one) if name == "remax" else None
+    rewards, weights = {VERIFIER: outcomes(SCORES, batch.mask_B_T, greedy)}, {VERIFIER: 1.0}
     if kl:
         assert study.text_algorithm.kl_in == "reward"
-        streams[KL] = kl_stream(gaps(batch), np.zeros(batch.mask_B_T.shape), batch.mask_B_T)
+        rewards[KL] = kl_rewards(gaps(batch), np.zeros(batch.mask_B_T.shape), batch.mask_B_T)
         weights[KL] = study.text_algorithm.kl_coef
-    one = np.ones((2, 1), dtype=bool)
-    greedy = Greedy(one, {VERIFIER: stream(GREEDY, one)}) if name == "remax" else None
-    found = advise(study, batch.mask_B_T, GROUPS, streams, weights, greedy=greedy)
+    found = advise(study, batch.mask_B_T, GROUPS, rewards, weights, greedy_mask_B_T=one)
     update_text_policy(
         policy, torch.optim.SGD(policy.parameters(), lr=RATE), batch, Told(torch.from_numpy(found.advantages)),
         study.text_algorithm, np.random.default_rng(0), learning_rate=RATE, temperature=1.0, max_length=LIMIT,

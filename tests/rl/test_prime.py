@@ -1,5 +1,7 @@
 """The implicit process reward model online: PRIME's numbers, how often it computes, what it shares and remembers."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,18 +13,18 @@ from guerdon.policies.text import TextPolicy, reference
 from guerdon.policies.text_files import load_policy, save_policy
 from guerdon.policies.tiny_text import build_tokenizer
 from guerdon.policies.tokens import token_batch
-from guerdon.rl.prime import ImplicitReward, Lesson
-from guerdon.rl.replay_text import TextReplay
+from guerdon.rl.prime import LabelledBatch, PrimeReward, TextReplay
 from guerdon.rl.responses import Responses
+from guerdon.rl.reward_source import SourceTerms, TextRollout
 from guerdon.rl.text_advantages import advise
-from guerdon.rl.text_records import outcome_stream
-from guerdon.rl.text_rewards import Asked, PrimeReward
+from guerdon.rl.text_sources import VerifierReward
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
 from guerdon.types import Failure
 from guerdon.worlds.prompts import Prompt
 
 torch.set_num_threads(1)
 TOKENIZER = build_tokenizer(TinyModelSettings(**SHAPE, alphabet=LETTERS))
+PRIME = SourceTerms("prime")
 Q = [[0.2, -0.1, 0.3], [-0.4, 0.1]]  # an oracle whose numbers were computed by hand and with numpy
 
 
@@ -46,10 +48,15 @@ class Says:
 
 def says(rows, study, *, lr=0.0):
     """The reward model of a study with such a policy in place of phi, and zeros as the reference."""
-    model = ImplicitReward(study, load_policy(study.text_policy, seed=0))
+    model = PrimeReward(PRIME, study, load_policy(study.text_policy, seed=0))
     model.phi, model.ref = Says(rows), Says([[0.0] * 9] * len(rows))
     model.optimizer = torch.optim.SGD(model.phi.parameters(), lr=lr)
     return model
+
+
+def outcomes(responses):
+    """What the verifier pays for them."""
+    return VerifierReward(SourceTerms("verifier")).measure(TextRollout(responses))
 
 
 def answers(lengths, acc, groups, failures=()):
@@ -70,14 +77,29 @@ def random_answers(n=8, *, seed=0, group=4):
     rows = [rng.integers(7, 7 + len(LETTERS), k) for k in lengths]
     prompts = [rng.integers(7, 7 + len(LETTERS), 3) for _ in range(n)]
     batch = token_batch(prompts, rows, np.ones(n, bool), pad_id=0)
-    acc = torch.from_numpy(rng.integers(0, 2, n).astype(np.float32))
-    return batch, acc, torch.ones(n, dtype=torch.bool), torch.arange(n) // group
+    acc = rng.integers(0, 2, n).astype(np.float32)
+    return rollout_of(batch, acc, np.arange(n) // group)
+
+
+def rollout_of(batch, acc, groups, failures=(), old=None):
+    """A rollout of these responses, whose prompts do not matter."""
+    prompt = Prompt("p", ({"role": "user", "content": "a"},), "1", "letters")
+    behaviour, failed = np.zeros(batch.mask_B_T.shape, np.float32), {i: Failure("timeout") for i in failures}
+    n = len(batch)
+    return TextRollout(Responses(batch, behaviour, (prompt,) * n, ("",) * n, groups, acc, failed, TOKENIZER), old)
+
+
+def scored(model, rollout):
+    """Rewards and metrics of one update."""
+    metrics = model.learn(rollout) if model.learn_before else {}
+    rewards = model.measure(rollout)
+    return rewards, metrics | rewards.metrics
 
 
 def built(tmp_path, *, policy=None, data=None, **given):
     study = letter_study(tmp_path, policy=policy, data=data, reward_model=prime(**given))
     policy = load_policy(study.text_policy, seed=0)
-    return ImplicitReward(study, policy), policy
+    return PrimeReward(PRIME, study, policy), policy
 
 
 def moved(model, amount=0.3):
@@ -105,13 +127,14 @@ def test_the_oracle_of_prime(form, returns, advantages, tmp_path):
         tmp_path, algorithm={"rloo_form": form, "normalize_advantages": True}, data={"n_samples": 2},
         reward_model=prime(rm_coef=1, verifier_coef=1),
     )  # fmt: skip
-    reward = PrimeReward(says(Q, study), study.reward_model, study)
+    reward = says(Q, study)
     happened = answers([3, 2], [1, 0], [0, 0])
-    stream, _, metrics = reward.measure(Asked(happened), None)
-    np.testing.assert_allclose(stream.rewards_B_T, [[0.5, -0.25, 0.75], [-1, 0.25, 0]], atol=1e-5)
+    stream = reward.measure(TextRollout(happened))
+    metrics = stream.metrics
+    np.testing.assert_allclose(stream.values, [[0.5, -0.25, 0.75], [-1, 0.25, 0]], atol=1e-5)
     assert metrics["prm_loss"] == pytest.approx(0.684436, abs=1e-6)
     assert metrics["dpo_acc"] == metrics["dpo_acc_coverage"] == metrics["dpo_acc_abs"] == 1
-    streams = {"verifier": outcome_stream(happened), "prime": stream}
+    streams = {"verifier": outcomes(happened), "prime": stream}
     found = advise(study, happened.batch.mask_B_T, happened.groups_B, streams, {"verifier": 1.0, "prime": 1.0})
     np.testing.assert_allclose(found.returns, returns, atol=1e-4)
     if advantages:
@@ -127,17 +150,17 @@ def test_granularities_pay_the_same_total_at_their_own_places(tmp_path):
         study = letter_study(
             tmp_path, data={"n_samples": 2}, reward_model=prime(prime_granularity=granularity, prime_norm="none")
         )
-        paid[granularity] = PrimeReward(says(Q, study), study.reward_model, study).look(Asked(happened))
-    np.testing.assert_allclose(paid["token"].rewards_B_T, [[0.2, -0.1, 0.3], [-0.4, 0.1, 0]], atol=1e-6)
-    np.testing.assert_allclose(paid["step"].rewards_B_T, [[0, 0, 0.4], [0, -0.3, 0]], atol=1e-6)
-    np.testing.assert_allclose(paid["whole"].rewards_B_T, [[0, 0, 0.4], [0, -0.3, 0]], atol=1e-6)
-    assert paid["whole"].pays_B_T.tolist() == [[False, False, True], [False, True, False]]
-    assert paid["token"].pays_B_T is None
+        paid[granularity] = says(Q, study).measure(TextRollout(happened), learn=False)
+    np.testing.assert_allclose(paid["token"].values, [[0.2, -0.1, 0.3], [-0.4, 0.1, 0]], atol=1e-6)
+    np.testing.assert_allclose(paid["step"].values, [[0, 0, 0.4], [0, -0.3, 0]], atol=1e-6)
+    np.testing.assert_allclose(paid["whole"].values, [[0, 0, 0.4], [0, -0.3, 0]], atol=1e-6)
+    assert paid["whole"].paid.tolist() == [[False, False, True], [False, True, False]]
+    assert paid["token"].paid is None
 
 
 def test_steps_are_those_of_the_task(tmp_path):
     study = sum_study(tmp_path, reward_model=prime(prime_granularity="step", prime_norm="none"))
-    model = ImplicitReward(study, load_policy(study.text_policy, seed=0))
+    model = PrimeReward(PRIME, study, load_policy(study.text_policy, seed=0))
     tokenizer = model.phi.tokenizer
     text = "3+5=8;8*2=6;"
     ids = np.array([*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id])
@@ -149,9 +172,9 @@ def test_steps_are_those_of_the_task(tmp_path):
         np.ones(1, np.float32), {}, tokenizer,
     )  # fmt: skip
     model.phi, model.ref = Says([[1.0] * 13]), Says([[0.0] * 13])
-    stream = PrimeReward(model, study.reward_model, study).look(Asked(happened))
-    assert np.flatnonzero(stream.rewards_B_T[0]).tolist() == [5, 12]
-    assert stream.rewards_B_T[0, [5, 12]].tolist() == [6, 7]
+    stream = model.measure(TextRollout(happened), learn=False)
+    assert np.flatnonzero(stream.values[0]).tolist() == [5, 12]
+    assert stream.values[0, [5, 12]].tolist() == [6, 7]
 
 
 # Forward passes.
@@ -188,20 +211,21 @@ class Counter:
 def test_every_response_is_looked_at_as_often_as_promised(given, expected, tmp_path):
     model, _ = built(tmp_path, mini=8, micro=4, prime_model=given)
     phi, ref = Counter(model.phi), Counter(model.ref)
-    model.score(model.lesson(*random_answers(), None))
+    scored(model, random_answers())
     assert (phi.with_gradient, phi.without) == expected
     assert (ref.with_gradient, ref.without) == (0, 8)  # once, however many passes
 
 
 def test_the_policy_as_reference_costs_no_pass_and_no_copy(tmp_path):
-    model, policy = built(tmp_path, prime_model={"ref_type": "policy"})
+    model, policy = built(tmp_path, prime_norm="none", prime_model={"ref_type": "policy"})
     assert model.ref is None
-    batch, acc, known, groups = random_answers()
-    old = torch.where(torch.from_numpy(batch.mask_B_T), -1.5, 0.0)
-    q = model.score(model.lesson(batch, acc, known, groups, old)).q_B_T
+    assert model.needs_log_probs
+    given = random_answers().responses
+    old = torch.where(torch.from_numpy(given.batch.mask_B_T), -1.5, 0.0)
+    rewards = model.measure(TextRollout(given, old))
     with torch.no_grad():
-        expected = policy.log_probs(batch) - old
-    torch.testing.assert_close(q, expected)
+        expected = policy.log_probs(given.batch) - old
+    torch.testing.assert_close(torch.from_numpy(rewards.values), expected)
 
 
 # Learning.
@@ -210,20 +234,53 @@ def test_the_policy_as_reference_costs_no_pass_and_no_copy(tmp_path):
 @pytest.mark.parametrize("policy", [{}, {"lora": LORA}], ids=["full", "lora"])
 def test_it_starts_as_its_own_reference(policy, tmp_path):
     model, _ = built(tmp_path, policy=policy)
-    assert not model.log_ratios(model.lesson(*random_answers(), None)).any()
+    assert not model.log_ratios(model.labelled(random_answers())).any()
 
 
 def test_after_pays_by_the_weights_before_and_before_by_those_after(tmp_path):
     for update in ("after", "before"):
-        model, _ = built(tmp_path, mini=8, micro=4, prime_model={"update": update})
+        model, _ = built(tmp_path, mini=8, micro=4, prime_norm="none", prime_model={"update": update})
         moved(model)
-        lesson = model.lesson(*random_answers(), None)
-        earlier = model.log_ratios(lesson)
-        scored = model.score(lesson)
-        later = model.log_ratios(lesson)
+        rollout = random_answers()
+        batch = model.labelled(rollout)
+        earlier = model.log_ratios(batch)
+        rewards, metrics = scored(model, rollout)
+        later = model.log_ratios(batch)
         assert not torch.allclose(earlier, later)
-        torch.testing.assert_close(scored.q_B_T, earlier if update == "after" else later, rtol=1e-5, atol=1e-5)
-        assert ("dpo_acc_after" in scored.metrics) == (update == "before")
+        expected = earlier if update == "after" else later
+        torch.testing.assert_close(torch.from_numpy(rewards.values), expected, rtol=1e-5, atol=1e-5)
+        assert ("dpo_acc_after" in metrics) == (update == "before")
+        assert metrics["prm_loss"] is not None
+
+
+@pytest.mark.parametrize("update", ["before", "after", "none"])
+def test_scoring_alone_changes_nothing(update, tmp_path):
+    given = {"update": update, "warm_up": {"rollouts": 1}}
+    model, _ = built(tmp_path, mini=8, micro=4, prime_model=given)
+    before = moved(model).phi.tensors()
+    rewards = model.measure(random_answers(), learn=False)
+    assert rewards.values.any()
+    assert all(torch.equal(v, before[k]) for k, v in model.phi.tensors().items())
+
+
+def test_a_warm_up_learns_once_there_are_enough_responses(tmp_path):
+    model, _ = built(tmp_path, mini=8, micro=8, prime_model={"warm_up": {"rollouts": 20, "epochs": 3}})
+    parts = [replace(random_answers(seed=seed), steps=12) for seed in range(2)]
+    before = model.phi.tensors()
+    assert not model.ready
+    assert model.learn(parts[0]) == {}
+    assert not model.ready
+    assert all(torch.equal(v, before[k]) for k, v in model.phi.tensors().items())
+    model.learn(parts[1])
+    assert model.ready
+    other, _ = built(tmp_path, mini=8, micro=8)
+    for _ in range(3):
+        for part in parts:
+            other.fit(other.labelled(part))
+    assert all(torch.equal(v, other.phi.tensors()[k]) for k, v in model.phi.tensors().items())
+    again, _ = built(tmp_path, mini=8, micro=8, prime_model={"warm_up": {"rollouts": 20}})
+    again.restore(*model.state())
+    assert again.ready
 
 
 @pytest.mark.parametrize("loss", ["ce", "dpo", "bon_acc", "bon_rm"])
@@ -232,15 +289,15 @@ def test_a_step_is_the_same_in_however_many_pieces_and_follows_the_formula(loss,
     for micro in (4, 8):
         model, _ = built(tmp_path, mini=8, micro=micro, prime_model={"loss_type": loss})
         moved(model)
-        lesson = model.lesson(*random_answers(), None)
-        mask = torch.from_numpy(lesson.batch.mask_B_T)
+        lesson = model.labelled(random_answers())
+        mask = torch.from_numpy(lesson.tokens.mask_B_T)
         logits = implicit.outcome_logits(model.log_ratios(lesson), mask, beta=0.05)
         if loss == "ce":
             expected = implicit.ce_terms(logits, lesson.acc_B).mean()
         else:
             compared = implicit.contrast(logits, lesson.acc_B, lesson.groups_B, loss)
             expected = implicit.contrast_terms(logits, lesson.acc_B, compared).mean()
-        _, metrics = model.learn(lesson)
+        _, metrics = model.fit(lesson)
         assert metrics["prm_loss"] == pytest.approx(float(expected), rel=1e-5)
         found.append(model.log_ratios(lesson))
     torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-4)
@@ -248,17 +305,17 @@ def test_a_step_is_the_same_in_however_many_pieces_and_follows_the_formula(loss,
 
 def test_outcomes_that_are_unknown_teach_nothing(tmp_path):
     model, _ = built(tmp_path, mini=8, micro=4)
-    batch, acc, known, groups = random_answers()
-    known[[1, 2, 3]] = False
-    full = moved(model).lesson(batch, acc, known, groups, None)
-    rows = np.flatnonzero(known.numpy())
-    model.learn(full)
+    given = random_answers().responses
+    known = np.array([0, 4, 5, 6, 7])
+    full = moved(model).labelled(rollout_of(given.batch, given.outcomes_B, given.groups_B, failures=[1, 2, 3]))
+    model.fit(full)
     other = moved(built(tmp_path, mini=8, micro=4)[0])
-    other.learn(other.lesson(batch.take(rows), acc[rows], known[rows], groups[rows], None))
+    other.fit(other.labelled(TextRollout(given.take(known))))
     torch.testing.assert_close(model.log_ratios(full), other.log_ratios(full), rtol=1e-3, atol=1e-4)
     nothing = moved(built(tmp_path, mini=8, micro=4)[0])
     before = nothing.phi.tensors()
-    q, metrics = nothing.learn(nothing.lesson(batch, acc, torch.zeros(8, dtype=torch.bool), groups, None))
+    unknown = rollout_of(given.batch, given.outcomes_B, given.groups_B, failures=range(8))
+    q, metrics = nothing.fit(nothing.labelled(unknown))
     assert metrics["prm_loss"] is None
     assert q.any()  # still scored
     assert all(torch.equal(v, before[k]) for k, v in nothing.phi.tensors().items())
@@ -266,9 +323,8 @@ def test_outcomes_that_are_unknown_teach_nothing(tmp_path):
 
 def test_it_learns_to_tell_right_from_wrong(tmp_path):
     model, _ = built(tmp_path, mini=8, micro=8, prime_model={"optim": {"lr": 3e-2}, "beta_train": 0.5})
-    lesson = model.lesson(*random_answers(), None)
     for _ in range(12):
-        metrics = model.score(lesson).metrics
+        metrics = model.measure(random_answers()).metrics
     assert metrics["dpo_acc"] == 1
     assert metrics["prm_loss"] < 0.4
     assert metrics["verifier_correlation"] > 0.8
@@ -284,7 +340,7 @@ def test_a_model_that_would_equal_its_reference_for_ever_is_refused(tmp_path):
     study = letter_study(tmp_path, reward_model={"prime_model": {"update": "none"}})
     policy = load_policy(study.text_policy, seed=0)
     with pytest.raises(ConfigError, match="every process reward would be 0"):
-        ImplicitReward(study, policy)
+        PrimeReward(PRIME, study, policy)
 
 
 # What cannot be measured.
@@ -295,18 +351,19 @@ def test_a_log_ratio_that_is_not_finite_is_a_failure_and_spoils_nothing_else(gra
     rows = [[0.2, -0.1, 0.3], [-0.4, 0.1], [float("nan"), 0.0], [0.5, float("inf")]]
     study = letter_study(tmp_path, reward_model=prime(mini=4, micro=4, prime_granularity=granularity))
     model = says(rows, study, lr=1.0)
-    reward = PrimeReward(model, study.reward_model, study)
-    stream, _, metrics = reward.measure(Asked(answers([3, 2, 2, 2], [1, 0, 1, 0], [0, 0, 0, 0])), None)
-    assert sorted(stream.failures) == [2, 3]
+    reward = model
+    stream = reward.measure(TextRollout(answers([3, 2, 2, 2], [1, 0, 1, 0], [0, 0, 0, 0])))
+    metrics = stream.metrics
+    assert [row for row, _, _ in stream.failures] == [2, 3]
     assert stream.failed_B.tolist() == [False, False, True, True]
-    assert np.isfinite(stream.rewards_B_T).all()
+    assert np.isfinite(stream.values).all()
     assert metrics["skipped_updates"] == 1
     assert metrics["prm_loss"] is None
     assert metrics["dpo_acc"] == 1
     assert float(model.phi.offset.detach()) == 0
     clean = letter_study(tmp_path, data={"n_samples": 2}, reward_model=prime(prime_granularity=granularity))
-    alone = PrimeReward(says(rows[:2], clean), clean.reward_model, clean).look(Asked(answers([3, 2], [1, 0], [0, 0])))
-    np.testing.assert_allclose(stream.rewards_B_T[:2], alone.rewards_B_T, atol=1e-6)
+    alone = says(rows[:2], clean).measure(TextRollout(answers([3, 2], [1, 0], [0, 0])), learn=False)
+    np.testing.assert_allclose(stream.values[:2], alone.values, atol=1e-6)
 
 
 @pytest.mark.parametrize("granularity", ["token", "whole"])
@@ -316,12 +373,12 @@ def test_what_a_failure_means_for_the_others(on_failure, granularity, tmp_path):
     section = prime(prime_granularity=granularity, on_failure=on_failure, verifier_coef=0)
     study = letter_study(tmp_path, reward_model=section, algorithm={"normalize_advantages": False})
     happened = answers([3, 2, 2], [1, 0, 0], [0, 0, 0])
-    stream = PrimeReward(says(rows, study), study.reward_model, study).look(Asked(happened))
+    stream = says(rows, study).measure(TextRollout(happened), learn=False)
     weights = {"prime": 1.0}
     mask = happened.batch.mask_B_T
     found = advise(study, mask, happened.groups_B, {"prime": stream}, weights).advantages
     two = answers([3, 2], [1, 0], [0, 0])
-    known = PrimeReward(says(rows[:2], study), study.reward_model, study).look(Asked(two))
+    known = says(rows[:2], study).measure(TextRollout(two), learn=False)
     alone = advise(study, two.batch.mask_B_T, two.groups_B, {"prime": known}, weights).advantages
     if on_failure == "drop":
         np.testing.assert_allclose(found[:2], alone, atol=1e-6)
@@ -333,10 +390,10 @@ def test_what_a_failure_means_for_the_others(on_failure, granularity, tmp_path):
 
 def test_an_empty_response_is_paid_nothing_and_is_in_no_baseline(tmp_path):
     study = letter_study(tmp_path, reward_model=prime(), algorithm={"normalize_advantages": False})
-    reward = PrimeReward(says([*Q, []], study), study.reward_model, study)
+    reward = says([*Q, []], study)
     happened = answers([3, 2, 0], [1, 0, 0], [0, 0, 0])
-    stream = reward.look(Asked(happened))
-    streams = {"verifier": outcome_stream(happened), "prime": stream}
+    stream = reward.measure(TextRollout(happened), learn=False)
+    streams = {"verifier": outcomes(happened), "prime": stream}
     found = advise(study, happened.batch.mask_B_T, happened.groups_B, streams, {"verifier": 1.0, "prime": 1.0})
     np.testing.assert_allclose(found.advantages[0], [3.125, 2.25, 2.125], atol=1e-4)
     assert not found.advantages[2].any()
@@ -348,19 +405,18 @@ def test_an_empty_response_is_paid_nothing_and_is_in_no_baseline(tmp_path):
 def test_greedy_responses_are_scored_by_the_same_weights_in_the_same_unit(tmp_path):
     for update in ("after", "before"):
         study = letter_study(tmp_path, reward_model=prime(mini=8, micro=8, prime_model={"update": update}))
-        model = moved(ImplicitReward(study, load_policy(study.text_policy, seed=0)))
-        reward = PrimeReward(model, study.reward_model, study)
-        batch, acc, _, groups = random_answers()
-        prompts = tuple(Prompt("p", ({"role": "user", "content": "a"},), "1", "letters") for _ in range(8))
-        behaviour = np.zeros(batch.mask_B_T.shape, np.float32)
-        asked = Asked(Responses(batch, behaviour, prompts, ("",) * 8, groups.numpy(), acc.numpy(), {}, TOKENIZER))
-        stream, same, _ = reward.measure(asked, asked)
-        np.testing.assert_allclose(stream.rewards_B_T, same.rewards_B_T, atol=1e-5)
-        returns = np.abs(stream.rewards_B_T[:, ::-1].cumsum(axis=1)).max(axis=1)
-        small = Asked(asked.answered.take(np.array([returns.argmin()])))
-        assert np.abs(reward.look(small).rewards_B_T[:, ::-1].cumsum(axis=1)).max() == pytest.approx(1, abs=1e-4)
-        beside = reward.measure(asked, small)[1]  # not in a unit of its own
-        assert np.abs(beside.rewards_B_T[:, ::-1].cumsum(axis=1)).max() < 0.9
+        model = moved(PrimeReward(PRIME, study, load_policy(study.text_policy, seed=0)))
+        reward = model
+        greedy = random_answers()
+        stream, _ = scored(reward, replace(greedy, greedy=greedy))
+        np.testing.assert_allclose(stream.values, stream.greedy.values, atol=1e-5)
+        assert stream.measured == 2 * stream.greedy.measured == 16
+        returns = np.abs(stream.values[:, ::-1].cumsum(axis=1)).max(axis=1)
+        small = TextRollout(greedy.responses.take(np.array([returns.argmin()])))
+        alone = reward.measure(small, learn=False).values
+        assert np.abs(alone[:, ::-1].cumsum(axis=1)).max() == pytest.approx(1, abs=1e-4)
+        together = reward.measure(replace(greedy, greedy=small)).greedy.values  # not in a unit of its own
+        assert np.abs(together[:, ::-1].cumsum(axis=1)).max() < 0.9
 
 
 # Sharing.
@@ -378,22 +434,27 @@ def test_one_frozen_base_with_two_adapters_equals_three_copies(tmp_path):
     plain = letter_study(tmp_path).text_policy
     start = save_policy(load_policy(plain, seed=3), tmp_path / "start")
     own = {"tiny": None, "path": str(start), "lora": LORA}
-    shared, policy = built(tmp_path, policy=own, mini=8, micro=4)
+    shared, policy = built(tmp_path, policy=own, mini=8, micro=4, prime_norm="none")
     assert shared.phi.base is policy.base
     assert shared.ref.base is policy.base
     again = save_policy(load_policy(plain, seed=3), tmp_path / "again")
     apart, other = built(
-        tmp_path, policy=own, mini=8, micro=4, prime_model={"path": str(again), "ref_path": str(start)}
-    )
+        tmp_path,
+        policy=own,
+        mini=8,
+        micro=4,
+        prime_norm="none",
+        prime_model={"path": str(again), "ref_path": str(start)},
+    )  # fmt: skip
     copy = TextPolicy(load_policy(TextPolicySettings(path=str(again), bf16=False), seed=0).base, trainable=False)
     apart.ref = copy
     assert len({id(p.base) for p in (other, apart.phi, apart.ref)}) == 3
     apart.phi.load_tensors({k.replace(".prm.", ".policy."): v for k, v in shared.phi.tensors().items()})
     for seed in range(3):
-        batches = random_answers(seed=seed)
-        one, two = shared.score(shared.lesson(*batches, None)), apart.score(apart.lesson(*batches, None))
-        torch.testing.assert_close(one.q_B_T, two.q_B_T, rtol=1e-4, atol=1e-5)
-    assert one.q_B_T.any()
+        rollout = random_answers(seed=seed)
+        one, two = shared.measure(rollout).values, apart.measure(rollout).values
+        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
+    assert one.any()
     model = unique_bytes(reference(load_policy(TextPolicySettings(path=str(start), bf16=False), seed=0).base))
     adapters = sum(p.numel() * p.element_size() for x in (policy, shared.phi) for p in x.parameters())
     assert unique_bytes(policy, shared.phi, shared.ref) <= 1.15 * (model + adapters)
@@ -415,31 +476,35 @@ def test_a_model_that_starts_elsewhere_shares_its_own_weights_with_its_reference
 def test_the_replay_keeps_the_newest_and_comes_back():
     replay = TextReplay(5)
     for seed in range(3):
-        batch, acc, known, _ = random_answers(4, seed=seed)
-        known[0] = False
-        replay.add(batch, acc, known, torch.full(batch.mask_B_T.shape, float(seed)))
+        given = random_answers(4, seed=seed).responses
+        known = torch.tensor([False, True, True, True])
+        ref = torch.full(given.batch.mask_B_T.shape, float(seed))
+        replay.add(LabelledBatch(given.batch, torch.from_numpy(given.outcomes_B), known, torch.zeros(4), ref))
     assert len(replay) == 5
-    batch, acc, ref = replay.draw(5, np.random.default_rng(0))
+    drawn = replay.draw(5, np.random.default_rng(0))
+    batch, acc, ref = drawn.tokens, drawn.acc_B, drawn.ref_B_T
+    assert drawn.known_B.all()
+    assert len(set(drawn.groups_B.tolist())) == 5
     assert len({(p.tobytes(), r.tobytes()) for p, r in zip(batch.prompts, batch.responses(), strict=True)}) == 5
     seeds = sorted(int(ref[i, 0]) for i in range(5))
     assert seeds == [1, 1, 2, 2, 2]
     assert not ref[~torch.from_numpy(batch.mask_B_T)].any()
     other = TextReplay(5)
     other.load_state_dict(*replay.state_dict())
-    again, acc_again, ref_again = other.draw(5, np.random.default_rng(0))
-    np.testing.assert_array_equal(batch.responses_B_T, again.responses_B_T)
-    assert torch.equal(acc, acc_again)
-    assert torch.equal(ref, ref_again)
+    again = other.draw(5, np.random.default_rng(0))
+    np.testing.assert_array_equal(batch.responses_B_T, again.tokens.responses_B_T)
+    assert torch.equal(acc, again.acc_B)
+    assert torch.equal(ref, again.ref_B_T)
 
 
 def test_replayed_rollouts_are_learned_from_in_proportion(tmp_path):
     given = {"replay_size": 100, "replay_ratio": 0.25, "update": "after"}
     model, _ = built(tmp_path, mini=4, micro=4, prime_model=given)
     counter = Counter(model.phi)
-    first = model.score(model.lesson(*random_answers(12, seed=0), None))
+    first = model.measure(random_answers(12, seed=0))
     assert first.metrics["prm_loss_replay"] is None
     assert counter.with_gradient == 12
-    second = model.score(model.lesson(*random_answers(12, seed=1), None))
+    second = model.measure(random_answers(12, seed=1))
     assert second.metrics["prm_loss_replay"] is not None
     assert counter.with_gradient == 12 + 12 + 4
     assert len(model.replay) == 24
@@ -450,21 +515,21 @@ def test_a_stored_model_goes_on_to_the_same_bits(policy, tmp_path):
     given = {"replay_size": 10, "update": "before"}
     model, _ = built(tmp_path, policy=policy, mini=4, micro=4, prime_model=given)
     for seed in range(2):
-        model.score(model.lesson(*random_answers(seed=seed), None))
+        scored(model, random_answers(seed=seed))
     other, _ = built(tmp_path, policy=policy, mini=4, micro=4, prime_model=given)
-    other.load_state_dict(*model.state_dict())
+    other.restore(*model.state())
     for one in (model, other):
         for seed in range(2, 4):
-            scored = one.score(one.lesson(*random_answers(seed=seed), None))
-    mine, theirs = model.state_dict(), other.state_dict()
+            _, metrics = scored(one, random_answers(seed=seed))
+    mine, theirs = model.state(), other.state()
     assert mine[1] == theirs[1]
     assert mine[0].keys() == theirs[0].keys()
     assert all(torch.equal(v, theirs[0][k]) for k, v in mine[0].items())
-    assert scored.metrics["prm_loss"] is not None
+    assert metrics["prm_loss"] is not None
 
 
-def test_a_lesson_holds_what_it_was_given(tmp_path):
+def test_a_labelled_batch_holds_what_the_reference_says(tmp_path):
     model, _ = built(tmp_path)
-    lesson = model.lesson(*random_answers(), None)
-    assert isinstance(lesson, Lesson)
-    assert (lesson.ref_B_T[torch.from_numpy(lesson.batch.mask_B_T)] < 0).all()
+    batch = model.labelled(random_answers())
+    assert isinstance(batch, LabelledBatch)
+    assert (batch.ref_B_T[torch.from_numpy(batch.tokens.mask_B_T)] < 0).all()

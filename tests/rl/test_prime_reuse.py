@@ -12,6 +12,7 @@ from guerdon.models.text_card import ADDED, read_card
 from guerdon.models.text_load import load_text_model
 from guerdon.policies.text_files import save_policy
 from guerdon.policies.tokens import prompt_ids, response_ids, token_batch
+from guerdon.rl.prime import LabelledBatch
 from guerdon.rl.run import run_folder
 from guerdon.rl.text_learner import log_probs_of
 from guerdon.types import Episode
@@ -46,14 +47,15 @@ def learnt(folder, *, model=None, name="run", **given):
 def values_in_run(loop, prompt, steps):
     """The model's probability that a response is right, at the end of each step, from the run's own log-ratios."""
     side = loop.side
-    model, tokenizer = side.processes["prime"].model, side.policy.tokenizer
+    model, tokenizer = side.sources["prime"], side.policy.tokenizer
     ids = response_ids(tokenizer, "".join(steps))
     cut = len(ids) > LIMIT  # as generation cuts: without an end
     ids = ids[:-1] if cut else ids
     batch = token_batch([prompt_ids(tokenizer, prompt.messages)], [ids], np.array([not cut]), pad_id=0)
     old = log_probs_of(side.policy, batch, micro=1, temperature=model.temperature)
-    lesson = model.lesson(batch, torch.zeros(1), torch.ones(1, dtype=torch.bool), torch.zeros(1), old)
-    sums = np.cumsum(model.log_ratios(lesson)[0].numpy())
+    ref = old if model.ref is None else log_probs_of(model.ref, batch, micro=1, temperature=model.temperature)
+    given = LabelledBatch(batch, torch.zeros(1), torch.ones(1, dtype=torch.bool), torch.zeros(1), ref)
+    sums = np.cumsum(model.log_ratios(given)[0].numpy())
     ends = np.cumsum([len(response_ids(tokenizer, step)) - 1 for step in steps]) - 1
     ends[-1] = len(ids) - 1  # the end-of-sequence token belongs to the last step
     return 1 / (1 + np.exp(-BETA * sums[ends].astype(np.float64)))
@@ -121,7 +123,7 @@ def test_a_server_and_another_run_get_the_same_scores(tmp_path):
             reward={"use_reward_model": True, "combine_mode": "add", "sources": {"prm": source}},
         )
     )  # fmt: skip
-    for score, values in zip(second.side.processes["prm"].model.score(episodes(prompts)), expected, strict=True):
+    for score, values in zip(second.side.sources["prm"].model.score(episodes(prompts)), expected, strict=True):
         np.testing.assert_allclose(score.steps, values, atol=2e-5)
     second.run()
     train = [row for row in lines(second.study) if row["kind"] == "train"]

@@ -78,7 +78,7 @@ def measure_in_parts(source, episodes, cuts=()):
         mask = np.ones((1, end - start), dtype=np.bool_)
         segments = cut_into_segments([s for s, _ in seen], frames, ["task"], mask, terminated[:, part], done[:, part])
         measured = source.measure(segments, mask.shape)
-        rewards.append(measured.rewards[0])
+        rewards.append(measured.values[0])
         failed.append(measured.failed[0])
         failures += measured.failures
     return np.concatenate(rewards), np.concatenate(failed), failures

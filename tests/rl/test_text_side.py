@@ -24,8 +24,8 @@ from guerdon.errors import ConfigError, NonFiniteError, TooManyFailuresError
 from guerdon.policies.text_files import load_policy, save_policy
 from guerdon.policies.tiny_text import build_tokenizer
 from guerdon.rl.loop import Loop
+from guerdon.rl.reward_source import TextRollout
 from guerdon.rl.run import run_folder
-from guerdon.rl.text_rewards import Asked
 from guerdon.rl.text_side import TextSide
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
 from guerdon.worlds.reasoning import family_of
@@ -120,10 +120,10 @@ def test_every_form_of_prime_runs(setup, tmp_path):
         runner={"total_steps": 48, "eval_every": 1000, "checkpoint_every": 1000},
     )  # fmt: skip
     loop = start(study)
-    phi = loop.side.processes["prime"].model.phi.tensors()
+    phi = loop.side.sources["prime"].phi.tensors()
     loop.run()
     rows = [row for row in lines(study) if row["kind"] == "train"]
-    moved = any(not torch.equal(v, phi[k]) for k, v in loop.side.processes["prime"].model.phi.tensors().items())
+    moved = any(not torch.equal(v, phi[k]) for k, v in loop.side.sources["prime"].phi.tensors().items())
     assert moved
     assert (rows[-1].get("reward_model/prime/prm_loss") is None) == (setup == "frozen")
     assert {"reward_model/prime/dpo_acc", "reward_model/prime/dpo_acc_coverage"} <= set(rows[-1])
@@ -311,7 +311,7 @@ def test_too_many_unchecked_answers_stop_the_run_with_a_checkpoint(tmp_path):
 
 def broken_prime(loop, every=2):
     """From now on the reward model's numbers are not finite."""
-    phi = loop.side.processes["prime"].model.phi
+    phi = loop.side.sources["prime"].phi
     original = phi.evaluate
 
     def evaluate(batch, **kwargs):
@@ -372,7 +372,9 @@ def test_every_part_of_a_batch_can_have_its_own_unit_as_the_ranks_of_the_origina
         answered = side.sampler.answer(side.validation[:2], 4)
         log_ratio = torch.linspace(0.5, 4.0, answered.batch.mask_B_T.size).view(answered.batch.mask_B_T.shape)
         old = side.policy.log_probs(answered.batch).detach() - log_ratio
-        rewards = side.processes["prime"].look(Asked(answered, old)).rewards_B_T * answered.batch.mask_B_T
+        rewards = (
+            side.sources["prime"].measure(TextRollout(answered, old), learn=False).values * answered.batch.mask_B_T
+        )
         side.close()
         returns = np.abs(np.cumsum(rewards[:, ::-1], axis=1))
         both[shards] = (rewards, returns[:4].max(), returns[4:].max())
@@ -406,7 +408,7 @@ def test_exact_rewards_are_the_truth_about_each_step(tmp_path):
     malformed = prompts[2].solution[:6].replace("=", "+") + prompts[2].solution[6:]
     texts = [prompts[0].solution, f"{slip};{goes_on};", malformed]
     side.sampler.engine = Scripted(side.policy.tokenizer, lambda p, s, d: texts[p])
-    paid = side.processes["exact"].look(Asked(side.sampler.answer(prompts, 1, greedy=True))).rewards_B_T
+    paid = side.sources["exact"].score(side.sampler.answer(prompts, 1, greedy=True)).values
     # A slip costs its own line; nothing follows from a line that cannot be read.
     assert paid.tolist() == [[1] * 12 + [0], [0] * 6 + [1] * 6 + [0], [0] * 13]
     loop.close()
@@ -421,7 +423,7 @@ def test_lora_has_one_base_for_policy_reward_model_and_both_references(tmp_path)
     )
     loop = start(study)
     side = loop.side
-    model = side.processes["prime"].model
+    model = side.sources["prime"]
     bases = {id(p.base) for p in (side.policy, model.phi, model.ref, side.kl_ref)}
     assert len(bases) == 1
     frozen = {k: v.clone() for k, v in side.policy.base.model.state_dict().items() if ".lora_" not in k}
@@ -437,7 +439,7 @@ def test_lora_has_one_base_for_policy_reward_model_and_both_references(tmp_path)
 def test_full_training_shares_the_copy_of_the_start(tmp_path):
     loop = start(letter_study(tmp_path, reward_model=prime(), algorithm={"kl_coef": 0.1}))
     side = loop.side
-    assert side.kl_ref.base is side.processes["prime"].model.ref.base
+    assert side.kl_ref.base is side.sources["prime"].ref.base
     assert side.kl_ref.base is not side.policy.base
     loop.close()
 

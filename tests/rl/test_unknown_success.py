@@ -131,8 +131,8 @@ def test_native_fallback_has_nothing_to_fall_back_to_where_success_is_unknown():
         rows = [ObservedRow(0, 1, 0, 2, False, success)]
         frames, none = np.full((1, 1, 1, 3), FAILED, np.uint8), np.zeros((1, 3), dtype=np.bool_)
         measured = source.measure(cut_into_segments(rows, frames, ["task"], ~none, none, none), (1, 3))
-        values.append((measured.values, measured.failed[0, 1], len(measured.failures)))
-    assert values == [([[None]], True, 1), ([[0.0]], False, 1), ([[1.0]], False, 1)]
+        values.append((measured.scores.values_N.tolist(), measured.failed[0, 1], len(measured.failures)))
+    assert values == [([], True, 1), ([0.0], False, 1), ([1.0], False, 1)]
 
 
 def test_the_environment_of_the_readme_runs_with_the_setting_it_names(tmp_path, monkeypatch, capsys):

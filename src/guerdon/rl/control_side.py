@@ -10,7 +10,7 @@ evaluated or stored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -33,10 +33,9 @@ from guerdon.rl.recording import open_recording
 from guerdon.rl.records import EpisodeBook, RewardScaler
 from guerdon.rl.rollout import Trace, roll_out
 from guerdon.rl.side import Refits, Times
-from guerdon.rl.sources import Measured
 from guerdon.rl.start import start_from_policy, start_from_run
 from guerdon.settings.study import Study
-from guerdon.types import Observes, Rollout, Segment
+from guerdon.types import Observes, Rewards, Rollout, Segment
 from guerdon.worlds.build import build_world
 
 LOGGED_AS_PRM = ("QwenProcessRM", "DummyRM")  # the VLA guide's names of models, which come with its log lines
@@ -51,17 +50,13 @@ class Forgets(Protocol):
         ...
 
 
-def say_prm(segments: Sequence[Segment], measured: Measured, weight: float) -> None:
+def say_prm(rewards: Rewards, weight: float) -> None:
     """The VLA guide's two log lines: what was measured in a rollout, and what of it is paid."""
-    scored = [
-        (value, measured.rewards[segment.stream, step])
-        for segment, column in zip(segments, measured.values, strict=True)
-        for step, value in zip(segment.steps_F.tolist(), column, strict=True)
-        if value is not None and step >= 0
-    ]
-    if scored:
-        say_computed([value for value, _ in scored])
-        say_weighted([reward for _, reward in scored], weight)
+    scores = rewards.scores
+    if scores is None or not (inside := scores.steps_N >= 0).any():
+        return
+    say_computed(scores.values_N[inside].tolist())
+    say_weighted(rewards.values[scores.rows_N[inside], scores.steps_N[inside]].tolist(), weight)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,17 +160,17 @@ class ControlSide:
                     metrics[name] = keep_up.refit()
         return metrics
 
-    def score(self, happened: Happened, phase: Times) -> dict[str, Measured]:
+    def score(self, happened: Happened, phase: Times) -> dict[str, Rewards]:
         """What every reward model says of what was seen."""
         with phase("score"):
             measured = measure_all(self.sources, happened.segments, happened.trace.mask.shape)
         for name, source in self.sources.items():
             if source.settings.model.model_type in LOGGED_AS_PRM:
-                say_prm(happened.segments, measured[name], self.weights[name])
+                say_prm(measured[name], self.weights[name])
         return measured
 
     def update(
-        self, happened: Happened, measured: Mapping[str, Measured], *, progress: float, phase: Times
+        self, happened: Happened, measured: Mapping[str, Rewards], *, progress: float, phase: Times
     ) -> tuple[Rollout, dict[str, float | None]]:
         """Advantages of every source, PPO epochs, and the normaliser of observations."""
         algorithm = self.study.control_algorithm

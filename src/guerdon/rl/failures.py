@@ -3,7 +3,7 @@
 This module does not know what was measured or how a run is stopped.
 
     counter = FailureCounter(max_rate=0.1, window=200)
-    counter.add("prm", measured.scored, measured.failures)
+    counter.add("prm", rewards.measured, rewards.failures)
     if counter.too_many(): raise TooManyFailuresError(counter.message())
 """
 
@@ -14,11 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from guerdon.errors import CheckpointError, TooManyFailuresError
-from guerdon.rl.sources import Measured
-from guerdon.types import Failure
+from guerdon.types import Failure, Rewards
 
 
-def failure_rows(measured: Mapping[str, Measured], step: int) -> Iterator[dict[str, Any]]:
+def failure_rows(measured: Mapping[str, Rewards], step: int) -> Iterator[dict[str, Any]]:
     """One plain row per failed measurement: the run's step after the rollout, source, copy, step in the rollout."""
     for name, m in measured.items():
         for env, t, failure in m.failures:
@@ -26,7 +25,7 @@ def failure_rows(measured: Mapping[str, Measured], step: int) -> Iterator[dict[s
             yield {"step": step, "source": name, "env": env, "t": t, "reason": reason, "detail": detail}
 
 
-def refuse_failures(on_failure: Mapping[str, str], measured: Mapping[str, Measured]) -> None:
+def refuse_failures(on_failure: Mapping[str, str], measured: Mapping[str, Rewards]) -> None:
     """Stop where a source that may not fail has failed.
 
     Raises:

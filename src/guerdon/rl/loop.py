@@ -29,9 +29,8 @@ from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.failures import FailureCounter, failure_rows, refuse_failures
 from guerdon.rl.log import RunLog, true_success
 from guerdon.rl.side import Refits, Side
-from guerdon.rl.sources import Measured
 from guerdon.settings.study import Study
-from guerdon.types import Rollout
+from guerdon.types import Rewards, Rollout
 
 
 def build_side(study: Study, *, fresh: bool) -> Side:
@@ -123,19 +122,20 @@ class Loop:
         side = self.side
         happened = side.roll_out(self._phase)
         taken = side.steps(happened)
-        updated = side.refit("before", happened, self._phase)
+        before = side.refit("before", happened, self._phase)
         measured = side.score(happened, self._phase)
         self._count_failures(measured, self.step + taken)
         progress = self.step / self.study.runner.total_steps
         rollout, learned = side.update(happened, measured, progress=progress, phase=self._phase)
-        updated |= side.refit("after", happened, self._phase)
+        after = side.refit("after", happened, self._phase)
+        updated = {n: before.get(n, {}) | rewards.metrics | after.get(n, {}) for n, rewards in measured.items()}
         self.step += taken
         self._record(rollout, taken, learned, updated)
 
-    def _count_failures(self, measured: Mapping[str, Measured], step: int) -> None:
+    def _count_failures(self, measured: Mapping[str, Rewards], step: int) -> None:
         """Write every failed measurement down; refuse to go on where a source says so."""
         for name, m in measured.items():
-            self.failures.add(name, m.scored, m.failures)
+            self.failures.add(name, m.measured, m.failures)
         for row in failure_rows(measured, step):
             self.log.write("failures.jsonl", row)
         refuse_failures(self.side.on_failure, measured)

@@ -16,22 +16,22 @@ import torch
 
 from guerdon.policies.control import ControlPolicy
 from guerdon.rl.rollout import Trace
-from guerdon.rl.sources import Measured, Source
-from guerdon.types import Rollout, Segment
+from guerdon.rl.sources import Source
+from guerdon.types import Rewards, Rollout, Segment
 
 
 def measure_all(
     sources: Mapping[str, Source],
     segments: Sequence[Segment],
     shape_B_T: tuple[int, int],
-) -> dict[str, Measured]:
+) -> dict[str, Rewards]:
     """What every source says about the same segments."""
     return {name: source.measure(segments, shape_B_T) for name, source in sources.items()}
 
 
 @torch.no_grad()
 def make_rollout(
-    trace: Trace, measured: Mapping[str, Measured], policy: ControlPolicy, *, group_size: int | None
+    trace: Trace, measured: Mapping[str, Rewards], policy: ControlPolicy, *, group_size: int | None
 ) -> Rollout:
     """Put everything about a trace together.
 
@@ -70,7 +70,7 @@ def make_rollout(
         truncated=trace.truncated,
         success=trace.success,
         success_known=trace.success_known,
-        rewards={"env": trace.env_rewards, **{n_: m.rewards for n_, m in measured.items()}},
+        rewards={"env": trace.env_rewards, **{n_: m.values for n_, m in measured.items()}},
         failed={n_: m.failed for n_, m in measured.items()},
         values=values,
         next_values=next_values,

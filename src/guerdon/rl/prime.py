@@ -1,157 +1,239 @@
-"""PRIME's implicit process reward model inside RL: scores every token of a response, learns from outcomes alone.
+"""PRIME's implicit process reward as a source of reward: pays every token of a response, learns from outcomes alone.
 
-q_t = log phi(y_t) - log ref(y_t) is the reward of token t; phi learns online that beta x sum q is the logit of a right
-answer (PRIME, 2502.01456; the formulas are `guerdon.models.implicit_losses`). `update: after` takes rewards and
-gradients from one forward pass, so a gradient step's rewards come from the weights before it. `update: before`
-learns first and scores again. This module does not know how the policy learns.
+q_t = log phi(y_t) - log ref(y_t) is the raw reward of token t; phi learns online that beta x sum q is the logit of a
+right answer (PRIME, 2502.01456; the formulas are `guerdon.models.implicit_losses`). `update: after` takes rewards and
+gradients from one forward pass, so that the rewards of a gradient step come from the weights before it. `update:
+before` learns first and scores again.
 
-    prime = ImplicitReward(study, policy)
-    scored = prime.score(prime.lesson(batch, acc_B, known_B, groups_B, old_log_probs_B_T))
-    scored.q_B_T, scored.metrics
+    prime = PrimeReward(SourceTerms("prime"), study, policy)
+    rewards = prime.measure(rollout)
+    rewards.values, rewards.metrics["prm_loss"]
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from guerdon.errors import ConfigError
+from guerdon.evaluate.classification import auroc, point
 from guerdon.finite import SkippedSteps
 from guerdon.models import implicit_losses as implicit
 from guerdon.models.text_card import TextModelCard, write_folder
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy, reference
 from guerdon.policies.text_files import load_policy
-from guerdon.policies.tokens import TokenBatch
+from guerdon.policies.tokens import TokenBatch, token_batch
+from guerdon.rl.advantages import min_form_rewards
 from guerdon.rl.alarm import correlation
 from guerdon.rl.generators import REPLAY, generator
-from guerdon.rl.replay_text import TextReplay
+from guerdon.rl.responses import Responses
+from guerdon.rl.reward_source import RewardSource, SourceTerms, TextRollout, failed_rows, with_greedy
 from guerdon.rl.text_learner import adam_tensors, adamw, load_adam, log_probs_of
-from guerdon.settings.prime import PrimeModelSettings, RewardModelSection
+from guerdon.rl.text_steps import generated, steps_of, true_steps
+from guerdon.settings.prime import RewardModelSection
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
+from guerdon.types import Failure, IntArray, Metrics, Rewards
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
-    """B responses as the model learns from them.
+class LabelledBatch:
+    """B responses with their outcomes, as the model learns from them.
 
     Attributes:
-        batch: tokens. Responses to one prompt are neighbours.
+        tokens: of the responses. Responses to one prompt are neighbours.
         acc_B: float32 outcomes in [0, 1].
-        known_B: bool, False where the outcome is unknown; nothing is learnt from those.
+        known_B: bool, False where the outcome is unknown; nothing is learned from those.
         groups_B: responses to one prompt share an id.
         ref_B_T: float32 log-probabilities of the reference, computed once however often they are used.
     """
 
-    batch: TokenBatch
+    tokens: TokenBatch
     acc_B: Tensor
     known_B: Tensor
     groups_B: Tensor
     ref_B_T: Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class Scored:
-    """What the model says of B responses.
-
-    Attributes:
-        q_B_T: float32 log-ratio of each token, 0 where masked; the sum over a response says how right it looks.
-        metrics: of the model, before it learnt from these responses; `dpo_acc_after`: once it had (`update: before`).
-    """
-
-    q_B_T: Tensor
-    metrics: dict[str, float | None]
-
-
-class ImplicitReward:
-    """The model phi, its reference, its optimiser and its replay.
+class PrimeReward(RewardSource):
+    """The model phi, its reference, its optimizer and its replay.
 
     With LoRA, phi is a second adapter on the policy's weights, and the reference is those weights without any
     adapter, wherever both start where the policy does: one copy in memory instead of three.
 
     Args:
+        terms: how the source counts.
         study: the resolved configuration.
-        policy: the policy at its start; its weights are shared where that is possible.
+        policy: of the run, at its start; its weights are shared where that is possible.
+        system_prompt: of the run's prompts, stored with the saved model.
 
     Attributes:
         ref: the reference; None: the policy that acted.
 
     Raises:
-        ConfigError: a loss that compares the responses to a prompt would not see them in one forward pass, or the
-            model would be equal to its reference for ever.
+        ConfigError: a loss that compares the responses to a prompt would not see them in one forward pass, the model
+            would be equal to its reference for ever, or the norm does not fit the estimator.
     """
 
-    def __init__(self, study: Study, policy: TextPolicy) -> None:
+    def __init__(
+        self, terms: SourceTerms, study: Study, policy: TextPolicy, *, system_prompt: str | None = None
+    ) -> None:
+        super().__init__(terms)
         assert study.reward_model is not None
         assert study.data is not None
-        self.section: RewardModelSection = study.reward_model
-        self.settings: PrimeModelSettings = study.reward_model.prime_model
+        self.section = study.reward_model
+        self.settings = self.section.prime_model
+        _check_whole_groups(self.section, study.data.n_samples)
+        if self.section.prime_norm_shards > 1 and study.text_algorithm.adv_estimator == "remax":
+            raise ConfigError(
+                "reward_model.prime_norm_shards gives every part of the batch a unit of its own, and remax compares "
+                "with greedy responses that are in none; set it to 1"
+            )
         self.temperature = study.generation.temperature
         self.length_limit = study.data.max_response_length
-        _check_whole_groups(self.section, study.data.n_samples)
+        algorithm = study.text_algorithm
+        self._min_form = algorithm.credit_temperature if algorithm.credit == "min_form" else None
+        self._policy, self._system_prompt = policy, system_prompt
         self.phi, self.ref = _models(study, policy)
         optim = self.settings.optim
         self.optimizer = adamw(self.phi, optim.lr, optim.betas, optim.weight_decay)
         self.skipped = SkippedSteps("the reward model", "reward_model.prime_model.optim.lr")
         self.replay = TextReplay(self.settings.replay_size)
         self.rng = generator(study.runner.seed, REPLAY)
+        self.learn_before, self.needs_log_probs = self.settings.update == "before", self.ref is None
+        self.ready = not self.settings.warm_up.rollouts
+        self._warm_up_batches: list[LabelledBatch] = []
+        self._warm_up_steps = 0
+        self._learned: tuple[TextRollout, LabelledBatch] | None = None
 
     @property
-    def changes(self) -> bool:
-        """Whether phi at the end of a run differs from phi at its start."""
-        return self.settings.learns
+    def skipped_in_a_row(self) -> int:
+        """Gradient steps."""
+        return self.skipped.in_a_row
 
-    def lesson(
-        self, batch: TokenBatch, acc_B: Tensor, known_B: Tensor, groups_B: Tensor, policy_log_probs_B_T: Tensor | None
-    ) -> Lesson:
-        """Responses beside what the reference says of them.
-
-        Args:
-            batch: the responses.
-            acc_B: outcomes in [0, 1].
-            known_B: False where the outcome is unknown.
-            groups_B: responses to one prompt share an id.
-            policy_log_probs_B_T: of the policy that acted; the reference with `ref_type: policy`.
-        """
+    def labelled(self, rollout: TextRollout) -> LabelledBatch:
+        """Responses with their outcomes and what the reference says of them."""
+        responses = rollout.responses
         if self.ref is None:
-            assert policy_log_probs_B_T is not None
-            return Lesson(batch, acc_B, known_B, groups_B, policy_log_probs_B_T)
-        micro = self.section.micro_batch_size
-        ref = log_probs_of(self.ref, batch, micro=micro, temperature=self.temperature)
-        return Lesson(batch, acc_B, known_B, groups_B, ref)
+            assert rollout.log_probs is not None
+            ref = rollout.log_probs
+        else:
+            micro = self.section.micro_batch_size
+            ref = log_probs_of(self.ref, responses.batch, micro=micro, temperature=self.temperature)
+        return LabelledBatch(
+            responses.batch,
+            torch.from_numpy(responses.outcomes_B),
+            torch.from_numpy(responses.known_B),
+            torch.from_numpy(responses.groups_B),
+            ref,
+        )
 
-    def score(self, lesson: Lesson) -> Scored:
-        """Rewards of every token; phi learns before or meanwhile, as `update` says."""
-        if self.settings.update == "none":
-            q = self.log_ratios(lesson)
-            return Scored(q, _quality(q, lesson))
-        q, metrics = self.learn(lesson)
-        metrics |= _quality(q, lesson)
-        for _ in range(self.settings.optim.epochs - 1):
-            self.learn(lesson)
-        if self.settings.replay_size:
-            metrics |= self._learn_again(int(lesson.known_B.sum()))
-            self.replay.add(lesson.batch, lesson.acc_B, lesson.known_B, lesson.ref_B_T)
-        if self.settings.update == "before":
-            q = self.log_ratios(lesson)
-            metrics["dpo_acc_after"] = _quality(q, lesson)["dpo_acc"]
-        return Scored(q, metrics)
+    # Rewards.
+
+    def measure(self, rollout: TextRollout, *, learn: bool = True) -> Rewards:
+        """Score; with `update: after` phi takes its gradient steps in the same pass.
+
+        Greedy responses are scored by the weights before that, in the unit of the others.
+        """
+        greedy = rollout.greedy
+        greedy_q = None if greedy is None else self.log_ratios(self.labelled(greedy))
+        same = self._learned is not None and self._learned[0] is rollout
+        batch = self._learned[1] if self._learned is not None and same else self.labelled(rollout)
+        self._learned = None
+        if learn and self.settings.update == "after":
+            q, metrics = self._update(batch)
+        else:
+            q = self.log_ratios(batch)
+            metrics = _quality(q, batch)
+            if self.settings.update == "before":
+                metrics = {"dpo_acc_after": metrics["dpo_acc"]}
+        metrics |= _step_quality(q.numpy(), rollout.responses)
+        rewards, unit = self._rewards(q, rollout.responses, None, metrics)
+        if greedy is None or greedy_q is None:
+            return rewards
+        return with_greedy(rewards, self._rewards(greedy_q, greedy.responses, unit, {})[0])
 
     @torch.no_grad()
-    def log_ratios(self, lesson: Lesson) -> Tensor:
+    def log_ratios(self, batch: LabelledBatch) -> Tensor:
         """(B, T) float32 q with the weights as they are."""
         micro = self.section.micro_batch_size
-        log_probs = log_probs_of(self.phi, lesson.batch, micro=micro, temperature=self.temperature)
-        return implicit.implicit_rewards(log_probs, lesson.ref_B_T, torch.from_numpy(lesson.batch.mask_B_T))
+        log_probs = log_probs_of(self.phi, batch.tokens, micro=micro, temperature=self.temperature)
+        return implicit.implicit_rewards(log_probs, batch.ref_B_T, torch.from_numpy(batch.tokens.mask_B_T))
 
-    def learn(self, lesson: Lesson) -> tuple[Tensor, dict[str, float | None]]:
+    def _rewards(
+        self, q_B_T: Tensor, responses: Responses, unit: Tensor | None, metrics: Metrics
+    ) -> tuple[Rewards, Tensor]:
+        """Rewards of the configured granularity and norm, and the unit that `batch_norm` divides by."""
+        finite = torch.isfinite(q_B_T).all(-1)
+        failed = np.flatnonzero(~finite.numpy()).tolist()
+        mask = torch.from_numpy(responses.batch.mask_B_T)
+        granularity = self.section.prime_granularity
+        ends = steps_of(responses) if granularity == "step" else None
+        scores = implicit.granular_scores(torch.where(finite[:, None], q_B_T, 0.0), mask, granularity, ends)
+        paid = implicit.paying_tokens(mask, granularity, ends).numpy()
+        if self._min_form is not None:
+            shaped = min_form_rewards(scores.numpy(), paid, temperature=self._min_form)
+            scores = torch.from_numpy(np.asarray(shaped, dtype=np.float32))
+        unit = implicit.largest_return(scores, mask) if unit is None else unit
+        if self.section.prime_norm == "batch_norm":
+            shards = self._shards(len(scores))
+            scores = implicit.batch_norm(scores, mask, unit=unit if shards is None else None, shards_B=shards)
+        return Rewards(
+            values=np.asarray(scores.numpy(), dtype=np.float32),
+            failed=failed_rows(failed, responses.batch.mask_B_T),
+            paid=paid if granularity == "whole" else None,
+            failures=tuple((row, 0, Failure("non_finite", "a log-ratio is not finite")) for row in failed),
+            measured=len(scores),
+            metrics=metrics,
+        ), unit
+
+    def _shards(self, rows: int) -> Tensor | None:
+        """(B,) the part of the batch that a response belongs to; None where all share one unit."""
+        parts = self.section.prime_norm_shards
+        return None if parts == 1 else torch.arange(rows) * parts // max(rows, 1)
+
+    # Learning.
+
+    def learn(self, rollout: TextRollout) -> Metrics:
+        """Learn from a rollout of the warm-up, or with `update: before`; `update: after` learns while it measures.
+
+        Rollouts of the warm-up are collected until there are enough, then learned from. No checkpoint is written
+        meanwhile.
+        """
+        if not self.ready:
+            self._warm_up_batches.append(self.labelled(rollout))
+            self._warm_up_steps += rollout.steps
+            if self._warm_up_steps >= self.settings.warm_up.rollouts:
+                for _ in range(self.settings.warm_up.epochs):
+                    for batch in self._warm_up_batches:
+                        self.fit(batch)
+                self._warm_up_batches, self.ready = [], True
+            return {}
+        if not self.learn_before:
+            return {}
+        self._learned = rollout, self.labelled(rollout)
+        return self._update(self._learned[1])[1]
+
+    def _update(self, batch: LabelledBatch) -> tuple[Tensor, Metrics]:
+        """All passes over a rollout, and over earlier ones; q of each response before its first gradient step."""
+        q, metrics = self.fit(batch)
+        metrics |= _quality(q, batch)
+        for _ in range(self.settings.optim.epochs - 1):
+            self.fit(batch)
+        if self.settings.replay_size:
+            metrics |= self._fit_replay(int(batch.known_B.sum()))
+            self.replay.add(batch)
+        return q, metrics
+
+    def fit(self, batch: LabelledBatch) -> tuple[Tensor, Metrics]:
         """One pass: a gradient step per mini-batch, in the order of the responses.
 
         Returns:
@@ -161,17 +243,17 @@ class ImplicitReward:
         Raises:
             NonFiniteError: too many steps in a row were not taken.
         """
-        q_B_T = torch.zeros(lesson.batch.mask_B_T.shape)
+        q_B_T = torch.zeros(batch.tokens.mask_B_T.shape)
         losses: list[float] = []
         norms: list[float] = []
         skipped = 0
-        for mini in _chunks(np.arange(len(lesson.batch)), self.section.mini_batch_size):
-            count = int(lesson.known_B[mini].sum())
+        for mini in _chunks(np.arange(len(batch.tokens)), self.section.mini_batch_size):
+            count = int(batch.known_B[mini].sum())
             self.optimizer.zero_grad(set_to_none=True)
             total = 0.0
             for rows in _chunks(mini, self.section.micro_batch_size):
                 with torch.set_grad_enabled(count > 0):
-                    q, terms = self._forward(lesson, rows)
+                    q, terms = self._forward(batch, rows)
                 q_B_T[rows, : q.shape[1]] = q.detach().cpu()
                 if count:
                     loss = terms.sum() / count
@@ -191,55 +273,57 @@ class ImplicitReward:
             "skipped_updates": float(skipped),
         }
 
-    def _forward(self, lesson: Lesson, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+    def _forward(self, batch: LabelledBatch, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """(b, t) log-ratios of a few responses and (b,) their losses, 0 where the outcome is unknown."""
-        part = lesson.batch.take(rows)
+        part = batch.tokens.take(rows)
         log_probs = self.phi.log_probs(part, temperature=self.temperature)
         device = log_probs.device
         mask = torch.from_numpy(part.mask_B_T).to(device)
-        q = implicit.implicit_rewards(log_probs, lesson.ref_B_T[rows, : mask.shape[1]].to(device), mask)
+        q = implicit.implicit_rewards(log_probs, batch.ref_B_T[rows, : mask.shape[1]].to(device), mask)
         logits = implicit.outcome_logits(q, mask, beta=self.settings.beta_train)
-        acc, known = lesson.acc_B[rows].to(device), lesson.known_B[rows].to(device)
+        acc, known = batch.acc_B[rows].to(device), batch.known_B[rows].to(device)
         if self.settings.loss_type == "ce":
             terms = implicit.ce_terms(logits, acc)
         else:
-            groups = lesson.groups_B[rows].to(device)
+            groups = batch.groups_B[rows].to(device)
             compared = implicit.contrast(logits, acc, groups, self.settings.loss_type, known_B=known)
             terms = implicit.contrast_terms(logits, acc, compared)
         return q, torch.where(known, terms, 0.0)
 
-    def _learn_again(self, fresh: int) -> dict[str, float | None]:
-        """Learn from earlier rollouts, in proportion to so many fresh ones."""
+    def _fit_replay(self, fresh: int) -> Metrics:
+        """One pass over responses of earlier rollouts, in proportion to so many fresh ones."""
         ratio = self.settings.replay_ratio
         count = min(round(fresh * ratio / (1 - ratio)), len(self.replay))
         if not count:
             return {"prm_loss_replay": None}
-        batch, acc, ref = self.replay.draw(count, self.rng)
-        known = torch.ones(count, dtype=torch.bool)
-        _, found = self.learn(Lesson(batch, acc, known, torch.arange(count), ref))
+        _, found = self.fit(self.replay.draw(count, self.rng))
         return {"prm_loss_replay": found["prm_loss"]}
 
-    def write(self, folder: Path, policy: TextPolicy, system_prompt: str | None) -> Path:
+    # State.
+
+    def save(self, folder: Path) -> None:
         """Write the model with its reference and its card, for `load_text_model`, `reward.sources` and the server.
+
+        Nothing is written of a model that never learns.
 
         Args:
             folder: replaced if it exists.
-            policy: of the run, as it is now; the reference with `ref_type: policy`.
-            system_prompt: of the run's prompts.
 
         Raises:
             NonFiniteError: a weight is not finite; an existing folder stays.
         """
         settings = self.settings
+        if not settings.learns:
+            return
         card = TextModelCard(
             kind="implicit",
             form="chat",
             loss="ce" if settings.loss_type == "ce" else "dpo",
             threshold=0.5 if settings.loss_type == "ce" else None,
-            labels="the answer is right (learnt in a run from outcomes, read at steps)",
+            labels="the answer is right (learned in a run from outcomes, read at steps)",
             beta=settings.beta_train,
             read="cumulative",
-            system_prompt=system_prompt,
+            system_prompt=self._system_prompt,
             temperature=self.temperature,
             closed=True,
             length_limit=self.length_limit,
@@ -252,39 +336,64 @@ class ImplicitReward:
             },
             training={"method": "prime", "settings": self.section.model_dump(mode="json")},
         )
-        ref = policy if self.ref is None else self.ref
+        ref = self._policy if self.ref is None else self.ref
         if ref.base is self.phi.base and ref.adapter is None:
-            return write_folder(folder, self.phi, card, head=None)
-        return write_folder(folder, self.phi, card, head=None, ref=ref, merged=True)
+            write_folder(folder, self.phi, card, head=None)
+        else:
+            write_folder(folder, self.phi, card, head=None, ref=ref, merged=True)
 
-    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Weights that are trained, optimiser, replay, random numbers."""
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Weights that are trained, optimizer, replay, random numbers."""
         tensors = {f"phi.{k}": v for k, v in self.phi.tensors().items()}
         tensors |= adam_tensors(self.optimizer)
         more, values = self.replay.state_dict()
         tensors |= {f"replay.{k}": v for k, v in more.items()}
-        return tensors, {"replay": values, "rng": self.rng.bit_generator.state}
+        return tensors, {"replay": values, "rng": self.rng.bit_generator.state, "ready": self.ready}
 
-    def load_state_dict(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Return to a stored state."""
         self.phi.load_tensors({k[4:]: v for k, v in tensors.items() if k.startswith("phi.")})
         load_adam(self.optimizer, tensors)
         self.replay.load_state_dict({k[7:]: v for k, v in tensors.items() if k.startswith("replay.")}, values["replay"])
         self.rng.bit_generator.state = values["rng"]
+        self.ready = bool(values["ready"])
 
 
-def _quality(q_B_T: Tensor, lesson: Lesson) -> dict[str, float | None]:
-    """How well summed rewards tell right responses from wrong ones; of those that are finite."""
+def _quality(q_B_T: Tensor, batch: LabelledBatch) -> Metrics:
+    """How well summed rewards separate right responses from wrong ones; of those that are finite."""
     totals, finite = q_B_T.sum(-1), torch.isfinite(q_B_T).all(-1)
-    known = lesson.known_B & finite
-    pairs = implicit.dpo_acc(totals, lesson.acc_B, lesson.groups_B, known_B=known)
+    known = batch.known_B & finite
+    pairs = implicit.dpo_acc(totals, batch.acc_B, batch.groups_B, known_B=known)
     return {
         "dpo_acc": pairs.accuracy,
         "dpo_acc_coverage": pairs.coverage,
-        "dpo_acc_abs": implicit.dpo_acc_abs(totals, lesson.acc_B, known_B=known),
-        "verifier_correlation": correlation(totals[known].numpy(), lesson.acc_B[known].numpy()),
+        "dpo_acc_abs": implicit.dpo_acc_abs(totals, batch.acc_B, known_B=known),
+        "verifier_correlation": correlation(totals[known].numpy(), batch.acc_B[known].numpy()),
         "q_mean": float(totals[finite].mean()) if finite.any() else None,
     }
+
+
+def _step_quality(q_B_T: np.ndarray, responses: Responses) -> Metrics:
+    """How well the sum of q over a step separates sound steps from first errors, where the task knows its steps.
+
+    Steps behind the first error do not count (as in ProcessBench, 2412.06559): the response is lost already.
+    """
+    if not generated(responses):
+        return {}
+    labels, scores = [], []
+    finite_B = np.isfinite(q_B_T).all(axis=1)
+    for row, (ends, sound) in enumerate(true_steps(responses)):
+        if not finite_B[row]:
+            continue
+        start = 0
+        for end, right in zip(ends, sound, strict=True):
+            if end >= start:  # else its only token also ends the step before, and says nothing of it alone
+                scores.append(float(q_B_T[row, start : end + 1].sum()))
+                labels.append(right)
+            start = end + 1
+            if not right:
+                break
+    return {"step_auroc": point(auroc, labels, scores)}
 
 
 def _check_whole_groups(section: RewardModelSection, n_samples: int) -> None:
@@ -336,3 +445,73 @@ def _at(own: TextPolicySettings, path: str | None, padding: bool) -> TextPolicyS
 def _chunks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
     for start in range(0, len(rows), size):
         yield rows[start : start + size]
+
+
+# Responses of earlier rollouts.
+
+
+class _Row(NamedTuple):
+    prompt: IntArray
+    response: IntArray
+    finished: bool
+    acc: float
+    ref: np.ndarray  # log-probabilities of the reference, one per token
+
+
+class TextReplay:
+    """The newest `size` responses with their outcomes."""
+
+    def __init__(self, size: int) -> None:
+        self._rows: deque[_Row] = deque(maxlen=size)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, fresh: LabelledBatch) -> None:
+        """Take in the responses whose outcome is known."""
+        batch = fresh.tokens
+        for i, response in enumerate(batch.responses()):
+            if bool(fresh.known_B[i]):
+                ref = fresh.ref_B_T[i, : len(response)].numpy().copy()
+                finished = bool(batch.finished_B[i])
+                self._rows.append(_Row(batch.prompts[i], response.copy(), finished, float(fresh.acc_B[i]), ref))
+
+    def draw(self, n: int, rng: np.random.Generator) -> LabelledBatch:
+        """`n` different responses, each in a group of its own."""
+        picked = [self._rows[i] for i in rng.choice(len(self._rows), size=n, replace=False)]
+        batch = token_batch(
+            [r.prompt for r in picked], [r.response for r in picked], np.array([r.finished for r in picked]), pad_id=0
+        )
+        ref = torch.zeros(batch.mask_B_T.shape)
+        for i, row in enumerate(picked):
+            ref[i, : len(row.ref)] = torch.from_numpy(row.ref)
+        acc = torch.tensor([r.acc for r in picked], dtype=torch.float32)
+        return LabelledBatch(batch, acc, torch.ones(n, dtype=torch.bool), torch.arange(n), ref)
+
+    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tokens and log-probabilities as tensors, the rest as plain values."""
+        tensors = {
+            "prompts": _flat([r.prompt for r in self._rows], np.int64),
+            "responses": _flat([r.response for r in self._rows], np.int64),
+            "ref": _flat([r.ref for r in self._rows], np.float32),
+        }
+        return tensors, {
+            "lengths": [[len(r.prompt), len(r.response)] for r in self._rows],
+            "finished": [r.finished for r in self._rows],
+            "acc": [r.acc for r in self._rows],
+        }
+
+    def load_state_dict(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Return to a stored state."""
+        self._rows.clear()
+        prompts, responses, refs = (tensors[k].numpy() for k in ("prompts", "responses", "ref"))
+        p = r = 0
+        for (n, length), finished, acc in zip(values["lengths"], values["finished"], values["acc"], strict=True):
+            end = r + length
+            row = _Row(prompts[p : p + n].copy(), responses[r:end].copy(), finished, acc, refs[r:end].copy())
+            self._rows.append(row)
+            p, r = p + n, end
+
+
+def _flat(arrays: list[np.ndarray], dtype: type) -> Tensor:
+    return torch.from_numpy(np.concatenate([np.empty(0, dtype), *arrays]).astype(dtype))

@@ -85,9 +85,9 @@ def _card(study: Study) -> dict[str, Any]:
         "machine": provenance.machine(),
     }
     if study.text:
-        from guerdon.rl.text_warnings import judge_warnings
+        from guerdon.rl.text_sources import attack_warnings
 
-        warnings = judge_warnings(study)
+        warnings = attack_warnings(study)
         card |= {"warnings": warnings} if warnings else {}
     return card
 

@@ -17,11 +17,10 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from guerdon.rl.sources import Measured
-from guerdon.types import Rollout
+from guerdon.types import Metrics, Rewards, Rollout
 
 Happened = Any  # what a side's roll_out gives, handed back to the same side
-Refits = dict[str, dict[str, float | None]]
+Refits = dict[str, Metrics]
 
 
 class Times(Protocol):
@@ -63,12 +62,12 @@ class Side(Protocol):
         """Refit the reward models that are to be refitted at this point."""
         ...
 
-    def score(self, happened: Happened, phase: Times) -> dict[str, Measured]:
+    def score(self, happened: Happened, phase: Times) -> dict[str, Rewards]:
         """What every reward source says."""
         ...
 
     def update(
-        self, happened: Happened, measured: Mapping[str, Measured], *, progress: float, phase: Times
+        self, happened: Happened, measured: Mapping[str, Rewards], *, progress: float, phase: Times
     ) -> tuple[Rollout, dict[str, float | None]]:
         """Learn from it; `progress` is the share of the run that is over."""
         ...

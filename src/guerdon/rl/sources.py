@@ -7,7 +7,7 @@ success by name, and it counts as failed then too. This module does not know how
 learns.
 
     measured = source.measure(segments, trace.mask.shape)
-    measured.rewards, measured.failed, measured.failures
+    measured.values, measured.failed, measured.failures
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from guerdon.rl import shape
+from guerdon.rl.reward_source import raw_scores
 from guerdon.settings.reward import SourceSettings
-from guerdon.types import BoolArray, ByteArray, Episode, Failure, FloatArray, Observes, RewardModel, Segment
+from guerdon.types import BoolArray, ByteArray, Episode, Failure, FloatArray, Observes, RewardModel, Rewards, Segment
 
 
 @dataclass
@@ -30,25 +31,6 @@ class Carry:
     previous: float | None = None
     streak: int = 0
     paid: bool = False
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What one source says about a rollout.
-
-    Attributes:
-        rewards: (B, T) float32.
-        failed: (B, T) bool.
-        values: for each segment, one value per row, None where not scored or failed.
-        failures: the reasons, with copy and step.
-        scored: measurements tried.
-    """
-
-    rewards: FloatArray
-    failed: BoolArray
-    values: list[list[float | None]]
-    failures: list[tuple[int, int, Failure]]
-    scored: int
 
 
 @dataclass
@@ -91,7 +73,7 @@ class Source:
             frames=bool(self.model.info.frames_needed),
         )
 
-    def measure(self, segments: Sequence[Segment], shape_B_T: tuple[int, int]) -> Measured:
+    def measure(self, segments: Sequence[Segment], shape_B_T: tuple[int, int]) -> Rewards:
         """Score all segments in one call of the model and turn the values into rewards."""
         rewards = np.zeros(shape_B_T, dtype=np.float32)
         failed = np.zeros(shape_B_T, dtype=np.bool_)
@@ -107,8 +89,19 @@ class Source:
         rewards[failed] = 0.0
         if self.settings.on_failure == "neutral":
             failed[:] = False
-        scored = sum(map(len, chosen))
-        return Measured(rewards * np.float32(self.settings.reward_coef), failed, values, failures, scored)
+        raw = [
+            (segment.stream, step, value)
+            for segment, column in zip(segments, values, strict=True)
+            for step, value in zip(segment.steps_F.tolist(), column, strict=True)
+            if value is not None
+        ]
+        return Rewards(
+            rewards * np.float32(self.settings.reward_coef),
+            failed,
+            failures=tuple(failures),
+            measured=sum(map(len, chosen)),
+            scores=raw_scores(raw, self.threshold),
+        )
 
     def _score(
         self,

@@ -18,8 +18,8 @@ from guerdon.policies.generate import Engine
 from guerdon.policies.tokens import prompt_ids
 from guerdon.rl.responses import judge, messages_of
 from guerdon.rl.text_steps import true_steps
-from guerdon.rl.text_streams import Stream
 from guerdon.settings.data import DataSettings
+from guerdon.types import Rewards
 from guerdon.worlds.prompts import Prompt
 from guerdon.worlds.reasoning import is_generated
 from guerdon.worlds.verifier import Verifier
@@ -70,8 +70,8 @@ def film_text(side: TextSide, path: Path, step: int) -> None:
     everyone = [p for p in prompts for _ in range(FILMED_SAMPLES)]
     groups = np.repeat(np.arange(len(prompts)), FILMED_SAMPLES)
     answered = judge(made, everyone, groups, side.verifier, data, tokenizer)
-    asked = side.asked(answered)
-    rewards = {name: source.look(asked) for name, source in side.processes.items()}
+    rollout = side.measurable(answered)
+    rewards = {name: side.sources[name].measure(rollout, learn=False) for name in side.learned}
     steps = true_steps(answered) if is_generated(prompts[0]) else None
     rows = []
     for i, response in enumerate(answered.batch.responses()):
@@ -81,12 +81,12 @@ def film_text(side: TextSide, path: Path, step: int) -> None:
                 "answer": everyone[i].ground_truth,
                 "tokens": [tokenizer.decode([t]) for t in response],
                 "rewards": {  # of the sources that could say something about this response
-                    n: [round(float(r), 5) for r in s.rewards_B_T[i, : len(response)]]
-                    for n, s in rewards.items()
-                    if i not in s.failures
+                    n: [round(float(value), 5) for value in r.values[i, : len(response)]]
+                    for n, r in rewards.items()
+                    if not r.failed_B[i]
                 },
                 "outcome": None if i in answered.failures else bool(answered.right_B[i]),
-                "judged": {n: one for n, s in rewards.items() if (one := _judged(s, i)) is not None},
+                "judged": {n: one for n, r in rewards.items() if (one := _step_scores(r, i)) is not None},
                 "step_ends": None if steps is None else [int(e) for e in steps[i][0]],
                 "steps_true": None if steps is None else [bool(c) for c in steps[i][1]],
             }
@@ -94,14 +94,12 @@ def film_text(side: TextSide, path: Path, step: int) -> None:
     write_json(path, {"step": step, "responses": rows})
 
 
-def _judged(stream: Stream, row: int) -> dict[str, Any] | None:
-    """What a model of steps said of a response: where its steps end, their values, its threshold."""
-    judged = stream.judged
-    values = None if judged is None else judged.values[row]
-    if judged is None or values is None:
+def _step_scores(rewards: Rewards, row: int) -> dict[str, Any] | None:
+    """What a model of steps says of a response: where its steps end, their values, its threshold."""
+    if rewards.scores is None or not (here := rewards.scores.rows_N == row).any():
         return None
     return {
-        "ends": [int(end) for end in judged.cuts[row].ends],
-        "values": [round(float(value), 5) for value in values],
-        "threshold": judged.threshold,
+        "ends": rewards.scores.steps_N[here].tolist(),
+        "values": [round(value, 5) for value in rewards.scores.values_N[here].tolist()],
+        "threshold": rewards.scores.threshold,
     }

@@ -1,11 +1,8 @@
-"""What the language models' side writes down: streams, rollouts as arrays, rows and facts for the log.
-
-This module does not hold any state.
-"""
+"""What the language models' side writes down: rollouts as arrays, rows and facts for the log."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,12 +12,10 @@ from guerdon.policies.text import TextPolicy
 from guerdon.policies.tokens import split_steps
 from guerdon.rl.advantages import last_valid
 from guerdon.rl.responses import Responses
-from guerdon.rl.sources import Measured
 from guerdon.rl.text_advantages import VERIFIER
 from guerdon.rl.text_steps import separator_of
-from guerdon.rl.text_streams import Stream
 from guerdon.settings.text_policy import GenerationSettings
-from guerdon.types import Advantages, Failure, Rollout
+from guerdon.types import Advantages, Rewards, Rollout
 
 
 def build_engine(policy: TextPolicy, settings: GenerationSettings) -> Engine:
@@ -36,14 +31,7 @@ def build_engine(policy: TextPolicy, settings: GenerationSettings) -> Engine:
     return VLLMEngine(policy, settings)
 
 
-def outcome_stream(answered: Responses) -> Stream:
-    """The verifier's outcome at the last token of each response."""
-    last = last_valid(answered.batch.mask_B_T)
-    paid = np.where(last, answered.outcomes_B[:, None], 0.0).astype(np.float32)
-    return Stream(paid, last, dict(answered.failures))
-
-
-def rollout_of(answered: Responses, streams: Mapping[str, Stream]) -> Rollout:
+def rollout_of(answered: Responses, rewards: Mapping[str, Rewards]) -> Rollout:
     """The batch as the arrays that every reader of rollouts knows."""
     batch = answered.batch
     last = last_valid(batch.mask_B_T)
@@ -60,8 +48,8 @@ def rollout_of(answered: Responses, streams: Mapping[str, Stream]) -> Rollout:
         truncated=last & ~batch.finished_B[:, None],
         success=last & right[:, None],
         success_known=last & answered.known_B[:, None],
-        rewards={name: s.rewards_B_T for name, s in streams.items()},
-        failed={n: s.failed_B[:, None] & batch.mask_B_T for n, s in streams.items()},
+        rewards={name: r.values for name, r in rewards.items()},
+        failed={name: r.failed & batch.mask_B_T for name, r in rewards.items()},
         group_ids=np.repeat(answered.groups_B[:, None], shape[1], axis=1),
     )
 
@@ -81,12 +69,6 @@ def response_rows(rollout: Rollout, weights: Mapping[str, float], step: int) -> 
         row["return/combined"] = None if None in known else round(float(sum(k for k in known if k is not None)), 6)
         rows.append(row)
     return rows
-
-
-def measured_by(stream: Stream, scored: int, failures: Sequence[tuple[int, Failure]]) -> Measured:
-    """What the loop counts of one source: so many measurements, and which responses have none."""
-    failed = np.repeat(stream.failed_B[:, None], stream.rewards_B_T.shape[1], axis=1)
-    return Measured(stream.rewards_B_T, failed, [], [(row, 0, f) for row, f in failures], scored)
 
 
 def response_facts(answered: Responses) -> dict[str, float | None]:

@@ -11,7 +11,9 @@ reward model warmed up on included. This module does not know when anything is l
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,29 +27,25 @@ from guerdon.policies.text_files import load_policy, save_policy
 from guerdon.rl.generators import LEARNING, generator
 from guerdon.rl.kl_reference import empty_reference, take_start
 from guerdon.rl.learner import scheduled
-from guerdon.rl.prime import ImplicitReward
+from guerdon.rl.prime import PrimeReward
 from guerdon.rl.records import EpisodeBook
 from guerdon.rl.responses import Drawn, Responses, Sampler
+from guerdon.rl.reward_source import TextRollout
 from guerdon.rl.side import Refits, Times
-from guerdon.rl.sources import Measured
-from guerdon.rl.text_advantages import KL, VERIFIER, Greedy, advise, failure_policies, kl_stream, weights_of
+from guerdon.rl.text_advantages import KL, VERIFIER, advise, kl_rewards
 from guerdon.rl.text_evaluation import evaluate_text, film_text
 from guerdon.rl.text_learner import Told, adamw, log_probs_of, steps_per_update, update_text_policy
 from guerdon.rl.text_records import (
     advantage_facts,
     build_engine,
-    measured_by,
-    outcome_stream,
     response_facts,
     response_rows,
     rollout_of,
 )
-from guerdon.rl.text_rewards import PrimeReward, build_process_rewards
+from guerdon.rl.text_sources import attack_warnings, build_text_sources
 from guerdon.rl.text_state import restore_state, start_from_run, take_state
-from guerdon.rl.text_streams import Asked, Facts, Stream
-from guerdon.rl.text_warnings import judge_warnings
 from guerdon.settings.study import Study
-from guerdon.types import Failure, FloatArray, Rollout
+from guerdon.types import Failure, FloatArray, Rewards, Rollout
 from guerdon.worlds.prompt_files import load_prompts
 from guerdon.worlds.prompts import shared_system_prompt
 from guerdon.worlds.verifier import verifier_from
@@ -64,9 +62,6 @@ class Happened:
         greedy_old: the same of the greedy responses.
         beside: responses that were written for another purpose, greedy ones and those of a warm-up.
         failed: why some of those beside could not be checked.
-        streams: rewards by source, once scored.
-        greedy_streams: the same for the greedy responses.
-        scored: metrics of each reward model.
     """
 
     drawn: Drawn
@@ -75,14 +70,18 @@ class Happened:
     greedy_old: Tensor | None = None
     beside: int = 0
     failed: list[Failure] = field(default_factory=list)
-    streams: dict[str, Stream] = field(default_factory=dict)
-    greedy_streams: dict[str, Stream] = field(default_factory=dict)
-    scored: dict[str, Facts] = field(default_factory=dict)
 
     @property
     def answered(self) -> Responses:
         """The responses to learn from."""
         return self.drawn.kept
+
+    @cached_property
+    def rollout(self) -> TextRollout:
+        """The same as reward sources measure it."""
+        greedy = None if self.greedy is None else TextRollout(self.greedy, self.greedy_old)
+        steps = self.drawn.generated + self.beside
+        return TextRollout(self.answered, self.old, greedy, steps, (*self.drawn.failed, *self.failed))
 
 
 class TextSide:
@@ -93,8 +92,8 @@ class TextSide:
         fresh: take over `runner.resume_dir`; off where a checkpoint of this run follows.
 
     Attributes:
-        processes: the sources of reward beside the verifier, by name.
-        heads: every stream of reward, one value head each with `gae`.
+        sources: of reward, by name, the verifier first.
+        heads: every stream of rewards, one value head each with `gae`.
     """
 
     unit = "responses"
@@ -111,19 +110,18 @@ class TextSide:
         self.engine = build_engine(self.policy, study.generation)
         self.verifier = verifier_from(self.data)
         train, self.validation = load_prompts(self.data)
-        alike, self._system_prompt = shared_system_prompt(train)
+        alike, system_prompt = shared_system_prompt(train)
         self.sampler = Sampler(self.data, self.engine, self.verifier, train, self.policy.tokenizer, seed=seed)
-        self.processes = build_process_rewards(study, self.policy)
-        self.learned: tuple[str, ...] = tuple(self.processes)
-        self.heads = (VERIFIER, *self.learned, *((KL,) if in_reward else ()))
-        self.on_failure: Mapping[str, str] = failure_policies(study)
+        self.sources = build_text_sources(study, self.policy, system_prompt=system_prompt)
+        self.learned: tuple[str, ...] = tuple(name for name in self.sources if name != VERIFIER)
+        self.heads = (*self.sources, *((KL,) if in_reward else ()))
+        self.on_failure: Mapping[str, str] = {name: self.sources[name].terms.on_failure for name in self.learned}
         self.kl_ref = self._reference() if algorithm.kl_coef else None
         self.optimizer = adamw(self.policy, algorithm.learning_rate, algorithm.betas, algorithm.weight_decay)
         self.skipped = SkippedSteps("the policy", "algorithm.learning_rate")
         self.learning_rng = generator(seed, LEARNING)
-        self.book = EpisodeBook(0, [VERIFIER, *self.learned])
-        self.weights = weights_of(study, 0.0)
-        self.warmed = not self._warm_up_size
+        self.book = EpisodeBook(0, list(self.sources))
+        self.weights = {name: source.terms.weight(0.0) for name, source in self.sources.items()}
         self.notes = [f"{len(train)} prompts to train on, {len(self.validation)} to validate on"]
         if self.sampler.too_long:
             self.notes.append(
@@ -134,12 +132,12 @@ class TextSide:
             f"[{study.reward.group_name}] {name}: text from {s.model.origin}, weight {s.reward_weight:g}"
             for name, s in study.text_sources.items()
         ]
-        if self._implicit is not None and self._implicit.changes and study.runner.save_reward_models and not alike:
+        if self._prime is not None and self._prime.settings.learns and study.runner.save_reward_models and not alike:
             self.notes.append(
                 "WARNING: the prompts differ in their system turns or have several turns; the saved reward model reads "
                 "the last question alone, so that it gives other values than in this run (data.system_prompt sets one)"
             )
-        self.notes += [f"WARNING: {line}" for line in judge_warnings(study)]
+        self.notes += [f"WARNING: {line}" for line in attack_warnings(study)]
         if fresh and study.runner.resume_dir:
             self.notes += start_from_run(self, Path(study.runner.resume_dir))
             if self.kl_ref is not None:
@@ -150,8 +148,7 @@ class TextSide:
 
     def roll_out(self, phase: Times) -> Happened:
         """Answer prompts until enough survive the filters."""
-        warm = [] if self.warmed else self._warm_up(phase)
-        self.warmed = True
+        warm = self._warm_up(phase)
         happened = Happened(self.sampler.draw(phase))
         happened.beside = sum(part.generated for part in warm)
         happened.failed = [f for part in warm for f in part.failed]
@@ -175,50 +172,38 @@ class TextSide:
         return happened.drawn.generated + happened.beside
 
     def refit(self, when: Literal["before", "after"], happened: Happened, phase: Times) -> Refits:
-        """An implicit reward model learns while it scores (`score`); what each model said of itself belongs here."""
-        return {} if when == "before" else dict(happened.scored)
+        """Let the reward models learn that learn at this point."""
+        learning = [source for source in self.sources.values() if source.learn_before == (when == "before")]
+        with phase("reward model") if self.learned else nullcontext():
+            return {source.name: source.learn(happened.rollout) for source in learning}
 
-    def score(self, happened: Happened, phase: Times) -> dict[str, Measured]:
+    def score(self, happened: Happened, phase: Times) -> dict[str, Rewards]:
         """The verifier's outcomes and what every reward model pays."""
-        answered, greedy = happened.answered, happened.greedy
-        happened.streams[VERIFIER] = outcome_stream(answered)
-        if greedy is not None:
-            happened.greedy_streams[VERIFIER] = outcome_stream(greedy)
-        failed = list(enumerate([*happened.drawn.failed, *happened.failed]))
-        measured = {VERIFIER: measured_by(happened.streams[VERIFIER], self.steps(happened), failed)}
-        for name, source in self.processes.items():
-            with phase("reward model"):
-                beside = None if greedy is None else Asked(greedy, happened.greedy_old)
-                stream, other, metrics = source.measure(Asked(answered, happened.old), beside)
-            happened.streams[name] = stream
-            happened.scored[name] = metrics
-            failures = list(stream.failures.items())
-            if other is not None:
-                happened.greedy_streams[name] = other
-                failures += [(len(answered) + row, f) for row, f in other.failures.items()]
-            scored = len(answered) + (0 if other is None else len(other.rewards_B_T))
-            measured[name] = measured_by(stream, scored, failures)
-        return measured
+        rewards = {}
+        for name, source in self.sources.items():
+            with phase("reward model") if name in self.learned else nullcontext():
+                rewards[name] = source.measure(happened.rollout)
+        return rewards
 
     def update(
-        self, happened: Happened, measured: Mapping[str, Measured], *, progress: float, phase: Times
+        self, happened: Happened, measured: Mapping[str, Rewards], *, progress: float, phase: Times
     ) -> tuple[Rollout, dict[str, float | None]]:
         """Advantages of every source, and gradient steps on the policy."""
         algorithm, answered = self.study.text_algorithm, happened.answered
         batch = answered.batch
         with phase("update"):
             ref = None if self.kl_ref is None else self._log_probs(answered, self.kl_ref)
-            streams, greedy = dict(happened.streams), self._greedy(happened)
+            rewards = dict(measured)
             if KL in self.heads:
-                assert happened.old is not None
                 assert ref is not None
-                streams[KL] = kl_stream(happened.old.numpy(), ref.numpy(), batch.mask_B_T)
-            self.weights = weights_of(self.study, progress)
+                rewards[KL] = self._kl(happened, ref)
+            self.weights = {name: source.terms.weight(progress) for name, source in self.sources.items()}
             weights = {**self.weights, KL: algorithm.kl_coef}
             values = self._values(answered) if algorithm.adv_estimator == "gae" else None
             found = advise(
-                self.study, batch.mask_B_T, answered.groups_B, streams, weights, greedy=greedy, values=values
-            )
+                self.study, batch.mask_B_T, answered.groups_B, rewards, weights, values=values,
+                greedy_mask_B_T=None if happened.greedy is None else happened.greedy.batch.mask_B_T,
+            )  # fmt: skip
             told = Told(
                 torch.from_numpy(found.advantages),
                 happened.old if steps_per_update(algorithm, len(answered)) > 1 else None,
@@ -235,9 +220,9 @@ class TextSide:
             )  # fmt: skip
             self.engine.sync()
         facts = happened.drawn.facts | advantage_facts(found, self.weights) | response_facts(answered)
-        if KL in streams:
-            facts["kl"] = -float(streams[KL].rewards_B_T.sum()) / max(int(batch.mask_B_T.sum()), 1)
-        return rollout_of(answered, happened.streams), {**learned, **facts, "learning_rate": rate}
+        if KL in rewards:
+            facts["kl"] = -float(rewards[KL].values.sum()) / max(int(batch.mask_B_T.sum()), 1)
+        return rollout_of(answered, measured), {**learned, **facts, "learning_rate": rate}
 
     def record(self, rollout: Rollout, step: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """One row per response that was learnt from."""
@@ -261,11 +246,11 @@ class TextSide:
         film_text(self, folder / f"step_{step:012d}.json", step)
 
     def save(self, folder: Path) -> None:
-        """The policy, and the implicit reward model as the run left it."""
+        """The policy, and the reward models as the run left them."""
         save_policy(self.policy, folder / "policy")
-        for name, source in self.processes.items():
-            if self.study.runner.save_reward_models and isinstance(source, PrimeReward) and source.model.changes:
-                source.model.write(folder / "reward_models" / name, self.policy, self._system_prompt)
+        if self.study.runner.save_reward_models:
+            for name, source in self.sources.items():
+                source.save(folder / "reward_models" / name)
 
     def close(self) -> None:
         """End the verifier's processes."""
@@ -273,9 +258,8 @@ class TextSide:
 
     @property
     def skipped_in_a_row(self) -> int:
-        """Of the policy or the implicit reward model."""
-        model = self._implicit
-        return max(self.skipped.in_a_row, 0 if model is None else model.skipped.in_a_row)
+        """Of the policy or a reward model that learns."""
+        return max(self.skipped.in_a_row, *(source.skipped_in_a_row for source in self.sources.values()))
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Policy, reward models, optimisers, random numbers, place in the data."""
@@ -285,9 +269,9 @@ class TextSide:
         """Return to a stored state."""
         restore_state(self, tensors, values)
 
-    def asked(self, answered: Responses) -> Asked:
-        """Responses of the policy as it is, with what a reward model needs to know of them."""
-        return Asked(answered, self._log_probs(answered) if self._by_policy else None)
+    def measurable(self, answered: Responses, steps: int = 0) -> TextRollout:
+        """Responses of the policy as it is, as reward sources measure them; `steps` responses were generated."""
+        return TextRollout(answered, self._log_probs(answered) if self._by_policy else None, steps=steps)
 
     # Parts of an update.
 
@@ -301,28 +285,20 @@ class TextSide:
         return algorithm.micro_batch_size or algorithm.minibatch_size or 1024
 
     @property
-    def _implicit(self) -> ImplicitReward | None:
-        return None if self._prime is None else self._prime.model
-
-    @property
     def _prime(self) -> PrimeReward | None:
-        return next((source for source in self.processes.values() if isinstance(source, PrimeReward)), None)
+        return next((source for source in self.sources.values() if isinstance(source, PrimeReward)), None)
 
     @property
     def _by_policy(self) -> bool:
         """Whether a reward model compares with the policy that acted."""
-        return self._implicit is not None and self._implicit.ref is None
-
-    @property
-    def _warm_up_size(self) -> int:
-        return 0 if self._implicit is None else self._implicit.settings.warm_up.rollouts
+        return any(source.needs_log_probs for source in self.sources.values())
 
     def _reference(self) -> TextPolicy:
         """The policy at the start of the run: the weights under its adapter, or a copy of them.
 
         Of a run that starts from another one: room for what it starts from.
         """
-        own, model = self.study.text_policy, self._implicit
+        own, model = self.study.text_policy, self._prime
         if self.study.runner.resume_dir:
             return empty_reference(self.policy, own, seed=self.study.runner.seed)
         if self.policy.adapter is not None:
@@ -334,17 +310,14 @@ class TextSide:
         return reference(load_policy(own, seed=self.study.runner.seed).base)
 
     def _warm_up(self, phase: Times) -> list[Drawn]:
-        """Let an implicit reward model learn from rollouts of the starting policy; what was written for it."""
-        assert self._prime is not None
-        model, parts, written = self._prime.model, [], 0
-        while written < self._warm_up_size:
+        """Let reward models learn from rollouts of the starting policy until they are ready; what was written."""
+        parts: list[Drawn] = []
+        while waiting := [source for source in self.sources.values() if not source.ready]:
             parts.append(self.sampler.draw(phase))
-            written += parts[-1].generated
-        with phase("warm up"):
-            lessons = [self._prime.lesson(self.asked(part.kept)) for part in parts]
-            for _ in range(model.settings.warm_up.epochs):
-                for lesson in lessons:
-                    model.learn(lesson)
+            with phase("warm up"):
+                rollout = self.measurable(parts[-1].kept, parts[-1].generated)
+                for source in waiting:
+                    source.learn(rollout)
         return parts
 
     def _log_probs(self, answered: Responses, policy: TextPolicy | None = None) -> Tensor:
@@ -356,18 +329,16 @@ class TextSide:
         """Whether log-probabilities of the policy that acted decide anything."""
         return self._by_policy or KL in self.heads or steps_per_update(self.study.text_algorithm, responses) > 1
 
-    def _greedy(self, happened: Happened) -> Greedy | None:
-        """What every source says of the greedy responses."""
-        greedy = happened.greedy
-        if greedy is None:
-            return None
-        streams, mask = dict(happened.greedy_streams), greedy.batch.mask_B_T
-        if KL in self.heads:
-            assert happened.greedy_old is not None
-            assert self.kl_ref is not None
-            ref = self._log_probs(greedy, self.kl_ref)
-            streams[KL] = kl_stream(happened.greedy_old.numpy(), ref.numpy(), mask)
-        return Greedy(mask, streams)
+    def _kl(self, happened: Happened, ref: Tensor) -> Rewards:
+        """The KL of the responses, and of greedy ones, as a reward."""
+        assert happened.old is not None
+        assert self.kl_ref is not None
+        rewards = kl_rewards(happened.old.numpy(), ref.numpy(), happened.answered.batch.mask_B_T)
+        if happened.greedy is None or happened.greedy_old is None:
+            return rewards
+        greedy_ref = self._log_probs(happened.greedy, self.kl_ref)
+        greedy = kl_rewards(happened.greedy_old.numpy(), greedy_ref.numpy(), happened.greedy.batch.mask_B_T)
+        return replace(rewards, greedy=greedy)
 
     def _values(self, answered: Responses) -> dict[str, FloatArray]:
         """(B, T) value before each token, of every source."""

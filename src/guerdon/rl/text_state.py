@@ -29,10 +29,10 @@ def take_state(side: TextSide) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Policy, reward models, optimisers, random numbers, place in the data."""
     tensors = {f"policy.{k}": v for k, v in side.policy.tensors().items()}
     tensors |= {f"optimizer.{k}": v for k, v in adam_tensors(side.optimizer).items()}
-    process: dict[str, Any] = {}
-    for name, source in side.processes.items():
-        more, process[name] = source.state_dict()
-        tensors |= {f"process.{name}.{k}": v for k, v in more.items()}
+    sources: dict[str, Any] = {}
+    for name, source in side.sources.items():
+        more, sources[name] = source.state()
+        tensors |= {f"source.{name}.{k}": v for k, v in more.items()}
     if _start_is_stored(side):
         assert side.kl_ref is not None
         tensors |= {f"{_START}.{k}": v for k, v in side.kl_ref.tensors().items()}
@@ -43,9 +43,8 @@ def take_state(side: TextSide) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "sources": list(side.heads),
         "learning_rng": side.learning_rng.bit_generator.state,
         "sampler": side.sampler.state_dict(),
-        "process": process,
+        "source_values": sources,
         "book": side.book.state_dict(),
-        "warmed": side.warmed,
     }
 
 
@@ -66,12 +65,11 @@ def restore_state(side: TextSide, tensors: dict[str, Tensor], values: dict[str, 
         side.kl_ref.load_tensors(start)
     side.policy.load_tensors(ckpt.under("policy", tensors))
     load_adam(side.optimizer, ckpt.under("optimizer", tensors))
-    for name, source in side.processes.items():
-        source.load_state_dict(ckpt.under(f"process.{name}", tensors), values["process"][name])
+    for name, source in side.sources.items():
+        source.restore(ckpt.under(f"source.{name}", tensors), values["source_values"][name])
     side.learning_rng.bit_generator.state = values["learning_rng"]
     side.sampler.load_state_dict(values["sampler"])
     side.book.load_state_dict(values["book"])
-    side.warmed = bool(values["warmed"])
     torch.set_rng_state(tensors["rng.cpu"])
     if torch.cuda.is_available() and "rng.cuda" in tensors:
         torch.cuda.set_rng_state(tensors["rng.cuda"])

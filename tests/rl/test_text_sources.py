@@ -13,19 +13,19 @@ from text_rl import Scripted, interrupted, lines, prime, result, start, sum_stud
 from guerdon.errors import ConfigError, TooManyFailuresError
 from guerdon.evaluate.aggregate import aggregate
 from guerdon.labels.splitters import split
-from guerdon.rl import text_rewards
+from guerdon.rl import text_sources
+from guerdon.rl.reward_source import SourceTerms
 from guerdon.rl.run import run, run_folder
-from guerdon.rl.text_advantages import advise, weights_of
-from guerdon.rl.text_model_reward import ModelReward
+from guerdon.rl.text_advantages import advise, terms_of
+from guerdon.rl.text_sources import ModelReward, attack_warnings
 from guerdon.rl.text_steps import cut_steps, token_places
-from guerdon.rl.text_streams import Asked
-from guerdon.rl.text_warnings import judge_warnings
 from guerdon.settings.reward import SourceSettings
 from guerdon.types import Failure, RewardInfo, Score
 from guerdon.worlds.prompts import Prompt
 from guerdon.worlds.reasoning import step_truth
 
 torch.set_num_threads(1)
+PRM = SourceTerms("prm")
 STEPS = RewardInfo("scripted", (0.0, 1.0), modality="text", frames_needed=0, success_threshold=0.5)
 WHOLE = replace(STEPS, name="whole", range=(-np.inf, np.inf), granularity="total", success_threshold=None)
 
@@ -72,7 +72,7 @@ def reward(*, combine_mode="replace", **sources):
 def models(monkeypatch):
     """Reward models by their checkpoint path."""
     known = {"prm": Says(by_text)}
-    monkeypatch.setattr(text_rewards, "load_text_model", lambda path, **_: known[path])
+    monkeypatch.setattr(text_sources, "load_text_model", lambda path, **_: known[path])
     return known
 
 
@@ -86,9 +86,9 @@ def written(folder, texts, **given):
     return answered
 
 
-def paid(answered, say, info=STEPS, *, credit="sum", **given):
+def paid(answered, say, info=STEPS, *, min_form=None, **given):
     section = SourceSettings.model_validate(source(**given))
-    return ModelReward("prm", Says(say, info), section, credit=credit).look(Asked(answered))
+    return ModelReward(PRM, Says(say, info), section, min_form=min_form).score(answered)
 
 
 # Where rewards stand. A token is a character; the last one is the end token.
@@ -119,9 +119,9 @@ def test_a_step_is_paid_at_its_last_token_and_the_last_step_at_the_end_token(giv
     stream = paid(answered, of_table, **given)
     expected = np.zeros((1, 13))
     expected[0, [5, 12]] = steps
-    np.testing.assert_allclose(stream.rewards_B_T, expected, atol=1e-6)
-    assert stream.pays_B_T is None  # the baseline is per token, so that the number of steps does not change it
-    per_token = paid(answered, of_table, **{**given, "reward_mode": "per_token"}).rewards_B_T[0]
+    np.testing.assert_allclose(stream.values, expected, atol=1e-6)
+    assert stream.paid is None  # the baseline is per token, so that the number of steps does not change it
+    per_token = paid(answered, of_table, **{**given, "reward_mode": "per_token"}).values[0]
     np.testing.assert_allclose(per_token, [steps[0]] * 6 + [steps[1]] * 7, atol=1e-6)
 
 
@@ -131,26 +131,26 @@ def test_a_whole_response_is_paid_at_its_end(how, tmp_path):
     stream = paid(answered, of_table, reward_mode="terminal", aggregation=how)
     expected = np.zeros((2, 13))
     expected[0, 12], expected[1, 5] = aggregate([0.9, 0.2], how), 0.4
-    np.testing.assert_allclose(stream.rewards_B_T, expected, atol=1e-6)
-    assert stream.pays_B_T.sum(axis=1).tolist() == [1, 1]
+    np.testing.assert_allclose(stream.values, expected, atol=1e-6)
+    assert stream.paid.sum(axis=1).tolist() == [1, 1]
     total = paid(answered, lambda e: 7.5 * len(e.texts), WHOLE, reward_mode="terminal")
-    assert total.rewards_B_T.sum(axis=1).tolist() == [15.0, 7.5]
-    assert total.judged is None
+    assert total.values.sum(axis=1).tolist() == [15.0, 7.5]
+    assert total.scores is None
 
 
 def test_min_form_pays_about_the_smallest(tmp_path):
     answered = written(tmp_path, [TEXT])
-    stream = paid(answered, of_table, shaping="signed", credit="min_form")
+    stream = paid(answered, of_table, shaping="signed", min_form=0.1)
     weights = np.exp(-np.array([0.8, -0.6]) / 0.1)
-    np.testing.assert_allclose(stream.rewards_B_T[0, [5, 12]], [0.8, -0.6] * weights / weights.sum(), atol=1e-6)
-    whole = paid(answered, of_table, reward_mode="terminal", aggregation="min", credit="min_form")
-    assert whole.rewards_B_T.sum() == pytest.approx(0.2)  # one value is its own minimum
+    np.testing.assert_allclose(stream.values[0, [5, 12]], [0.8, -0.6] * weights / weights.sum(), atol=1e-6)
+    whole = paid(answered, of_table, reward_mode="terminal", aggregation="min", min_form=0.1)
+    assert whole.values.sum() == pytest.approx(0.2)  # one value is its own minimum
 
 
 @given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=6))
 def test_changes_add_up_to_the_last_value(values):
     section = SourceSettings.model_validate(source(shaping="relative"))
-    found = ModelReward("prm", Says(None), section)._paid(Score.from_values(np.array(values, np.float32)))
+    found = ModelReward(PRM, Says(None), section)._paid(Score.from_values(np.array(values, np.float32)))
     assert found.sum() == pytest.approx(values[-1], abs=1e-6)
 
 
@@ -190,18 +190,19 @@ def test_what_is_logged_of_a_perfect_model_and_of_one_that_knows_nothing(tmp_pat
     answered = side.sampler.answer(prompts, 2)
     loop.close()
     section = SourceSettings.model_validate(source())
-    _, _, facts = ModelReward("prm", Says(truth), section).measure(Asked(answered), None)
+    facts = ModelReward(PRM, Says(truth), section).score(answered).metrics
     assert facts["step_auroc"] == facts["dpo_acc"] == facts["dpo_acc_coverage"] == 1.0
     assert facts["step_value"] == facts["steps_called_right"] == 0.75
-    _, _, facts = ModelReward("prm", Says(lambda e: [0.5] * len(e.texts)), section).measure(Asked(answered), None)
+    facts = ModelReward(PRM, Says(lambda e: [0.5] * len(e.texts)), section).score(answered).metrics
     assert facts["step_auroc"] == facts["dpo_acc"] == 0.5
     assert facts["steps_called_right"] == 1.0  # a step is called wrong below the threshold, and 0.5 is not
     below = float(np.nextafter(np.float32(0.5), np.float32(0)))
-    _, _, facts = ModelReward("prm", Says(lambda e: [below] * len(e.texts)), section).measure(Asked(answered), None)
+    facts = ModelReward(PRM, Says(lambda e: [below] * len(e.texts)), section).score(answered).metrics
     assert facts["steps_called_right"] == 0.0
     failing = Says(lambda e: Failure("late"))
-    stream, _, facts = ModelReward("prm", failing, section).measure(Asked(answered), None)
-    assert {f.reason for f in stream.failures.values()} == {"late"}
+    stream = ModelReward(PRM, failing, section).score(answered)
+    facts = stream.metrics
+    assert {failure.reason for _, _, failure in stream.failures} == {"late"}
     assert facts["step_auroc"] is facts["dpo_acc"] is facts["step_value"] is None
 
 
@@ -212,7 +213,7 @@ def test_equal_responses_to_a_question_are_judged_once(tmp_path):
     answered = side.sampler.answer(side.validation[:2], 4)
     loop.close()
     model = Says(by_text)
-    rewards = ModelReward("prm", model, SourceSettings.model_validate(source())).look(Asked(answered)).rewards_B_T
+    rewards = ModelReward(PRM, model, SourceSettings.model_validate(source())).score(answered).values
     assert len(model.asked) == 4
     assert (rewards[0] == rewards[1]).all()
     assert model.asked[0].texts == ("1;", "2;")
@@ -233,7 +234,7 @@ def test_equal_responses_to_a_question_are_judged_once(tmp_path):
 )
 def test_what_a_model_does_not_measure_is_refused(info, given, message):
     with pytest.raises(ConfigError, match=f"reward.sources.prm: .*{message}"):
-        ModelReward("prm", Says(None, info), SourceSettings.model_validate(source(**given)))
+        ModelReward(PRM, Says(None, info), SourceSettings.model_validate(source(**given)))
 
 
 # Through the loop.
@@ -271,18 +272,18 @@ def test_several_sources_beside_prime_and_the_outcome(estimator, tmp_path, model
 )
 def test_what_the_outcome_counts_beside_it(mode, extra, weights, tmp_path):
     study = sum_study(tmp_path, reward={**reward(prm=source(), combine_mode=mode), **extra})
-    assert weights_of(study, 0.3) == weights
+    assert {name: terms.weight(0.3) for name, terms in terms_of(study).items()} == weights
 
 
 def test_only_the_model_pays_where_it_replaces_the_outcome(tmp_path, models):
     study = sum_study(tmp_path, reward=reward(prm=source()), algorithm={"normalize_advantages": False})
     loop = start(study)
     happened = loop.side.roll_out(loop._phase)
-    loop.side.score(happened, loop._phase)
-    weights = weights_of(study, 0.0)
+    rewards = loop.side.score(happened, loop._phase)
+    weights = {name: terms.weight(0.0) for name, terms in terms_of(study).items()}
     answered = happened.answered
-    both = advise(study, answered.batch.mask_B_T, answered.groups_B, happened.streams, weights)
-    alone = advise(study, answered.batch.mask_B_T, answered.groups_B, {"prm": happened.streams["prm"]}, {"prm": 1.0})
+    both = advise(study, answered.batch.mask_B_T, answered.groups_B, rewards, weights)
+    alone = advise(study, answered.batch.mask_B_T, answered.groups_B, {"prm": rewards["prm"]}, {"prm": 1.0})
     np.testing.assert_array_equal(both.advantages, alone.advantages)
     assert both.advantages.any()
     loop.close()
@@ -341,7 +342,7 @@ def test_what_a_failure_is_worth(on_failure, tmp_path, models):
     side.sampler.engine = Scripted(side.policy.tokenizer, lambda p, s, d: ("1;", "12;", "123;", "1234;")[s])
     answered = side.sampler.answer(side.validation[:1], 4)
     loop.close()
-    stream = side.processes["prm"].look(Asked(answered))
+    stream = side.sources["prm"].score(answered)
     assert stream.failed_B.tolist() == [False, True, False, True]
     mask, groups = answered.batch.mask_B_T, answered.groups_B
     found = advise(study, mask, groups, {"prm": stream}, {"prm": 1.0}).advantages
@@ -391,7 +392,8 @@ def test_a_run_says_which_of_its_judges_were_fooled_or_never_attacked(tmp_path, 
     said = json.loads((run_folder(study) / "run.json").read_text())["warnings"]
     assert len(said) == 2
     assert "weak: these attacks fooled its model: empty" in said[0]
-    assert "new: nobody has attacked" in said[1]
+    assert "new: its model" in said[1]
+    assert "never attacked" in said[1]
     assert "guerdon evaluate" in said[1]
 
 
@@ -399,9 +401,9 @@ def test_third_party_judges_are_known_by_the_evaluation_that_the_study_names(tmp
     evaluate = {"aggregation": "min", "models": {"hub": "someone/prm"}, "save_dir": str(tmp_path / "cards")}
     sources = {"a": {**source(), "model": {"model_type": "text", "checkpoint_path": "someone/prm"}}}
     study = sum_study(tmp_path, reward=reward(**sources), evaluate=evaluate)
-    assert "nobody has attacked" in judge_warnings(study)[0]
+    assert "never attacked" in attack_warnings(study)[0]
     card(tmp_path / "cards" / "hub", set())
-    assert judge_warnings(study) == []
+    assert attack_warnings(study) == []
 
 
 def test_a_film_shows_values_beside_truth(tmp_path, models):
