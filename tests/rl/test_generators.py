@@ -69,7 +69,7 @@ def test_a_language_model_acts_and_learns_with_generators_of_its_own(tmp_path):
     loop.side.score(happened, loop._phase)  # learns from the replay, too
     assert loop.side.sampler.stream.state_dict() == stream
     assert loop.side.learning_rng.bit_generator.state == before[1]
-    assert loop.side.processes["prime"].model.rng.bit_generator.state != generator(0, REPLAY).bit_generator.state
+    assert loop.side.sources["prime"].rng.bit_generator.state != generator(0, REPLAY).bit_generator.state
     loop.close()
 
 
