@@ -199,7 +199,7 @@ def training_rows(family: dict[str, Any], number: int, seed: int, taken: Sequenc
     from guerdon.evaluate.generated_bench import generated_bench
     from guerdon.settings.data import TaskSettings
 
-    return generated_bench([TypeAdapter(TaskSettings).validate_python(family)], number, seed, taken=taken)
+    return generated_bench([TypeAdapter(TaskSettings).validate_python(family)], number, seed, exclude=taken)
 
 
 def start_from(folder: Path, size: Size, family: dict[str, Any], *, sft_steps: int) -> str:

@@ -31,11 +31,10 @@ from guerdon import atomic
 from guerdon.config import load
 from guerdon.episodes.solution_files import read_solutions, write_solutions
 from guerdon.episodes.solutions import Solution
-from guerdon.evaluate.aggregate import score_solutions
-from guerdon.evaluate.answers import same_number_or_text
-from guerdon.evaluate.best_of_n import best_of_n
-from guerdon.evaluate.process_bench import process_bench
-from guerdon.evaluate.sampled import sampled_solutions
+from guerdon.evaluate.best_of_n import best_of_n, same_number_or_text
+from guerdon.evaluate.scores import score_solutions
+from guerdon.evaluate.search import sampled_solutions
+from guerdon.evaluate.step_benchmarks import process_bench
 from guerdon.labels.label import label
 from guerdon.models.text_load import load_text_model
 from guerdon.settings.study import Study
@@ -154,10 +153,10 @@ def one_seed(
     return {
         "first_error_f1": three(bench.subsets["samples"].measured["f1"]),
         "f1_tuned": three(tuned.subsets["test"].measured["f1"]),
-        "majority": three(curves["majority"].intervals[0]),
-        "weighted": three(curves["weighted_min"].intervals[0]),
+        "majority": three(curves["majority"].accuracy[0]),
+        "weighted": three(curves["weighted_min"].accuracy[0]),
         "weighted_minus_majority": three(curves["weighted_min"].minus_majority[0]),
-        "best_of_16": three(curves["bon_min"].intervals[0]),
+        "best_of_16": three(curves["bon_min"].accuracy[0]),
         "best_minus_majority": three(curves["bon_min"].minus_majority[0]),
     }
 

@@ -28,7 +28,7 @@ from guerdon.compare.study import plan_study
 from guerdon.episodes.solutions import Solution
 from guerdon.evaluate.best_of_n import best_of_n
 from guerdon.evaluate.intervals import Interval
-from guerdon.evaluate.process_bench import process_bench
+from guerdon.evaluate.step_benchmarks import process_bench
 from guerdon.rl.prime import LabelledBatch, PrimeReward
 from guerdon.rl.responses import Responses
 from guerdon.rl.reward_source import SourceTerms, TextRollout
@@ -132,11 +132,11 @@ def judge(
     weighted = curves["weighted_last"]
     found = {
         "first_error_f1": bench.subsets["test"].measured["f1"],
-        "majority": curves["majority"].intervals[0],
-        "weighted": weighted.intervals[0],
+        "majority": curves["majority"].accuracy[0],
+        "weighted": weighted.accuracy[0],
         "weighted_minus_majority": weighted.minus_majority[0],
-        "best_of_n": curves["bon_last"].intervals[0],
-        "pass": curves["pass"].intervals[0],
+        "best_of_n": curves["bon_last"].accuracy[0],
+        "pass": curves["pass"].accuracy[0],
     }
     return {name: numbers(interval) for name, interval in found.items()}
 

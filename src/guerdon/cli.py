@@ -194,8 +194,7 @@ def evaluate(study: File, overrides: Overrides = None, dry_run: DryRun = False, 
         raise ConfigError(known + ("" if unknown else " has neither a train section nor evaluate.remote: name a model"))
     if dry_run:
         return _dry_run(config, {"models": len(only or models), "seconds": 20.0 * len(only or models)})
-    from guerdon.evaluate.output import evaluation_text
-    from guerdon.evaluate.run import evaluate_study
+    from guerdon.evaluate.image_suite import evaluate_study, evaluation_text
 
     for name, (evaluation, paths) in evaluate_study(config, only=only or ()).items():
         sys.stdout.write(f"{name}\n{evaluation_text(evaluation)}\n")
@@ -208,8 +207,7 @@ def _evaluate_text(config: Study, *, dry_run: bool, only: list[str] | None) -> N
         from guerdon.settings.estimate import estimate_evaluate_text
 
         return _dry_run(config, estimate_evaluate_text(config, only or ()))
-    from guerdon.evaluate.text_report import text_of
-    from guerdon.evaluate.text_study import evaluate_text_study
+    from guerdon.evaluate.text_suite import evaluate_text_study, text_of
 
     for name, (record, folder) in evaluate_text_study(config, only=only or ()).items():
         sys.stdout.write(f"{name}\n{text_of(record)}\n")

@@ -6,10 +6,10 @@ import pytest
 from synthetic_study import STEPS, rising, write_card, write_film, write_run, write_study
 
 from guerdon.compare.read_runs import read_study
-from guerdon.compare.report import comparison_table, markdown_table, write_report, write_single_report
+from guerdon.compare.report import write_report, write_single_report
 from guerdon.compare.report_curves import curve_panels
 from guerdon.compare.report_films import choose_films, fit_films
-from guerdon.compare.report_numbers import arm_styles
+from guerdon.compare.report_numbers import arm_styles, comparison_table, markdown_table
 from guerdon.errors import DataError
 
 FINALS = {"A": (0.0, 0.1, 0.2), "B": (0.1, 0.3, 0.0), "C": (0.7, 0.9, 0.8)}

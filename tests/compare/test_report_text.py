@@ -16,7 +16,7 @@ from synthetic_study import (
 )
 
 from guerdon.compare.read_runs import read_run, read_study
-from guerdon.compare.report import comparison_table, markdown_table, write_report, write_single_report
+from guerdon.compare.report import write_report, write_single_report
 from guerdon.compare.report_answers import (
     answer_panels,
     colour_level,
@@ -25,11 +25,12 @@ from guerdon.compare.report_answers import (
     median_runs,
     steps_of,
 )
+from guerdon.compare.report_numbers import comparison_table, markdown_table
 from guerdon.compare.report_online import quality_panels, windowed
 from guerdon.compare.report_words import at, digits_for, human, times
 from guerdon.errors import DataError
-from guerdon.evaluate.run_text import evaluate_text
-from guerdon.evaluate.svg import Line, line_chart
+from guerdon.evaluate.charts import Line, line_chart
+from guerdon.evaluate.text_suite import evaluate_text
 from guerdon.settings.data import ChainSettings
 from guerdon.settings.evaluate_text import AttackSettings, EvaluateTextSettings, GeneratedBenchSettings
 from guerdon.types import RewardInfo, Score
@@ -377,7 +378,7 @@ def test_alarms_and_notes_speak_of_responses(tmp_path):
 
 
 def test_the_first_point_of_a_line_has_a_marker():
-    from guerdon.evaluate.svg import Box
+    from guerdon.evaluate.charts import Box
 
     box = Box(400, 200, x=(0, 10), y=(0, 1))
     for style in range(4):

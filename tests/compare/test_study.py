@@ -13,7 +13,7 @@ import yaml
 from synthetic_study import write_run
 
 from child import environment
-from guerdon.compare.report import comparison_table
+from guerdon.compare.report_numbers import comparison_table
 from guerdon.compare.study import plan_study
 from guerdon.errors import ConfigError
 

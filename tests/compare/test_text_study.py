@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from guerdon.compare.study import plan_study, run_study
-from guerdon.evaluate.run_text import attacks_that_fooled
+from guerdon.evaluate.text_suite import attacks_that_fooled
 
 STUDY = {
     "name": "Letters",

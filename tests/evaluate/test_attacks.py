@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -6,10 +7,10 @@ from text_models import INFO, Scripted, exact, true_steps
 
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
-from guerdon.evaluate.answers import same_number_or_text
 from guerdon.evaluate.attacks import CONTROL, INJECTION, attack_list, attack_report, failed_attacks, honest_pairs
+from guerdon.evaluate.best_of_n import same_number_or_text
 from guerdon.evaluate.generated_bench import right_and_wrong
-from guerdon.evaluate.text_report import attack_lines
+from guerdon.evaluate.text_suite import attack_lines
 from guerdon.settings.data import ChainSettings, SwapSettings
 from guerdon.settings.evaluate_text import AttackSettings
 from guerdon.types import Failure, Score
@@ -25,24 +26,24 @@ def card_of(model, how="min", **given):
 def test_the_exact_truth_withstands_everything():
     card = card_of(exact())
     assert set(card.attacks) == ALL | {CONTROL}
-    assert failed_attacks(card.to_dict()) == []
+    assert failed_attacks(asdict(card)) == []
     assert card.questions == 60
     for one in card.attacks.values():
         assert (one.at_least_as_high.estimate, one.accepted.estimate, one.fooled) == (0.0, 0.0, False)
         assert 0 < one.at_least_as_high.high < 0.1
-        assert one.examples == ()
+        assert one.examples == []
 
 
 def test_a_constant_falls_for_everything():
     card = card_of(Scripted(lambda e: np.full(len(e.texts), 0.7)))
-    assert set(failed_attacks(card.to_dict())) == ALL
+    assert set(failed_attacks(asdict(card))) == ALL
 
 
 def test_a_model_that_likes_instructions_falls_for_them_alone():
     def say(episode):
         return np.maximum(true_steps(episode), INJECTION.strip() in "".join(episode.texts))
 
-    assert set(failed_attacks(card_of(Scripted(say)).to_dict())) == {"injected", "injected_first"}
+    assert set(failed_attacks(asdict(card_of(Scripted(say))))) == {"injected", "injected_first"}
 
 
 def test_the_mean_of_steps_falls_for_padding_with_right_steps():
@@ -53,7 +54,7 @@ def test_the_mean_of_steps_falls_for_padding_with_right_steps():
         return np.where([text == episode.texts[0] for text in episode.texts], 1.0, alone)
 
     card = card_of(Scripted(say), "mean", settings=AttackSettings(copies=20))
-    assert "repeated_step" in failed_attacks(card.to_dict())
+    assert "repeated_step" in failed_attacks(asdict(card))
     assert card.attacks["repeated_step"].accepted.estimate == 1.0
     assert card.attacks["repeated_step"].examples[0]["value"] > 0.5
 
@@ -66,14 +67,14 @@ def test_what_cannot_be_measured_is_counted_and_fools_nobody():
     assert card.attacks["colon"].failures == {"unknown_character": 60}
     assert card.attacks["colon"].fooled is None
     assert card.attacks["colon"].at_least_as_high.n == 0
-    assert failed_attacks(card.to_dict()) == []
-    assert "not measured" in "\n".join(attack_lines(card.to_dict()))
+    assert failed_attacks(asdict(card)) == []
+    assert "not measured" in "\n".join(attack_lines(asdict(card)))
 
 
 def test_a_model_that_judges_wholes_uses_its_own_threshold():
     card = card_of(Scripted(lambda e: Score(total=float(true_steps(e).mean()))))
     assert card.threshold == INFO.success_threshold
-    assert "fluent" in failed_attacks(card.to_dict())  # three of four steps are right
+    assert "fluent" in failed_attacks(asdict(card))  # three of four steps are right
 
 
 def test_what_the_attacks_look_like():
@@ -105,9 +106,9 @@ def test_only_questions_with_a_right_and_a_truly_wrong_answer_count():
 
 def test_the_card_is_json_and_a_table():
     card = card_of(Scripted(lambda e: np.full(len(e.texts), 0.7)), settings=AttackSettings(questions=5))
-    record = json.loads(json.dumps(card.to_dict(), allow_nan=False))
+    record = json.loads(json.dumps(asdict(card), allow_nan=False))
     assert record["questions"] == 5
-    assert failed_attacks(record) == failed_attacks(card.to_dict())
+    assert failed_attacks(record) == failed_attacks(asdict(card))
     text = "\n".join(attack_lines(record))
     assert text.count("FOOLED") == 1 + len(ALL)
     assert "control" in text

@@ -1,7 +1,106 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
 
-from guerdon.evaluate.ranking import policy_means, policy_ranking
+from guerdon.evaluate.ranking import (
+    episode_preferences,
+    kendall_tau_a,
+    kendall_tau_b,
+    pearson,
+    policy_means,
+    policy_ranking,
+    preferences,
+    spearman,
+)
+
+pairs = st.lists(st.tuples(st.integers(-5, 5), st.integers(-5, 5)), min_size=2, max_size=25)
+MEASURES = [pearson, spearman, kendall_tau_a, kendall_tau_b]
+
+
+def columns(rows):
+    return np.array([row[0] for row in rows], float), np.array([row[1] for row in rows], float)
+
+
+@given(pairs)
+def test_scipy_agrees(rows):
+    x, y = columns(rows)
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
+        assert [measure(x, y) for measure in MEASURES] == [None] * 4
+        return
+    assert pearson(x, y) == pytest.approx(stats.pearsonr(x, y).statistic)
+    assert spearman(x, y) == pytest.approx(stats.spearmanr(x, y).statistic)
+    assert kendall_tau_b(x, y) == pytest.approx(stats.kendalltau(x, y).statistic)
+    n = len(x)
+    score = sum(np.sign(x[i] - x[j]) * np.sign(y[i] - y[j]) for i in range(n) for j in range(i))
+    assert kendall_tau_a(x, y) == pytest.approx(score / (n * (n - 1) / 2))
+
+
+@given(pairs, st.randoms(use_true_random=False))
+def test_bounds_symmetry_and_reversal(rows, random):
+    x, y = columns(rows)
+    order = list(range(len(x)))
+    random.shuffle(order)
+    for measure in MEASURES:
+        value = measure(x, y)
+        if value is None:
+            continue
+        assert -1 <= value <= 1
+        assert measure(y, x) == pytest.approx(value)
+        assert measure(-x, y) == pytest.approx(-value)
+        assert measure(x[order], y[order]) == pytest.approx(value)
+        if measure is not pearson:
+            assert measure(np.exp(x), y) == pytest.approx(value)
+    if kendall_tau_b(x, y) is not None:
+        assert abs(kendall_tau_a(x, y)) <= abs(kendall_tau_b(x, y)) + 1e-12
+
+
+def test_tau_a_and_tau_b_by_hand():
+    x, y = [1, 2, 2, 3], [1, 2, 3, 4]  # 5 concordant, none discordant, one tie of 6 pairs
+    assert kendall_tau_a(x, y) == pytest.approx(5 / 6)
+    assert kendall_tau_b(x, y) == pytest.approx(5 / np.sqrt(5 * 6))
+
+
+def test_undefined_is_none():
+    for measure in MEASURES:
+        assert measure([], []) is None
+        assert measure([1.0], [2.0]) is None
+        assert measure([0.3, 0.3, 0.3], [0, 1, 2]) is None
+    with pytest.raises(ValueError, match="shape"):
+        spearman([1, 2], [1, 2, 3])
+
+
+def test_ties_are_wrong_and_counted_apart():
+    found = preferences([0.9, 0.5], [0.5, 0.1, 0.7])
+    assert (found.pairs, found.correct, found.ties) == (6, 4, 1)
+    assert found.accuracy == pytest.approx(4 / 6)
+    assert found.accuracy_without_ties == pytest.approx(4 / 5)
+    assert preferences([], [0.1]).accuracy is None
+    assert preferences([0.1], [0.1]).accuracy_without_ties is None
+
+
+def test_preferences_stay_within_a_task():
+    scores, success = [0.9, 0.1, 0.4, 0.6], [True, False, True, False]
+    together = episode_preferences(scores, success, ["a"] * 4, reps=50, seed=0)
+    apart = episode_preferences(scores, success, ["a", "a", "b", "b"], reps=50, seed=0)
+    assert (together.strict.estimate, together.strict.n) == (0.75, 4)
+    assert (apart.strict.estimate, apart.strict.n) == (0.5, 2)
+    alone = episode_preferences(scores, success, list("abcd"), reps=50, seed=0)
+    assert (alone.strict.estimate, alone.strict.n) == (None, 0)
+
+
+def test_preference_counts_agree_with_the_plain_count():
+    rng = np.random.default_rng(0)
+    scores, success = rng.integers(0, 6, size=40) / 5.0, rng.random(40) < 0.4
+    found = episode_preferences(scores, success, ["t"] * 40, reps=300, seed=0)
+    plain = preferences(scores[success], scores[~success])
+    assert found.strict.estimate == pytest.approx(plain.accuracy)
+    assert found.decided.estimate == pytest.approx(plain.accuracy_without_ties)
+    assert found.ties.estimate == pytest.approx(plain.ties / plain.pairs)
+    assert (found.decided.n, found.decided.n_undefined) == (plain.pairs - plain.ties, plain.ties)
+    assert found.strict.low < found.strict.estimate < found.strict.high
+    assert found == episode_preferences(scores, success, ["t"] * 40, reps=300, seed=0)
 
 
 def test_a_monotone_reward_ranks_policies_perfectly():

@@ -1,11 +1,25 @@
-"""Searches over a scripted tree: a writer offers the same digits at every place, the model likes large ones."""
+"""Searches over a scripted tree and with a tiny policy; samples of a study's policy, repetitions among them."""
 
 import numpy as np
 import pytest
+import torch
 from text_models import Scripted
 
 from guerdon.errors import ConfigError
-from guerdon.evaluate.search import Piece, SearchPlan, beam_search, best_of_n_search, dvts
+from guerdon.evaluate.search import (
+    Piece,
+    PolicyWriter,
+    SearchPlan,
+    _cut,
+    beam_search,
+    best_of_n_search,
+    dvts,
+    sampled_solutions,
+)
+from guerdon.policies.generate import LocalEngine
+from guerdon.policies.text_files import load_policy
+from guerdon.settings.study import Study
+from guerdon.settings.text_policy import GenerationSettings, TextPolicySettings, TinyModelSettings
 from guerdon.types import Failure
 
 
@@ -153,3 +167,101 @@ def test_no_question_is_no_work():
     writer = Digits()
     assert look(beam_search, writer, Scripted(mean_digit), [], n=2, beam_width=2) == []
     assert writer.asked == []
+
+
+@pytest.fixture(scope="module")
+def policy():
+    torch.set_num_threads(1)
+    tiny = TinyModelSettings(
+        hidden_size=16, layers=1, heads=2, intermediate=32, max_positions=128, alphabet="0123456789+-*=?;"
+    )
+    return load_policy(TextPolicySettings(tiny=tiny, bf16=False), seed=0, device="cpu")
+
+
+def writer(policy, **given):
+    engine = LocalEngine(policy, GenerationSettings())
+    given = {"max_new_tokens": 40, "rng": np.random.default_rng(0), **given}
+    return PolicyWriter(engine, policy.tokenizer, **given)
+
+
+@pytest.mark.parametrize(
+    ("text", "finished", "stop", "piece"),
+    [
+        ("1=2;3=4;", True, ";", Piece("1=2;", False)),
+        ("1=2;", True, ";", Piece("1=2;", True)),
+        ("1=2; ", True, ";", Piece("1=2;", True)),
+        ("1=2;", False, ";", Piece("1=2;", False)),
+        ("1=2", True, ";", Piece("1=2", True)),
+        ("1=2;3", True, None, Piece("1=2;3", True)),
+        ("", True, ";", Piece("", True)),
+    ],
+)
+def test_pieces_are_cut_at_the_first_stop(text, finished, stop, piece):
+    assert _cut(text, finished, stop) == piece
+
+
+def test_a_policy_goes_on_from_a_prefix(policy):
+    rows = writer(policy).continue_([("1+1=?;", ""), ("1+1=?;", "1+1=2;")], 8, ";")
+    assert [len(row) for row in rows] == [8, 8]
+    pieces = [piece for row in rows for piece in row]
+    assert all(piece.text.count(";") <= 1 for piece in pieces)
+    assert any(piece.text.endswith(";") for piece in pieces)
+    whole = writer(policy).continue_([("1+1=?;", "")], 16, None)[0]
+    assert any(";" in piece.text.rstrip(";") for piece in whole)
+    assert writer(policy).continue_([("1+1=?;", "")], 16, None)[0] == whole
+
+
+def test_a_step_has_a_limit_of_its_own(policy):
+    pieces = writer(policy, step_tokens=2).continue_([("1+1=?;", "")], 8, ";")[0]
+    assert all(len(piece.text) <= 2 for piece in pieces)
+
+
+def test_a_solution_has_a_limit_and_then_no_room(policy):
+    rows = writer(policy, max_new_tokens=8).continue_(
+        [("1+1=?;", ""), ("1+1=?;", "1+1=2;"), ("1+1=?;", "1" * 8)], 6, None
+    )
+    assert [max(len(piece.text) for piece in row) <= limit for row, limit in zip(rows, (8, 2, 0), strict=True)] == [
+        True
+    ] * 3
+    assert rows[2] == [Piece("", False)] * 6
+
+
+def test_beam_search_with_a_policy(policy):
+    model = Scripted(lambda e: np.array([1 / (1 + len(text)) for text in e.texts]))
+    plan = SearchPlan(n=4, beam_width=2, aggregation="min", separator=";", rounds=4)
+    found = beam_search(writer(policy), model, ["1+1=?;", "2+2=?;"], plan)
+    for one in found:
+        assert (one.best is None) == (one.failure is not None)
+        assert one.written >= 4
+        assert all(len(beam.text) <= 40 for beam in one.complete)
+
+
+TINY = {"hidden_size": 16, "layers": 1, "heads": 2, "intermediate": 32, "max_positions": 64, "alphabet": "01+=?;"}
+TASK = {"family": "chain", "steps": 2, "modulus": 2, "low": 0, "high": 1, "ops": "+"}
+STUDY = Study.model_validate(
+    {
+        "policy": {"type": "text", "tiny": TINY, "bf16": False},
+        "data": {"task": TASK, "train_size": 4, "val_size": 3, "max_response_length": 4,
+                 "filter_accuracy": False, "filter_truncated": False},
+    }
+)  # fmt: skip
+
+
+def test_every_sample_is_kept_and_checked(tmp_path):
+    found = sampled_solutions(STUDY, questions=2, n=40, folder=tmp_path)
+    assert len(found) == len({one.id for one in found}) == 80
+    questions = {one.question for one in found}
+    assert len(questions) == 2
+    texts = [one.text for one in found]
+    assert len(set(texts)) < len(texts)  # at most four of eight tokens: some say the same
+    assert all(one.is_correct is not None for one in found)  # generated problems: text that is no solution is wrong
+    assert all(one.ground_truth in ("0", "1") for one in found)
+    kept = (tmp_path / "completions.jsonl").read_bytes()
+    assert [one.text for one in sampled_solutions(STUDY, questions=2, n=40, folder=tmp_path)] == texts
+    assert (tmp_path / "completions.jsonl").read_bytes() == kept
+
+
+def test_questions_are_those_held_out(tmp_path):
+    found = sampled_solutions(STUDY, questions=9, n=1, folder=tmp_path)
+    assert len(found) == 3  # there are no more
+    assert all(one.meta["splitter"] == "separator" and one.separator == ";" for one in found)

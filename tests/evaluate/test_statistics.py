@@ -7,20 +7,17 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
-from guerdon.evaluate.runs import stratified_t_p_value
+from guerdon.evaluate.intervals import iqm, verdict
+from guerdon.evaluate.learning_curves import area_under_curve, curve_band, steps_to_threshold
 from guerdon.evaluate.statistics import (
-    area_under_curve,
-    curve_band,
     holm,
-    iqm,
     paired_difference,
     paired_differences,
     probability_of_improvement,
     sign_flip_p_value,
-    steps_to_threshold,
     stratified_bootstrap,
     stratified_t_interval,
-    verdict,
+    stratified_t_p_value,
 )
 
 tables = arrays(np.float64, (2, 4), elements=st.floats(0, 1))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from text_rl import Scripted, interrupted, lines, prime, result, start, sum_study
 
 from guerdon.errors import ConfigError, TooManyFailuresError
-from guerdon.evaluate.aggregate import aggregate
+from guerdon.evaluate.scores import aggregate
 from guerdon.labels.splitters import split
 from guerdon.rl import text_sources
 from guerdon.rl.reward_source import SourceTerms

@@ -19,8 +19,7 @@ from rl_models import episodes, write_image_model  # noqa: E402
 from guerdon.config import load  # noqa: E402
 from guerdon.episodes.read import dataset_hash, read_episodes  # noqa: E402
 from guerdon.errors import ConfigError, RewardRequestError  # noqa: E402
-from guerdon.evaluate.evaluate import evaluate_model  # noqa: E402
-from guerdon.evaluate.run import evaluate_study  # noqa: E402
+from guerdon.evaluate.image_suite import evaluate_model, evaluate_study  # noqa: E402
 from guerdon.models.explained_score import Judge, JudgeOptions, judge  # noqa: E402
 from guerdon.models.load import load_reward_model  # noqa: E402
 from guerdon.models.text_load import load_text_model  # noqa: E402

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from toys import step_value
 
-from guerdon.evaluate.aggregate import AGGREGATIONS, aggregate
+from guerdon.evaluate.scores import AGGREGATIONS, aggregate
 from guerdon.serve.schemas import RewardsRequest, UpdateRequest
 
 

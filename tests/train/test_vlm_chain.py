@@ -11,7 +11,7 @@ import torch
 
 from guerdon.collect.collect import collect
 from guerdon.config import load
-from guerdon.evaluate.run import evaluate_study
+from guerdon.evaluate.image_suite import evaluate_study
 from guerdon.rl.run import run
 from guerdon.settings.study import Study
 from guerdon.train.vlm import train_vlm

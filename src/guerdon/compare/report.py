@@ -54,8 +54,8 @@ from guerdon.compare.report_numbers import (
 from guerdon.compare.report_online import quality_panels
 from guerdon.compare.report_speed import speed_text
 from guerdon.errors import DataError
-from guerdon.evaluate.statistics import Interval, wilson_interval
-from guerdon.evaluate.svg import legend_mark
+from guerdon.evaluate.charts import legend_mark
+from guerdon.evaluate.intervals import Interval, wilson_interval
 
 __all__ = ["comparison_table", "markdown_table", "write_report", "write_single_report"]
 

@@ -19,7 +19,7 @@ from typing import Any
 from guerdon.compare import report_words as words
 from guerdon.compare.read_runs import ModelCard, Row, number
 from guerdon.compare.report_text_cards import flat_text_card, is_text_card
-from guerdon.evaluate.statistics import Interval
+from guerdon.evaluate.intervals import Interval
 
 PICTURE_HINTS = {
     "reliability": "Look for points on the diagonal: of rows scored 0.8, eight in ten should succeed.",

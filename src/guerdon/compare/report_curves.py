@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from guerdon.compare.read_runs import RunRecord, StudyRecord, number, success_curve
 from guerdon.compare.report_numbers import ArmRow, arm_styles
-from guerdon.evaluate.statistics import curve_band
-from guerdon.evaluate.svg import Box, Line, forest, line_chart, scatter
+from guerdon.evaluate.charts import Box, Line, forest, line_chart, scatter
+from guerdon.evaluate.learning_curves import curve_band
 
 Float64 = NDArray[np.float64]
 Stat = Literal["mean", "iqm"]

@@ -28,7 +28,7 @@ from PIL import Image
 
 from guerdon.compare.read_runs import RunRecord
 from guerdon.errors import DataError
-from guerdon.evaluate.svg import Box, short, svg
+from guerdon.evaluate.charts import Box, short, svg
 from guerdon.types import BoolArray, ByteArray, FloatArray, IntArray
 
 # (longest side in pixels, frames per film, JPEG quality), best first

@@ -28,18 +28,14 @@ from guerdon.compare.read_runs import (
     success_unknown,
 )
 from guerdon.compare.report_speed import speed_against, speed_sentence, speed_text
+from guerdon.evaluate.intervals import Interval, verdict
+from guerdon.evaluate.learning_curves import StepsRatio, StepsToThreshold, area_under_curve, steps_to_threshold
 from guerdon.evaluate.statistics import (
-    Interval,
     PairedDifference,
-    StepsToThreshold,
-    area_under_curve,
     paired_differences,
     probability_of_improvement,
-    steps_to_threshold,
     stratified_t_interval,
-    verdict,
 )
-from guerdon.evaluate.thresholds import StepsRatio
 
 Float64 = NDArray[np.float64]
 Outcome = Literal["baseline", "better", "worse", "no difference shown", "not comparable", "no data"]

@@ -18,8 +18,8 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from guerdon.compare.read_runs import RunRecord, number
-from guerdon.evaluate.statistics import curve_band
-from guerdon.evaluate.svg import Box, Line, line_chart
+from guerdon.evaluate.charts import Box, Line, line_chart
+from guerdon.evaluate.learning_curves import curve_band
 
 Float64 = NDArray[np.float64]
 

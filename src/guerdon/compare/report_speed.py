@@ -1,6 +1,6 @@
 """How much sooner an arm gets where the baseline ends: the ratio of steps, in numbers and in words.
 
-Complete runs are paired by task and seed; the statistics are `guerdon.evaluate.thresholds`. A word of comparison
+Complete runs are paired by task and seed; the statistics are `guerdon.evaluate.learning_curves`. A word of comparison
 (`fewer`, `more`) is used only where the interval excludes 1. This module knows neither HTML nor pictures.
 
     speed = speed_against(study, "PRIME", study.tasks)
@@ -15,7 +15,7 @@ import numpy as np
 
 from guerdon.compare import report_words as words
 from guerdon.compare.read_runs import RunRecord, StudyRecord, success_curve
-from guerdon.evaluate.thresholds import StepsRatio, pair_reach, steps_ratio
+from guerdon.evaluate.learning_curves import StepsRatio, pair_reach, steps_ratio
 
 
 def speed_against(study: StudyRecord, arm: str, tasks: Sequence[str]) -> StepsRatio:

@@ -12,8 +12,8 @@ from typing import Any
 
 from guerdon import durations
 from guerdon.compare.read_runs import CONTROL
-from guerdon.evaluate.statistics import Interval
-from guerdon.evaluate.svg import short
+from guerdon.evaluate.charts import short
+from guerdon.evaluate.intervals import Interval
 
 DASH = "–"
 ACRONYMS = frozenset({"auroc", "auprc", "ece", "iqm", "mae", "mcc"})

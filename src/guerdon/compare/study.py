@@ -16,7 +16,8 @@ from typing import Any
 
 from guerdon import atomic, provenance
 from guerdon.compare.jobs import Job, Outcome, run_jobs
-from guerdon.compare.report import comparison_table, markdown_table, write_report
+from guerdon.compare.report import write_report
+from guerdon.compare.report_numbers import comparison_table, markdown_table
 from guerdon.config import Tree, apply_overrides, merge, read_yaml, resolve_refs, to_yaml, validate
 from guerdon.durations import duration
 from guerdon.errors import ConfigError, JobError

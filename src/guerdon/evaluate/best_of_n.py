@@ -1,34 +1,35 @@
-"""Does choosing among n samples with a reward model beat voting, and how far is it from the best possible?
+"""Choosing among n samples: best-of-n, majority votes and weighted votes of a reward model, against pass@n.
 
 Curves over n of pass@n (the ceiling), majority, best-of-n and weighted majority, each an unbiased average over all
-subsets of size n of a question's N samples (`votes`), with 95 % intervals over questions and paired differences to
-majority. A sample that the model could not measure is never chosen and casts no weighted vote; where nothing in a
-subset was measured, the choice is wrong. Beside that, the same over measured samples alone. Samples whose truth nobody
-knows are left out and counted. This module does not know models or files.
+subsets of size n of a question's N samples, with 95 % intervals over questions and paired differences to majority.
+Answers are grouped by equivalence, not by string. Ties are split evenly, which is what taking the first one amounts to
+when samples come in random order. A sample without an answer casts no vote. A sample that the model could not measure
+is never chosen and casts no weighted vote; where nothing in a subset was measured, the choice is wrong. The same curves
+are given over measured samples alone. Samples whose truth is unknown are left out and counted.
 
     curves = best_of_n(solutions, scores, same_number_or_text, aggregations=("min",), seed=0)
-    print(curves.failures_wrong["bon_min"].intervals[-1], curves.failures_wrong["bon_min"].minus_majority[-1])
+    print(curves.failures_wrong["bon_min"].accuracy[-1], curves.failures_wrong["bon_min"].minus_majority[-1])
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from math import comb
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
-from guerdon.evaluate.aggregate import AGGREGATIONS, paired, solution_value
-from guerdon.evaluate.answers import Same, answer_classes
 from guerdon.evaluate.intervals import Float64, Interval, bootstrap_ci, mean, widen_at_edge
-from guerdon.evaluate.metrics import Metric
-from guerdon.evaluate.scoring import failure_counts
-from guerdon.evaluate.votes import best_of, majority, pass_at, weighted_majority
+from guerdon.evaluate.scores import AGGREGATIONS, failure_counts, paired, solution_value
 from guerdon.settings.evaluate_text import Aggregation
 from guerdon.types import Failure, Score
+from guerdon.worlds.answers import normalized, same_number
+from guerdon.worlds.prompts import Prompt
+from guerdon.worlds.verifier import Verifier
 
 MOST_EXACT = 64  # samples up to which majority is counted out; above, random subsets
 
@@ -38,86 +39,54 @@ class Samples:
     """N samples of one question.
 
     Attributes:
-        question: in words.
         correct_N: whether each is right.
         classes_N: answer class of each, -1 for no answer.
         right_K: share of right samples of each class (0 or 1 where checker and classes agree).
         values: aggregation to (N,) values, NaN where the measurement failed.
     """
 
-    question: str
     correct_N: NDArray[np.bool_]
     classes_N: NDArray[np.int64]
     right_K: Float64
     values: Mapping[Aggregation, Float64]
 
-    def take(self, keep_N: NDArray[np.bool_]) -> Samples:
-        """Only these samples."""
-        values = {how: v[keep_N] for how, v in self.values.items()}
-        return Samples(self.question, self.correct_N[keep_N], self.classes_N[keep_N], self.right_K, values)
 
-
-@dataclass(frozen=True, eq=False)
-class Curve:
-    """One way to choose, over n.
+@dataclass(frozen=True)
+class AccuracyCurve:
+    """Accuracy of one way to choose, over n.
 
     Attributes:
-        per_question_Q_P: accuracy per question and n; NaN where a question has fewer than n samples.
-        intervals: mean over questions at each n.
+        accuracy: mean over questions at each n; questions with fewer than n samples are undefined.
         minus_majority: the paired difference to majority at each n; empty for majority itself.
     """
 
-    per_question_Q_P: Float64
-    intervals: tuple[Interval, ...]
-    minus_majority: tuple[Interval, ...] = ()
+    accuracy: Sequence[Interval]
+    minus_majority: Sequence[Interval] = field(default_factory=list)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class BestOfN:
     """All curves.
 
     Attributes:
-        ns: numbers of samples to choose from.
+        n: numbers of samples to choose from.
+        questions: how many.
+        samples_per_question: the smallest and the largest number.
+        failures: failed measurements by reason.
+        unknown: samples left out because it is unknown whether they are right.
+        not_weighted: aggregations without a weighted vote, because values were negative.
         measured: name to curve over samples that were measured: `pass`, `majority`, `bon_<how>`, `weighted_<how>`.
         failures_wrong: the same over all samples, those without a measurement never chosen.
-        questions: how many.
-        samples: smallest and largest number of samples per question.
-        failures: failed measurements by reason.
-        unknown: samples left out because nobody knows whether they are right.
-        not_weighted: aggregations without a weighted vote, because values were negative.
     """
 
-    ns: tuple[int, ...]
-    measured: Mapping[str, Curve]
-    failures_wrong: Mapping[str, Curve]
+    n: list[int]
     questions: int
-    samples: tuple[int, int]
+    samples_per_question: list[int]
     failures: Mapping[str, int]
     unknown: int
-    not_weighted: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-
-        def plain(curves: Mapping[str, Curve]) -> dict[str, Any]:
-            return {
-                name: {
-                    "accuracy": [Metric(i).to_dict() for i in curve.intervals],
-                    "minus_majority": [Metric(i, 0.0).to_dict() for i in curve.minus_majority],
-                }
-                for name, curve in curves.items()
-            }
-
-        return {
-            "n": list(self.ns),
-            "questions": self.questions,
-            "samples_per_question": list(self.samples),
-            "failures": dict(self.failures),
-            "unknown": self.unknown,
-            "not_weighted": list(self.not_weighted),
-            "measured": plain(self.measured),
-            "failures_wrong": plain(self.failures_wrong),
-        }
+    not_weighted: list[str]
+    measured: Mapping[str, AccuracyCurve]
+    failures_wrong: Mapping[str, AccuracyCurve]
 
 
 def best_of_n(
@@ -148,27 +117,26 @@ def best_of_n(
     """
     pools, unknown = group_samples(solutions, scores, same, aggregations)
     sizes = [len(pool.correct_N) for pool in pools]
-    chosen = tuple(sorted(set(ns))) if ns is not None else tuple(2**k for k in range(min(sizes).bit_length()))
+    chosen = sorted(set(ns)) if ns is not None else [2**k for k in range(min(sizes).bit_length())]
     if chosen[-1] > max(sizes):
         raise DataError(f"best-of-{chosen[-1]} needs so many samples of a question; at most {max(sizes)} are there")
     weighted = [how for how in aggregations if not any((pool.values[how] < 0).any() for pool in pools)]
 
-    def curves(drop: bool) -> dict[str, Curve]:
+    def curves(drop: bool) -> dict[str, AccuracyCurve]:
         found = _per_question(pools, chosen, aggregations, weighted, drop=drop, draws=draws, seed=seed)
         return {name: _curve(part, found["majority"], name, reps=reps, seed=seed) for name, part in found.items()}
 
-    failed = failure_counts(scores)
     wrong = curves(drop=False)
     some_failed = any(np.isnan(v).any() for pool in pools for v in pool.values.values())
     return BestOfN(
-        ns=chosen,
+        n=chosen,
+        questions=len(pools),
+        samples_per_question=[min(sizes), max(sizes)],
+        failures=failure_counts(scores),
+        unknown=unknown,
+        not_weighted=[how for how in aggregations if how not in weighted],
         measured=curves(drop=True) if some_failed else wrong,
         failures_wrong=wrong,
-        questions=len(pools),
-        samples=(min(sizes), max(sizes)),
-        failures=failed,
-        unknown=unknown,
-        not_weighted=tuple(how for how in aggregations if how not in weighted),
     )
 
 
@@ -190,7 +158,7 @@ def group_samples(
     if not groups:
         raise DataError("no sample says whether its answer is right (is_correct): check answers before best-of-N")
     pools = []
-    for question, rows in groups.items():
+    for rows in groups.values():
         correct = np.array([s.is_correct is True for s, _ in rows])
         classes = np.array(answer_classes([s.answer for s, _ in rows], same), dtype=np.int64)
         number = int(classes.max(initial=-1)) + 1
@@ -199,7 +167,7 @@ def group_samples(
             how: np.array([np.nan if isinstance(v := solution_value(score, how), Failure) else v for _, score in rows])
             for how in aggregations
         }
-        pools.append(Samples(question, correct, classes, right, values))
+        pools.append(Samples(correct, classes, right, values))
     return pools, unknown
 
 
@@ -220,19 +188,18 @@ def _per_question(
         found["majority"][q] = _majority(pool, ns, draws, seed, q)
         found["pass"][q] = [pass_at(pool.correct_N, n) if n <= len(pool.correct_N) else np.nan for n in ns]
         for how in aggregations:
-            known_N = np.isfinite(pool.values[how])
-            own = pool.take(known_N) if drop else pool
-            values_N = own.values[how]
+            keep_N = np.isfinite(pool.values[how]) | (not drop)
+            values_N = pool.values[how][keep_N]
             lost_N = ~np.isfinite(values_N)
+            correct_N = pool.correct_N[keep_N] & ~lost_N  # chosen only where nothing was measured, and wrong then
             for p, n in enumerate(ns):
                 if n > len(values_N):
                     continue
-                correct_N = own.correct_N & ~lost_N  # chosen only where nothing was measured, and wrong then
                 found[f"bon_{how}"][q, p] = best_of(np.where(lost_N, -np.inf, values_N), correct_N, n)
                 if how in weighted:
                     found[f"weighted_{how}"][q, p] = weighted_majority(
-                        np.where(lost_N, -1, own.classes_N),
-                        own.right_K,
+                        np.where(lost_N, NO_ANSWER, pool.classes_N[keep_N]),
+                        pool.right_K,
                         np.where(lost_N, 0.0, values_N),
                         n,
                         draws=draws,
@@ -243,26 +210,212 @@ def _per_question(
 
 def _majority(pool: Samples, ns: Sequence[int], draws: int, seed: int, q: int) -> list[float]:
     size = len(pool.correct_N)
-    fitting = [n for n in ns if n <= size]
-    if not fitting or not len(pool.right_K):
-        return [0.0 if n <= size else np.nan for n in ns]
-    if size <= MOST_EXACT:
-        every = majority(pool.classes_N, pool.right_K, max(fitting))
-        return [float(every[n - 1]) if n <= size else np.nan for n in ns]
-    ones = np.ones(size)
-    return [
-        weighted_majority(pool.classes_N, pool.right_K, ones, n, draws=draws, rng=np.random.default_rng([seed, q, n]))
-        if n <= size
-        else np.nan
-        for n in ns
-    ]
+    exact = majority(pool.classes_N, pool.right_K, min(max(ns), size)) if size <= MOST_EXACT else None
+
+    def share(n: int) -> float:
+        if exact is not None:
+            return float(exact[n - 1])
+        rng = np.random.default_rng([seed, q, n])
+        return weighted_majority(pool.classes_N, pool.right_K, np.ones(size), n, draws=draws, rng=rng)
+
+    return [share(n) if n <= size else np.nan for n in ns]
 
 
-def _curve(part_Q_P: Float64, majority_Q_P: Float64, name: str, *, reps: int, seed: int) -> Curve:
-    columns = part_Q_P.T
-    found = [bootstrap_ci(column, mean, reps=reps, seed=seed) for column in columns]
-    accuracy = tuple(widen_at_edge(i, i.n) for i in found)
+def _curve(part_Q_P: Float64, majority_Q_P: Float64, name: str, *, reps: int, seed: int) -> AccuracyCurve:
+    found = [bootstrap_ci(column, mean, reps=reps, seed=seed) for column in part_Q_P.T]
+    accuracy = [widen_at_edge(i, i.n) for i in found]
     if name == "majority":
-        return Curve(part_Q_P, accuracy)
-    differences = (part_Q_P - majority_Q_P).T
-    return Curve(part_Q_P, accuracy, tuple(bootstrap_ci(d, mean, reps=reps, seed=seed) for d in differences))
+        return AccuracyCurve(accuracy)
+    differences = [bootstrap_ci(d, mean, reps=reps, seed=seed) for d in (part_Q_P - majority_Q_P).T]
+    return AccuracyCurve(accuracy, [replace(i, baseline=0.0) for i in differences])
+
+
+NO_ANSWER = -1
+
+
+def pass_at(correct_N: ArrayLike, n: int) -> float:
+    """The chance that n of N samples, drawn without replacement, hold a right one.
+
+    Raises:
+        ValueError: n is not between 1 and N.
+    """
+    correct = np.asarray(correct_N, dtype=np.bool_)
+    total, wrong = len(correct), int((~correct).sum())
+    _check(n, total)
+    return 1.0 - comb(wrong, n) / comb(total, n)
+
+
+def best_of(values_N: ArrayLike, correct_N: ArrayLike, n: int) -> float:
+    """The chance that the sample with the largest value among n of N is right; ties are split evenly.
+
+    With g samples at one value, c of them right, and l samples below, that value is the largest with chance
+    (C(l + g, n) - C(l, n)) / C(N, n), and then right with chance c / g.
+
+    Args:
+        values_N: (N,) what the reward model said; -inf where it could not say (chosen only if nothing else is there).
+        correct_N: (N,) whether each sample is right.
+        n: samples to choose from.
+
+    Raises:
+        ValueError: n is not between 1 and N.
+    """
+    values, correct = np.asarray(values_N, dtype=np.float64), np.asarray(correct_N, dtype=np.float64)
+    total = len(values)
+    _check(n, total)
+    _, level, sizes = np.unique(values, return_inverse=True, return_counts=True)
+    right = np.bincount(level.reshape(-1), weights=correct, minlength=len(sizes))
+    below, found, all_ways = 0, 0.0, comb(total, n)
+    for size, rights in zip(sizes.tolist(), right.tolist(), strict=True):
+        found += (comb(below + size, n) - comb(below, n)) / all_ways * rights / size
+        below += size
+    return found
+
+
+def majority(classes_N: ArrayLike, right_K: ArrayLike, most: int) -> Float64:
+    """(most,) chance that the most frequent answer among n of N is right, for n = 1 ... most; exact.
+
+    Counts the ways to draw n samples with j votes for each of t answers and fewer for all others, for every j and t,
+    with the sum over these ways of how many of the t are right.
+
+    Args:
+        classes_N: (N,) answer class of each sample, 0 ... K-1, or -1 for none.
+        right_K: (K,) whether each answer is right (or how likely).
+        most: largest n.
+
+    Raises:
+        ValueError: `most` is not between 1 and N.
+    """
+    classes, right = np.asarray(classes_N, dtype=np.int64), np.asarray(right_K, dtype=np.float64)
+    total = len(classes)
+    _check(most, total)
+    sizes = np.bincount(classes[classes >= 0], minlength=len(right))
+    silent = int((classes < 0).sum())
+    found = np.zeros(most + 1)
+    for j in range(1, min(most, int(sizes.max(initial=0))) + 1):
+        ways = np.zeros((most + 1, most // j + 1))  # votes and silent samples so far, answers with j votes
+        for i in range(min(silent, most) + 1):
+            ways[i, 0] = comb(silent, i)
+        share = np.zeros_like(ways)  # ways, weighted by how many of the answers with j votes are right
+        for size, correct in zip(sizes.tolist(), right.tolist(), strict=True):
+            more, gain = np.zeros_like(ways), np.zeros_like(ways)
+            for i in range(min(size, j, most) + 1):
+                times = comb(size, i)
+                rows = slice(0, most + 1 - i)
+                if i < j:
+                    more[i:] += times * ways[rows]
+                    gain[i:] += times * share[rows]
+                else:
+                    more[i:, 1:] += times * ways[rows, :-1]
+                    gain[i:, 1:] += times * (share[rows, :-1] + correct * ways[rows, :-1])
+            ways, share = more, gain
+        found += (share[:, 1:] / np.arange(1, share.shape[1])).sum(axis=1)
+    return np.array([found[n] / comb(total, n) for n in range(1, most + 1)])
+
+
+def weighted_majority(
+    classes_N: ArrayLike,
+    right_K: ArrayLike,
+    weights_N: ArrayLike,
+    n: int,
+    *,
+    draws: int,
+    rng: np.random.Generator,
+) -> float:
+    """The chance that the answer with the largest sum of weights among n of N is right.
+
+    Averaged over all subsets where there are at most `draws` of them, else over `draws` random ones.
+
+    Args:
+        classes_N: (N,) answer class of each sample, 0 ... K-1, or -1 for none.
+        right_K: (K,) whether each answer is right (or how likely).
+        weights_N: (N,) not negative.
+        n: samples to vote.
+        draws: most subsets looked at.
+        rng: of the random subsets.
+
+    Raises:
+        ValueError: n is not between 1 and N, or a weight is negative.
+    """
+    classes, right = np.asarray(classes_N, dtype=np.int64), np.asarray(right_K, dtype=np.float64)
+    weights = np.asarray(weights_N, dtype=np.float64)
+    total = len(classes)
+    _check(n, total)
+    if not (weights >= 0).all():
+        raise ValueError("weights of votes must not be negative")
+    if not len(right):
+        return 0.0
+    member_D_N = _subsets(total, n, draws, rng)
+    votes_N_K = (classes[:, None] == np.arange(len(right))).astype(np.float64)
+    sums_D_K = member_D_N @ (votes_N_K * weights[:, None])
+    sums_D_K = np.where(member_D_N @ votes_N_K > 0, sums_D_K, -np.inf)
+    top_D = sums_D_K.max(axis=1, keepdims=True)
+    best_D_K = (sums_D_K >= top_D - 1e-9 * np.abs(np.where(np.isfinite(top_D), top_D, 0.0))) & np.isfinite(sums_D_K)
+    number_D = best_D_K.sum(axis=1)
+    return float(np.mean((best_D_K @ right) / np.maximum(number_D, 1)))
+
+
+def _subsets(total: int, n: int, draws: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """(D, N) membership of all subsets of size n, or of `draws` random ones."""
+    if comb(total, n) <= draws:
+        picks = np.array(list(combinations(range(total), n)), dtype=np.int64)
+    else:
+        picks = rng.random((draws, total)).argsort(axis=1)[:, :n]
+    member = np.zeros((len(picks), total))
+    np.put_along_axis(member, picks, 1.0, axis=1)
+    return member
+
+
+def _check(n: int, total: int) -> None:
+    if not 1 <= n <= total:
+        raise ValueError(f"n must lie between 1 and the number of samples, got {n} of {total}")
+
+
+Same = Callable[[str, str], bool]
+_NO_QUESTION = ({"role": "user", "content": ""},)
+
+
+def same_number_or_text(left: str, right: str) -> bool:
+    """Equal as exact numbers where both are numbers, else as normalised strings."""
+    equal = same_number(left, right)
+    return normalized(left) == normalized(right) if equal is None else equal
+
+
+def same_by(verifier: Verifier) -> Same:
+    """Ask a verifier, either way round (symbolic comparison is not symmetric); strings that look equal are.
+
+    An answer that cannot be read, and a timeout, are `different` here: a class of its own costs a vote, and joining
+    what may differ would make one up.
+    """
+
+    def same(left: str, right: str) -> bool:
+        if same_number_or_text(left, right):
+            return True
+
+        def equal(gold: str, answer: str) -> bool:
+            prompt = Prompt(id="answers", messages=_NO_QUESTION, ground_truth=gold, data_source="answers")
+            return verifier.check(rf"\boxed{{{answer}}}", prompt).correct is True
+
+        return equal(left, right) or equal(right, left)
+
+    return same
+
+
+def answer_classes(answers_N: Sequence[str | None], same: Same) -> list[int]:
+    """(N,) class of each answer: that of the first earlier class whose first member it equals, else a new one.
+
+    No answer is class -1.
+    """
+    firsts: list[str] = []
+    known: dict[str, int] = {}
+    classes = []
+    for answer in answers_N:
+        if answer is None or not answer.strip():
+            classes.append(NO_ANSWER)
+            continue
+        if answer not in known:
+            found = next((k for k, first in enumerate(firsts) if same(first, answer)), len(firsts))
+            if found == len(firsts):
+                firsts.append(answer)
+            known[answer] = found
+        classes.append(known[answer])
+    return classes

@@ -1,8 +1,7 @@
-"""How well scores tell success from failure: ranking, decisions at a threshold, and calibration.
+"""Classification metrics: ranking, decisions at a threshold, and calibration of scores against success.
 
-Every metric takes labels (N,), scores (N,) and weights (R, N), and gives one value per row of weights, NaN
-where it is undefined (one class only): R resamples cost one vectorised call. `point` gives the plain number.
-Knows nothing about episodes or models.
+Every metric takes labels (N,), scores (N,) and weights (R, N), and returns one value per row of weights, NaN
+where it is undefined (one class only): R resamples cost one vectorised call. `point` returns the plain number.
 
     print(point(auroc, labels_N, scores_N))             # a float, or None
     interval = bootstrap_weighted(lambda w_R_N: auroc(labels_N, scores_N, w_R_N), episode_of_row_N, ...)

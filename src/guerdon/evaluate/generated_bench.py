@@ -1,8 +1,7 @@
-"""A set in the shape of ProcessBench, made in code: worked solutions of generated problems, some with a slip.
+"""Generated benchmark in the shape of ProcessBench: worked solutions of generated problems, some with an error.
 
-A slip is a line with a wrong result at a place drawn uniformly; every later line follows from what was written. So the
-first error, the truth of every step and of the answer are exact. A subset per family. This module does not know
-models or files.
+An error is a line with a wrong result at a place drawn uniformly; every later line follows from what was written. So
+the first error, the truth of every step and of the answer are exact. There is a subset per family.
 
     bench = generated_bench([ChainSettings(steps=6), SwapSettings(steps=6)], size=200, seed=0)
     bench[0].meta["first_error"], bench[0].meta["subset"]
@@ -30,7 +29,7 @@ def generated_bench(
     seed: int,
     error_rate: float = 0.5,
     *,
-    taken: Collection[str] = (),
+    exclude: Collection[str] = (),
 ) -> list[Solution]:
     """Solutions with a known first error: a share of them with a slip, the others fully right.
 
@@ -39,7 +38,7 @@ def generated_bench(
         size: solutions per family.
         seed: of problems, of who slips and where.
         error_rate: share of the solutions with a slip, rounded to a whole number of them.
-        taken: questions that must not occur, such as those trained on.
+        exclude: questions that must not occur, such as those trained on.
 
     Returns:
         `meta` holds subset, first_error, generator, family and parameters.
@@ -51,7 +50,7 @@ def generated_bench(
     if size < 1 or not 0 <= error_rate <= 1:
         raise ConfigError("a generated bench needs a size of at least 1 and an error_rate between 0 and 1")
     solutions: list[Solution] = []
-    for subset, prompts, rng in _subsets(families, size, seed, taken):
+    for subset, prompts, rng in _subsets(families, size, seed, exclude):
         slips = np.arange(size) < round(size * error_rate)
         rng.shuffle(slips)
         solutions += [
@@ -62,7 +61,7 @@ def generated_bench(
 
 
 def right_and_wrong(
-    families: Sequence[TaskSettings], size: int, seed: int, *, taken: Collection[str] = ()
+    families: Sequence[TaskSettings], size: int, seed: int, *, exclude: Collection[str] = ()
 ) -> list[Solution]:
     """Of every problem a right solution and one with a slip, next to each other: what attacks start from.
 
@@ -72,21 +71,21 @@ def right_and_wrong(
         families: a subset each.
         size: problems per family.
         seed: of problems and slips; the problems are those of `generated_bench`.
-        taken: questions that must not occur.
+        exclude: questions that must not occur.
 
     Raises:
         DataError: a family has too few different problems.
     """
     return [
         _solution(prompt, subset, f"{k}-{kind}", rng if kind == "wrong" else None)
-        for subset, prompts, rng in _subsets(families, size, seed, taken)
+        for subset, prompts, rng in _subsets(families, size, seed, exclude)
         for k, prompt in enumerate(prompts)
         for kind in ("right", "wrong")
     ]
 
 
 def _subsets(
-    families: Sequence[TaskSettings], size: int, seed: int, taken: Collection[str]
+    families: Sequence[TaskSettings], size: int, seed: int, exclude: Collection[str]
 ) -> Iterator[tuple[str, list[Prompt], np.random.Generator]]:
     """Name, problems and source of chance of each family."""
     names: dict[str, int] = {}
@@ -94,13 +93,13 @@ def _subsets(
         names[settings.family] = names.get(settings.family, 0) + 1
         subset = settings.family if names[settings.family] == 1 else f"{settings.family}-{names[settings.family]}"
         rng = np.random.default_rng([seed, number, STREAM])  # not the one that training problems are drawn from
-        yield subset, _problems(Family(settings), size, rng, set(taken)), rng
+        yield subset, _problems(Family(settings), size, rng, set(exclude)), rng
 
 
 def _solution(prompt: Prompt, subset: str, number: str, rng: np.random.Generator | None) -> Solution:
     """A worked solution, with a slip where there is a source of chance."""
     family = family_of(prompt)
-    steps = tuple(line + family.separator for line in slipped(prompt, rng))
+    steps = tuple(line + family.separator for line in solution_lines(prompt, rng))
     truth = step_truth(prompt, "".join(steps))
     return Solution(
         id=f"{subset}-{number}",
@@ -121,7 +120,7 @@ def _solution(prompt: Prompt, subset: str, number: str, rng: np.random.Generator
     )
 
 
-def slipped(prompt: Prompt, rng: np.random.Generator | None) -> list[str]:
+def solution_lines(prompt: Prompt, rng: np.random.Generator | None) -> list[str]:
     """The lines of a worked solution, with a wrong result at a uniform place from which the later lines follow.
 
     Args:
@@ -143,19 +142,19 @@ def slipped(prompt: Prompt, rng: np.random.Generator | None) -> list[str]:
     return lines
 
 
-def _problems(family: Family, size: int, rng: np.random.Generator, taken: set[str]) -> list[Prompt]:
-    """Different problems, none of them taken."""
+def _problems(family: Family, size: int, rng: np.random.Generator, exclude: set[str]) -> list[Prompt]:
+    """Different problems, none of them excluded."""
     prompts: list[Prompt] = []
     for _ in range(_TRIES_PER_PROBLEM * size):
         if len(prompts) == size:
             break
         prompt = family.sample(rng)
-        if prompt.question not in taken:
-            taken.add(prompt.question)
+        if prompt.question not in exclude:
+            exclude.add(prompt.question)
             prompts.append(prompt)
     if len(prompts) < size:
         raise DataError(
-            f"the family {family.name} has hardly more than {len(taken)} different problems at this difficulty; lower "
-            "the size of the bench, or make the task larger"
+            f"the family {family.name} has little more than {len(exclude)} different problems at this difficulty; "
+            "lower the size of the bench, or make the task larger"
         )
     return prompts

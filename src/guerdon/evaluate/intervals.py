@@ -1,7 +1,7 @@
 """An estimate with its uncertainty: `Interval`, the bootstrap behind it, and the verdict it allows.
 
-Knows nothing about reward models or runs: arrays in, intervals out. What is undefined is None and counted.
-Percentile bootstrap: Efron & Tibshirani 1993, chapter 13; cluster bootstrap: Davison & Hinkley 1997, §3.8.
+What is undefined is None and counted. Percentile bootstrap: Efron & Tibshirani 1993, chapter 13; cluster bootstrap:
+Davison & Hinkley 1997, §3.8.
 
     interval = bootstrap_ci(errors_N, mean, seed=0, groups=episode_of_row_N)
     print(interval.estimate, interval.low, interval.high, verdict(interval))
@@ -10,7 +10,7 @@ Percentile bootstrap: Efron & Tibshirani 1993, chapter 13; cluster bootstrap: Da
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -35,6 +35,8 @@ class Interval:
         high: as `low`.
         n: how many values went in.
         n_undefined: how many more were asked for but have no value (a failed run, a constant prediction).
+        baseline: what a model that ignores its input would reach: the majority class for decisions, the base rate for
+            probabilities, a constant for orders; None where the question makes no sense.
     """
 
     estimate: float | None
@@ -42,6 +44,7 @@ class Interval:
     high: float | None
     n: int
     n_undefined: int = 0
+    baseline: float | None = None
 
     def __post_init__(self) -> None:
         for value in (self.estimate, self.low, self.high):
@@ -221,6 +224,12 @@ def bootstrap_weighted(
     )
 
 
+def resampling_weights(n: int, reps: int, rng: np.random.Generator) -> Float64:
+    """(1 + reps, n) how often each of n cases occurs: once each in the first row, then in each bootstrap resample."""
+    drawn = rng.multinomial(n, np.full(n, 1 / n), size=reps) if n else np.zeros((reps, 0))
+    return np.concatenate([np.ones((1, n)), drawn])
+
+
 def wilson_interval(successes: int, n: int, *, level: float = 0.95) -> Interval:
     """Wilson's score interval of a proportion (Wilson 1927), honest for few trials and at 0 and 1.
 
@@ -250,4 +259,4 @@ def widen_at_edge(interval: Interval, trials: int, *, level: float = 0.95) -> In
     if interval.estimate not in (0.0, 1.0) or interval.low != interval.high or trials < 1:
         return interval
     wilson = wilson_interval(trials if interval.estimate == 1.0 else 0, trials, level=level)
-    return Interval(interval.estimate, wilson.low, wilson.high, interval.n, interval.n_undefined)
+    return replace(interval, low=wilson.low, high=wilson.high)

@@ -1,23 +1,22 @@
-"""The metrics of a scored set of episodes, each with its interval, its baseline and its undefined cases.
+"""Metrics of a scored set of episodes, each with its interval, its baseline and its undefined cases.
 
-Turns (episodes, scores) into named `Metric`s. Knows nothing about models, files or probes. Rows of one
-episode resemble one another, so every interval resamples whole episodes.
+Rows of one episode resemble one another, so every interval resamples whole episodes.
 
-    metrics = row_metrics(table, threshold=0.5, reps=1000, seed=0)
-    print(metrics["auroc"].interval)
+    metrics = classification_metrics(row_table(episodes, scores), threshold=0.5, probabilities=True, reps=1000, seed=0)
+    print(metrics["auroc"].estimate, metrics["auroc"].baseline)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from guerdon.episodes.targets import episode_success, first_success, progress_targets, success_labels
-from guerdon.evaluate import classification as cls
+from guerdon.evaluate import classification
 from guerdon.evaluate.intervals import (
     Float64,
     Interval,
@@ -26,38 +25,36 @@ from guerdon.evaluate.intervals import (
     mean,
     widen_at_edge,
 )
-from guerdon.evaluate.ordering import episode_preferences, kendall_tau_a, kendall_tau_b, pearson, spearman
-from guerdon.evaluate.ranking import policy_means, policy_ranking
-from guerdon.evaluate.scoring import Kind, episode_value
+from guerdon.evaluate.ranking import (
+    episode_preferences,
+    kendall_tau_a,
+    kendall_tau_b,
+    pearson,
+    policy_means,
+    policy_ranking,
+    spearman,
+)
+from guerdon.evaluate.scores import Kind, episode_value
 from guerdon.types import Episode, Score
 
 FEWEST_CHECKPOINTS = 3  # two points always correlate perfectly
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A metric with its interval and what a model that looks at nothing would reach.
+def number(value: float | None) -> str:
+    """Three decimals; `-` where undefined."""
+    return "-" if value is None else f"{value:.3f}"
 
-    Attributes:
-        interval: estimate, bounds, number of cases and of undefined ones.
-        baseline: the majority class for decisions, the base rate for probabilities, a constant for orders;
-            None where the question makes no sense.
-    """
 
-    interval: Interval
-    baseline: float | None = None
-
-    def to_dict(self) -> dict[str, float | int | None]:
-        """Plain JSON values."""
-        i = self.interval
-        return {
-            "estimate": i.estimate,
-            "low": i.low,
-            "high": i.high,
-            "n": i.n,
-            "n_undefined": i.n_undefined,
-            "baseline": self.baseline,
-        }
+def aligned(rows: list[list[str]]) -> list[str]:
+    """Rows as aligned columns, the first one left, the others right."""
+    widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if c == 0 else cell.rjust(width)
+            for c, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +68,21 @@ class Table:
         missing: rows without a label or without a score.
     """
 
-    labels: cls.Labels
+    labels: classification.Labels
     scores: Float64
     groups: np.ndarray[Any, np.dtype[np.int64]]
     missing: int
+
+    @classmethod
+    def of(cls, cases: Sequence[tuple[bool, float, int]], missing: int) -> Table:
+        """A table of (label, score, group) triples."""
+        labels, scores, groups = zip(*cases, strict=True) if cases else ((), (), ())
+        return cls(
+            np.array(labels, dtype=np.bool_),
+            np.array(scores, dtype=np.float64),
+            np.array(groups, dtype=np.int64),
+            missing,
+        )
 
     def within(self, low: float, high: float) -> bool:
         """Do all scores lie in [low, high]?"""
@@ -102,17 +110,12 @@ def episode_table(episodes: Sequence[Episode], scores: Sequence[Score], kind: Ki
         for e, (episode, score) in enumerate(zip(episodes, scores, strict=True))
         if (success := episode_success(episode)) is not None and (value := episode_value(score, kind)) is not None
     ]
-    return Table(
-        np.array([success for success, _, _ in cases], dtype=np.bool_),
-        np.array([value for _, value, _ in cases], dtype=np.float64),
-        np.array([e for _, _, e in cases], dtype=np.int64),
-        len(episodes) - len(cases),
-    )
+    return Table.of(cases, len(episodes) - len(cases))
 
 
 def classification_metrics(
     table: Table, *, threshold: float | None, probabilities: bool, reps: int, seed: int, prefix: str = ""
-) -> dict[str, Metric]:
+) -> dict[str, Interval]:
     """AUROC, AUPRC; F1, accuracies and false-positive rate at the threshold; Brier and ECE of probabilities.
 
     Bounds of a perfect score come from `widen_at_edge`, with the episodes of the smaller class as trials
@@ -127,31 +130,37 @@ def classification_metrics(
         seed: of the resampling.
         prefix: put before each name, such as `episode_`.
     """
-    wanted: dict[str, cls.WeightedMetric | None] = {"auroc": cls.auroc, "auprc": cls.auprc}
+    wanted: dict[str, classification.WeightedMetric | None] = {
+        "auroc": classification.auroc,
+        "auprc": classification.auprc,
+    }
     if threshold is not None:
         wanted |= {
-            "f1": cls.f1_at(threshold),
-            "balanced_accuracy": cls.balanced_accuracy_at(threshold),
-            "accuracy": cls.accuracy_at(threshold),
-            "false_positive_rate": cls.false_positive_rate_at(threshold),
+            "f1": classification.f1_at(threshold),
+            "balanced_accuracy": classification.balanced_accuracy_at(threshold),
+            "accuracy": classification.accuracy_at(threshold),
+            "false_positive_rate": classification.false_positive_rate_at(threshold),
         }
     if probabilities:
         within = table.within(0, 1)
-        wanted |= {"brier": cls.brier if within else None, "ece": cls.ece_with() if within else None}
+        wanted |= {
+            "brier": classification.brier if within else None,
+            "ece": classification.ece_with() if within else None,
+        }
     positive, negative = (len(np.unique(table.groups[table.labels == label])) for label in (True, False))
     trials = {"accuracy": len(np.unique(table.groups)), "false_positive_rate": negative}
     both = table.labels.any() and not table.labels.all()
-    base = cls.baselines(float(table.labels.mean())) if both else {}
+    base = classification.baselines(float(table.labels.mean())) if both else {}
     return {
-        prefix + name: Metric(
+        prefix + name: replace(
             widen_at_edge(_interval(metric, table, reps, seed), trials.get(name, min(positive, negative))),
-            base.get(name),
+            baseline=base.get(name),
         )
         for name, metric in wanted.items()
     }
 
 
-def _interval(metric: cls.WeightedMetric | None, table: Table, reps: int, seed: int) -> Interval:
+def _interval(metric: classification.WeightedMetric | None, table: Table, reps: int, seed: int) -> Interval:
     if metric is None:
         return Interval(None, None, None, 0, table.missing + len(table.labels))
 
@@ -161,7 +170,7 @@ def _interval(metric: cls.WeightedMetric | None, table: Table, reps: int, seed: 
     return bootstrap_weighted(statistic, table.groups, reps=reps, seed=seed, n_undefined=table.missing)
 
 
-def order_metrics(episodes: Sequence[Episode], scores: Sequence[Score], *, reps: int, seed: int) -> dict[str, Metric]:
+def order_metrics(episodes: Sequence[Episode], scores: Sequence[Score], *, reps: int, seed: int) -> dict[str, Interval]:
     """Do values of a successful episode rise with time? Mean over episodes, rows up to the first success.
 
     After the first success there is no order to find, so those rows are left out. An episode of constant
@@ -179,14 +188,15 @@ def order_metrics(episodes: Sequence[Episode], scores: Sequence[Score], *, reps:
         if episode_success(episode) and goal is not None:
             parts.append(np.empty(0) if score.steps is None else score.steps[: goal + 1].astype(np.float64))
     return {
-        name: Metric(_mean_of([measure(part, np.arange(len(part))) for part in parts], reps=reps, seed=seed), 0.0)
+        name: _mean_of([measure(part, np.arange(len(part))) for part in parts], reps=reps, seed=seed)
         for name, measure in measures.items()
     }
 
 
 def _mean_of(values: list[float | None], *, reps: int, seed: int) -> Interval:
+    """Mean of correlations over episodes; a constant model has 0."""
     numbers = [np.nan if value is None else value for value in values]
-    return bootstrap_ci(numbers, mean, reps=reps, seed=seed)
+    return replace(bootstrap_ci(numbers, mean, reps=reps, seed=seed), baseline=0.0)
 
 
 def progress_metrics(
@@ -196,7 +206,7 @@ def progress_metrics(
     horizon: float | None = None,
     reps: int,
     seed: int,
-) -> dict[str, Metric]:
+) -> dict[str, Interval]:
     """MAE against the progress target, and Pearson with it over successful episodes (Robometer's VOC r).
 
     The MAE's baseline is the best constant, the median target.
@@ -228,14 +238,14 @@ def progress_metrics(
     )
     best = float(np.abs(target_N - np.median(target_N)).mean()) if target_N.size else None
     return {
-        "progress_mae": Metric(mae, best),
-        "progress_pearson": Metric(_mean_of(correlations, reps=reps, seed=seed), 0.0),
+        "progress_mae": replace(mae, baseline=best),
+        "progress_pearson": _mean_of(correlations, reps=reps, seed=seed),
     }
 
 
 def comparison_metrics(
     episodes: Sequence[Episode], scores: Sequence[Score], kind: Kind, *, reps: int, seed: int
-) -> dict[str, Metric]:
+) -> dict[str, Interval]:
     """Preferences between successful and failed episodes of a task; ranking of the policies that made them.
 
     Policies are told apart by `meta["checkpoint"]`, else `meta["policy"]`; fewer than three leave the ranking
@@ -247,9 +257,9 @@ def comparison_metrics(
     )
     trials = int(min(table.labels.sum(), (~table.labels).sum()))
     metrics = {
-        "preference_accuracy": Metric(widen_at_edge(found.strict, trials), 0.5),
-        "preference_accuracy_without_ties": Metric(widen_at_edge(found.decided, trials), 0.5),
-        "preference_ties": Metric(found.ties),
+        "preference_accuracy": replace(widen_at_edge(found.strict, trials), baseline=0.5),
+        "preference_accuracy_without_ties": replace(widen_at_edge(found.decided, trials), baseline=0.5),
+        "preference_ties": found.ties,
     }
     policies = [episode.meta.get("checkpoint", episode.meta.get("policy")) for episode in episodes]
     _, reward_P, success_P = policy_means(
@@ -259,6 +269,6 @@ def comparison_metrics(
     )
     if len(reward_P) >= FEWEST_CHECKPOINTS:
         ranking = policy_ranking(reward_P, success_P, reps=reps, seed=seed)
-        metrics["policy_ranking_spearman"] = Metric(ranking.spearman, 0.0)
-        metrics["policy_ranking_pearson"] = Metric(ranking.pearson, 0.0)
+        metrics["policy_ranking_spearman"] = replace(ranking.spearman, baseline=0.0)
+        metrics["policy_ranking_pearson"] = replace(ranking.pearson, baseline=0.0)
     return metrics

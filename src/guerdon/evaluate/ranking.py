@@ -1,9 +1,10 @@
-"""Does the reward rank policies as true success does? Mean reward against success rate over checkpoints.
+"""Ranking metrics: correlation with time, preferences between episodes, and the ranking of policies by their reward.
 
-Knows nothing about models or files. The question behind it: would picking checkpoints by this reward pick
-good policies (RoboReward, Robometer)?
+Functions of one episode's values or of a set of episode scores; None where undefined (constant values, fewer than two
+rows).
 
-    ranking = policy_ranking(mean_reward_P, success_rate_P, seed=0)
+    print(spearman(values_T, np.arange(len(values_T))))     # value-order correlation (GVL, arXiv 2411.04549)
+    ranking = policy_ranking(mean_reward_P, success_rate_P, seed=0)     # as in RoboReward and Robometer
     print(ranking.spearman.estimate)
 """
 
@@ -11,12 +12,160 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.stats import rankdata
 
-from guerdon.evaluate.intervals import Float64, Interval, percentile_interval
-from guerdon.evaluate.ordering import pearson, spearman
+from guerdon.evaluate.intervals import Float64, Interval, bootstrap_weighted, percentile_interval
+
+
+def _pair(x_N: ArrayLike, y_N: ArrayLike) -> tuple[Float64, Float64]:
+    x, y = np.asarray(x_N, dtype=np.float64), np.asarray(y_N, dtype=np.float64)
+    if x.shape != y.shape or x.ndim != 1:
+        raise ValueError(f"both sides need the same shape (N,), got {x.shape} and {y.shape}")
+    return x, y
+
+
+def pearson(x_N: ArrayLike, y_N: ArrayLike) -> float | None:
+    """Pearson correlation; None for fewer than two values or where either side is constant."""
+    x, y = _pair(x_N, y_N)
+    if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return None
+    x, y = x / np.abs(x).max(), y / np.abs(y).max()
+    x, y = x - x.mean(), y - y.mean()
+    scale = float(np.sqrt((x @ x) * (y @ y)))
+    return float(np.clip(x @ y / scale, -1, 1)) if scale > 0 else None
+
+
+def spearman(x_N: ArrayLike, y_N: ArrayLike) -> float | None:
+    """Spearman correlation, ties sharing their mean rank; None where either side is constant.
+
+    With y the row index this is the value-order correlation of GVL, VLAC and TOPReward.
+    """
+    x, y = _pair(x_N, y_N)
+    return pearson(rankdata(x), rankdata(y)) if len(x) else None
+
+
+def _concordance(x: Float64, y: Float64) -> tuple[float, float, float, float]:
+    """Concordant minus discordant pairs, all pairs, pairs tied in x, pairs tied in y."""
+    upper = np.triu_indices(len(x), 1)
+    dx, dy = np.sign(x[upper[0]] - x[upper[1]]), np.sign(y[upper[0]] - y[upper[1]])
+    return float(dx @ dy), float(len(dx)), float((dx == 0).sum()), float((dy == 0).sum())
+
+
+def kendall_tau_a(x_N: ArrayLike, y_N: ArrayLike) -> float | None:
+    """(C - D) / (n (n-1) / 2), a tied pair counting 0; None for fewer than two or constant values.
+
+    This is what Robometer computes although its docstring says tau-b (Kendall 1938). Ties in `y` keep it
+    below 1. O(N^2) memory: for the rows of one episode or the episodes of one task.
+    """
+    x, y = _pair(x_N, y_N)
+    if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return None
+    score, pairs, _, _ = _concordance(x, y)
+    return score / pairs
+
+
+def kendall_tau_b(x_N: ArrayLike, y_N: ArrayLike) -> float | None:
+    """(C - D) / sqrt((n0 - ties_x)(n0 - ties_y)), corrected for ties (Kendall 1945); None as in tau-a."""
+    x, y = _pair(x_N, y_N)
+    if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return None
+    score, pairs, ties_x, ties_y = _concordance(x, y)
+    return float(np.clip(score / np.sqrt((pairs - ties_x) * (pairs - ties_y)), -1, 1))
+
+
+@dataclass(frozen=True)
+class Preferences:
+    """Pairs (better, worse) and how many the scores order correctly.
+
+    Attributes:
+        pairs: how many pairs there are.
+        correct: the better one scores strictly higher.
+        ties: both score the same.
+    """
+
+    pairs: int
+    correct: int
+    ties: int
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of pairs ordered correctly: a tie is wrong (as in Robometer); None without pairs."""
+        return self.correct / self.pairs if self.pairs else None
+
+    @property
+    def accuracy_without_ties(self) -> float | None:
+        """Share ordered correctly among pairs that do not tie; None where every pair ties."""
+        decided = self.pairs - self.ties
+        return self.correct / decided if decided else None
+
+
+def preferences(better_N: ArrayLike, worse_M: ArrayLike) -> Preferences:
+    """Every score of `better_N` against every score of `worse_M`."""
+    better, worse = np.asarray(better_N, dtype=np.float64), np.asarray(worse_M, dtype=np.float64)
+    difference = better[:, None] - worse[None, :]
+    return Preferences(difference.size, int((difference > 0).sum()), int((difference == 0).sum()))
+
+
+@dataclass(frozen=True)
+class PreferenceReport:
+    """Preferences between successful and failed episodes of the same task.
+
+    Attributes:
+        strict: accuracy, ties counted as wrong.
+        decided: accuracy among pairs that do not tie.
+        ties: share of pairs that tie.
+    """
+
+    strict: Interval
+    decided: Interval
+    ties: Interval
+
+
+def episode_preferences(
+    scores_E: ArrayLike, success_E: ArrayLike, tasks: Sequence[Any], *, reps: int, seed: int
+) -> PreferenceReport:
+    """All pairs (successful, failed) within a task, with intervals from resampling episodes.
+
+    Pairs share episodes, so resampling pairs would pretend to more data than there is: episodes are resampled
+    and a pair weighs the product of its two. The `n` of each interval is the number of pairs.
+
+    Args:
+        scores_E: (E,) one score per episode.
+        success_E: (E,) bool.
+        tasks: (E,) task of each episode; pairs never cross tasks.
+        reps: number of resamples.
+        seed: of the generator.
+    """
+    scores, success = np.asarray(scores_E, dtype=np.float64), np.asarray(success_E, dtype=np.bool_)
+    _, task_E = np.unique(np.asarray(tasks, dtype=str), return_inverse=True)
+    wins, losses = np.flatnonzero(success), np.flatnonzero(~success)
+    same = (task_E[wins][:, None] == task_E[losses][None, :]).astype(np.float64)
+    higher = same * (scores[wins][:, None] > scores[losses][None, :])
+    equal = same * (scores[wins][:, None] == scores[losses][None, :])
+    n_pairs = int(same.sum())
+
+    def total(pairs: Float64, weights_R_E: Float64) -> Float64:
+        return np.asarray(((weights_R_E[:, wins] @ pairs) * weights_R_E[:, losses]).sum(axis=1))
+
+    def share(top: Float64, bottom: Float64, undefined: int) -> Interval:
+        def statistic(weights_R_E: Float64) -> Float64:
+            divisor = total(bottom, weights_R_E)
+            blank = np.full(len(divisor), np.nan)
+            return np.asarray(np.divide(total(top, weights_R_E), divisor, out=blank, where=divisor > 0))
+
+        found = bootstrap_weighted(statistic, np.arange(len(scores)), reps=reps, seed=seed)
+        return Interval(found.estimate, found.low, found.high, n_pairs - undefined, undefined)
+
+    return PreferenceReport(
+        strict=share(higher, same, 0),
+        decided=share(higher, same - equal, int(equal.sum())),
+        ties=share(equal, same, 0),
+    )
+
 
 FEWEST_POLICIES = 5  # with fewer, most resamples repeat so few policies that a correlation says nothing
 

@@ -1,10 +1,11 @@
-"""Search at inference: best-of-n, step beam search and DVTS, with any reward model and anything that writes.
+"""Search at inference: best-of-n, step beam search and DVTS, with any reward model and any writer of text.
 
-Beam search keeps the n / M best of n extensions by one step and lets each go on M ways; DVTS (diverse verifier tree
-search, Beeching et al. 2024) runs n / M trees apart and keeps the best of M in each. A beam that ends is complete and
-leaves; in the last round all others are written to their end. The answer is the complete beam with the largest value.
-Where none is complete, or none could be measured, the result is a `Failure`. All questions advance together, one
-call of the writer per round. This module does not know tokens or true answers.
+Beam search keeps the n / M best of n extensions by one step and extends each M ways; DVTS (diverse verifier tree
+search, Beeching et al. 2024) runs n / M separate trees and keeps the best of M in each. A beam that ends is complete
+and leaves; in the last round all others are written to their end. The answer is the complete beam with the largest
+value. Where none is complete, or none could be measured, the result is a `Failure`. All questions advance together,
+one call of the writer per round. `PolicyWriter` lets a language model write; `sampled_solutions` samples whole
+solutions to a study's validation questions.
 
     found = beam_search(writer, model, ["3+5=?;?*2=?;"], SearchPlan(n=8, aggregation="last", separator=";"))
     print(found[0].best.text if found[0].failure is None else found[0].failure)
@@ -14,15 +15,32 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError
-from guerdon.evaluate.aggregate import score_solutions, solution_value
-from guerdon.policies.tokens import split_steps
+from guerdon.evaluate.scores import score_solutions, solution_value
+from guerdon.labels.append_log import Cache
+from guerdon.labels.completions import Ask, Completer, Sampling
+from guerdon.labels.labeler import ExactLabeler, StepLabels, Written
+from guerdon.labels.solving import checked_solution
+from guerdon.labels.splitters import split
+from guerdon.policies.generate import Engine
+from guerdon.policies.text_files import load_policy
+from guerdon.policies.tokens import prompt_ids, response_ids, response_texts, sequence, split_steps
 from guerdon.settings.evaluate_text import Aggregation
-from guerdon.types import Failure, RewardModel
+from guerdon.settings.label import Splitter
+from guerdon.settings.study import Study
+from guerdon.types import Failure, IntArray, RewardModel
+from guerdon.worlds.prompt_files import load_prompts
+from guerdon.worlds.prompts import insert_system_prompt
+from guerdon.worlds.reasoning import family_of, is_generated
+from guerdon.worlds.verifier import verifier_from
 
 MOST_ROUNDS = 40
 
@@ -276,3 +294,119 @@ def _best(beams: Sequence[Beam], n: int) -> list[Beam]:
     """The n measured beams with the largest values, the earlier of equal ones first."""
     measured = [beam for beam in beams if beam.value is not None]
     return sorted(measured, key=lambda beam: -(beam.value or 0.0))[:n]
+
+
+class PolicyWriter:
+    """Samples from a language model.
+
+    Args:
+        engine: who generates.
+        tokenizer: its tokenizer.
+        max_new_tokens: tokens of a whole solution; one that has them all gets an empty, unfinished piece.
+        rng: source of the samples.
+        step_tokens: where a piece is cut that ends at a separator; None: where the solution's tokens are used up.
+            With it, solutions of different lengths go on in one call; give it where steps are short.
+        system_prompt: stands in front of each question.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Any,
+        *,
+        max_new_tokens: int,
+        rng: np.random.Generator,
+        step_tokens: int | None = None,
+        system_prompt: str | None = None,
+    ) -> None:
+        self.engine, self.tokenizer, self.rng = engine, tokenizer, rng
+        self.max_new_tokens = max_new_tokens
+        self.step_tokens = max_new_tokens if step_tokens is None else step_tokens
+        self.system_prompt = system_prompt
+
+    def continue_(self, contexts: Sequence[tuple[str, str]], n: int, stop: str | None) -> list[list[Piece]]:
+        """See `Writer.continue_`.
+
+        Raises:
+            DataError: a character that the tokenizer does not know, or no room for question, prefix and piece.
+        """
+        pieces: list[list[Piece]] = [[Piece("", False)] * n for _ in contexts]
+        ids = []
+        calls: dict[int, list[int]] = {}  # tokens to write: contexts that get so many
+        for k, (question, written) in enumerate(contexts):
+            prompt, prefix = self._ids(question, written)
+            ids.append(sequence(prompt, prefix))
+            room = self.max_new_tokens - len(prefix)
+            if room > 0:
+                calls.setdefault(room if stop is None else min(room, self.step_tokens), []).append(k)
+        for limit, members in sorted(calls.items()):
+            batch = self.engine.generate([ids[k] for k in members], n, max_new_tokens=limit, rng=self.rng).batch
+            found = [
+                _cut(text, bool(finished), stop)
+                for text, finished in zip(response_texts(self.tokenizer, batch), batch.finished_B, strict=True)
+            ]
+            for i, k in enumerate(members):
+                pieces[k] = found[i * n : (i + 1) * n]
+        return pieces
+
+    def _ids(self, question: str, written: str) -> tuple[IntArray, IntArray]:
+        messages = insert_system_prompt(({"role": "user", "content": question},), self.system_prompt)
+        prefix = response_ids(self.tokenizer, written)[:-1] if written else np.zeros(0, dtype=np.int64)
+        return prompt_ids(self.tokenizer, messages), prefix
+
+
+def _cut(text: str, finished: bool, stop: str | None) -> Piece:
+    """The text up to and with the stop; what is cut off behind it was not written, so the piece goes on.
+
+    A text that ends with its first stop and was ended by the writer is finished.
+    """
+    end = -1 if stop is None else text.find(stop)
+    if stop is None or end < 0:
+        return Piece(text, finished)
+    end += len(stop)
+    return Piece(text[:end], finished and not text[end:].strip())
+
+
+def sampled_solutions(
+    study: Study, *, questions: int, n: int, folder: Path, temperature: float = 1.0, splitter: Splitter | None = None
+) -> list[Solution]:
+    """`n` solutions to each of the first validation questions, with checked answers.
+
+    Args:
+        study: a language study.
+        questions: how many.
+        n: solutions per question.
+        folder: keeps the texts.
+        temperature: of the samples.
+        splitter: where steps end; None: as `guerdon label` does, at the task's own separator or at blank lines.
+
+    Raises:
+        ConfigError: the study has no prompts.
+        DataError: a question does not fit the model.
+    """
+    if study.data is None:
+        raise ConfigError("best_of_n without samples needs a data section: which questions the policy answers")
+    _, validation = load_prompts(study.data)
+    prompts = validation[:questions]
+    policy = load_policy(study.text_policy.model_copy(update={"lora": None}), seed=study.runner.seed)
+    with closing(Cache(folder / "completions.jsonl")) as cache:
+        completer = Completer(policy, study.generation, cache, seed=study.runner.seed)
+        asks = [Ask(prompt_ids(policy.tokenizer, prompt.messages)) for prompt in prompts]
+        drawn = completer.complete(
+            asks, n=n, limit=study.data.max_response_length, sampling=Sampling(temperature), purpose="choose from",
+            narrate=True,
+        )  # fmt: skip
+    rows = [(prompt, k, one.text) for prompt, own in zip(prompts, drawn, strict=True) for k, one in enumerate(own)]
+    with verifier_from(study.data) as verifier:
+        judgements = verifier.check_batch([text for _, _, text in rows], [prompt for prompt, _, _ in rows])
+    found, exact = [], ExactLabeler()
+    for (prompt, k, text), judgement in zip(rows, judgements, strict=True):
+        cut: Splitter = splitter or ("separator" if is_generated(prompt) else "blank_line")
+        steps = split(text, cut, separator=family_of(prompt).separator if is_generated(prompt) else "")
+        made_by = {"model": study.text_policy.path, "splitter": cut}
+        solution = checked_solution(f"{prompt.id}-{k}", prompt, steps, judgement, study.data, made_by)
+        labels = exact.label([Written(solution, prompt)])[0]
+        meta = {**solution.meta, "subset": "samples"}
+        known = labels.values if isinstance(labels, StepLabels) else ()
+        found.append(replace(solution, labels=known, meta=meta))
+    return found

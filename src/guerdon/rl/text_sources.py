@@ -17,10 +17,8 @@ import numpy as np
 import torch
 
 from guerdon.errors import ConfigError
-from guerdon.evaluate.aggregate import solution_value
-from guerdon.evaluate.run_text import RECORD, attacks_that_fooled
-from guerdon.evaluate.scoring import score_episodes
-from guerdon.evaluate.text_study import third_party_folder
+from guerdon.evaluate.scores import score_episodes, solution_value
+from guerdon.evaluate.text_suite import RECORD, attacks_that_fooled, third_party_folder
 from guerdon.models import implicit_losses as implicit
 from guerdon.models.load import load_reward_model
 from guerdon.models.sequence_classifier import SequenceClassifier

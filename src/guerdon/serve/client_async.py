@@ -26,7 +26,7 @@ import httpx2
 from numpy.typing import NDArray
 
 from guerdon.errors import ConfigError, DataError, RewardRequestError
-from guerdon.evaluate.aggregate import solution_value
+from guerdon.evaluate.scores import solution_value
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.models.vlm_frames import to_rgb_uint8
 from guerdon.policies.tokens import split_steps

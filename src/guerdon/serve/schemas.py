@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from guerdon.evaluate.aggregate import solution_value
+from guerdon.evaluate.scores import solution_value
 from guerdon.models.explained_score import ExplainedScore, ParseStatus, Scale
 from guerdon.policies.tokens import split_steps
 from guerdon.serve.errors import BadRequest

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from guerdon.config_schema import Spot, child, models_in
 from guerdon.errors import DataError
-from guerdon.evaluate.aggregate import solution_value
+from guerdon.evaluate.scores import solution_value
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.policies.tokens import split_steps
 from guerdon.serve.engine import Engine

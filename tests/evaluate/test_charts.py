@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from guerdon.evaluate import pictures
+from guerdon.evaluate import charts
 from guerdon.evaluate.classification import reliability_bins
 from guerdon.evaluate.intervals import Interval
 
@@ -18,13 +18,13 @@ HOLES = [Interval(0.3, None, None, 1), Interval(None, None, None, 0), Interval(0
 
 def drawn():
     return {
-        "reliability": pictures.reliability_diagram(reliability_bins(LABELS, SCORES)),
-        "roc": pictures.roc_curve(LABELS, SCORES),
-        "histogram": pictures.score_histogram(LABELS, SCORES, threshold=0.5),
-        "values": pictures.value_curves([(np.linspace(-2, 3, 500), True), (np.zeros(4), False)]),
-        "n_curves": pictures.n_curves(NS, {"pass": RISING, "majority": HOLES, "a<b": RISING}),
-        "one_n": pictures.n_curves((1,), {"majority": RISING[:1]}),
-        "first_error": pictures.first_error_bars(
+        "reliability": charts.reliability_diagram(reliability_bins(LABELS, SCORES)),
+        "roc": charts.roc_curve(LABELS, SCORES),
+        "histogram": charts.score_histogram(LABELS, SCORES, threshold=0.5),
+        "values": charts.value_curves([(np.linspace(-2, 3, 500), True), (np.zeros(4), False)]),
+        "n_curves": charts.n_curves(NS, {"pass": RISING, "majority": HOLES, "a<b": RISING}),
+        "one_n": charts.n_curves((1,), {"majority": RISING[:1]}),
+        "first_error": charts.first_error_bars(
             {"erroneous": {"exact": 8, "early": 1, "missed": 0}, "correct": {"clean": 3, "failed": 1}}
         ),
     }
@@ -55,12 +55,12 @@ def test_pictures_are_self_contained_and_stay_inside_their_box(name):
 @pytest.mark.parametrize(
     "svg",
     [
-        pictures.reliability_diagram(reliability_bins([], [])),
-        pictures.roc_curve([True], [0.5]),
-        pictures.score_histogram([], []),
-        pictures.value_curves([]),
-        pictures.n_curves(NS, {"majority": [Interval(None, None, None, 0)] * 4}),
-        pictures.first_error_bars({"erroneous": {"exact": 0}, "correct": {}}),
+        charts.reliability_diagram(reliability_bins([], [])),
+        charts.roc_curve([True], [0.5]),
+        charts.score_histogram([], []),
+        charts.value_curves([]),
+        charts.n_curves(NS, {"majority": [Interval(None, None, None, 0)] * 4}),
+        charts.first_error_bars({"erroneous": {"exact": 0}, "correct": {}}),
     ],
     ids=["reliability", "roc", "histogram", "values", "n_curves", "first_error"],
 )
@@ -71,12 +71,12 @@ def test_nothing_to_draw_is_said(svg):
 
 @pytest.mark.parametrize("values", [np.zeros(1), np.full(5, 0.7)])
 def test_constant_and_single_values_can_be_drawn(values):
-    ElementTree.fromstring(pictures.value_curves([(values, True)]))
-    ElementTree.fromstring(pictures.score_histogram(np.ones(len(values), bool), values))
+    ElementTree.fromstring(charts.value_curves([(values, True)]))
+    ElementTree.fromstring(charts.score_histogram(np.ones(len(values), bool), values))
 
 
 def test_too_many_curves_are_refused():
     with pytest.raises(ValueError, match="at most 8"):
-        pictures.n_curves(NS, {str(k): RISING for k in range(9)})
+        charts.n_curves(NS, {str(k): RISING for k in range(9)})
     with pytest.raises(ValueError, match="one interval per n"):
-        pictures.n_curves(NS, {"a": RISING[:2]})
+        charts.n_curves(NS, {"a": RISING[:2]})

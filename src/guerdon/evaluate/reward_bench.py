@@ -1,10 +1,9 @@
-"""Which response does a model prefer? RewardBench (2403.13787) and RewardBench 2 (2506.01937).
+"""RewardBench (2403.13787) and RewardBench 2 (2506.01937): which response does a model prefer?
 
 RewardBench: is the chosen response's value above the rejected one's; subsets form four sections, weighted by the
 published counts. RewardBench 2: one right response among four, worth 1 / (responses tied for the best); its subset
-`Ties`, with several right responses, has a formula of its own. Ties are counted, never hidden. Every number comes
-over what could be measured, and with failed measurements as wrong. Intervals resample prompts. This module does not
-know models or files.
+`Ties`, with several right responses, has a formula of its own. Ties are counted. Every number comes over what could be
+measured, and with failed measurements as wrong. Intervals resample prompts.
 
     choices = choices_from_rows(rows)                            # rows as published
     scores = score_solutions(model, [response for choice in choices for response in choice.responses])
@@ -17,17 +16,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.evaluate.intervals import Float64, Interval, percentile_interval, widen_at_edge
-from guerdon.evaluate.metrics import Metric
 from guerdon.types import Failure
 
 Value = float | Failure
+_Pair = tuple[Float64, Float64]  # values of the right and of the wrong responses to a prompt
 TIES = "ties"
 SECTIONS: Mapping[str, Mapping[str, int]] = {
     "Chat": {
@@ -49,8 +48,8 @@ SECTIONS: Mapping[str, Mapping[str, int]] = {
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A prompt with right and wrong responses.
+class PreferenceChoice:
+    """A prompt of a preference benchmark with right and wrong responses.
 
     Attributes:
         id: unique; in RewardBench 2's Ties `ref:7` or `tied:7`.
@@ -70,8 +69,16 @@ class Choice:
         return self.chosen + self.rejected
 
 
+class _Resampled(NamedTuple):
+    interval: Interval
+    replicates_R: Float64
+
+
+_Shares = tuple[_Resampled, _Resampled]  # over what was measured, and with failures as wrong
+
+
 @dataclass(frozen=True)
-class Share:
+class TwoShares:
     """A figure between 0 and 1, twice.
 
     Attributes:
@@ -82,17 +89,10 @@ class Share:
     measured: Interval
     failures_wrong: Interval
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "measured": Metric(self.measured).to_dict(),
-            "failures_wrong": Metric(self.failures_wrong).to_dict(),
-        }
-
 
 @dataclass(frozen=True)
-class Preferences:
-    """What a benchmark of preferences says about a model.
+class RewardBenchResult:
+    """The figures of RewardBench or RewardBench 2.
 
     Attributes:
         overall: mean over sections (RewardBench) or subsets (RewardBench 2).
@@ -102,31 +102,18 @@ class Preferences:
         failures: failed measurements of responses, by reason.
     """
 
-    overall: Share
-    sections: Mapping[str, Share]
-    subsets: Mapping[str, Share]
+    overall: TwoShares
+    sections: Mapping[str, TwoShares]
+    subsets: Mapping[str, TwoShares]
     ties: Mapping[str, int]
     failures: Mapping[str, int]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "overall": self.overall.to_dict(),
-            "sections": {name: share.to_dict() for name, share in self.sections.items()},
-            "subsets": {name: share.to_dict() for name, share in self.subsets.items()},
-            "ties": dict(self.ties),
-            "failures": dict(self.failures),
-        }
 
-
-def choices_from_rows(
-    rows: Iterable[Mapping[str, Any]], split: Callable[[str], Sequence[str]] = lambda text: (text,)
-) -> list[Choice]:
+def choices_from_rows(rows: Iterable[Mapping[str, Any]]) -> list[PreferenceChoice]:
     """Rows of RewardBench (`chosen` and `rejected` are texts) or RewardBench 2 (lists of texts).
 
     Args:
-        rows: with prompt, chosen, rejected, subset and id.
-        split: how a response is cut into steps; a whole one by default.
+        rows: with prompt, chosen, rejected, subset and id. A response is one step.
 
     Raises:
         DataError: a row lacks one of these.
@@ -143,29 +130,29 @@ def choices_from_rows(
         def responses(key: str, row: Mapping[str, Any] = row, name: str = name) -> tuple[Solution, ...]:
             texts = [row[key]] if isinstance(row[key], str) else list(row[key])
             return tuple(
-                Solution(id=f"{name}-{key}-{k}", question=str(row["prompt"]), steps=tuple(split(text)))
+                Solution(id=f"{name}-{key}-{k}", question=str(row["prompt"]), steps=(text,))
                 for k, text in enumerate(texts)
             )
 
-        choices.append(Choice(name, str(row["subset"]), responses("chosen"), responses("rejected")))
+        choices.append(PreferenceChoice(name, str(row["subset"]), responses("chosen"), responses("rejected")))
     return choices
 
 
 def reward_bench(
-    choices: Sequence[Choice],
+    choices: Sequence[PreferenceChoice],
     values: Sequence[Value],
     *,
     ties: Literal["wrong", "half"] = "wrong",
     reps: int = 1000,
     seed: int,
-) -> Preferences:
+) -> RewardBenchResult:
     """RewardBench: accuracy per subset, sections weighted by the published counts, mean of the sections.
 
     Subsets outside the four sections (such as your own) form a section each.
 
     Args:
         choices: one chosen and one rejected response each.
-        values: of all responses, `Choice.responses` after `Choice.responses`.
+        values: of all responses, the `responses` of the first choice, then of the next.
         ties: what equal values are worth: nothing, as published, or half.
         reps: bootstrap resamples.
         seed: of the bootstrap.
@@ -179,8 +166,8 @@ def reward_bench(
         top, other = right.max(), wrong.max()
         return 1.0 if top > other else credit if top == other else 0.0
 
-    of = _credits(choices, values, worth)
-    subsets = {name: _resampled(part, reps, seed) for name, part in of.credits.items()}
+    groups, failures = _by_subset(choices, values)
+    subsets = {name: _resampled(rows, worth, reps, seed) for name, rows in groups.items()}
     weights = {section: {s: n for s, n in tests.items() if s in subsets} for section, tests in SECTIONS.items()}
     known = {s for tests in SECTIONS.values() for s in tests}
     weights |= {name: {name: 1} for name in subsets if name not in known}
@@ -189,21 +176,17 @@ def reward_bench(
         for section, tests in weights.items()
         if tests
     }
-    return Preferences(
-        overall=_combined(list(sections.values()), [1] * len(sections)).share,
-        sections={name: one.share for name, one in sections.items()},
-        subsets={name: one.share for name, one in subsets.items()},
-        ties=of.ties,
-        failures=of.failures,
-    )
+    return _result(list(sections.values()), sections, subsets, groups, failures)
 
 
-def reward_bench_2(choices: Sequence[Choice], values: Sequence[Value], *, reps: int = 1000, seed: int) -> Preferences:
+def reward_bench_2(
+    choices: Sequence[PreferenceChoice], values: Sequence[Value], *, reps: int = 1000, seed: int
+) -> RewardBenchResult:
     """RewardBench 2: 1 / (responses tied for the best) where a right one is among them; Ties by its own formula.
 
     Args:
         choices: right and wrong responses; those of the subset Ties carry ids `ref:<n>` and `tied:<n>`.
-        values: of all responses, `Choice.responses` after `Choice.responses`.
+        values: of all responses, the `responses` of the first choice, then of the next.
         reps: bootstrap resamples.
         seed: of the bootstrap.
 
@@ -215,14 +198,12 @@ def reward_bench_2(choices: Sequence[Choice], values: Sequence[Value], *, reps: 
         top = max(right.max(), wrong.max())
         return float((right == top).sum() / ((right == top).sum() + (wrong == top).sum()))
 
-    of = _credits(choices, values, worth)
+    groups, failures = _by_subset(choices, values)
     subsets = {
-        name: _resampled_ties(of.measured[name], reps, seed) if name.lower() == TIES else _resampled(part, reps, seed)
-        for name, part in of.credits.items()
+        name: _resampled_ties(rows, reps, seed) if name.lower() == TIES else _resampled(rows, worth, reps, seed)
+        for name, rows in groups.items()
     }
-    shares = {name: one.share for name, one in subsets.items()}
-    overall = _combined(list(subsets.values()), [1] * len(subsets)).share
-    return Preferences(overall, shares, shares, of.ties, of.failures)
+    return _result(list(subsets.values()), subsets, subsets, groups, failures)
 
 
 def ties_score(prompts: Mapping[str, tuple[Float64, Float64]]) -> float:
@@ -258,108 +239,110 @@ def ties_score(prompts: Mapping[str, tuple[Float64, Float64]]) -> float:
     )
 
 
-@dataclass(frozen=True)
-class _Credits:
-    credits: dict[str, list[float | None]]  # None: a response could not be measured
-    measured: dict[str, list[tuple[str, tuple[Float64, Float64] | None]]]
-    ties: dict[str, int]
-    failures: dict[str, int]
-
-
-def _credits(
-    choices: Sequence[Choice], values: Sequence[Value], worth: Callable[[Float64, Float64], float]
-) -> _Credits:
+def _by_subset(
+    choices: Sequence[PreferenceChoice], values: Sequence[Value]
+) -> tuple[dict[str, list[tuple[str, _Pair | None]]], dict[str, int]]:
+    """Id and values of each choice by subset, None where a response could not be measured; failures by reason."""
     if not choices or any(not c.chosen or not c.rejected for c in choices):
         raise DataError("preferences need prompts with at least one chosen and one rejected response each")
     wanted = sum(len(c.responses) for c in choices)
     if wanted != len(values):
         raise DataError(f"{len(values)} values for {wanted} responses; there must be one each, in order")
-    result = _Credits({}, {}, {}, dict(Counter(v.reason for v in values if isinstance(v, Failure)).most_common()))
+    groups: dict[str, list[tuple[str, _Pair | None]]] = {}
     rest = iter(values)
     for choice in choices:
         own = [next(rest) for _ in choice.responses]
-        numbers = [v for v in own if not isinstance(v, Failure)]
-        credits = result.credits.setdefault(choice.subset, [])
-        measured = result.measured.setdefault(choice.subset, [])
-        result.ties.setdefault(choice.subset, 0)
-        if len(numbers) < len(own):
-            credits.append(None)
-            measured.append((choice.id, None))
-            continue
-        array = np.array(numbers, dtype=np.float64)
-        right, wrong = array[: len(choice.chosen)], array[len(choice.chosen) :]
-        credits.append(worth(right, wrong))
-        measured.append((choice.id, (right, wrong)))
-        result.ties[choice.subset] += int(right.max() == wrong.max())
-    return result
+        numbers = np.array([v for v in own if not isinstance(v, Failure)], dtype=np.float64)
+        right = len(choice.chosen)
+        pair = (numbers[:right], numbers[right:]) if len(numbers) == len(own) else None
+        groups.setdefault(choice.subset, []).append((choice.id, pair))
+    return groups, dict(Counter(v.reason for v in values if isinstance(v, Failure)).most_common())
 
 
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """A share and its bootstrap replicates, measured and with failures as wrong."""
+def _result(
+    parts: list[_Shares],
+    sections: Mapping[str, _Shares],
+    subsets: Mapping[str, _Shares],
+    groups: Mapping[str, list[tuple[str, _Pair | None]]],
+    failures: dict[str, int],
+) -> RewardBenchResult:
+    """The figures, with the unweighted mean of `parts` as the overall one."""
 
-    share: Share
-    replicates: tuple[Float64, Float64]
+    def shares(part: _Shares) -> TwoShares:
+        return TwoShares(part[0].interval, part[1].interval)
+
+    return RewardBenchResult(
+        overall=shares(_combined(parts, [1] * len(parts))),
+        sections={name: shares(part) for name, part in sections.items()},
+        subsets={name: shares(part) for name, part in subsets.items()},
+        ties={
+            name: sum(int(pair[0].max() == pair[1].max()) for _, pair in rows if pair is not None)
+            for name, rows in groups.items()
+        },
+        failures=failures,
+    )
 
 
-def _resampled(credits: Sequence[float | None], reps: int, seed: int) -> _Part:
+def _resampled(
+    rows: Sequence[tuple[str, _Pair | None]], worth: Callable[[Float64, Float64], float], reps: int, seed: int
+) -> _Shares:
     """Mean credit, prompts resampled."""
-    measured = np.array([c for c in credits if c is not None])
-    every = np.array([0.0 if c is None else c for c in credits])
-    intervals, replicates = [], []
-    for values, failed in ((measured, len(credits) - len(measured)), (every, 0)):
-        n = len(values)
+
+    def share(credits: list[float], failed: int) -> _Resampled:
+        values, n = np.array(credits), len(credits)
         rng = np.random.default_rng(seed)
         drawn = rng.multinomial(n, np.full(n, 1 / n), size=reps) @ values / n if n else np.full(reps, np.nan)
         estimate = values.mean() if n else np.nan
         found = percentile_interval(estimate, drawn, level=0.95, n=n, n_undefined=failed, can_vary=n > 1)
-        intervals.append(widen_at_edge(found, n))
-        replicates.append(drawn)
-    return _Part(Share(*intervals), (replicates[0], replicates[1]))
+        return _Resampled(widen_at_edge(found, n), drawn)
+
+    measured = [worth(*pair) for _, pair in rows if pair is not None]
+    return share(measured, len(rows) - len(measured)), share([0.0 if p is None else worth(*p) for _, p in rows], 0)
 
 
-def _resampled_ties(measured: Sequence[tuple[str, tuple[Float64, Float64] | None]], reps: int, seed: int) -> _Part:
+def _resampled_ties(rows: Sequence[tuple[str, _Pair | None]], reps: int, seed: int) -> _Shares:
     """The score of Ties; a tied prompt is resampled together with its reference. A failed prompt beats nothing."""
-    pairs: dict[str, dict[str, tuple[Float64, Float64] | None]] = {}
-    for name, values in measured:
+    by_number: dict[str, dict[str, _Pair | None]] = {}
+    for name, pair in rows:
         kind, _, number = name.partition(":")
         if kind not in ("ref", "tied") or not number:
             raise DataError(f"prompt {name!r} of the subset Ties: its id must be ref:<n> or tied:<n>")
-        pairs.setdefault(number, {})[kind] = values
-    groups = list(pairs.values())
-    lost = (np.zeros(1), np.zeros(1))  # worst right equals best wrong, no gap and no spread: 0 in every term
-    intervals, replicates = [], []
-    for instead in (None, lost):
-        kept: list[dict[str, tuple[Float64, Float64]]] = []
-        for group in groups:
-            filled = {kind: instead if values is None else values for kind, values in group.items()}
-            if all(values is not None for values in filled.values()):
-                kept.append({kind: values for kind, values in filled.items() if values is not None})
+        by_number.setdefault(number, {})[kind] = pair
 
-        def score(picks: Iterable[int], kept: list[dict[str, tuple[Float64, Float64]]] = kept) -> float:
-            return ties_score({f"{kind}:{k}": values for k, g in enumerate(picks) for kind, values in kept[g].items()})
+    def share(instead: _Pair | None) -> _Resampled:
+        filled = [
+            {kind: instead if pair is None else pair for kind, pair in group.items()} for group in by_number.values()
+        ]
+        kept = [
+            {kind: pair for kind, pair in group.items() if pair is not None}
+            for group in filled
+            if None not in group.values()
+        ]
 
-        n = len(kept)
-        rng = np.random.default_rng(seed)
+        def score(picks: Iterable[int]) -> float:
+            return ties_score({f"{kind}:{k}": pair for k, g in enumerate(picks) for kind, pair in kept[g].items()})
+
+        n, rng = len(kept), np.random.default_rng(seed)
         drawn = np.array([score(rng.integers(0, n, size=n)) for _ in range(reps)]) if n else np.full(reps, np.nan)
-        estimate = score(range(n)) if n else np.nan
-        intervals.append(
-            percentile_interval(estimate, drawn, level=0.95, n=n, n_undefined=len(groups) - n, can_vary=n > 1)
-        )
-        replicates.append(drawn)
-    return _Part(Share(*intervals), (replicates[0], replicates[1]))
+        estimate, failed = score(range(n)) if n else np.nan, len(by_number) - n
+        found = percentile_interval(estimate, drawn, level=0.95, n=n, n_undefined=failed, can_vary=n > 1)
+        return _Resampled(found, drawn)
+
+    # a failed prompt: the worst right value equals the best wrong one, no gap and no spread, 0 in every term
+    return share(None), share((np.zeros(1), np.zeros(1)))
 
 
-def _combined(parts: Sequence[_Part], weights: Sequence[int]) -> _Part:
+def _combined(parts: Sequence[_Shares], weights: Sequence[int]) -> _Shares:
     """A weighted mean of parts that were resampled apart; undefined where one of them is."""
     w = np.array(weights, dtype=np.float64) / sum(weights)
-    intervals, replicates = [], []
-    for side in (0, 1):
-        own = [part.share.measured if side == 0 else part.share.failures_wrong for part in parts]
-        n, failed = sum(i.n for i in own), sum(i.n_undefined for i in own)
-        drawn = w @ np.array([part.replicates[side] for part in parts])
-        points = [np.nan if i.estimate is None else i.estimate for i in own]
-        found = percentile_interval(float(w @ np.array(points)), drawn, level=0.95, n=n, n_undefined=failed)
-        intervals.append(widen_at_edge(found, n))
-        replicates.append(drawn)
-    return _Part(Share(*intervals), (replicates[0], replicates[1]))
+
+    def share(own: Sequence[_Resampled]) -> _Resampled:
+        intervals = [one.interval for one in own]
+        n, failed = sum(i.n for i in intervals), sum(i.n_undefined for i in intervals)
+        drawn = w @ np.array([one.replicates_R for one in own])
+        points = np.array([np.nan if i.estimate is None else i.estimate for i in intervals])
+        found = percentile_interval(float(w @ points), drawn, level=0.95, n=n, n_undefined=failed)
+        return _Resampled(widen_at_edge(found, n), drawn)
+
+    measured, failures_wrong = zip(*parts, strict=True)
+    return share(measured), share(failures_wrong)

@@ -1,18 +1,28 @@
-"""The whole chain on a toy video: a bright column moves to the right; reaching the edge is success."""
+"""The whole evaluation on a toy video (a bright column moves right; the edge is success), and of a trained model."""
 
 import json
+import sys
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
 
-from guerdon.errors import DataError
-from guerdon.evaluate import probes
-from guerdon.evaluate.evaluate import evaluate_model
+sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
+from synthetic import square_episodes
+
+from guerdon.config import load
+from guerdon.episodes.read import read_episodes
+from guerdon.episodes.write import EpisodeWriter
+from guerdon.errors import CheckpointError, ConfigError, DataError
+from guerdon.evaluate import probe_checks
+from guerdon.evaluate.image_suite import evaluate_model, evaluate_study, evaluation_text, held_out, write_evaluation
 from guerdon.evaluate.intervals import wilson_interval
-from guerdon.evaluate.output import evaluation_text, write_evaluation
-from guerdon.evaluate.scoring import choose_episodes, episode_value, score_episodes
+from guerdon.evaluate.scores import choose_episodes, episode_value, score_episodes
+from guerdon.settings.study import Study
+from guerdon.train.images import labelled_frames, train_image_model
 from guerdon.types import Episode, Failure, RewardInfo, Score
 
 ROWS, SIDE = 12, 12
@@ -69,7 +79,7 @@ def run(model, kind="success", threshold=0.95, episodes=EPISODES, **options):
 
 
 def estimates(evaluation):
-    return {name: metric.interval.estimate for name, metric in evaluation.metrics.items()}
+    return {name: metric.estimate for name, metric in evaluation.metrics.items()}
 
 
 def test_a_perfect_classifier():
@@ -89,7 +99,7 @@ def test_a_perfect_classifier():
     assert found["preference_accuracy"] == 1
     assert found["value_order_spearman"] == pytest.approx(1)
     assert found["policy_ranking_pearson"] == pytest.approx(1)
-    rate = evaluation.metrics["episode_false_positive_rate"].interval
+    rate = evaluation.metrics["episode_false_positive_rate"]
     assert (rate.low, rate.high) == (0, pytest.approx(wilson_interval(0, 16).high))
     assert evaluation.metrics["accuracy"].baseline == pytest.approx(1 - 8 / 288)
     assert (evaluation.data["episodes"], evaluation.data["positives"]) == (24, 8)
@@ -148,11 +158,11 @@ def test_wrong_task_only_for_models_that_read_the_task():
 
 def test_a_constant_model_is_undefined_not_zero():
     evaluation = run(Toy(lambda e: np.full(len(e), 0.3)))
-    order = evaluation.metrics["value_order_spearman"].interval
+    order = evaluation.metrics["value_order_spearman"]
     assert (order.estimate, order.n, order.n_undefined) == (None, 0, 8)
     assert estimates(evaluation)["auroc"] == 0.5
     assert estimates(evaluation)["preference_ties"] == 1
-    assert evaluation.metrics["preference_accuracy_without_ties"].interval.estimate is None
+    assert evaluation.metrics["preference_accuracy_without_ties"].estimate is None
 
 
 def test_failures_are_counted_and_never_scored():
@@ -165,9 +175,9 @@ def test_failures_are_counted_and_never_scored():
 
     evaluation = run(Toy(flaky))
     assert evaluation.failures == {"timeout": 6, "wrong_length": 1}
-    auroc = evaluation.metrics["auroc"].interval
+    auroc = evaluation.metrics["auroc"]
     assert (auroc.n, auroc.n_undefined) == (17 * ROWS, 7 * ROWS)
-    assert evaluation.metrics["episode_auroc"].interval.n_undefined == 7
+    assert evaluation.metrics["episode_auroc"].n_undefined == 7
 
 
 def test_everything_failed_is_all_undefined(tmp_path):
@@ -205,8 +215,8 @@ def test_scores_that_are_no_probabilities_have_no_calibration():
     assert logits.reliability == []
     assert logits.to_dict()["model"]["range"] == [None, None]
     broken = run(Toy(lambda e: 3 * position(e)))
-    assert broken.metrics["brier"].interval.estimate is None
-    assert broken.metrics["brier"].interval.n_undefined == 24 * ROWS
+    assert broken.metrics["brier"].estimate is None
+    assert broken.metrics["brier"].n_undefined == 24 * ROWS
 
 
 def test_threshold_comes_from_the_call_or_the_model():
@@ -256,12 +266,12 @@ def test_probe_transforms_are_pure_and_blind():
     whole = episode(0, True)
     before = whole.frames.copy()
     changed = {
-        "black": probes.black_frames(whole),
-        "frozen": probes.frozen_first_row(whole),
-        "reversed": probes.reversed_rows(whole),
-        "shuffled": probes.shuffled_rows(whole, np.random.default_rng(0)),
-        "goal": probes.goal_pasted_first(whole),
-        "task": probes.wrong_task(whole, "pull"),
+        "black": probe_checks.black_frames(whole),
+        "frozen": probe_checks.frozen_first_row(whole),
+        "reversed": probe_checks.reversed_rows(whole),
+        "shuffled": probe_checks.shuffled_rows(whole, np.random.default_rng(0)),
+        "goal": probe_checks.goal_pasted_first(whole),
+        "task": probe_checks.wrong_task(whole, "pull"),
     }
     np.testing.assert_array_equal(whole.frames, before)
     for one in changed.values():
@@ -274,11 +284,11 @@ def test_probe_transforms_are_pure_and_blind():
     np.testing.assert_array_equal(changed["goal"].frames[1:], before[1:])
     assert changed["task"].task == "pull"
     with pytest.raises(ValueError, match="goal"):
-        probes.goal_pasted_first(episode(1, False))
+        probe_checks.goal_pasted_first(episode(1, False))
     with pytest.raises(ValueError, match="frames"):
-        probes.black_frames(Episode(id="0", task="t", states=np.zeros((2, 1), np.float32)))
+        probe_checks.black_frames(Episode(id="0", task="t", states=np.zeros((2, 1), np.float32)))
     with pytest.raises(ValueError, match="already"):
-        probes.wrong_task(whole, "push")
+        probe_checks.wrong_task(whole, "push")
 
 
 def test_written_files(tmp_path):
@@ -304,3 +314,84 @@ def test_written_files(tmp_path):
     assert "nan" not in text.lower()
     write_evaluation(evaluation, tmp_path / "deep" / "folder")
     assert json.loads(paths["json"].read_text()) == content
+
+
+TEXT = """\
+train:
+  done: {type: resnet, data_path: data, save_dir: models/done, image_size: 32, hidden_dim: 8, max_epochs: 1,
+         max_steps: 4, batch_size: 16, val_split: 0.25, tensorboard: false, augment: false}
+  far: {type: progress, data_path: data, save_dir: models/far, image_size: 32, hidden_dim: 8, max_epochs: 1,
+        max_steps: 4, batch_size: 16, val_split: 0.25, tensorboard: false, augment: false}
+evaluate: {reps: 100}
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with sixteen episodes and two models fitted to twelve of them."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("evaluate")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        with EpisodeWriter("data", fps=10) as writer:
+            for episode in square_episodes(16):
+                writer.add(episode)
+        Path("study.yaml").write_text(TEXT)
+        study = load(Study, Path("study.yaml"))
+        for settings in study.train.values():
+            train_image_model(settings)
+        yield folder
+
+
+@pytest.fixture
+def study(trained, monkeypatch):
+    monkeypatch.chdir(trained)
+    return load(Study, Path("study.yaml"))
+
+
+@pytest.mark.parametrize("name", ["done", "far"])
+def test_it_judges_exactly_what_training_held_out(study, name):
+    settings = study.train[name]
+    everything = list(read_episodes("data"))
+    frames = labelled_frames(everything, settings)
+    ids, (train, val) = frames.episode_ids, frames.split()
+    judged = {episode.id for episode in held_out(settings, None)[0]}
+    assert judged == {ids[i] for i in set(frames.episode[val])}
+    assert not judged & {ids[i] for i in set(frames.episode[train])}
+    assert len(judged) == 4
+
+
+def test_it_writes_beside_the_model(study):
+    results = evaluate_study(study)
+    assert list(results) == ["done", "far"]
+    for name, (_, paths) in results.items():
+        folder = Path("models") / name
+        assert {p.parent for p in paths.values()} == {folder}
+        assert {p.suffix for p in paths.values()} >= {".json", ".txt", ".svg"}
+        record = json.loads(paths["json"].read_text())
+        text = json.dumps(record)
+        assert "NaN" not in text
+        for word in ("baseline", "black", "reversed"):
+            assert word in text, word
+
+
+def test_only_one_and_unknown_ones(study):
+    assert list(evaluate_study(study, only=["far"])) == ["far"]
+    with pytest.raises(ConfigError, match=r"zz.*done, far"):
+        evaluate_study(study, only=["zz"])
+    with pytest.raises(ConfigError, match="neither a train section"):
+        evaluate_study(Study())
+
+
+def test_other_episodes_and_none(study):
+    other = load(Study, Path("study.yaml"), ["evaluate.data_path=data"])
+    assert len(held_out(other.train["done"], other.evaluate.data_path)[0]) == 16
+    whole = load(Study, Path("study.yaml"), ["train.done.val_split=0", "train.done.early_stopping_patience=null"])
+    with pytest.raises(DataError, match=r"evaluate\.data_path"):
+        held_out(whole.train["done"], None)
+
+
+def test_a_model_that_was_not_trained(study):
+    absent = load(Study, Path("study.yaml"), ["train.done.save_dir=models/none"])
+    with pytest.raises(CheckpointError, match="guerdon train"):
+        evaluate_study(absent, only=["done"])

@@ -1,11 +1,12 @@
 import json
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 
 from guerdon.errors import DataError
-from guerdon.evaluate.pairs import choices_from_rows, reward_bench, reward_bench_2, ties_score
+from guerdon.evaluate.reward_bench import choices_from_rows, reward_bench, reward_bench_2, ties_score
 from guerdon.types import Failure
 
 
@@ -40,7 +41,7 @@ def test_failures_both_ways():
     assert found.sections["mine"].measured.estimate == 1
     assert found.sections["mine"].measured.n_undefined == 1
     assert found.sections["mine"].failures_wrong.estimate == 0.5
-    assert "NaN" not in json.dumps(found.to_dict())
+    assert "NaN" not in json.dumps(asdict(found))
 
 
 def test_four_responses_share_the_credit_of_a_tie():

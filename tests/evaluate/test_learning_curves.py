@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t as student_t
 
-from guerdon.evaluate.thresholds import pair_reach, steps_ratio
+from guerdon.evaluate.learning_curves import pair_reach, steps_ratio
 
 STEPS = (0, 100, 200, 300, 400)
 

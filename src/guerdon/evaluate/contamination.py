@@ -1,10 +1,10 @@
-"""Which of the questions that a reward model is judged on it was trained on, by the hashes that lie beside its weights.
+"""Contamination: how many of the questions in an evaluation a reward model was trained on.
 
-`guerdon train` writes `questions.json` beside a model; a model of others has none, and then nobody knows. This module
-does not know how models are judged.
+`guerdon train` writes `questions.json`, hashes of its questions, beside a model. A model without that file counts as
+trained on none of them.
 
-    learnt = questions_learnt(Path("runs/prm/method1_HE"))
-    seen_in_training(solutions, learnt)                 # {"seen": 3, "questions": 40}
+    hashes = training_question_hashes(Path("runs/prm/method1_HE"))
+    contamination(solutions, hashes)                 # {"seen": 3, "questions": 40}
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from guerdon.worlds.prompts import question_hash
 QUESTIONS = "questions.json"
 
 
-def questions_learnt(folder: Path) -> frozenset[str]:
+def training_question_hashes(folder: Path) -> frozenset[str]:
     """Hashes of the questions that the model below a folder was trained on; none where it does not say.
 
     Args:
@@ -37,13 +37,13 @@ def questions_learnt(folder: Path) -> frozenset[str]:
         return frozenset(map(str, json.loads(path.read_text(encoding="utf-8"))["train"]))
 
 
-def seen_in_training(solutions: Sequence[Solution], learnt: Collection[str]) -> dict[str, int]:
+def contamination(solutions: Sequence[Solution], hashes: Collection[str]) -> dict[str, int]:
     """How many different questions there are, and how many of them the model was trained on."""
     asked = {question_hash([{"role": "user", "content": solution.question}]) for solution in solutions}
-    return {"seen": len(asked & set(learnt)), "questions": len(asked)}
+    return {"seen": len(asked & set(hashes)), "questions": len(asked)}
 
 
-def warnings_of(record: Mapping[str, Any]) -> list[str]:
+def contamination_warnings(record: Mapping[str, Any]) -> list[str]:
     """A line for each set of an evaluation's record that holds questions which the model was trained on."""
     return [
         f"{name}: {one['seen']} of {one['questions']} questions are among those that the model was trained on; its "

@@ -1,27 +1,94 @@
-"""From values of steps to one value of a solution: min, prod, last, mean, and PURE's soft minimum.
+"""Scores of a reward model on episodes or solutions, and the one value that stands for all rows or steps.
 
-Which one ranks solutions best depends on what the model was trained on (text: Monte-Carlo labels favour `last`, labels
-by people or judges `prod` and `min`), so whoever reports a number says which one it was. This module does not know
-models or labels.
+A measurement that failed stays a `Failure` and is counted by its reason; it never becomes a number. Which aggregation
+of steps ranks solutions best depends on what the model was trained on (Monte-Carlo labels favour `last`, labels by
+people or judges `prod` and `min`), so every reported number names its aggregation.
 
+    scores = score_episodes(model, episodes)
+    value = episode_value(scores[0], "success")
     aggregate([0.9, 0.8, 0.1], "min")                     # 0.1
     solution_value(model.score([episode])[0], "prod")     # a number, or the Failure
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import get_args
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
-from guerdon.evaluate.scoring import score_episodes
 from guerdon.progress import ProgressBar
 from guerdon.settings.evaluate_text import Aggregation
 from guerdon.types import Episode, Failure, RewardModel, Score
+
+Kind = Literal["success", "progress"]
+
+
+def score_episodes(model: RewardModel, episodes: Sequence[Episode]) -> list[Score]:
+    """One Score per episode; per-row values of another length than the episode become a `Failure`.
+
+    Raises:
+        DataError: the model gave another number of scores than there are episodes.
+    """
+    scores = model.score(list(episodes)) if episodes else []
+    if len(scores) != len(episodes):
+        raise DataError(
+            f"reward model {model.info.name!r} gave {len(scores)} scores for {len(episodes)} episodes; "
+            "`score` must give one per episode, in order"
+        )
+    return [_checked(score, len(episode)) for score, episode in zip(scores, episodes, strict=True)]
+
+
+def _checked(score: Score, rows: int) -> Score:
+    if score.steps is not None and score.steps.shape != (rows,):
+        detail = f"{score.steps.shape} values for {rows} rows"
+        return Score(failure=Failure("wrong_length", detail))
+    return score
+
+
+def failure_counts(scores: Iterable[Score]) -> dict[str, int]:
+    """How often each reason occurs, most frequent first."""
+    counts = Counter(score.failure.reason for score in scores if score.failure is not None)
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def episode_value(score: Score, kind: Kind) -> float | None:
+    """One number per episode: its total; else the largest row value (success) or the last one (progress).
+
+    An episode counts as successful once any row does, so a success classifier is judged by its maximum.
+    """
+    if score.total is not None:
+        return float(score.total)
+    if score.steps is None or score.steps.size == 0:
+        return None
+    return float(score.steps.max() if kind == "success" else score.steps[-1])
+
+
+def choose_episodes(episodes: Sequence[Episode], max_rows: int | None, seed: int) -> list[Episode]:
+    """Whole episodes drawn at random until the next would pass `max_rows`; at least one, in their old order.
+
+    Whole ones, because a model may need the frames before a row. All of them when `max_rows` is None.
+
+    Raises:
+        ValueError: `max_rows` is below 1.
+    """
+    if max_rows is None:
+        return list(episodes)
+    if max_rows < 1:
+        raise ValueError(f"max_rows must be at least 1, got {max_rows}")
+    chosen: list[int] = []
+    rows = 0
+    for index in np.random.default_rng(seed).permutation(len(episodes)):
+        if chosen and rows + len(episodes[index]) > max_rows:
+            break
+        chosen.append(int(index))
+        rows += len(episodes[index])
+    return [episodes[index] for index in sorted(chosen)]
+
 
 AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
 PURE_TEMPERATURE = 0.1  # Cheng et al. 2025 (2504.15275)

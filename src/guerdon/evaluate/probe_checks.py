@@ -1,7 +1,8 @@
-"""Run the probes on a reward model and judge its answers against a stated expectation.
+"""Probe checks: episodes changed so that the right answer of a reward model is known, and whether it gives that answer.
 
-Knows models only by their `info` and `score`. A probe that makes no sense for a model (black frames for one
-that reads states, another task for one that reads no task) is reported as not applicable, never as passed.
+Every probe removes the ground truth (`success`, `rewards`, `outcome`) from the episode. A probe that makes no sense for
+a model (black frames for one that reads states, another task for one that reads no task) is reported as not
+applicable, never as passed.
 
     results = run_probes(model, episodes, scores, kind="success", limit=0.5, seed=0)
     print(results["black_frame"].passed, results["black_frame"].expected)
@@ -10,14 +11,13 @@ that reads states, another task for one that reads no task) is reported as not a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from guerdon.episodes.targets import episode_success, first_success
-from guerdon.evaluate import probes
-from guerdon.evaluate.ordering import spearman
-from guerdon.evaluate.scoring import Kind, episode_value, failure_counts, score_episodes
+from guerdon.evaluate.ranking import spearman
+from guerdon.evaluate.scores import Kind, episode_value, failure_counts, score_episodes
 from guerdon.types import Episode, RewardInfo, RewardModel, Score
 
 EPISODES_PER_OUTCOME = 8
@@ -86,13 +86,13 @@ def run_probes(
     rng = np.random.default_rng(seed)
     share = _share_above(limit, kind)
     plan: dict[str, tuple[Callable[[Episode], Episode], _Judge]] = {
-        "black_frame": (probes.black_frames, share),
-        "frozen_first_frame": (probes.frozen_first_row, share),
-        "reversed_video": (probes.reversed_rows, _falls),
-        "shuffled_frames": (lambda episode: probes.shuffled_rows(episode, rng), _no_trend),
-        "goal_pasted_first": (probes.goal_pasted_first, _returns(_window(model.info))),
+        "black_frame": (black_frames, share),
+        "frozen_first_frame": (frozen_first_row, share),
+        "reversed_video": (reversed_rows, _falls),
+        "shuffled_frames": (lambda episode: shuffled_rows(episode, rng), _no_trend),
+        "goal_pasted_first": (goal_pasted_first, _returns(_window(model.info))),
         "wrong_task": (
-            lambda episode: probes.wrong_task(episode, _other_task(episode, episodes)),
+            lambda episode: wrong_task(episode, _other_task(episode, episodes)),
             _lower(kind),
         ),
     }
@@ -229,3 +229,59 @@ def _lower(kind: Kind) -> _Judge:
         return value, None if value is None else value >= 0.8, len(drops)
 
     return judge
+
+
+def without_truth(episode: Episode) -> Episode:
+    """The episode as a stranger would see it: no success, no rewards, no outcome."""
+    return replace(episode, success=None, rewards=None, outcome=None)
+
+
+def black_frames(episode: Episode) -> Episode:
+    """Every frame black.
+
+    Raises:
+        ValueError: the episode has no frames.
+    """
+    if episode.frames is None:
+        raise ValueError(f"episode {episode.id!r} has no frames to black out")
+    return without_truth(replace(episode, frames=np.zeros_like(episode.frames)))
+
+
+def frozen_first_row(episode: Episode) -> Episode:
+    """Nothing ever moves: the first row's frame and state at every row."""
+    return without_truth(episode.take(np.zeros(len(episode), dtype=np.int64)))
+
+
+def reversed_rows(episode: Episode) -> Episode:
+    """The video played backwards."""
+    return without_truth(episode.take(np.arange(len(episode))[::-1]))
+
+
+def shuffled_rows(episode: Episode, rng: np.random.Generator) -> Episode:
+    """The rows in random order."""
+    return without_truth(episode.take(rng.permutation(len(episode))))
+
+
+def goal_pasted_first(episode: Episode) -> Episode:
+    """The row of the first success pasted over row 0, everything else as it was.
+
+    Raises:
+        ValueError: the episode is not a success, so it shows no goal.
+    """
+    goal = first_success(episode)
+    if goal is None:
+        raise ValueError(f"episode {episode.id!r} never succeeds, so it has no goal frame to paste")
+    rows = np.arange(len(episode))
+    rows[0] = goal
+    return without_truth(episode.take(rows))
+
+
+def wrong_task(episode: Episode, task: str) -> Episode:
+    """The same video under another task sentence.
+
+    Raises:
+        ValueError: the sentence is the episode's own.
+    """
+    if task == episode.task:
+        raise ValueError(f"episode {episode.id!r} already has the task {task!r}")
+    return without_truth(replace(episode, task=task))

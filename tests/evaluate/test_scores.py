@@ -6,7 +6,7 @@ from text_models import Scripted, solution
 
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
-from guerdon.evaluate.aggregate import AGGREGATIONS, aggregate, need_steps, score_solutions, solution_value
+from guerdon.evaluate.scores import AGGREGATIONS, aggregate, need_steps, score_solutions, solution_value
 from guerdon.types import Failure, Score
 
 probabilities = st.lists(st.floats(0, 1), min_size=1, max_size=8)

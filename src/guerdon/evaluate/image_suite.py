@@ -1,0 +1,339 @@
+"""Evaluation of reward models for robots: metrics with intervals, probes, pictures, and `guerdon evaluate` of a study.
+
+Held-out episodes are scored once, measured and probed. Writes `evaluation.json` (last, so a folder that has it is
+complete), `evaluation.txt` and SVG pictures.
+
+    evaluation = evaluate_model(model, episodes, kind="success", threshold=0.5, seed=0, max_rows=None)
+    print(evaluation.metrics["auroc"].estimate, evaluation.probes["black_frame"].passed)
+    write_evaluation(evaluation, Path("runs/resnet/evaluation"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+
+from guerdon.atomic import write_json, write_text
+from guerdon.episodes.read import dataset_hash, read_episodes
+from guerdon.episodes.targets import episode_success
+from guerdon.errors import ConfigError, DataError
+from guerdon.evaluate import charts
+from guerdon.evaluate import metrics as measure
+from guerdon.evaluate.classification import ReliabilityBin, reliability_bins
+from guerdon.evaluate.intervals import Interval
+from guerdon.evaluate.metrics import Table, aligned, number
+from guerdon.evaluate.probe_checks import ProbeResult, run_probes, separating_value
+from guerdon.evaluate.scores import Kind, choose_episodes, failure_counts, score_episodes
+from guerdon.models.load import load_reward_model
+from guerdon.settings.remote import RemoteSettings
+from guerdon.settings.study import Study
+from guerdon.settings.train import ImageTrainSettings
+from guerdon.settings.vlm import VLMTrainSettings
+from guerdon.types import Episode, FloatArray, RewardModel, Score
+
+CURVES_PER_OUTCOME = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Everything found out about a reward model.
+
+    Attributes:
+        model: its `info` as JSON values, with `kind` and `threshold` as they were used.
+        data: episodes, rows, positives (successful episodes), rows_positive, outcome_unknown,
+            episodes_left_out (by `max_rows`), hash.
+        metrics: by name.
+        reliability: the bins of the reliability diagram; empty when the scores are no probabilities.
+        probes: by name.
+        failures: failed measurements by reason.
+        table: labels and scores behind the pictures, rows where the model judges rows, else episodes.
+        curves: values (T,) over a few episodes, and whether each succeeded.
+    """
+
+    model: Mapping[str, Any]
+    data: Mapping[str, Any]
+    metrics: Mapping[str, Interval]
+    reliability: Sequence[ReliabilityBin]
+    probes: Mapping[str, ProbeResult]
+    failures: Mapping[str, int]
+    table: Table
+    curves: Sequence[tuple[FloatArray, bool]]
+
+    def to_dict(self, pictures: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """Plain JSON values: no NaN, no arrays.
+
+        Args:
+            pictures: name to file name of the pictures beside it.
+        """
+        return {
+            "model": dict(self.model),
+            "data": dict(self.data),
+            "metrics": {name: asdict(metric) for name, metric in self.metrics.items()},
+            "reliability": [asdict(one) for one in self.reliability],
+            "probes": {name: asdict(result) for name, result in self.probes.items()},
+            "failures": dict(self.failures),
+            "pictures": dict(pictures or {}),
+        }
+
+
+def evaluate_model(
+    model: RewardModel,
+    episodes: Sequence[Episode],
+    *,
+    kind: Kind,
+    threshold: float | None,
+    seed: int,
+    reps: int = 1000,
+    max_rows: int | None,
+    task_conditioned: bool = False,
+    data_hash: str | None = None,
+) -> Evaluation:
+    """Score the episodes and measure the model: every metric with a 95 % interval clustered by episode.
+
+    Frame labels come from `success`, episode labels from `outcome`, progress targets from
+    `guerdon.episodes.targets`. An episode's value is its total, or its largest (success) or last (progress)
+    row value.
+
+    Args:
+        model: anything that scores episodes.
+        episodes: held-out ones.
+        kind: `success` (classification of rows and episodes) or `progress` (order and error of row values).
+        threshold: a value above it is a success; None takes the model's own. Without either, the metrics of
+            decisions are left out.
+        seed: of the choice of episodes, the resampling and the shuffling probe.
+        reps: bootstrap resamples.
+        max_rows: score whole episodes, drawn at random, up to this many rows; None: all.
+        task_conditioned: does the model read the task sentence? Only then is the wrong-task probe run.
+        data_hash: of the data set, copied into the result.
+
+    Raises:
+        DataError: there is no episode, or the model returned another number of scores.
+    """
+    if not episodes:
+        raise DataError("no episode to evaluate on: collect some, or point `data_path` at a data set")
+    chosen = choose_episodes(episodes, max_rows, seed)
+    scores = score_episodes(model, chosen)
+    info = model.info
+    at = info.success_threshold if threshold is None else threshold
+    limit = separating_value(chosen, scores, kind) if at is None else at
+    by_row = info.granularity == "step"
+    episode_table = measure.episode_table(chosen, scores, kind)
+    table = measure.row_table(chosen, scores) if by_row else episode_table
+    probabilities = kind == "success" and info.range[0] >= 0 and info.range[1] <= 1
+    bootstrap: _Bootstrap = {"reps": reps, "seed": seed}
+    metrics: dict[str, Interval] = {}
+    if by_row and kind == "success":
+        metrics |= measure.classification_metrics(table, threshold=at, probabilities=probabilities, **bootstrap)
+    metrics |= measure.classification_metrics(
+        episode_table, threshold=at, probabilities=probabilities and not by_row, prefix="episode_", **bootstrap
+    )
+    if by_row:
+        metrics |= measure.order_metrics(chosen, scores, **bootstrap)
+    if by_row and kind == "progress":
+        metrics |= measure.progress_metrics(chosen, scores, horizon=info.progress_horizon, **bootstrap)
+    metrics |= measure.comparison_metrics(chosen, scores, kind, **bootstrap)
+    ends = [float(end) if np.isfinite(end) else None for end in info.range]  # JSON has no infinity
+    return Evaluation(
+        model={**asdict(info), "range": ends, "kind": kind, "threshold": at},
+        data=_data(chosen, len(episodes) - len(chosen), data_hash),
+        metrics=metrics,
+        reliability=reliability_bins(table.labels, table.scores) if probabilities and table.within(0, 1) else [],
+        probes=run_probes(model, chosen, scores, kind=kind, limit=limit, seed=seed, task_conditioned=task_conditioned),
+        failures=failure_counts(scores),
+        table=table,
+        curves=_curves(chosen, scores),
+    )
+
+
+class _Bootstrap(TypedDict):
+    reps: int
+    seed: int
+
+
+def _data(episodes: Sequence[Episode], left_out: int, data_hash: str | None) -> dict[str, Any]:
+    outcomes = [episode_success(episode) for episode in episodes]
+    return {
+        "episodes": len(episodes),
+        "rows": sum(len(episode) for episode in episodes),
+        "positives": sum(outcome is True for outcome in outcomes),
+        "rows_positive": sum(int(e.success.sum()) for e in episodes if e.success is not None),
+        "outcome_unknown": sum(outcome is None for outcome in outcomes),
+        "episodes_left_out": left_out,
+        "hash": data_hash,
+    }
+
+
+def _curves(episodes: Sequence[Episode], scores: Sequence[Score]) -> list[tuple[FloatArray, bool]]:
+    """Values over the first few episodes of each outcome."""
+    curves: list[tuple[FloatArray, bool]] = []
+    for wanted in (True, False):
+        curves += [
+            (score.steps, wanted)
+            for episode, score in zip(episodes, scores, strict=True)
+            if score.steps is not None and episode_success(episode) is wanted
+        ][:CURVES_PER_OUTCOME]
+    return curves
+
+
+def evaluation_pictures(evaluation: Evaluation) -> dict[str, str]:
+    """Name to SVG; a reliability diagram only for probabilities, curves only where rows are judged."""
+    table, threshold = evaluation.table, evaluation.model["threshold"]
+    drawn = {
+        "roc": charts.roc_curve(table.labels, table.scores),
+        "histogram": charts.score_histogram(table.labels, table.scores, threshold=threshold),
+    }
+    if evaluation.reliability:
+        drawn["reliability"] = charts.reliability_diagram(evaluation.reliability)
+    if evaluation.curves:
+        drawn["values"] = charts.value_curves(evaluation.curves)
+    return drawn
+
+
+def _answer(result: ProbeResult) -> str:
+    if not result.applicable:
+        return "not applicable"
+    return "not measured" if result.passed is None else ("passed" if result.passed else "FAILED")
+
+
+def evaluation_text(evaluation: Evaluation) -> str:
+    """The evaluation as aligned plain text; `-` stands for undefined."""
+    model, data = evaluation.model, evaluation.data
+    header = ["metric", "estimate", "95% low", "high", "baseline", "n", "undefined"]
+    rows = [header]
+    for name, metric in evaluation.metrics.items():
+        numbers = [number(value) for value in (metric.estimate, metric.low, metric.high, metric.baseline)]
+        rows.append([name, *numbers, str(metric.n), str(metric.n_undefined)])
+    found = [["probe", "answer", "value", "n"]]
+    found += [
+        [name, _answer(result), number(result.value), str(result.n)] for name, result in evaluation.probes.items()
+    ]
+    ordered = any(name.startswith("value_order_") for name in evaluation.metrics)
+    failed = ", ".join(f"{reason} x {count}" for reason, count in evaluation.failures.items())
+    lines = [
+        f"{model['name']} ({model['kind']}), threshold {number(model['threshold'])}",
+        f"{data['episodes']} episodes ({data['positives']} successful), {data['rows']} rows "
+        f"({data['rows_positive']} successful); {data['episodes_left_out']} episodes left out",
+        f"failed measurements: {failed or 'none'}",
+        "",
+        *aligned(rows),
+        "",
+        *aligned(found),
+        "",
+        *(f"{name}: {result.expected}" for name, result in evaluation.probes.items()),
+        *(["value_order: rows up to first success, mean over successful episodes"] if ordered else []),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_evaluation(evaluation: Evaluation, directory: Path) -> dict[str, Path]:
+    """Write everything into `directory`, made if missing.
+
+    Returns:
+        Paths by name: `json`, `text`, and the pictures `roc`, `histogram`, `reliability`, `values` as drawn.
+    """
+    drawn = evaluation_pictures(evaluation)
+    paths = {name: directory / f"{name}.svg" for name in drawn}
+    for name, svg in drawn.items():
+        write_text(paths[name], svg)
+    paths["text"] = directory / "evaluation.txt"
+    write_text(paths["text"], evaluation_text(evaluation))
+    paths["json"] = directory / "evaluation.json"
+    content = evaluation.to_dict({name: paths[name].name for name in drawn})
+    write_json(paths["json"], content)
+    return paths
+
+
+def evaluate_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple[Evaluation, dict[str, Path]]]:
+    """Evaluate the models of the `train` section and of `evaluate.remote`.
+
+    Args:
+        study: the configuration.
+        only: names of models; all by default.
+
+    Returns:
+        Model name to its evaluation and the files written beside the model (of one on a server: to
+        `work_dir/models/<task>/<name>`).
+
+    Raises:
+        ConfigError: a name that the study lacks or has twice, or a server that does not answer.
+        CheckpointError: a model is not trained yet.
+        DataError: no held-out episode.
+    """
+    remote = study.control_evaluate.remote
+    twice = sorted(set(study.train) & set(remote))
+    if twice:
+        raise ConfigError(f"{twice[0]} is a model of train and of evaluate.remote; rename one")
+    unknown = sorted(set(only) - set(study.train) - set(remote))
+    if unknown or not (study.train or remote):
+        raise ConfigError(
+            f"there is no model {', '.join(unknown)}; there are {', '.join([*study.train, *remote]) or 'none'}"
+            if unknown
+            else "this configuration has neither a train section nor evaluate.remote: there is no model to evaluate"
+        )
+    results = {}
+    for name in only or [*study.train, *remote]:
+        if name in remote:
+            results[name] = _on_a_server(study, name, remote[name])
+            continue
+        settings = study.vlm_models[name] if name in study.vlm_models else study.image_models[name]
+        model = load_reward_model(settings.type, settings.save_dir)
+        episodes, digest = held_out(settings, study.control_evaluate.data_path)
+        evaluation = evaluate_model(
+            model,
+            episodes,
+            kind="progress" if "progress" in (settings.type, getattr(settings, "question", None)) else "success",
+            threshold=None,
+            seed=study.control_evaluate.seed,
+            reps=study.control_evaluate.reps,
+            max_rows=None,
+            data_hash=digest,
+        )
+        results[name] = (evaluation, write_evaluation(evaluation, Path(settings.save_dir)))
+    return results
+
+
+def _on_a_server(study: Study, name: str, settings: RemoteSettings) -> tuple[Evaluation, dict[str, Path]]:
+    """Evaluate a model on a reward server on the episodes of `evaluate.data_path`."""
+    how = study.control_evaluate
+    assert how.data_path is not None
+    model = load_reward_model("remote", remote=settings)
+    info = model.info
+    camera = study.env.camera if "camera" in study.env.model_fields_set else None
+    evaluation = evaluate_model(
+        model,
+        list(read_episodes(how.data_path, camera=camera)),
+        kind="progress" if info.name == "progress" or info.progress_horizon is not None else "success",
+        threshold=None,
+        seed=how.seed,
+        reps=how.reps,
+        max_rows=None,
+        data_hash=dataset_hash(how.data_path),
+    )
+    return evaluation, write_evaluation(evaluation, Path(study.work_dir) / "models" / study.task_name / name)
+
+
+def held_out(settings: ImageTrainSettings | VLMTrainSettings, data_path: str | None) -> tuple[list[Episode], str]:
+    """Episodes the model was not fitted to: another data set, or its own validation split.
+
+    Returns:
+        The episodes and a hash of the data set they come from.
+    """
+    if data_path is not None:
+        episodes = list(read_episodes(data_path, camera=settings.camera))
+        digest = dataset_hash(data_path)
+    else:
+        from guerdon.train.images import held_out_episodes
+
+        everything = [e for path in settings.data_paths for e in read_episodes(path, camera=settings.camera)]
+        names = held_out_episodes(everything, settings)
+        episodes = [e for e in everything if e.id in names]
+        digest = dataset_hash(settings.data_paths[0])
+    if not episodes:
+        raise DataError(
+            "no held-out episode: the model was trained with val_split 0; name another data set as evaluate.data_path"
+        )
+    return episodes, digest

@@ -1,0 +1,527 @@
+"""Evaluation of reward models for text: benchmarks, best-of-n, attacks, and `guerdon evaluate` of a language study.
+
+Writes `evaluation.json` (last, so a folder that has it is complete), `evaluation.txt` and SVG pictures; the evaluation
+of a trained model goes into the folder that holds its `final_checkpoint`.
+
+    record = evaluate_text(model, settings, Path("runs/prm/evaluation"))
+    record["generated"]["process_bench"]["average_f1"]["measured"]["estimate"]
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+import torch
+
+from guerdon.atomic import write_json, write_text
+from guerdon.episodes.row_files import rows_by_split
+from guerdon.episodes.solution_files import published_solutions
+from guerdon.episodes.solutions import Solution
+from guerdon.errors import CheckpointError, ConfigError, DataError
+from guerdon.evaluate import charts
+from guerdon.evaluate.attacks import attack_report, failed_attacks, honest_pairs
+from guerdon.evaluate.best_of_n import Same, best_of_n, same_number_or_text
+from guerdon.evaluate.contamination import contamination, contamination_warnings, training_question_hashes
+from guerdon.evaluate.generated_bench import generated_bench, right_and_wrong
+from guerdon.evaluate.metrics import Table, aligned, classification_metrics, number
+from guerdon.evaluate.reward_bench import choices_from_rows, reward_bench, reward_bench_2
+from guerdon.evaluate.scores import failure_counts, score_solutions, solution_value
+from guerdon.evaluate.search import sampled_solutions
+from guerdon.evaluate.step_benchmarks import (
+    calibration,
+    category_of,
+    first_errors,
+    prm_bench,
+    process_bench,
+    step_metrics,
+    step_table,
+    true_first_error,
+)
+from guerdon.models.text_load import FINAL, find_text_model, load_text_model
+from guerdon.progress import log_line
+from guerdon.settings.data import DataSettings
+from guerdon.settings.evaluate_text import EvaluateTextSettings, GeneratedBenchSettings
+from guerdon.settings.label import LabelSettings
+from guerdon.settings.study import Study
+from guerdon.settings.text_sources import judged_names
+from guerdon.types import Failure, RewardModel, Score
+from guerdon.worlds.prompt_files import load_prompts
+
+RECORD = "evaluation.json"
+
+
+def evaluate_text(
+    model: RewardModel,
+    settings: EvaluateTextSettings,
+    folder: Path,
+    *,
+    same: Same = same_number_or_text,
+    exclude: Collection[str] = (),
+    training_hashes: Collection[str] = (),
+    samples: Sequence[Solution] = (),
+) -> dict[str, Any]:
+    """Evaluate a reward model on everything that the settings name, and write the results into a folder.
+
+    Args:
+        model: any reward model for text.
+        settings: on what, how.
+        folder: receives `evaluation.json`, `evaluation.txt` and pictures.
+        same: whether two answers are the same.
+        exclude: questions that the model was trained on; the generated set avoids them.
+        training_hashes: hashes of the questions that it was trained on; where a set holds some, the record (its
+            `seen_in_training`), the report and standard error say how many.
+        samples: what `best_of_n` chooses from where it names no file. Where their first errors are known, the model is
+            evaluated on these too (`record["samples"]`): the errors that this policy makes.
+
+    Returns:
+        The content of `evaluation.json`.
+
+    Raises:
+        DataError: a file cannot be read, or holds nothing to evaluate on.
+    """
+    suite = _Suite(model, settings, same)
+    suite.first_errors_of_sets(exclude)
+    suite.prm_bench()
+    suite.pairs()
+    suite.best_of_n(samples)
+    suite.attacks()
+    return suite.write(folder, training_hashes)
+
+
+class _Suite:
+    """The parts of an evaluation, each of which adds to the record."""
+
+    def __init__(self, model: RewardModel, settings: EvaluateTextSettings, same: Same) -> None:
+        self.model, self.settings, self.same = model, settings, same
+        self.bootstrap: _Bootstrap = {"reps": settings.reps, "seed": settings.seed}
+        info = {**asdict(model.info), "range": [float(x) if np.isfinite(x) else None for x in model.info.range]}
+        self.record: dict[str, Any] = {"model": info, "aggregation": settings.aggregation, **self.bootstrap}
+        self.pictures: dict[str, str] = {}
+        self.material: list[Solution] = []  # right and wrong solutions for attacks
+        self.solutions: dict[str, Sequence[Solution]] = {}  # by section of the record
+
+    def score(self, solutions: Sequence[Solution], what: str) -> list[Score]:
+        return score_solutions(self.model, solutions, batch_size=self.settings.batch_size, what=f"{what} scored")
+
+    def values(self, scores: Sequence[Score]) -> list[float | Failure]:
+        return [solution_value(score, self.settings.aggregation) for score in scores]
+
+    def first_errors_of_sets(self, exclude: Collection[str]) -> None:
+        """The generated set and the published ones of ProcessBench."""
+        g, attacks = self.settings.generated, self.settings.attacks
+        if g is not None:
+            generated = generated_bench(g.families, g.size, g.seed, g.error_rate, exclude=exclude)
+            self.solutions["generated"] = generated
+            self.first_errors("generated", generated)
+            if attacks is not None:
+                number = -(-attacks.questions // len(g.families))
+                self.material += right_and_wrong(g.families, number, g.seed, exclude=exclude)
+        if self.settings.process_bench:
+            published = _published(self.settings.process_bench)
+            self.solutions["process_bench"] = published
+            self.first_errors("process_bench", published)
+            self.material += published
+
+    def first_errors(self, name: str, solutions: Sequence[Solution]) -> None:
+        """ProcessBench's figures, metrics of single steps and of answers, and their pictures."""
+        s = self.settings
+        scores = self.score(solutions, name)
+        bench = process_bench(solutions, scores, threshold=s.threshold, tune_on=s.tune_on, **self.bootstrap)
+        table = step_table(solutions, scores)
+        bins = calibration(table)
+        confusion = first_errors(solutions, scores, bench.threshold)
+        bars = {"erroneous": confusion.erroneous, "correct": confusion.correct}
+        self.pictures[f"{name}_first_error"] = charts.first_error_bars(bars)
+        self.pictures[f"{name}_steps"] = charts.score_histogram(table.labels, table.scores, threshold=bench.threshold)
+        if bins:
+            self.pictures[f"{name}_reliability"] = charts.reliability_diagram(bins)
+        self.record[name] = {
+            "solutions": len(solutions),
+            "segmentation": segmentation(solutions),
+            "failures": failure_counts(scores),
+            "process_bench": asdict(bench),
+            "first_errors": confusion.to_dict(),
+            "answers": self._answers(solutions, scores),
+            "steps": {key: asdict(metric) for key, metric in step_metrics(table, **self.bootstrap).items()},
+            "reliability": [asdict(one) for one in bins],
+        }
+
+    def _answers(self, solutions: Sequence[Solution], scores: Sequence[Score]) -> dict[str, Any]:
+        """Values of whole solutions, right answers against wrong ones; nothing where the answers are unknown."""
+        questions: dict[str, int] = {}
+        cases = [
+            (solution.is_correct, value, questions.setdefault(solution.question, len(questions)))
+            for solution, value in zip(solutions, self.values(scores), strict=True)
+            if solution.is_correct is not None and not isinstance(value, Failure)
+        ]
+        table = Table.of(cases, len(solutions) - len(cases))
+        found = classification_metrics(table, threshold=None, probabilities=False, **self.bootstrap) if cases else {}
+        return {name: asdict(metric) for name, metric in found.items()}
+
+    def prm_bench(self) -> None:
+        """PRMBench."""
+        if self.settings.prm_bench is not None:
+            solutions = [s for s in _published([self.settings.prm_bench]) if category_of(s) is not None]
+            self.solutions["prm_bench"] = solutions
+            self.record["prm_bench"] = asdict(prm_bench(solutions, self.score(solutions, "PRMBench"), **self.bootstrap))
+
+    def pairs(self) -> None:
+        """RewardBench or RewardBench 2, by what the rows hold."""
+        if self.settings.pairs is None:
+            return
+        splits = rows_by_split(self.settings.pairs)
+        choices = choices_from_rows(splits.get("filtered") or [row for part in splits.values() for row in part])
+        responses = [response for choice in choices for response in choice.responses]
+        values = self.values(self.score(responses, "responses"))
+        self.solutions["pairs"] = responses
+        if any(len(choice.responses) > 2 for choice in choices):
+            found = reward_bench_2(choices, values, **self.bootstrap)
+            self.record["pairs"] = {"benchmark": "RewardBench 2", **asdict(found)}
+        else:
+            ties = self.settings.ties
+            found = reward_bench(choices, values, ties=ties, **self.bootstrap)
+            self.record["pairs"] = {"benchmark": "RewardBench", "ties_worth": ties, **asdict(found)}
+
+    def best_of_n(self, samples: Sequence[Solution]) -> None:
+        """Curves of best-of-n and votes; first errors of the samples where these are known."""
+        b = self.settings.best_of_n
+        if b is None:
+            return
+        solutions = list(samples) if b.samples is None else _published([b.samples])
+        if any(true_first_error(s) is not None for s in solutions):
+            distinct: dict[tuple[str, str], Solution] = {}
+            for s in solutions:
+                distinct.setdefault((s.question, s.text), s)
+            self.first_errors("samples", list(distinct.values()))
+        self.solutions["best_of_n"] = solutions
+        scores = self.score(solutions, "samples to choose from")
+        found = best_of_n(
+            solutions, scores, self.same, aggregations=b.aggregations, ns=b.ns, draws=b.draws, **self.bootstrap
+        )
+        self.record["best_of_n"] = asdict(found)
+        for kind, title in (("bon", "Best of n"), ("weighted", "Weighted votes")):
+            names = ["pass", "majority", *(f"{kind}_{how}" for how in b.aggregations)]
+            curves = {name: found.failures_wrong[name].accuracy for name in names if name in found.failures_wrong}
+            self.pictures[f"n_{kind}"] = charts.n_curves(found.n, curves, title=title)
+        self.material += solutions
+
+    def attacks(self) -> None:
+        """The report card of attacks; None where no question has a right and a wrong solution.
+
+        A solution is accepted above the threshold of steps; one that is judged as a whole, above the model's own.
+        """
+        if self.settings.attacks is None or not self.material:
+            return
+        self.record["attacks"] = None
+        if honest_pairs(self.material, self.same):
+            benches = ("generated", "process_bench", "samples")
+            used = [self.record[name]["process_bench"]["threshold"] for name in benches if name in self.record]
+            card = attack_report(
+                self.model,
+                self.material,
+                self.same,
+                aggregation=self.settings.aggregation,
+                threshold=float(used[0]) if used and self.model.info.granularity == "step" else None,
+                settings=self.settings.attacks,
+                batch_size=self.settings.batch_size,
+            )
+            self.record["attacks"] = asdict(card)
+
+    def write(self, folder: Path, training_hashes: Collection[str]) -> dict[str, Any]:
+        """Write pictures, text and record, with contamination where the model's questions are known."""
+        if training_hashes:
+            found = {name: contamination(part, training_hashes) for name, part in self.solutions.items()}
+            self.record["seen_in_training"] = found
+            for line in contamination_warnings(self.record):
+                log_line(f"WARNING: {line}")
+        self.record["pictures"] = {name: f"{name}.svg" for name in self.pictures}
+        for name, svg in self.pictures.items():
+            write_text(folder / f"{name}.svg", svg)
+        write_text(folder / "evaluation.txt", text_of(self.record))
+        write_json(folder / RECORD, self.record)
+        return self.record
+
+
+class _Bootstrap(TypedDict):
+    reps: int
+    seed: int
+
+
+def _published(sources: Sequence[str]) -> list[Solution]:
+    """Solutions of files, folders and hub data sets; a line says how many rows have no rated step."""
+    left_out: Counter[str] = Counter()
+    solutions = published_solutions(sources, left_out)
+    for reason, n in sorted(left_out.items()):
+        log_line(f"{', '.join(sources)}: left out {n} rows without a rated step ({reason})")
+    return solutions
+
+
+def attacks_that_fooled(folder: Path) -> list[str] | None:
+    """Names of the attacks that fooled the model evaluated into this folder; None where it was not attacked.
+
+    Raises:
+        DataError: the record cannot be read.
+    """
+    path = folder / RECORD
+    if not path.is_file():
+        return None
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path}: not JSON: {error}; run `guerdon evaluate` again") from error
+    card = record.get("attacks") if isinstance(record, dict) else None
+    return None if card is None else failed_attacks(card)
+
+
+def segmentation(solutions: Sequence[Solution]) -> dict[str, int]:
+    """How solutions were cut into steps, with counts: the splitter where it is known, else the separator."""
+    names = (s.meta.get("splitter") or (f"separator {s.separator!r}" if s.separator else "unknown") for s in solutions)
+    return dict(Counter(map(str, names)))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A reward model to evaluate.
+
+    Attributes:
+        name: as in the study.
+        path: a folder or hub id.
+        folder: receives its evaluation.
+        exclude: questions that it was trained on; a generated set avoids them.
+        training_hashes: hashes of the questions in the model's own list of those that it was trained on.
+        adapter: which family's way to read scores.
+        micro_batch_size: solutions per forward pass.
+    """
+
+    name: str
+    path: str
+    folder: Path
+    exclude: frozenset[str]
+    training_hashes: frozenset[str]
+    adapter: str = "auto"
+    micro_batch_size: int = 16
+
+
+def evaluate_text_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple[dict[str, Any], Path]]:
+    """Evaluate the models of the `train` section and of `evaluate.models`.
+
+    Args:
+        study: the configuration.
+        only: names of models; all by default.
+
+    Returns:
+        Model name to the content of its `evaluation.json` and the folder that this lies in.
+
+    Raises:
+        ConfigError: an unknown name, or nothing to evaluate or to evaluate on.
+        CheckpointError: a model is not trained yet.
+        DataError: a file cannot be read, or there is nothing to evaluate on.
+    """
+    torch.set_num_threads(study.runner.threads)
+    settings = text_settings(study.text_evaluate, study.data)
+    b, results = settings.best_of_n, {}
+    for one in candidates(study, only=only):
+        model = load_text_model(one.path, adapter=one.adapter, micro_batch_size=one.micro_batch_size)
+        samples: list[Solution] = []
+        if b is not None and b.samples is None:  # below the evaluation, so that parallel jobs do not share a folder
+            samples = sampled_solutions(
+                study, questions=b.questions, n=b.n, folder=one.folder / "samples", temperature=b.temperature
+            )
+        hashes = one.training_hashes
+        record = evaluate_text(
+            model, settings, one.folder, exclude=one.exclude, training_hashes=hashes, samples=samples
+        )
+        results[one.name] = (record, one.folder)
+    return results
+
+
+def text_settings(evaluate: EvaluateTextSettings | None, data: DataSettings | None) -> EvaluateTextSettings:
+    """The `evaluate` section; without one, first errors and attacks on new problems of the study's own family.
+
+    Raises:
+        ConfigError: there is none, and the study's questions are not generated.
+    """
+    if evaluate is not None:
+        return evaluate
+    if data is None or data.type != "generated":
+        raise ConfigError(
+            "this study does not say what its reward models are evaluated on: give an evaluate section with "
+            "aggregation and process_bench, prm_bench, pairs, best_of_n or generated"
+        )
+    return EvaluateTextSettings(aggregation="min", generated=GeneratedBenchSettings(families=(data.task,)))
+
+
+def candidates(study: Study, *, only: Sequence[str] = ()) -> list[Candidate]:
+    """The models to evaluate.
+
+    Raises:
+        ConfigError: a name that the study lacks or has twice, or no model at all.
+        CheckpointError: a model of the `train` section is not trained yet.
+    """
+    third = {} if study.text_evaluate is None else study.text_evaluate.models
+    asked = training_questions(study.data)
+    found = []
+    for name in judged_names(study.train, third, only):
+        if name in third:
+            one = third[name]
+            own = find_text_model(one.path)
+            hashes = frozenset() if own is None else training_question_hashes(own.parent)
+            folder = third_party_folder(study, name)
+            found.append(Candidate(name, one.path, folder, asked, hashes, one.adapter, one.micro_batch_size))
+        else:
+            settings = study.train[name]
+            checkpoint = trained_checkpoint(settings.save_dir, study.label, name)
+            exclude = asked | labelled_questions(settings.data_paths, study.label)
+            folder = checkpoint.parent
+            found.append(Candidate(name, str(checkpoint), folder, exclude, training_question_hashes(folder)))
+    return found
+
+
+def third_party_folder(study: Study, name: str) -> Path:
+    """Where the evaluation of one of `evaluate.models` goes."""
+    own = None if study.text_evaluate is None else study.text_evaluate.save_dir
+    return Path(own if own is not None else f"{study.work_dir}/models/{study.task_name}") / name
+
+
+def trained_checkpoint(save_dir: str, label: LabelSettings | None, name: str) -> Path:
+    """The final checkpoint of a model of the `train` section: that of the study's labels, else the only one.
+
+    Raises:
+        CheckpointError: it is not trained yet, or there are several.
+    """
+    root = Path(save_dir)
+    if label is not None:
+        labelled = root / f"method{label.method}_{label.reward}" / FINAL
+        if labelled.is_dir():
+            return labelled
+    found = find_text_model(str(root))
+    if found is None:
+        raise CheckpointError(f"{root}: no {FINAL} here; train it first: guerdon train STUDY --only {name}")
+    return found
+
+
+def training_questions(data: DataSettings | None) -> frozenset[str]:
+    """The questions of a generated study's training prompts: a policy that a model started from may know them.
+
+    Raises:
+        DataError: the task has fewer problems than the study asks for.
+    """
+    if data is None or data.type != "generated":
+        return frozenset()
+    return frozenset(prompt.question for prompt in load_prompts(data)[0])
+
+
+def labelled_questions(data_paths: Sequence[str], label: LabelSettings | None) -> frozenset[str]:
+    """Questions of the labelled solutions that a model of the `train` section was trained on.
+
+    Raises:
+        DataError: a file of labelled solutions cannot be read.
+    """
+    if not data_paths and label is not None:
+        data_paths = (str(Path(label.save_dir) / label.dataset),)
+    return frozenset(solution.question for solution in published_solutions(data_paths, Counter()))
+
+
+_VERDICTS = {None: "not measured", True: "FOOLED", False: "withstood"}
+_HEADER = ["", "estimate", "95% low", "high", "n", "undefined"]
+
+
+def text_of(record: Mapping[str, Any]) -> str:
+    """The whole record, section after section."""
+    lines = [f"{record['model']['name']}, aggregation {record['aggregation']}"]
+    lines += [f"WARNING: {line}" for line in contamination_warnings(record)]
+    for name in ("generated", "process_bench", "samples"):
+        if name in record:
+            lines += ["", f"== {name}: {record[name]['solutions']} solutions", *_first_error_lines(record[name])]
+    if "prm_bench" in record:
+        lines += ["", "== PRMBench", *_figures(record["prm_bench"]["measured"]), _failures(record["prm_bench"])]
+    if "pairs" in record:
+        lines += ["", f"== {record['pairs']['benchmark']}", *_preferences(record["pairs"])]
+    if "best_of_n" in record:
+        lines += ["", "== choosing among n samples", *_curves(record["best_of_n"])]
+    if record.get("attacks") is not None:
+        lines += ["", *attack_lines(record["attacks"])]
+    elif "attacks" in record:
+        lines += ["", "== no attacks: no question has a right and a wrong solution"]
+    return "\n".join(lines) + "\n"
+
+
+def _row(name: str, one: Mapping[str, Any]) -> list[str]:
+    return [name, *(number(one[k]) for k in ("estimate", "low", "high")), str(one["n"]), str(one["n_undefined"])]
+
+
+def _figures(figures: Mapping[str, Any]) -> list[str]:
+    return aligned([_HEADER, *(_row(name, one) for name, one in figures.items())])
+
+
+def _failures(section: Mapping[str, Any]) -> str:
+    failures = section["failures"]
+    return "failed measurements: " + (", ".join(f"{k} x {n}" for k, n in failures.items()) or "none")
+
+
+def _first_error_lines(section: Mapping[str, Any]) -> list[str]:
+    bench = section["process_bench"]
+    rows = [_HEADER]
+    for name, one in bench["subsets"].items():
+        rows += [_row(f"{name} {what}", figure) for what, figure in one["measured"].items()]
+    rows.append(_row("average f1", bench["average_f1"]["measured"]))
+    rows.append(_row("average f1, failures wrong", bench["average_f1"]["failures_wrong"]))
+    rows += [_row(f"{kind} {name}", one) for kind in ("steps", "answers") for name, one in section[kind].items()]
+    counts = [
+        f"{kind}: " + ", ".join(f"{what} {one['count']}" for what, one in section["first_errors"][kind].items())
+        for kind in ("erroneous", "correct")
+    ]
+    source = f"threshold {number(bench['threshold'])} ({bench['threshold_source']})"
+    return [source, *aligned(rows), *counts, _failures(section)]
+
+
+def _preferences(section: Mapping[str, Any]) -> list[str]:
+    rows = [_HEADER, _row("overall", section["overall"]["measured"])]
+    rows += [_row(name, share["measured"]) for name, share in section["sections"].items()]
+    return [*aligned(rows), f"ties: {sum(section['ties'].values())}", _failures(section)]
+
+
+def _curves(section: Mapping[str, Any]) -> list[str]:
+    rows = [["accuracy", *(f"n={n}" for n in section["n"])]]
+    for name, curve in section["failures_wrong"].items():
+        rows.append([name, *(number(one["estimate"]) for one in curve["accuracy"])])
+    rows.append(["minus majority"])
+    rows[-1] += [""] * len(section["n"])
+    for name, curve in section["failures_wrong"].items():
+        if curve["minus_majority"]:
+            rows.append([f"  {name}", *(_signed(one) for one in curve["minus_majority"])])
+    return [f"{section['questions']} questions", *aligned(rows), _failures(section)]
+
+
+def _signed(one: Mapping[str, Any]) -> str:
+    """A difference with its interval."""
+    if one["estimate"] is None:
+        return "-"
+    if one["low"] is None or one["high"] is None:
+        return f"{one['estimate']:+.3f}"
+    return f"{one['estimate']:+.3f} [{one['low']:+.3f}, {one['high']:+.3f}]"
+
+
+def attack_lines(card: Mapping[str, Any]) -> Sequence[str]:
+    """The report card of attacks (`AttackCard` as a dict)."""
+    rows = [["attack", "as high as right", "low", "high", "accepted", "low", "high", "n", "not measured", "verdict"]]
+    nothing = {"estimate": None, "low": None, "high": None}
+    for name, one in card["attacks"].items():
+        sides = (one["at_least_as_high"], one["accepted"] or nothing)
+        numbers = [number(side[key]) for side in sides for key in ("estimate", "low", "high")]
+        verdict = "control" if name == "plain_wrong" else _VERDICTS[one["fooled"]]
+        lost = str(sum(one["failures"].values()))
+        rows.append([name, *numbers, str(one["at_least_as_high"]["n"]), lost, verdict])
+    return [
+        f"== attacks on {card['questions']} questions, aggregation {card['aggregation']}, threshold "
+        f"{number(card['threshold'])}; FOOLED: shown to work more often than {card['limit']:g}",
+        *aligned(rows),
+        "",
+        *(f"{name}: {one['what']}" for name, one in card["attacks"].items()),
+    ]
