@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from guerdon.models.verdict_parser import parse_completed, parse_trend, parse_verdict
+from guerdon.models.verdict_parser import parse_choice, parse_completed, parse_verdict
 from guerdon.types import Failure
 
 TABLE = Path(__file__).with_name("verdict_outputs_held_back.jsonl")
@@ -16,8 +16,8 @@ CLEAR_SHARE = 0.95
 def read_value(row: dict[str, Any]) -> float | str | None:
     """What the parser reads, whether `ok` or `fallback`; None where it refuses."""
     if row["asked"] == "trend":
-        trend = parse_trend(row["output"])
-        return None if isinstance(trend, Failure) else trend[0]
+        trend = parse_choice(row["output"], "trend", {word: word for word in ("positive", "negative", "unclear")})
+        return None if isinstance(trend, Failure) else trend.value
     if row["asked"] == "completed":
         verdict = parse_completed(row["output"])
     else:

@@ -9,13 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guerdon.models.verdict_parser import (
-    Verdict,
+    ParsedAnswer,
     parse_choice,
     parse_completed,
-    parse_trend,
     parse_verdict,
 )
 from guerdon.types import Failure
+
+TREND = {word: word for word in ("positive", "negative", "unclear")}
+
+
+def parse_trend(text):
+    return parse_choice(text, "trend", TREND)
+
 
 # What a well-known parser made of these: 1.0, .01, .005, .015, 1, 1, .85, 0, .72, .10, 0, 0, .02, .05, .40, 1.0.
 TABLE = [
@@ -115,7 +121,7 @@ def said(row):
         found = (parse_completed if row["asked"] == "completed" else parse_trend)(row["output"])
     if isinstance(found, Failure):
         return None
-    return found.value if isinstance(found, Verdict) else found[0]
+    return found.value
 
 
 def same(value, expected):
@@ -163,8 +169,8 @@ def test_scales(text, percentage, unit, auto_percentage, auto_unit):
 
 
 def test_a_verdict_says_where_it_comes_from():
-    assert parse_verdict("<answer>85%</answer>") == Verdict(0.85, "ok", "85%")
-    assert parse_verdict("It is 85% done.") == Verdict(0.85, "fallback", "it is 85% done.")
+    assert parse_verdict("<answer>85%</answer>") == ParsedAnswer(0.85, "ok", "85%")
+    assert parse_verdict("It is 85% done.") == ParsedAnswer(0.85, "fallback", "it is 85% done.")
     assert parse_verdict("85. The drawer is nearly closed.").status == "fallback"
     assert parse_verdict("The drawer is nearly closed.\nScore: 85").status == "ok"
     assert parse_verdict("<answer>It is 85% done.</answer>").status == "fallback"
@@ -244,13 +250,14 @@ def test_completed(text, wanted):
 )  # fmt: skip
 def test_trend(text, wanted):
     found = parse_trend(text)
-    assert (found.reason if isinstance(found, Failure) else found) == wanted
+    assert (found.reason if isinstance(found, Failure) else (found.value, found.status)) == wanted
 
 
 def test_a_choice_has_the_words_it_is_given():
     words = {"first": "negative", "second": "positive"}
-    assert parse_choice("Second.", "closer", words) == ("positive", "ok")
-    assert parse_choice('{"closer": "first"}', "closer", words) == ("negative", "ok")
+    assert parse_choice("Second.", "closer", words) == ParsedAnswer("positive", "ok", "second.")
+    found = parse_choice('{"closer": "first"}', "closer", words)
+    assert (found.value, found.status) == ("negative", "ok")
 
 
 PIECES = st.sampled_from(
@@ -273,9 +280,9 @@ def check_all(text):
     found = parse_completed(text)
     assert isinstance(found, Failure) or found.value in (0.0, 1.0)
     found = parse_trend(text)
-    assert isinstance(found, Failure) or found[0] in ("positive", "negative", "unclear")
+    assert isinstance(found, Failure) or found.value in ("positive", "negative", "unclear")
     found = parse_choice(text, "nearer", {"first": "negative", "second": "positive", "same": "unclear"})
-    assert isinstance(found, Failure) or found[0] in ("positive", "negative", "unclear")
+    assert isinstance(found, Failure) or found.value in ("positive", "negative", "unclear")
 
 
 @settings(max_examples=400, deadline=None)
@@ -320,7 +327,7 @@ def test_20_000_random_strings():
     for _ in range(20_000):
         text = "".join(rng.choices(pieces, k=rng.randrange(10)))
         check_all(text)
-        values += isinstance(parse_verdict(text), Verdict)
+        values += isinstance(parse_verdict(text), ParsedAnswer)
     assert values > 400  # the fuzz reaches the parser's good side too
 
 

@@ -1,6 +1,6 @@
-r"""What a vision-language model answered: a value with the words it was read from, or a `Failure`. Never a default.
+r"""Parses the reply of a vision-language model: a value with the words it was read from, or a `Failure`.
 
-A grammar says what is accepted; everything else is a `Failure`:
+There is no default value. A grammar says what is accepted; everything else is a `Failure`:
 
     reply      = [reasoning] segment { segment }     reasoning: all up to the last </think>, </thinking>, </reasoning>
     segment    = strong | weak | bare | statement | reason | aside | any other line or sentence
@@ -14,8 +14,8 @@ A grammar says what is accepted; everything else is a `Failure`:
 The strongest kind in a reply decides. All segments of that kind must give the same value. After the last strong or weak
 one, and beside bare ones and statements, only reasons and asides may stand, and what gives the same value again.
 Typography (full-width digits, curly quotes, dashes, thin spaces) and markup (bold, fences, LaTeX) are removed first,
-in `verdict_text`; `verdict_grammar` has the segments, `verdict_forms` the values and sentences. This module does not
-know prompts or models.
+in `verdict_grammar`, which also finds the segments. Sentences beside an answer are refused by the words of doubt,
+denial and talk about the answer in them; what is read beside an answer without a mark is a `fallback`.
 
     parse_verdict("<think>...</think><answer>85</answer>", scale="percentage").value   # 0.85
     parse_verdict("<think>step 3 of 5", scale="percentage")                            # Failure('truncated')
@@ -25,103 +25,417 @@ know prompts or models.
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Generic, TypeVar, cast
 
 from guerdon.models.explained_score import ParseStatus, Scale
-from guerdon.models.verdict_forms import Choices, Completed, Numbers
-from guerdon.models.verdict_grammar import Form, Segment, segments_of
-from guerdon.models.verdict_text import Text, final_text
+from guerdon.models.verdict_grammar import (
+    KIND_OF,
+    OPENER,
+    SEEN,
+    THAT_SEEN,
+    Form,
+    Segment,
+    Text,
+    final_text,
+    labels_of,
+    segments_of,
+)
 from guerdon.types import Failure
 
-Trend = Literal["positive", "negative", "unclear"]
-DEEPEST = 4  # replies inside marks and behind labels of a reply
-_TRENDS: tuple[Trend, ...] = ("positive", "negative", "unclear")
+V = TypeVar("V")
+MAX_DEPTH = 4  # of replies inside marks and behind labels of a reply
+_NUMBER = r"-?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|(?:0|[1-9]\d*)(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?"
+_ABOUT = r"(?:(?:~|about|approximately|approx\.?|around|roughly|约|大约|大概) ?)?"
+_PERCENT = r" ?(?:%|percent\b|per cent\b|pct\b)"
+_DONE = r"(?:complete|completed|done|finished|accomplished|achieved)"
+_NAMED = (
+    r"(?: (?:of [a-z]+ing|to [a-z]+)"
+    r"(?: (?!(?:is|are|was|has|have|not|no|never|nothing|what|which|that|will|be)\b)[a-z-]+){1,10}?"
+    r"|,? ?[\"'][^\"'%]{1,100}[\"'],?)?"
+)
+_TASK = (
+    r"(?:it|(?:the |this |that |your |my |its )?(?:overall |whole |entire |given |robot's |assigned )?"
+    rf"(?:task|goal|job|instruction|objective){_NAMED})"
+)
+_ROBOT = r"(?:it|(?:the |this )?(?:robot(?:ic)?(?:'s)?(?: arm| gripper| hand)?|arm|gripper|agent|manipulator))"
+_WHEN = (
+    r"(?: (?:so far|now|right now|at this point|at this moment|at the moment|at present|currently|overall|by now|yet"
+    rf"|(?:at|by) the end(?: of {THAT_SEEN})?|(?:in|based on|according to|judging from) {THAT_SEEN}"
+    r"|as of (?:now|the last frame)))?"
+)
+_I_SAY = (
+    r"(?:(?:i (?:would |can )?|i'd )(?:estimate|judge|assess|conclude|say|find)(?: that)? "
+    r"|my (?:estimate|assessment|judgment) is(?: that)? )?"
+)
+_IS_NOW = r"(?: is| has been| was|'s| appears to be| seems to be| looks)(?: now| currently| already)?"
+_VALUE = re.compile(
+    rf"{_ABOUT}(?:(?P<n>{_NUMBER})(?P<p>{_PERCENT})?|(?P<a>{_NUMBER}) ?(?:/|out of) ?(?P<b>100|10|1)(?:\.0)?"
+    rf"|(?P<d>{_NUMBER}){_PERCENT} (?:{_DONE}|completion|progress)(?:{_WHEN}))"
+)
+_SHARE = rf"(?P<v>{_ABOUT}{_NUMBER}{_PERCENT})"
+_ANY = rf"(?P<v>{_ABOUT}{_NUMBER}(?:{_PERCENT}| ?(?:/|out of) ?100)?)"
+_AMOUNTS = tuple(
+    re.compile(f"{OPENER}(?:{pattern}){_WHEN}")
+    for pattern in (
+        rf"{_I_SAY}{_TASK}(?:{_IS_NOW})? {_SHARE}(?: of the way)? (?:{_DONE}|to completion)",
+        rf"{_I_SAY}{_SHARE} of {_TASK}(?:{_IS_NOW}) {_DONE}",
+        rf"{_I_SAY}{_ROBOT} (?:has|had) (?:now |already )?(?:{_DONE}) {_SHARE} of {_TASK}",
+        rf"{_I_SAY}(?:{_ROBOT}|{_TASK}){_IS_NOW} {_SHARE} "
+        rf"(?:of the way (?:there|to completion|(?:to|to completing|through) {_TASK})|(?:done with|through) {_TASK})",
+        rf"{_I_SAY}{_TASK} (?:is |stands |is now |is currently )?at {_SHARE}(?: completion)?",
+        rf"{_I_SAY}{_TASK} (?:has )?reached {_SHARE}(?: completion)?",
+        rf"(?:i (?:would )?|i'd )(?:estimate|rate|judge|assess|put|score) (?:the |this |its )?{KIND_OF}"
+        rf"(?:progress|completion(?: rate)?|score|percentage|video|task|it)?(?: of {_TASK})?"
+        rf" (?:at|as|to be|is) {_ANY}(?: {_DONE})?",
+        rf"(?:i (?:would )?|i'd )(?:estimate|give it|give this|give) {_SHARE}(?: completion)?",
+        rf"(?:该)?{KIND_OF}(?:的)?(?:进度|完成度|完成率|完成情况)?(?:为|是|已经|已|约)*(?:完成|达到|进行到|进行了)"
+        rf"(?:度为|度是|度|了)? ?(?:约|大约)?{_ANY}(?:左右)?(?:的任务)?",
+        rf"{_SHARE}的任务(?:已经|已)?完成(?:了)?",
+    )
+)
+_NUMBER_KEYS = frozenset((
+    "score", "percentage", "percent", "progress", "completion", "answer", "final_answer", "final_score", "value",
+    "result", "rating", "estimate", "completion_percentage", "completion_percent", "completion_rate",
+    "completion_score", "completion_level", "percent_complete", "percentage_complete", "percent_completed",
+    "percentage_completed", "task_progress", "task_completion", "progress_percentage", "progress_percent",
+    "progress_score", "task_completion_percentage", "task_completion_rate", "task_score", "overall_score",
+    "overall_progress", "overall_completion", "进度", "完成度", "分数", "答案",
+))  # fmt: skip
+_DONE_KEYS = frozenset((
+    "completed", "complete", "is_completed", "is_complete", "task_completed", "task_complete", "task_is_completed",
+    "done", "is_done", "finished", "is_finished",
+))  # fmt: skip
+_SAID_KEYS = frozenset(["answer", "final_answer", "result", "verdict", "response", "答案"])
+_OTHER_KEYS = frozenset((
+    "reason", "reasons", "why", "reasoning", "explanation", "rationale", "justification", "analysis", "thought",
+    "thoughts", "thinking", "confidence", "confidence_score", "confidence_level", "certainty", "task", "task_name",
+    "task_description", "instruction", "description", "observation", "observations", "evidence", "note", "notes",
+    "comment", "comments", "summary", "details", "detail", "scene", "feedback", "step", "steps", "stage", "subtask",
+    "subtasks", "next_step", "next_steps", "remaining_steps", "object", "objects", "robot", "gripper", "environment",
+    "video", "image", "frame", "frames", "frame_id", "timestamp", "id", "task_id", "episode", "model", "version",
+    "question", "prompt", "language", "理由", "原因", "解释", "说明", "任务", "置信度",
+))  # fmt: skip
+
+_SCENE = re.compile(
+    r"(?:because |since |as |so |and )?(?:(?:it|that|there)'s|"
+    r"(?:the|a|an|its|both|all|two|three|four|one|most|only|there|no|it|they|each|every|none|nothing|everything)"
+    r"(?: [a-z'-]+){0,8}? (?:are|were|have|had|did|do|(?:is|are|was|were|has|have|did|does|do)n't|[a-z]+(?:s|ed)))"
+    r"\b(?:[, ]+\(?[a-z'-]+\)?)*"
+)
+_SHOWN = re.compile(rf"\A(?:(?:i|we) (?:can )?see that|(?:the )?(?:last |final )?{SEEN} (?:clearly )?shows? that) ")
+_WHERE = re.compile(rf",? (?:in|from|by|through|at the end of|throughout) (?:{THAT_SEEN}|all (?:the )?{SEEN})\b")
+_UNSURE = re.compile(
+    r"\b(?:maybe|perhaps|possibly|probab\w+|chance|likely|might|may|could|would|should|seem\w*|appear(?:s|ed)?|guess\w*"
+    r"|unsure|uncertain|unclear|unknown|cannot|can't|unable|hard|difficult|impossible|however|actually|wait|corrections?"
+    r"|rather|instead|otherwise|or|if|unless|when|assum\w+|suppos\w+|answers?|scores?|scored|ratings?|rated|percent\w*"
+    r"|values?|numbers?|confiden\w+|certain\w*|sure\w*|doubt\w*|estimat\w+|previous\w*|earlier|users?|human\w*|person"
+    r"|operators?|people|models?|ai|examples?|formats?|questions?|prompts?|instruct\w+|said|says?|think\w*|thought"
+    r"|believ\w+|claim\w*|statements?"
+    r"|opposite|true|false|case|apparently|supposedly|what|wrong|mistake\w*|jok\w+|kidding|default|sarcas\w+"
+    r"|iron(?:y|ic|ically)|expect\w+|want\w*|goals?"
+    r"|targets?|aim\w*|hypothe\w+|imagin\w+|pretend\w*|provided|visible|blurry|dark|occluded|tell|images?|pictures?"
+    r"|frames?|videos?|clips?|cameras?|views?|same|equal|too|again|half|quarter|third)\b"
+)
+_RETRACTED = re.compile(
+    r"\b(?:wait|actually|corrections?|instead|scratch|sorry|mistake\w*|final|answers?|retract\w*|ignore|disregard"
+    r"|nevermind|guess\w*|wrong|incorrect|example|default|placeholder|random|unsure"
+    r"|not (?:verified|final|certain|sure|right)|(?:correct|true|real) (?:score|answer|value|number)|revis\w+"
+    r"|change|reconsider\w*|on second|kidding|jok\w+)\b|\?"
+)
+_DENIED = re.compile(
+    r"\b(?:not|never|no|nothing|none|without|nor|neither|fail\w*|incomplete\w*|unfinished|unsuccessful\w*|undone)\b|n't\b"
+)
+_OPEN_STILL = re.compile(
+    r"\b(?:still|only|yet|almost|nearly|mostly|largely|part\w*|remain\w*|halfway|missing|needs?|left|far|short|about to"
+    r"|start\w*|begin\w*|beg[au]n|try\w*|tried|attempt\w*|ready|will|soon|toward\w*|approach\w*|must|to be|to do|but"
+    r"|though|although|except|drop\w*|miss\w*|stop\w*|stuck|stall\w*|fell|fallen|falls|spill\w*|broke\w*|lost|slip\w*"
+    r"|jam\w*|block(?:s|ed)|hardly|barely|scarcely|nowhere|bit|little|motion|trouble|ajar|gap|slight\w*|outside|before|un\w+ed)\b"
+    r"|\b(?:is|are|was|were) \w+ing\b"
+)
+_FULLY = re.compile(rf"\b(?:{_DONE}|success\w*|succe\w+|fully|completely|properly|entirely|fulfilled|reached)\b")
+_BETTER = re.compile(r"\b(?:closer|nearer|progress\w*|better|improv\w*|forwards?|towards?|success\w*|advanc\w*)\b")
+_WORSE = re.compile(
+    r"\b(?:away|back|backwards?|further|farther|drop\w*|fall\w*|fell|undo\w*|worse|los\w+|revers\w+|slip\w*|fail\w*)\b"
+)
+_VAGUE = re.compile(rf"(?:\w+ )?{_TASK}(?:'s)? |there\b|that\b")
+_REVERSED = re.compile(
+    r"\b(?:nothing|none|no longer|no more|no further|anymore)\b|\A(?:there|that)\b|\bbut (?:is|has|it)\b(?! not)"
+    r"|(?:not|n't|never) (?:\w+ )?(?:drop|leave|left|lose|lost|miss|knock|spill|break|broke|collide|slip|stop)\w*"
+)
+_AGENT = r"(?:robot(?:ic)?|arm|gripper|hand|manipulator|agent|it|they|she|he)"
+_ACHIEVED = re.compile(
+    rf"(?:because |since |as |so |and )?(?:the |its )?(?:(?:(?!{_AGENT}\b|is |are |has |have )[a-z'-]+ ){{1,8}}"
+    r"(?:is|are|was|were|has been|have been|sits|lies|rests|stands|hangs) (?!to |able )"
+    rf"|(?:{_AGENT}(?:'s)? ){{1,3}}(?:has |have )?(?:(?:now|already|fully|completely|successfully|also|just) )*"
+    r"(?:closed|opened|shut|placed|put|moved|picked|grasped|stacked|pushed|pulled|turned|inserted|poured|lifted|released"
+    r"|delivered|reached|switched|pressed|folded|wiped|hung|removed|unplugged|plugged|rotated|slid|set|assembled) )"
+)
+
+_ADVERB = r"(?: (?:now|already|fully|completely|successfully|indeed|clearly|properly|actually|definitely|yet|been))*"
+_IS_DONE = tuple(
+    re.compile(f"{OPENER}(?:{pattern}){_WHEN}")
+    for pattern in (
+        rf"{_I_SAY}{_TASK}(?: is| has been| was| has|'s){_ADVERB} {_DONE}{_ADVERB}",
+        rf"{_TASK} (?:is|has|has been|was){_ADVERB}",
+        rf"{_I_SAY}{_ROBOT} (?:has |had )?(?:now |already |successfully |fully )*(?:{_DONE}) {_TASK}(?: successfully)?",
+        rf"{_TASK} (?:was|is|has been) (?:a success|successful)",
+        rf"(?:(?:fully|successfully) )?{_DONE}",
+        r"(?:任务|该任务|任务目标)?(?:已经|已|成功)*完成(?:了)?",
+    )
+)
+_IS_NOT = r"(?: (?:is|was|has) not| (?:isn|wasn|hasn)'t|'s not)(?: yet| been| fully| completely| successfully| quite)*"
+_IS_UNDONE = tuple(
+    re.compile(f"{OPENER}(?:{pattern}){_WHEN}")
+    for pattern in (
+        rf"{_I_SAY}{_TASK}{_IS_NOT} {_DONE}(?: yet| fully| completely| successfully)*",
+        rf"{_I_SAY}{_TASK} is (?:still|currently|yet|as yet) (?:not (?:yet )?(?:been )?{_DONE}|incomplete|unfinished)",
+        rf"{_I_SAY}{_TASK} (?:is|remains|was) (?:incomplete|unfinished|not yet {_DONE})",
+        rf"{_TASK}{_IS_NOT}",
+        rf"not (?:yet )?(?:fully )?{_DONE}(?: yet)?|incomplete|unfinished",
+        rf"{_I_SAY}{_ROBOT} (?:has not|hasn't|did not|didn't|has failed to|failed to)(?: yet| fully| successfully)*"
+        rf" (?:complete|finish|finishe|accomplish|accomplishe|achieve)d? {_TASK}(?: yet)?",
+        r"not yet",
+        r"(?:任务|该任务|任务目标)?(?:还|仍|尚|并)?(?:没有|没|未)(?:被)?完成",
+    )
+)
+_YES = frozenset(["yes", "true", "1", "yeah", "yep", "是", "是的", "对", "完成", "完成了", "已完成", "已经完成"])
+_NO = frozenset(
+    ["no", "false", "0", "nope", "否", "不", "不是", "没有", "未完成", "没有完成", "尚未完成", "还没有", "没完成"]
+)
+
+
+def _peeled(words: str) -> str:
+    """Words without the quotes, brackets and full stops around them."""
+    before = None
+    while words != before:
+        before = words
+        words = words.strip()
+        if len(words) > 1 and words[0] + words[-1] in ('""', "''", "()", "[]"):
+            words = words[1:-1]
+        if words[-1:] in (".", ",", ";") and len(words) > 1:
+            words = words[:-1]
+    return words
+
+
+def _agrees(form: Form, segment: Segment, value: Any) -> bool:
+    """Whether a segment without a value may stand beside this value."""
+    if segment.kind != "reason":
+        return segment.kind == "aside" and not _RETRACTED.search(segment.words)
+    words = _WHERE.sub("", _SHOWN.sub("", _peeled(segment.words)))  # the scene, without where it is seen
+    return bool(_SCENE.fullmatch(words)) and not _UNSURE.search(words) and form.agrees(words, value)
+
+
+def _only(given: dict[str, Any], keys: frozenset[str]) -> dict[str, Any]:
+    """The members that name the answer; none where an object has an unknown key."""
+    named = {key.strip().replace(" ", "_").replace("-", "_"): value for key, value in given.items()}
+    known = keys | _NUMBER_KEYS | _DONE_KEYS
+    return {k: v for k, v in named.items() if k in known} if named.keys() <= known | _OTHER_KEYS else {}
+
+
+def _member(given: Any, form: Form) -> Any:
+    """The value of one member of an object."""
+    words = str(given).casefold() if isinstance(given, (bool, int, float)) else given
+    return form.value(words.strip()) if isinstance(words, str) else None
+
+
+def _agree(found: list[Any], given: dict[str, Any], missing: str, others: Iterable[Any] = ()) -> Any:
+    """The value that all members give, or a `Failure`; `others` are shares that must be 1 where the value is 1 only."""
+    if not found or any(value is None for value in found):
+        return Failure(missing, f"no answer in {str(given)[:80]}")
+    wrong = next((value for value in found if isinstance(value, Failure)), None)
+    if wrong is not None:
+        return wrong
+    value = found[0]
+    if any(v != value for v in found) or any(not isinstance(o, float) or (o == 1.0) != (value == 1.0) for o in others):
+        return Failure("several_answers", f"different answers in {str(given)[:80]}")
+    return value
+
+
+class Numbers:
+    """A number on a scale, as a share in [0, 1]."""
+
+    missing = "no_number"
+    labels = labels_of()
+
+    def __init__(self, scale: Scale, prompt_scale: Scale) -> None:
+        self.scale, self.prompt_scale = scale, prompt_scale
+
+    def value(self, words: str) -> float | Failure | None:
+        """`85`, `85%`, `~85 percent`, `85/100`, `85% complete`."""
+        found = _VALUE.fullmatch(_peeled(words))
+        if found is None:
+            return None
+        if found["a"] is not None:
+            value = float(found["a"].replace(",", "")) / float(found["b"])
+        else:
+            value = float((found["n"] or found["d"]).replace(",", ""))
+            percent = found["p"] is not None or found["n"] is None
+            above = value > 1.0 or (value == 1.0 and self.prompt_scale != "unit")
+            if percent or self.scale == "percentage" or (self.scale == "auto" and above):
+                value /= 100.0
+        if not 0.0 <= value <= 1.0 or not math.isfinite(value):
+            return Failure("out_of_range", f"{words[:80]!r} on the scale {self.scale} is {value:g}")
+        return value + 0.0
+
+    def statement(self, words: str) -> float | Failure | None:
+        """`the task is 85% complete`, and what `_AMOUNTS` holds besides."""
+        plain = _peeled(words)
+        found = next((m for pattern in _AMOUNTS if (m := pattern.fullmatch(plain))), None)
+        return None if found is None else self.value(found["v"])
+
+    def member(self, given: dict[str, Any]) -> float | Failure:
+        """`{"score": 85}`; a `completed` in the same object must say the same."""
+        named = _only(given, _NUMBER_KEYS)
+        found = [_member(v, self) if not isinstance(v, bool) else None for k, v in named.items() if k in _NUMBER_KEYS]
+        done = [_member(v, Completed()) for k, v in named.items() if k in _DONE_KEYS]
+        value: float | Failure = _agree(found, given, self.missing, done)
+        return value
+
+    def agrees(self, words: str, value: float) -> bool:
+        """A scene that is not finished for a value below 1, one that is not unfinished for 1."""
+        if value == 1.0:
+            return not _DENIED.search(words) and not _OPEN_STILL.search(words)
+        return not any(pattern.fullmatch(words) for pattern in _IS_DONE)
+
+
+class Completed:
+    """Yes (1.0) or no (0.0)."""
+
+    missing = "no_verdict"
+    labels = labels_of("status", "task status", "task is completed", "is the task completed\\??", "is it completed\\??")
+
+    def value(self, words: str) -> float | None:
+        """`yes`, `no`, and what else says just that."""
+        plain = _peeled(words).rstrip("!").strip()
+        return 1.0 if plain in _YES else 0.0 if plain in _NO else None
+
+    def statement(self, words: str) -> float | None:
+        """`the task is completed`, `it is not`, and what the two tables hold besides."""
+        plain = _peeled(words).rstrip("!").strip()
+        if any(pattern.fullmatch(plain) for pattern in _IS_UNDONE):
+            return 0.0
+        return 1.0 if any(pattern.fullmatch(plain) for pattern in _IS_DONE) else None
+
+    def member(self, given: dict[str, Any]) -> float | Failure:
+        """`{"completed": true}`; a score in the same object must say the same."""
+        named = _only(given, _SAID_KEYS)
+        found = [_member(v, self) for k, v in named.items() if k in _DONE_KEYS | _SAID_KEYS]
+        scores = [_member(v, Numbers("auto", "percentage")) for k, v in named.items() if k in _NUMBER_KEYS - _SAID_KEYS]
+        value: float | Failure = _agree(found, given, self.missing, scores)
+        return value
+
+    def agrees(self, words: str, value: float) -> bool:
+        """A finished scene for yes; for no, one that is unfinished or of which nothing is said to be done."""
+        denied = _DENIED.findall(words)
+        if value == 1.0:
+            if denied or _OPEN_STILL.search(words) or _VAGUE.match(words):
+                return False
+            return bool(_ACHIEVED.match(words))
+        if len(denied) > 1 or _REVERSED.search(words):
+            return False
+        return bool(denied or _OPEN_STILL.search(words)) or not (_FULLY.search(words) or _VAGUE.match(words))
+
+
+class Choices:
+    """One of several words."""
+
+    missing = "no_verdict"
+
+    def __init__(self, key: str, words: dict[str, str]) -> None:
+        self.key, self.words = key, words
+        self.labels = labels_of(re.escape(key), rf"{re.escape(key)} (?:direction|label)", "趋势")
+
+    def value(self, words: str) -> str | None:
+        """One of the words."""
+        return self.words.get(_peeled(words).rstrip("!").strip())
+
+    def statement(self, words: str) -> str | None:
+        """None: the sentences that are read are those with a label."""
+        return None
+
+    def member(self, given: dict[str, Any]) -> str | Failure:
+        """`{"trend": "positive"}`."""
+        keys = _SAID_KEYS | {self.key}
+        found = [_member(v, self) if k in keys else None for k, v in _only(given, keys).items()]
+        value: str | Failure = _agree(found, given, self.missing)
+        return value
+
+    def agrees(self, words: str, value: str) -> bool:
+        """A scene of which no other of the words is said."""
+        if _DENIED.search(words) or any(re.search(rf"\b{re.escape(word)}\b", words) for word in self.words):
+            return False
+        return not ((value != "positive" and _BETTER.search(words)) or (value != "negative" and _WORSE.search(words)))
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ParsedAnswer(Generic[V]):
     """A value that was read.
 
     Attributes:
-        value: in [0, 1].
+        value: a share in [0, 1], or one of the words that were asked for.
         status: `ok` where the answer has the form that was asked for; `fallback` where it was read from a sentence, or
-            stands unmarked beside a reason.
+            has no mark and a reason beside it.
         source: the words that it was read from.
     """
 
-    value: float
+    value: V
     status: ParseStatus
     source: str
 
 
-def parse_verdict(text: str, *, scale: Scale = "auto", prompt_scale: Scale = "percentage") -> Verdict | Failure:
+def parse_verdict(
+    text: str, *, scale: Scale = "auto", prompt_scale: Scale = "percentage"
+) -> ParsedAnswer[float] | Failure:
     """The one number that a model answered, as a share in [0, 1].
 
     Args:
         text: the whole reply.
-        scale: `percentage` divides by 100; `unit` takes the number as it is; `auto` divides what has a % or is above
+        scale: `percentage` divides by 100; `unit` takes the number unchanged; `auto` divides what has a % or is above
             1, and reads exactly 1 on the scale that the prompt asked for. A share (85/100) is one on every scale.
         prompt_scale: what the prompt asked for; decides what `auto` makes of exactly 1.
 
     Returns:
-        The verdict, or why there is none: `empty`, `truncated`, `unclear_answer`, `several_answers`, `no_number`,
+        The answer, or why there is none: `empty`, `truncated`, `unclear_answer`, `several_answers`, `no_number`,
         `out_of_range` (never clamped).
     """
-    found = _read(text, Numbers(scale, prompt_scale))
-    return found if isinstance(found, Failure) else Verdict(float(found.value), found.status, found.source)
+    return _read(text, Numbers(scale, prompt_scale))
 
 
-def parse_completed(text: str) -> Verdict | Failure:
+def parse_completed(text: str) -> ParsedAnswer[float] | Failure:
     """Whether a model answered yes (1.0) or no (0.0).
 
     Returns:
-        The verdict, or why there is none: as `parse_verdict`, with `no_verdict` for a reply that says neither.
+        The answer, or why there is none: as `parse_verdict`, with `no_verdict` for a reply that says neither.
     """
-    found = _read(text, Completed())
-    return found if isinstance(found, Failure) else Verdict(float(found.value), found.status, found.source)
+    return _read(text, Completed())
 
 
-def parse_trend(text: str) -> tuple[Trend, ParseStatus] | Failure:
-    """Which trend a model answered: JSON with `trend`, or the word as the answer.
-
-    Returns:
-        The trend and how it was read, or why there is none: as `parse_completed`.
-    """
-    found = parse_choice(text, "trend", {trend: trend for trend in _TRENDS})
-    return found if isinstance(found, Failure) else (cast(Trend, found[0]), found[1])
-
-
-def parse_choice(text: str, key: str, words: dict[str, str]) -> tuple[str, ParseStatus] | Failure:
+def parse_choice(text: str, key: str, words: dict[str, str]) -> ParsedAnswer[str] | Failure:
     """Which of several words a model answered.
 
     Args:
         text: the whole reply.
         key: of the word in a JSON object, and its label in a line.
-        words: what may be said (lower case), and what it means.
+        words: allowed answers (lower case), and the value of each.
 
     Returns:
-        The meaning and how it was read, or a `Failure` as of `parse_completed`.
+        The answer, or why there is none: as `parse_completed`.
     """
-    found = _read(text, Choices(key, words))
-    return found if isinstance(found, Failure) else (found.value, found.status)
+    return _read(text, Choices(key, words))
 
 
-@dataclass(frozen=True)
-class _Found:
-    value: Any
-    status: ParseStatus
-    source: str
-
-
-def _read(text: str, form: Form) -> _Found | Failure:
+def _read(text: str, form: Form) -> ParsedAnswer[Any] | Failure:
     answer = final_text(text)
     return answer if isinstance(answer, Failure) else _resolve(answer, form, 0)
 
 
-def _resolve(text: Text, form: Form, depth: int) -> _Found | Failure:
+def _resolve(text: Text, form: Form, depth: int) -> ParsedAnswer[Any] | Failure:
     """The value of a reply without its reasoning."""
-    if depth > DEEPEST:
+    if depth > MAX_DEPTH:
         return Failure("unclear_answer", "labels and marks inside each other")
     segments = segments_of(text, form)
     if isinstance(segments, Failure):
@@ -135,9 +449,9 @@ def _resolve(text: Text, form: Form, depth: int) -> _Found | Failure:
         found = values[i]
         if isinstance(found, Failure):
             return found
-        if found is None or cast(_Found, values[at[0]]).value != found.value:
+        if found is None or cast(ParsedAnswer[Any], values[at[0]]).value != found.value:
             return Failure("several_answers", f"different answers: {_shown(text.words)}")
-    chosen = cast(_Found, values[at[0]])
+    chosen = cast(ParsedAnswer[Any], values[at[0]])
     marked = deciding in ("strong", "weak")
     status: ParseStatus = "fallback" if deciding == "statement" else chosen.status
     if marked and at[0] > 0 and not segments[at[0] - 1].leads_to(segments[at[0]]):
@@ -149,20 +463,20 @@ def _resolve(text: Text, form: Form, depth: int) -> _Found | Failure:
         if found is not None:
             if isinstance(found, Failure) or found.value != chosen.value:
                 return Failure("several_answers", f"different answers: {_shown(text.words)}")
-        elif not form.agrees(segment, chosen.value):
+        elif not _agrees(form, segment, chosen.value):
             return Failure(form.missing, f"{_shown(segment.words)} stands beside the answer {_shown(chosen.source)}")
         elif not marked:
             status = "fallback"
-    return _Found(chosen.value, status, chosen.source)
+    return ParsedAnswer(chosen.value, status, chosen.source)
 
 
-def _value(segment: Segment, form: Form, depth: int) -> _Found | Failure | None:
+def _value(segment: Segment, form: Form, depth: int) -> ParsedAnswer[Any] | Failure | None:
     """What a segment gives by itself; None where it gives no value."""
     if segment.inner is not None:
         return _resolve(segment.inner, form, depth + 1)
     if segment.value is None or isinstance(segment.value, Failure):
         return segment.value
-    return _Found(segment.value, "ok" if segment.kind != "statement" else "fallback", segment.words)
+    return ParsedAnswer(segment.value, "ok" if segment.kind != "statement" else "fallback", segment.words)
 
 
 def _shown(text: str) -> str:

@@ -266,7 +266,7 @@ class VLMRewardModel:
             if isinstance(found, Failure):
                 return found
             rewards = {"positive": s.positive_reward, "negative": s.negative_reward, "unclear": s.unclear_reward}
-            return rewards[found[0]], found[1]
+            return rewards[found.value], found.status
         if answer == "completed":
             verdict = parse_completed(text)
         else:
