@@ -13,10 +13,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from torch import Tensor
 
 FloatArray = NDArray[np.float32]
 BoolArray = NDArray[np.bool_]
@@ -403,3 +408,45 @@ class Rewards:
     def failed_B(self) -> BoolArray:
         """(B,) bool, True for streams with a missing measurement."""
         return np.asarray(self.failed.any(axis=1))
+
+
+class PolicyInputs(Protocol):
+    """What a policy needs to compute the log-probabilities of its actions again; opaque to everything but the policy.
+
+    Its rows are the steps of a control policy, or the responses of a language model.
+    """
+
+    def __len__(self) -> int:
+        """Rows."""
+        ...
+
+    def take(self, rows: IntArray) -> Self:
+        """These rows, in order."""
+        ...
+
+
+Inputs = TypeVar("Inputs", bound=PolicyInputs)
+_In = TypeVar("_In", bound=PolicyInputs, contravariant=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluated:
+    """What a policy says of n rows of K decisions each, with gradients.
+
+    Attributes:
+        log_probs: (n, K) float32 of the actions taken; 0 where masked.
+        entropy: (n, K) in nats, or a scalar where it is the same at every decision; None if not asked for.
+        values: (n, K, H) of H value heads before each decision; None without a critic.
+    """
+
+    log_probs: Tensor
+    entropy: Tensor | None = None
+    values: Tensor | None = None
+
+
+class Policy(Protocol[_In]):
+    """What the learner trains."""
+
+    def evaluate(self, inputs: _In, *, entropy: bool = False) -> Evaluated:
+        """Log-probabilities, entropy and values of these rows, with gradients unless the caller switched them off."""
+        ...

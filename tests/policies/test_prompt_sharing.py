@@ -35,8 +35,8 @@ def test_log_probs_and_entropy_are_those_of_all_logits(architecture, attention):
     assert policy.base.shares_prompts(BATCH, 16)
     found = policy.evaluate(BATCH, temperature=0.7, entropy=True)
     log_probs, entropies = oracle(policy.base.model, BATCH, 0.7)
-    np.testing.assert_allclose(found.log_probs_B_T.detach().numpy(), log_probs, atol=2e-5)
-    np.testing.assert_allclose(found.entropy_B_T.detach().numpy(), entropies, atol=2e-5)
+    np.testing.assert_allclose(found.log_probs.detach().numpy(), log_probs, atol=2e-5)
+    np.testing.assert_allclose(found.entropy.detach().numpy(), entropies, atol=2e-5)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

@@ -38,11 +38,11 @@ def test_log_probs_and_entropy_are_those_of_all_logits(architecture, packed, att
     policy = tiny_policy(architecture, attention=attention, use_remove_padding=packed)
     found = policy.evaluate(BATCH, temperature=0.7, entropy=True)
     log_probs, entropies = oracle(policy.base.model, BATCH, 0.7)
-    np.testing.assert_allclose(numbers(found.log_probs_B_T), log_probs, atol=2e-5)
-    np.testing.assert_allclose(numbers(found.entropy_B_T), entropies, atol=2e-5)
-    assert found.log_probs_B_T.dtype == torch.float32
-    assert found.values_B_T_K is None
-    assert (numbers(found.log_probs_B_T)[~BATCH.mask_B_T] == 0).all()
+    np.testing.assert_allclose(numbers(found.log_probs), log_probs, atol=2e-5)
+    np.testing.assert_allclose(numbers(found.entropy), entropies, atol=2e-5)
+    assert found.log_probs.dtype == torch.float32
+    assert found.values is None
+    assert (numbers(found.log_probs)[~BATCH.mask_B_T] == 0).all()
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -122,10 +122,10 @@ def test_models_with_more_than_a_linear_head_are_scored_as_they_are():
 def test_values_start_at_zero_and_are_read_before_each_token():
     policy = tiny_policy(seed=0)
     critic = TextPolicy(policy.base, value_heads=2)
-    assert (numbers(critic.evaluate(BATCH).values_B_T_K) == 0).all()
+    assert (numbers(critic.evaluate(BATCH).values) == 0).all()
     with torch.no_grad():
         critic.value_head.weight.normal_()
-    values = numbers(critic.evaluate(BATCH).values_B_T_K)
+    values = numbers(critic.evaluate(BATCH).values)
     assert values.shape == (*BATCH.mask_B_T.shape, 2)
     # changing a token changes no value up to it
     changed = BATCH.responses_B_T.copy()
@@ -133,7 +133,7 @@ def test_values_start_at_zero_and_are_read_before_each_token():
     changed[i, 1] = (changed[i, 1] - 7 + 1) % 90 + 7
     row = token_batch(BATCH.prompts, [r[:n] for r, n in zip(changed, BATCH.lengths_B, strict=True)],
                       BATCH.finished_B, pad_id=0)  # fmt: skip
-    other = numbers(critic.evaluate(row).values_B_T_K)
+    other = numbers(critic.evaluate(row).values)
     np.testing.assert_allclose(other[i, :2], values[i, :2], atol=1e-5)
     assert not np.allclose(other[i, 2], values[i, 2])
 
@@ -314,7 +314,7 @@ def test_tensors_hold_what_is_trained_and_come_back(tmp_path):
     folder = save_policy(full, tmp_path / "with_head")
     again = load_policy(TextPolicySettings(path=str(folder), bf16=False), seed=0, value_heads=1)
     load_value_head(again, folder)
-    assert torch.equal(again.evaluate(BATCH).values_B_T_K, full.evaluate(BATCH).values_B_T_K)
+    assert torch.equal(again.evaluate(BATCH).values, full.evaluate(BATCH).values)
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused():

@@ -89,7 +89,7 @@ def test_few_skipped_updates_at_the_end_are_no_success(tmp_path):
 
     def not_finite(batch, **options):
         scores = evaluate(batch, **options)
-        scores.log_probs_B_T[:] = float("nan")
+        scores.log_probs[:] = float("nan")
         return scores
 
     loop.side.policy.evaluate = not_finite
@@ -106,11 +106,11 @@ def test_weights_whose_update_was_skipped_replace_no_checkpoint(tmp_path):
     kill_at(start(study), "update", 3)
     loop = start(study, resume=True)
     step = loop.step
-    loop.side.skipped.takes(float("nan"))
+    loop.side.optimizer.skipped.takes(float("nan"))
     loop.step += 16
     loop._save()
     assert ckpt.latest_checkpoint(run_folder(study) / "checkpoints").name == f"step_{step:012d}"
-    assert loop.side.skipped.takes(1.0)
+    assert loop.side.optimizer.skipped.takes(1.0)
     loop._save()
     assert ckpt.latest_checkpoint(run_folder(study) / "checkpoints").name == f"step_{step + 16:012d}"
     loop.close()

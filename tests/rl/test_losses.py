@@ -6,10 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guerdon.policies.control import ControlPolicy
-from guerdon.rl.learner import Batch, FlatAdam, _losses, scheduled
-from guerdon.rl.losses import approx_kl, masked_mean, ppo_clip_loss, value_loss
-from guerdon.rl.text_learner import _policy_terms
+from guerdon.policies.control import ControlPolicy, StateInputs
+from guerdon.rl.learner import Batch, FlatAdam, _policy_terms, scheduled, update_policy
+from guerdon.rl.losses import old_kl_terms, ppo_clip_terms, value_errors
 from guerdon.settings.policy import AlgorithmSettings, MLPPolicySettings
 from guerdon.settings.text_algorithm import TextAlgorithmSettings
 
@@ -19,56 +18,63 @@ torch.set_num_threads(1)
 def test_clipped_surrogate_by_hand():
     ratios = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.1])
     advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 2.0])
-    loss, clipped = ppo_clip_loss(ratios.log(), torch.zeros(5), advantages, torch.ones(5), clip_low=0.2, clip_high=0.2)
-    # min(r A, clip(r) A): 1.2, -1.5, 0.5, -0.8, 2.2
-    assert float(loss) == pytest.approx(-(1.2 - 1.5 + 0.5 - 0.8 + 2.2) / 5)
-    assert float(clipped) == pytest.approx(0.8)
+    terms, outside = ppo_clip_terms(ratios.log(), torch.zeros(5), advantages, clip_low=0.2, clip_high=0.2)
+    np.testing.assert_allclose(terms, [-1.2, 1.5, -0.5, 0.8, -2.2], rtol=1e-6)  # -min(r A, clip(r) A)
+    assert outside.tolist() == [1, 1, 1, 1, 0]
 
 
 def test_the_upper_clip_may_differ():
     ratio = torch.tensor([1.25]).log()
     for high, expected in ((0.2, 1.2), (0.28, 1.25)):
-        loss, _ = ppo_clip_loss(ratio, torch.zeros(1), torch.ones(1), torch.ones(1), clip_low=0.2, clip_high=high)
-        assert float(loss) == pytest.approx(-expected)
+        terms, _ = ppo_clip_terms(ratio, torch.zeros(1), torch.ones(1), clip_low=0.2, clip_high=high)
+        assert float(terms) == pytest.approx(-expected)
 
 
 def test_no_gradient_beyond_the_clip():
     new = torch.tensor([0.5, 0.0], requires_grad=True)
-    loss, _ = ppo_clip_loss(new, torch.zeros(2), torch.ones(2), torch.ones(2), clip_low=0.2, clip_high=0.2)
-    loss.backward()
+    terms, _ = ppo_clip_terms(new, torch.zeros(2), torch.ones(2), clip_low=0.2, clip_high=0.2)
+    terms.mean().backward()
     assert new.grad.tolist() == pytest.approx([0.0, -0.5])
 
 
-def test_value_loss_by_hand():
-    values = torch.tensor([[1.0, 0.0], [3.0, 5.0]])
+def test_value_errors_by_hand():
+    values, old = torch.tensor([[1.0, 0.0], [3.0, 5.0]]), torch.tensor([[0.0, 0.0], [2.5, 0.0]])
     returns = torch.tensor([[0.0, 0.0], [0.0, 1.0]])
-    mask = torch.tensor([[1.0, 1.0], [1.0, 0.0]])
-    old = torch.tensor([[0.0, 0.0], [2.5, 0.0]])
-    assert float(value_loss(values, returns, mask, old, None)) == pytest.approx(0.5 * ((1 + 9) / 2 + 0))
+    assert value_errors(values, returns, old, None).tolist() == [[1, 0], [9, 16]]
     # clipped to old +- 0.1: 0.1 and 2.6; the larger error counts
-    assert float(value_loss(values, returns, mask, old, 0.1)) == pytest.approx(0.5 * ((1 + 9) / 2 + 0))
-    returns = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
-    assert float(value_loss(values, returns, mask, old, 0.1)) == pytest.approx(0.5 * ((1.9**2 + 9) / 2 + 0))
+    assert value_errors(values, returns, old, 0.1).tolist() == [[1, 0], [9, 16]]
+    clipped = value_errors(values, torch.tensor([[2.0, 0.0], [0.0, 1.0]]), old, 0.1)
+    np.testing.assert_allclose(clipped, [[1.9**2, 0], [9, 16]], rtol=1e-6)
 
 
-def test_kl_by_hand_and_never_negative():
-    new, old = torch.tensor([math.log(2.0), 0.0]), torch.zeros(2)
-    assert float(approx_kl(new, old, torch.tensor([1.0, 0.0]))) == pytest.approx(2 - 1 - math.log(2))
-    assert float(masked_mean(torch.ones(2), torch.zeros(2))) == 0.0
+def test_kl_by_hand():
+    assert float(old_kl_terms(torch.tensor(math.log(2.0)), torch.tensor(0.0))) == pytest.approx(2 - 1 - math.log(2))
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.lists(st.floats(-3, 3, width=32), min_size=1, max_size=8), st.data())
-def test_masked_entries_change_nothing(differences, data):
-    new = torch.tensor(differences)
-    mask = torch.tensor([float(data.draw(st.booleans())) for _ in differences])
-    other = torch.where(mask > 0, new, new + 1.0)
-    old, advantages = torch.zeros_like(new), torch.linspace(-1, 1, len(new))
-    for a, b in ((new, other),):
-        first = ppo_clip_loss(a, old, advantages, mask, clip_low=0.2, clip_high=0.2)
-        second = ppo_clip_loss(b, old, advantages, mask, clip_low=0.2, clip_high=0.2)
-        assert float(first[0]) == float(second[0])
-    assert float(approx_kl(new, old, mask)) >= -1e-6
+@given(st.lists(st.floats(-3, 3, width=32), min_size=1, max_size=8))
+def test_the_kl_is_never_negative(differences):
+    assert (old_kl_terms(torch.tensor(differences), torch.zeros(len(differences))) >= -1e-6).all()
+
+
+@pytest.mark.parametrize("clip_range_value", [None, 0.1])
+def test_masked_steps_and_unknown_values_change_nothing(clip_range_value):
+    mask, known = torch.tensor([[1.0], [0.0], [1.0]]), torch.tensor([[[1.0]], [[0.0]], [[0.0]]])
+    found = []
+    for number in (0.0, 50.0):
+        torch.manual_seed(0)
+        policy = ControlPolicy(MLPPolicySettings(hidden=(4,)), (2,), 1, ("env",))
+        inputs = StateInputs(torch.randn(3, 2), torch.randn(3, 1))
+        hidden = torch.where(mask > 0, 1.0, number)
+        columns = {"values": known * 0.1, "returns": torch.where(known > 0, 1.0, number), "value_mask": known}
+        batch = Batch(inputs, mask, hidden, torch.zeros(3, 1), **columns)
+        settings = AlgorithmSettings(minibatch_size=3, num_epochs=2, clip_range_value=clip_range_value)
+        metrics = update_policy(
+            policy, FlatAdam(policy, 0.1), batch, settings, np.random.default_rng(0), learning_rate=0.1
+        )
+        found.append((metrics, policy.tensors()))
+    assert found[0][0] == found[1][0]
+    assert all(torch.equal(v, found[1][1][k]) for k, v in found[0][1].items())
 
 
 def test_flat_adam_is_adam_and_skips_what_is_not_finite():
@@ -85,13 +91,13 @@ def test_flat_adam_is_adam_and_skips_what_is_not_finite():
         reference.step()
         optimizer.zero_grad()
         flat(x).square().mean().backward()
-        assert optimizer.step(0.5, 0.1) == pytest.approx(float(norm), rel=1e-5)
+        assert optimizer.step(0.0, 0.5, 0.1) == pytest.approx(float(norm), rel=1e-5)
     for a, b in zip(plain.parameters(), flat.parameters(), strict=True):
         torch.testing.assert_close(a, b)
     before = optimizer.flat.clone()
     optimizer.zero_grad()
     (flat(x).sum() * math.nan).backward()
-    assert optimizer.step(0.5, 0.1) is None
+    assert optimizer.step(0.0, 0.5, 0.1) is None
     assert torch.equal(before, optimizer.flat)
 
 
@@ -108,11 +114,11 @@ DUAL_CLIP = [(None, [10.0, 1.6, -2.4]), (3.0, [6.0, 1.6, -2.4])]
 @pytest.mark.parametrize(("c", "expected"), DUAL_CLIP)
 def test_clip_ratio_c_reaches_the_loss_of_a_control_policy(c, expected):
     policy = ControlPolicy(MLPPolicySettings(), (2,), 1, ())
-    x, actions = torch.zeros(3, 2), torch.tensor([[0.1], [0.2], [0.3]])
-    old = policy.log_prob(x, actions).detach() - torch.tensor([5.0, 0.5, 5.0]).log()
-    none = torch.zeros(3, 0)
-    batch = Batch(x, actions, old, torch.tensor([-2.0, -2.0, 2.0]), torch.ones(3), none, none, none)
-    _, facts = _losses(policy, batch, AlgorithmSettings(normalize_advantages=False, clip_ratio_c=c))
+    inputs = StateInputs(torch.zeros(3, 2), torch.tensor([[0.1], [0.2], [0.3]]))
+    old = policy.evaluate(inputs).log_probs.detach() - torch.tensor([[5.0], [0.5], [5.0]]).log()
+    batch = Batch(inputs, torch.ones(3, 1), torch.tensor([[-2.0], [-2.0], [2.0]]), old)
+    settings = AlgorithmSettings(normalize_advantages=False, clip_ratio_c=c, num_epochs=1)
+    facts = update_policy(policy, FlatAdam(policy, 0.0), batch, settings, np.random.default_rng(0), learning_rate=0.0)
     assert facts["policy_loss"] == pytest.approx(sum(expected) / 3, rel=1e-5)
     assert facts["clip_fraction"] == 1
 

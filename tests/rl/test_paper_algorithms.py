@@ -11,8 +11,8 @@ from text_rl import LETTERS, letter_study, tiny
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import token_batch
 from guerdon.rl.advantages import last_valid
+from guerdon.rl.learner import AdamW, make_batch, update_policy
 from guerdon.rl.text_advantages import KL, VERIFIER, advise, kl_rewards
-from guerdon.rl.text_learner import Told, update_text_policy
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Rewards
 
@@ -56,10 +56,11 @@ def updated(name, folder, *, kl=False):
         rewards[KL] = kl_rewards(gaps(batch), np.zeros(batch.mask_B_T.shape), batch.mask_B_T)
         weights[KL] = study.text_algorithm.kl_coef
     found = advise(study, batch.mask_B_T, GROUPS, rewards, weights, greedy_mask_B_T=one)
-    update_text_policy(
-        policy, torch.optim.SGD(policy.parameters(), lr=RATE), batch, Told(torch.from_numpy(found.advantages)),
-        study.text_algorithm, np.random.default_rng(0), learning_rate=RATE, temperature=1.0, max_length=LIMIT,
-    )  # fmt: skip
+    optimizer = AdamW(policy.parameters(), RATE)
+    optimizer.optimizer = torch.optim.SGD(policy.parameters(), lr=RATE)
+    made = make_batch(batch, batch.mask_B_T, found)
+    rng = np.random.default_rng(0)
+    update_policy(policy, optimizer, made, study.text_algorithm, rng, learning_rate=RATE, max_length=LIMIT)
     return policy.tensors()
 
 

@@ -50,7 +50,7 @@ def says(rows, study, *, lr=0.0):
     """The reward model of a study with such a policy in place of phi, and zeros as the reference."""
     model = PrimeReward(PRIME, study, load_policy(study.text_policy, seed=0))
     model.phi, model.ref = Says(rows), Says([[0.0] * 9] * len(rows))
-    model.optimizer = torch.optim.SGD(model.phi.parameters(), lr=lr)
+    model.optimizer.optimizer = torch.optim.SGD(model.phi.parameters(), lr=lr)
     return model
 
 

@@ -12,9 +12,9 @@ from guerdon.models.text_card import ADDED, read_card
 from guerdon.models.text_load import load_text_model
 from guerdon.policies.text_files import save_policy
 from guerdon.policies.tokens import prompt_ids, response_ids, token_batch
+from guerdon.rl.learner import log_probs_of
 from guerdon.rl.prime import LabelledBatch
 from guerdon.rl.run import run_folder
-from guerdon.rl.text_learner import log_probs_of
 from guerdon.types import Episode
 from guerdon.worlds.prompts import Prompt, shared_system_prompt
 

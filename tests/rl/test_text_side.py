@@ -242,7 +242,7 @@ def test_a_second_stage_takes_the_policy_over(tmp_path):
     loop = start(again)
     assert loop.step == 0
     assert all(torch.equal(v, after[k]) for k, v in loop.side.policy.tensors().items())
-    assert loop.side.optimizer.state
+    assert loop.side.optimizer.optimizer.state
     assert any("policy and optimiser" in note for note in loop.side.notes)
     loop.close()
     other = letter_study(
@@ -250,7 +250,7 @@ def test_a_second_stage_takes_the_policy_over(tmp_path):
         runner={"resume_dir": str(run_folder(first))},
     )  # fmt: skip
     loop = start(other)
-    assert not loop.side.optimizer.state
+    assert not loop.side.optimizer.optimizer.state
     assert torch.equal(loop.side.policy.tensors()["model.norm.weight"], after["model.norm.weight"])
     loop.close()
 
@@ -316,7 +316,7 @@ def broken_prime(loop, every=2):
 
     def evaluate(batch, **kwargs):
         scores = original(batch, **kwargs)
-        scores.log_probs_B_T[::every] = float("nan")
+        scores.log_probs[::every] = float("nan")
         return scores
 
     phi.evaluate = evaluate

@@ -23,7 +23,6 @@ from guerdon.config import to_yaml  # noqa: E402
 from guerdon.errors import ConfigError, TooManyFailuresError  # noqa: E402
 from guerdon.rl import checkpoint as ckpt  # noqa: E402
 from guerdon.rl import control_side, text_sources  # noqa: E402
-from guerdon.rl.learner import make_batch  # noqa: E402
 from guerdon.rl.run import run_folder  # noqa: E402
 from guerdon.types import Failure, RewardInfo, Score  # noqa: E402
 
@@ -93,26 +92,25 @@ def test_a_run_with_a_remote_model_is_the_run_with_the_local_one_whatever_the_ne
 def test_failed_items_are_those_of_the_local_model_and_carry_no_gradient(tmp_path, monkeypatch):
     checked = []
 
-    def watched(rollout, policy, settings, weights, gammas, scales):
-        batch = make_batch(rollout, policy, settings, weights, gammas, scales)
+    real = control_side.ControlSide._advantages
+
+    def watched(side, rollout, scales):
+        found = real(side, rollout, scales)
         failed = rollout.failed["rm"]
         assert (rollout.rewards["rm"][failed] == 0).all()
         loud = {**rollout.rewards, "rm": np.where(failed, np.float32(1e6), rollout.rewards["rm"])}
-        other = make_batch(
-            type(rollout)(**{**vars(rollout), "rewards": loud}), policy, settings, weights, gammas, scales
-        )
-        assert torch.equal(batch.advantages, other.advantages)
-        heads = list(weights).index("rm")
-        known = batch.value_mask[:, heads].bool()
-        assert torch.equal(batch.returns[:, heads][known], other.returns[:, heads][known])
-        assert not known[torch.from_numpy(failed.reshape(-1))].any()
+        other = real(side, type(rollout)(**{**vars(rollout), "rewards": loud}), scales)
+        np.testing.assert_array_equal(found.advantages, other.advantages)
+        known = found.known["rm"]
+        np.testing.assert_array_equal(found.value_targets["rm"][known], other.value_targets["rm"][known])
+        assert not known[failed].any()
         checked.append(int(failed.sum()))
-        return batch
+        return found
 
     given = {"score_every": 1, "max_failure_rate": 0.6, "combine_mode": "add"}
     local = clock_study(tmp_path, name="local", reward=source(LOCAL, **given))
     start(local, reader=Worth(one_in_ten)).run()
-    monkeypatch.setattr(control_side, "make_batch", watched)
+    monkeypatch.setattr(control_side.ControlSide, "_advantages", watched)
     with chaos_server(mute=one_in_ten, modality="image") as server:
         study = clock_study(tmp_path, name="remote", reward=source(remote(server), **given))
         start(study, reader="own").run()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.finite import load_weights, refuse_to_write
 from guerdon.policies.normalize import RunningMeanStd
 from guerdon.settings.policy import CNNPolicySettings, MLPPolicySettings
+from guerdon.types import Evaluated, IntArray
 
 _ACTIVATION, _ACTIVATIONS = "activation", ("tanh", "relu")
 _CLIP = 10.0  # normalised observations beyond ten standard deviations are cut off
@@ -86,6 +88,27 @@ class PixelActor:
         mean = self.mean(observations)
         std = self._policy.log_std.detach().exp().numpy()
         return np.asarray(mean + std * rng.standard_normal(mean.shape, dtype=np.float32))
+
+
+@dataclass(frozen=True, eq=False)
+class StateInputs:
+    """N steps of a control policy.
+
+    Attributes:
+        observations: as the networks take them (`ControlPolicy.prepare`).
+        actions: (N, A).
+    """
+
+    observations: Tensor
+    actions: Tensor
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    def take(self, rows: IntArray) -> StateInputs:
+        """These steps, in order."""
+        index = torch.from_numpy(rows)
+        return StateInputs(self.observations.index_select(0, index), self.actions.index_select(0, index))
 
 
 class ControlPolicy(nn.Module):
@@ -153,6 +176,19 @@ class ControlPolicy(nn.Module):
             raise ConfigError("this policy was built without a critic")
         value: Tensor = self.vf(x)
         return value
+
+    def inputs(self, observations: np.ndarray, actions: np.ndarray) -> StateInputs:
+        """(..., observation) and (..., A) as N rows for `evaluate`."""
+        flat = observations.reshape(-1, *self.observation_shape)
+        return StateInputs(self.prepare(flat), torch.from_numpy(actions.reshape(len(flat), -1)))
+
+    def evaluate(self, inputs: StateInputs, *, entropy: bool = False) -> Evaluated:
+        """Log-probabilities (N, 1), values (N, 1, H), and the entropy, which is the same at every step."""
+        return Evaluated(
+            self.log_prob(inputs.observations, inputs.actions)[:, None],
+            self.entropy() if entropy else None,
+            None if self.vf is None else self.value(inputs.observations)[:, None],
+        )
 
     def actor(self) -> Actor | PixelActor:
         """A copy to act with; it does not follow later updates."""

@@ -6,13 +6,12 @@ known here.
 
     policy = load_policy(settings, seed=0)                   # guerdon.policies.text_files
     scores = policy.evaluate(batch, temperature=1.0, entropy=True)
-    loss = -(scores.log_probs_B_T * advantages_B_T).sum()
+    loss = -(scores.log_probs * advantages_B_T).sum()
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,23 +24,9 @@ from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.token_log_probs import token_log_probs
 from guerdon.policies.tokens import TokenBatch, pad_id
 from guerdon.settings.text_policy import LoraSettings
+from guerdon.types import Evaluated
 
 _VALUE = "value_head."
-
-
-@dataclass(frozen=True, eq=False)
-class TokenScores:
-    """What a policy says about a batch of responses; 0 where there is no token.
-
-    Attributes:
-        log_probs_B_T: (B, T) float32, of each response token given everything before it.
-        entropy_B_T: (B, T) float32, of the distribution the token was drawn from, in nats; None if not asked for.
-        values_B_T_K: (B, T, K) float32, K values before each token; None without value heads.
-    """
-
-    log_probs_B_T: Tensor
-    entropy_B_T: Tensor | None
-    values_B_T_K: Tensor | None
 
 
 class TextPolicy:
@@ -54,6 +39,9 @@ class TextPolicy:
         value_heads: also estimate so many values per token (one per reward source), by a linear layer on the last
             hidden state that starts at zero.
         remove_padding: forward without padding; None: as the base's settings say.
+
+    Attributes:
+        temperature: that it samples with.
 
     Raises:
         ConfigError: a value head on a model whose logits are not a linear layer of its hidden state, or weights that
@@ -72,6 +60,7 @@ class TextPolicy:
         if adapter is None and trainable and base.adapters:
             raise ConfigError("these weights carry adapters, so they are frozen: train an adapter, not the weights")
         self.base, self.adapter, self.trainable = base, adapter, trainable
+        self.temperature = 1.0
         self.remove_padding = base.settings.use_remove_padding if remove_padding is None else remove_padding
         if self.remove_padding:
             base.check_packs()
@@ -96,30 +85,33 @@ class TextPolicy:
         """Where the weights are."""
         return self.base.device
 
-    def evaluate(self, batch: TokenBatch, *, temperature: float = 1.0, entropy: bool = False) -> TokenScores:
+    def evaluate(self, inputs: TokenBatch, *, entropy: bool = False, temperature: float | None = None) -> Evaluated:
         """Log-probabilities of the responses, with gradients unless the caller switched them off.
 
         Args:
-            batch: prompts and responses; rows of very different lengths waste time unless padding is removed.
-            temperature: divides the logits; give the one that was sampled with.
+            inputs: prompts and responses; rows of very different lengths waste time unless padding is removed.
             entropy: also of the distribution of each token.
+            temperature: divides the logits; give the one that was sampled with. None: `temperature` of this policy.
+
+        Returns:
+            (B, T) log-probabilities and entropies and (B, T, H) values; 0 where there is no token.
         """
-        longest = max((len(p) + n for p, n in zip(batch.prompts, batch.lengths_B, strict=True)), default=0)
+        longest = max((len(p) + n for p, n in zip(inputs.prompts, inputs.lengths_B, strict=True)), default=0)
         eager = self.base.eager_for(longest)
-        if not self.remove_padding and self.base.shares_prompts(batch, longest):
-            layout = lay_out_shared(batch, device=self.device, eager=eager)
+        if not self.remove_padding and self.base.shares_prompts(inputs, longest):
+            layout = lay_out_shared(inputs, device=self.device, eager=eager)
         else:
             layout = lay_out(
-                batch, pad_id=pad_id(self.tokenizer), packed=self.remove_padding, device=self.device, eager=eager
+                inputs, pad_id=pad_id(self.tokenizer), packed=self.remove_padding, device=self.device, eager=eager
             )
         with self.base.adapter(self.adapter):
             hidden_M_H = self.base.hidden(layout)[layout.predicts_M]
             log_probs_M, entropy_M = token_log_probs(
                 hidden_M_H, self.base.logits, layout.targets_M, vocabulary=self.base.vocabulary,
-                temperature=temperature, entropy=entropy,
+                temperature=self.temperature if temperature is None else temperature, entropy=entropy,
             )  # fmt: skip
         values_M_K = None if self.value_head is None else self.value_head(hidden_M_H.float())
-        mask_B_T = torch.from_numpy(batch.mask_B_T).to(self.device)
+        mask_B_T = torch.from_numpy(inputs.mask_B_T).to(self.device)
 
         def spread(values: Tensor | None) -> Tensor | None:
             return None if values is None else values.new_zeros(mask_B_T.shape).masked_scatter(mask_B_T, values)
@@ -130,11 +122,11 @@ class TextPolicy:
         if values_M_K is not None:
             places = mask_B_T[..., None].expand(-1, -1, values_M_K.shape[1])
             values_B_T_K = values_M_K.new_zeros(places.shape).masked_scatter(places, values_M_K)
-        return TokenScores(log_probs_B_T, spread(entropy_M), values_B_T_K)
+        return Evaluated(log_probs_B_T, spread(entropy_M), values_B_T_K)
 
-    def log_probs(self, batch: TokenBatch, *, temperature: float = 1.0) -> Tensor:
+    def log_probs(self, batch: TokenBatch, *, temperature: float | None = None) -> Tensor:
         """(B, T) float32 log-probabilities of the response tokens, 0 elsewhere."""
-        return self.evaluate(batch, temperature=temperature).log_probs_B_T
+        return self.evaluate(batch, temperature=temperature).log_probs
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """What this policy trains: its adapter or all weights, and the value head. Nothing for a reference."""

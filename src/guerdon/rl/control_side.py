@@ -22,6 +22,7 @@ from guerdon.collect.continuations import Continuations
 from guerdon.collect.observed_frames import ObservedFrames
 from guerdon.models.vlm_prm import say_computed, say_weighted
 from guerdon.policies.control import build_policy, save_policy
+from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages
 from guerdon.rl.assemble import build_keep_up, build_sources, save_refitted
 from guerdon.rl.control_state import restore_state, restore_world, take_state
 from guerdon.rl.evaluation import evaluate_policy
@@ -35,7 +36,7 @@ from guerdon.rl.rollout import Trace, roll_out
 from guerdon.rl.side import Refits, Times
 from guerdon.rl.start import start_from_policy, start_from_run
 from guerdon.settings.study import Study
-from guerdon.types import Observes, Rewards, Rollout, Segment
+from guerdon.types import Advantages, Observes, Rewards, Rollout, Segment
 from guerdon.worlds.build import build_world
 
 LOGGED_AS_PRM = ("QwenProcessRM", "DummyRM")  # the VLA guide's names of models, which come with its log lines
@@ -177,7 +178,9 @@ class ControlSide:
         with phase("update"):
             rollout = make_rollout(happened.trace, measured, self.policy, group_size=self.group)
             scales = self.scaler.update(rollout)
-            batch = make_batch(rollout, self.policy, algorithm, self.weights, self.gammas, scales)
+            found = self._advantages(rollout, scales)
+            inputs = self.policy.inputs(rollout.observations, rollout.actions)
+            batch = make_batch(inputs, rollout.mask, found, old=rollout.log_probs, values=rollout.values)
             rate = scheduled(algorithm.learning_rate, algorithm.lr_schedule, progress)
             learned = update_policy(
                 self.policy, self.optimizer, batch, algorithm, self.learning_rng, learning_rate=rate
@@ -245,6 +248,26 @@ class ControlSide:
                 self.continuations.close()
             self.world.close()
             self.eval_world.close()
+
+    def _advantages(self, rollout: Rollout, scales: Mapping[str, float]) -> Advantages:
+        """Of every source, its rewards divided by its scale."""
+        algorithm = self.study.control_algorithm
+        groups = None if rollout.group_ids is None else rollout.group_ids[:, 0]
+        sources = {
+            name: SourceRewards(
+                rollout.rewards[name] / np.float32(scales[name]),
+                gamma=self.gammas[name],
+                weight=weight,
+                failed_B_T=rollout.failed.get(name),
+                credit="dense" if groups is None else "episode",
+                standardize=algorithm.grpo_std,
+                values_B_T=rollout.values.get(name),
+                next_values_B_T=rollout.next_values.get(name),
+            )
+            for name, weight in self.weights.items()
+        }
+        steps = Steps(rollout.mask, rollout.terminated, rollout.truncated, groups)
+        return estimate_advantages(sources, steps, estimator=algorithm.adv_estimator, lam=algorithm.gae_lambda)
 
     # Beginning and seeing.
 

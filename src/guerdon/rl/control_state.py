@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from guerdon.rl.checkpoint import under
-from guerdon.rl.learner import optimizer_state
 
 if TYPE_CHECKING:
     from guerdon.rl.control_side import ControlSide
@@ -23,7 +22,9 @@ if TYPE_CHECKING:
 
 def take_state(side: ControlSide) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and JSON-able values of everything that decides what comes next."""
-    tensors = {f"policy.{k}": v for k, v in side.policy.tensors().items()} | optimizer_state(side.optimizer)
+    tensors = {f"policy.{k}": v for k, v in side.policy.tensors().items()} | {
+        f"optimizer.{k}": v for k, v in side.optimizer.tensors().items()
+    }
     keep_ups = {}
     for name, keep_up in side.keep_ups.items():
         more, keep_ups[name] = keep_up.state_dict()

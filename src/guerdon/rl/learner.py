@@ -1,18 +1,19 @@
-"""The policy update: PPO epochs over one rollout, or the same clipped update from group-relative advantages.
+"""The policy update, one for all policies: gradient steps on a rollout with advantages.
 
-All parameters live in one flat tensor, so that clipping and Adam are a handful of operations instead of one per
-layer. This module does not know where rewards came from.
+Rows are what a gradient step is made of: the steps of a control policy (K = 1 decision each), the responses of a
+language model (K tokens), the chunks of a policy with action tokens. Losses of micro-batches add up to exactly the
+loss of the gradient step they belong to.
 
-    batch = make_batch(rollout, policy, settings, weights, gammas, reward_scales)
+    batch = make_batch(inputs, rollout.mask, advantages, old=rollout.log_probs, values=rollout.values)
     metrics = update_policy(policy, FlatAdam(policy, 1e-3), batch, settings, rng, learning_rate=1e-3)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Generic, Protocol
 
 import numpy as np
 import torch
@@ -20,17 +21,54 @@ from torch import Tensor, nn
 
 from guerdon.errors import CheckpointError
 from guerdon.finite import SkippedSteps
-from guerdon.policies.control import ControlPolicy
+from guerdon.policies.text import TextPolicy
+from guerdon.policies.tokens import TokenBatch
 from guerdon.rl import losses
-from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages
 from guerdon.settings.policy import AlgorithmSettings
-from guerdon.types import Rollout
+from guerdon.settings.text_algorithm import TextAlgorithmSettings
+from guerdon.types import Advantages, BoolArray, Evaluated, FloatArray, Inputs, Metrics, Policy
+
+
+class Optimizer(Protocol):
+    """Adam on what a policy trains, with gradient clipping.
+
+    Attributes:
+        skipped: counts the steps in a row that were not finite.
+    """
+
+    skipped: SkippedSteps
+
+    def zero_grad(self) -> None:
+        """Set gradients to zero."""
+        ...
+
+    def step(self, loss: float, max_norm: float, learning_rate: float | None = None) -> float | None:
+        """Clip gradients to a norm and step; the norm before clipping, None where a step is skipped as not finite.
+
+        Args:
+            loss: that the gradients are of.
+            max_norm: of all gradients together.
+            learning_rate: from now on; None: as it is.
+
+        Raises:
+            NonFiniteError: too many in a row were skipped.
+        """
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Moments and step counts, for a checkpoint."""
+        ...
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Return to stored moments."""
+        ...
 
 
 class FlatAdam:
-    """Adam (Kingma & Ba 2015, 1412.6980) on all parameters of a module as one tensor.
+    """Adam (Kingma & Ba 2015, 1412.6980) on all parameters of a small module as one tensor.
 
-    The module's parameters become windows into `flat`; gradients are gathered into `flat.grad`.
+    The module's parameters become windows into `flat`; gradients are gathered into `flat.grad`, so that clipping and
+    Adam are a handful of operations instead of one per layer.
     """
 
     def __init__(self, module: nn.Module, learning_rate: float, *, eps: float = 1e-5) -> None:
@@ -49,24 +87,21 @@ class FlatAdam:
         self.skipped = SkippedSteps("the policy", "algorithm.learning_rate")
 
     def zero_grad(self) -> None:
-        """Forget gradients, in place."""
+        """Set gradients to zero, in place."""
         assert self.flat.grad is not None
         self.flat.grad.zero_()
 
-    def step(self, max_norm: float, learning_rate: float) -> float | None:
-        """Clip to the norm and step; a gradient that is not finite is skipped and answered with None.
-
-        Raises:
-            NonFiniteError: too many in a row were skipped.
-        """
+    def step(self, loss: float, max_norm: float, learning_rate: float | None = None) -> float | None:
+        """See `Optimizer`."""
         grad = self.flat.grad
         assert grad is not None
         norm = float(torch.linalg.vector_norm(grad))
-        if not self.skipped.takes(norm):
+        if not self.skipped.takes(loss, norm):
             return None
         if norm > max_norm:
             grad.mul_(max_norm / (norm + 1e-6))
-        self.optimizer.param_groups[0]["lr"] = learning_rate
+        if learning_rate is not None:
+            self.optimizer.param_groups[0]["lr"] = learning_rate
         self.optimizer.step()
         return norm
 
@@ -75,8 +110,12 @@ class FlatAdam:
         state = self.optimizer.state_dict()["state"]
         return {k: torch.as_tensor(v).clone() for k, v in state[0].items()} if state else {}
 
-    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Return to stored moments."""
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Return to stored moments.
+
+        Raises:
+            CheckpointError: they are of another policy.
+        """
         if not tensors:
             return
         if tensors["exp_avg"].numel() != self.flat.numel():
@@ -90,148 +129,329 @@ class FlatAdam:
         )
 
 
-@dataclass(frozen=True)
-class Batch:
-    """One rollout, flattened to N steps and ready for minibatches.
+class AdamW:
+    """AdamW (Loshchilov & Hutter 2019, 1711.05101) on the tensors that a large policy trains, each by itself.
 
-    Attributes:
-        x: prepared observations.
-        actions: (N, A).
-        log_probs: (N,) of the behaviour policy.
-        advantages: (N,) combined.
-        mask: (N,) 1 where the step exists.
-        values: (N, K) value heads, K = 0 without a critic.
-        returns: (N, K) their targets.
-        value_mask: (N, K) 0 where a target is missing.
+    Args:
+        parameters: what is trained.
+        learning_rate: until `step` sets another.
+        betas: decay of the moments.
+        weight_decay: per step, times the learning rate.
+        what: what is trained, in words.
+        key: the setting to change where training diverges.
     """
 
-    x: Tensor
-    actions: Tensor
-    log_probs: Tensor
-    advantages: Tensor
+    def __init__(
+        self,
+        parameters: list[nn.Parameter],
+        learning_rate: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
+        *,
+        what: str = "the policy",
+        key: str = "algorithm.learning_rate",
+    ) -> None:
+        self.optimizer = torch.optim.AdamW(
+            parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=True
+        )
+        self.skipped = SkippedSteps(what, key)
+
+    def zero_grad(self) -> None:
+        """Drop gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def step(self, loss: float, max_norm: float, learning_rate: float | None = None) -> float | None:
+        """See `Optimizer`."""
+        if learning_rate is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate
+        return self.skipped.clipped_step(self.optimizer, loss, max_norm)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state as named tensors: `adam.<parameter>.<slot>`."""
+        state = self.optimizer.state_dict()["state"]
+        return {
+            f"adam.{i}.{k}": torch.as_tensor(v).cpu().clone() for i, slots in state.items() for k, v in slots.items()
+        }
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Return to what `tensors` gave; names that are not of Adam are passed over."""
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            if name.startswith("adam."):
+                _, index, slot = name.split(".", 2)
+                state.setdefault(int(index), {})[slot] = value.clone()
+        self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})
+
+
+@dataclass(frozen=True, eq=False)
+class Batch(Generic[Inputs]):
+    """A rollout with advantages, ready for gradient steps: R rows of K decisions, H value heads.
+
+    Attributes:
+        inputs: R rows, for `Policy.evaluate`.
+        mask: (R, K) float32, 1 where there is a decision.
+        advantages: (R, K) float32, 0 where masked.
+        old_log_probs: (R, K) of the policy that acted, as training computes them; None where one gradient step takes
+            the whole batch, so that the policy that is trained is the one that acted.
+        ref_log_probs: (R, K) of the KL's reference; None without a KL in the loss.
+        behaviour: (R, K) log-probabilities as they were sampled, to measure how far training is from them.
+        values: (R, K, H) before the update, for clipping its change.
+        returns: (R, K, H) targets of the value heads; None without a critic.
+        value_mask: (R, K, H) float32, 0 where a target is missing.
+    """
+
+    inputs: Inputs
     mask: Tensor
-    values: Tensor
-    returns: Tensor
-    value_mask: Tensor
+    advantages: Tensor
+    old_log_probs: Tensor | None = None
+    ref_log_probs: Tensor | None = None
+    behaviour: Tensor | None = None
+    values: Tensor | None = None
+    returns: Tensor | None = None
+    value_mask: Tensor | None = None
+
+    def columns(self) -> dict[str, Tensor]:
+        """The tensors that are there, by name."""
+        return {f.name: t for f in fields(self) if isinstance(t := getattr(self, f.name), Tensor)}
 
 
 def make_batch(
-    rollout: Rollout,
-    policy: ControlPolicy,
-    settings: AlgorithmSettings,
-    weights: dict[str, float],
-    gammas: dict[str, float],
-    reward_scales: dict[str, float],
-) -> Batch:
-    """Advantages per source, combined; value targets per head.
+    inputs: Inputs,
+    mask_B_T: BoolArray,
+    found: Advantages,
+    *,
+    old: FloatArray | None = None,
+    ref: FloatArray | None = None,
+    behaviour: FloatArray | None = None,
+    values: Mapping[str, FloatArray] | None = None,
+) -> Batch[Inputs]:
+    """A rollout with its advantages as rows of decisions: as many as the inputs have.
 
     Args:
-        rollout: with rewards of every source in `weights`.
-        policy: its heads are the sources that have a value.
-        settings: the estimator.
-        weights: source name to weight in the advantage.
-        gammas: source name to discount.
-        reward_scales: source name to divisor of its rewards.
+        inputs: of the policy.
+        mask_B_T: where there is a decision.
+        found: advantages and value targets; value heads are in the order of `values`.
+        old, ref, behaviour: (B, T), see `Batch`.
+        values: source to (B, T) values before the update, where there is a critic.
     """
-    n = rollout.mask.size
-    groups = None if rollout.group_ids is None else rollout.group_ids[:, 0]
-    sources = {
-        name: SourceRewards(
-            rollout.rewards[name] / np.float32(reward_scales[name]),
-            gamma=gammas[name],
-            weight=weight,
-            failed_B_T=rollout.failed.get(name),
-            credit="dense" if groups is None else "episode",
-            standardize=settings.grpo_std,
-            values_B_T=rollout.values.get(name),
-            next_values_B_T=rollout.next_values.get(name),
-        )
-        for name, weight in weights.items()
-    }
-    steps = Steps(
-        rollout.mask,
-        rollout.terminated,
-        rollout.truncated,
-        None if rollout.group_ids is None else rollout.group_ids[:, 0],
-    )
-    found = estimate_advantages(sources, steps, estimator=settings.adv_estimator, lam=settings.gae_lambda)
-    heads = list(found.value_targets)
+    rows = len(inputs)
+
+    def column(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)).reshape(rows, -1 if array.size else 0)
+
+    def heads(arrays: Mapping[str, np.ndarray]) -> Tensor | None:
+        return torch.stack([column(arrays[name]) for name in values], dim=-1) if values else None
+
     return Batch(
-        x=policy.prepare(rollout.observations.reshape(n, *rollout.observations.shape[2:])),
-        actions=torch.from_numpy(rollout.actions.reshape(n, -1)),
-        log_probs=torch.from_numpy(rollout.log_probs.reshape(n)),
-        advantages=torch.from_numpy(found.advantages.reshape(n)),
-        mask=torch.from_numpy(rollout.mask.reshape(n).astype(np.float32)),
-        values=_columns([rollout.values[name] for name in heads], n),
-        returns=_columns([found.value_targets[name] for name in heads], n),
-        value_mask=_columns([found.known[name] for name in heads], n),
+        inputs,
+        column(mask_B_T),
+        column(found.advantages),
+        None if old is None else column(old),
+        None if ref is None else column(ref),
+        None if behaviour is None else column(behaviour),
+        heads(values or {}),
+        heads(found.value_targets),
+        heads(found.known),
     )
+
+
+class _Sums(dict[str, float]):
+    """Sums by name."""
+
+    def add(self, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            self[name] = self.get(name, 0.0) + value
 
 
 def update_policy(
-    policy: ControlPolicy,
-    optimizer: FlatAdam,
-    batch: Batch,
-    settings: AlgorithmSettings,
+    policy: Policy[Inputs],
+    optimizer: Optimizer,
+    batch: Batch[Inputs],
+    settings: AlgorithmSettings | TextAlgorithmSettings,
     rng: np.random.Generator,
     *,
     learning_rate: float,
-) -> dict[str, float | None]:
-    """PPO epochs over minibatches, stopped early when the policy moved further than `target_kl`.
+    max_length: int | None = None,
+) -> Metrics:
+    """Passes over a batch, a gradient step per mini-batch, stopped early where the policy moved beyond `target_kl`.
+
+    Args:
+        policy: what is trained; with value heads where the batch has returns.
+        optimizer: of its parameters.
+        batch: what to learn from.
+        settings: loss, aggregation, sizes.
+        rng: the order of rows, where an epoch has more than one mini-batch.
+        learning_rate: for every step.
+        max_length: the length limit of a response (`loss_agg: constant`).
 
     Returns:
-        Means over the updates, None where there was none: losses, KL, clip fraction, gradient norm; then the entropy
-        and the counts `updates` and `skipped_updates` (gradients that were not finite).
+        Means over the gradient steps that were taken, None where there was none; `rollout_gap_*`: how far the acting
+        policy's log-probabilities are from those that were sampled with; the counts `updates` and `skipped_updates`
+        (losses or gradients that were not finite).
+
+    Raises:
+        NonFiniteError: too many in a row were not.
     """
-    seen: list[dict[str, float]] = []
-    skipped = 0
-    stop = False
-    for _ in range(settings.num_epochs):
-        order = torch.from_numpy(rng.permutation(len(batch.mask)))
-        for part in _minibatches(batch, order, settings.minibatch_size):
-            total, facts = _losses(policy, part, settings)
-            if settings.target_kl is not None and facts["approx_kl"] > 1.5 * settings.target_kl:
-                stop = True
-                break
-            optimizer.zero_grad()
-            total.backward()  # type: ignore[no-untyped-call]
-            norm = optimizer.step(settings.max_grad_norm, learning_rate)
-            if norm is None:
-                skipped += 1
-            else:
-                seen.append({**facts, "grad_norm": norm})
-        if stop:
+    total, largest_gap, taken, skipped = _Sums(), 0.0, 0, 0
+    names = _metric_names(batch)
+    for rows, part in _mini_batches(batch, settings, rng):
+        optimizer.zero_grad()
+        weights, divisor = _aggregation(part["mask"], settings, max_length)
+        value_count = part["value_mask"].sum((0, 1)).clamp_min(1.0) if "value_mask" in part else None
+        count = part["mask"].sum().clamp_min(1.0)
+        facts = _Sums()
+        for here in _chunks(len(rows), settings.micro_batch_size):
+            columns = {name: column[here] for name, column in part.items()} | {"weights": weights[here]}
+            inputs = batch.inputs.take(rows[here])
+            loss, numbers, gap = _loss(policy, inputs, columns, divisor, count, value_count, settings)
+            loss.backward()  # type: ignore[no-untyped-call]
+            facts.add(numbers)
+            largest_gap = max(largest_gap, gap)
+        if settings.target_kl is not None and facts["approx_kl"] > 1.5 * settings.target_kl:
             break
-    names = ("policy_loss", "value_loss", "approx_kl", "clip_fraction", "grad_norm")
-    means = {k: sum(row[k] for row in seen) / len(seen) if seen and k in seen[0] else None for k in names}
-    if not batch.values.shape[1]:
-        del means["value_loss"]
-    return {**means, "entropy": float(policy.entropy().detach()), "updates": len(seen), "skipped_updates": skipped}
-
-
-def _losses(policy: ControlPolicy, part: Batch, settings: AlgorithmSettings) -> tuple[Tensor, dict[str, float]]:
-    """The loss of one minibatch, with its parts as plain numbers."""
-    high = settings.clip_range if settings.clip_range_high is None else settings.clip_range_high
-    a = part.advantages
-    if settings.normalize_advantages and settings.adv_estimator == "gae":
-        a = _standardise(a, part.mask)
-    new = policy.log_prob(part.x, part.actions)
-    loss, clipped = losses.ppo_clip_loss(
-        new, part.log_probs, a, part.mask, clip_low=settings.clip_range, clip_high=high, dual_clip=settings.clip_ratio_c
-    )
-    facts = {
-        "policy_loss": float(loss.detach()),
-        "approx_kl": float(losses.approx_kl(new.detach(), part.log_probs, part.mask)),
-        "clip_fraction": float(clipped),
-    }
-    total = loss - settings.entropy_coef * policy.entropy() if settings.entropy_coef else loss
-    if part.values.shape[1]:
-        v = losses.value_loss(
-            policy.value(part.x), part.returns, part.value_mask, part.values, settings.clip_range_value
+        norm = optimizer.step(
+            facts["policy_loss"] + facts.get("value_loss", 0.0), settings.max_grad_norm, learning_rate
         )
-        total = total + settings.value_coef * v
-        facts["value_loss"] = float(v.detach())
-    return total, facts
+        if norm is None:
+            skipped += 1
+            continue
+        taken += 1
+        total.add({**facts, "grad_norm": norm})
+    metrics: Metrics = {name: total[name] / taken if taken else None for name in names}
+    if batch.behaviour is not None:
+        metrics["rollout_gap_max"] = largest_gap
+    return metrics | {"updates": taken, "skipped_updates": skipped}
+
+
+def _metric_names(batch: Batch[Inputs]) -> list[str]:
+    names = ["policy_loss", "grad_norm", "entropy", "clip_fraction", "approx_kl"]
+    names += ["value_loss"] if batch.returns is not None else []
+    names += ["kl"] if batch.ref_log_probs is not None else []
+    return names + (["rollout_gap_mean"] if batch.behaviour is not None else [])
+
+
+def _mini_batches(
+    batch: Batch[Inputs], settings: AlgorithmSettings | TextAlgorithmSettings, rng: np.random.Generator
+) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
+    """Rows and columns of each gradient step; in their own order where one step takes them all.
+
+    Columns are put in order once per epoch, which is cheaper than picking from each for every part; inputs, which may
+    be pictures, are picked part by part.
+    """
+    n = len(batch.inputs)
+    size = settings.minibatch_size or n
+    for _ in range(settings.num_epochs):
+        order = np.arange(n) if size >= n else rng.permutation(n)
+        index = torch.from_numpy(order)
+        ordered = {name: column.index_select(0, index) for name, column in batch.columns().items()}
+        for here in _chunks(n, size):
+            yield order[here], {name: column[here] for name, column in ordered.items()}
+
+
+def _chunks(n: int, size: int | None) -> Iterator[slice]:
+    """Parts of at most `size` rows; None: all."""
+    for start in range(0, n, size or max(n, 1)):
+        yield slice(start, min(start + (size or n), n))
+
+
+def _aggregation(
+    mask: Tensor, settings: AlgorithmSettings | TextAlgorithmSettings, max_length: int | None
+) -> tuple[Tensor, Tensor | float]:
+    """Weights of the decisions of a gradient step, and what their weighted sum is divided by."""
+    if settings.loss_agg == "token":
+        return mask, mask.sum().clamp_min(1.0)
+    return losses.aggregation_weights(mask, settings.loss_agg, max_length=max_length), 1.0
+
+
+def _loss(
+    policy: Policy[Inputs],
+    inputs: Inputs,
+    columns: Mapping[str, Tensor],
+    divisor: Tensor | float,
+    count: Tensor,
+    value_count: Tensor | None,
+    settings: AlgorithmSettings | TextAlgorithmSettings,
+) -> tuple[Tensor, dict[str, float], float]:
+    """These rows' part of a gradient step's loss, its parts as plain numbers, and the largest gap to the sampler."""
+    found = policy.evaluate(inputs, entropy=True)
+    new = found.log_probs
+    here = {name: column[:, : new.shape[1]].to(new.device) for name, column in columns.items()}
+    mask, weights = here["mask"], here["weights"]
+    old = here.get("old_log_probs", new.detach())
+    advantages = here["advantages"]
+    if settings.normalize_minibatches:
+        advantages = _standardise(advantages, mask)
+
+    def share(values: Tensor) -> float:
+        return float((values.detach() * mask).sum() / count)
+
+    terms, outside = _policy_terms(new, old, advantages, mask, settings)
+    policy_loss = (terms * weights).sum() / divisor
+    numbers = {
+        "policy_loss": float(policy_loss.detach()),
+        "clip_fraction": share(outside),
+        "approx_kl": share(losses.old_kl_terms(new, old)),
+    }
+    total = policy_loss
+    if found.entropy is not None:
+        everywhere = found.entropy.ndim == 0  # the same at every decision
+        entropy = found.entropy if everywhere else (found.entropy * weights).sum() / divisor
+        total = total - settings.entropy_coef * entropy if settings.entropy_coef else total
+        numbers["entropy"] = float(entropy.detach()) if everywhere else share(found.entropy)
+    if "ref_log_probs" in here:
+        gap = losses.kl_terms(new, here["ref_log_probs"], settings.kl_type)
+        total = total + settings.kl_coef * ((gap * weights).sum() / divisor)
+        numbers["kl"] = share(gap)
+    if value_count is not None:
+        value_loss = _value_loss(found, here, weights, value_count.to(new.device), settings)
+        total = total + settings.value_coef * value_loss
+        numbers["value_loss"] = float(value_loss.detach())
+    largest = 0.0
+    if "behaviour" in here and mask.numel():
+        apart = (old - here["behaviour"]).abs() * mask
+        numbers["rollout_gap_mean"], largest = float(apart.sum() / count), float(apart.max())
+    return total, numbers, largest
+
+
+def _value_loss(
+    found: Evaluated,
+    here: Mapping[str, Tensor],
+    weights: Tensor,
+    value_count: Tensor,
+    settings: AlgorithmSettings | TextAlgorithmSettings,
+) -> Tensor:
+    """Half the squared error of each value head where its target is known, aggregated as the policy loss is."""
+    assert found.values is not None
+    errors = losses.value_errors(found.values, here["returns"], here.get("values"), settings.clip_range_value)
+    if settings.loss_agg != "token":
+        return 0.5 * (errors * weights[..., None] * here["value_mask"]).sum()
+    return 0.5 * ((errors * here["value_mask"]).sum((0, 1)) / value_count).sum()
+
+
+def _policy_terms(
+    new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, settings: AlgorithmSettings | TextAlgorithmSettings
+) -> tuple[Tensor, Tensor]:
+    """Terms of the policy loss per decision, and where the ratio was clipped."""
+    low = settings.clip_range
+    high = low if settings.clip_range_high is None else settings.clip_range_high
+    match settings.loss:
+        case "ppo":
+            dual_clip = settings.clip_ratio_c
+            return losses.ppo_clip_terms(new, old, advantages, clip_low=low, clip_high=high, dual_clip=dual_clip)
+        case "gspo":
+            return losses.gspo_terms(new, old, advantages, mask, clip_low=low, clip_high=high)
+        case "cispo":
+            return losses.cispo_terms(new, old, advantages, clip_low=low, clip_high=high)
+        case "reinforce":
+            return losses.reinforce_terms(new, advantages), torch.zeros_like(new)
+
+
+def _standardise(a: Tensor, mask: Tensor) -> Tensor:
+    count = mask.sum().clamp_min(1.0)
+    mean = (a * mask).sum() / count
+    centred = (a - mean) * mask
+    return centred / ((centred * centred).sum() / (count - 1).clamp_min(1.0)).sqrt().add(1e-8)
 
 
 def scheduled(base: float, schedule: str, progress: float) -> float:
@@ -243,31 +463,16 @@ def scheduled(base: float, schedule: str, progress: float) -> float:
     return base
 
 
-def optimizer_state(optimizer: FlatAdam) -> dict[str, Any]:
-    """The optimiser's tensors, prefixed for a checkpoint."""
-    return {f"optimizer.{k}": v for k, v in optimizer.tensors().items()}
+def steps_per_update(settings: TextAlgorithmSettings, rows: int) -> int:
+    """Gradient steps that an update of so many rows takes."""
+    return settings.num_epochs * -(-rows // (settings.minibatch_size or max(rows, 1)))
 
 
-def _minibatches(batch: Batch, order_N: Tensor, size: int) -> Iterator[Batch]:
-    """Parts of at most `size` steps in this order.
-
-    Narrow columns are put in order once per epoch, which is cheaper than picking from each for every part;
-    observations, which may be pictures, are picked part by part.
-    """
-    narrow = (batch.actions, batch.log_probs, batch.advantages, batch.mask, batch.values, batch.returns)
-    ordered = [torch.split(c.index_select(0, order_N), size) for c in (*narrow, batch.value_mask)]
-    for pick, *part in zip(torch.split(order_N, size), *ordered, strict=True):
-        yield Batch(batch.x.index_select(0, pick), *part)
-
-
-def _columns(arrays: list[np.ndarray], n: int) -> Tensor:
-    if not arrays:
-        return torch.zeros((n, 0))
-    return torch.from_numpy(np.stack([a.reshape(n).astype(np.float32) for a in arrays], axis=1))
-
-
-def _standardise(a: Tensor, mask: Tensor) -> Tensor:
-    count = mask.sum().clamp_min(1.0)
-    mean = (a * mask).sum() / count
-    centred = (a - mean) * mask
-    return centred / ((centred * centred).sum() / (count - 1).clamp_min(1.0)).sqrt().add(1e-8)
+@torch.no_grad()
+def log_probs_of(policy: TextPolicy, batch: TokenBatch, *, micro: int, temperature: float) -> Tensor:
+    """(B, T) float32 log-probabilities, on the CPU, a few responses at a time."""
+    found = torch.zeros(batch.mask_B_T.shape)
+    for here in _chunks(len(batch), micro):
+        part = batch.take(np.arange(here.start, here.stop))
+        found[here, : part.mask_B_T.shape[1]] = policy.log_probs(part, temperature=temperature).cpu()
+    return found

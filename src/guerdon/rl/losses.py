@@ -1,10 +1,7 @@
-"""Policy and value losses: pure functions of tensors with a mask.
+"""Policy and value losses: pure functions of tensors, one term per decision.
 
-Functions named `*_loss` give the mean over the mask; those named `*_terms` give one term per token, which
-`aggregation_weights` turns into a loss. What stands in masked places must be finite and does not matter otherwise.
-This module knows neither how advantages were made nor which policy is trained.
-
-    loss, clipped = ppo_clip_loss(new_N, old_N, advantages_N, mask_N, clip_low=0.2, clip_high=0.2)
+`aggregation_weights` turns the terms of a gradient step into its loss. What stands in masked places must be finite and
+does not matter otherwise.
 
     weights_B_T = aggregation_weights(mask_B_T, "token")  # of the whole gradient step
     terms_b_T, clipped_b_T = ppo_clip_terms(new_b_T, old_b_T, advantages_b_T, clip_low=0.2, clip_high=0.28)
@@ -20,32 +17,6 @@ from torch import Tensor
 
 Aggregation = Literal["token", "sequence", "constant"]
 KLEstimator = Literal["k1", "k2", "k3"]
-
-
-def masked_mean(values_N: Tensor, mask_N: Tensor) -> Tensor:
-    """Mean over the entries where the mask is 1; 0 where there are none."""
-    return (values_N * mask_N).sum() / mask_N.sum().clamp_min(1.0)
-
-
-def ppo_clip_loss(
-    log_probs_N: Tensor,
-    old_log_probs_N: Tensor,
-    advantages_N: Tensor,
-    mask_N: Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Clipped surrogate (Schulman et al. 2017, 1707.06347, eq. 7), negated; asymmetric as in DAPO (2503.14476, eq. 10).
-
-    Returns:
-        The loss and the share of clipped ratios, both scalars.
-    """
-    loss, outside = ppo_clip_terms(
-        log_probs_N, old_log_probs_N, advantages_N, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
-    )
-    return masked_mean(loss, mask_N), masked_mean(outside, mask_N)
 
 
 def aggregation_weights(mask_B_T: Tensor, how: Aggregation, *, max_length: int | None = None) -> Tensor:
@@ -154,29 +125,22 @@ def _outside(ratio: Tensor, clip_low: float, clip_high: float) -> Tensor:
     return ((ratio < 1.0 - clip_low) | (ratio > 1.0 + clip_high)).to(ratio.dtype)
 
 
-def value_loss(
-    values_N_K: Tensor,
-    returns_N_K: Tensor,
-    mask_N_K: Tensor,
-    old_values_N_K: Tensor,
-    clip_range: float | None,
-) -> Tensor:
-    """Half the mean squared error of each value head, summed over the K heads.
+def value_errors(values: Tensor, returns: Tensor, old_values: Tensor | None, clip_range: float | None) -> Tensor:
+    """Squared error of each value.
 
     With a clip range, the larger of the clipped and the unclipped error counts (as in OpenAI's PPO2; not in the paper).
     """
-    errors = (values_N_K - returns_N_K) ** 2
-    if clip_range is not None:
-        moved = old_values_N_K + (values_N_K - old_values_N_K).clamp(-clip_range, clip_range)
-        errors = torch.maximum(errors, (moved - returns_N_K) ** 2)
-    per_head = (errors * mask_N_K).sum(0) / mask_N_K.sum(0).clamp_min(1.0)
-    return 0.5 * per_head.sum()
+    errors = (values - returns) ** 2
+    if clip_range is None or old_values is None:
+        return errors
+    moved = old_values + (values - old_values).clamp(-clip_range, clip_range)
+    return torch.maximum(errors, (moved - returns) ** 2)
 
 
-def approx_kl(log_probs_N: Tensor, old_log_probs_N: Tensor, mask_N: Tensor) -> Tensor:
-    """KL(old || new) estimated by k3 = r - 1 - log r (Schulman 2020), never negative."""
-    log_ratio = log_probs_N - old_log_probs_N
-    return masked_mean(log_ratio.exp() - 1 - log_ratio, mask_N)
+def old_kl_terms(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
+    """KL(old || new) of each decision, sampled from old: k3 = r - 1 - log r (Schulman 2020), never negative."""
+    log_ratio = log_probs - old_log_probs
+    return log_ratio.exp() - 1 - log_ratio
 
 
 def kl_terms(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator) -> Tensor:

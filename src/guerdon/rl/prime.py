@@ -24,7 +24,6 @@ from torch import Tensor
 
 from guerdon.errors import ConfigError
 from guerdon.evaluate.classification import auroc, point
-from guerdon.finite import SkippedSteps
 from guerdon.models import implicit_losses as implicit
 from guerdon.models.text_card import TextModelCard, write_folder
 from guerdon.policies.shared_base import SharedBase
@@ -34,9 +33,9 @@ from guerdon.policies.tokens import TokenBatch, token_batch
 from guerdon.rl.advantages import min_form_rewards
 from guerdon.rl.alarm import correlation
 from guerdon.rl.generators import REPLAY, generator
+from guerdon.rl.learner import AdamW, log_probs_of
 from guerdon.rl.responses import Responses
 from guerdon.rl.reward_source import RewardSource, SourceTerms, TextRollout, failed_rows, with_greedy
-from guerdon.rl.text_learner import adam_tensors, adamw, load_adam, log_probs_of
 from guerdon.rl.text_steps import generated, steps_of, true_steps
 from guerdon.settings.prime import RewardModelSection
 from guerdon.settings.study import Study
@@ -104,8 +103,10 @@ class PrimeReward(RewardSource):
         self._policy, self._system_prompt = policy, system_prompt
         self.phi, self.ref = _models(study, policy)
         optim = self.settings.optim
-        self.optimizer = adamw(self.phi, optim.lr, optim.betas, optim.weight_decay)
-        self.skipped = SkippedSteps("the reward model", "reward_model.prime_model.optim.lr")
+        self.optimizer = AdamW(
+            self.phi.parameters(), optim.lr, optim.betas, optim.weight_decay,
+            what="the reward model", key="reward_model.prime_model.optim.lr",
+        )  # fmt: skip
         self.replay = TextReplay(self.settings.replay_size)
         self.rng = generator(study.runner.seed, REPLAY)
         self.learn_before, self.needs_log_probs = self.settings.update == "before", self.ref is None
@@ -117,7 +118,7 @@ class PrimeReward(RewardSource):
     @property
     def skipped_in_a_row(self) -> int:
         """Gradient steps."""
-        return self.skipped.in_a_row
+        return self.optimizer.skipped.in_a_row
 
     def labelled(self, rollout: TextRollout) -> LabelledBatch:
         """Responses with their outcomes and what the reference says of them."""
@@ -249,7 +250,7 @@ class PrimeReward(RewardSource):
         skipped = 0
         for mini in _chunks(np.arange(len(batch.tokens)), self.section.mini_batch_size):
             count = int(batch.known_B[mini].sum())
-            self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad()
             total = 0.0
             for rows in _chunks(mini, self.section.micro_batch_size):
                 with torch.set_grad_enabled(count > 0):
@@ -261,7 +262,7 @@ class PrimeReward(RewardSource):
                     total += float(loss.detach())
             if not count:
                 continue
-            norm = self.skipped.clipped_step(self.optimizer, total, self.settings.optim.grad_clip)
+            norm = self.optimizer.step(total, self.settings.optim.grad_clip)
             if norm is None:
                 skipped += 1
                 continue
@@ -345,7 +346,7 @@ class PrimeReward(RewardSource):
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Weights that are trained, optimizer, replay, random numbers."""
         tensors = {f"phi.{k}": v for k, v in self.phi.tensors().items()}
-        tensors |= adam_tensors(self.optimizer)
+        tensors |= self.optimizer.tensors()
         more, values = self.replay.state_dict()
         tensors |= {f"replay.{k}": v for k, v in more.items()}
         return tensors, {"replay": values, "rng": self.rng.bit_generator.state, "ready": self.ready}
@@ -353,7 +354,7 @@ class PrimeReward(RewardSource):
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Return to a stored state."""
         self.phi.load_tensors({k[4:]: v for k, v in tensors.items() if k.startswith("phi.")})
-        load_adam(self.optimizer, tensors)
+        self.optimizer.load_tensors(tensors)
         self.replay.load_state_dict({k[7:]: v for k, v in tensors.items() if k.startswith("replay.")}, values["replay"])
         self.rng.bit_generator.state = values["rng"]
         self.ready = bool(values["ready"])

@@ -21,12 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from guerdon.finite import SkippedSteps
 from guerdon.policies.text import TextPolicy, reference
 from guerdon.policies.text_files import load_policy, save_policy
 from guerdon.rl.generators import LEARNING, generator
 from guerdon.rl.kl_reference import empty_reference, take_start
-from guerdon.rl.learner import scheduled
+from guerdon.rl.learner import AdamW, log_probs_of, make_batch, scheduled, steps_per_update, update_policy
 from guerdon.rl.prime import PrimeReward
 from guerdon.rl.records import EpisodeBook
 from guerdon.rl.responses import Drawn, Responses, Sampler
@@ -34,7 +33,6 @@ from guerdon.rl.reward_source import TextRollout
 from guerdon.rl.side import Refits, Times
 from guerdon.rl.text_advantages import KL, VERIFIER, advise, kl_rewards
 from guerdon.rl.text_evaluation import evaluate_text, film_text
-from guerdon.rl.text_learner import Told, adamw, log_probs_of, steps_per_update, update_text_policy
 from guerdon.rl.text_records import (
     advantage_facts,
     build_engine,
@@ -117,8 +115,10 @@ class TextSide:
         self.heads = (*self.sources, *((KL,) if in_reward else ()))
         self.on_failure: Mapping[str, str] = {name: self.sources[name].terms.on_failure for name in self.learned}
         self.kl_ref = self._reference() if algorithm.kl_coef else None
-        self.optimizer = adamw(self.policy, algorithm.learning_rate, algorithm.betas, algorithm.weight_decay)
-        self.skipped = SkippedSteps("the policy", "algorithm.learning_rate")
+        self.policy.temperature = study.generation.temperature
+        self.optimizer = AdamW(
+            self.policy.parameters(), algorithm.learning_rate, algorithm.betas, algorithm.weight_decay
+        )
         self.learning_rng = generator(seed, LEARNING)
         self.book = EpisodeBook(0, list(self.sources))
         self.weights = {name: source.terms.weight(0.0) for name, source in self.sources.items()}
@@ -204,19 +204,17 @@ class TextSide:
                 self.study, batch.mask_B_T, answered.groups_B, rewards, weights, values=values,
                 greedy_mask_B_T=None if happened.greedy is None else happened.greedy.batch.mask_B_T,
             )  # fmt: skip
-            told = Told(
-                torch.from_numpy(found.advantages),
-                happened.old if steps_per_update(algorithm, len(answered)) > 1 else None,
-                ref if algorithm.kl_in == "loss" else None,
-                {k: torch.from_numpy(found.value_targets[k]) for k in self.heads if k in found.value_targets},
-                {k: torch.from_numpy(v.any(axis=1)) for k, v in found.known.items()},
-                torch.from_numpy(answered.behaviour_B_T),
-            )
+            one_step = steps_per_update(algorithm, len(answered)) == 1
+            made = make_batch(
+                batch, batch.mask_B_T, found,
+                old=None if one_step or happened.old is None else happened.old.numpy(),
+                ref=None if ref is None or algorithm.kl_in == "reward" else ref.numpy(),
+                behaviour=answered.behaviour_B_T, values=values,
+            )  # fmt: skip
             rate = scheduled(algorithm.learning_rate, algorithm.lr_schedule, progress)
-            learned = update_text_policy(
-                self.policy, self.optimizer, batch, told, algorithm, self.learning_rng,
-                learning_rate=rate, temperature=self._temperature, max_length=self.data.max_response_length,
-                skipped_steps=self.skipped,
+            learned = update_policy(
+                self.policy, self.optimizer, made, algorithm, self.learning_rng,
+                learning_rate=rate, max_length=self.data.max_response_length,
             )  # fmt: skip
             self.engine.sync()
         facts = happened.drawn.facts | advantage_facts(found, self.weights) | response_facts(answered)
@@ -259,7 +257,7 @@ class TextSide:
     @property
     def skipped_in_a_row(self) -> int:
         """Of the policy or a reward model that learns."""
-        return max(self.skipped.in_a_row, *(source.skipped_in_a_row for source in self.sources.values()))
+        return max(self.optimizer.skipped.in_a_row, *(source.skipped_in_a_row for source in self.sources.values()))
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Policy, reward models, optimisers, random numbers, place in the data."""
@@ -347,7 +345,7 @@ class TextSide:
             for start in range(0, len(answered), self._micro):
                 rows = np.arange(start, min(start + self._micro, len(answered)))
                 part = answered.batch.take(rows)
-                values = self.policy.evaluate(part, temperature=self._temperature).values_B_T_K
+                values = self.policy.evaluate(part, temperature=self._temperature).values
                 assert values is not None
                 found[rows, : part.mask_B_T.shape[1]] = values.cpu().numpy()
         return {name: found[..., k] for k, name in enumerate(self.heads)}

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from guerdon.errors import CheckpointError
 from guerdon.rl import checkpoint as ckpt
-from guerdon.rl.text_learner import adam_tensors, load_adam
 
 if TYPE_CHECKING:
     from guerdon.rl.text_side import TextSide
@@ -28,7 +27,7 @@ _START = "kl_start"
 def take_state(side: TextSide) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Policy, reward models, optimisers, random numbers, place in the data."""
     tensors = {f"policy.{k}": v for k, v in side.policy.tensors().items()}
-    tensors |= {f"optimizer.{k}": v for k, v in adam_tensors(side.optimizer).items()}
+    tensors |= {f"optimizer.{k}": v for k, v in side.optimizer.tensors().items()}
     sources: dict[str, Any] = {}
     for name, source in side.sources.items():
         more, sources[name] = source.state()
@@ -64,7 +63,7 @@ def restore_state(side: TextSide, tensors: dict[str, Tensor], values: dict[str, 
             )
         side.kl_ref.load_tensors(start)
     side.policy.load_tensors(ckpt.under("policy", tensors))
-    load_adam(side.optimizer, ckpt.under("optimizer", tensors))
+    side.optimizer.load_tensors(ckpt.under("optimizer", tensors))
     for name, source in side.sources.items():
         source.restore(ckpt.under(f"source.{name}", tensors), values["source_values"][name])
     side.learning_rng.bit_generator.state = values["learning_rng"]
@@ -99,7 +98,7 @@ def start_from_run(side: TextSide, folder: Path) -> list[str]:
     own = side.policy.tensors()
     same = values["sources"] == list(side.heads) and stored.keys() == own.keys()
     if same:
-        load_adam(side.optimizer, ckpt.under("optimizer", tensors))
+        side.optimizer.load_tensors(ckpt.under("optimizer", tensors))
     else:
         stored = {k: v for k, v in stored.items() if not k.startswith(_HEAD)}
         stored |= {k: v for k, v in own.items() if k.startswith(_HEAD)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -80,6 +80,17 @@ class AlgorithmSettings(Settings):
     normalize_rewards: bool = Field(False, description="divide each source by the running std of its return")
     group_size: int = Field(8, ge=2, description="episodes with the same start per group (grpo)")
     grpo_std: bool = Field(True, description="divide by the group's standard deviation; off is Dr. GRPO (2503.20783)")
+
+    loss: ClassVar[Literal["ppo"]] = "ppo"
+    loss_agg: ClassVar[Literal["token"]] = "token"  # every step counts alike
+    kl_coef: ClassVar[float] = 0.0
+    kl_type: ClassVar[Literal["k3"]] = "k3"
+    micro_batch_size: ClassVar[None] = None
+
+    @property
+    def normalize_minibatches(self) -> bool:
+        """Whether each mini-batch is normalised: GRPO's groups are already."""
+        return self.normalize_advantages and self.adv_estimator == "gae"
 
     @model_validator(mode="before")
     @classmethod

@@ -7,7 +7,7 @@ Names follow PRIME (2502.01456) and its trainer where they name a knob. Nothing 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -101,6 +101,10 @@ class TextAlgorithmSettings(Settings):
     betas: tuple[float, float] = Field((0.9, 0.999), description="of AdamW")
     max_grad_norm: float = Field(1.0, gt=0, description="clip gradients to this norm")
     value_coef: float = Field(0.5, ge=0, description="gae: weight of the value loss")
+
+    target_kl: ClassVar[None] = None
+    clip_range_value: ClassVar[None] = None
+    normalize_minibatches: ClassVar[bool] = False  # the batch is, before it is cut
 
     @model_validator(mode="before")
     @classmethod

@@ -9,15 +9,7 @@ from text_rl import LETTERS, tiny
 
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import token_batch
-from guerdon.rl.text_learner import (
-    Told,
-    adam_tensors,
-    adamw,
-    load_adam,
-    log_probs_of,
-    steps_per_update,
-    update_text_policy,
-)
+from guerdon.rl.learner import AdamW, Batch, log_probs_of, steps_per_update, update_policy
 from guerdon.settings.text_algorithm import TextAlgorithmSettings
 from guerdon.settings.text_policy import TextPolicySettings
 
@@ -45,11 +37,21 @@ def algorithm(**given):
     return TextAlgorithmSettings(learning_rate=1e-2, max_grad_norm=1e9, **given)
 
 
-def updated(policy, batch, told, settings, *, optimizer=None, seed=0):
-    optimizer = optimizer or torch.optim.SGD(policy.parameters(), lr=1e-2)
-    return update_text_policy(
-        policy, optimizer, batch, told, settings, np.random.default_rng(seed),
-        learning_rate=1e-2, temperature=1.0, max_length=8,
+def sgd(policy, learning_rate=1e-2):
+    """Plain gradient descent behind the learner's interface."""
+    optimizer = AdamW(policy.parameters(), learning_rate)
+    optimizer.optimizer = torch.optim.SGD(policy.parameters(), lr=learning_rate)
+    return optimizer
+
+
+def taught(batch, advantages, old=None, **columns):
+    return Batch(batch, torch.from_numpy(batch.mask_B_T).float(), advantages, old, **columns)
+
+
+def updated(policy, batch, settings, *, optimizer=None, seed=0, learning_rate=1e-2):
+    return update_policy(
+        policy, optimizer or sgd(policy), batch, settings, np.random.default_rng(seed),
+        learning_rate=learning_rate, max_length=8,
     )  # fmt: skip
 
 
@@ -65,10 +67,11 @@ OLD = {"num_epochs": 1, "minibatch_size": 6}
 @pytest.mark.parametrize("loss", ["ppo", "gspo", "cispo", "reinforce"])
 def test_micro_batches_add_up_to_the_step_they_belong_to(loss, agg):
     batch, advantages = responses()
-    told = Told(advantages)
     policies = [policy_of(), policy_of()]
     found = [
-        updated(p, batch, told, algorithm(loss=loss, loss_agg=agg, entropy_coef=0.1, micro_batch_size=micro))
+        updated(
+            p, taught(batch, advantages), algorithm(loss=loss, loss_agg=agg, entropy_coef=0.1, micro_batch_size=micro)
+        )
         for p, micro in zip(policies, (None, 2), strict=True)
     ]
     same(*policies, rtol=1e-5, atol=1e-6)
@@ -83,7 +86,7 @@ def test_micro_batches_add_up_to_the_step_they_belong_to(loss, agg):
 def test_the_first_step_follows_advantage_times_score(loss):
     batch, advantages = responses()
     policy, by_hand = policy_of(), policy_of()
-    updated(policy, batch, Told(advantages), algorithm(loss=loss, loss_agg="token"))
+    updated(policy, taught(batch, advantages), algorithm(loss=loss, loss_agg="token"))
     expected = -(by_hand.log_probs(batch) * advantages).sum() / int(batch.mask_B_T.sum())
     expected.backward()
     with torch.no_grad():
@@ -98,7 +101,7 @@ def test_a_ratio_that_left_the_clip_range_has_no_gradient_in_ppo_but_in_cispo():
     old = log_probs_of(policy_of(), batch, micro=4, temperature=1.0) - 1.0  # every ratio is e
     for loss, moves in (("ppo", False), ("gspo", False), ("cispo", True)):
         policy = policy_of()
-        metrics = updated(policy, batch, Told(advantages, old), algorithm(loss=loss, **OLD))
+        metrics = updated(policy, taught(batch, advantages, old), algorithm(loss=loss, **OLD))
         assert metrics["clip_fraction"] == pytest.approx(1)
         assert metrics["approx_kl"] > 0
         start = policy_of().tensors()
@@ -108,20 +111,21 @@ def test_a_ratio_that_left_the_clip_range_has_no_gradient_in_ppo_but_in_cispo():
 @pytest.mark.parametrize("kl_type", ["k2", "k3"])
 def test_the_kl_in_the_loss_pulls_towards_the_reference(kl_type):
     batch, _ = responses()
-    told = Told(torch.zeros(batch.mask_B_T.shape), ref_log_probs_B_T=None)
+    nothing = torch.zeros(batch.mask_B_T.shape)
     target = torch.where(
         torch.from_numpy(batch.mask_B_T), log_probs_of(policy_of(), batch, micro=8, temperature=1.0) + 0.5, 0.0
     )
-    told = Told(told.advantages_B_T, ref_log_probs_B_T=target)
+    pulled = taught(batch, nothing, ref_log_probs=target)
     policy = policy_of()
-    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+    optimizer = sgd(policy)
     gaps = []
     for _ in range(4):
-        gaps.append(updated(policy, batch, told, algorithm(kl_coef=1.0, kl_type=kl_type), optimizer=optimizer)["kl"])
+        settings = algorithm(kl_coef=1.0, kl_type=kl_type)
+        gaps.append(updated(policy, pulled, settings, optimizer=optimizer)["kl"])
     assert all(b < a for a, b in pairwise(gaps))
     at_home = policy_of()
-    itself = Told(told.advantages_B_T, ref_log_probs_B_T=log_probs_of(at_home, batch, micro=8, temperature=1.0))
-    metrics = updated(at_home, batch, itself, algorithm(kl_coef=1.0, kl_type=kl_type))
+    itself = taught(batch, nothing, ref_log_probs=log_probs_of(at_home, batch, micro=8, temperature=1.0))
+    metrics = updated(at_home, itself, algorithm(kl_coef=1.0, kl_type=kl_type))
     assert metrics["kl"] == pytest.approx(0, abs=1e-9)
     same(at_home, policy_of(), rtol=0, atol=1e-7)
 
@@ -131,8 +135,8 @@ def test_what_stands_in_padding_does_not_matter():
     other = advantages.clone()
     other[~torch.from_numpy(batch.mask_B_T)] = 7.0
     one, two = policy_of(), policy_of()
-    updated(one, batch, Told(advantages), algorithm())
-    updated(two, batch, Told(other), algorithm())
+    updated(one, taught(batch, advantages), algorithm())
+    updated(two, taught(batch, other), algorithm())
     same(one, two, rtol=0, atol=0)
 
 
@@ -143,9 +147,9 @@ def test_an_empty_response_changes_nothing():
     )
     one, two = policy_of(), policy_of()
     for agg in ("token", "sequence", "constant"):
-        updated(one, batch, Told(advantages), algorithm(loss_agg=agg))
+        updated(one, taught(batch, advantages), algorithm(loss_agg=agg))
         updated(
-            two, longer, Told(torch.cat([advantages, torch.zeros(1, advantages.shape[1])])), algorithm(loss_agg=agg)
+            two, taught(longer, torch.cat([advantages, torch.zeros(1, advantages.shape[1])])), algorithm(loss_agg=agg)
         )
     same(one, two, rtol=1e-4, atol=1e-6)
 
@@ -154,7 +158,7 @@ def test_a_gradient_that_is_not_finite_is_no_step():
     batch, advantages = responses()
     advantages[0, 0] = float("inf")
     policy = policy_of()
-    metrics = updated(policy, batch, Told(advantages), algorithm(minibatch_size=3))
+    metrics = updated(policy, taught(batch, advantages), algorithm(minibatch_size=3))
     assert metrics["skipped_updates"] == 1
     assert metrics["updates"] == 1
     assert np.isfinite(metrics["policy_loss"])
@@ -165,18 +169,18 @@ def test_each_value_head_learns_its_own_source_where_it_is_known():
     batch, _ = responses(seed=3)
     mask = torch.from_numpy(batch.mask_B_T).float()
     policy = policy_of(value_heads=2)
-    known = torch.ones(6, dtype=torch.bool)
-    told = Told(
+    told = taught(
+        batch,
         torch.zeros(batch.mask_B_T.shape),
-        value_targets={"verifier": mask * 0.7, "prime": mask * -0.4},
-        taught={"verifier": known, "prime": torch.zeros(6, dtype=torch.bool)},
+        returns=torch.stack([mask * 0.7, mask * -0.4], -1),
+        value_mask=torch.stack([mask, torch.zeros_like(mask)], -1),
     )
-    optimizer = adamw(policy, 3e-2, (0.9, 0.999), 0.0)
+    optimizer = AdamW(policy.parameters(), 3e-2)
     settings = algorithm(adv_estimator="gae")
-    losses = [updated(policy, batch, told, settings, optimizer=optimizer)["value_loss"] for _ in range(60)]
+    losses = [updated(policy, told, settings, optimizer=optimizer, learning_rate=3e-2)["value_loss"] for _ in range(60)]
     assert losses[-1] < 0.02 * losses[0]
     with torch.no_grad():
-        values = policy.evaluate(batch).values_B_T_K
+        values = policy.evaluate(batch).values
     assert (values[..., 0] - 0.7 * mask).abs().max() < 0.1
     assert not policy.value_head.weight[1].any()
     assert float(policy.value_head.bias[1].detach()) == 0
@@ -188,7 +192,7 @@ def test_as_many_steps_as_announced(epochs, size, steps):
     settings = algorithm(num_epochs=epochs, minibatch_size=size)
     assert steps_per_update(settings, len(batch)) == steps
     old = log_probs_of(policy_of(), batch, micro=3, temperature=1.0)
-    assert updated(policy_of(), batch, Told(advantages, old), settings)["updates"] == steps
+    assert updated(policy_of(), taught(batch, advantages, old), settings)["updates"] == steps
 
 
 def test_the_gap_between_training_and_rollout_is_measured():
@@ -199,7 +203,7 @@ def test_the_gap_between_training_and_rollout_is_measured():
     behaviour[0, 0] += 0.5
     expected = float((behaviour - here).abs()[mask].mean())
     for old, settings in ((None, algorithm()), (here, algorithm(num_epochs=2))):
-        metrics = updated(policy_of(), batch, Told(advantages, old, behaviour_B_T=behaviour), settings)
+        metrics = updated(policy_of(), taught(batch, advantages, old, behaviour=behaviour), settings)
         assert metrics["rollout_gap_mean"] == pytest.approx(expected, rel=1e-4)
         assert metrics["rollout_gap_max"] == pytest.approx(0.75, rel=1e-4)
 
@@ -207,18 +211,19 @@ def test_the_gap_between_training_and_rollout_is_measured():
 def test_a_stored_optimiser_goes_on_to_the_same_bits():
     batch, advantages = responses()
     policy = policy_of()
-    optimizer = adamw(policy, 1e-2, (0.9, 0.99), 0.1)
+    optimizer = AdamW(policy.parameters(), 1e-2, (0.9, 0.99), 0.1)
     for _ in range(2):
-        updated(policy, batch, Told(advantages), algorithm(), optimizer=optimizer)
+        updated(policy, taught(batch, advantages), algorithm(), optimizer=optimizer)
     other = policy_of()
     other.load_tensors(policy.tensors())
-    theirs = adamw(other, 1e-2, (0.9, 0.99), 0.1)
-    load_adam(theirs, adam_tensors(optimizer))
+    theirs = AdamW(other.parameters(), 1e-2, (0.9, 0.99), 0.1)
+    theirs.load_tensors(optimizer.tensors())
     for p, o in ((policy, optimizer), (other, theirs)):
-        updated(p, batch, Told(advantages), algorithm(), optimizer=o)
+        updated(p, taught(batch, advantages), algorithm(), optimizer=o)
     same(policy, other, rtol=0, atol=0)
     fresh = policy_of()
-    plain = torch.optim.AdamW(fresh.parameters(), lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1)
+    plain = sgd(fresh)
+    plain.optimizer = torch.optim.AdamW(fresh.parameters(), lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1)
     for _ in range(3):
-        updated(fresh, batch, Told(advantages), algorithm(), optimizer=plain)
+        updated(fresh, taught(batch, advantages), algorithm(), optimizer=plain)
     same(policy, fresh, rtol=1e-4, atol=1e-6)
