@@ -126,8 +126,8 @@ def score_once(side: str, model: str, size: Size, *, dtype: str, micro: int) -> 
 
 def _scorer(side: str, path: str, *, dtype: str, micro: int) -> tuple[Any, Any]:
     """A function from solutions to their scores, and one to the tokens that it reads for them."""
-    from guerdon.models.stepwise import StepwiseModel
-    from guerdon.models.text_card import TextModelCard
+    from guerdon.models.text_heads import StepwiseModel
+    from guerdon.models.text_model import TextModelCard
     from guerdon.models.verdict import FORM, VerdictModel, prefix_scores
     from guerdon.policies.text_files import load_policy
     from guerdon.settings.text_policy import TextPolicySettings

@@ -24,9 +24,8 @@ from guerdon.evaluate.text_suite import (
     segmentation,
     text_settings,
 )
-from guerdon.models.outcome import OutcomeModel
-from guerdon.models.stepwise import StepwiseModel
-from guerdon.models.text_card import TextModelCard
+from guerdon.models.text_heads import OutcomeModel, StepwiseModel
+from guerdon.models.text_model import TextModelCard
 from guerdon.policies.text_files import load_policy
 from guerdon.settings.data import ChainSettings, SwapSettings
 from guerdon.settings.evaluate_text import EvaluateTextSettings

@@ -15,11 +15,10 @@ from guerdon.episodes.solutions import Solution
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.models.explained_score import Judge, JudgeOptions, judge
 from guerdon.models.implicit_text import ImplicitModel
-from guerdon.models.outcome import OutcomeModel
-from guerdon.models.stepwise import StepwiseModel
-from guerdon.models.text_card import TextModelCard
+from guerdon.models.text_heads import OutcomeModel, StepwiseModel
 from guerdon.models.text_inputs import close_steps
 from guerdon.models.text_load import find_text_model, load_text_model
+from guerdon.models.text_model import TextModelCard
 from guerdon.models.verdict import FORM, VerdictModel, prefix_scores, prefix_text
 from guerdon.policies.text import TextPolicy, add_policy, reference
 from guerdon.settings.text_policy import LoraSettings

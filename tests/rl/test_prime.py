@@ -8,7 +8,7 @@ import torch
 from text_rl import LETTERS, LORA, SHAPE, letter_study, prime, sum_study
 
 from guerdon.errors import ConfigError
-from guerdon.models import implicit_losses as implicit
+from guerdon.models import text_losses as implicit
 from guerdon.policies.text import TextPolicy, reference
 from guerdon.policies.text_files import load_policy, save_policy
 from guerdon.policies.tiny_text import build_tokenizer
@@ -293,7 +293,7 @@ def test_a_step_is_the_same_in_however_many_pieces_and_follows_the_formula(loss,
         mask = torch.from_numpy(lesson.tokens.mask_B_T)
         logits = implicit.outcome_logits(model.log_ratios(lesson), mask, beta=0.05)
         if loss == "ce":
-            expected = implicit.ce_terms(logits, lesson.acc_B).mean()
+            expected = implicit.bce_terms(logits, lesson.acc_B).mean()
         else:
             compared = implicit.contrast(logits, lesson.acc_B, lesson.groups_B, loss)
             expected = implicit.contrast_terms(logits, lesson.acc_B, compared).mean()

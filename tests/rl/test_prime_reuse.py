@@ -8,8 +8,8 @@ import pytest
 import torch
 from text_rl import LORA, lines, prime, start, sum_study
 
-from guerdon.models.text_card import ADDED, read_card
 from guerdon.models.text_load import load_text_model
+from guerdon.models.text_model import ADDED, read_card
 from guerdon.policies.text_files import save_policy
 from guerdon.policies.tokens import prompt_ids, response_ids, token_batch
 from guerdon.rl.learner import log_probs_of

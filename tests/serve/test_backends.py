@@ -74,7 +74,7 @@ def test_an_image_model_that_learns(checkpoint, tmp_path):
 def implicit_folder(folder):
     """An implicit process reward model as `guerdon train` would write it."""
     from guerdon.models.implicit_text import ImplicitModel
-    from guerdon.models.text_card import TextModelCard
+    from guerdon.models.text_model import TextModelCard
     from guerdon.policies.shared_base import SharedBase
     from guerdon.policies.text import TextPolicy
     from guerdon.policies.text_files import load_policy

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from guerdon.cli import app
 from guerdon.errors import ConfigError, DataError
-from guerdon.models.stepwise import StepwiseModel
-from guerdon.models.text_card import TextModelCard
+from guerdon.models.text_heads import StepwiseModel
+from guerdon.models.text_model import TextModelCard
 from guerdon.models.tiny_vlm import write_tiny_vlm
 from guerdon.policies.text_files import load_policy
 from guerdon.serve.backends import model_source

@@ -10,10 +10,9 @@ from processes import start_server
 
 from guerdon.episodes.video import VideoWriter
 from guerdon.models.load import load_reward_model
-from guerdon.models.outcome import OutcomeModel
-from guerdon.models.stepwise import StepwiseModel
-from guerdon.models.text_card import TextModelCard
+from guerdon.models.text_heads import OutcomeModel, StepwiseModel
 from guerdon.models.text_load import load_text_model
+from guerdon.models.text_model import TextModelCard
 from guerdon.types import Episode
 
 sys.path[:0] = [str(Path(__file__).parents[1] / part) for part in ("rl", "models")]

@@ -4,9 +4,9 @@ beta times the summed log-ratio of the model to its reference is the logit that 
 2412.01981), trained with cross-entropy on outcomes or with DPO on pairs. Up to the end of step k that sum judges the
 first k steps, though no step was ever labelled: the score is sigma of it (`cumulative`), or sigma of the step's own
 part (`single`). The reference is the weights that training started from: with LoRA those without the adapter, else a
-second copy. The end-of-sequence token is not read, so a solution that goes on scores as it did; only a model that was
-learnt in a run (PRIME), where it learnt that token too, reads it behind the last step. The model can go on
-learning while it is used (`learn`). This module does not know how it was trained first.
+second copy. The end-of-sequence token is not read, so appending steps to a solution does not change the scores of its
+first ones; only a model trained in a run (PRIME), where it learnt that token too, reads it after the last step. The
+model can go on learning while it is used (`learn`).
 
     model.score([solution.as_episode()])[0].steps        # (S,)
     model.learn([episode_with_outcome])                  # {"loss": 0.69, "learned": 1.0, "skipped": 0.0}
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,18 +24,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from guerdon.atomic import seal_folder, verify_folder, write_json
 from guerdon.errors import CheckpointError, ConfigError, NonFiniteError, boundary
-from guerdon.finite import load_weights, save_weights
-from guerdon.models.implicit_losses import implicit_rewards
-from guerdon.models.text_card import TextModelCard
+from guerdon.models.state import adam_tensors, load_adam, load_state, save_state
 from guerdon.models.text_inputs import Reading, as_batch, buckets, read_steps
-from guerdon.models.text_losses import bce_terms, pair_terms, pairs
-from guerdon.models.text_model import TextRewardModel
+from guerdon.models.text_losses import bce_terms, implicit_rewards, pair_terms, pairs
+from guerdon.models.text_model import TextModelCard, TextRewardModel
 from guerdon.policies.text import TextPolicy, reference
 from guerdon.types import Episode, Failure, RewardInfo
 
-_STATE, _COUNTS, _ADAM = "state.safetensors", "state.json", "adam."
 _SAMPLE = 64  # values of each tensor by which a model is told from another
 LEARNING = {"learning_rate": 1e-6, "weight_decay": 0.0, "max_grad_norm": 10.0, "batch_size": 64, "seed": 0}
 
@@ -179,18 +174,15 @@ class ImplicitModel(TextRewardModel):
         optimizer = self._adamw()
         optimizer.zero_grad()
         total = 0.0
-        readings = [[known[i][0] for i in item] for item in items]
-        together = [max(item, key=len) for item in readings]
-        size = max(1, self.micro_batch_size // len(items[0]))
-        for group in buckets(together, size):
-            columns = [
-                self.lesson_logits([readings[g][c] for g in group]) for c in range(len(items[0]))
-            ]  # right and wrong, or all in one
-            if len(columns) == 2:
-                terms = pair_terms(*columns)
+        longest = [max((known[i][0] for i in item), key=len) for item in items]
+        for group in buckets(longest, max(1, self.micro_batch_size // len(items[0]))):
+            columns = list(zip(*(items[g] for g in group), strict=True))  # right and wrong, or all in one
+            logits = [self.lesson_logits([known[i][0] for i in column]) for column in columns]
+            if len(logits) == 2:
+                terms = pair_terms(*logits)
             else:
-                outcomes = [float(bool(known[items[g][0]][1].outcome)) for g in group]
-                terms = bce_terms(columns[0], torch.tensor(outcomes, device=columns[0].device))
+                outcomes = [float(bool(known[i][1].outcome)) for i in columns[0]]
+                terms = bce_terms(logits[0], torch.tensor(outcomes, device=logits[0].device))
             loss = terms.sum() / len(items)
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
@@ -208,44 +200,27 @@ class ImplicitModel(TextRewardModel):
         if self._optimizer is None:
             for parameter in self.policy.parameters():
                 parameter.requires_grad_(True)
-            self._optimizer = torch.optim.AdamW(
-                self.policy.parameters(),
-                lr=self.learning["learning_rate"],
-                weight_decay=self.learning["weight_decay"],
-            )
+            rate, decay = self.learning["learning_rate"], self.learning["weight_decay"]
+            self._optimizer = torch.optim.AdamW(self.policy.parameters(), lr=rate, weight_decay=decay)
         return self._optimizer
 
     def save(self, folder: Path) -> None:
         """Write weights, optimiser and counts in one piece."""
-        temporary = folder.with_name(f".{folder.name}.partial")
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        state = self._adamw().state_dict()["state"]
-        adam = {f"{_ADAM}{i}.{k}": torch.as_tensor(v).cpu() for i, slots in state.items() for k, v in slots.items()}
-        save_weights(self.tensors() | adam, temporary / _STATE)
-        write_json(temporary / _COUNTS, {"updates": self.updates, "origin": self._origin})
-        seal_folder(temporary, folder)
+        tensors = self.tensors() | adam_tensors(self._adamw())
+        save_state(folder, tensors, {"updates": self.updates, "origin": self._origin})
 
     def restore(self, folder: Path) -> None:
         """Return to what `save` wrote.
 
         Raises:
-            CheckpointError: it was altered, or is of a model that began with other weights.
+            CheckpointError: it was altered, or belongs to a model that began with other weights.
         """
-        verify_folder(folder)
+        tensors, values = load_state(folder)
         with boundary(CheckpointError, f"{folder} cannot be read"):
-            counts = json.loads((folder / _COUNTS).read_text(encoding="utf-8"))
-            _refuse_foreign(folder, counts.get("origin"), self._origin)
-            tensors = load_weights(folder / _STATE)
-            self.updates = int(counts["updates"])
-            self.load_tensors({k: t for k, t in tensors.items() if not k.startswith(_ADAM)})
-            slots: dict[int, dict[str, Tensor]] = {}
-            for name, value in tensors.items():
-                if name.startswith(_ADAM):
-                    _, index, slot = name.split(".", 2)
-                    slots.setdefault(int(index), {})[slot] = value
-            optimizer = self._adamw()
-            optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})
+            _refuse_foreign(folder, values.get("origin"), self._origin)
+            self.updates = int(values["updates"])
+            self.load_tensors({name: t for name, t in tensors.items() if not name.startswith("adam.")})
+            load_adam(self._adamw(), tensors)
 
 
 def origin_of(weights: Iterable[tuple[str, Tensor]], card: TextModelCard) -> str:

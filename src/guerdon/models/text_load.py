@@ -19,10 +19,8 @@ from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.finite import load_weights
 from guerdon.models.implicit_text import ImplicitModel
 from guerdon.models.load import load_reward_model
-from guerdon.models.outcome import OutcomeModel
-from guerdon.models.stepwise import StepwiseModel
-from guerdon.models.text_card import HEAD, TextModelCard, is_own, read_card, read_head
-from guerdon.models.text_model import TextRewardModel
+from guerdon.models.text_heads import OutcomeModel, StepwiseModel
+from guerdon.models.text_model import HEAD, TextModelCard, TextRewardModel, is_own, read_card, read_head
 from guerdon.models.verdict import VerdictModel
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy

@@ -26,9 +26,8 @@ from torch import Tensor, nn
 
 from guerdon.episodes.solution_formats import TARGETS
 from guerdon.errors import ConfigError
-from guerdon.models.text_card import TextModelCard
 from guerdon.models.text_inputs import Reading, buckets, close_steps, hidden_at, hidden_of
-from guerdon.models.text_model import TextRewardModel
+from guerdon.models.text_model import TextModelCard, TextRewardModel
 from guerdon.policies.packing import Layout
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.tokens import pad_id, pad_right, piece_ids

@@ -1,7 +1,7 @@
 """PRIME's implicit process reward as a source of reward: pays every token of a response, learns from outcomes alone.
 
 q_t = log phi(y_t) - log ref(y_t) is the raw reward of token t; phi learns online that beta x sum q is the logit of a
-right answer (PRIME, 2502.01456; the formulas are `guerdon.models.implicit_losses`). `update: after` takes rewards and
+right answer (PRIME, 2502.01456; the formulas are `guerdon.models.text_losses`). `update: after` takes rewards and
 gradients from one forward pass, so that the rewards of a gradient step come from the weights before it. `update:
 before` learns first and scores again.
 
@@ -24,8 +24,8 @@ from torch import Tensor
 
 from guerdon.errors import ConfigError
 from guerdon.evaluate.classification import auroc, point
-from guerdon.models import implicit_losses as implicit
-from guerdon.models.text_card import TextModelCard, write_folder
+from guerdon.models import text_losses as implicit
+from guerdon.models.text_model import TextModelCard, write_folder
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy, reference
 from guerdon.policies.text_files import load_policy
@@ -284,7 +284,7 @@ class PrimeReward(RewardSource):
         logits = implicit.outcome_logits(q, mask, beta=self.settings.beta_train)
         acc, known = batch.acc_B[rows].to(device), batch.known_B[rows].to(device)
         if self.settings.loss_type == "ce":
-            terms = implicit.ce_terms(logits, acc)
+            terms = implicit.bce_terms(logits, acc)
         else:
             groups = batch.groups_B[rows].to(device)
             compared = implicit.contrast(logits, acc, groups, self.settings.loss_type, known_B=known)

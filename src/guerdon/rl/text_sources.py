@@ -19,7 +19,7 @@ import torch
 from guerdon.errors import ConfigError
 from guerdon.evaluate.scores import score_episodes, solution_value
 from guerdon.evaluate.text_suite import RECORD, attacks_that_fooled, third_party_folder
-from guerdon.models import implicit_losses as implicit
+from guerdon.models import text_losses as implicit
 from guerdon.models.load import load_reward_model
 from guerdon.models.sequence_classifier import SequenceClassifier
 from guerdon.models.text_load import find_text_model, load_text_model

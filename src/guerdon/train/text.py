@@ -32,11 +32,10 @@ from guerdon.errors import CheckpointError, ConfigError, DataError, MissingDepen
 from guerdon.finite import refuse_to_read
 from guerdon.hub import check_model
 from guerdon.models.quality import auroc
-from guerdon.models.text_card import TextModelCard
 from guerdon.models.text_inputs import buckets
 from guerdon.models.text_load import FINAL, KINDS
 from guerdon.models.text_losses import bce_terms, pair_terms, pairs
-from guerdon.models.text_model import TextRewardModel
+from guerdon.models.text_model import TextModelCard, TextRewardModel
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy
 from guerdon.policies.text_files import load_policy, read_tokenizer

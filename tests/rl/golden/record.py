@@ -50,9 +50,8 @@ from text_rl import LORA, SUMS, letter_study, prime, sum_study, tiny  # noqa: E4
 
 import guerdon  # noqa: E402
 from guerdon import provenance  # noqa: E402
-from guerdon.models.outcome import OutcomeModel  # noqa: E402
-from guerdon.models.stepwise import StepwiseModel  # noqa: E402
-from guerdon.models.text_card import TextModelCard  # noqa: E402
+from guerdon.models.text_heads import OutcomeModel, StepwiseModel  # noqa: E402
+from guerdon.models.text_model import TextModelCard  # noqa: E402
 from guerdon.policies.text_files import load_policy  # noqa: E402
 from guerdon.rl.run import run, run_folder  # noqa: E402
 from guerdon.settings.study import Study  # noqa: E402

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from guerdon.errors import DataError
-from guerdon.models.implicit_losses import (
+from guerdon.models.text_losses import (
     batch_norm,
-    ce_terms,
+    bce_terms,
     contrast,
     contrast_terms,
     dpo_acc,
@@ -57,7 +57,7 @@ def outcomes(draw):
 def test_primes_worked_case():
     scores = batch_norm(granular_scores(Q, MASK, "token"), MASK)
     np.testing.assert_allclose(scores, [[0.5, -0.25, 0.75], [-1, 0.25, 0]], atol=1e-5)
-    loss = ce_terms(outcome_logits(Q, MASK, beta=0.05), ACC).mean()
+    loss = bce_terms(outcome_logits(Q, MASK, beta=0.05), ACC).mean()
     assert float(loss) == pytest.approx(0.684436, abs=1e-6)
 
 
@@ -155,12 +155,12 @@ def test_ce_is_the_naive_form_where_that_one_works(case):
     logits, acc, _, _ = case
     p = 1 / (1 + np.exp(-logits.astype(np.float64)))
     naive = -(acc * np.log(p) + (1 - acc) * np.log(1 - p))
-    np.testing.assert_allclose(ce_terms(torch.tensor(logits), torch.tensor(acc)), naive, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(bce_terms(torch.tensor(logits), torch.tensor(acc)), naive, rtol=1e-5, atol=1e-6)
 
 
 def test_ce_does_not_saturate():
     logits = torch.tensor([200.0, -200.0], requires_grad=True)
-    terms = ce_terms(logits, torch.tensor([0.0, 1.0]))
+    terms = bce_terms(logits, torch.tensor([0.0, 1.0]))
     assert terms.tolist() == [200, 200]
     terms.sum().backward()
     assert logits.grad.tolist() == [1, -1]

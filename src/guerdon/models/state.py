@@ -1,0 +1,71 @@
+"""State of a model that goes on learning: tensors and JSON values in one sealed folder, and optimisers as tensors.
+
+save_state(folder, model.tensors() | adam_tensors(optimizer), {"updates": 3})
+tensors, values = load_state(folder)
+load_adam(optimizer, tensors)
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from guerdon.atomic import seal_folder, verify_folder, write_json
+from guerdon.errors import CheckpointError, boundary
+from guerdon.finite import load_weights, save_weights
+
+_TENSORS, _VALUES = "state.safetensors", "state.json"
+
+
+def save_state(folder: Path, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    """Write tensors and values in one piece; an older folder of that name is replaced.
+
+    Raises:
+        NonFiniteError: a tensor is not finite; the older folder stays.
+    """
+    temporary = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    save_weights(tensors, temporary / _TENSORS)
+    write_json(temporary / _VALUES, values)
+    seal_folder(temporary, folder)
+
+
+def load_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `save_state` wrote.
+
+    Raises:
+        CheckpointError: it is incomplete, was altered, or a tensor is not finite.
+    """
+    verify_folder(folder)
+    with boundary(CheckpointError, f"{folder} cannot be read"):
+        return load_weights(folder / _TENSORS), json.loads((folder / _VALUES).read_text(encoding="utf-8"))
+
+
+def adam_tensors(optimizer: torch.optim.Optimizer, prefix: str = "adam.") -> dict[str, Tensor]:
+    """Copies of the state of AdamW: `<prefix><parameter>.<slot>`."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{prefix}{i}.{slot}": torch.as_tensor(value).detach().cpu().clone(memory_format=torch.contiguous_format)
+        for i, slots in state.items()
+        for slot, value in slots.items()
+    }
+
+
+def load_adam(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], prefix: str = "adam.") -> None:
+    """Restore what `adam_tensors` returned; other tensors are ignored."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        if name.startswith(prefix):
+            index, slot = name.removeprefix(prefix).split(".", 1)
+            like = parameters[int(index)]
+            # the fused optimiser walks moments and parameter as flat memory, so both need one layout
+            copy = torch.empty_like(like).copy_(value) if value.shape == like.shape else value.clone()
+            state.setdefault(int(index), {})[slot] = copy
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -1,0 +1,61 @@
+"""Reward models of text with a linear head on the last hidden states of a language model.
+
+A new head needs a class here (how a solution is read, at which tokens the head reads it, what its logits mean) and its
+settings in `settings/train_text.py`.
+
+    model = StepwiseModel(load_policy(settings, seed=0), TextModelCard("stepwise", "chat", "bce"))
+    model.score([solution.as_episode()])[0].steps        # (S,) probabilities
+    model = OutcomeModel(load_policy(settings, seed=0), TextModelCard("outcome", "chat", "bradley_terry"))
+    model.score([solution.as_episode()])[0].total
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from guerdon.models.text_inputs import Reading, read_steps
+from guerdon.models.text_model import TextRewardModel
+from guerdon.types import RewardInfo
+
+
+class StepwiseModel(TextRewardModel):
+    """A token classifier as a process reward model: how likely each step is right, read at the step's last token.
+
+    Trained with binary cross-entropy (hard labels 0 and 1, or soft ones between). One forward pass gives all steps; the
+    value of a step depends on nothing behind it.
+    """
+
+    def _read(self, question: str, steps: Sequence[str]) -> Reading:
+        """The chat form."""
+        return read_steps(self.tokenizer, question, steps)
+
+
+class OutcomeModel(TextRewardModel):
+    """A sequence classifier as an outcome reward model: one number for a whole solution, read at its end.
+
+    Trained pointwise (binary cross-entropy on whether the answer is right; the score is a probability) or on pairs of a
+    right and a wrong solution of the same question (Bradley and Terry 1952; the score is a logit, of which only
+    differences mean anything).
+    """
+
+    per_step = False
+    learns_outcomes = True
+    meaning = "the answer is right"
+
+    def _read(self, question: str, steps: Sequence[str]) -> Reading:
+        """The chat form with the end-of-sequence token, where the score is read."""
+        return read_steps(self.tokenizer, question, steps, closed=True)
+
+    def value(self, logits: np.ndarray) -> np.ndarray:
+        """A probability; of a model trained on pairs, the logit itself."""
+        return logits if self.card.loss == "bradley_terry" else super().value(logits)
+
+    @property
+    def info(self) -> RewardInfo:
+        """Probabilities, or logits of any size."""
+        info = super().info
+        return replace(info, range=(-math.inf, math.inf)) if self.card.loss == "bradley_terry" else info
