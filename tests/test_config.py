@@ -462,3 +462,14 @@ class TestRoundTrip:
 def test_values_of_a_file_of_secrets(line, tmp_path):
     (tmp_path / ".env").write_text(line + "\nA=b#c\nEMPTY=\n", encoding="utf-8", newline="")
     assert dot_env(tmp_path / ".env") == {"K": "v", "A": "b#c", "EMPTY": ""}
+
+
+def test_a_value_that_begins_with_the_home_folder_is_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / "study.yaml"
+    file.write_text('name: ~/runs\npaths: ["~/a", b~/c, "${name}/d", "~"]\n')
+    study = load(Root, file)
+    assert study.name == f"{tmp_path}/runs"
+    assert study.paths == (f"{tmp_path}/a", "b~/c", f"{tmp_path}/runs/d", "~")
+    assert load(Root, file, ["name=~/x"]).name == f"{tmp_path}/x"
+    assert "~/" not in to_yaml(study).replace("b~/c", "")

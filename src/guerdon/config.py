@@ -1,17 +1,23 @@
 """Configuration: YAML, dotted overrides, `${references}`, pydantic models, errors that name file and line.
 
-Generic machinery: it knows no setting by name (those live in `guerdon.settings`) and imports no torch. Its
-parts are `config_tree` (reading, overriding, merging), `config_refs`, `config_schema` and `config_problems`;
-import their public names from here.
+Generic code without any setting by name (those are in `guerdon.settings`) and without torch. `config_tree` reads,
+overrides and merges, `config_schema` and `config_problems` explain errors; import their public names from here.
+
+`${section.key}` stands for another value of the file, or for its default. `~/` at the beginning of a value is the home
+folder.
 
     study = load(Study, Path("studies/demo.yaml"), ["runner.seed=3"])
     atomic.write_text(run / "config.yaml", to_yaml(study))
+    resolve_refs(Tree({"dir": "runs", "log": "${dir}/log"})).data["log"]      # 'runs/log'
 """
 
 from __future__ import annotations
 
+import copy
+import difflib
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,10 +25,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
 
-from guerdon.config_problems import problem_lines
-from guerdon.config_refs import escape_refs, resolve_refs
-from guerdon.config_schema import names_of
-from guerdon.config_tree import CoreLoader, Tree, apply_overrides, merge, read_yaml
+from guerdon.config_problems import problem_lines, unknown_lines
+from guerdon.config_schema import Spot, child, field_of, leaves, models_in, names_of
+from guerdon.config_tree import CoreLoader, Tree, apply_overrides, describe, merge, read_yaml
 from guerdon.errors import ConfigError
 
 __all__ = [
@@ -39,6 +44,7 @@ __all__ = [
 ]
 
 M = TypeVar("M", bound=BaseModel)
+_TOKEN = re.compile(r"\$\$\{|\$\{([^${}]*)(\}?)")
 
 
 def dot_env(path: Path = Path(".env")) -> dict[str, str]:
@@ -56,7 +62,7 @@ def _unquoted(value: str) -> str:
 
 
 def validate(model: type[M], tree: Tree | Mapping[str, Any], *, source: str) -> M:
-    """Check a tree against a pydantic model.
+    """Check a tree against a pydantic model; a value that begins with `~/` is expanded to a path in the home folder.
 
     Args:
         model: what the configuration must look like.
@@ -66,13 +72,21 @@ def validate(model: type[M], tree: Tree | Mapping[str, Any], *, source: str) -> 
     Raises:
         ConfigError: one line per problem: place, dotted path, what stands there, what is allowed.
     """
-    known = tree if isinstance(tree, Tree) else Tree(dict(tree))
+    known = Tree(_expand_home(tree.data), tree.places) if isinstance(tree, Tree) else Tree(_expand_home(dict(tree)))
     try:
         return model.model_validate(known.data)
     except ValidationError as exc:
         lines = problem_lines(model, known, exc, source)
         head = f"{source}: {len(lines)} problems\n  " if len(lines) > 1 else ""
         raise ConfigError(head + "\n  ".join(lines)) from exc
+
+
+def _expand_home(value: Any) -> Any:
+    if isinstance(value, str):
+        return os.path.expanduser(value) if value.startswith("~/") else value
+    if isinstance(value, dict):
+        return {key: _expand_home(inner) for key, inner in value.items()}
+    return [_expand_home(inner) for inner in value] if isinstance(value, list) else value
 
 
 def load(model: type[M], path: Path | str | None, overrides: Sequence[str] = (), *, source: str | None = None) -> M:
@@ -104,7 +118,7 @@ def to_plain(config: BaseModel) -> dict[str, Any]:
 def to_yaml(config: BaseModel) -> str:
     """`to_plain` as YAML that `load` reads back; a literal `${` is written `$${`."""
     return yaml.dump(
-        escape_refs(to_plain(config)),
+        _escape_refs(to_plain(config)),
         Dumper=_Dumper,
         sort_keys=False,
         allow_unicode=True,
@@ -173,3 +187,144 @@ _Dumper.yaml_implicit_resolvers = {
     ]
     for first in {*yaml.SafeDumper.yaml_implicit_resolvers, *CoreLoader.yaml_implicit_resolvers}
 }
+
+
+def resolve_refs(tree: Tree, defaults: type[BaseModel] | None = None) -> Tree:
+    """The tree with every `${a.b}` replaced by what stands at `a.b`.
+
+    A string that is nothing but a reference takes the value with its type, maps and lists included; inside a
+    longer string the value must be a scalar. `$${` stands for a literal `${`. A key missing from the tree
+    takes the default of the model, where it has one. What the model says the values imply is filled in first.
+
+    Raises:
+        ConfigError: an unknown key, a cycle (with its chain), an unclosed brace; with the place.
+    """
+    implied = getattr(defaults, "implied", None)
+    known = tree if implied is None else Tree(implied(tree.data), tree.places)
+    return Tree(_Resolver(known, defaults).whole(), tree.places)
+
+
+def _escape_refs(value: Any) -> Any:
+    """The same plain value with `${` written `$${`, so that `resolve_refs` gives it back unchanged."""
+    if isinstance(value, str):
+        return value.replace("${", "$${")
+    if isinstance(value, dict):
+        return {key: _escape_refs(child) for key, child in value.items()}
+    return [_escape_refs(child) for child in value] if isinstance(value, list) else value
+
+
+class _Resolver:
+    def __init__(self, tree: Tree, defaults: type[BaseModel] | None) -> None:
+        self.tree = tree
+        self.defaults = defaults
+        self.stack: list[str] = []
+        self.known: dict[str, Any] = {}
+
+    def whole(self) -> dict[str, Any]:
+        return {key: self.at(value, key) for key, value in self.tree.data.items()}
+
+    def at(self, value: Any, path: str) -> Any:
+        """The resolved value that stands at a path."""
+        if path in self.known:
+            return copy.deepcopy(self.known[path])
+        if path in self.stack:
+            chain = " -> ".join([*self.stack[self.stack.index(path) :], path])
+            self.fail(path, f"references go round in a circle: {chain}")
+        self.stack.append(path)
+        try:
+            if isinstance(value, str):
+                resolved: Any = self.text(value, path)
+            elif isinstance(value, dict):
+                resolved = {key: self.at(child, f"{path}.{key}") for key, child in value.items()}
+            elif isinstance(value, list):
+                resolved = [self.at(child, f"{path}.{i}") for i, child in enumerate(value)]
+            else:
+                resolved = value
+        finally:
+            self.stack.pop()
+        self.known[path] = resolved
+        return copy.deepcopy(resolved)
+
+    def text(self, text: str, path: str) -> Any:
+        whole = _TOKEN.fullmatch(text)
+        if whole and whole[0] != "$${":
+            return self.target(self.name(whole, path), path)
+
+        def insert(match: re.Match[str]) -> str:
+            if match[0] == "$${":
+                return "${"
+            name = self.name(match, path)
+            value = self.target(name, path)
+            if value is None or isinstance(value, dict | list):
+                self.fail(path, f"${{{name}}} is {describe(value)}, which cannot stand inside a string")
+            return str(value).lower() if isinstance(value, bool) else str(value)
+
+        return _TOKEN.sub(insert, text)
+
+    def name(self, match: re.Match[str], path: str) -> str:
+        name = (match[1] or "").strip()
+        if not match[2] or not name or not all(name.split(".")):
+            self.fail(path, f"{match[0]!r} is not a reference; write ${{section.key}}, or $${{ for a literal ${{")
+        return name
+
+    def target(self, name: str, path: str) -> Any:
+        """The value that a reference names: from the tree, else a default of the model."""
+        value: Any = self.tree.data
+        parts = name.split(".")
+        for depth, part in enumerate(parts):
+            if isinstance(value, str):
+                value = self.at(value, ".".join(parts[:depth]))
+            if isinstance(value, dict) and part in value:
+                value = value[part]
+            elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+                value = value[int(part)]
+            else:
+                return self.fallback(name, parts, path)
+        return self.at(value, name)
+
+    def fallback(self, name: str, parts: list[str], path: str) -> Any:
+        found, value = _default_at(self.defaults, parts, self.tree.data)
+        if found:
+            return self.at(value, name)
+        keys = {path for path in leaves((self.defaults,)) if "<" not in path}
+        known = sorted({*_paths(self.tree.data), *keys} - {name})
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+        hint = f"; did you mean ${{{close[0]}}}?" if close else "; it is neither in the file nor has it a default"
+        self.fail(path, f"${{{name}}} names nothing{hint}")
+
+    def fail(self, path: str, what: str) -> Any:
+        unknown = unknown_lines(self.defaults, self.tree, "the configuration") if self.defaults is not None else []
+        if unknown:  # a misspelled key is what the reference does not find
+            raise ConfigError("\n  ".join(unknown))
+        place = self.tree.place(path)
+        raise ConfigError(f"{place + ': ' if place else ''}{path}: {what}")
+
+
+def _default_at(model: type[BaseModel] | None, parts: list[str], data: Any) -> tuple[bool, Any]:
+    """The default of the model at a path, following the tree as far as it goes."""
+    spot: Spot = (model,)
+    for depth, part in enumerate(parts):
+        inside = data.get(part) if isinstance(data, dict) else None
+        if inside is not None:
+            spot, data = child(spot, part, data), inside
+            continue
+        fields = (field_of(candidate, part) for candidate in models_in(spot, data))
+        field = next((f for f in fields if f is not None), None)
+        if field is None or field.is_required() or field.default_factory_takes_validated_data:
+            return False, None
+        value = to_jsonable_python(field.get_default(call_default_factory=True), by_alias=True)
+        for rest in parts[depth + 1 :]:
+            if not isinstance(value, dict) or rest not in value:
+                return False, None
+            value = value[rest]
+        return True, value
+    return False, None
+
+
+def _paths(data: Any, path: str = "") -> Iterator[str]:
+    """Every dotted path of a tree."""
+    if path:
+        yield path
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, inner in items:
+        yield from _paths(inner, f"{path}.{key}" if path else str(key))
