@@ -6,6 +6,8 @@ labelled states and fitted again during RL, and its failed measurements are mask
     python examples/rl_minimal.py            # 10 s on one core: true success 0.03 -> 1.00 (seed 0)
 """
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import nn
@@ -125,13 +127,7 @@ def update(
     mask = np.ones(old.shape, dtype=np.bool_)
     none, end = np.zeros_like(mask), np.zeros_like(mask)
     end[:, -1] = True  # the time limit, not the task, ends an episode: its value goes on
-    source = SourceRewards(
-        source.rewards_B_T,
-        GAMMA,
-        failed_B_T=source.failed_B_T,
-        values_B_T=values[:, :-1],
-        next_values_B_T=values[:, 1:],
-    )
+    source = replace(source, gamma=GAMMA, values_B_T=values[:, :-1], next_values_B_T=values[:, 1:])
     found = estimate_advantages({"classifier": source}, Steps(mask, none, end), estimator="gae", lam=LAM)
     advantages = torch.from_numpy(whiten(found.advantages, mask).astype(np.float32))
     returns = torch.from_numpy(found.value_targets["classifier"])
@@ -146,7 +142,7 @@ def update(
         loss.backward()
         nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
         optimizer.step()
-    return float((old_kl_terms(new, old) * weights).sum())
+    return float((old_kl_terms(new, old) * weights).sum().detach())
 
 
 def main(iterations: int = 60, seed: int = 0) -> tuple[float, float]:
