@@ -11,10 +11,9 @@ from guerdon.errors import CheckpointError, NonFiniteError
 from guerdon.models.backbone import ImageScorer, calibrating
 from guerdon.models.checkpoint import ImageModelConfig
 from guerdon.models.image import ImageRewardModel
-from guerdon.models.online import OnlineState, OnlineTrainer
+from guerdon.models.online import FrameReplay, OnlineState, OnlineTrainer
 from guerdon.models.preprocess import to_input
 from guerdon.models.quality import auroc, classifier_quality, progress_quality
-from guerdon.models.replay import FrameReplay
 
 torch.set_num_threads(1)
 

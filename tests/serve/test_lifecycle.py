@@ -203,12 +203,12 @@ def test_what_needs_no_loading_is_refused_before_the_server_listens(words, messa
 
 
 def test_the_options_that_are_known_before_an_import_are_those_of_the_functions():
-    from guerdon.models.learning_image import load_learning_image_model
+    from guerdon.models.online import load_online_image_model
     from guerdon.models.text_load import load_text_model
 
     for kind, function, given in (
         ("text", load_text_model, ["path"]),
-        ("resnet", load_learning_image_model, ["checkpoint_path", "kind"]),
+        ("resnet", load_online_image_model, ["checkpoint_path", "kind"]),
     ):
         assert [*given, *known_options(kind, learns=True)] == list(inspect.signature(function).parameters)
 

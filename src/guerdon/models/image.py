@@ -1,7 +1,7 @@
 """Reward models that look at single frames: the `resnet` success classifier and the `progress` regressor.
 
-Both are one network with a sigmoid; they differ in what they were trained on and in what the number means.
-This module does not know how they were trained or what the reward is used for.
+Both are one network with a sigmoid; they differ in what they were trained on and in what the number means. Scored
+frames can be written as pictures, sorted into successes and failures.
 
     model = load_image_model("runs/rm", kind="resnet")
     model.score([episode])[0].steps            # probability of success of each row
@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from guerdon.models.backbone import ImageScorer, inference_copy, resolve_device
 from guerdon.models.checkpoint import ImageModelConfig, Kind, load_checkpoint
-from guerdon.models.debug_images import DebugImages
 from guerdon.models.preprocess import to_input, to_pixels
 from guerdon.policies.precision import uses_bf16
 from guerdon.types import ByteArray, Episode, Failure, FloatArray, RewardInfo, Score
@@ -132,6 +132,32 @@ class ImageRewardModel:
             inputs = to_input(torch.from_numpy(pixels_N_H_W_C).to(self.device), self.config.normalize)
             values: FloatArray = torch.sigmoid(self._network(inputs)).cpu().numpy()
         return np.where(np.isfinite(values), values, np.float32(np.nan))
+
+
+class DebugImages:
+    """Writes scored frames as PNG files named `{id:06d}_prob{p:.4f}.png`; the ids continue those of an earlier run.
+
+    Args:
+        folder: receives `resnet_success/` and `resnet_fail/`, also of progress models.
+        threshold: probabilities above it are a success.
+    """
+
+    def __init__(self, folder: str | Path, threshold: float) -> None:
+        self.folders = {True: Path(folder) / "resnet_success", False: Path(folder) / "resnet_fail"}
+        self.threshold = threshold
+        for path in self.folders.values():
+            path.mkdir(parents=True, exist_ok=True)
+        used = [int(f.name[:6]) for p in self.folders.values() for f in p.glob("[0-9]*_prob*.png")]
+        self.next_id = max(used, default=-1) + 1
+
+    def save(self, frames_N_H_W_C: Iterable[ByteArray], probabilities_N: FloatArray) -> None:
+        """Write one PNG for each frame; frames without a finite probability are skipped."""
+        for frame, probability in zip(frames_N_H_W_C, probabilities_N, strict=True):
+            if not np.isfinite(probability):
+                continue
+            folder = self.folders[bool(probability > self.threshold)]
+            Image.fromarray(frame).save(folder / f"{self.next_id:06d}_prob{probability:.4f}.png", compress_level=1)
+            self.next_id += 1
 
 
 def load_image_model(

@@ -1,18 +1,24 @@
-"""Refit an image reward model while a policy learns from it, so that the policy cannot run away from it.
+"""An image reward model that goes on learning while it is in use: refits in RL, updates of a server.
 
 Fresh frames are mixed with a balanced replay of old ones, and batch normalisation takes its statistics from
 the replay afterwards: running averages over a few one-sided batches would be wrong, and frozen statistics let
-single steps throw the network off. The image twin of PRIME's online update (arXiv:2502.01456). It gets frames
-and targets, and does not know RL.
+single steps throw the network off. The image twin of PRIME's online update (arXiv:2502.01456).
 
-    trainer = OnlineTrainer(model, offline_pixels, offline_targets, seed=0)
-    metrics = trainer.update(frames_N_H_W_C, targets_N, steps=20)
+`learn` labels the frames of episodes. Rows of an episode with success per row are labelled by it. Where only the
+outcome is known, all frames of a failure are failures, and of a success the last frame is one; its other frames are
+unknown and teach a classifier nothing (a progress model learns from them the share of the way).
+
+    model = load_online_image_model("runs/rm", kind="resnet", data_path="data/labelled")
+    model.learn([episode_with_outcome])           # {"loss": 0.21, "fresh": 9.0, "replay": 120.0, ...}
+    model.update(frames_N_H_W_C, targets_N, steps=20)
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -20,14 +26,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from guerdon.errors import CheckpointError
+from guerdon.episodes.targets import episode_success, progress_targets, success_labels
+from guerdon.errors import CheckpointError, DataError, boundary
 from guerdon.finite import SkippedSteps
 from guerdon.models.backbone import calibrating
-from guerdon.models.image import ImageRewardModel
+from guerdon.models.checkpoint import Kind
+from guerdon.models.image import ImageRewardModel, load_image_model
 from guerdon.models.preprocess import random_shift, to_input, to_pixels
 from guerdon.models.quality import classifier_quality, progress_quality
-from guerdon.models.replay import FrameReplay
-from guerdon.types import ByteArray, FloatArray
+from guerdon.models.state import adam_tensors, load_adam, load_state, save_state
+from guerdon.types import ByteArray, Episode, FloatArray, RewardInfo, Score
 
 CALIBRATION_FRAMES = 256
 
@@ -40,7 +48,7 @@ class OnlineState(NamedTuple):
 
 
 class OnlineTrainer:
-    """Holds a model (changed in place), its optimiser and its replay.
+    """An image reward model (changed in place) with its optimiser and its replay; a `RewardModel` and a `Learnable`.
 
     Args:
         model: the reward model; its scores change with every update.
@@ -52,6 +60,9 @@ class OnlineTrainer:
         replay_size: frames remembered.
         replay_ratio: share of each batch drawn from the replay, in [0, 1); 0 uses fresh frames only.
         augment: shift frames randomly by up to 4 pixels.
+        steps: gradient steps of `learn`.
+        frames_per_episode: labelled frames that `learn` takes of one episode at most, evenly spaced, the last among
+            them.
         seed: of the draws, the shifts and the dropout.
     """
 
@@ -67,9 +78,12 @@ class OnlineTrainer:
         replay_size: int = 2000,
         replay_ratio: float = 0.5,
         augment: bool = True,
+        steps: int = 20,
+        frames_per_episode: int = 8,
         seed: int = 0,
     ) -> None:
         self.model = model
+        self.steps, self.frames_per_episode = steps, frames_per_episode
         self.batch_size = batch_size
         self.replay_ratio = replay_ratio
         self.augment = augment
@@ -83,6 +97,80 @@ class OnlineTrainer:
         if offline_frames_N_H_W_C is not None and offline_targets_N is not None:
             pixels = to_pixels(offline_frames_N_H_W_C, model.config.image_size, channels_last=True)
             self.replay.add(pixels, _checked(offline_targets_N, len(pixels)), self.rng)
+
+    @property
+    def info(self) -> RewardInfo:
+        """That of the model."""
+        return self.model.info
+
+    def score(self, episodes: Sequence[Episode]) -> list[Score]:
+        """Scores with the current weights."""
+        return self.model.score(episodes)
+
+    def learn(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        """Fit the model to the labelled frames of these episodes and to its replay.
+
+        Returns:
+            What `update` returns, without what is undefined, and `skipped`: episodes without frames, or whose outcome
+            is unknown.
+        """
+        labelled = [found for episode in episodes if (found := self._labelled(episode)) is not None]
+        skipped = {"skipped": float(len(episodes) - len(labelled))}
+        if not labelled:
+            return skipped
+        metrics = self.update(*self._joined(labelled), steps=self.steps)
+        return {name: value for name, value in metrics.items() if value is not None} | skipped
+
+    def remember(self, data_path: str) -> None:
+        """Fill the replay with frames of labelled episodes, without learning from them.
+
+        Raises:
+            DataError: there are none.
+        """
+        from guerdon.episodes.read import read_episodes
+
+        labelled = [found for episode in read_episodes(data_path) if (found := self._labelled(episode)) is not None]
+        if not labelled:
+            raise DataError(
+                f"{data_path} has no episode with frames and a known outcome; name another, or leave it out"
+            )
+        self.replay.add(*self._joined(labelled), self.rng)
+
+    def _labelled(self, episode: Episode) -> tuple[ByteArray, FloatArray] | None:
+        """Frames whose label is known, with their labels; None where there is none."""
+        if episode.frames is None or not len(episode.frames):
+            return None
+        if self.model.config.type == "progress":
+            found = progress_targets(episode, horizon=self.model.config.horizon)
+            targets = None if found is None else np.asarray(found, dtype=np.float32)
+        else:
+            targets = success_targets(episode)
+        if targets is None or not np.isfinite(targets).any():
+            return None
+        rows = np.flatnonzero(np.isfinite(targets))
+        spread = np.linspace(0, len(rows) - 1, min(self.frames_per_episode, len(rows)))
+        rows = rows[np.unique(spread.round().astype(np.int64))] if self.frames_per_episode > 1 else rows[-1:]
+        return episode.frames[rows], targets[rows]
+
+    def _joined(self, labelled: Sequence[tuple[ByteArray, FloatArray]]) -> tuple[ByteArray, FloatArray]:
+        """Frames of several episodes at the size of the model's input, and their targets."""
+        size = self.model.config.image_size
+        pixels = [to_pixels(frames, size, channels_last=True) for frames, _ in labelled]
+        return np.concatenate(pixels), np.concatenate([targets for _, targets in labelled])
+
+    def save(self, folder: Path) -> None:
+        """Write weights, optimiser, replay and random state in one piece."""
+        save_state(folder, *self.state_dict())
+
+    def restore(self, folder: Path) -> None:
+        """Return to what `save` wrote.
+
+        Raises:
+            CheckpointError: it was altered, or belongs to another model.
+        """
+        tensors, values = load_state(folder)
+        with boundary(CheckpointError, f"{folder} cannot be read"):
+            self.load_state_dict(OnlineState(tensors, values))
 
     def update(self, frames_N_H_W_C: NDArray[Any], targets_N: NDArray[Any], *, steps: int) -> dict[str, float | None]:
         """Fit the model to fresh frames and the replay, then remember the fresh frames.
@@ -174,9 +262,11 @@ class OnlineTrainer:
 
     def state_dict(self) -> OnlineState:
         """Model, optimiser, replay and random state, as copies that later updates do not touch."""
-        tensors = {f"model.{name}": _copy(t) for name, t in self.model.scorer.state_dict().items()}
-        for index, slots in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{index}.{name}": _copy(t) for name, t in slots.items()}
+        weights = self.model.scorer.state_dict().items()
+        tensors = {
+            f"model.{name}": t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in weights
+        }
+        tensors |= adam_tensors(self.optimizer, "optimizer.")
         tensors |= {f"replay.{name}": torch.from_numpy(array) for name, array in self.replay.arrays().items()}
         return OnlineState(
             tensors,
@@ -187,25 +277,20 @@ class OnlineTrainer:
         """Continue exactly where `state_dict` was taken.
 
         Raises:
-            CheckpointError: the state is of another model.
+            CheckpointError: the state belongs to another model.
         """
-        parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "replay": {}}
-        for name, tensor in state.tensors.items():
-            part, rest = name.split(".", 1)
-            parts[part][rest] = tensor
+
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {name.removeprefix(prefix): t for name, t in state.tensors.items() if name.startswith(prefix)}
+
         try:
-            self.model.scorer.load_state_dict(parts["model"], strict=True)
+            self.model.scorer.load_state_dict(part("model."), strict=True)
         except RuntimeError as error:
             raise CheckpointError(f"the saved online state does not fit this reward model: {error}") from error
         self.model.refresh()
-        parameters = list(self.model.scorer.parameters())
-        slots: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in parts["optimizer"].items():
-            index, slot = name.split(".", 1)
-            slots.setdefault(int(index), {})[slot] = _like(tensor, parameters[int(index)])
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": slots, "param_groups": groups})
-        self.replay.restore({name: t.numpy().copy() for name, t in parts["replay"].items()}, state.values["seen"])
+        load_adam(self.optimizer, state.tensors, "optimizer.")
+        replayed = {name: t.numpy().copy() for name, t in part("replay.").items()}
+        self.replay.restore(replayed, state.values["seen"])
         self.rng.bit_generator.state = state.values["rng"]
         self.updates = state.values["updates"]
 
@@ -219,10 +304,139 @@ def _checked(targets_N: NDArray[Any], n: int) -> FloatArray:
     return targets
 
 
-def _like(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """A copy laid out in memory as the parameter is: the fused optimiser walks both as flat memory."""
-    return torch.empty_like(parameter).copy_(tensor) if tensor.shape == parameter.shape else tensor.clone()
+def success_targets(episode: Episode) -> FloatArray | None:
+    """(T,) 1 where a row is a success, 0 where it is none, NaN where unknown; None where all rows are unknown."""
+    labels = success_labels(episode)
+    if labels is not None:
+        return labels.astype(np.float32)
+    succeeded = episode_success(episode)
+    if succeeded is None:
+        return None
+    targets: NDArray[np.float32] = np.full(len(episode), np.nan if succeeded else 0.0, dtype=np.float32)
+    targets[-1] = float(succeeded)
+    return targets
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+class FrameReplay:
+    """A bounded, class-balanced memory of labelled frames: two reservoirs of `capacity // 2` frames each.
+
+    The reservoirs (Vitter 1985, algorithm R) are for positive and for other frames, so that a stream of failures cannot
+    push the rare successes out.
+
+    Args:
+        capacity: frames kept in all, at least 2.
+        positive_above: targets above it belong to the positive reservoir.
+    """
+
+    def __init__(self, capacity: int, positive_above: float) -> None:
+        if capacity < 2:
+            raise ValueError(f"a replay needs a capacity of at least 2 frames, got {capacity}")
+        self.room = capacity // 2
+        self.positive_above = positive_above
+        self.pixels: list[list[ByteArray]] = [[], []]
+        self.targets: list[list[float]] = [[], []]
+        self.seen = [0, 0]
+
+    def __len__(self) -> int:
+        return len(self.targets[0]) + len(self.targets[1])
+
+    def add(self, pixels_N_H_W_C: ByteArray, targets_N: FloatArray, rng: np.random.Generator) -> None:
+        """Offer frames to the reservoirs: each frame of a class's stream is kept with equal probability."""
+        for pixels, target in zip(pixels_N_H_W_C, targets_N, strict=True):
+            side = int(target > self.positive_above)
+            self.seen[side] += 1
+            if len(self.targets[side]) < self.room:
+                self.pixels[side].append(pixels.copy())
+                self.targets[side].append(float(target))
+                continue
+            slot = int(rng.integers(self.seen[side]))
+            if slot < self.room:
+                self.pixels[side][slot] = pixels.copy()
+                self.targets[side][slot] = float(target)
+
+    def draw(self, n: int, rng: np.random.Generator) -> tuple[ByteArray, FloatArray]:
+        """Draw with replacement, half from each reservoir (all from one when the other is empty).
+
+        Args:
+            n: frames wanted; at least one frame must have been added.
+            rng: the source of randomness.
+
+        Returns:
+            (n, H, W, 3) uint8 and (n,) float32.
+        """
+        counts = [n - n // 2, n // 2]
+        for side in (0, 1):
+            if not self.targets[side]:
+                counts = [0, n] if side == 0 else [n, 0]
+        picks = [(side, int(i)) for side in (0, 1) for i in _choose(len(self.targets[side]), counts[side], rng)]
+        pixels = np.stack([self.pixels[side][i] for side, i in picks])
+        return pixels, np.array([self.targets[side][i] for side, i in picks], np.float32)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The contents as arrays, by name, for a checkpoint; empty reservoirs are left out."""
+        named: dict[str, NDArray[Any]] = {}
+        for side in (0, 1):
+            if self.targets[side]:
+                named[f"pixels.{side}"] = np.stack(self.pixels[side])
+                named[f"targets.{side}"] = np.array(self.targets[side], np.float32)
+        return named
+
+    def restore(self, arrays: dict[str, NDArray[Any]], seen: list[int]) -> None:
+        """Take over contents that `arrays` gave, and the counts of frames seen."""
+        self.pixels = [list(arrays.get(f"pixels.{side}", ())) for side in (0, 1)]
+        self.targets = [[float(t) for t in arrays.get(f"targets.{side}", ())] for side in (0, 1)]
+        self.seen = list(seen)
+
+
+def _choose(size: int, n: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    return rng.integers(size, size=n) if n else np.empty(0, np.int64)
+
+
+def load_online_image_model(
+    checkpoint_path: str | Path,
+    *,
+    kind: Kind,
+    data_path: str | None = None,
+    device: str | torch.device | None = None,
+    bf16: bool | Literal["auto"] = "auto",
+    steps: int = 20,
+    frames_per_episode: int = 8,
+    learning_rate: float = 1e-4,
+    weight_decay: float = 1e-5,
+    batch_size: int = 64,
+    replay_size: int = 2000,
+    replay_ratio: float = 0.5,
+    augment: bool = True,
+    seed: int = 0,
+) -> OnlineTrainer:
+    """Load a checkpoint as a model that goes on learning.
+
+    Args:
+        checkpoint_path: see `load_image_model`.
+        kind: what it must be.
+        data_path: a data set of labelled episodes, such as the one that it was trained on: the replay begins with
+            its frames, so that the model does not forget them. None: an empty replay.
+        device: see `ImageRewardModel`.
+        bf16: see `ImageRewardModel`.
+        steps: see `OnlineTrainer`.
+        frames_per_episode: see `OnlineTrainer`; also of the episodes at `data_path`.
+        learning_rate: see `OnlineTrainer`.
+        weight_decay: of AdamW.
+        batch_size: frames per step.
+        replay_size: frames remembered.
+        replay_ratio: share of each batch drawn from the replay.
+        augment: shift frames randomly.
+        seed: of the draws.
+
+    Raises:
+        CheckpointError: missing, corrupt, or of another kind.
+        DataError: there are no labelled episodes at `data_path`.
+    """
+    model = load_image_model(checkpoint_path, kind=kind, device=device, bf16=bf16)
+    online = OnlineTrainer(
+        model, learning_rate=learning_rate, weight_decay=weight_decay, batch_size=batch_size, replay_size=replay_size,
+        replay_ratio=replay_ratio, augment=augment, steps=steps, frames_per_episode=frames_per_episode, seed=seed,
+    )  # fmt: skip
+    if data_path is not None:
+        online.remember(data_path)
+    return online

@@ -184,9 +184,9 @@ def plan_of(name: str, settings: ServedModelSettings, backend: str | None) -> Pl
 
         function, given = load_text_model, {"path": settings.model_path or ""}
     elif settings.update_dir is not None and plain_name(kind) in IMAGE_KINDS:
-        from guerdon.models.learning_image import load_learning_image_model
+        from guerdon.models.online import load_online_image_model
 
-        function, given = load_learning_image_model, {"checkpoint_path": settings.model_path, "kind": plain_name(kind)}
+        function, given = load_online_image_model, {"checkpoint_path": settings.model_path, "kind": plain_name(kind)}
     else:
         from guerdon.models.load import load_reward_model
 

@@ -5,7 +5,7 @@ import torch
 from guerdon.errors import CheckpointError, DataError
 from guerdon.models.backbone import ImageScorer, calibrating
 from guerdon.models.checkpoint import ImageModelConfig, save_checkpoint
-from guerdon.models.learning_image import load_learning_image_model
+from guerdon.models.online import load_online_image_model, success_targets
 from guerdon.models.preprocess import to_input
 from guerdon.models.quality import auroc
 from guerdon.types import Episode, Learnable, RewardModel
@@ -40,7 +40,7 @@ def checkpoint(tmp_path):
 
 
 def test_it_learns_from_outcomes_alone(checkpoint):
-    model = load_learning_image_model(checkpoint(), kind="resnet", **{**OPTIONS, "steps": 12})
+    model = load_online_image_model(checkpoint(), kind="resnet", **{**OPTIONS, "steps": 12})
     assert isinstance(model, Learnable)
     assert isinstance(model, RewardModel)
     for k in range(2):
@@ -54,19 +54,17 @@ def test_it_learns_from_outcomes_alone(checkpoint):
 
 
 def test_labels_of_frames():
-    from guerdon.models.learning_image import _success_targets
-
-    assert _success_targets(episode("a", False)).tolist() == [0, 0, 0, 0]
-    known = _success_targets(episode("a", True))
+    assert success_targets(episode("a", False)).tolist() == [0, 0, 0, 0]
+    known = success_targets(episode("a", True))
     assert np.isnan(known[:3]).all()
     assert known[3] == 1
     rows = np.array([False, True, True, False])
-    assert _success_targets(episode("a", False, success=rows)).tolist() == [0, 1, 1, 0]
-    assert _success_targets(episode("a", None)) is None
+    assert success_targets(episode("a", False, success=rows)).tolist() == [0, 1, 1, 0]
+    assert success_targets(episode("a", None)) is None
 
 
 def test_a_progress_model_learns_the_share_of_the_way(checkpoint):
-    model = load_learning_image_model(checkpoint("progress"), kind="progress", **OPTIONS)
+    model = load_online_image_model(checkpoint("progress"), kind="progress", **OPTIONS)
     metrics = model.learn([episode("a", True, rows=5), episode("b", False, rows=5), episode("c", None)])
     assert metrics["fresh"] == 10
     assert metrics["skipped"] == 1
@@ -74,30 +72,30 @@ def test_a_progress_model_learns_the_share_of_the_way(checkpoint):
 
 
 def test_few_frames_of_a_long_episode_and_the_last_among_them(checkpoint):
-    model = load_learning_image_model(checkpoint(), kind="resnet", **OPTIONS, frames_per_episode=3)
+    model = load_online_image_model(checkpoint(), kind="resnet", **OPTIONS, frames_per_episode=3)
     frames, targets = model._labelled(episode("a", False, rows=9))
     assert len(frames) == len(targets) == 3
     assert (frames[-1] == episode("a", False, rows=9).frames[-1]).all()
-    single = load_learning_image_model(checkpoint(), kind="resnet", **OPTIONS, frames_per_episode=1)
+    single = load_online_image_model(checkpoint(), kind="resnet", **OPTIONS, frames_per_episode=1)
     assert (single._labelled(episode("a", True, rows=9))[0][0] == episode("a", True, rows=9).frames[-1]).all()
 
 
 def test_episodes_of_several_sizes_and_none_to_learn_from(checkpoint):
-    model = load_learning_image_model(checkpoint(), kind="resnet", **OPTIONS)
+    model = load_online_image_model(checkpoint(), kind="resnet", **OPTIONS)
     assert model.learn([episode("a", True), episode("b", False, size=24)])["fresh"] == 5
     assert model.learn([episode("a", None)]) == {"skipped": 1.0}
 
 
 def test_a_restored_model_goes_on_to_the_same_bits(checkpoint, tmp_path):
     lessons = [[episode(f"{'y' * i}{k}", i % 2 == 0) for i in range(4)] for k in range(2)]
-    whole = load_learning_image_model(checkpoint(), kind="resnet", **OPTIONS)
+    whole = load_online_image_model(checkpoint(), kind="resnet", **OPTIONS)
     for lesson in lessons:
         whole.learn(lesson)
-    first = load_learning_image_model(checkpoint(), kind="resnet", **OPTIONS)
+    first = load_online_image_model(checkpoint(), kind="resnet", **OPTIONS)
     first.learn(lessons[0])
     first.save(tmp_path / "state")
     first.learn(lessons[0])  # to be taken back
-    again = load_learning_image_model(checkpoint(), kind="resnet", **OPTIONS)
+    again = load_online_image_model(checkpoint(), kind="resnet", **OPTIONS)
     for model in (first, again):
         model.restore(tmp_path / "state")
         for lesson in lessons[1:]:
@@ -109,7 +107,7 @@ def test_a_restored_model_goes_on_to_the_same_bits(checkpoint, tmp_path):
 
 
 def test_an_altered_state_is_refused(checkpoint, tmp_path):
-    model = load_learning_image_model(checkpoint(), kind="resnet", **OPTIONS)
+    model = load_online_image_model(checkpoint(), kind="resnet", **OPTIONS)
     model.save(tmp_path / "state")
     with (tmp_path / "state" / "state.safetensors").open("r+b") as file:
         file.seek(2000)
@@ -124,7 +122,7 @@ def test_a_replay_begins_with_known_episodes(checkpoint, tmp_path):
     with EpisodeWriter(tmp_path / "data", fps=10) as writer:
         for i in range(4):
             writer.add(episode(f"d{i}", i % 2 == 0))
-    model = load_learning_image_model(checkpoint(), kind="resnet", **OPTIONS, data_path=str(tmp_path / "data"))
-    assert len(model.trainer.replay) == 2 * 1 + 2 * 4
+    model = load_online_image_model(checkpoint(), kind="resnet", **OPTIONS, data_path=str(tmp_path / "data"))
+    assert len(model.replay) == 2 * 1 + 2 * 4
     with pytest.raises(DataError):
-        load_learning_image_model(checkpoint(), kind="resnet", **OPTIONS, data_path=str(tmp_path / "nothing"))
+        load_online_image_model(checkpoint(), kind="resnet", **OPTIONS, data_path=str(tmp_path / "nothing"))
