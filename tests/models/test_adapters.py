@@ -28,8 +28,7 @@ from transformers.models.mistral.modeling_mistral import MistralModel
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Model
 
 from guerdon.errors import CheckpointError, ConfigError
-from guerdon.models.adapters import ADAPTERS, load_adapter, qwen_prm, recognise
-from guerdon.models.adapters.notes import adapter_of
+from guerdon.models.adapters import ADAPTERS, adapter_of, load_adapter, recognise, value_heads
 from guerdon.models.explained_score import Judge, JudgeOptions, judge
 from guerdon.models.text_load import load_text_model
 from guerdon.policies.tiny_text import byte_tokenizer
@@ -214,14 +213,14 @@ def test_characters_that_a_tokenizer_does_not_know(tmp_path):
 
 def test_a_value_that_is_not_finite_is_a_failure(tmp_path, monkeypatch):
     Qwen(tmp_path)
-    read = qwen_prm.read_strictly
+    read = value_heads.read_strictly
 
     def spoilt(kind, path):
         model = read(kind, path)
         model.score[2].bias[0] = float("nan")
         return model
 
-    monkeypatch.setattr(qwen_prm, "read_strictly", spoilt)
+    monkeypatch.setattr(value_heads, "read_strictly", spoilt)
     assert load_adapter("qwen_prm", str(tmp_path), 4).score([episode()])[0].failure.reason == "non_finite"
 
 

@@ -168,8 +168,7 @@ def _foreign(path: str, adapter: str, micro_batch_size: int) -> RewardModel:
 
 def _adapter_of(path: str, adapter: str) -> str:
     """The name of the adapter: as given, or as the folder or its configuration says."""
-    from guerdon.models.adapters import ADAPTERS, recognise
-    from guerdon.models.adapters.notes import adapter_of
+    from guerdon.models.adapters import ADAPTERS, adapter_of, recognise
 
     name: str | None = adapter
     if adapter == "auto":

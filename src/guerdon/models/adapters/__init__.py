@@ -1,4 +1,4 @@
-"""Process reward models that others trained, each read in the form that it was trained on.
+"""Adapters for published process reward models, each read in the form that it was trained on.
 
 | name | models | a step ends with | its value |
 |---|---|---|---|
@@ -9,8 +9,11 @@
 | `trl` | token classifiers of TRL's `PRMTrainer` | a separator | P(right) at its last token |
 | `implicit` | EurusPRM, ImplicitPRM | any text | sigmoid of beta times the log-ratio to a reference so far |
 
-No code from a model's folder is ever run. Names only here: nothing is imported before it is asked for. This module does
-not know how episodes came about, nor models that guerdon trains.
+No code from a model's folder is ever run. A folder may have an `adapter.json` for what its configuration lacks: a token
+classifier does not store what ended its steps, and an implicit model does not store its reference. Keys that the family
+has no use for are refused.
+
+    {"adapter": "implicit", "ref_path": "Qwen/Qwen2.5-Math-7B-Instruct", "beta": 0.05}
 
     name = recognise(config, "Qwen/Qwen2.5-Math-PRM-7B")              # "qwen_prm"
     model = load_adapter(name, "Qwen/Qwen2.5-Math-PRM-7B", micro_batch_size=8)
@@ -18,19 +21,25 @@ not know how episodes came about, nor models that guerdon trains.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Collection, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-from guerdon.errors import ConfigError
+from pydantic import Field, ValidationError
+
+from guerdon.errors import CheckpointError, ConfigError
+from guerdon.settings.base import Settings
 from guerdon.types import RewardModel
 
+NOTES = "adapter.json"
 ADAPTERS: dict[str, str] = {
-    "qwen_prm": "guerdon.models.adapters.qwen_prm:load_qwen_prm",
-    "math_shepherd": "guerdon.models.adapters.math_shepherd:load_math_shepherd",
-    "rlhflow": "guerdon.models.adapters.rlhflow:load_rlhflow",
-    "skywork": "guerdon.models.adapters.skywork:load_skywork",
-    "trl": "guerdon.models.adapters.trl:load_trl",
+    "qwen_prm": "guerdon.models.adapters.value_heads:load_qwen_prm",
+    "math_shepherd": "guerdon.models.adapters.verdict_tokens:load_math_shepherd",
+    "rlhflow": "guerdon.models.adapters.verdict_tokens:load_rlhflow",
+    "skywork": "guerdon.models.adapters.value_heads:load_skywork",
+    "trl": "guerdon.models.adapters.value_heads:load_trl",
     "implicit": "guerdon.models.adapters.implicit:load_implicit",
 }
 
@@ -67,7 +76,7 @@ def load_adapter(name: str, path: str, micro_batch_size: int) -> RewardModel:
 def recognise(config: Mapping[str, Any], folder: str) -> str | None:
     """Which family a model belongs to, None where nothing says so.
 
-    What `adapter.json` in a folder says is asked before this (`notes.adapter_of`).
+    `adapter.json` of a folder comes before this (`adapter_of`).
 
     Args:
         config: content of its `config.json`.
@@ -86,3 +95,56 @@ def recognise(config: Mapping[str, Any], folder: str) -> str | None:
             if all(part in plain for part in parts):
                 return family
     return None
+
+
+class AdapterNotes(Settings):
+    """The content of `adapter.json`."""
+
+    adapter: str | None = Field(None, description="name of the family; null: what the configuration shows")
+    separator: str | None = Field(None, min_length=1, description="trl: what ends a step; null: a new line")
+    ref_path: str | None = Field(None, min_length=1, description="implicit: folder or hub id of the reference model")
+    beta: float | None = Field(None, gt=0, description="implicit: factor of the log-ratio; null: 0.001")
+
+
+def _notes(path: str) -> AdapterNotes:
+    """What `adapter.json` says; nothing where there is none, as for a model on the hub.
+
+    Raises:
+        CheckpointError: it cannot be read, or has a key that nobody knows.
+    """
+    file = Path(path) / NOTES
+    if not file.is_file():
+        return AdapterNotes()
+    try:
+        return AdapterNotes.model_validate(json.loads(file.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or NOTES
+        raise CheckpointError(f"{file}: {where}: {first['msg']}") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
+
+
+def adapter_of(path: str) -> str | None:
+    """The family that a folder itself names, None where it names none."""
+    return _notes(path).adapter
+
+
+def read_notes(path: str, family: str, known: Collection[str] = ()) -> AdapterNotes:
+    """What `adapter.json` says to one family.
+
+    Args:
+        path: folder or hub id.
+        family: the adapter that reads it.
+        known: keys that this family has a use for.
+
+    Raises:
+        CheckpointError: it says something else, or something that would do nothing here.
+    """
+    notes = _notes(path)
+    if notes.adapter not in (None, family):
+        raise CheckpointError(f"{Path(path) / NOTES} says that this is a model for the adapter {notes.adapter!r}")
+    idle = sorted(notes.model_fields_set - set(known) - {"adapter"})
+    if idle:
+        raise CheckpointError(f"{Path(path) / NOTES}: the adapter {family} has no use for {', '.join(idle)}: remove it")
+    return notes

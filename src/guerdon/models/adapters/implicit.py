@@ -5,7 +5,7 @@ tokens up to the end of the step, of log-probability minus the reference's. The 
 between them, each with its number in front ("Step 1: ..."), as these models were trained; its last step has the
 end-of-sequence token. The example on the cards sums one or two tokens further, into the next step; here a value
 depends on nothing behind its step. Values lie close to 0.5 (beta is 0.001, as on the cards): compare them, or choose a
-threshold on data. This module does not know how such models are trained.
+threshold on data.
 
     model = load_implicit("PRIME-RL/EurusPRM-Stage2", 4)
 """
@@ -19,9 +19,16 @@ import numpy as np
 import torch
 
 from guerdon.errors import CheckpointError, DataError
-from guerdon.models.adapters.notes import NOTES, read_notes
-from guerdon.models.adapters.steps import CannotReadError, Marked, StepReader, checked_tokenizer, room_of
-from guerdon.models.adapters.verdicts import numbered, read_base
+from guerdon.models.adapters import NOTES, read_notes
+from guerdon.models.adapters.steps import (
+    CannotReadError,
+    Marked,
+    StepReader,
+    checked_tokenizer,
+    numbered,
+    read_base,
+    room_of,
+)
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.tokens import pad_id, prompt_ids, response_ids, sequence, token_batch, token_ends
 from guerdon.types import FloatArray, RewardModel

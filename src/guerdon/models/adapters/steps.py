@@ -1,9 +1,13 @@
-"""What all adapters share: from a question and its steps to token ids with a place per step, and to scores.
+"""`StepReader`, the reward model behind all adapters: solutions as token ids with a place per step, batches, scores.
 
-An adapter brings a form (how its family writes a solution, and where the value of each step stands) and a reading (the
+An adapter brings a form (how its family writes a solution, and where the value of each step is) and a reading (the
 values at those places, for a few solutions at once). Places are found by where text was put, never by looking for a
-token: a step may contain whatever it likes. What cannot be read is a `Failure`: nothing is cut off, and a text that
-would become a control token of the model is not passed on. This module does not know any family.
+token: a step may contain any text. What cannot be read is a `Failure`: nothing is cut off, and a text that would become
+a control token of the model is not passed on.
+
+Solutions go through a network in one forward pass: packed into one row where the network reads packed solutions as it
+reads each alone (`policies.packing.packs`; every layer but attention then works on real tokens only), else padded on
+the right, which a causal model never sees.
 
     reader = StepReader("qwen_prm", form, read, tokenizer=tokenizer, room=4096, micro_batch_size=8)
     reader.score([episode])[0].steps           # (S,)
@@ -11,19 +15,28 @@ would become a control token of the model is not passed on. This module does not
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
 from guerdon.finite import refuse_to_read
 from guerdon.hub import check_model
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
+from guerdon.policies import packing
+from guerdon.policies.packing import PACKED_ATTENTION, Packing
+from guerdon.policies.shared_base import SharedBase
+from guerdon.policies.text_files import read_model, read_tokenizer
+from guerdon.policies.tokens import pad_id, pad_right
+from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Episode, Failure, FloatArray, IntArray, RewardInfo, Score
 
+_NUMBERED = re.compile(r"\s*step\s+[0-9]+\b", re.IGNORECASE)
 MARK = "\ue000"  # stands for a marker while a text is put together; a character of nobody's alphabet
 
 
@@ -210,8 +223,6 @@ def checked_tokenizer(path: str, *, chat: bool) -> Any:
     Raises:
         CheckpointError: it cannot be read, does not say where its tokens stand, or lacks a chat template.
     """
-    from guerdon.policies.text_files import read_tokenizer
-
     with boundary(CheckpointError, f"the tokenizer of {path!r} cannot be read"):
         tokenizer = read_tokenizer(path)
     if not tokenizer.is_fast:
@@ -265,6 +276,23 @@ def placed(model: Any) -> Any:
     return model
 
 
+def read_base(path: str, tokenizer: Any) -> SharedBase:
+    """A language model for reading, strictly loaded.
+
+    Args:
+        path: folder or hub id; an adapter is merged into its model.
+        tokenizer: of the family.
+
+    Raises:
+        CheckpointError: it cannot be read, lacks weights, or was saved as another kind of model.
+    """
+    model, _ = read_model(path)
+    saved_as = [str(a) for a in model.config.architectures or ()]
+    if saved_as and not any(a.endswith(("ForCausalLM", "LMHeadModel")) for a in saved_as):
+        raise CheckpointError(f"{path!r} was saved as {saved_as[0]}, which is no language model")
+    return SharedBase(placed(model), tokenizer, TextPolicySettings(path=path, bf16=False))
+
+
 def room_of(model: Any) -> int | None:
     """Most tokens that a model has positions for."""
     room = getattr(model.config, "max_position_embeddings", None)
@@ -284,3 +312,69 @@ def _control_texts(tokenizer: Any) -> tuple[str, ...]:
     """Texts that the tokenizer turns into tokens of its own."""
     added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     return tuple(sorted({*added, *tokenizer.all_special_tokens}))
+
+
+def numbered(steps: Sequence[str]) -> list[str]:
+    """The steps, each with its number in front where it does not begin with one already."""
+    return [step if _NUMBERED.match(step) else f"Step {k + 1}: {step}" for k, step in enumerate(steps)]
+
+
+@dataclass(frozen=True, eq=False)
+class Laid:
+    """Solutions as a network takes them.
+
+    Attributes:
+        inputs: what it is called with.
+        places_M: for all steps, solution by solution, their place in the flattened output.
+        counts: steps of each solution.
+    """
+
+    inputs: dict[str, Any]
+    places_M: Tensor
+    counts: tuple[int, ...]
+
+    def split(self, values_M: Tensor) -> list[FloatArray]:
+        """Values of all steps, by solution."""
+        values = values_M.float().cpu().numpy()
+        return [np.asarray(v, dtype=np.float32) for v in np.split(values, np.cumsum(self.counts)[:-1])]
+
+
+def layer(model: Any, tokenizer: Any) -> Callable[[Sequence[Marked]], Laid]:
+    """How this network reads several solutions at once; it is told which attention to use from now on.
+
+    Args:
+        model: a network of transformers, for reading only.
+        tokenizer: of the model.
+    """
+    if not packing.packs(model):
+        return lambda batch: pad(batch, tokenizer, model.device)
+    model.set_attn_implementation(PACKED_ATTENTION)
+    return lambda batch: pack(batch, model.device)
+
+
+def pad(batch: Sequence[Marked], tokenizer: Any, device: torch.device) -> Laid:
+    """Side by side, filled up on the right."""
+    ids, mask = pad_right([m.ids for m in batch], pad_id(tokenizer))
+    inputs = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask.astype(np.int64))}
+    return _laid(batch, np.arange(len(batch)) * ids.shape[1], inputs, device)
+
+
+def pack(batch: Sequence[Marked], device: torch.device) -> Laid:
+    """One behind the other in a single row; attention keeps them apart."""
+    lengths = [len(m.ids) for m in batch]
+    longest, starts = max(lengths), np.cumsum([0, *lengths[:-1]])
+    positions = np.concatenate([np.arange(n) for n in lengths])
+    rows = np.repeat(np.arange(len(batch)) * longest, lengths) + positions
+    inputs = {
+        "input_ids": torch.from_numpy(np.concatenate([m.ids for m in batch]))[None],
+        "position_ids": torch.from_numpy(positions)[None],
+    }
+    laid = _laid(batch, starts, inputs, device)
+    laid.inputs["packing"] = Packing(torch.from_numpy(rows).to(device), len(batch), longest, eager=False)
+    return laid
+
+
+def _laid(batch: Sequence[Marked], starts_B: np.ndarray, inputs: dict[str, Tensor], device: torch.device) -> Laid:
+    places = np.concatenate([start + m.places for start, m in zip(starts_B, batch, strict=True)])
+    placed: dict[str, Any] = {name: tensor.to(device) for name, tensor in inputs.items()}
+    return Laid(placed, torch.from_numpy(places).to(device), tuple(len(m.places) for m in batch))

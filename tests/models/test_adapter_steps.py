@@ -18,8 +18,7 @@ from transformers import (
     Qwen2ForTokenClassification,
 )
 
-from guerdon.models.adapters.batches import layer, pack, pad
-from guerdon.models.adapters.steps import Marked
+from guerdon.models.adapters.steps import Marked, layer, pack, pad
 from guerdon.policies.packing import packs
 from guerdon.policies.tiny_text import byte_tokenizer
 
