@@ -18,6 +18,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from guerdon.config_schema import discriminator
+from guerdon.settings.base import ByName, names_in
 from guerdon.settings.study import Study
 
 PAGE = Path(__file__).with_name("knobs.md")
@@ -200,18 +202,25 @@ def _walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, 
         elif len(inner) == 1:
             yield from _walk(inner[0], key + ".")
         else:
-            yield from _union(inner, key)
+            chosen = next((mark.default for mark in field.metadata if isinstance(mark, ByName)), "")
+            yield from _union(inner, key, f"`{chosen}`" if chosen else "")
 
 
-def _union(models: list[type[BaseModel]], key: str) -> Iterator[tuple[str, str, str, str]]:
-    """Keys of the members of a union; a key that only some have says which."""
+def _union(models: list[type[BaseModel]], key: str, chosen: str) -> Iterator[tuple[str, str, str, str]]:
+    """Keys of the members of a union, `chosen` where none is named; a key that only some have says which."""
     seen: dict[str, list[type[BaseModel]]] = {}
     for model in models:
         for name in model.model_fields:
             seen.setdefault(name, []).append(model)
-    tag = "type" if all("type" in model.model_fields for model in models) else "family"
-    kinds = {model: str(get_args(model.model_fields[tag].annotation)[0]) for model in models}
-    yield f"{key}.{tag}", ", ".join(f"`{k}`" for k in kinds.values()), "", "which kind"
+    tag = discriminator(tuple(models))
+    assert tag is not None, f"{key}: nothing tells {models} apart"
+    names = {model: names_in(model, tag) for model in models}
+    kinds = {model: named[0] if named else "your own" for model, named in names.items()}
+    allowed = [f"`{name}`" for named in names.values() for name in named]
+    allowed += [] if all(names.values()) else ["`package.module:factory`", "registered name"]
+    said = {k: model.model_fields[tag].description or "" for model, k in kinds.items()}
+    meaning = "; ".join(f"{k}: {text}" for k, text in said.items() if text) or "which kind"
+    yield f"{key}.{tag}", ", ".join(allowed), chosen, meaning
     for name, owners in seen.items():
         if name == tag:
             continue

@@ -14,11 +14,11 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from guerdon.config_schema import Spot, child, field_of, keys_of, leaves, models_in, tagged, tags
+from guerdon.config_schema import Spot, child, field_of, keys_of, leaves, mark, models_in, tagged, tags
 from guerdon.config_tree import Tree, describe
 
 _MOST_LISTED = 20
@@ -30,6 +30,7 @@ class _Spotted(NamedTuple):
     path: str
     spot: Spot  # at the error itself
     parent: Spot  # of the section around it
+    forms: Spot  # that the section around it may have
     parent_path: str
 
 
@@ -57,7 +58,7 @@ def problem_lines(model: type[BaseModel], tree: Tree, error: ValidationError, so
 def _locate(model: type[BaseModel], data: Any, detail: Mapping[str, Any]) -> _Spotted:
     """Follow pydantic's location through schema and data, leaving out what only names a union's member."""
     spot: Spot = (model,)
-    parent: Spot = spot
+    parent = forms = around = spot
     written: list[str] = []
     pieces = detail["loc"]
     known = True  # whether the section around this piece stands in the file, or a short form that a model expanded
@@ -68,11 +69,11 @@ def _locate(model: type[BaseModel], data: Any, detail: Mapping[str, Any]) -> _Sp
         if not inside and not (last and detail["type"] == "extra_forbidden"):
             spot = tagged(spot, piece)
             continue
-        parent, spot = spot, inside
+        parent, forms, spot, around = spot, around, inside, inside
         if present or (last and (known or detail["type"] == "missing")):
             written.append(str(piece))
         data, known = (data[piece], True) if present else (data, False)
-    return _Spotted(".".join(written), spot, parent, ".".join(written[:-1]))
+    return _Spotted(".".join(written), spot, parent, forms, ".".join(written[:-1]))
 
 
 def _has(data: Any, piece: Any) -> bool:
@@ -89,14 +90,15 @@ def _texts(model: type[BaseModel], found: list[tuple[_Spotted, Mapping[str, Any]
     for where, detail in found:
         kind, context, value = detail["type"], detail.get("ctx") or {}, detail["input"]
         if kind == "extra_forbidden":
-            forms = models_in(where.parent)
-            texts.append(_unknown_text(model, _Unknown(where.path, value, forms, [])))
+            key = detail["loc"][-1]
+            others = [form for form in models_in(where.forms) if field_of(form, key) is not None]
+            texts.append(_unknown_text(model, _Unknown(where.path, value, models_in(where.parent), others)))
         elif kind == "missing":
             texts.append(f"is missing and has no default{_meaning(where)}")
         elif kind in ("value_error", "assertion_error"):
             texts.append(_said(where, detail))
         elif kind in ("union_tag_invalid", "union_tag_not_found"):
-            name = str(context["discriminator"]).strip("'")
+            name = str(context["discriminator"]).strip("'()")
             given = value.get(name, ...) if isinstance(value, dict) else getattr(value, name, ...)
             shown = f".{name} is missing" if given is ... else f".{name} is {describe(given)}"
             choices = tags(where.spot, name)
@@ -188,7 +190,7 @@ def _unknown_text(model: type[BaseModel], one: _Unknown) -> str:
 def _suggestion(model: type[BaseModel], one: _Unknown) -> str:
     """`did you mean ...?`: the nearest key of the same section first, then a nearer one of another section."""
     section, _, key = one.path.rpartition(".")
-    if marks := [mark for form in one.others if (mark := _mark(form))]:
+    if marks := [found for form in one.others if (found := mark(form, one.forms))]:
         return f"it belongs to {' or '.join(marks)}"
     prefix = f"{section}." if section else ""
     here = list(dict.fromkeys(name for form in one.forms for name in keys_of(form)))
@@ -212,14 +214,6 @@ def _suggestion(model: type[BaseModel], one: _Unknown) -> str:
 def _everywhere(model: type[BaseModel]) -> tuple[str, ...]:
     """The path of every key of a configuration; keys inside lists have none that one could write."""
     return tuple(path for path in leaves((model,)) if "<i>" not in path)
-
-
-def _mark(form: type[BaseModel]) -> str:
-    """`family: chain`: what a section says to have this form; empty where nothing tells it apart."""
-    for name, field in form.model_fields.items():
-        if get_origin(field.annotation) is Literal and get_args(field.annotation) == (field.default,):
-            return f"{name}: {field.default}"
-    return ""
 
 
 def _distance(key: str, name: str) -> tuple[int, float]:

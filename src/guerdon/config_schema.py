@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import AliasChoices, BaseModel
@@ -32,22 +33,39 @@ def members(annotation: Any) -> Spot:
 
 
 def models_in(spot: Spot, value: Any = None) -> list[type[BaseModel]]:
-    """The models of a spot; where a `Literal` field tells them apart, those that fit the value, if any do."""
+    """The models of a spot; where a `Literal` field tells them apart, the one that fits the value, if one does."""
     found = [m for m in spot if isinstance(m, type) and issubclass(m, BaseModel)]
-    if not isinstance(value, Mapping):
+    key = discriminator(tuple(found))
+    if key is None or not isinstance(value, Mapping) or not isinstance(value.get(key), str):
         return found
-    fitting = [
-        model
-        for model in found
-        if all(value[name] in choices for name, choices in _literals(model) if isinstance(value.get(name), str))
-    ]
-    return fitting or found
+    choices = [dict(_literals(model)).get(key, ()) for model in found]
+    fitting = [model for model, names in zip(found, choices, strict=True) if value[key] in names]
+    return fitting or [model for model, names in zip(found, choices, strict=True) if not names] or found
+
+
+@cache
+def discriminator(models: tuple[type[BaseModel], ...]) -> str | None:
+    """The field that tells models apart: all have it, and no `Literal` name of it is in two of them."""
+    choices = [dict(_literals(model)) for model in models]
+    for name in choices[0] if len(models) > 1 else ():
+        names = [choice for literals in choices for choice in literals.get(name, ())]
+        if len(set(names)) == len(names) and all(field_of(model, name) is not None for model in models):
+            return name
+    return None
+
+
+def mark(model: type[BaseModel], models: Sequence[type[BaseModel]]) -> str:
+    """`family: chain`: what a section says to be this model and none of the others; empty where nothing does."""
+    key = discriminator(tuple(dict.fromkeys([*models, model])))
+    names = dict(_literals(model)).get(key or "", ())
+    return f"{key}: {names[0]}" if names else ""
 
 
 def tagged(spot: Spot, tag: Any) -> Spot:
     """The members of a union that carry a tag in a `Literal` field, or the spot itself where none does."""
-    picked = tuple(model for model in models_in(spot) if any(tag in choices for _, choices in _literals(model)))
-    return picked or spot
+    models = models_in(spot)
+    picked = tuple(model for model in models if any(tag in choices for _, choices in _literals(model)))
+    return picked or tuple(model for model in models if model.__name__ == tag) or spot
 
 
 def tags(spot: Spot, discriminator: str) -> list[str]:

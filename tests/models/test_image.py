@@ -214,7 +214,7 @@ def test_constant_and_foreign_options():
         load_reward_model("dummy", "somewhere")
     with pytest.raises(ConfigError, match="value"):
         load_reward_model("resnet", "somewhere", value=1.0)
-    with pytest.raises(ConfigError, match="needs checkpoint_path"):
+    with pytest.raises(ConfigError, match="checkpoint_path is missing"):
         load_reward_model("progress")
     with pytest.raises(ConfigError, match="unknown reward model"):
         load_reward_model("resnett")

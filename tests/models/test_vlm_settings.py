@@ -1,14 +1,18 @@
 """`reward.model` for vision-language models: the guides' names keep their meaning, idle keys are refused."""
 
 import pytest
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from guerdon.models.load import ALIASES, MODELS
-from guerdon.settings.reward import RewardModelSettings, RewardSettings
+from guerdon.settings.reward import RewardSettings
+from guerdon.settings.reward_models import MODEL_FORMS, REWARD_MODELS, RewardModelSettings, VLMModelSettings
 from guerdon.settings.vlm import VLM_NAMES, TinyVLMSettings, VLMSettings
 
 ENDPOINT = {"base_url": "http://127.0.0.1:8000/v1", "model": "m"}
 OPENAI = {"backend": "openai", "openai": ENDPOINT}
+
+
+def model(**given):
+    return TypeAdapter(RewardModelSettings).validate_python(given)
 
 
 def test_the_names_of_the_first_guide():
@@ -16,30 +20,31 @@ def test_the_names_of_the_first_guide():
         "model_type": "QwenProcessRM", "prm_model_name_or_path": "MODEL/Qwen2-VL-2B-Instruct",
         "prm_checkpoint_path": "path/to/your/finetuned/prm",
     }  # fmt: skip
-    settings = RewardModelSettings(**given)
+    settings = model(**given)
     assert settings.vlm.path == "MODEL/Qwen2-VL-2B-Instruct"
     assert settings.vlm.adapter == "path/to/your/finetuned/prm"
     assert settings.vlm.answer == "hard"  # it returns 0 or 1
     assert settings.origin == "MODEL/Qwen2-VL-2B-Instruct"
-    again = RewardModelSettings(**settings.model_dump(exclude_unset=True))
+    again = model(**settings.model_dump(exclude_unset=True))
     assert again == settings
-    dummy = RewardModelSettings(model_type="DummyRM")
+    dummy = model(model_type="DummyRM")
     assert (dummy.model_type, dummy.value) == ("DummyRM", 0.0)
 
 
 def test_names_imply_what_they_say():
-    qwen = RewardModelSettings(model_type="qwen2_5_vl_vllm", vlm={"path": "p"}).vlm
+    qwen = model(model_type="qwen2_5_vl_vllm", vlm={"path": "p"}).vlm
     assert (qwen.backend, qwen.question, qwen.prompt_name) == ("vllm", "progress", "completion_percentage")
-    primo = RewardModelSettings(model_type="PRIMO-R1", vlm={"path": "p", "backend": "transformers"}).vlm
+    primo = model(model_type="PRIMO-R1", vlm={"path": "p", "backend": "transformers"}).vlm
     assert primo.backend == "transformers"
-    soft = RewardModelSettings(model_type="QwenProcessRM", vlm={"path": "p", "question": "progress"}).vlm
+    soft = model(model_type="QwenProcessRM", vlm={"path": "p", "question": "progress"}).vlm
     assert soft.answer is None
 
 
 def test_every_name_can_be_loaded():
-    for name, kind in VLM_NAMES.items():
-        assert ALIASES.get(name, name) == kind
-        assert kind in MODELS
+    for name in VLM_NAMES:
+        assert MODEL_FORMS[name] is VLMModelSettings
+    for name in MODEL_FORMS:
+        assert callable(REWARD_MODELS.factory(name))
 
 
 @pytest.mark.parametrize(
@@ -49,9 +54,9 @@ def test_every_name_can_be_loaded():
         ({"model_type": "qwen_vl", "prm_model_name_or_path": "a", "vlm": {"path": "b"}}, "two names of one thing"),
         ({"model_type": "qwen_vl", "checkpoint_path": "a", "vlm": {"path": "b"}}, "give one of them"),
         ({"model_type": "qwen_vl", "checkpoint_path": "a", "vlm": OPENAI}, "nothing"),
-        ({"model_type": "qwen_vl", "checkpoint_path": "a", "arch": "resnet18"}, "arch would do nothing"),
-        ({"model_type": "qwen_vl", "checkpoint_path": "a", "update": "after", "replay_path": "x"}, "refitted"),
-        ({"model_type": "resnet", "checkpoint_path": "a", "vlm": {}}, "vlm would do nothing"),
+        ({"model_type": "qwen_vl", "checkpoint_path": "a", "arch": "resnet18"}, "arch\n  Extra inputs"),
+        ({"model_type": "qwen_vl", "checkpoint_path": "a", "update": "after"}, "update\n  Extra inputs"),
+        ({"model_type": "resnet", "checkpoint_path": "a", "vlm": {}}, "vlm\n  Extra inputs"),
         ({"model_type": "constant", "prm_model_name_or_path": "x"}, "prm_model_name_or_path"),
         ({"model_type": "primo_r1", "vlm": {"path": "a", "question": "completed"}}, "question would do nothing"),
         ({"model_type": "qwen_vl", "vlm": {"backend": "openai"}}, "needs openai"),
@@ -67,7 +72,7 @@ def test_every_name_can_be_loaded():
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(given, why):
     with pytest.raises(ValidationError, match=why):
-        RewardModelSettings(**given)
+        model(**given)
 
 
 def test_one_model_form_names_the_source():

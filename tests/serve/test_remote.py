@@ -202,7 +202,7 @@ def test_a_model_that_is_not_there(served):
         remote(served, "nobody")
     with pytest.raises(ConfigError, match="put its token into GUERDON_TOKEN"):
         load_remote(RemoteSettings(endpoint=served.url), token="another")
-    with pytest.raises(ConfigError, match="has no options but remote"):
+    with pytest.raises(ConfigError, match="unknown key"):
         load_reward_model("remote", "somewhere")
     with pytest.raises(ConfigError, match="is not on a server"):
         load_reward_model("constant", remote=RemoteSettings())

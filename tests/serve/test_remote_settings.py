@@ -13,7 +13,8 @@ from guerdon.serve.client import RewardClient
 from guerdon.serve.client_async import AsyncRewardClient
 from guerdon.serve.remote import load_remote
 from guerdon.settings.remote import RemoteSettings, remote_at
-from guerdon.settings.reward import RewardModelSettings, RewardSettings, SourceSettings
+from guerdon.settings.reward import RewardSettings, SourceSettings
+from guerdon.settings.reward_models import RemoteModelSettings
 from guerdon.settings.study import Study
 from guerdon.types import RewardInfo
 
@@ -95,7 +96,7 @@ def test_python_callers_are_told_what_is_wrong_as_files_are():
     with pytest.raises(ConfigError, match=r"^h/score: endpoint is 'h/score'"):
         remote_at("h/score")
     with pytest.raises(ConfigError, match=r"f.yaml: remote.time_out = 3: unknown key; did you mean remote.timeout\?"):
-        validate(RewardModelSettings, {"model_type": "remote", "remote": {"time_out": 3}}, source="f.yaml")
+        validate(RemoteModelSettings, {"model_type": "remote", "remote": {"time_out": 3}}, source="f.yaml")
 
 
 @pytest.mark.parametrize("client", [RewardClient, AsyncRewardClient, load_remote])
@@ -119,20 +120,35 @@ def test_settings_beside_the_address_are_told_where_they_belong(client, given, w
 
 
 def test_the_guides_keys_stand_under_model_or_under_remote():
-    flat = RewardModelSettings.model_validate({"model_type": "remote", **GUIDE})
-    nested = RewardModelSettings.model_validate({"model_type": "remote", "remote": GUIDE})
+    flat = RemoteModelSettings.model_validate({"model_type": "remote", **GUIDE})
+    nested = RemoteModelSettings.model_validate({"model_type": "remote", "remote": GUIDE})
     assert flat == nested
     assert flat.remote.nframes == 16
     assert flat.origin == flat.remote.address == GUIDE["endpoint"] + "?model=PRIMO-R1"
     assert remote_at("http://h:1/v1/rewards?model=prm") == RemoteSettings(
         endpoint="http://h:1/v1/rewards", backend="prm"
     )
-    assert RewardModelSettings(model_type="remote").remote == RemoteSettings()
-    refused("stands beside remote", RewardModelSettings, model_type="remote", remote=GUIDE, nframes=3)
-    refused("remote would do nothing with model_type constant", RewardModelSettings, model_type="constant", remote={})
-    refused("checkpoint_path would do nothing", RewardModelSettings, model_type="remote", checkpoint_path="x")
-    refused("cannot be refitted", RewardModelSettings, model_type="remote", update="after", replay_path="x")
-    refused("value would do nothing", RewardModelSettings, model_type="remote", value=0.5)
+    assert RemoteModelSettings(model_type="remote").remote == RemoteSettings()
+    refused("stands beside remote", RemoteModelSettings, model_type="remote", remote=GUIDE, nframes=3)
+
+
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [
+        ({"model_type": "constant", "remote": {}}, "remote = a map: unknown key; it belongs to model_type: remote"),
+        ({"model_type": "remote", "value": 0.5}, "value = 0.5: unknown key; it belongs to model_type: constant"),
+        (
+            {"model_type": "remote", "update": "after", "replay_path": "x"},
+            "update = 'after': unknown key; it belongs to model_type: resnet or model_type: progress",
+        ),
+        ({"checkpoint_path": "x", "value": 0.5}, "value = 0.5: unknown key; it belongs to model_type: constant"),
+        ({"model_type": "resnet", "checkpont_path": "x"}, "unknown key; did you mean reward.model.checkpoint_path?"),
+    ],
+)
+def test_a_key_of_another_kind_of_model_is_unknown_and_says_whose_it_is(model, line):
+    with pytest.raises(ConfigError) as caught:
+        validate(Study, {"reward": {"use_reward_model": True, "model": model}}, source="f.yaml")
+    assert f"f.yaml: reward.model.{line}" in str(caught.value) or line in str(caught.value)
 
 
 def source(**given):
@@ -162,11 +178,11 @@ def test_the_guides_words_become_ours():
         ({"success_threshold": 0.5, "reward_threshold": 0.5}, "give one of the two"),
         ({"success_threshold": 0.5, "shaping": "raw"}, "success_threshold would do nothing"),
         ({"use_rel_reward": True}, "use_rel_reward needs reward_mode per_step or episode"),
-        ({"reward_mode": "episode", "shaping": "relative"}, "an episode is judged once"),
+        ({"reward_mode": "episode", "shaping": "relative"}, "episode gives one value per episode"),
         ({"model": {"model_type": "remote", "endpoint": URL + "/score"}, "reward_mode": "per_step"}, "whole episodes"),
         ({"model": {"model_type": "remote", "fail_on_request_error": True}, "on_failure": "drop"}, "contradicts fail"),
         ({"model": {"model_type": "remote", "fallback": "native"}, "on_failure": "drop"}, "fallback native is not"),
-        ({"model": {"model_type": "remote_text", "endpoint": URL}, "reward_mode": "episode"}, "is for robots"),
+        ({"model": {"model_type": "remote_text", "endpoint": URL}, "reward_mode": "episode"}, "is not for model_type"),
         ({"model": {"model_type": "remote_text", "endpoint": URL}, "binary_reward": True}, "would do nothing with mod"),
     ],
 )  # fmt: skip

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from guerdon.config import to_plain
+from guerdon.config import to_plain, validate
 from guerdon.errors import ConfigError
 from guerdon.settings.evaluate_text import EvaluateTextSettings
 from guerdon.settings.study import Study
@@ -16,7 +16,7 @@ MODEL = {"model_type": "text", "checkpoint_path": "prm"}
 def study(*, reward=None, sources=None, **given):
     if sources is not None:
         given["reward"] = {"use_reward_model": True, "sources": sources, **(reward or {})}
-    return Study.model_validate({**TEXT, **given})
+    return validate(Study, {**TEXT, **given}, source="study.yaml")
 
 
 def source(**given):
@@ -26,10 +26,13 @@ def source(**given):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"model": {**MODEL, "arch": "resnet18"}}, "arch would do nothing with model_type text"),
-        ({"model": {**MODEL, "value": 0.5}}, "value would do nothing"),
-        ({"model": {"model_type": "text"}}, "needs checkpoint_path"),
-        ({"model": {**MODEL, "update": "after"}}, "rm_type prime learns online"),
+        (
+            {"model": {**MODEL, "arch": "resnet18"}},
+            r"model\.arch = .*; it belongs to model_type: resnet or",
+        ),
+        ({"model": {**MODEL, "value": 0.5}}, r"model\.value = 0.5: unknown key; it belongs to model_type: constant"),
+        ({"model": {"model_type": "text"}}, r"model\.checkpoint_path is missing"),
+        ({"model": {**MODEL, "update": "after"}}, "update = .*: unknown key; it belongs to model_type: resnet"),
         ({"shaping": "potential"}, "not for model_type text"),
         ({"shaping": "bonus"}, "not for model_type text"),
         ({"score_every": 2}, "score_every would do nothing"),
@@ -41,18 +44,18 @@ def source(**given):
     ids=str,
 )
 def test_a_source_that_would_not_do_what_it_says_is_refused(given, message):
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(ConfigError, match=message):
         study(sources={"prm": source(**given)})
 
 
 @pytest.mark.parametrize("given", [{"adapter": "qwen_prm"}, {"micro_batch_size": 4}])
 def test_knobs_of_text_mean_nothing_to_robots(given):
     (name,) = given
-    with pytest.raises(ValidationError, match=f"{name} would do nothing with model_type resnet"):
-        Study.model_validate({"reward": {"use_reward_model": True, "model": {"checkpoint_path": "x", **given}}})
+    with pytest.raises(ConfigError, match=rf"model\.{name} = .*: unknown key; it belongs to model_type: text"):
+        validate(Study, {"reward": {"use_reward_model": True, "model": {"checkpoint_path": "x", **given}}}, source="s")
     for more, message in (
-        ({"reward_mode": "per_token"}, "per_token is for model_type text"),
-        ({"shaping": "signed"}, "signed is for model_type text"),
+        ({"reward_mode": "per_token"}, "per_token is not for model_type resnet: take per_step, terminal, episode"),
+        ({"shaping": "signed"}, "signed is not for model_type resnet"),
         ({"aggregation": "min"}, "aggregation would do nothing with model_type resnet"),
         ({"splitter": "newline"}, "splitter would do nothing"),
     ):
@@ -94,7 +97,7 @@ def test_knobs_of_text_mean_nothing_to_robots(given):
     ids=str,
 )
 def test_sources_that_do_not_fit_the_rest_are_refused(given, message):
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(ConfigError, match=message):
         study(**given)
 
 
@@ -129,11 +132,11 @@ def test_the_evaluate_section_follows_the_policy():
     assert Study().evaluate.type == "control"
     assert Study.model_validate(TEXT).evaluate is None
     assert study(evaluate={"aggregation": "min", "pairs": "x.jsonl", "attacks": None}).evaluate.generated is None
-    with pytest.raises(ValidationError, match=r"evaluate.type control does not go with policy.type text"):
+    with pytest.raises(ConfigError, match=r"evaluate.type control does not go with policy.type text"):
         study(evaluate={"type": "control"})
     with pytest.raises(ValidationError, match="null is for language models"):
         Study.model_validate({"evaluate": None})
-    with pytest.raises(ValidationError, match="aggregation"):
+    with pytest.raises(ConfigError, match="aggregation"):
         study(evaluate={"reps": 100})
 
 
@@ -142,7 +145,7 @@ def test_a_study_that_names_nothing_to_judge_on_is_judged_on_its_own_family():
     given = study(data={"task": task}, evaluate={"aggregation": "prod"})
     assert [family.family for family in given.evaluate.generated.families] == ["swap"]
     files = {"type": "files", "train_files": "x.jsonl"}
-    with pytest.raises(ValidationError, match="name what to judge on"):
+    with pytest.raises(ConfigError, match="name what to judge on"):
         study(data=files, evaluate={"aggregation": "prod"})
 
 

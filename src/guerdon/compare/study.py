@@ -242,7 +242,7 @@ def _needs(task: str, arm: Study, prepared: Study) -> tuple[str, ...]:
         return _makers(task, prepared, read)
     if not arm.reward.use_reward_model:
         return ()
-    wanted = {str(s.model.checkpoint_path) for s in arm.reward.sources.values()}
+    wanted = {s.model.checkpoint for s in arm.reward.sources.values()}
     return tuple(f"{task}.train.{name}" for name, model in prepared.train.items() if model.save_dir in wanted)
 
 

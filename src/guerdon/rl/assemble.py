@@ -14,11 +14,12 @@ from guerdon.episodes.targets import no_labels
 from guerdon.errors import ConfigError, DataError
 from guerdon.models.checkpoint import ImageModelConfig, save_checkpoint
 from guerdon.models.image import ImageRewardModel
-from guerdon.models.load import load_reward_model
+from guerdon.models.load import load_source_model
 from guerdon.models.online import OnlineTrainer
 from guerdon.rl.keep_up import KeepUp, frame_targets
 from guerdon.rl.sources import Source
-from guerdon.settings.reward import RewardModelSettings, SourceSettings
+from guerdon.settings.reward import SourceSettings
+from guerdon.settings.reward_models import RefittedModelSettings
 from guerdon.settings.study import Study
 from guerdon.types import RewardModel
 
@@ -34,18 +35,7 @@ def build_sources(study: Study) -> dict[str, Source]:
         return {}
     sources = {}
     for name, settings in study.reward.sources.items():
-        model = load_reward_model(
-            settings.model.model_type,
-            settings.model.checkpoint_path,
-            arch=settings.model.arch,
-            hidden_dim=settings.model.hidden_dim,
-            image_size=settings.model.image_size,
-            dropout=settings.model.dropout,
-            debug_save_dir=settings.model.debug_save_dir,
-            value=settings.model.value,
-            remote=None if settings.model.remote is None else settings.model.remote.in_a_run(),
-            vlm=settings.model.vlm,
-        )
+        model = load_source_model(settings.model)
         _check_granularity(name, model, settings)
         if settings.shaping == "bonus" and model.info.success_threshold is None and settings.reward_threshold is None:
             raise ConfigError(
@@ -79,8 +69,8 @@ def build_keep_up(study: Study, sources: dict[str, Source]) -> dict[str, KeepUp]
     """An online trainer for every source whose model is refitted during the run."""
     keep_ups = {}
     for index, (name, source) in enumerate(sources.items()):
-        settings = source.settings.model
-        if settings.update == "none":
+        settings = source.settings.refitted
+        if settings is None:
             continue
         model = source.model
         if not isinstance(model, ImageRewardModel):
@@ -107,7 +97,7 @@ def build_keep_up(study: Study, sources: dict[str, Source]) -> dict[str, KeepUp]
     return keep_ups
 
 
-def _label_every(name: str, settings: RewardModelSettings, config: ImageModelConfig) -> int:
+def _label_every(name: str, settings: RefittedModelSettings, config: ImageModelConfig) -> int:
     """Every how many scored rows an expert labels one; 0 where the outcome of the episode labels them all."""
     if settings.labeler == "outcome":
         return 0
@@ -126,7 +116,7 @@ def save_refitted(source: Source, folder: Path) -> None:
         save_checkpoint(folder, model.scorer, model.config)
 
 
-def _replay(settings: RewardModelSettings, config: ImageModelConfig, size: int) -> tuple[np.ndarray, np.ndarray]:
+def _replay(settings: RefittedModelSettings, config: ImageModelConfig, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Labelled frames of the episodes that the model was trained on, at most a few times `size`."""
     frames, targets, count, skipped = [], [], 0, 0
     for episode in read_episodes(Path(settings.replay_path or "")):

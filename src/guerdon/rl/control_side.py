@@ -155,7 +155,8 @@ class ControlSide:
         """Refit the reward models whose `update` says so."""
         metrics: Refits = {}
         for name, keep_up in self.keep_ups.items():
-            if self.sources[name].settings.model.update == when:
+            refitted = self.sources[name].settings.refitted
+            if refitted is not None and refitted.update == when:
                 with phase("refit"):
                     keep_up.see(happened.segments)
                     metrics[name] = keep_up.refit()

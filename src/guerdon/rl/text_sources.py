@@ -20,9 +20,9 @@ from guerdon.errors import ConfigError
 from guerdon.evaluate.scores import score_episodes, solution_value
 from guerdon.evaluate.text_suite import RECORD, attacks_that_fooled, third_party_folder
 from guerdon.models import text_losses as implicit
-from guerdon.models.load import load_reward_model
+from guerdon.models.load import load_source_model
 from guerdon.models.sequence_classifier import SequenceClassifier
-from guerdon.models.text_load import find_text_model, load_text_model
+from guerdon.models.text_load import find_text_model
 from guerdon.policies.text import TextPolicy
 from guerdon.rl import shape
 from guerdon.rl.advantages import last_valid, min_form_rewards
@@ -31,7 +31,7 @@ from guerdon.rl.responses import Responses
 from guerdon.rl.reward_source import RewardSource, SourceTerms, TextRollout, failed_rows, raw_scores, with_greedy
 from guerdon.rl.text_advantages import VERIFIER, terms_of
 from guerdon.rl.text_steps import Cut, cut_steps, generated, step_auroc, true_steps
-from guerdon.settings.reward import RewardModelSettings, SourceSettings
+from guerdon.settings.reward import SourceSettings
 from guerdon.settings.study import Study
 from guerdon.types import Episode, Failure, FloatArray, Metrics, RewardModel, Rewards, Score
 
@@ -60,7 +60,7 @@ def build_text_sources(
             sources[name] = VerifierReward(terms)
         elif name in study.text_sources:
             settings = study.text_sources[name]
-            sources[name] = ModelReward(terms, _load(settings.model), settings, min_form=min_form)
+            sources[name] = ModelReward(terms, load_source_model(settings.model), settings, min_form=min_form)
         elif section is not None and section.rm_type == "prime":
             sources[name] = PrimeReward(terms, study, policy, system_prompt=system_prompt)
         elif section is not None and section.rm_type == "exact":
@@ -71,13 +71,6 @@ def build_text_sources(
             classifier = SequenceClassifier(str(section.path))
             sources[name] = OutcomeModelReward(terms, classifier, micro_batch_size=section.micro_batch_size)
     return sources
-
-
-def _load(settings: RewardModelSettings) -> RewardModel:
-    if settings.remote is not None:
-        return load_reward_model("remote", remote=settings.remote.in_a_run())
-    path = str(settings.checkpoint_path)
-    return load_text_model(path, adapter=settings.adapter, micro_batch_size=settings.micro_batch_size)
 
 
 class FixedReward(RewardSource):

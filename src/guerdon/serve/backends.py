@@ -10,7 +10,6 @@ is read from what lies at `model_path`. Nothing is imported before a model is lo
 from __future__ import annotations
 
 import difflib
-import inspect
 import json
 import os
 import threading
@@ -22,6 +21,8 @@ from typing import Any
 
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.serve.source import ModelSource
+from guerdon.settings.base import names_in
+from guerdon.settings.reward_models import MODEL_FORMS, REWARD_MODELS
 from guerdon.settings.serve import ServedModelSettings
 from guerdon.settings.vlm import VLM_NAMES
 from guerdon.types import RewardModel
@@ -39,7 +40,6 @@ ENGINES: dict[str, dict[str, Any]] = {
 WRITING_KNOBS, ENGINE_KNOBS = ("temperature", "top_p", "max_tokens"), tuple(ENGINES[QWEN])
 QWEN_PATH = "Qwen/Qwen2.5-VL-7B-Instruct"
 IMAGE_KINDS = ("resnet", "progress")
-GIVEN = ("model_type", "checkpoint_path")  # arguments that are no options
 OPTIONS = {  # of what imports torch, so that a wrong one is refused before that
     TEXT: ("adapter", "micro_batch_size"),
     "learning": ("data_path", "device", "bf16", "steps", "frames_per_episode", "learning_rate", "weight_decay",
@@ -73,10 +73,7 @@ def backend_name(given: str) -> str:
 
 def known_backends() -> tuple[str, ...]:
     """Names of all backends."""
-    from guerdon.models.load import ALIASES as OTHER_NAMES
-    from guerdon.models.load import MODELS
-
-    return tuple(dict.fromkeys((QWEN, PRIMO, *ALIASES, TEXT, *MODELS, *OTHER_NAMES)))
+    return tuple(dict.fromkeys((QWEN, PRIMO, *ALIASES, TEXT, *MODEL_FORMS, *REWARD_MODELS.registered())))
 
 
 def model_source(name: str, settings: ServedModelSettings) -> ModelSource:
@@ -112,7 +109,7 @@ def model_source(name: str, settings: ServedModelSettings) -> ModelSource:
 
 def _refuse_backend(name: str, backend: str, settings: ServedModelSettings) -> None:
     """Refuse a backend that there is not, and what it would not use or lacks."""
-    if backend not in known_backends():
+    if backend not in known_backends() and ":" not in backend:
         known = known_backends()
         by_case = {one.lower(): one for one in known}
         near = difflib.get_close_matches(backend.lower(), by_case, n=1, cutoff=0.6)
@@ -121,17 +118,15 @@ def _refuse_backend(name: str, backend: str, settings: ServedModelSettings) -> N
     kind = plain_name(backend)
     if settings.model_path is None and kind in (TEXT, *IMAGE_KINDS):
         raise ConfigError(f"models.{name}: backend {backend} needs model_path")
-    if settings.model_path is not None and kind in ("constant", "remote"):
+    if settings.model_path is not None and (kind in ("constant", "remote") or REWARD_MODELS.is_own(kind)):
         raise ConfigError(f"models.{name}: model_path would do nothing with backend {backend}; remove it")
     if settings.update_dir is not None and kind not in (TEXT, *IMAGE_KINDS):
         raise ConfigError(f"models.{name}: backend {backend} cannot learn while it is served; remove update_dir")
 
 
 def plain_name(backend: str) -> str:
-    """The name of `models.load` behind another name."""
-    from guerdon.models.load import ALIASES as OTHER_NAMES
-
-    return OTHER_NAMES.get(backend, backend)
+    """The first name of what has several."""
+    return names_in(MODEL_FORMS[backend], "model_type")[0] if backend in MODEL_FORMS else backend
 
 
 def build_model(name: str, settings: ServedModelSettings) -> RewardModel:
@@ -194,7 +189,9 @@ def plan_of(name: str, settings: ServedModelSettings, backend: str | None) -> Pl
         if kind in VLM_NAMES:
             given["vlm"] = vlm_options(name, kind, settings)
             options.pop("vlm", None)
-    refuse_options(name, options, [key for key in inspect.signature(function).parameters if key not in given])
+        elif REWARD_MODELS.is_own(kind):
+            given["params"], options = options, {}
+    refuse_options(name, options, known_options(kind, learns=settings.update_dir is not None))
     return Plan(kind, function, given, options)
 
 
@@ -209,9 +206,9 @@ def known_options(kind: str, *, learns: bool) -> list[str]:
         return list(OPTIONS[TEXT])
     if learns and plain_name(kind) in IMAGE_KINDS:
         return list(OPTIONS["learning"])
-    from guerdon.models.load import load_reward_model
+    from guerdon.models.load import options_of
 
-    return [key for key in inspect.signature(load_reward_model).parameters if key not in GIVEN]
+    return options_of(kind)
 
 
 def refuse_options(name: str, options: Iterable[str], known: Sequence[str]) -> None:

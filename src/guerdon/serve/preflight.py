@@ -30,6 +30,7 @@ from guerdon.serve.backends import (
     vlm_options,
 )
 from guerdon.serve.paths import MediaRoot
+from guerdon.settings.reward_models import REWARD_MODELS
 from guerdon.settings.serve import ServedModelSettings, ServeSettings
 from guerdon.settings.train import parse_image_size
 from guerdon.settings.vlm import VLM_NAMES, VLMSettings, check_vlm, implied_by
@@ -57,6 +58,9 @@ def refuse_early(settings: ServeSettings) -> None:
 
 def _refuse_options(name: str, backend: str | None, model: ServedModelSettings) -> None:
     """No option that the backend does not have; where the folder decides what it is, none that no kind of model has."""
+    if backend is not None and REWARD_MODELS.is_own(backend):
+        REWARD_MODELS.check(backend, model.options)
+        return
     kinds = (TEXT, *IMAGE_KINDS, "qwen_vl") if backend is None else (backend,)
     known = [option for kind in kinds for option in known_options(kind, learns=model.update_dir is not None)]
     refuse_options(name, model.options, list(dict.fromkeys(known)))

@@ -1,19 +1,21 @@
-"""The base of every settings class: frozen, and unknown keys are refused.
+"""The base of every settings class: frozen, and unknown keys are refused; unions whose form a name chooses.
 
 `SpokenSettings` are those that users write in Python too: what is wrong with them is a `ConfigError`.
 
-It does not know any particular setting.
-
     class ColourSettings(Settings):
         hue: float = 0.5
+
+    Shape = Annotated[CircleSettings | SquareSettings, ByName("type", "circle")]
 """
 
 from __future__ import annotations
 
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, model_validator
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import tagged_union_schema
 
 from guerdon.config_problems import problem_lines
 from guerdon.config_tree import Tree
@@ -59,6 +61,48 @@ class SpokenSettings(Settings):
                 raise ConfigError("; ".join(lines)) from error
 
         __init__.__pydantic_base_init__ = True  # pydantic does not call it for a part of a larger configuration
+
+
+class ByName:
+    """Annotates a union of settings: the form is the one whose key may have the name that is given.
+
+    Args:
+        key: such as `type`; a `Literal` of names in each form, or `str` in the last one, which takes all other names.
+        default: the name where none is given.
+    """
+
+    def __init__(self, key: str, default: str) -> None:
+        self.key, self.default = key, default
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """A tagged union whose tags are the first names of the forms."""
+        forms = get_args(source)
+        tags = {name: names[0] for form in forms for names in [names_in(form, self.key)] for name in names}
+        rest = next((form.__name__ for form in forms if not names_in(form, self.key)), None)
+
+        def tag(given: Any) -> Any:
+            name = given.get(self.key, self.default) if isinstance(given, dict) else getattr(given, self.key, None)
+            return tags.get(str(name), rest or name)
+
+        tag.__name__ = self.key  # for messages
+        choices = {(names_in(form, self.key) or (form.__name__,))[0]: handler(form) for form in forms}
+        return tagged_union_schema(choices, tag)
+
+
+def refuse(idle: set[str], why: str) -> None:
+    """Refuse keys that were given and would do nothing.
+
+    Raises:
+        ValueError: there are some.
+    """
+    if idle:
+        raise ValueError(f"{', '.join(sorted(idle))} would do nothing with {why}; remove it")
+
+
+def names_in(form: type[BaseModel], key: str) -> tuple[str, ...]:
+    """The names that a form's key may have; none where it is any text."""
+    annotation = form.model_fields[key].annotation
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
 def _is_number(annotation: Any) -> bool:

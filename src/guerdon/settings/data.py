@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from guerdon.settings.base import Settings
+from guerdon.settings.base import Settings, refuse
 
 
 class _FamilySettings(Settings):
@@ -195,17 +195,17 @@ class DataSettings(Settings):
     def _nothing_idle(self) -> DataSettings:
         given = self.model_fields_set
         other = set().union(*_SOURCES.values()) - _SOURCES[self.type]
-        _refuse(other & given, f"type {self.type}")
+        refuse(other & given, f"type {self.type}")
         if self.val_files or self.val_split:
-            _refuse({"val_size"} & given, "validation data of its own")
+            refuse({"val_size"} & given, "validation data of its own")
         if self.type == "generated":
-            _refuse({"verifier", *_CHECKING["auto"]} & given, "generated problems, which check themselves")
+            refuse({"verifier", *_CHECKING["auto"]} & given, "generated problems, which check themselves")
         else:
-            _refuse((_CHECKING["auto"] - _CHECKING[self.verifier]) & given, f"verifier {self.verifier}")
+            refuse((_CHECKING["auto"] - _CHECKING[self.verifier]) & given, f"verifier {self.verifier}")
         if not self.filter_accuracy:
-            _refuse({"accuracy_lower_bound", "accuracy_upper_bound"} & given, "filter_accuracy off")
+            refuse({"accuracy_lower_bound", "accuracy_upper_bound"} & given, "filter_accuracy off")
         if not self.filter_accuracy and not self.filter_truncated:
-            _refuse({"shortfall", "oversample_factor"} & given, "both filters off")
+            refuse({"shortfall", "oversample_factor"} & given, "both filters off")
         return self
 
     @model_validator(mode="after")
@@ -217,8 +217,3 @@ class DataSettings(Settings):
                 "bounds, raise n_samples, or switch filter_accuracy off"
             )
         return self
-
-
-def _refuse(idle: set[str], why: str) -> None:
-    if idle:
-        raise ValueError(f"{', '.join(sorted(idle))} would do nothing with {why}; remove it")

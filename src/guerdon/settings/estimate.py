@@ -24,6 +24,7 @@ from guerdon.errors import DataError, boundary
 from guerdon.settings.data import DataSettings
 from guerdon.settings.label import CONTINUED, JUDGED, LabelSettings
 from guerdon.settings.reward import SourceSettings
+from guerdon.settings.reward_models import ConstantModelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
 from guerdon.settings.text_sources import judged_names
@@ -311,10 +312,10 @@ def estimate_run(study: Study) -> dict[str, Any]:
     frames = _frames_per_episode(study) * runner.total_steps // length
     models = len(study.reward.sources) if study.reward.use_reward_model else 0
     refits = sum(
-        runner.total_steps / (env.num_envs * study.control_algorithm.rollout_steps * s.model.update_params.every)
-        * s.model.update_params.steps * s.model.update_params.batch_size
+        runner.total_steps / (env.num_envs * study.control_algorithm.rollout_steps * m.update_params.every)
+        * m.update_params.steps * m.update_params.batch_size
         for s in study.reward.sources.values()
-        if s.model.update != "none"
+        if (m := s.refitted) is not None
     )  # fmt: skip
     seconds = (
         (runner.total_steps + evaluations) / SIMULATE
@@ -341,12 +342,18 @@ def _run_bytes(study: Study) -> tuple[int, int]:
     A checkpoint is written before the oldest goes.
     """
     runner = study.runner
-    arches = {model.save_dir: model.arch for model in study.image_models.values()}
-    refitted = [source.model for source in study.reward.sources.values() if source.model.update != "none"]
-    weights = sum(int(4e6 * BACKBONES[m.arch or arches.get(str(m.checkpoint_path), "resnet18")]) for m in refitted)
-    written = runner.total_steps // runner.checkpoint_every + (runner.total_steps % runner.checkpoint_every > 0)
-    left = RUN_FILES + 3 * weights * min(runner.keep_checkpoints, written) + weights * runner.save_reward_models
-    return left, max(left, RUN_FILES + 3 * weights * min(max(runner.keep_checkpoints, 1) + 1, written))
+    trained = {model.save_dir: model for model in study.image_models.values()}
+    weights = state = 0
+    for source in study.reward.sources.values():
+        if (model := source.refitted) is not None:
+            made = trained.get(model.checkpoint_path)
+            arch, size = (made.arch, made.image_size) if made is not None else ("resnet18", (3, 128, 128))
+            parameters = int(4e6 * BACKBONES[model.arch or arch])
+            weights += parameters
+            state += 3 * parameters + model.update_params.replay_size * math.prod(model.image_size or size)
+    written = -(-runner.total_steps // runner.checkpoint_every)
+    left = RUN_FILES + state * min(runner.keep_checkpoints, written) + weights * runner.save_reward_models
+    return left, max(left, RUN_FILES + state * min(max(runner.keep_checkpoints, 1) + 1, written))
 
 
 def estimate_label(study: Study) -> dict[str, Any]:
@@ -468,7 +475,7 @@ def _frames_per_episode(study: Study) -> int:
 
 
 def _frames_of(source: SourceSettings, length: int) -> int:
-    if source.model.model_type in ("constant", "dummy"):
+    if isinstance(source.model, ConstantModelSettings):
         return 0
     if source.reward_mode == "terminal":
         return 1

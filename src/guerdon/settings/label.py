@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from guerdon.retry import TRIES
-from guerdon.settings.base import Settings
+from guerdon.settings.base import Settings, refuse
 from guerdon.settings.text_policy import TextPolicySettings
 
 Reward = Literal["HE", "SE"]
@@ -30,11 +30,6 @@ _OWN = {
     "model", "messages", "system", "max_tokens", "max_completion_tokens", "temperature", "stream", "n",
     "response_format", "output_config",
 }  # fmt: skip
-
-
-def _refuse(idle: set[str], why: str) -> None:
-    if idle:
-        raise ValueError(f"{', '.join(sorted(idle))} would do nothing with {why}; remove it")
 
 
 class JudgeSettings(Settings):
@@ -95,7 +90,7 @@ class JudgeSettings(Settings):
         if self.api == "anthropic" and self.response_format == "json_object":
             raise ValueError("api anthropic has no response_format json_object; use json_schema or remove it")
         idle |= {"token_limit_key"} & self.model_fields_set if self.api != "openai" else set()
-        _refuse(idle, f"api {self.api}")
+        refuse(idle, f"api {self.api}")
         return self
 
     @property
@@ -216,17 +211,17 @@ class LabelSettings(Settings):
     def _nothing_idle(self) -> LabelSettings:
         given = self.model_fields_set
         if not self.asks_judge:
-            _refuse({"judge", "max_usd"} & given, f"labeler {self.labeler} and method {self.method}: no judge is asked")
+            refuse({"judge", "max_usd"} & given, f"labeler {self.labeler} and method {self.method}: no judge is asked")
         elif self.max_usd is not None and not any(self.judge.prices):
             raise ValueError("max_usd would do nothing while both prices of the judge are 0; set usd_per_million_...")
         if self.labeler not in CONTINUED:
-            _refuse({"monte_carlo"} & given, f"labeler {self.labeler}")
+            refuse({"monte_carlo"} & given, f"labeler {self.labeler}")
         elif self.labeler != "monte_carlo" and "estimate" in self.monte_carlo.model_fields_set:
             raise ValueError(f"monte_carlo.estimate would do nothing with labeler {self.labeler}, which is hard")
         if self.data_paths:
-            _refuse({"method", "num_rollouts", "splitter", "mining"} & given, "solutions.data_path")
+            refuse({"method", "num_rollouts", "splitter", "mining"} & given, "solutions.data_path")
             idle = {"temperature", "top_p"} & self.solutions.model_fields_set
-            _refuse({f"solutions.{name}" for name in idle}, "solutions.data_path")
+            refuse({f"solutions.{name}" for name in idle}, "solutions.data_path")
         if self.method == 2 and "top_p" in self.solutions.model_fields_set:
             raise ValueError("solutions.top_p would do nothing with method 2; remove it")
         return self

@@ -11,12 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from guerdon.settings.base import Settings
-
-
-def _refuse(idle: set[str], why: str) -> None:
-    if idle:
-        raise ValueError(f"{', '.join(sorted(idle))} would do nothing with {why}; remove it")
+from guerdon.settings.base import Settings, refuse
 
 
 class OptimSettings(Settings):
@@ -73,13 +68,13 @@ class PrimeModelSettings(Settings):
             raise ValueError("ref_path would do nothing with ref_type: policy; remove it")
         if self.update == "none":
             idle = {"replay_size", "replay_ratio"} | (set() if self.learns else {"beta_train", "loss_type", "optim"})
-            _refuse(idle & self.model_fields_set, "update: none" + ("" if self.learns else " and no warm_up"))
+            refuse(idle & self.model_fields_set, "update: none" + ("" if self.learns else " and no warm_up"))
             if "epochs" in self.optim.model_fields_set:
                 raise ValueError("optim.epochs would do nothing with update: none; give warm_up.epochs")
         if not self.replay_size:
-            _refuse({"replay_ratio"} & self.model_fields_set, "replay_size 0")
+            refuse({"replay_ratio"} & self.model_fields_set, "replay_size 0")
         if self.loss_type != "ce":
-            _refuse({"replay_size"} & self.model_fields_set, f"loss_type {self.loss_type}, which needs whole groups")
+            refuse({"replay_size"} & self.model_fields_set, f"loss_type {self.loss_type}, which needs whole groups")
         if not self.warm_up.rollouts and "epochs" in self.warm_up.model_fields_set:
             raise ValueError("warm_up.epochs would do nothing with warm_up.rollouts 0; remove it")
         return self
@@ -138,13 +133,13 @@ class RewardModelSection(Settings):
             "normal": prime | {"prime_granularity"},
             "exact": prime | {"path", "micro_batch_size", "prime_granularity", "on_failure"},
         }.get(kind, set())
-        _refuse(idle & set(given), f"rm_type {kind}")
+        refuse(idle & set(given), f"rm_type {kind}")
         return given
 
     @model_validator(mode="after")
     def _divides(self) -> RewardModelSection:
         if self.prime_norm == "none":
-            _refuse({"prime_norm_shards"} & self.model_fields_set, "prime_norm none")
+            refuse({"prime_norm_shards"} & self.model_fields_set, "prime_norm none")
         if self.rm_type in ("value", "normal") and self.path is None:
             raise ValueError(f"rm_type {self.rm_type} needs path: the folder or hub id of a sequence classifier")
         if self.rm_type == "prime" and self.mini_batch_size % self.micro_batch_size:
@@ -154,5 +149,5 @@ class RewardModelSection(Settings):
                 f"({self.micro_batch_size}), such as {lower}"
             )
         if self.rm_type == "prime" and not self.prime_model.learns:
-            _refuse({"mini_batch_size"} & self.model_fields_set, "prime_model.update: none and no warm_up")
+            refuse({"mini_batch_size"} & self.model_fields_set, "prime_model.update: none and no warm_up")
         return self

@@ -14,17 +14,12 @@ from pydantic import Field, field_validator, model_validator
 
 from guerdon.config import validate
 from guerdon.retry import TRIES
-from guerdon.settings.base import SpokenSettings
+from guerdon.settings.base import SpokenSettings, refuse
 
 Upload = Literal["npy", "jpeg", "mp4", "path"]
 NATIVE, SCORE = "/v1/rewards", "/score"
 _BRINGS_A_PROMPT = {"prompt_template", "system_prompt", "user_prompt"}
 _OPTIONS = {"score_mode": ("auto", "percentage", "unit"), "prompt": None}
-
-
-def _refuse(idle: set[str], why: str) -> None:
-    if idle:
-        raise ValueError(f"{', '.join(sorted(idle))} would do nothing with {why}; remove it")
 
 
 def remote_at(address: str) -> RemoteSettings:
@@ -115,17 +110,15 @@ class RemoteSettings(SpokenSettings):
                 raise ValueError(f"backend_kwargs.{key} is {value!r}; allowed: {', '.join(allowed or ('a name',))}")
         video = self.upload in ("mp4", "path")
         if not video:
-            _refuse(
-                {"fps", "keep_temp_video", "temp_video_dir"} & given, f"upload {self.upload}, which writes no video"
-            )
+            refuse({"fps", "keep_temp_video", "temp_video_dir"} & given, f"upload {self.upload}, which writes no video")
         elif self.upload == "path" and self.temp_video_dir is None:
             raise ValueError("upload path needs temp_video_dir: a folder that the server reads (its --media-root)")
         elif self.keep_temp_video and self.temp_video_dir is None:
             raise ValueError("keep_temp_video needs temp_video_dir: where to keep them")
         elif self.upload == "mp4" and not self.keep_temp_video:
-            _refuse({"temp_video_dir"} & given, "upload mp4 unless keep_temp_video: the video is made in memory")
+            refuse({"temp_video_dir"} & given, "upload mp4 unless keep_temp_video: the video is made in memory")
         if self.form == "score":
-            _refuse({"max_batch_items"} & given, f"an endpoint {SCORE}, which takes one episode per request")
+            refuse({"max_batch_items"} & given, f"an endpoint {SCORE}, which takes one episode per request")
         if self.fail_on_request_error and self.fallback != "none":
             raise ValueError("fail_on_request_error and fallback exclude each other; remove one of them")
         return self

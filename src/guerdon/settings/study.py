@@ -277,8 +277,7 @@ class Study(Settings):
         collection = self.env.data_collection
         readers = ["env.data_collection.only_success"] if collection.enabled and collection.only_success else []
         for name, source in self.reward.sources.items() if self.reward.use_reward_model else ():
-            model = source.model
-            if model.update != "none" and model.labeler == "outcome":
+            if source.refitted is not None and source.refitted.labeler == "outcome":
                 readers.append(f"reward.sources.{name}.model.update")
             if source.native_fallback:
                 readers.append(f"reward.sources.{name}.model.fallback: native")

@@ -8,12 +8,12 @@ Names and limits are those of the reward servers and clients that people use. No
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
 from guerdon.retry import TRIES
-from guerdon.settings.base import Settings
+from guerdon.settings.base import Settings, refuse
 from guerdon.settings.text_policy import LoraSettings
 
 VLMType = Literal["qwen_vl", "primo_r1", "true_logprob", "trend", "preference"]
@@ -23,6 +23,10 @@ VLM_NAMES: dict[str, VLMType] = {
     "true_logprob": "true_logprob", "trend": "trend", "preference": "preference",
 }  # fmt: skip
 """Names that a configuration may use for each kind."""
+if TYPE_CHECKING:
+    VLMName = str
+else:
+    VLMName = Literal[tuple(VLM_NAMES)]
 
 _IMPLIED: dict[str, dict[str, Any]] = {
     "QwenProcessRM": {"answer": "hard"},
@@ -35,11 +39,6 @@ _WRITTEN = {"max_tokens", "temperature", "top_p", "seed", "allow_fallback"}
 """Keys of answers that are written."""
 
 NFRAMES, MAX_PIXELS = 16, 256 * 28 * 28
-
-
-def _refuse(idle: set[str], why: str) -> None:
-    if idle:
-        raise ValueError(f"{', '.join(sorted(idle))} would do nothing with {why}; remove it")
 
 
 class TinyVLMSettings(Settings):
@@ -157,13 +156,13 @@ class VLMSettings(Settings):
         if (self.backend == "openai") != (self.openai is not None):
             raise ValueError("backend openai, and only that, needs openai: base_url and model")
         if self.backend == "openai":
-            _refuse({"path", "adapter"} & given, "backend openai, whose endpoint has its own model")
+            refuse({"path", "adapter"} & given, "backend openai, whose endpoint has its own model")
         if self.backend != "vllm":
-            _refuse({"vllm"} & given, f"backend {self.backend}")
+            refuse({"vllm"} & given, f"backend {self.backend}")
         if self.backend != "transformers":
-            _refuse({"batch_size", "bf16", "fps"} & given, f"backend {self.backend}")
+            refuse({"batch_size", "bf16", "fps"} & given, f"backend {self.backend}")
         if self.temperature == 0:
-            _refuse({"top_p", "seed"} & given, "temperature 0")
+            refuse({"top_p", "seed"} & given, "temperature 0")
         return self
 
     def check(self, kind: VLMType) -> None:
@@ -174,28 +173,28 @@ class VLMSettings(Settings):
         """
         given = self.model_fields_set
         if kind != "qwen_vl":
-            _refuse({"question", "input", "answer"} & given, f"model_type {kind}")
+            refuse({"question", "input", "answer"} & given, f"model_type {kind}")
         windows = {"window", "positive_reward", "negative_reward", "unclear_reward"}
         if kind in ("trend", "preference"):
-            _refuse({"rows", "score_mode"} & given, f"model_type {kind}")
+            refuse({"rows", "score_mode"} & given, f"model_type {kind}")
         else:
-            _refuse(windows & given, f"model_type {kind}")
+            refuse(windows & given, f"model_type {kind}")
         if kind == "true_logprob":
-            _refuse({"score_mode", *_WRITTEN} & given, f"model_type {kind}")
+            refuse({"score_mode", *_WRITTEN} & given, f"model_type {kind}")
         if kind == "qwen_vl":
             if self.prompt is not None:
-                _refuse({"question", "input"} & given, "prompt, which says both")
+                refuse({"question", "input"} & given, "prompt, which says both")
             elif self.question == "progress":
-                _refuse({"answer"} & given, "question progress")
+                refuse({"answer"} & given, "question progress")
             else:
-                _refuse({"score_mode"} & given, "question completed")
+                refuse({"score_mode"} & given, "question completed")
                 if self.answer != "hard":
-                    _refuse(_WRITTEN & given, "answer soft")
+                    refuse(_WRITTEN & given, "answer soft")
             if (
                 self.prompt is None
                 and (self.input or ("image" if self.question == "completed" else "video")) == "image"
             ):
-                _refuse({"nframes", "fps", "video_as"} & given, "input image")
+                refuse({"nframes", "fps", "video_as"} & given, "input image")
 
     @property
     def prompt_name(self) -> str:
@@ -330,11 +329,11 @@ class VLMTrainSettings(Settings):
         if (self.path is None) == (self.tiny is None):
             raise ValueError("give path (a folder or hub id) or tiny (a model made in code), one of them")
         if self.input == "image":
-            _refuse({"nframes", "fps"} & given, "input image")
+            refuse({"nframes", "fps"} & given, "input image")
         if self.question == "completed":
-            _refuse({"horizon"} & given, "question completed")
+            refuse({"horizon"} & given, "question completed")
         else:
-            _refuse({"reward_threshold"} & given, "question progress")
+            refuse({"reward_threshold"} & given, "question progress")
         if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
             raise ValueError(
                 f"batch_size ({self.batch_size}) must be a multiple of micro_batch_size ({self.micro_batch_size})"

@@ -1,9 +1,9 @@
-"""Words of the LIBERO guide for what a reward source calls otherwise, and what a remote model implies for its source.
+"""Aliases: the seeds' words for what `reward` calls otherwise, and what a remote model implies for its source.
 
-`binary_reward`, `success_threshold` and `use_rel_reward` are accepted beside guerdon's own words, and what they mean is
-filled in before a source is checked. Nothing here knows how rewards are measured.
+`binary_reward`, `success_threshold` and `use_rel_reward` are the LIBERO guide's; what they mean is filled in before a
+source is checked.
 
-    spelled_out({"model": {...}, "binary_reward": True})["shaping"]      # "threshold"
+    libero_words({"model": {...}, "binary_reward": True})["shaping"]      # "threshold"
 """
 
 from __future__ import annotations
@@ -11,27 +11,12 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlsplit
 
+from guerdon.settings.base import names_in
 from guerdon.settings.remote import SCORE, RemoteSettings
-
-REMOTE = ("remote", "remote_text")
-
-
-def gathered(given: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a remote model that stand directly under `model`, moved to where they belong.
-
-    Raises:
-        ValueError: they stand in both places.
-    """
-    if given.get("model_type") not in REMOTE:
-        return given
-    flat = {k: v for k, v in given.items() if k in RemoteSettings.model_fields}
-    if flat and given.get("remote") is not None:
-        raise ValueError(f"{', '.join(sorted(flat))} stands beside remote; write all of them in one place")
-    rest = {k: v for k, v in given.items() if k not in flat}
-    return {**rest, "remote": flat} if flat or given.get("remote") is None else rest
+from guerdon.settings.reward_models import RemoteModelSettings, remote_form
 
 
-def spelled_out(given: dict[str, Any]) -> dict[str, Any]:
+def libero_words(given: dict[str, Any]) -> dict[str, Any]:
     """A source's keys, with those that the guide's words and a remote model imply.
 
     Raises:
@@ -66,10 +51,7 @@ def _imply(found: dict[str, Any], key: str, value: str, by: str) -> None:
 
 def _remote_of(model: Any) -> dict[str, Any] | None:
     """The keys of a remote model, however they were written; None for another model."""
-    if not isinstance(model, dict):
-        remote = getattr(model, "remote", None)
-        return None if remote is None else remote.model_dump(exclude_unset=True)
-    if model.get("model_type") not in REMOTE:
-        return None
-    inside = gathered(model)["remote"]
-    return inside.model_dump(exclude_unset=True) if isinstance(inside, RemoteSettings) else dict(inside or {})
+    if isinstance(model, dict) and model.get("model_type") in names_in(RemoteModelSettings, "model_type"):
+        model = remote_form(model)
+    remote = model.get("remote") if isinstance(model, dict) else getattr(model, "remote", None)
+    return remote.model_dump(exclude_unset=True) if isinstance(remote, RemoteSettings) else remote

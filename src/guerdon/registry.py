@@ -1,0 +1,170 @@
+"""Registry: the parts of one kind by name, guerdon's own and those that users bring.
+
+A user's part is `package.module:factory`, or a name that an installed package registers by an entry point in the group
+of its kind:
+
+    [project.entry-points."guerdon.reward_models"]
+    brightness = "my_package.rewards:make_brightness"
+
+A factory is called with arguments by name: `params` of the configuration, checked against its signature, and those
+that guerdon offers to this kind, where the signature names them. A parameter `params` that is annotated with a pydantic
+model gets all of `params` as that model. See docs/extend.md.
+
+    REWARD_MODELS = Registry("reward model", "guerdon.reward_models", {"constant": "guerdon.models.constant:Constant"})
+    model = REWARD_MODELS.build("my_package.rewards:make_brightness", {"gain": 2.0}, RewardModel)
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from guerdon.config_problems import problem_lines
+from guerdon.config_tree import Tree
+from guerdon.errors import ConfigError, boundary
+
+OWN = "package.module:factory"
+
+
+@dataclass(frozen=True)
+class Registry:
+    """The names of one kind of part.
+
+    Attributes:
+        kind: what the parts are, in words.
+        group: of the entry points that register names.
+        builtins: name to `module:factory`, imported when it is asked for.
+        offers: arguments that guerdon offers to a user's factory.
+    """
+
+    kind: str
+    group: str
+    builtins: Mapping[str, str]
+    offers: Sequence[str] = ()
+
+    def registered(self) -> dict[str, str]:
+        """Name to `module:factory` of what installed packages register; a built-in's name stays the built-in's."""
+        return {one.name: one.value for one in entry_points(group=self.group) if one.name not in self.builtins}
+
+    def is_own(self, name: str) -> bool:
+        """Whether a name stands for a user's part: it is no built-in's."""
+        return name not in self.builtins
+
+    def factory(self, name: str) -> Callable[..., Any]:
+        """The factory of a name, imported and not called.
+
+        Raises:
+            ConfigError: the name is not known, or its module or factory is not there.
+        """
+        spec = self.builtins.get(name, name)
+        if ":" not in spec:
+            registered = self.registered()
+            if name not in registered:
+                known = [*self.builtins, *registered]
+                near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ConfigError(
+                    f"unknown {self.kind} {name!r}: choose one of {', '.join(known)}, or write {OWN}{hint}"
+                )
+            spec = registered[name]
+        found = _imported(spec, f"the {self.kind} {name}")
+        if not callable(found):
+            raise ConfigError(
+                f"the {self.kind} {name} is a {type(found).__name__} and cannot be called: name a factory"
+            )
+        return found  # type: ignore[no-any-return]
+
+    def check(self, name: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a user's factory that `params` give.
+
+        Raises:
+            ConfigError: as `factory` does; or an argument is unknown, missing or of another type.
+        """
+        model, whole = _params_model(self.factory(name), self.offers)
+        section = create_model("Arguments", params=(model, ...))
+        try:
+            checked = section.model_validate({"params": params}).params  # type: ignore[attr-defined]
+        except ValidationError as error:
+            lines = problem_lines(section, Tree({"params": dict(params)}), error, f"the {self.kind} {name}")
+            raise ConfigError("; ".join(lines)) from error
+        if whole:
+            return {"params": checked}
+        fields = type(checked).model_fields
+        given = {str(fields[key].alias): getattr(checked, key) for key in checked.model_fields_set & fields.keys()}
+        return given | (checked.model_extra or {})
+
+    def build(self, name: str, params: Mapping[str, Any], kind: type, **offered: Any) -> Any:
+        """Call a user's factory.
+
+        Args:
+            name: `package.module:factory`, or a registered name.
+            params: arguments of the factory from the configuration.
+            kind: what it must return.
+            **offered: further arguments, for factories that name them.
+
+        Raises:
+            ConfigError: as `check` does; or the factory raised, or returned something else.
+        """
+        arguments = self.check(name, params)
+        factory = self.factory(name)
+        wanted = inspect.signature(factory).parameters
+        arguments |= {key: value for key, value in offered.items() if key in wanted}
+        with boundary(ConfigError, f"the {self.kind} {name} raised"):
+            made = factory(**arguments)
+        if not isinstance(made, kind):
+            what = f"returned a {type(made).__name__}, which is no {kind.__name__}"
+            raise ConfigError(f"the {self.kind} {name} {what}: docs/extend.md shows what it must have")
+        return made
+
+
+def _imported(spec: str, what: str) -> Any:
+    """What `package.module:name` stands for."""
+    module, _, attribute = spec.partition(":")
+    try:
+        with boundary(ConfigError, f"{what}: the module {module} cannot be imported"):
+            found: Any = import_module(module)
+    except ConfigError as error:
+        missing = error.__cause__
+        if isinstance(missing, ModuleNotFoundError) and f"{module}.".startswith(f"{missing.name}."):
+            hint = "install its package, or start guerdon in the folder that holds it"
+            raise ConfigError(f"{what}: there is no module {missing.name}; {hint}") from missing
+        raise
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            near = difflib.get_close_matches(name, dir(found), n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"{what}: there is no {name} in {module}{hint}")
+        found = getattr(found, name)
+    return found
+
+
+def _params_model(factory: Callable[..., Any], offers: Sequence[str]) -> tuple[type[BaseModel], bool]:
+    """The model of a factory's arguments, and whether it is the factory's own, for an argument `params`."""
+    try:
+        signature = inspect.signature(factory)
+    except ValueError:  # of some that are written in C
+        return create_model("Params", __config__=ConfigDict(extra="allow")), False
+    try:
+        hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
+    except (NameError, TypeError):  # names that only a type checker imports; objects that are called
+        hints = {}
+    fields: dict[str, Any] = {}
+    extra = False
+    for i, parameter in enumerate(signature.parameters.values()):
+        hint = hints.get(parameter.name, Any)
+        if parameter.name == "params" and inspect.isclass(hint) and issubclass(hint, BaseModel):
+            return hint, True
+        if parameter.kind is parameter.VAR_KEYWORD:
+            extra = True
+        elif parameter.kind is not parameter.VAR_POSITIONAL and parameter.name not in offers:
+            default = ... if parameter.default is parameter.empty else parameter.default
+            fields[f"argument_{i}"] = (hint, Field(default, alias=parameter.name))
+    config = ConfigDict(extra="allow" if extra else "forbid", arbitrary_types_allowed=True)
+    return create_model("Params", __config__=config, **fields), False

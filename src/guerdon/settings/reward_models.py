@@ -1,0 +1,274 @@
+"""Reward models: the forms of `reward.model`, and the registry of their names.
+
+A form has the keys that its reward models use, the names that they have, and the function that loads them.
+
+    form = MODEL_FORMS["resnet"]                                       # ResNetModelSettings
+    REWARD_MODELS.factory("my_package.rewards:make_brightness")        # a user's own
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+
+from pydantic import Field, field_validator, model_validator
+
+from guerdon.registry import Registry
+from guerdon.settings.base import ByName, Settings, names_in, refuse
+from guerdon.settings.remote import RemoteSettings
+from guerdon.settings.train import Arch, ImageSize
+from guerdon.settings.vlm import VLMName, VLMSettings, VLMShortForm, check_vlm, vlm_form
+
+
+class UpdateSettings(Settings):
+    """How a reward model is refitted during a run (`reward.model.update` says when)."""
+
+    every: int = Field(1, ge=1, description="rollouts between refits")
+    steps: int = Field(20, ge=1, description="gradient steps per refit")
+    batch_size: int = Field(64, ge=2, description="frames per gradient step, fresh and replayed")
+    learning_rate: float = Field(3e-4, gt=0, description="of AdamW")
+    weight_decay: float = Field(1e-4, ge=0, description="of AdamW")
+    replay_size: int = Field(4000, ge=1, description="labelled frames kept; old ones leave by reservoir sampling")
+    replay_ratio: float = Field(0.5, ge=0, lt=1, description="share of each batch drawn from the replay")
+    continuation_every: int = Field(3, ge=1, description="labeler continuation: go on from every k-th scored moment")
+
+
+class _ModelSettings(Settings):
+    """What all reward models share.
+
+    Attributes:
+        factory: `module:function` that loads the model.
+    """
+
+    factory: ClassVar[str]
+
+    @property
+    def origin(self) -> str:
+        """Where it comes from, in words."""
+        return self.checkpoint or "no checkpoint"
+
+    @property
+    def checkpoint(self) -> str | None:
+        """Its folder, where it has one."""
+        return getattr(self, "checkpoint_path", None)
+
+    def arguments(self) -> dict[str, Any]:
+        """What the factory is called with."""
+        return {name: value for name, value in self if name != "model_type"}
+
+
+class _ImageModelSettings(_ModelSettings):
+    """What reward models of single frames share."""
+
+    factory = "guerdon.models.image:load_image_model"
+
+    checkpoint_path: str = Field(description="folder that `guerdon train` wrote, or its model.safetensors")
+    arch: Arch | None = Field(None, description="refuse a checkpoint with another architecture")
+    hidden_dim: int | None = Field(None, ge=1, description="refuse a checkpoint with another head")
+    dropout: float | None = Field(None, ge=0, lt=1, description="refuse a checkpoint with another dropout")
+    image_size: ImageSize | None = Field(
+        None, description="refuse a checkpoint with another input size; 128, [128, 128] or [3, 128, 128]"
+    )
+    debug_save_dir: str | None = Field(
+        None, description="write every scored frame to resnet_success/ or resnet_fail/ in this folder"
+    )
+    update: Literal["none", "before", "after"] = Field(
+        "none", description="refit the model during RL, before or after the policy's update"
+    )
+    update_params: UpdateSettings = Field(UpdateSettings(), description="how it is refitted")
+    replay_path: str | None = Field(None, description="episodes that seed the replay when the model is refitted")
+
+    def arguments(self) -> dict[str, Any]:
+        """The checkpoint, and what it must be."""
+        names = ("checkpoint_path", "arch", "hidden_dim", "dropout", "image_size", "debug_save_dir")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return {"kind": names_in(type(self), "model_type")[0], **given}
+
+    @model_validator(mode="after")
+    def _refitted(self) -> Self:
+        if self.update != "none" and not self.replay_path:
+            raise ValueError(f"update: {self.update} needs replay_path: the episodes that the model was trained on")
+        if self.update == "none":
+            refuse({"update_params", "replay_path", "labeler"} & self.model_fields_set, "update: none")
+        return self
+
+
+class ResNetModelSettings(_ImageModelSettings):
+    """A success classifier of frames."""
+
+    model_type: Literal["resnet", "resnet_reward"] = Field("resnet", description="success classifier of frames")
+    labeler: ClassVar[str] = "outcome"
+
+    @model_validator(mode="after")
+    def _outcomes(self) -> Self:
+        refuse({"continuation_every"} & self.update_params.model_fields_set, "labeler: outcome")
+        return self
+
+
+class ProgressModelSettings(_ImageModelSettings):
+    """A progress regressor of frames."""
+
+    model_type: Literal["progress"] = Field("progress", description="progress regressor of frames")
+    labeler: Literal["outcome", "continuation"] = Field(
+        "outcome",
+        description="labels of fresh frames: true success of the episode, or (Meta-World) the steps that a scripted "
+        "expert needs when it goes on from there",
+    )
+
+    @model_validator(mode="after")
+    def _continuations(self) -> Self:
+        if self.labeler == "outcome":
+            refuse({"continuation_every"} & self.update_params.model_fields_set, "labeler: outcome")
+        return self
+
+
+class ConstantModelSettings(_ModelSettings):
+    """One value for every row."""
+
+    factory = "guerdon.models.constant:ConstantModel"
+
+    model_type: Literal["constant", "dummy", "DummyRM"] = Field("constant", description="one value")
+    value: float = Field(0.0, description="the value")
+
+
+class TextModelSettings(_ModelSettings):
+    """A reward model of a language study."""
+
+    factory = "guerdon.models.text_load:load_text_model"
+
+    model_type: Literal["text"] = Field("text", description="any reward model of text")
+    checkpoint_path: str = Field(description="folder that `guerdon train` wrote, any other folder, or a hub id")
+    adapter: str = Field(
+        "auto", description="which family's way to mark steps and read scores; auto: as the model's files say"
+    )
+    micro_batch_size: int = Field(16, ge=1, description="solutions per forward pass")
+
+    def arguments(self) -> dict[str, Any]:
+        """The path, and how it is read."""
+        return {"path": self.checkpoint_path, "adapter": self.adapter, "micro_batch_size": self.micro_batch_size}
+
+
+class RemoteModelSettings(_ModelSettings):
+    """A reward model on a reward server."""
+
+    factory = "guerdon.serve.remote:load_remote"
+    short_form = (RemoteSettings,)
+
+    model_type: Literal["remote", "remote_text"] = Field(
+        "remote", description="one on a reward server, for robots; remote_text: for text"
+    )
+    remote: RemoteSettings = Field(
+        RemoteSettings(), description="where the server is; its keys may stand directly under model too"
+    )
+
+    @property
+    def origin(self) -> str:
+        """The address."""
+        return self.remote.address
+
+    def arguments(self) -> dict[str, Any]:
+        """How the server is asked."""
+        return {"settings": self.remote}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat(cls, given: Any) -> Any:
+        return remote_form(given) if isinstance(given, dict) else given
+
+
+def remote_form(given: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a remote model, with those that stand directly under `model` moved to `remote`.
+
+    Raises:
+        ValueError: they stand in both places.
+    """
+    flat = {k: v for k, v in given.items() if k in RemoteSettings.model_fields}
+    if flat and given.get("remote") is not None:
+        raise ValueError(f"{', '.join(sorted(flat))} stands beside remote; write all of them in one place")
+    rest = {k: v for k, v in given.items() if k not in flat}
+    return {**rest, "remote": flat} if flat or given.get("remote") is None else rest
+
+
+class VLMModelSettings(_ModelSettings):
+    """A vision-language model as a reward model."""
+
+    factory = "guerdon.models.vlm:load_named_vlm"
+    short_form = (VLMShortForm,)
+
+    model_type: VLMName = Field(
+        "qwen_vl",
+        description="vision-language models: qwen_vl (QwenProcessRM: yes or no as it writes it; qwen2_5_vl_vllm: "
+        "progress, by vLLM), primo_r1 (PRIMO-R1, primo_r1_vllm: by vLLM), true_logprob, trend, preference",
+    )
+    checkpoint_path: str | None = Field(None, description="folder that `guerdon train` wrote, or its model.safetensors")
+    vlm: VLMSettings | None = Field(
+        None,
+        description="which one, how it is asked; prm_model_name_or_path and prm_checkpoint_path may stand directly "
+        "under model and mean vlm.path and vlm.adapter",
+    )
+
+    @property
+    def origin(self) -> str:
+        """The checkpoint, the model or the endpoint."""
+        asked = None if self.vlm is None else self.vlm.path or (self.vlm.openai and self.vlm.openai.base_url)
+        return self.checkpoint_path or asked or "no checkpoint"
+
+    def arguments(self) -> dict[str, Any]:
+        """Its name, the checkpoint and how it is asked."""
+        return {"name": self.model_type, "checkpoint_path": self.checkpoint_path, "vlm": self.vlm}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat(cls, given: Any) -> Any:
+        return vlm_form(given) if isinstance(given, dict) else given
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        check_vlm(self.model_type, self.vlm, self.checkpoint_path)
+        return self
+
+
+class OwnModelSettings(_ModelSettings):
+    """A reward model that a user brings."""
+
+    model_type: str = Field(description="package.module:factory, or a name that an installed package registers")
+    params: dict[str, Any] = Field(default_factory=dict, description="arguments of the factory, by name")
+    modality: Literal["image", "state", "text"] = Field(
+        "image", description="what it looks at, as its `info` says; text: for language models"
+    )
+
+    @property
+    def origin(self) -> str:
+        """Its name."""
+        return self.model_type
+
+    @field_validator("model_type")
+    @classmethod
+    def _is_there(cls, name: str) -> str:
+        REWARD_MODELS.factory(name)
+        return name
+
+    @model_validator(mode="after")
+    def _params(self) -> Self:
+        REWARD_MODELS.check(self.model_type, self.params)
+        return self
+
+
+RefittedModelSettings = ResNetModelSettings | ProgressModelSettings
+RewardModelSettings = Annotated[
+    ResNetModelSettings
+    | ProgressModelSettings
+    | ConstantModelSettings
+    | TextModelSettings
+    | RemoteModelSettings
+    | VLMModelSettings
+    | OwnModelSettings,
+    ByName("model_type", "resnet"),
+]
+"""`reward.model`: which model, from where."""
+
+MODEL_FORMS: dict[str, type[RewardModelSettings]] = {
+    name: form for form in get_args(get_args(RewardModelSettings)[0]) for name in names_in(form, "model_type")
+}
+REWARD_MODELS = Registry(
+    "reward model", "guerdon.reward_models", {name: form.factory for name, form in MODEL_FORMS.items()}, ("device",)
+)
