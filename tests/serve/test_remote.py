@@ -204,7 +204,7 @@ def test_a_model_that_is_not_there(served):
         load_remote(RemoteSettings(endpoint=served.url), token="another")
     with pytest.raises(ConfigError, match="unknown key"):
         load_reward_model("remote", "somewhere")
-    with pytest.raises(ConfigError, match="is not on a server"):
+    with pytest.raises(ConfigError, match="unknown key"):
         load_reward_model("constant", remote=RemoteSettings())
 
 
