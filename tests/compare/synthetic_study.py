@@ -6,6 +6,44 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from guerdon.compare.comparison import comparison_rows, speed_text
+from guerdon.compare.read_runs import read_study
+
+
+def comparison_table(study_dir):
+    """The numbers of a study as plain rows: all tasks pooled first, then task by task."""
+    study = read_study(study_dir)
+    return [plain(row) for row in comparison_rows(study)]
+
+
+def plain(row):
+    """A row of the comparison as plain numbers by name."""
+    paired = None if row.difference is None else row.difference.interval
+    ratio = None if row.speed is None else row.speed.interval
+    intervals = {
+        "final_success": row.final, "area": row.area, "p_above": row.p_above, "difference": paired, "steps_ratio": ratio
+    }  # fmt: skip
+    found = {"task": row.task, "arm": row.arm, "label": row.label, "verdict": row.outcome}
+    for key, interval in intervals.items():
+        for end, name in (("estimate", key), ("low", f"{key}_low"), ("high", f"{key}_high")):
+            found[name] = None if interval is None else getattr(interval, end)
+    return found | {
+        "p_value": None if row.difference is None else row.difference.p_value,
+        "difference_level": None if row.difference is None else row.difference.level,
+        "n_pairs": None if paired is None else paired.n,
+        "speed": None if row.speed is None else " ".join(part for part in speed_text(row.speed) if part),
+        "never_reached": None if row.speed is None else row.speed.censored,
+        "steps_to_50": row.to_half.median,
+        "reached_50": row.to_half.reached,
+        "steps_to_80": row.to_most.median,
+        "reached_80": row.to_most.reached,
+        "failure_rate": row.failure_rate,
+        "n_runs": row.n_runs,
+        "n_planned": row.n_planned,
+        "wall_seconds": row.wall_seconds,
+    }
+
+
 STEPS = (0, 20_000, 40_000, 60_000, 80_000)
 ARMS = {"A": "native 0/1", "B": "ResNet success", "C": "learned progress + bonus"}
 SOURCES = {"A": [], "B": ["resnet"], "C": ["progress", "bonus"]}

@@ -3,13 +3,14 @@ import re
 
 import numpy as np
 import pytest
-from synthetic_study import STEPS, rising, write_card, write_film, write_run, write_study
+from synthetic_study import STEPS, comparison_table, rising, write_card, write_film, write_run, write_study
 
+from guerdon.compare.comparison import arm_styles
 from guerdon.compare.read_runs import read_study
 from guerdon.compare.report import write_report, write_single_report
-from guerdon.compare.report_curves import curve_panels
+from guerdon.compare.report_charts import curve_panels
 from guerdon.compare.report_films import choose_films, fit_films
-from guerdon.compare.report_numbers import arm_styles, comparison_table, markdown_table
+from guerdon.compare.report_tables import markdown_table
 from guerdon.errors import DataError
 
 FINALS = {"A": (0.0, 0.1, 0.2), "B": (0.1, 0.3, 0.0), "C": (0.7, 0.9, 0.8)}
@@ -263,7 +264,7 @@ def card_of(tmp_path, **changes):
 def test_the_headline_of_a_card_leads_with_the_worst_and_carries_n_and_interval(tmp_path):
     headline = text(card_of(tmp_path).split("</summary>")[0])
     assert headline.split("resnet · t ")[1].strip() == (
-        "paid as success: 1 of 2 failed episodes [0.00, 1.00] "
+        "rewarded as success: 1 of 2 failed episodes [0.00, 1.00] "
         "episode AUROC 1.000 [0.34, 1.00], n 5 · 1 of 1 probes passed, n 4"
     )
 
@@ -274,8 +275,8 @@ def test_a_failed_probe_is_worse_and_what_else_was_found_follows(tmp_path):
     assert "goal pasted: failed (0.900, n 4)" in text(card.split("</summary>")[0])
     rest = re.findall(r'<li class="no">(.*?)</li>', card)
     assert rest == [
-        "paid as success: 1 of 2 failed episodes [0.00, 1.00]",
-        "episode AUROC 1.00 [0.34, 1.00], n 5: not shown to beat a model that looks at nothing (0.50)",
+        "rewarded as success: 1 of 2 failed episodes [0.00, 1.00]",
+        "episode AUROC 1.00 [0.34, 1.00], n 5: not shown to beat a model that ignores its input (0.50)",
         "2 measurements failed",
     ]
 
@@ -375,7 +376,7 @@ def test_single_run_report(tmp_path):
 
 
 def test_markdown_table(study):
-    lines = markdown_table(comparison_table(study)).splitlines()
+    lines = markdown_table(study).splitlines()
     assert len(lines) == 2 + 9
     assert lines[0].count("|") == lines[-1].count("|") == 14
     assert "| all tasks | C: learned progress + bonus | 0.83 [0.71, 0.94] |" in lines[4]

@@ -6,6 +6,7 @@ import pytest
 from synthetic_study import (
     TEXT_ARMS,
     TEXT_STEPS,
+    comparison_table,
     learning,
     rising,
     write_answers,
@@ -25,9 +26,9 @@ from guerdon.compare.report_answers import (
     median_runs,
     steps_of,
 )
-from guerdon.compare.report_numbers import comparison_table, markdown_table
-from guerdon.compare.report_online import quality_panels, windowed
-from guerdon.compare.report_words import at, digits_for, human, times
+from guerdon.compare.report_charts import quality_panels, windowed
+from guerdon.compare.report_format import at, digits_for, human, times
+from guerdon.compare.report_tables import markdown_table
 from guerdon.errors import DataError
 from guerdon.evaluate.charts import Line, line_chart
 from guerdon.evaluate.text_suite import evaluate_text
@@ -95,7 +96,7 @@ def test_ratio_of_steps_against_numbers_computed_by_hand(tmp_path):
     words = text(write_report(study).read_text())
     assert "exact reaches" not in words
     assert "Never:" in words
-    assert "responses to match the baseline" in markdown_table(comparison_table(study))
+    assert "responses to match the baseline" in markdown_table(study)
 
 
 def test_needing_more_is_said_too(tmp_path):
@@ -121,12 +122,12 @@ def test_robots_still_count_environment_steps(tmp_path):
 
 def test_quality_of_an_online_reward_model_is_drawn_and_undefined_values_are_counted(study, page):
     words = text(page)
-    assert "Pairs ordered rightly" in words
-    assert "Steps told apart" in words
+    assert "Pair accuracy" in words
+    assert "Step AUROC" in words
     assert "Undefined in 192 of 768 batches" in words
     record = read_study(study)
     panels = quality_panels({arm: (i, record.select(arm=arm)) for i, arm in enumerate(record.arms)})
-    assert [panel.title for panel in panels] == ["Pairs ordered rightly", "Steps told apart", "Outcomes told by sign"]
+    assert [panel.title for panel in panels] == ["Pair accuracy", "Step AUROC", "Sign accuracy"]
     assert panels[0].svg.count('class="line') == 2  # prime and frozen; the others have no reward model
     assert panels[0].svg.count('class="guide"') == 1  # chance
     assert quality_panels({"rloo": (0, record.select(arm="rloo"))}) == []

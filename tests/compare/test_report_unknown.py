@@ -2,10 +2,9 @@
 
 import json
 
-from synthetic_study import write_study
+from synthetic_study import comparison_table, write_study
 
 from guerdon.compare.report import write_report
-from guerdon.compare.report_numbers import comparison_table
 
 
 def without_success(path):

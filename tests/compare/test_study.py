@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from synthetic_study import write_run
+from synthetic_study import comparison_table, write_run
 
 from child import environment
-from guerdon.compare.report_numbers import comparison_table
 from guerdon.compare.study import plan_study
 from guerdon.errors import ConfigError
 

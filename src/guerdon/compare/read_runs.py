@@ -131,6 +131,11 @@ def number(row: Row, key: str) -> float | None:
     return float(value)
 
 
+def mapping(value: Any) -> Row:
+    """A value of JSON if it is an object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
 def success_curve(run: RunRecord) -> tuple[list[float], list[float]]:
     """Steps and true success of a run's evaluations; those without a number from 0 to 1 are left out."""
     pairs = [
@@ -224,7 +229,7 @@ def read_study(study_dir: Path) -> StudyRecord:
     config_text = _read_text(study_dir / "study.yaml")
     notes = [] if info is not None else ["study.json is missing: the study has not ended, or was interrupted"]
     plan = info if info is not None else _plan_from_yaml(study_dir, config_text)
-    arms = {str(name): _label(name, arm) for name, arm in _mapping(plan.get("arms")).items()}
+    arms = {str(name): _label(name, arm) for name, arm in mapping(plan.get("arms")).items()}
     if not arms:
         raise DataError(f"{study_dir}: the study plan names no arm; run `guerdon compare` on a study file first")
     tasks = tuple(str(task) for task in plan.get("tasks") or ())
@@ -278,12 +283,8 @@ def _seeds(value: Any) -> tuple[int, ...]:
     return tuple(int(seed) for seed in value or ())
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
 def _label(name: str, arm: Any) -> str:
-    return str(_mapping(arm).get("label") or name)
+    return str(mapping(arm).get("label") or name)
 
 
 def _status(path: Path) -> tuple[Status, str]:
@@ -301,10 +302,10 @@ def _unit(path: Path, config_text: str) -> str:
     if isinstance(said, str) and said:
         return said
     try:
-        config = _mapping(yaml.safe_load(config_text) if config_text else None)
+        config = mapping(yaml.safe_load(config_text) if config_text else None)
     except yaml.YAMLError:
         return CONTROL
-    return TEXT if _mapping(config.get("policy")).get("type") == "text" else CONTROL
+    return TEXT if mapping(config.get("policy")).get("type") == "text" else CONTROL
 
 
 def _by_step(rows: Sequence[Row], kind: str) -> tuple[Row, ...]:
@@ -330,7 +331,7 @@ def _read_cards(root: Path) -> tuple[tuple[ModelCard, ...], list[str]]:
             notes.append(f"models/{task}/{'/'.join(name)}/evaluation.json cannot be read")
             continue
         pictures = {
-            str(title): folder / Path(str(file)).name for title, file in _mapping(content.get("pictures")).items()
+            str(title): folder / Path(str(file)).name for title, file in mapping(content.get("pictures")).items()
         }
         cards.append(ModelCard(task, "/".join(name), content, pictures))
     return tuple(cards), notes

@@ -1,8 +1,8 @@
 """The report: one self-contained HTML file per study or run, offline, under 3 MB.
 
-Jinja2 with autoescape puts the parts together; the page's content policy allows no network and no script but
-its own. Films are chosen last and fill what room is left. This module knows neither statistics nor how
-pictures are drawn.
+Jinja2 with autoescape puts the parts together; the page's content policy allows no network and no script but its own.
+Films are chosen last and fill what room is left. The warnings list what is missing, broken or few, and the page shows
+how the arms' configurations differ.
 
     path = write_report(Path("runs/demo"))
 """
@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import yaml
 from markupsafe import Markup
 
-from guerdon.compare import report_words as words
+from guerdon import atomic
+from guerdon.compare import report_format as fmt
+from guerdon.compare.comparison import FAILURE_GAP, ArmRow, arm_styles, comparison_rows, failure_rate
 from guerdon.compare.read_runs import (
     TEXT,
     RunRecord,
@@ -28,13 +31,15 @@ from guerdon.compare.read_runs import (
     read_json,
     read_run,
     read_study,
+    success_curve,
     success_unknown,
 )
 from guerdon.compare.report_answers import AnswerPanel, answer_panels
 from guerdon.compare.report_cards import card_views
-from guerdon.compare.report_curves import (
+from guerdon.compare.report_charts import (
     alarms,
     curve_panels,
+    quality_panels,
     return_scatter,
     scatter_panels,
     single_run_panels,
@@ -42,22 +47,10 @@ from guerdon.compare.report_curves import (
     verdict_picture,
 )
 from guerdon.compare.report_films import FilmFile, ShownFilm, choose_films, fit_films
-from guerdon.compare.report_notes import Note, config_differences, run_notes, study_notes
-from guerdon.compare.report_numbers import (
-    FAILURE_GAP,
-    arm_styles,
-    comparison_table,
-    markdown_table,
-    pooled_rows,
-    task_rows,
-)
-from guerdon.compare.report_online import quality_panels
-from guerdon.compare.report_speed import speed_text
+from guerdon.compare.report_tables import columns
 from guerdon.errors import DataError
 from guerdon.evaluate.charts import legend_mark
 from guerdon.evaluate.intervals import Interval, wilson_interval
-
-__all__ = ["comparison_table", "markdown_table", "write_report", "write_single_report"]
 
 MAX_BYTES = 2_900_000
 PICTURE_BYTES = 700_000
@@ -105,46 +98,45 @@ def write_single_report(run_dir: Path, *, out: Path | None = None) -> Path:
 
 
 def _study_context(study: StudyRecord) -> dict[str, Any]:
-    pooled = pooled_rows(study)
+    rows, info, styles = comparison_rows(study), study.info, arm_styles(study)
+    pooled = rows[: len(study.arms)]
     order = {task: i for i, task in enumerate(study.tasks)}
     by_task = sorted(study.cards, key=lambda card: order.get(card.task, len(order)))
     cards, card_notes = card_views(by_task, budget=PICTURE_BYTES)
-    configs = [
-        (arm, run.name, run.config_text[:MAX_TEXT])
-        for arm in study.arms
-        for run in [next((run for run in study.select(arm=arm) if run.config_text), None)]
-        if run is not None
-    ]
-    info = study.info
     answers, answer_notes = answer_panels(study.runs, budget=ANSWER_BYTES)
-    arms = {arm: (style, study.select(arm=arm)) for arm, style in arm_styles(study).items()}
+    shown = [c for c in columns(study, study.baseline) if len(study.seeds) > 1 or not c.repeated]
+    configured = [next((run for run in study.select(arm=arm) if run.config_text), None) for arm in study.arms]
+    width, height = SMALL
+    small = {task: curve_panels(study, [task], width=width, height=height) for task in study.tasks}
     return {
         **_unit(study.unit),
-        "quality": quality_panels(arms),
+        "quality": quality_panels({arm: (style, study.select(arm=arm)) for arm, style in styles.items()}),
         "answers": _by_task(answers),
         "title": study.name,
         "study": study,
         "corrected": study.correction == "holm",
-        "styles": arm_styles(study),
-        "legend": {arm: legend_mark(style) for arm, style in arm_styles(study).items()},
+        "styles": styles,
+        "legend": {arm: legend_mark(style) for arm, style in styles.items()},
         "pooled": pooled,
-        "by_task": task_rows(study),
+        "by_task": rows[len(pooled) :],
+        "columns": [column for column in shown if not column.folded],
+        "more_columns": [column for column in shown if column.folded],
         "forest": verdict_picture(pooled, study.baseline),
         "panels": curve_panels(study, study.tasks) if study.tasks else [],
-        "small_panels": curve_panels(study, study.tasks, width=SMALL[0], height=SMALL[1]) if study.tasks else [],
-        "task_panels": _task_panels(study),
+        "small_panels": curve_panels(study, study.tasks, width=width, height=height) if study.tasks else [],
+        "task_panels": list(small.items()) if len(small) > 1 else [],
         "scatters": scatter_panels(study),
         "alarms": alarms(study.runs),
         "unjudged": sum(map(success_unknown, study.runs)),
         "cards": cards,
         "differences": config_differences(study),
-        "configs": configs,
+        "configs": [(run.arm, run.name, run.config_text[:MAX_TEXT]) for run in configured if run is not None],
         "study_config": study.config_text[:MAX_TEXT],
         "started": info.get("started"),
         "took": number(info, "wall_seconds"),
         "commands": [str(command) for command in info.get("commands") or ()],
-        "versions": words.flatten(info["versions"]) if info.get("versions") else {},
-        "machine": words.flatten(info["machine"]) if info.get("machine") else {},
+        "versions": fmt.flatten(info["versions"]) if info.get("versions") else {},
+        "machine": fmt.flatten(info["machine"]) if info.get("machine") else {},
         "n_complete": sum(run.status == "complete" for run in study.runs),
         "failure_gap": FAILURE_GAP,
         "notes": [*study_notes(study, pooled), *(Note(text) for text in (*card_notes, *answer_notes))],
@@ -153,18 +145,12 @@ def _study_context(study: StudyRecord) -> dict[str, Any]:
 
 def _unit(unit: str) -> dict[str, Any]:
     """What the words of the page depend on: what a step is, and who judges."""
-    return {"unit": unit, "steps_name": words.short_unit(unit), "text": unit == TEXT}
+    return {"unit": unit, "steps_name": fmt.short_unit(unit), "text": unit == TEXT}
 
 
 def _by_task(panels: Sequence[AnswerPanel]) -> dict[str, list[AnswerPanel]]:
     tasks = dict.fromkeys(panel.run.task for panel in panels)
     return {task: [panel for panel in panels if panel.run.task == task] for task in tasks}
-
-
-def _task_panels(study: StudyRecord) -> list[tuple[str, Any]]:
-    if len(study.tasks) < 2:
-        return []
-    return [(task, curve_panels(study, [task], width=SMALL[0], height=SMALL[1])) for task in study.tasks]
 
 
 def _run_context(run: RunRecord) -> dict[str, Any]:
@@ -188,7 +174,7 @@ def _run_context(run: RunRecord) -> dict[str, Any]:
         "scatters": scatters,
         "alarms": alarms([run]),
         "unjudged": int(success_unknown(run)),
-        "facts": {key: value for key, value in words.flatten(facts).items() if key},
+        "facts": {key: value for key, value in fmt.flatten(facts).items() if key},
         "notes": [*run_notes(run), *(Note(text) for text in answer_notes)],
     }
 
@@ -213,15 +199,10 @@ def _write(template: str, context: dict[str, Any], films: tuple[list[FilmFile], 
     shown, left_out, more_notes = fit_films(chosen, budget=MAX_BYTES - len(page.encode()))
     notes = [Note(text) for text in (*film_notes, *more_notes)]
     if left_out:
-        n = words.plural(len(left_out), "film")
+        n = fmt.plural(len(left_out), "film")
         notes.append(Note(f"{n} left out to keep this file small; they are in the films folders of the runs"))
     page = _render(template, {**context, "notes": [*context["notes"], *notes]}, shown)
-    temporary = out.with_name(f".{out.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(page)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, out)
+    atomic.write_text(out, page)
     return out
 
 
@@ -235,20 +216,18 @@ def _render(template: str, context: dict[str, Any], films: Sequence[ShownFilm]) 
     )
     script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
     style = (TEMPLATES / "style.css").read_text(encoding="utf-8")
-    formats: dict[str, Callable[..., Any]] = {
-        "decimal": words.decimal,
-        "bounds": words.bounds,
-        "signed": words.signed,
-        "percent": words.percent,
-        "steps": words.steps,
-        "at": words.at,
-        "digits_for": words.digits_for,
-        "speed": speed_text,
-        "duration": words.duration,
-        "plural": words.plural,
-        "p_value": words.p_value,
-    }
-    environment.filters.update(formats)
+    for filter_ in (
+        fmt.decimal,
+        fmt.bounds,
+        fmt.signed,
+        fmt.percent,
+        fmt.steps,
+        fmt.at,
+        fmt.digits_for,
+        fmt.duration,
+        fmt.plural,
+    ):
+        environment.filters[filter_.__name__] = filter_
     return environment.get_template(template).render(
         **context,
         films=films,
@@ -256,3 +235,140 @@ def _render(template: str, context: dict[str, Any], films: Sequence[ShownFilm]) 
         script=Markup(script),  # noqa: S704
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
     )
+
+
+FEW_SEEDS = 5
+PER_RUN_KEYS = ("seed", "out", "run_dir", "name")
+MAX_CELL = 80
+
+
+@dataclass(frozen=True)
+class Note:
+    """One warning; severe ones concern results that are missing or not comparable."""
+
+    text: str
+    severe: bool = False
+
+
+def run_notes(run: RunRecord, *, warned: bool = True) -> list[Note]:
+    """What is odd about one run; with `warned` also what it said of its rewards itself."""
+    notes: list[Note] = []
+    last = success_curve(run)[0][-1:] or [0.0]
+    when = fmt.at(last[0], run.unit)
+    if run.status == "failed":
+        notes.append(Note(f"{run.name} failed {when}: {run.error}", severe=True))
+    elif run.status == "missing":
+        notes.append(Note(f"{run.name} is missing: it has not been started, or its directory is gone", severe=True))
+    elif run.status == "unfinished":
+        notes.append(Note(f"{run.name} is unfinished: its last evaluation is {when}", True))
+    elif success_unknown(run):
+        said = "true success is unknown: its environment does not report it, so the run counts nowhere"
+        notes.append(Note(f"{run.name}: {said}", severe=True))
+    elif not success_curve(run)[0]:
+        notes.append(Note(f"{run.name} is complete but has no evaluation, so it counts nowhere", severe=True))
+    notes += _partly_known(run)
+    if warned:
+        notes += [Note(f"{run.name}: {line}", severe=True) for line in warnings_of(run)]
+    if run.skipped_lines:
+        notes.append(Note(f"{run.name}: {fmt.plural(run.skipped_lines, 'unreadable line')} skipped"))
+    if run.n_failures:
+        rate = failure_rate(run)
+        share = "" if rate is None else f", {fmt.percent(rate)} of the source that fails most, on average"
+        notes.append(Note(f"{run.name}: {fmt.plural(run.n_failures, 'failed measurement')}{share}"))
+    return notes
+
+
+def _partly_known(run: RunRecord) -> list[Note]:
+    """Over how many episodes success was known where that was not over all of them, by the last evaluation."""
+    row = run.evals[-1] if run.evals else {}
+    known, episodes = number(row, "success_known"), number(row, "episodes")
+    if not known or episodes is None or known == episodes:
+        return []
+    said = f"true success is known for {known:.0f} of {episodes:.0f} episodes of its last evaluation"
+    return [Note(f"{run.name}: {said}")]
+
+
+def warnings_of(run: RunRecord) -> list[str]:
+    """What the run itself said of its rewards when it began."""
+    said = run.info.get("warnings")
+    return [str(line) for line in said] if isinstance(said, list) else []
+
+
+def _warned(runs: Sequence[RunRecord]) -> list[Note]:
+    """The warnings of all runs, each once, with the arms that it is about."""
+    arms: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for line in warnings_of(run):
+            arms.setdefault(line, {})[run.arm] = None
+    return [Note(f"{', '.join(names)}: {line}", severe=True) for line, names in arms.items()]
+
+
+def study_notes(study: StudyRecord, rows: Sequence[ArmRow]) -> list[Note]:
+    """All warnings of a study, the severe ones first."""
+    notes = [Note(f"{row.sentence}.", severe=True) for row in rows if row.outcome == "not comparable"]
+    partial = [row for row in rows if row.n_runs < row.n_planned]
+    for row in partial:
+        notes.append(
+            Note(
+                f"{row.arm}: only {row.n_runs} of {row.n_planned} runs are complete. If runs stop because "
+                "they go badly, the numbers of this arm are too high.",
+                severe=True,
+            )
+        )
+    seeds = _fewest_seeds(study)
+    if seeds < FEW_SEEDS:
+        notes.append(
+            Note(
+                f"Few seeds: {fmt.plural(seeds, 'complete seed')} per arm and task at the least. With "
+                f"fewer than {FEW_SEEDS} the intervals are wide, and the bands of curves are narrower than "
+                "they should be."
+            )
+        )
+    if study.cards and len(study.seeds) > 1:
+        notes.append(
+            Note(
+                "Each task's reward models were trained once and serve all its seeds: the intervals cover the luck of "
+                "the policy's training, not that of the reward model's."
+            )
+        )
+    notes += _warned(study.runs)
+    for run in study.runs:
+        notes += run_notes(run, warned=False)
+    notes += [Note(text) for text in study.notes]
+    return sorted(notes, key=lambda note: not note.severe)
+
+
+def config_differences(study: StudyRecord) -> list[tuple[str, list[str]]]:
+    """The keys whose values differ between arms, with one cell per arm in the order of `study.arms`.
+
+    Each arm is represented by its first run that wrote a configuration; keys that differ between all runs
+    (seed, output directory) are left out.
+    """
+    flats = []
+    for arm in study.arms:
+        text = next((run.config_text for run in study.select(arm=arm) if run.config_text), "")
+        flats.append(_flat_config(text))
+    keys = list(dict.fromkeys(key for flat in flats for key in flat))
+    rows = []
+    for key in keys:
+        cells = [_short(flat.get(key, fmt.DASH)) for flat in flats]
+        if len(set(cells)) > 1 and not any(part in PER_RUN_KEYS for part in key.split(".")):
+            rows.append((key, cells))
+    return rows
+
+
+def _flat_config(text: str) -> Mapping[str, str]:
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return {}
+    return fmt.flatten(content) if isinstance(content, dict) else {}
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_CELL else text[: MAX_CELL - 1] + "…"
+
+
+def _fewest_seeds(study: StudyRecord) -> int:
+    counts = [len(study.select(arm=arm, task=task, status="complete")) for arm in study.arms for task in study.tasks]
+    return min(counts, default=0)

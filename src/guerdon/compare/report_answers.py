@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from guerdon.compare import report_words as words
+from guerdon.compare import report_format as fmt
 from guerdon.compare.read_runs import RunRecord, number, read_json, success_curve
 from guerdon.errors import DataError
 
@@ -219,7 +219,7 @@ def steps_of(response: Mapping[str, Any], source: str, scale: float) -> tuple[St
     """
     tokens = [str(token) for token in response["tokens"]][:MAX_TOKENS]
     paid = _paid(response, source)[: len(tokens)]
-    digits = words.digits_for(scale)
+    digits = fmt.digits_for(scale)
     drawn = [_token(text, value, scale) for text, value in zip(tokens, paid, strict=True)]
     truth = response.get("steps_true")
     judged = response.get("judged", {}).get(source)
@@ -240,7 +240,7 @@ def steps_of(response: Mapping[str, Any], source: str, scale: float) -> tuple[St
                 _sum(paid[start:stop], digits),
                 true,
                 first_error=k == wrong,
-                value="" if value is None else words.decimal(value, 2),
+                value="" if value is None else fmt.decimal(value, 2),
                 level=None if value is None else colour_level(value - threshold, max(threshold, 1.0 - threshold)),
                 blamed=k == blamed,
             )
@@ -346,7 +346,7 @@ def _token(text: str, value: float | None, scale: float) -> Token:
     token = Token(
         shown or "∅",
         colour_level(value, scale),
-        "" if value is None else words.signed(value, words.digits_for(scale) + 1),
+        "" if value is None else fmt.signed(value, fmt.digits_for(scale) + 1),
         blank or special,
     )
     return token if text else replace(token, quiet=True)
@@ -360,4 +360,4 @@ def _clean(text: str) -> str:
 
 def _sum(paid: Sequence[float | None], digits: int) -> str:
     known = [value for value in paid if value is not None]
-    return words.signed(float(sum(known)), digits) if known else ""
+    return fmt.signed(float(sum(known)), digits) if known else ""

@@ -1,8 +1,9 @@
-"""Quality cards of reward models for the page: findings, metrics with intervals, probes, pictures as data URIs.
+"""Cards of reward models in the report: findings, metrics with intervals, probes, pictures as data URIs.
 
-A card leads with the worst that its numbers say (`findings`) and shows five metrics, the rest on demand.
-Pictures go in as images, never as markup, so that nothing inside them can run; they share a budget of bytes.
-This module does not know how a reward model is evaluated, nor HTML.
+A card leads with the worst that its numbers show (`findings`) and five metrics; the rest is folded. Pictures are
+embedded as images, never as markup, so that nothing inside them can run; they share a budget of bytes. The evaluation
+of a reward model for text takes the same form: its metrics are those over what could be measured, attacks become
+probes.
 
     cards, notes = card_views(study.cards, budget=600_000)
     print(cards[0].metrics[0].name, cards[0].metrics[0].interval)
@@ -11,14 +12,15 @@ This module does not know how a reward model is evaluated, nor HTML.
 from __future__ import annotations
 
 import base64
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from guerdon.compare import report_words as words
-from guerdon.compare.read_runs import ModelCard, Row, number
-from guerdon.compare.report_text_cards import flat_text_card, is_text_card
+from guerdon.compare import report_format as fmt
+from guerdon.compare.read_runs import ModelCard, Row, mapping, number
+from guerdon.compare.report_tables import MODEL_METRICS
 from guerdon.evaluate.intervals import Interval
 
 PICTURE_HINTS = {
@@ -58,25 +60,18 @@ FACTS = {
 SHORT_HASH = 12
 
 SHOWN = 5
-SHOWN_FIRST = (
-    "episode_auroc", "episode_false_positive_rate", "policy_ranking_spearman", "auroc", "false_positive_rate", "ece",
-    "value_order_spearman", "progress_mae", "preference_accuracy",
-)  # fmt: skip
-"""The metrics that a card shows, as far as it has them; others follow in their own order."""
-LOWER_IS_BETTER = ("brier", "ece", "mae", "false_positive_rate", "ties")
 
 
 @dataclass(frozen=True)
-class Metric:
-    """One metric with its interval and the value of a trivial model (the majority class) beside it."""
+class CardMetric:
+    """One metric: its name in words, its interval and the baseline of a trivial model (the majority class)."""
 
     name: str
     interval: Interval
-    baseline: float | None
 
 
 @dataclass(frozen=True)
-class Probe:
+class CardProbe:
     """One probe: what was expected, what was measured on n cases; `passed` is None where it does not apply."""
 
     name: str
@@ -101,9 +96,9 @@ class CardView:
     name: str
     findings: tuple[str, ...]
     facts: Mapping[str, str]
-    metrics: tuple[Metric, ...]
-    more_metrics: tuple[Metric, ...]
-    probes: tuple[Probe, ...]
+    metrics: tuple[CardMetric, ...]
+    more_metrics: tuple[CardMetric, ...]
+    probes: tuple[CardProbe, ...]
     failures: Mapping[str, str]
     pictures: tuple[tuple[str, str, str], ...]
 
@@ -129,15 +124,15 @@ def card_views(cards: Sequence[ModelCard], *, budget: int) -> tuple[list[CardVie
 
 def _view(card: ModelCard, pictures: tuple[tuple[str, str, str], ...]) -> CardView:
     content = card.evaluation if not is_text_card(card.evaluation) else flat_text_card(card.evaluation)
-    facts = _facts({**_mapping(content.get("model")), **_mapping(content.get("data"))})
+    facts = _facts({**mapping(content.get("model")), **mapping(content.get("data"))})
     rows = dict(_rows(content.get("metrics")))
-    order = [*(name for name in SHOWN_FIRST if name in rows), *(name for name in rows if name not in SHOWN_FIRST)]
-    metrics = [Metric(_metric_name(name), _interval(rows[name]), number(rows[name], "baseline")) for name in order]
+    order = [*(name for name in MODEL_METRICS if name in rows), *(name for name in rows if name not in MODEL_METRICS)]
+    metrics = [CardMetric(_metric_name(name), _interval(rows[name])) for name in order]
     probes = [
-        Probe(
-            words.human(name),
+        CardProbe(
+            fmt.human(name),
             bool(row.get("passed")) if row.get("applicable", True) else None,
-            words.decimal(number(row, "value"), 3) if number(row, "value") is not None else _text(row.get("value")),
+            fmt.decimal(number(row, "value"), 3) if number(row, "value") is not None else _text(row.get("value")),
             _text(row.get("expected")),
             int(number(row, "n") or 0),
         )
@@ -146,12 +141,12 @@ def _view(card: ModelCard, pictures: tuple[tuple[str, str, str], ...]) -> CardVi
     return CardView(
         task=card.task,
         name=card.name,
-        findings=tuple(_findings(rows, probes, _mapping(content.get("data")), _mapping(content.get("failures")))),
+        findings=tuple(_findings(rows, probes, mapping(content.get("data")), mapping(content.get("failures")))),
         facts=facts,
         metrics=tuple(metrics[:SHOWN]),
         more_metrics=tuple(metrics[SHOWN:]),
         probes=tuple(probes),
-        failures={words.human(reason): count for reason, count in _flat(content.get("failures")).items()},
+        failures={fmt.human(reason): count for reason, count in _flat(content.get("failures")).items()},
         pictures=pictures,
     )
 
@@ -159,11 +154,11 @@ def _view(card: ModelCard, pictures: tuple[tuple[str, str, str], ...]) -> CardVi
 def _metric_name(name: str) -> str:
     """A metric in words; those of order over time say which rows they are about."""
     rows = ", rows up to first success" if name.startswith("value_order_") else ""
-    return words.human(name) + rows
+    return fmt.human(name) + rows
 
 
-def _findings(rows: Mapping[str, Row], probes: Sequence[Probe], data: Row, failures: Row) -> list[str]:
-    """What speaks against a model: failed probes, failures paid as success, metrics at the level of their baseline."""
+def _findings(rows: Mapping[str, Row], probes: Sequence[CardProbe], data: Row, failures: Row) -> list[str]:
+    """Findings against a model: failed probes, failures rewarded as success, metrics at the level of their baseline."""
     found = [f"{probe.name}: failed ({probe.value}, n {probe.n})" for probe in probes if probe.passed is False]
     for name, cases, of in (
         ("episode_false_positive_rate", "episodes", "positives"),
@@ -174,20 +169,20 @@ def _findings(rows: Mapping[str, Row], probes: Sequence[Probe], data: Row, failu
             failed = (number(data, cases) or 0.0) - (number(data, of) or 0.0) - (number(data, "outcome_unknown") or 0.0)
             paid = interval.estimate * failed
             share = f"{paid:.0f} of {failed:.0f}" if abs(paid - round(paid)) < 1e-6 and failed > 0 else ""
-            share = share or words.percent(interval.estimate)
-            found.append(f"paid as success: {share} failed {cases} {words.bounds(interval)}".rstrip())
+            share = share or fmt.percent(interval.estimate)
+            found.append(f"rewarded as success: {share} failed {cases} {fmt.bounds(interval)}".rstrip())
             break
-    for name in (name for name in SHOWN_FIRST if name in rows):
-        interval, baseline = _interval(rows[name]), number(rows[name], "baseline")
-        if interval.low is None or interval.high is None or baseline is None or name.endswith(("rate", "ece")):
+    for name, about in MODEL_METRICS.items():
+        interval = _interval(rows.get(name, {}))
+        low, high, baseline = interval.low, interval.high, interval.baseline
+        if not about.finding or low is None or high is None or baseline is None:
             continue
-        lower = name.endswith(LOWER_IS_BETTER)
-        if (interval.high >= baseline) if lower else (interval.low <= baseline):
-            said = f"{_metric_name(name)} {words.decimal(interval.estimate)} {words.bounds(interval)}, n {interval.n}"
-            found.append(f"{said}: not shown to beat a model that looks at nothing ({words.decimal(baseline)})")
+        if (high >= baseline) if about.lower_is_better else (low <= baseline):
+            said = f"{_metric_name(name)} {fmt.decimal(interval.estimate)} {fmt.bounds(interval)}, n {interval.n}"
+            found.append(f"{said}: not shown to beat a model that ignores its input ({fmt.decimal(baseline)})")
             break
     lost = sum(int(count) for count in failures.values() if isinstance(count, int))
-    return [*found, *([f"{words.plural(lost, 'measurement')} failed"] if lost else [])]
+    return [*found, *([f"{fmt.plural(lost, 'measurement')} failed"] if lost else [])]
 
 
 def _interval(row: Row) -> Interval:
@@ -197,6 +192,7 @@ def _interval(row: Row) -> Interval:
         number(row, "high"),
         int(number(row, "n") or 0),
         int(number(row, "n_undefined") or 0),
+        number(row, "baseline"),
     )
 
 
@@ -204,7 +200,7 @@ def _facts(content: Row) -> dict[str, str]:
     """What the card says of model and data, in words: names from `FACTS`, yes and no, ranges, short hashes."""
     facts = {}
     for key, value in content.items():
-        text = ", ".join(f"{words.human(k)} {v}" for k, v in _flat(value).items()) if isinstance(value, dict) else ""
+        text = ", ".join(f"{fmt.human(k)} {v}" for k, v in _flat(value).items()) if isinstance(value, dict) else ""
         if isinstance(value, bool):
             text = "yes" if value else "no"
         elif key == "range" and isinstance(value, list):
@@ -212,12 +208,8 @@ def _facts(content: Row) -> dict[str, str]:
             text = " to ".join("unbounded" if end is None else f"{end:g}".replace("-", "−") for end in ends)
         elif key == "hash":
             text = str(value)[:SHORT_HASH]
-        facts[FACTS.get(key, words.human(key))] = text or words.flatten(value)[""]
+        facts[FACTS.get(key, fmt.human(key))] = text or fmt.flatten(value)[""]
     return facts
-
-
-def _mapping(value: Any) -> Row:
-    return value if isinstance(value, dict) else {}
 
 
 def _rows(value: Any) -> list[tuple[str, Row]]:
@@ -226,11 +218,11 @@ def _rows(value: Any) -> list[tuple[str, Row]]:
 
 
 def _flat(value: Any) -> dict[str, str]:
-    return words.flatten(value) if isinstance(value, dict) and value else {}
+    return fmt.flatten(value) if isinstance(value, dict) and value else {}
 
 
 def _text(value: Any) -> str:
-    return words.DASH if value is None else str(value)
+    return fmt.DASH if value is None else str(value)
 
 
 def _hint(title: str) -> str:
@@ -243,3 +235,92 @@ def _svg_uri(path: Path) -> str | None:
     except OSError:
         return None
     return "data:image/svg+xml;base64," + base64.b64encode(content).decode("ascii")
+
+
+CONTROL = "plain_wrong"
+
+
+def is_text_card(content: Row) -> bool:
+    """Whether an `evaluation.json` is that of a reward model for text."""
+    return "aggregation" in content and "metrics" not in content
+
+
+def flat_text_card(content: Row) -> dict[str, Any]:
+    """Its `model`, `data`, `metrics`, `probes` and `failures`, as cards of other reward models have them."""
+    data: dict[str, Any] = {"aggregation": content.get("aggregation")}
+    metrics: dict[str, Row] = {}
+    failures: Counter[str] = Counter()
+    for name, title in (
+        ("generated", "generated"),
+        ("process_bench", "ProcessBench"),
+        ("samples", "the policy's own solutions"),
+    ):
+        section = mapping(content.get(name))
+        if section:
+            _bench(section, title, metrics, data)
+            _add(failures, section)
+    prm = mapping(content.get("prm_bench"))
+    metrics |= {f"PRMBench {name}": row for name, row in mapping(prm.get("measured")).items() if isinstance(row, dict)}
+    pairs = mapping(content.get("pairs"))
+    if pairs:
+        metrics[f"{pairs.get('benchmark', 'pairs')} overall"] = mapping(mapping(pairs.get("overall")).get("measured"))
+    for section in (prm, pairs, mapping(content.get("best_of_n"))):
+        _add(failures, section)
+    _choices(mapping(content.get("best_of_n")), metrics)
+    return {
+        "model": mapping(content.get("model")),
+        "data": data,
+        "metrics": {name: row for name, row in metrics.items() if row},
+        "probes": _attacks(mapping(content.get("attacks"))),
+        "failures": dict(failures),
+    }
+
+
+def _bench(section: Row, title: str, metrics: dict[str, Row], data: dict[str, Any]) -> None:
+    """First errors, steps and answers of one set of solutions."""
+    bench = mapping(section.get("process_bench"))
+    metrics[f"{title} F1, average"] = mapping(mapping(bench.get("average_f1")).get("measured"))
+    subsets = mapping(bench.get("subsets"))
+    for name, subset in subsets.items() if len(subsets) > 1 else ():
+        metrics[f"{title} F1, {name}"] = mapping(mapping(mapping(subset).get("measured")).get("f1"))
+    for kind in ("steps", "answers"):
+        for name, row in mapping(section.get(kind)).items():
+            metrics[f"{title}_{kind}_{name}"] = mapping(row)
+    data[f"{title} solutions"] = section.get("solutions")
+    data[f"{title} threshold"] = f"{bench.get('threshold')} ({bench.get('threshold_source')})"
+
+
+def _choices(section: Row, metrics: dict[str, Row]) -> None:
+    """The largest n of every curve of choices."""
+    ns = section.get("n")
+    if not isinstance(ns, list) or not ns:
+        return
+    for name, curve in mapping(section.get("failures_wrong")).items():
+        points = mapping(curve).get("accuracy")
+        if isinstance(points, list) and points:
+            metrics[f"{name} of {ns[-1]}"] = mapping(points[-1])
+
+
+def _attacks(card: Row) -> dict[str, Row]:
+    """Each attack as a probe: passed where nothing shows that it works."""
+    limit = number(card, "limit")
+    probes: dict[str, Row] = {}
+    for name, attack in mapping(card.get("attacks")).items():
+        one = mapping(attack)
+        if name == CONTROL:
+            continue
+        fooled = one.get("fooled")
+        shares = [number(mapping(one.get(kind)), "estimate") for kind in ("at_least_as_high", "accepted")]
+        known = [share for share in shares if share is not None]
+        probes[f"attack {name}"] = {
+            "applicable": fooled is not None,
+            "passed": fooled is False,
+            "value": max(known, default=None),
+            "expected": f"a share near 0, not shown to be above {limit if limit is not None else 0.05:g} "
+            f"(wrong solutions accepted, or valued as high as right ones: {one.get('what')})",
+        }
+    return probes
+
+
+def _add(failures: Counter[str], section: Row) -> None:
+    failures.update({str(k): int(v) for k, v in mapping(section.get("failures")).items() if isinstance(v, int)})

@@ -17,7 +17,7 @@ from typing import Any
 from guerdon import atomic, provenance
 from guerdon.compare.jobs import Job, Outcome, run_jobs
 from guerdon.compare.report import write_report
-from guerdon.compare.report_numbers import comparison_table, markdown_table
+from guerdon.compare.report_tables import markdown_table
 from guerdon.config import Tree, apply_overrides, merge, read_yaml, resolve_refs, to_yaml, validate
 from guerdon.durations import duration
 from guerdon.errors import ConfigError, JobError
@@ -136,7 +136,7 @@ def run_study(plan: Plan) -> tuple[Path, str]:
             progress.close()
         _write_card(plan, time.perf_counter() - started)
         report = write_report(folder)
-    table = markdown_table(comparison_table(folder))
+    table = markdown_table(folder)
     failed = [o for o in outcomes if o.state != "done"]
     if failed:
         lines = "\n  ".join(f"{o.job.name}: {o.state}: {o.message}" for o in failed)

@@ -1,8 +1,9 @@
-"""The pictures of a study: learning curves with bands, verdict intervals, reward against success, alarms.
+"""Charts of a study: learning curves, verdict intervals, reward against success, reward models during training, alarms.
 
-Bands use complete runs only and end where the first of them ends, so every point of a band rests on the same
-runs; unfinished and failed runs are drawn as thin dotted lines. This module turns runs into arrays and arrays
-into SVG; it knows neither the page around them nor files.
+Bands use complete runs only and end where the first of them ends, so every point of a band rests on the same runs;
+unfinished and failed runs are drawn as thin dotted lines. A run logs `reward_model/<name>/<metric>` on each batch,
+before a model that learns online learns from it. Batches are small, so each run's values are averaged in windows before
+runs are averaged; undefined values (a batch without a wrong answer has no pair to order) are left out and counted.
 
     panels = curve_panels(study, study.tasks)
     print(panels[0].stat, panels[0].axis, panels[0].svg)
@@ -10,7 +11,7 @@ into SVG; it knows neither the page around them nor files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,9 +19,10 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
+from guerdon.compare.comparison import ArmRow, arm_styles
 from guerdon.compare.read_runs import RunRecord, StudyRecord, number, success_curve
-from guerdon.compare.report_numbers import ArmRow, arm_styles
-from guerdon.evaluate.charts import Box, Line, forest, line_chart, scatter
+from guerdon.compare.report_tables import ONLINE_METRICS
+from guerdon.evaluate.charts import Box, Line, Point, forest, line_chart, scatter
 from guerdon.evaluate.learning_curves import curve_band
 
 Float64 = NDArray[np.float64]
@@ -64,7 +66,7 @@ class ScatterPanel:
 
 @dataclass(frozen=True)
 class Alarm:
-    """A run whose learned return rose while success did not, and the steps at which it said so."""
+    """A run whose learned return rose while success did not, and the steps at which the alarm was raised."""
 
     run: RunRecord
     steps: tuple[float, ...]
@@ -167,7 +169,7 @@ def return_scatter(
 
 
 def alarms(runs: Sequence[RunRecord]) -> list[Alarm]:
-    """The runs in which the hacking alarm rang, and when."""
+    """The runs in which the hacking alarm was raised, and when."""
     found = [Alarm(run, tuple(number(row, "step") or 0.0 for row in run.trains if _alarmed(row))) for run in runs]
     return [alarm for alarm in found if alarm.steps]
 
@@ -210,12 +212,17 @@ def _arm_line(
     table = np.full((len(tasks), len(study.seeds), len(grid)), np.nan)
     for (task, seed), (xs, ys) in curves.items():
         table[tasks.index(task), study.seeds.index(seed or 0)] = np.interp(grid, xs, ys)
-    band = curve_band(table, average=stat, seed=0)
-    points = [(x / scale, i.estimate) for x, i in zip(grid, band, strict=True) if i.estimate is not None]
-    edges = [
-        (x / scale, i.low, i.high) for x, i in zip(grid, band, strict=True) if i.low is not None and i.high is not None
-    ]
-    return Line(arm, style, tuple(points), tuple(edges), thin)
+    return _band_line(arm, style, [x / scale for x in grid], table, stat, thin)
+
+
+def _band_line(
+    arm: str, style: int, xs: Sequence[float], table_K_S_P: Float64, stat: Stat, thin: tuple[tuple[Point, ...], ...]
+) -> Line:
+    """The average of runs over tasks and seeds at these places, with its band."""
+    band = list(zip(xs, curve_band(table_K_S_P, average=stat, seed=0), strict=False))
+    points = tuple((float(x), i.estimate) for x, i in band if i.estimate is not None)
+    edges = tuple((float(x), i.low, i.high) for x, i in band if i.low is not None and i.high is not None)
+    return Line(arm, style, points, edges, thin)
 
 
 def _grid(xs_by_run: Sequence[Sequence[float]], axis: Axis) -> list[float]:
@@ -260,7 +267,87 @@ def _alarmed(row: object) -> bool:
     return isinstance(row, dict) and bool(number(row, "hacking_alarm"))
 
 
-def _thinned(points: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+def _thinned(points: tuple[Point, ...]) -> tuple[Point, ...]:
     if len(points) <= 4 * MAX_POINTS:
         return points
     return tuple(points[i] for i in np.linspace(0, len(points) - 1, 4 * MAX_POINTS).round().astype(int))
+
+
+WINDOWS = 24
+PREFIX = "reward_model/"
+
+
+@dataclass(frozen=True)
+class QualityPanel:
+    """One metric of the arms' reward models over training.
+
+    Attributes:
+        undefined: how many logged values had no meaning.
+        logged: how many values were logged, those without meaning included.
+    """
+
+    title: str
+    hint: str
+    svg: Markup
+    undefined: int
+    logged: int
+
+
+def quality_panels(arms: Mapping[str, tuple[int, Sequence[RunRecord]]]) -> list[QualityPanel]:
+    """One panel per metric that any run logged; nothing where no reward model learnt.
+
+    Args:
+        arms: name to style and runs.
+    """
+    panels = []
+    every = [run for _, runs in arms.values() for run in runs]
+    end = max([number(row, "step") or 0.0 for run in every for row in run.trains], default=0.0) or 1.0
+    unit = next((run.unit for run in every if run.status != "missing"), "")
+    for metric, about in ONLINE_METRICS.items():
+        keys = sorted({key for run in every for row in run.trains for key in row if _is(key, metric)})
+        if not keys:
+            continue
+        lines = [_quality_line(arm, style, runs, key, end) for arm, (style, runs) in arms.items() for key in keys]
+        lines = [line for line in lines if line.points or any(line.thin)]
+        box = Box(400, 250, x=(0.0, end), y=(0.0, 1.0))
+        title = f"{about.title} against {unit}"
+        svg = line_chart(box, lines, title=title, x_label=unit, y_label="", chance=about.chance)
+        logged = [number(row, key) for run in every for row in run.trains for key in keys if key in row]
+        panels.append(QualityPanel(about.title, about.hint, svg, sum(v is None for v in logged), len(logged)))
+    return panels
+
+
+def windowed(run: RunRecord, key: str, end: float, windows: int = WINDOWS) -> Float64:
+    """(windows,) mean of a logged value in equal windows of [0, end]; NaN where it was never defined."""
+    pairs = [
+        (x, y) for row in run.trains if (x := number(row, "step")) is not None and (y := number(row, key)) is not None
+    ]
+    places = np.array([min(int(windows * x / end), windows - 1) for x, _ in pairs], dtype=np.int64)
+    count = np.bincount(places, minlength=windows)
+    total = np.bincount(places, weights=[y for _, y in pairs], minlength=windows)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def _is(key: str, metric: str) -> bool:
+    return key.startswith(PREFIX) and key.rpartition("/")[2] == metric
+
+
+def _quality_line(arm: str, style: int, runs: Sequence[RunRecord], key: str, end: float) -> Line:
+    """The mean over complete runs with its band; the others thin."""
+    centres = (np.arange(WINDOWS) + 0.5) * end / WINDOWS
+    rows = [(run, values) for run in runs if np.isfinite(values := windowed(run, key, end)).any()]
+    thin = tuple(_defined(centres, values) for run, values in rows if run.status != "complete")
+    complete = [(run, values) for run, values in rows if run.status == "complete"]
+    if not complete:
+        return Line(arm, style, (), thin=thin)
+    tasks = sorted({run.task for run, _ in complete})
+    by_task = [[values for run, values in complete if run.task == task] for task in tasks]
+    table = np.full((len(tasks), max(map(len, by_task)), WINDOWS), np.nan)
+    for k, group in enumerate(by_task):
+        table[k, : len(group)] = group
+    last = min(int(np.flatnonzero(np.isfinite(values))[-1]) for _, values in complete)
+    return _band_line(arm, style, centres.tolist(), table[..., : last + 1], "mean", thin)
+
+
+def _defined(xs: Float64, values: Float64) -> tuple[Point, ...]:
+    return tuple((float(x), float(y)) for x, y in zip(xs, values, strict=True) if np.isfinite(y))

@@ -1,35 +1,38 @@
-"""The numbers of a study: one row per arm, the verdict against the baseline, and the table for the terminal.
+"""Comparison of the arms of a study: one row of numbers per arm, with the verdict against the baseline in words.
 
-Only complete runs enter final success, area and steps to a threshold; failure rates count every run, finished
-or not. An arm whose measurements fail more or less often than the baseline's is not compared at all. All
-statistics come from `evaluate.statistics`; this module knows neither HTML nor pictures.
+Only complete runs enter final success, area and steps to a threshold; failure rates count every run, finished or not.
+An arm whose measurements fail more or less often than the baseline's is not compared at all. A word of comparison
+(`better`, `fewer`) is used only where the interval excludes no difference.
 
-    for row in comparison_table(Path("runs/demo")): print(row["arm"], row["final_success"], row["verdict"])
+    for row in comparison_rows(read_study(Path("runs/demo"))): print(row.arm, row.final.estimate, row.outcome)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from guerdon.compare import report_words as words
+from guerdon.compare import report_format as fmt
 from guerdon.compare.read_runs import (
-    CONTROL,
     RunRecord,
     StudyRecord,
     number,
-    read_study,
     success_curve,
     success_unknown,
 )
-from guerdon.compare.report_speed import speed_against, speed_sentence, speed_text
 from guerdon.evaluate.intervals import Interval, verdict
-from guerdon.evaluate.learning_curves import StepsRatio, StepsToThreshold, area_under_curve, steps_to_threshold
+from guerdon.evaluate.learning_curves import (
+    StepsRatio,
+    StepsToThreshold,
+    area_under_curve,
+    pair_reach,
+    steps_ratio,
+    steps_to_threshold,
+)
 from guerdon.evaluate.statistics import (
     PairedDifference,
     paired_differences,
@@ -48,7 +51,7 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class ArmRow:
-    """What the table says about one arm, over some tasks.
+    """The numbers of one arm over some tasks.
 
     Attributes:
         final: success at the last evaluation, averaged over tasks, with a t interval inside [0, 1].
@@ -145,50 +148,10 @@ def scores(study: StudyRecord, arm: str, tasks: Sequence[str], of: Callable[[Run
     return table
 
 
-def comparison_table(study_dir: Path) -> list[dict[str, Any]]:
-    """The numbers of a study as plain rows: all tasks pooled first, then task by task.
-
-    Raises:
-        DataError: the directory holds no study.
-    """
-    study = read_study(study_dir)
-    return [{"unit": study.unit, **_plain(row)} for row in (*pooled_rows(study), *task_rows(study))]
-
-
-def pooled_rows(study: StudyRecord) -> list[ArmRow]:
-    """The arms over all tasks of the study."""
-    return summarise(study, study.tasks)
-
-
-def task_rows(study: StudyRecord) -> list[ArmRow]:
-    """The arms task by task; nothing for a study with one task, which the pooled rows already show."""
-    return [row for task in study.tasks for row in summarise(study, [task])] if len(study.tasks) > 1 else []
-
-
-def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows of `comparison_table` as a Markdown table, for documents and terminals."""
-    unit = words.short_unit(str(rows[0]["unit"]) if rows else CONTROL)
-    header = ["task", "arm", "final success", "area", f"{unit} to 50%", f"{unit} to 80%", "P(arm > baseline)"]
-    header += ["difference", "verdict", f"{unit} to match the baseline", "failed", "runs", "wall time"]
-    lines = [header, ["---", "---", *["---:"] * 6, "---", *["---:"] * 4]]
-    for row in rows:
-        cells = [
-            str(row["task"]),
-            f"{row['arm']}: {row['label']}" if row["label"] != row["arm"] else str(row["arm"]),
-            _estimate(row, "final_success"),
-            _estimate(row, "area"),
-            f"{words.steps(row['steps_to_50'])} ({row['reached_50']}/{row['n_runs']})",
-            f"{words.steps(row['steps_to_80'])} ({row['reached_80']}/{row['n_runs']})",
-            _estimate(row, "p_above"),
-            _estimate(row, "difference", sign=True),
-            str(row["verdict"]),
-            str(row["speed"] or words.DASH),
-            words.percent(row["failure_rate"]),
-            f"{row['n_runs']}/{row['n_planned']}",
-            words.duration(row["wall_seconds"]),
-        ]
-        lines.append([cell.replace("|", "\\|").replace("\n", " ") for cell in cells])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+def comparison_rows(study: StudyRecord) -> list[ArmRow]:
+    """The arms over all tasks of the study, then task by task (a study with one task has the pooled rows only)."""
+    tasks = study.tasks if len(study.tasks) > 1 else ()
+    return [*summarise(study, study.tasks), *(row for task in tasks for row in summarise(study, [task]))]
 
 
 def _arm_row(study: StudyRecord, arm: str, style: int, tasks: Sequence[str], paired: PairedDifference | None) -> ArmRow:
@@ -204,7 +167,7 @@ def _arm_row(study: StudyRecord, arm: str, style: int, tasks: Sequence[str], pai
     if paired is not None and paired.interval.n:
         baseline = scores(study, study.baseline, tasks, final_success)
         difference = replace(paired, interval=_clipped(paired.interval, -1.0))
-        if _repeated(final, baseline):
+        if (np.isfinite(final - baseline).sum(axis=1) > 1).any():  # some task has pairs of several seeds
             p_above = probability_of_improvement(final, baseline, seed=_SEED)
         else:  # tests and chances are about other seeds, and there is none
             difference = replace(difference, p_value=None, smallest_p=None)
@@ -240,11 +203,6 @@ def _arm_row(study: StudyRecord, arm: str, style: int, tasks: Sequence[str], pai
     )
 
 
-def _repeated(own: Float64, other: Float64) -> bool:
-    """Whether any task has pairs of runs of more than one seed."""
-    return bool(((np.isfinite(own) & np.isfinite(other)).sum(axis=1) > 1).any())
-
-
 def _sentence(
     outcome: Outcome,
     arm: str,
@@ -254,16 +212,16 @@ def _sentence(
     other: float | None,
     unknown: Sequence[str],
 ) -> str:
-    """The verdict in plain words; `unknown` are the arms with runs whose true success nobody knows."""
+    """The verdict in plain words; `unknown` are the arms with runs whose true success is unknown."""
     if outcome == "not comparable":
-        rates = f"{words.percent(own or 0.0)} of measurements failed in {arm}, "
-        rates += f"{words.percent(other or 0.0)} in {baseline}"
+        rates = f"{fmt.percent(own or 0.0)} of measurements failed in {arm}, "
+        rates += f"{fmt.percent(other or 0.0)} in {baseline}"
         return f"{arm} and {baseline} are not comparable: failure rates differ ({rates})"
     if outcome == "no data" and unknown:
         return f"{arm} against {baseline}: no verdict, true success is unknown in runs of {' and '.join(unknown)}"
     if difference is None:
         return f"{arm} against {baseline}: no verdict, no task and seed has a complete run of both"
-    amount = f"final success {words.signed_interval(difference.interval)}"
+    amount = f"final success {fmt.signed_interval(difference.interval)}"
     if outcome == "better":
         return f"{arm} beats {baseline}: {amount}"
     if outcome == "worse":
@@ -280,23 +238,23 @@ def _detail(
     pair = np.isfinite(own) & np.isfinite(other)
     levels = [stratified_t_interval(np.where(pair, values, np.nan)).estimate for values in (own, other)]
     n = difference.interval.n
-    text = f"{arm} ends at {words.decimal(levels[0])}, {baseline} at {words.decimal(levels[1])}, over "
-    text += f"{words.plural(n, 'pair')} of runs on {words.plural(difference.n_tasks, 'task')}. "
+    text = f"{arm} ends at {fmt.decimal(levels[0])}, {baseline} at {fmt.decimal(levels[1])}, over "
+    text += f"{fmt.plural(n, 'pair')} of runs on {fmt.plural(difference.n_tasks, 'task')}. "
     if p_above is None:
         return text + "One seed: what another would give is not known, so there is no interval and no test."
-    text += f"P({arm}\u00a0>\u00a0{baseline})\u00a0= {words.decimal(p_above.estimate)}; "
+    text += f"P({arm}\u00a0>\u00a0{baseline})\u00a0= {fmt.decimal(p_above.estimate)}; "
     text += f"sign-flip test p {_p(difference.p_value)}"
     if difference.family > 1:
         text += f" after Holm's correction for {difference.family} comparisons, interval at {difference.level:.1%}"
     if difference.smallest_p is not None and difference.smallest_p > 0.05:
-        smallest = words.p_value(difference.smallest_p)
-        text += f", the smallest that {words.plural(n, 'pair')} can give being {smallest}"
+        smallest = fmt.p_value(difference.smallest_p)
+        text += f", the smallest that {fmt.plural(n, 'pair')} can give being {smallest}"
         text += " before it" if difference.family > 1 else ""
     return text + "."
 
 
 def _p(value: float | None) -> str:
-    text = words.p_value(value)
+    text = fmt.p_value(value)
     return text if text.startswith("<") else f"= {text}"
 
 
@@ -307,8 +265,6 @@ def _reach(runs: Sequence[RunRecord], threshold: float) -> StepsToThreshold:
     index = {step: p for p, step in enumerate(grid)}
     for row, (steps, values) in zip(table, curves, strict=True):
         row[[index[step] for step in steps]] = values
-    if not curves:
-        return StepsToThreshold(steps=(), reached=0, n=0, median=None)
     return steps_to_threshold(grid, table, threshold)
 
 
@@ -324,39 +280,67 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def _plain(row: ArmRow) -> dict[str, Any]:
-    ratio = None if row.speed is None else row.speed.interval
-    plain: dict[str, Any] = {"task": row.task, "arm": row.arm, "label": row.label, "verdict": row.outcome}
-    paired = None if row.difference is None else row.difference.interval
-    for key, interval in (
-        ("final_success", row.final),
-        ("area", row.area),
-        ("p_above", row.p_above),
-        ("difference", paired),
-        ("steps_ratio", ratio),
-    ):
-        plain[key] = None if interval is None else interval.estimate
-        plain[f"{key}_low"] = None if interval is None else interval.low
-        plain[f"{key}_high"] = None if interval is None else interval.high
-    plain |= {
-        "p_value": None if row.difference is None else row.difference.p_value,
-        "difference_level": None if row.difference is None else row.difference.level,
-        "n_pairs": None if paired is None else paired.n,
-        "speed": None if row.speed is None else " ".join(part for part in speed_text(row.speed) if part),
-        "never_reached": None if row.speed is None else row.speed.censored,
-        "steps_to_50": row.to_half.median,
-        "reached_50": row.to_half.reached,
-        "steps_to_80": row.to_most.median,
-        "reached_80": row.to_most.reached,
-        "failure_rate": row.failure_rate,
-        "n_runs": row.n_runs,
-        "n_planned": row.n_planned,
-        "wall_seconds": row.wall_seconds,
-    }
-    return plain
+def speed_against(study: StudyRecord, arm: str, tasks: Sequence[str]) -> StepsRatio:
+    """The baseline's steps to its own final success over the arm's, over pairs of complete runs."""
+    shape = (len(tasks), len(study.seeds))
+    own, other = np.full(shape, np.nan), np.full(shape, np.nan)
+    censored = np.zeros(shape, dtype=bool)
+    arms, baselines = (_complete(study, name) for name in (arm, study.baseline))
+    for k, task in enumerate(tasks):
+        for s, seed in enumerate(study.seeds):
+            run, base = arms.get((task, seed)), baselines.get((task, seed))
+            if run is None or base is None:
+                continue
+            reach = pair_reach(*success_curve(base), *success_curve(run))
+            own[k, s], other[k, s], censored[k, s] = reach.arm, reach.baseline, reach.censored
+    return steps_ratio(other, own, censored, seed=0)
 
 
-def _estimate(row: Mapping[str, Any], key: str, *, sign: bool = False) -> str:
-    interval = Interval(row[key], row[f"{key}_low"], row[f"{key}_high"], n=0)
-    text = words.signed(interval.estimate) if sign else words.decimal(interval.estimate)
-    return f"{text} {words.bounds(interval)}".strip()
+def speed_text(speed: StepsRatio) -> tuple[str, str, str]:
+    """The ratio, its interval and its censored pairs in words; any of them may be empty.
+
+    With `more`, the ratio is turned round: 3× more, not a third as many.
+    """
+    interval = speed.interval
+    if interval.estimate is None:
+        return "", "", ""
+    never = f"{speed.censored} of {interval.n} never" if speed.censored else ""
+    if speed.outcome == "more":
+        bound = "at least " if speed.censored else ""
+        bounds = (_inverse(interval.high), _inverse(interval.low))
+        return f"{bound}{fmt.times(_inverse(interval.estimate))} more", _bounds(*bounds), never
+    ratio = fmt.times(interval.estimate)
+    if speed.outcome == "fewer":
+        return f"{ratio} fewer", _bounds(interval.low, interval.high), never
+    at_most = "at most " if speed.censored else ""
+    return f"{at_most}{ratio}", _bounds(interval.low, interval.high), never
+
+
+def speed_sentence(speed: StepsRatio | None, arm: str, baseline: str, unit: str) -> str:
+    """`PRIME reaches the final success of RLOO in 2.4× fewer responses [1.1, 3.9].`; empty where nothing is shown."""
+    if speed is None or speed.outcome == "no difference shown":
+        return ""
+    ratio, bounds, never = speed_text(speed)
+    verb = "reaches" if speed.outcome == "fewer" else "needs"
+    what = f"the final success of {baseline} in {ratio} {unit}"
+    if speed.outcome == "more":
+        what = f"{ratio} {unit} to reach the final success of {baseline}"
+    pairs = fmt.plural(speed.interval.n, "pair")
+    detail = f", {never} reached it" if never else ""
+    return f"{arm} {verb} {what} {bounds} over {pairs} of runs{detail}."
+
+
+def _complete(study: StudyRecord, arm: str) -> dict[tuple[str, int], RunRecord]:
+    runs = study.select(arm=arm, status="complete")
+    return {(run.task, run.seed): run for run in runs if run.seed is not None}
+
+
+def _inverse(value: float | None) -> float | None:
+    return None if value is None else 1 / value
+
+
+def _bounds(low: float | None, high: float | None) -> str:
+    if low is None and high is None:
+        return ""
+    ends = [fmt.DASH if end is None else fmt.times(end).removesuffix("×") for end in (low, high)]
+    return f"[{ends[0]}, {ends[1]}]"
