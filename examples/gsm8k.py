@@ -24,7 +24,7 @@ import numpy as np
 
 from guerdon.episodes.solution_files import Format, read_solutions, write_solutions
 from guerdon.episodes.solutions import Solution
-from guerdon.labels.splitters import split
+from guerdon.labels.step_splitters import split
 from guerdon.policies.tiny_text import byte_tokenizer
 from guerdon.policies.tokens import step_ends, token_ends
 from guerdon.settings.label import Splitter

@@ -10,17 +10,19 @@ import threading
 from collections import Counter
 from contextlib import closing
 
-import asking_child
+import llm_client_child
 import pytest
 import yaml
 from judge_server import judge_server, steps_asked, verdicts
 from label_studies import DATA, TINY
 
-from guerdon.labels.asking import request_key
 from guerdon.labels.ledger import Ledger
+from guerdon.labels.llm_client import request_key
+from guerdon.settings.label import JudgeSettings
 
 PRICE = 100 * 10 / 1e6 + 20 * 100 / 1e6  # of a reply of the judge server, in dollars
 CONCURRENCY = 8
+MODEL = JudgeSettings(api="openai", model="m")
 
 
 class Billing:
@@ -85,12 +87,20 @@ def stored(folder):
 @pytest.mark.parametrize("max_usd", [10.0, 0.25])
 def test_kills_lose_no_cost_and_pay_for_no_stored_reply_again(tmp_path, max_usd):
     n = 150
-    unusable = {asking_child.request(i).messages[0]["content"] for i in range(0, n, 10)}
-    texts = {request_key("openai", "m", asking_child.request(i)): asking_child.request(i).messages[0]["content"]
+    unusable = {llm_client_child.request(i).messages[0]["content"] for i in range(0, n, 10)}
+    texts = {request_key(MODEL, llm_client_child.request(i)): llm_client_child.request(i).messages[0]["content"]
              for i in range(n)}  # fmt: skip
     billing = Billing(lambda text, before: "nonsense" if text in unusable and not before else "fine", seed=1)
     with judge_server(billing) as server:
-        command = [sys.executable, asking_child.__file__, tmp_path, server.url, str(n), str(CONCURRENCY), str(max_usd)]
+        command = [
+            sys.executable,
+            llm_client_child.__file__,
+            tmp_path,
+            server.url,
+            str(n),
+            str(CONCURRENCY),
+            str(max_usd),
+        ]
         for number in [signal.SIGKILL] * 4 + [signal.SIGTERM]:
             before = {key: billing.billed[texts[key]] for key in stored(tmp_path)}
             status, error = run(list(map(str, command)), billing, number)
@@ -114,7 +124,7 @@ def test_guerdon_label_over_twenty_kills(tmp_path):
         "label": {
             "save_dir": str(tmp_path), "method": 2, "labeler": "judge", "mining": None, "num_samples": n,
             "num_rollouts": 1, "max_usd": max_usd, "judge": {
-                "api": "openai", "model": "m", "max_tokens": 50, "concurrency": CONCURRENCY, **asking_child.PRICES,
+                "api": "openai", "model": "m", "max_tokens": 50, "concurrency": CONCURRENCY, **llm_client_child.PRICES,
             },
         },
     }  # fmt: skip

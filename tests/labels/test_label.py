@@ -14,11 +14,10 @@ from guerdon.config import to_yaml
 from guerdon.episodes.solution_files import read_solutions
 from guerdon.errors import ConfigError, DataError, TooManyFailuresError
 from guerdon.labels.append_log import Cache
-from guerdon.labels.chat import ChatReply, ChatRequest
-from guerdon.labels.completions import Ask, Completer, Sampling, weights_hash
+from guerdon.labels.candidates import fail_rate_row
+from guerdon.labels.completions import Completer, CompletionRequest, LocalLLMClient, SamplingParams, weights_hash
 from guerdon.labels.label import label
-from guerdon.labels.local_asker import LocalAsker
-from guerdon.labels.mining import _row
+from guerdon.labels.llm_client import LLMReply, LLMRequest
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import prompt_ids
 from guerdon.retry import Clock
@@ -119,12 +118,12 @@ def test_mining_keeps_what_is_failed_often_but_not_always(policy, tmp_path):
 
 def test_fail_rates_count_what_could_be_checked():
     prompt = Prompt("p", ({"role": "user", "content": "q"},), "1", "x")
-    row = _row(prompt, [1.0, 0.0, 0.0, Failure("timeout")], MiningSettings())
+    row = fail_rate_row(prompt, [1.0, 0.0, 0.0, Failure("timeout")], MiningSettings())
     assert (row["attempts"], row["checked"], row["fails"], row["fail_rate"]) == (4, 3, 2, 2 / 3)
     assert row["kept"]
-    unknown = _row(prompt, [Failure("timeout")] * 2, MiningSettings())
+    unknown = fail_rate_row(prompt, [Failure("timeout")] * 2, MiningSettings())
     assert (unknown["fail_rate"], unknown["low"], unknown["kept"]) == (None, None, False)
-    assert [_row(prompt, [0.0] * n + [1.0] * (10 - n), MiningSettings())["kept"] for n in (2, 3, 8, 9)] == [
+    assert [fail_rate_row(prompt, [0.0] * n + [1.0] * (10 - n), MiningSettings())["kept"] for n in (2, 3, 8, 9)] == [
         False, True, True, False,
     ]  # fmt: skip
 
@@ -209,41 +208,42 @@ def test_completions_continue_the_prefix_and_are_kept(policy, tmp_path):
     with closing(Cache(tmp_path / "c.jsonl")) as cache:
         one = completer(policy, cache)
         prompt = prompt_ids(one.policy.tokenizer, [{"role": "user", "content": "0+1=?;?+1=?;"}])
-        asks = [Ask(prompt), Ask(prompt, "0+1=1;"), Ask(prompt)]
-        found = one.complete(asks, n=6, limit=16, sampling=Sampling(0.7), purpose="x")
+        asks = [CompletionRequest(prompt), CompletionRequest(prompt, "0+1=1;"), CompletionRequest(prompt)]
+        found = one.complete(asks, n=6, limit=16, sampling=SamplingParams(0.7), purpose="x")
         assert found[0] == found[2]
         assert [len(row) for row in found] == [6, 6, 6]
         assert sum(len(d.text) == 6 for d in found[1]) > sum(len(d.text) == 6 for d in found[0])
         assert one.counts == {"x: from cache": 0, "x: texts": 12, "x: tokens": one.counts["x: tokens"]}
-        other = one.complete(asks, n=6, limit=16, sampling=Sampling(0.7), purpose="y")
+        other = one.complete(asks, n=6, limit=16, sampling=SamplingParams(0.7), purpose="y")
         assert other != found
-        greedy = one.complete(asks, n=2, limit=16, sampling=Sampling(0.0), purpose="x")
+        greedy = one.complete(asks, n=2, limit=16, sampling=SamplingParams(0.0), purpose="x")
         assert greedy[0][0] == greedy[0][1]
     with closing(Cache(tmp_path / "c.jsonl")) as cache:
         two = completer(policy, cache)
-        assert two.complete(asks, n=6, limit=16, sampling=Sampling(0.7), purpose="x") == found
+        assert two.complete(asks, n=6, limit=16, sampling=SamplingParams(0.7), purpose="x") == found
         assert two.counts["x: texts"] == 0
         assert (
-            completer(policy, cache, seed=1).complete(asks, n=6, limit=16, sampling=Sampling(0.7), purpose="x") != found
+            completer(policy, cache, seed=1).complete(asks, n=6, limit=16, sampling=SamplingParams(0.7), purpose="x")
+            != found
         )
         assert len({weights_hash(load_policy(TextPolicySettings(tiny=TINY), seed=s)) for s in (0, 1, 1)}) == 2
 
 
 def test_a_local_judge_answers_like_one_behind_an_api(policy, tmp_path):
     with closing(Cache(tmp_path / "c.jsonl")) as cache:
-        asker = LocalAsker(completer(policy, cache), "tiny")
-        request = ChatRequest(({"role": "user", "content": "0+1=?;?+1=?;"},), 16, 0.0)
-        short = ChatRequest(({"role": "user", "content": "0+1=?;?+1=?;"},), 2, 0.0)
+        client = LocalLLMClient(completer(policy, cache), "tiny")
+        request = LLMRequest(({"role": "user", "content": "0+1=?;?+1=?;"},), 16, 0.0)
+        short = LLMRequest(({"role": "user", "content": "0+1=?;?+1=?;"},), 2, 0.0)
         seen = []
 
         def check(reply):
             seen.append(reply)
             return "yes"
 
-        assert asker.ask([request, short], [check, check], role="judge") == [
-            "yes", Failure("truncated", "the reply reached its length limit"),
-        ]  # fmt: skip
-        assert isinstance(seen[0], ChatReply)
+        assert dict(client.complete([request, short], [check, check], role="judge")) == {
+            0: "yes", 1: Failure("truncated", "the reply reached its length limit"),
+        }  # fmt: skip
+        assert isinstance(seen[0], LLMReply)
         assert seen[0].text.count(";") == 2
 
 

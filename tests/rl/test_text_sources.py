@@ -12,7 +12,7 @@ from text_rl import Scripted, interrupted, lines, prime, result, start, sum_stud
 
 from guerdon.errors import ConfigError, TooManyFailuresError
 from guerdon.evaluate.scores import aggregate
-from guerdon.labels.splitters import split
+from guerdon.labels.step_splitters import split
 from guerdon.rl import text_sources
 from guerdon.rl.reward_source import SourceTerms
 from guerdon.rl.run import run, run_folder

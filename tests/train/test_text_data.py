@@ -12,7 +12,7 @@ from text_lessons import data_of, study_of, sums
 from guerdon.episodes.solution_files import write_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError
-from guerdon.labels.step_rewards import pay
+from guerdon.labels.step_rewards import with_rewards
 from guerdon.settings.train_text import (
     ImplicitTrainSettings,
     OutcomeTrainSettings,
@@ -71,22 +71,22 @@ def test_from_the_threshold_on_a_label_is_right(eighths, threshold):
 
 
 def test_the_size_of_a_reward_weighs_its_step():
-    paid = pay(solution((1.0, 1.0, 0.0, 1.0), is_correct=False), "SE")
+    paid = with_rewards(solution((1.0, 1.0, 0.0, 1.0), is_correct=False), "SE")
     targets, weights = step_targets(paid, settings_for())
     assert targets.tolist() == [1, 1, 0, 1]
     np.testing.assert_allclose(weights, [0.625, 0.75, 0.875, 1.0])
     _, plain = step_targets(paid, settings_for(rewards="ignore"))
     assert plain.tolist() == [1, 1, 1, 1]
-    _, hard = step_targets(pay(paid, "HE"), settings_for())
+    _, hard = step_targets(with_rewards(paid, "HE"), settings_for())
     assert hard.tolist() == [1, 1, 1, 1]
 
 
 def test_a_reward_can_be_the_target():
     right = solution((1.0, 0.0), is_correct=False)
-    targets, weights = step_targets(pay(right, "SE"), settings_for(rewards="target"))
+    targets, weights = step_targets(with_rewards(right, "SE"), settings_for(rewards="target"))
     np.testing.assert_allclose(targets, [0.875, 0.0])
     assert weights.tolist() == [1, 1]
-    targets, _ = step_targets(pay(right, "HE"), settings_for(rewards="target"))
+    targets, _ = step_targets(with_rewards(right, "HE"), settings_for(rewards="target"))
     assert targets.tolist() == [0, 0]  # HE pays nothing in a wrong solution
     _, none = step_targets(right, settings_for(rewards="target"))
     assert none.tolist() == [0, 0]

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from guerdon.cli import app
 from guerdon.episodes.solution_files import write_solutions
-from guerdon.labels.card import write_data_set
+from guerdon.labels.data_set import write
 from guerdon.models.text_load import load_text_model
 from guerdon.settings.label import LabelSettings
 
@@ -33,7 +33,7 @@ def call(tmp_path):
     for reward in ("HE", "SE"):
         settings = LabelSettings(save_dir=str(tmp_path / "data"), labeler="exact", reward=reward)
         card = {"method": 1, "reward": reward, "labeler": "exact"}
-        write_data_set(tmp_path / "data" / settings.dataset, sums(reward=reward), card, settings)
+        write(tmp_path / "data" / settings.dataset, sums(reward=reward), card, settings)
     file = tmp_path / "study.yaml"
     file.write_text(yaml.safe_dump(study))
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from guerdon.episodes.solutions import Solution
-from guerdon.labels.step_rewards import pay
+from guerdon.labels.step_rewards import with_rewards
 from guerdon.settings.study import Study
 from guerdon.train.text_data import TextData
 
@@ -38,7 +38,7 @@ def sums(questions=24, rollouts=2, seed=0, reward=None):
                 is_correct=last == a + b + c,
                 separator=";",
             )
-            found.append(pay(solution, reward) if reward else solution)
+            found.append(with_rewards(solution, reward) if reward else solution)
     return tuple(found)
 
 

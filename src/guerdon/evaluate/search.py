@@ -26,10 +26,9 @@ from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError
 from guerdon.evaluate.scores import score_solutions, solution_value
 from guerdon.labels.append_log import Cache
-from guerdon.labels.completions import Ask, Completer, Sampling
-from guerdon.labels.labeler import ExactLabeler, StepLabels, Written
-from guerdon.labels.solving import checked_solution
-from guerdon.labels.splitters import split
+from guerdon.labels.candidates import check_answers, split_solution
+from guerdon.labels.completions import Completer, CompletionRequest, SamplingParams
+from guerdon.labels.labelers import ExactLabeler, StepLabels
 from guerdon.policies.generate import Engine
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import prompt_ids, response_ids, response_texts, sequence, split_steps
@@ -39,7 +38,7 @@ from guerdon.settings.study import Study
 from guerdon.types import Failure, IntArray, RewardModel
 from guerdon.worlds.prompt_files import load_prompts
 from guerdon.worlds.prompts import insert_system_prompt
-from guerdon.worlds.reasoning import family_of, is_generated
+from guerdon.worlds.reasoning import is_generated
 from guerdon.worlds.verifier import verifier_from
 
 MOST_ROUNDS = 40
@@ -391,22 +390,20 @@ def sampled_solutions(
     policy = load_policy(study.text_policy.model_copy(update={"lora": None}), seed=study.runner.seed)
     with closing(Cache(folder / "completions.jsonl")) as cache:
         completer = Completer(policy, study.generation, cache, seed=study.runner.seed)
-        asks = [Ask(prompt_ids(policy.tokenizer, prompt.messages)) for prompt in prompts]
-        drawn = completer.complete(
-            asks, n=n, limit=study.data.max_response_length, sampling=Sampling(temperature), purpose="choose from",
-            narrate=True,
+        requests = [CompletionRequest(prompt_ids(policy.tokenizer, prompt.messages)) for prompt in prompts]
+        completions = completer.complete(
+            requests, n=n, limit=study.data.max_response_length, sampling=SamplingParams(temperature),
+            purpose="choose from", show_progress=True,
         )  # fmt: skip
-    rows = [(prompt, k, one.text) for prompt, own in zip(prompts, drawn, strict=True) for k, one in enumerate(own)]
-    with verifier_from(study.data) as verifier:
-        judgements = verifier.check_batch([text for _, _, text in rows], [prompt for prompt, _, _ in rows])
-    found, exact = [], ExactLabeler()
-    for (prompt, k, text), judgement in zip(rows, judgements, strict=True):
+    solutions = []
+    for prompt, row in zip(prompts, completions, strict=True):
         cut: Splitter = splitter or ("separator" if is_generated(prompt) else "blank_line")
-        steps = split(text, cut, separator=family_of(prompt).separator if is_generated(prompt) else "")
         made_by = {"model": study.text_policy.path, "splitter": cut}
-        solution = checked_solution(f"{prompt.id}-{k}", prompt, steps, judgement, study.data, made_by)
-        labels = exact.label([Written(solution, prompt)])[0]
-        meta = {**solution.meta, "subset": "samples"}
+        solutions += [split_solution(f"{prompt.id}-{k}", prompt, one.text, cut, made_by) for k, one in enumerate(row)]
+    with verifier_from(study.data) as verifier:
+        checked, _ = check_answers(solutions, study.data, verifier)
+    found = []
+    for one, labels in zip(checked, ExactLabeler().label(checked), strict=True):
         known = labels.values if isinstance(labels, StepLabels) else ()
-        found.append(replace(solution, labels=known, meta=meta))
+        found.append(replace(one.solution, labels=known, meta={**one.solution.meta, "subset": "samples"}))
     return found

@@ -1,6 +1,6 @@
-"""A file of JSON lines that only grows: what is in it survives a kill, and what a kill cut off is dropped.
+"""Append-only files of JSON lines: a line that was written survives a kill, one that a kill cut off is dropped.
 
-One process at a time: the file is locked while it is open. This module does not know what the lines mean.
+One process at a time: the file is locked while it is open.
 
     with contextlib.closing(Cache(folder / "replies.jsonl")) as cache:
         cache.put({content_key("question"): {"text": "answer"}})
@@ -85,11 +85,11 @@ class AppendLog:
                 raise DataError(f"{self.path}: {error.strerror}; the same command goes on once it can write") from error
 
     def close(self) -> None:
-        """Close the file and give it free."""
+        """Close and unlock the file."""
         self._file.close()
 
 
-class Cache:
+class Cache(AppendLog):
     """Values by content key, on disk.
 
     Args:
@@ -100,9 +100,9 @@ class Cache:
     """
 
     def __init__(self, path: Path) -> None:
-        self._log = AppendLog(path)
-        self._values: dict[str, Any] = {k: v for row in self._log.rows for k, v in row.items()}
-        self._log.rows = []
+        super().__init__(path)
+        self._values: dict[str, Any] = {k: v for row in self.rows for k, v in row.items()}
+        self.rows = []
 
     def get(self, key: str) -> Any:
         """The value of a key, None where there is none."""
@@ -110,9 +110,5 @@ class Cache:
 
     def put(self, values: Mapping[str, Any]) -> None:
         """Keep values, all of them or none, whatever happens."""
-        self._log.append(values)
+        self.append(values)
         self._values.update(values)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._log.close()

@@ -1,50 +1,53 @@
-"""What a policy writes after a prompt, or after a solution that has begun; kept on disk by content.
+"""Completions of a policy in this process, kept on disk by content; also a local judge.
 
-Mining, solutions, continuations and local judges all come down to this. What is drawn depends on the request, the
-policy's weights and the seed alone, and a killed run that goes on draws what an uninterrupted one would have. This
-module does not know what the texts mean.
+Mining, solutions, continuations and local judges all use this. What is sampled depends on the requests, the weights of
+the policy and the seed alone, and a killed run that goes on samples what an uninterrupted one would have.
 
     completer = Completer(policy, generation, cache, seed=0)
-    drawn = completer.complete([Ask(prompt_ids, prefix="3+5=8;")], n=8, limit=64, sampling=Sampling(0.7))
-    drawn[0][0].text, drawn[0][0].finished        # what comes after the prefix, and whether it ended by itself
+    request = CompletionRequest(prompt_ids, prefix="3+5=8;")
+    completions = completer.complete([request], n=8, limit=64, sampling=SamplingParams(0.7))
+    completions[0][0].text, completions[0][0].finished        # what comes after the prefix, and whether it is complete
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
 from guerdon.labels.append_log import Cache, content_key
+from guerdon.labels.llm_client import LLMReply, LLMRequest, Parse, T, unusable
 from guerdon.policies.generate import Engine, LocalEngine
 from guerdon.policies.text import TextPolicy
-from guerdon.policies.tokens import pad_id, response_ids, response_texts, sequence, token_batch
+from guerdon.policies.tokens import pad_id, prompt_ids, response_ids, response_texts, sequence, token_batch
 from guerdon.progress import ProgressBar
 from guerdon.settings.text_policy import GenerationSettings
-from guerdon.types import IntArray
+from guerdon.types import Failure, IntArray
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How tokens are drawn; temperature 0: the most likely ones."""
+class SamplingParams:
+    """How tokens are sampled; temperature 0: the most likely ones."""
 
     temperature: float
     top_p: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
-class Ask:
-    """A request for texts.
+class CompletionRequest:
+    """What a policy completes.
 
     Attributes:
         prompt: ids, the opening of the assistant's turn included.
         prefix: what the assistant has already written.
-        salt: tells requests apart that would otherwise draw the same.
+        salt: distinguishes requests that would otherwise get the same completions.
     """
 
     prompt: IntArray
@@ -53,92 +56,90 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """One text, and whether it ended by itself."""
+class Completion:
+    """A text, and whether it is complete (not cut by the length limit)."""
 
     text: str
     finished: bool
 
 
 class Completer:
-    """Texts of one policy.
+    """Samples completions of one policy.
 
     Attributes:
-        counts: requests from the cache, texts and tokens written anew, by purpose.
+        counts: requests from the cache, new texts and tokens, by purpose.
 
     Args:
-        policy: who writes.
-        generation: the `generation` section: engine and rows at a time; its temperature and truncation do not count.
-        cache: texts kept.
-        seed: of what is drawn.
-        fingerprint: names the policy; None: the hash of its weights.
+        policy: the model.
+        generation: the `generation` section: engine and batch size; its temperature and truncation are not used.
+        cache: completions on disk.
+        seed: of the samples.
     """
 
-    def __init__(
-        self,
-        policy: TextPolicy,
-        generation: GenerationSettings,
-        cache: Cache,
-        *,
-        seed: int,
-        fingerprint: str | None = None,
-    ) -> None:
+    def __init__(self, policy: TextPolicy, generation: GenerationSettings, cache: Cache, *, seed: int) -> None:
         self.policy = policy
         self._generation, self._cache, self._seed = generation, cache, seed
-        self._fingerprint = fingerprint
-        self._engines: dict[Sampling, Engine] = {}
+        self._engines: dict[SamplingParams, Engine] = {}
         self.counts: Counter[str] = Counter()
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """The hash of the policy's weights."""
-        if self._fingerprint is None:
-            self._fingerprint = weights_hash(self.policy)
-        return self._fingerprint
+        return weights_hash(self.policy)
 
     def complete(
-        self, asks: Sequence[Ask], *, n: int, limit: int, sampling: Sampling, purpose: str, narrate: bool = False
-    ) -> list[tuple[Drawn, ...]]:
-        """`n` texts for each request, in order.
+        self,
+        requests: Sequence[CompletionRequest],
+        *,
+        n: int,
+        limit: int,
+        sampling: SamplingParams,
+        purpose: str,
+        show_progress: bool = False,
+    ) -> list[tuple[Completion, ...]]:
+        """`n` completions of each request, in order.
 
         Args:
-            asks: equal ones get the same texts.
+            requests: equal ones get the same completions.
             n: how many.
             limit: most tokens of a response, the prefix included.
-            sampling: how tokens are drawn.
-            purpose: mining and solving draw different texts, even with the same sampling.
-            narrate: show progress; for callers that show none of their own.
+            sampling: how tokens are sampled.
+            purpose: different purposes get different completions, even with the same sampling.
+            show_progress: for callers that show none of their own.
 
         Raises:
             DataError: the model has no room for a prompt and its response.
         """
         how = [self.fingerprint, self._seed, purpose, n, limit, sampling.temperature, sampling.top_p]
-        keys = [content_key(how, ask.prompt.tolist(), ask.prefix, ask.salt) for ask in asks]
-        first = dict(zip(keys, asks, strict=True))  # equal keys stand for equal requests
+        keys = [content_key(how, request.prompt.tolist(), request.prefix, request.salt) for request in requests]
+        first = dict(zip(keys, requests, strict=True))  # equal keys stand for equal requests
         missing = [key for key in dict.fromkeys(keys) if self._cache.get(key) is None]
         self.counts[f"{purpose}: from cache"] += len(first) - len(missing)
         missing.sort(key=lambda key: len(first[key].prefix))  # neighbours of like length; equal ones keep their order
         size = max(1, (self._generation.batch_size if self._generation.engine == "local" else 4096) // n)
-        told = ProgressBar(len(missing), what=f"{purpose} requests", lines=10) if narrate else None
-        try:
+        bar = ProgressBar(len(missing), what=f"{purpose} requests", lines=10) if show_progress else None
+        with nullcontext() if bar is None else closing(bar):
             for start in range(0, len(missing), size):
                 group = missing[start : start + size]
-                written = self._write([first[key] for key in group], group, n, limit, sampling, purpose)
-                rows = [[[d.text, d.finished] for d in texts] for texts in written]
-                self._cache.put(dict(zip(group, rows, strict=True)))
-                if told is not None:
-                    told.advance(start + len(group), "")
-        finally:
-            if told is not None:
-                told.close()
-        return [tuple(Drawn(text, finished) for text, finished in self._cache.get(key)) for key in keys]
+                texts = self._sample([first[key] for key in group], group, n, limit, sampling, purpose)
+                self._cache.put({key: texts[i * n : (i + 1) * n] for i, key in enumerate(group)})
+                if bar is not None:
+                    bar.advance(start + len(group), "")
+        return [tuple(Completion(text, finished) for text, finished in self._cache.get(key)) for key in keys]
 
-    def _write(
-        self, asks: Sequence[Ask], keys: Sequence[str], n: int, limit: int, sampling: Sampling, purpose: str
-    ) -> list[tuple[Drawn, ...]]:
+    def _sample(
+        self,
+        requests: Sequence[CompletionRequest],
+        keys: Sequence[str],
+        n: int,
+        limit: int,
+        sampling: SamplingParams,
+        purpose: str,
+    ) -> list[list[Any]]:
+        """The text of each completion, and whether it is complete."""
         tokenizer = self.policy.tokenizer
-        begun = [response_ids(tokenizer, ask.prefix)[:-1] for ask in asks]
-        starts = [sequence(ask.prompt, ids) for ask, ids in zip(asks, begun, strict=True)]
+        begun = [response_ids(tokenizer, request.prefix)[:-1] for request in requests]
+        starts = [sequence(request.prompt, ids) for request, ids in zip(requests, begun, strict=True)]
         room = getattr(self.policy.base.model.config, "max_position_embeddings", None)
         most = max(1, limit - min(len(ids) for ids in begun))
         if room is not None and any(len(ids) for ids in begun):
@@ -151,11 +152,10 @@ class Completer:
         texts = self._texts(tokenizer, begun, found.responses(), n)
         self.counts[f"{purpose}: texts"] += len(texts)
         self.counts[f"{purpose}: tokens"] += int(found.lengths_B.sum())
-        drawn = [Drawn(text, bool(done)) for text, done in zip(texts, found.finished_B, strict=True)]
-        return [tuple(drawn[i * n : (i + 1) * n]) for i in range(len(asks))]
+        return [[text, bool(done)] for text, done in zip(texts, found.finished_B, strict=True)]
 
     def _texts(self, tokenizer: Any, begun: Sequence[IntArray], rows: Sequence[IntArray], n: int) -> list[str]:
-        """What each row adds to its prefix; read together, as blanks at a seam can belong to both."""
+        """What each row adds to its prefix; decoded together, as spaces at the seam can belong to both."""
 
         def read(ids: Sequence[IntArray]) -> list[str]:
             return response_texts(
@@ -166,7 +166,7 @@ class Completer:
         whole = read([sequence(begun[i // n], row) for i, row in enumerate(rows)])
         return [text.removeprefix(prefix) for text, prefix in zip(whole, prefixes, strict=True)]
 
-    def _engine(self, sampling: Sampling) -> Engine:
+    def _engine(self, sampling: SamplingParams) -> Engine:
         if sampling not in self._engines:
             how = {"temperature": sampling.temperature or 1.0, "top_p": sampling.top_p, "top_k": 0}
             settings = self._generation.model_copy(update=how)
@@ -180,8 +180,42 @@ class Completer:
         return self._engines[sampling]
 
 
+class LocalLLMClient:
+    """An `LLMClient` of a model in this process: cached, free of charge, and no second try, which would be the same.
+
+    Args:
+        completer: of the model.
+        name: the model, for the record.
+    """
+
+    def __init__(self, completer: Completer, name: str) -> None:
+        self._completer, self.name = completer, name
+
+    def complete(
+        self, requests: Sequence[LLMRequest], parsers: Sequence[Parse[T]], *, role: str
+    ) -> Generator[tuple[int, T | Failure]]:
+        """See `LLMClient`.
+
+        Raises:
+            DataError: a request does not fit the model.
+        """
+        tokenizer = self._completer.policy.tokenizer
+        groups: dict[tuple[int, float | None], list[int]] = {}
+        for i, request in enumerate(requests):
+            groups.setdefault((request.max_tokens, request.temperature), []).append(i)
+        for (limit, temperature), rows in groups.items():
+            prompts = [(prompt_ids(tokenizer, requests[i].messages), str(requests[i].sample)) for i in rows]
+            texts = self._completer.complete(
+                [CompletionRequest(prompt, salt=sample) for prompt, sample in prompts], n=1, limit=limit,
+                sampling=SamplingParams(1.0 if temperature is None else temperature), purpose=role,
+            )  # fmt: skip
+            for i, (one,) in zip(rows, texts, strict=True):
+                reply = LLMReply(one.text, "end" if one.finished else "length")
+                yield i, unusable(reply) or parsers[i](reply)
+
+
 def weights_hash(policy: TextPolicy) -> str:
-    """A name for the weights of a policy, adapters added in."""
+    """A hash of the weights of a policy, adapters merged."""
     digest = hashlib.sha256()
     with torch.no_grad():
         for name, weight in policy.merged_weights():

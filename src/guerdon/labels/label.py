@@ -1,9 +1,8 @@
-"""`guerdon label`: mine questions, get solutions, label their steps, pay rewards, write the data set.
+"""`guerdon label`: mine questions, get solutions, label their steps, compute rewards, write the data set.
 
-Everything that is sampled or asked is kept on disk by its content before it is used, so the same command goes on
-after a kill, and a second run samples and asks nothing. A spent budget ends the work cleanly: what is labelled is
-written, unless the data set that is there has more. This module decides the order of things; what each stage does is
-known elsewhere.
+Everything that is sampled or received is kept on disk by its content before it is used, so the same command goes on
+after a kill, and a second run samples and sends nothing. A spent budget ends the work cleanly: what is labelled is
+written, unless the data set that is there has more.
 
     done = label(study)
     done.folder, done.card["solutions"]["labelled"]
@@ -12,38 +11,39 @@ known elsewhere.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from guerdon import __version__
+from guerdon.config import to_plain
 from guerdon.episodes.solution_files import published_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError, TooManyFailuresError
+from guerdon.labels import candidates, data_set
 from guerdon.labels.append_log import Cache
-from guerdon.labels.asking import BUDGET, NOT_ASKED, Asker, HttpAsker
-from guerdon.labels.card import Labelled, card_of, check_identity, counted, relabel_rewards, write_data_set
-from guerdon.labels.chat import HttpModel
-from guerdon.labels.completions import Completer, Sampling
-from guerdon.labels.judge import JudgeLabeler, judgement_bound
-from guerdon.labels.labeler import NO_CONSENSUS, ExactLabeler, Labeler, StepLabels, Written, in_groups
-from guerdon.labels.ledger import Ledger, Usage
-from guerdon.labels.local_asker import LocalAsker
-from guerdon.labels.mining import Mined, mine
-from guerdon.labels.monte_carlo import BinarySearchLabeler, ConsensusLabeler, MonteCarloLabeler, PolicySampler
-from guerdon.labels.solving import (
-    AT_A_TIME,
-    FIRST_LOOK,
-    LEFT_OUT,
-    Solved,
-    given_solutions,
-    judge_texts,
-    policy_texts,
-    solve,
+from guerdon.labels.candidates import Candidates, MinedQuestions
+from guerdon.labels.completions import Completer, LocalLLMClient, SamplingParams
+from guerdon.labels.labelers import (
+    NO_CONSENSUS,
+    BinarySearchLabeler,
+    ConsensusLabeler,
+    ContinuationSampler,
+    ExactLabeler,
+    Labeler,
+    MonteCarloLabeler,
+    PromptedSolution,
+    StepLabels,
 )
-from guerdon.labels.step_rewards import pay
+from guerdon.labels.ledger import Ledger, TokenUsage
+from guerdon.labels.llm_client import BUDGET, NOT_ASKED, HttpLLMClient, LLMClient
+from guerdon.labels.llm_judge import JudgeLabeler, longest_judgement_request
+from guerdon.labels.step_rewards import with_rewards
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import prompt_ids
 from guerdon.progress import ProgressBar
@@ -55,92 +55,19 @@ from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Failure
 from guerdon.worlds.prompt_files import load_prompts
 from guerdon.worlds.prompts import Prompt
-from guerdon.worlds.verifier import Verifier, verifier_from
+from guerdon.worlds.verifier import verifier_from
+
+QUESTIONS_AT_A_TIME = 16  # sent to the judge's model where there is a budget
 
 
-@dataclass
-class _Tools:
-    """What the stages share, made when first needed and closed at the end."""
-
-    study: Study
-    data: DataSettings
-    settings: LabelSettings
-    cache: Path
-    clock: Clock
-    stack: ExitStack
-    verifier: Verifier
-    ledger: Ledger
-    _completers: dict[str, Completer] = field(default_factory=dict)
-    _asker: Asker | None = None
-    _texts: Cache | None = None
-
-    def completer(self, policy: TextPolicySettings | None = None) -> Completer:
-        """The study's policy, or another one."""
-        chosen = policy or self.study.text_policy
-        key = chosen.model_dump_json()
-        if key not in self._completers:
-            self._texts = self._texts or self.stack.enter_context(closing(Cache(self.cache / "completions.jsonl")))
-            torch.set_num_threads(self.study.runner.threads)
-            loaded = load_policy(chosen.model_copy(update={"lora": None}), seed=self.study.runner.seed)
-            self._completers[key] = Completer(loaded, self.study.generation, self._texts, seed=self.settings.seed)
-        return self._completers[key]
-
-    @property
-    def asker(self) -> Asker:
-        """The judge's model."""
-        if self._asker is None:
-            judge = self.settings.judge
-            if judge.api == "local":
-                self._asker = LocalAsker(
-                    self.completer(TextPolicySettings(path=judge.model_name)), name=judge.model_name
-                )
-            else:
-                replies = self.stack.enter_context(closing(Cache(self.cache / "replies.jsonl")))
-                self._asker = HttpAsker(HttpModel(judge), replies, self.ledger, self.clock)
-                if self.settings.method == 2 and self.settings.labeler in JUDGED:
-                    most = judgement_bound(self.data, judge)
-                    self._asker.later["solve"] = self.ledger.price(Usage(most.most_tokens, most.max_tokens))
-        return self._asker
-
-    def only_cached(self) -> bool:
-        """Ask nothing any more that is not in the cache; whether there is a cache of replies at all."""
-        if isinstance(self._asker, HttpAsker):
-            self._asker.only_cached = True
-        return isinstance(self._asker, HttpAsker)
-
-    def labeler(self) -> Labeler:
-        """The labeler of the settings."""
-        s = self.settings
-        build: dict[str, Callable[[], Labeler]] = {
-            "exact": ExactLabeler,
-            "judge": lambda: JudgeLabeler(self.asker, s.judge),
-            "monte_carlo": lambda: self._continuations(hard=s.monte_carlo.estimate == "hard"),
-            "binary_search": lambda: BinarySearchLabeler(self._sampler(), k=s.monte_carlo.completions),
-            "consensus": lambda: ConsensusLabeler(JudgeLabeler(self.asker, s.judge), self._continuations(hard=True)),
-        }
-        return build[s.labeler]()
-
-    def _sampler(self) -> PolicySampler:
-        how = self.settings.monte_carlo
-        sampling = Sampling(how.temperature, how.top_p)
-        return PolicySampler(self.completer(how.policy), self.verifier, self.data, sampling)
-
-    def _continuations(self, *, hard: bool) -> MonteCarloLabeler:
-        return MonteCarloLabeler(self._sampler(), k=self.settings.monte_carlo.completions, hard=hard)
-
-    def counts(self) -> dict[str, int]:
-        """What was sampled here, by purpose."""
-        return dict(sum((c.counts for c in self._completers.values()), Counter()))
-
-
-def label(study: Study, *, skip_generation: bool = False, clock: Clock | None = None) -> Labelled:
+def label(study: Study, *, skip_generation: bool = False, clock: Clock | None = None) -> data_set.LabelledDataSet:
     """Make the data set of a study's `label` section, or go on making it.
 
     Args:
         study: with `data`, `label` and a text policy.
-        skip_generation: sample and ask nothing: take the labels of the data set that is there, and write its rewards
+        skip_generation: sample and send nothing: take the labels of the data set that is there, and write its rewards
             and formats anew. HE and SE differ in nothing else, so one can be had from the other.
-        clock: time, as judges see it.
+        clock: time, as the client of the judge uses it.
 
     Returns:
         The folder, its card, and why the work ended early, if it did.
@@ -158,249 +85,329 @@ def label(study: Study, *, skip_generation: bool = False, clock: Clock | None = 
         )
     settings, root = study.label, Path(study.label.save_dir)
     folder = root / settings.dataset
-    check_identity(folder, settings)
+    data_set.check_identity(folder, settings)
     if skip_generation:
-        return relabel_rewards(root, settings)
-    with _tools(study, study.data or DataSettings(), settings, root, clock or Clock()) as tools:
-        given = _given(tools) if settings.data_paths else None
-        mined, too_long = _questions(tools) if given is None else (Mined((), ()), 0)
-        work = _Work(tools, of=len(mined.kept) * settings.num_rollouts if given is None else len(given.written))
-        try:
-            if given is not None:
-                work.take(given)
-            for questions in _lots(mined.kept, settings):
-                work.do(questions)
-        finally:
-            work.told.close()
-        solved = work.solved
-        if given is not None and not solved.written:
-            raise DataError(
-                f"there is no solution to label in {', '.join(settings.data_paths)}: left out were "
-                f"{counted(solved.left_out)}; see label.solutions.min_steps"
-            )
-        if not solved.written and not work.stopped:
-            raise DataError(
-                f"there is no solution to label: of {len(mined.kept)} questions x {settings.num_rollouts} rollouts, "
-                f"left out were {counted(solved.left_out)}; see label.solutions.min_steps, label.splitter and "
-                "data.max_response_length"
-            )
-        card = card_of(
-            study, mined, solved, work.solutions, work.failures, not_asked=work.not_asked, too_long=too_long,
-            stopped=work.stopped, ledger=tools.ledger.totals(), sampled=tools.counts(),
-        )  # fmt: skip
-    done = write_data_set(folder, work.solutions, card, settings, mined.table, partial=bool(work.stopped or work.wrong))
-    if work.too_many:
+        return data_set.relabel_rewards(root, settings)
+    with ExitStack() as stack:
+        run = _LabelRun(study, settings, root / "cache", clock or Clock(), stack)
+        if settings.data_paths:
+            run.label_given_solutions()
+        else:
+            run.label_new_solutions()
+        card = run.card()
+    partial = bool(run.stopped or run.failed)
+    done = data_set.write(folder, run.solutions, card, settings, run.mined.table, partial=partial)
+    if run.too_many_failures:
         raise TooManyFailuresError(
-            f"{work.wrong} of {work.tried} measurements failed ({work.reasons}), more than label.max_failure_rate "
+            f"{run.failed} of {run.measured} measurements failed ({run.reasons}), more than label.max_failure_rate "
             f"{settings.max_failure_rate:g} allows; {done.kept_or_written}. Fix the cause and start the same command "
             "again: it goes on"
         )
     return done
 
 
-@contextmanager
-def _tools(study: Study, data: DataSettings, settings: LabelSettings, root: Path, clock: Clock) -> Iterator[_Tools]:
-    cache = root / "cache"
-    with ExitStack() as stack:
-        ledger = Ledger(cache / "calls.jsonl", prices=settings.judge.prices, max_usd=settings.max_usd)
-        stack.enter_context(closing(ledger))
-        verifier = stack.enter_context(verifier_from(data))
-        yield _Tools(study, data, settings, cache, clock, stack, verifier, ledger)
+class _LabelRun:
+    """Solutions that are labelled so far, and why others are not; models and files are opened when first needed.
 
-
-def _questions(tools: _Tools) -> tuple[Mined, int]:
-    """The questions to label, and how many prompts are too long."""
-    settings, data = tools.settings, tools.data
-    prompts, _ = load_prompts(data)
-    needs_policy = settings.mining is not None or settings.method == 1
-    if needs_policy:
-        tokenizer = tools.completer().policy.tokenizer
-        fitting = [p for p in prompts if len(prompt_ids(tokenizer, p.messages)) <= data.max_prompt_length]
-    else:
-        fitting = list(prompts)
-    too_long = len(prompts) - len(fitting)
-    if settings.mining is None:
-        return Mined(tuple(fitting[: settings.num_samples]), ()), too_long
-    mined = mine(fitting, tools.completer(), tools.verifier, data, settings.mining, wanted=settings.num_samples)
-    if not mined.kept:
-        rates = [row["fail_rate"] for row in mined.table if row["fail_rate"] is not None]
-        low, high = settings.mining.min_fail_rate, settings.mining.max_fail_rate
-        raise DataError(
-            f"none of {len(mined.table)} questions has a fail rate from {low:g} to {high:g}: {rates.count(0.0)} were "
-            f"always right, {rates.count(1.0)} always wrong, {len(mined.table) - len(rates)} could not be checked; "
-            "choose other questions, another policy, or widen label.mining"
-        )
-    return mined, too_long
-
-
-def _given(tools: _Tools) -> Solved:
-    """The solutions of `solutions.data_path`."""
-    left_out: Counter[str] = Counter()
-    solutions = published_solutions(tools.settings.data_paths, left_out)
-    prompts = [] if tools.study.data is None else [p for part in load_prompts(tools.data) for p in part]
-    found = given_solutions(solutions, prompts, tools.data, tools.settings, tools.verifier)
-    return replace(found, left_out=dict(left_out + Counter(found.left_out)))
-
-
-def _lots(questions: Sequence[Prompt], settings: LabelSettings) -> Iterator[Sequence[Prompt]]:
-    """Questions whose solutions are written before they are labelled: all of them, or few where money is short."""
-    size = max(1, len(questions)) if settings.method == 1 or settings.max_usd is None else AT_A_TIME
-    return (questions[start : start + size] for start in range(0, len(questions), size))
-
-
-class _Work:
-    """Solutions that are labelled so far, and why others are not.
-
-    After a spent budget, or when too much fails, nothing more is asked, but what is in the cache is still used.
+    After a spent budget, or when too much fails, nothing more is sent, but what is in the cache is still used.
 
     Args:
-        tools: the stages'.
-        of: how many solutions there may be, for progress.
+        study: with a text policy where one is needed.
+        settings: its `label` section.
+        cache: folder of what is kept on disk.
+        clock: time.
+        stack: closes what is opened.
     """
 
-    def __init__(self, tools: _Tools, of: int) -> None:
-        self._tools, self._settings = tools, tools.settings
-        self.labeler = tools.labeler()
-        self.told = ProgressBar(of, what="solutions", lines=20)
+    def __init__(self, study: Study, settings: LabelSettings, cache: Path, clock: Clock, stack: ExitStack) -> None:
+        self._study, self._settings, self._cache, self._clock, self._stack = study, settings, cache, clock, stack
+        self._data = study.data or DataSettings()
+        ledger = Ledger(cache / "calls.jsonl", prices=settings.judge.prices, max_usd=settings.max_usd)
+        self._ledger = stack.enter_context(closing(ledger))
+        self._verifier = stack.enter_context(verifier_from(self._data))
+        self._completers: dict[str, Completer] = {}
+        self._http_client: HttpLLMClient | None = None  # once it is needed
+        self._progress: ProgressBar
+        self.mined = MinedQuestions(())
         self.solutions: list[Solution] = []
-        self.failures: Counter[str] = Counter()
-        self.not_asked = 0
         self.stopped: str | None = None
         self._over = False  # nothing is done any more, as nothing that follows could be in the cache of replies
-        self._written: list[Written] = []
+        self._too_long = 0  # questions
+        self._candidates = 0
+        self._not_asked = 0
+        self._failures: Counter[str] = Counter()
         self._left_out: Counter[str] = Counter()
         self._unchecked: Counter[str] = Counter()
-        self._details: dict[str, str] = {}  # by reason of a failure, what was said of one
+        self._details: dict[str, str] = {}  # by reason of a failure, the detail of one
+
+    def _completer(self, policy: TextPolicySettings | None = None) -> Completer:
+        """Of the study's policy, or of another one."""
+        chosen = policy or self._study.text_policy
+        key = chosen.model_dump_json()
+        if key not in self._completers:
+            torch.set_num_threads(self._study.runner.threads)
+            loaded = load_policy(chosen.model_copy(update={"lora": None}), seed=self._study.runner.seed)
+            self._completers[key] = Completer(
+                loaded, self._study.generation, self._completions, seed=self._settings.seed
+            )
+        return self._completers[key]
+
+    @cached_property
+    def _completions(self) -> Cache:
+        return self._stack.enter_context(closing(Cache(self._cache / "completions.jsonl")))
+
+    @cached_property
+    def _client(self) -> LLMClient:
+        """Of the judge's model."""
+        judge = self._settings.judge
+        if judge.api == "local":
+            return LocalLLMClient(self._completer(TextPolicySettings(path=judge.model_name)), judge.model_name)
+        replies = self._stack.enter_context(closing(Cache(self._cache / "replies.jsonl")))
+        client = HttpLLMClient(judge, replies, self._ledger, self._clock)
+        if self._settings.method == 2 and self._settings.labeler in JUDGED:
+            longest = longest_judgement_request(self._data, judge)
+            usage = TokenUsage(longest.max_prompt_tokens, longest.max_tokens)
+            client.reserve_later["solve"] = self._ledger.price(usage)
+        self._http_client = client
+        return client
+
+    @cached_property
+    def _labeler(self) -> Labeler:
+        name, how = self._settings.labeler, self._settings.monte_carlo
+        if name == "exact":
+            return ExactLabeler()
+        judge = JudgeLabeler(self._client, self._settings.judge) if name in JUDGED else None
+        if judge is not None and name == "judge":
+            return judge
+        sampling = SamplingParams(how.temperature, how.top_p)
+        sampler = ContinuationSampler(self._completer(how.policy), self._verifier, self._data, sampling)
+        if name == "binary_search":
+            return BinarySearchLabeler(sampler, k=how.completions)
+        hard = judge is not None or how.estimate == "hard"
+        continuations = MonteCarloLabeler(sampler, k=how.completions, hard=hard)
+        return continuations if judge is None else ConsensusLabeler(judge, continuations)
 
     @property
-    def solved(self) -> Solved:
-        """The solutions, and why others are left out."""
-        return Solved(tuple(self._written), dict(self._left_out), dict(self._unchecked))
-
-    @property
-    def wrong(self) -> int:
+    def failed(self) -> int:
         """Measurements that failed: labels, and solutions that could not be had."""
-        return sum(n for reason, n in self._failed.items() if reason != NO_CONSENSUS)
+        return sum(n for reason, n in self._all_failures.items() if reason != NO_CONSENSUS)
 
     @property
-    def tried(self) -> int:
-        """Measurements."""
-        return len(self.solutions) + sum(self._failed.values())
+    def measured(self) -> int:
+        """Measurements, those that failed included."""
+        return len(self.solutions) + sum(self._all_failures.values())
 
     @property
-    def too_many(self) -> bool:
+    def too_many_failures(self) -> bool:
         """Whether more failed than the settings allow."""
-        return self.wrong > self._settings.max_failure_rate * self.tried
+        return self.failed > self._settings.max_failure_rate * self.measured
 
     @property
     def reasons(self) -> str:
-        """Failures by reason, each with an example of what was said."""
+        """Failures by reason, each with an example of its details."""
         parts = [
             f"{n} {reason}" + (f": {self._details[reason]}" if self._details.get(reason) else "")
-            for reason, n in sorted(self._failed.items())
+            for reason, n in sorted(self._all_failures.items())
         ]
         return "; ".join(parts)
 
     @property
-    def _failed(self) -> Counter[str]:
+    def _all_failures(self) -> Counter[str]:
         missing = {} if self._settings.data_paths else self._left_out
-        return self.failures + Counter({r: n for r, n in missing.items() if r not in LEFT_OUT})
+        return self._failures + Counter({r: n for r, n in missing.items() if r not in candidates.LEFT_OUT})
 
-    def do(self, questions: Sequence[Prompt]) -> None:
-        """Get the solutions to some questions, and label them; a solution that money allows has some for its labels."""
+    def label_given_solutions(self) -> None:
+        """Label the solutions of `solutions.data_path`.
+
+        Raises:
+            DataError: none of them can be labelled.
+        """
+        solutions = published_solutions(self._settings.data_paths, self._left_out)
+        prompts = [] if self._study.data is None else [p for part in load_prompts(self._data) for p in part]
+        found = candidates.given_solutions(solutions, prompts, self._data, self._settings, self._verifier)
+        self._left_out.update(found.left_out)
+        self._unchecked.update(found.unchecked)
+        with self._bar(len(found.solutions)):
+            self._label(found.solutions)
+        if not found.solutions:
+            raise DataError(
+                f"there is no solution to label in {', '.join(self._settings.data_paths)}: left out were "
+                f"{data_set.format_counts(self._left_out)}; see label.solutions.min_steps"
+            )
+
+    def label_new_solutions(self) -> None:
+        """Get questions, the solutions to them, and label these.
+
+        Raises:
+            DataError: no question is kept, or no solution can be labelled.
+        """
+        self.mined = self._questions()
+        questions, n = self.mined.kept, self._settings.num_rollouts
+        # where there is a budget, few solutions are written before they are labelled
+        whole = self._settings.method == 1 or self._settings.max_usd is None
+        size = max(1, len(questions)) if whole else QUESTIONS_AT_A_TIME
+        with self._bar(len(questions) * n):
+            for start in range(0, len(questions), size):
+                self._solve_and_label(questions[start : start + size])
+        if not self._candidates and not self.stopped:
+            raise DataError(
+                f"there is no solution to label: of {len(questions)} questions x {n} rollouts, left out were "
+                f"{data_set.format_counts(self._left_out)}; see label.solutions.min_steps, label.splitter and "
+                "data.max_response_length"
+            )
+
+    def _bar(self, total: int) -> closing[ProgressBar]:
+        self._labeler  # noqa: B018 (what it lacks is reported before there is a bar)
+        self._progress = ProgressBar(total, what="solutions", lines=20)
+        return closing(self._progress)
+
+    def _questions(self) -> MinedQuestions:
+        settings, data = self._settings, self._data
+        prompts, _ = load_prompts(data)
+        fitting = list(prompts)
+        if settings.mining is not None or settings.method == 1:
+            tokenizer = self._completer().policy.tokenizer
+            fitting = [p for p in prompts if len(prompt_ids(tokenizer, p.messages)) <= data.max_prompt_length]
+        self._too_long = len(prompts) - len(fitting)
+        if settings.mining is None:
+            return MinedQuestions(tuple(fitting[: settings.num_samples]))
+        wanted = settings.num_samples
+        mined = candidates.mine(fitting, self._completer(), self._verifier, data, settings.mining, wanted=wanted)
+        if not mined.kept:
+            rates = [row["fail_rate"] for row in mined.table if row["fail_rate"] is not None]
+            low, high = settings.mining.min_fail_rate, settings.mining.max_fail_rate
+            raise DataError(
+                f"none of {len(mined.table)} questions has a fail rate from {low:g} to {high:g}: {rates.count(0.0)} "
+                f"were always right, {rates.count(1.0)} always wrong, {len(mined.table) - len(rates)} could not be "
+                "checked; choose other questions, another policy, or widen label.mining"
+            )
+        return mined
+
+    def _solve_and_label(self, questions: Sequence[Prompt]) -> None:
+        """Get the solutions to some questions, and label them: a budget that allows a solution allows its labels."""
         taken: set[str] = set()
         unpaid: int | None = None
         while True:
             if self._over:
-                self.not_asked += len(questions) * self._settings.num_rollouts
+                self._not_asked += len(questions) * self._settings.num_rollouts
                 return
-            solved = _solutions(self._tools, questions, self.told.write_line)
-            self._tools.ledger.release()
-            new = [one for one in solved.written if one.solution.id not in taken]
+            found = self._solutions(questions)
+            self._ledger.release()
+            new = [one for one in found.solutions if one.solution.id not in taken]
             taken |= {one.solution.id for one in new}
-            before, unpaid = unpaid, solved.left_out.get(BUDGET, 0)
+            before, unpaid = unpaid, found.left_out.get(BUDGET, 0)
             last = not unpaid or bool(self.stopped) or before == unpaid
             if last:  # until then what is left out may still be had
-                left_out = Counter(solved.left_out)
-                self.not_asked += left_out.pop(BUDGET, 0) + left_out.pop(NOT_ASKED, 0)
+                left_out = Counter(found.left_out)
+                self._not_asked += left_out.pop(BUDGET, 0) + left_out.pop(NOT_ASKED, 0)
                 self._left_out += left_out
-                self._unchecked.update(solved.unchecked)
-                self._details.update(solved.details)
+                self._unchecked.update(found.unchecked)
+                self._details.update(found.details)
             self._label(new)
             if last:
                 break
         if unpaid and not self.stopped:
             self._stop("max_usd")
 
-    def take(self, solved: Solved) -> None:
-        """Label solutions that are there."""
-        self._left_out.update(solved.left_out)
-        self._unchecked.update(solved.unchecked)
-        self._label(solved.written)
+    def _solutions(self, questions: Sequence[Prompt]) -> Candidates:
+        settings, data = self._settings, self._data
+        splitter = settings.splitter or ("separator" if data.type == "generated" else "blank_line")
+        if settings.method == 1:
+            texts = candidates.policy_texts(questions, self._completer(), data, settings)
+            model = self._study.text_policy.path or "made in code"
+        else:
+            texts = candidates.judge_texts(questions, self._client, data, settings, self._progress.write_line)
+            model = self._client.name
+        return candidates.split_and_check(
+            questions, texts, data, settings, self._verifier, splitter=splitter, model=model
+        )
 
-    def _label(self, written: Sequence[Written]) -> None:
-        """Label solutions as the answers come; when too much fails, the rest gets what is in the cache."""
-        self._written += written
+    def _label(self, solutions: Sequence[PromptedSolution]) -> None:
+        """Label solutions as the answers arrive; when too much fails, the rest gets what is in the cache."""
+        self._candidates += len(solutions)
+        labelled: dict[int, Solution] = {}
+        rest: Sequence[int] = range(len(solutions))
         begin = len(self.solutions)
-        places: list[int] = []  # of those that get labelled here
-        rest: Sequence[int] = range(len(written))
         while rest and not self._over:
-            stopped, seen = self.stopped, set()
-            with closing(self._answers([written[i] for i in rest])) as answers:
+            stopped, done = self.stopped, set()
+            with closing(self._labels([solutions[i] for i in rest])) as answers:
                 for k, labels in answers:
-                    seen.add(rest[k])
-                    if self._note(written[rest[k]], labels):
-                        places.append(rest[k])
-                    if self.tried >= FIRST_LOOK or len(seen) % self.labeler.at_a_time == 0:
-                        self._look()
+                    done.add(rest[k])
+                    self._record(solutions[rest[k]].solution, labels)
+                    if not isinstance(labels, Failure):
+                        labelled[rest[k]] = self.solutions[-1]
+                    if self.measured >= candidates.FIRST_LOOK or len(done) % self._labeler.at_a_time == 0:
+                        self._check_failures()
                     if self.stopped != stopped:
                         break
-            rest = [i for i in rest if i not in seen]
-        self.not_asked += len(rest)
-        done = zip(places, self.solutions[begin:], strict=True)
-        self.solutions[begin:] = [one for _, one in sorted(done, key=lambda pair: pair[0])]
-        self._look()
+            rest = [i for i in rest if i not in done]
+        self._not_asked += len(rest)
+        self.solutions[begin:] = [labelled[i] for i in sorted(labelled)]
+        self._check_failures()
 
-    def _answers(self, written: Sequence[Written]) -> Generator[tuple[int, StepLabels | Failure]]:
-        if isinstance(self.labeler, JudgeLabeler):
-            return self.labeler.answers(written)
-        return in_groups(self.labeler, written)
+    def _labels(self, solutions: Sequence[PromptedSolution]) -> Generator[tuple[int, StepLabels | Failure]]:
+        labeler = self._labeler
+        if isinstance(labeler, JudgeLabeler):
+            yield from labeler.stream(solutions)
+            return
+        for start in range(0, len(solutions), labeler.at_a_time):
+            yield from enumerate(labeler.label(solutions[start : start + labeler.at_a_time]), start)
 
-    def _note(self, one: Written, labels: StepLabels | Failure) -> bool:
-        """Note what became of a solution; whether it has labels."""
-        if isinstance(labels, Failure):
-            if labels.reason in (BUDGET, NOT_ASKED):
-                self.not_asked += 1
-            else:
-                self.failures[labels.reason] += 1
-                self._details[labels.reason] = labels.detail
+    def _record(self, solution: Solution, labels: StepLabels | Failure) -> None:
+        if not isinstance(labels, Failure):
+            meta = {**solution.meta, "labeler": self._labeler.name, "labels": dict(labels.meta)}
+            solution = replace(solution, labels=labels.values, meta=meta)
+            self.solutions.append(with_rewards(solution, self._settings.reward))
+        elif labels.reason in (BUDGET, NOT_ASKED):
+            self._not_asked += 1
             if labels.reason == BUDGET and not self.stopped:
                 self._stop("max_usd")
         else:
-            meta = {**one.solution.meta, "labeler": self.labeler.name, "labels": dict(labels.meta)}
-            self.solutions.append(pay(replace(one.solution, labels=labels.values, meta=meta), self._settings.reward))
-        spent = self._tools.ledger.spent
-        text = f"{self.wrong} failed" + (f", at most ${spent:.2f} spent" if spent else "")
-        self.told.advance(self.tried + self.not_asked, text)
-        return not isinstance(labels, Failure)
+            self._failures[labels.reason] += 1
+            self._details[labels.reason] = labels.detail
+        spent = self._ledger.spent
+        text = f"{self.failed} failed" + (f", at most ${spent:.2f} spent" if spent else "")
+        self._progress.advance(self.measured + self._not_asked, text)
 
-    def _look(self) -> None:
+    def _check_failures(self) -> None:
         """Stop when too much fails."""
-        if not self.stopped and (self.tried >= FIRST_LOOK or self.wrong == self.tried) and self.too_many:
+        if (
+            not self.stopped
+            and (self.measured >= candidates.FIRST_LOOK or self.failed == self.measured)
+            and self.too_many_failures
+        ):
             self._stop("failures")
 
     def _stop(self, why: str) -> None:
         self.stopped = why
-        self._over = not self._tools.only_cached() or (why == "failures" and self._settings.labeler not in JUDGED)
+        if self._http_client is not None:
+            self._http_client.only_cached = True
+        self._over = self._http_client is None or (why == "failures" and self._settings.labeler not in JUDGED)
 
-
-def _solutions(tools: _Tools, questions: Sequence[Prompt], tell: Callable[[str], None]) -> Solved:
-    settings, data = tools.settings, tools.data
-    splitter = settings.splitter or ("separator" if data.type == "generated" else "blank_line")
-    if settings.method == 1:
-        texts = policy_texts(questions, tools.completer(), data, settings)
-        model = tools.study.text_policy.path or "made in code"
-    else:
-        texts = judge_texts(questions, tools.asker, data, settings, tell)
-        model = tools.asker.name
-    return solve(questions, texts, data, settings, tools.verifier, splitter=splitter, model=model)
+    def card(self) -> dict[str, Any]:
+        """What the data set says about itself."""
+        rates = [row["fail_rate"] for row in self.mined.table]
+        sampled: Counter[str] = sum((c.counts for c in self._completers.values()), Counter())
+        return {
+            "made_by": f"guerdon {__version__}",
+            "method": None if self._settings.data_paths else self._settings.method,
+            "reward": self._settings.reward,
+            **data_set.identity(self._settings),
+            "stopped": self.stopped,
+            "questions": {
+                "tried": len(rates), "kept": len(self.mined.kept), "not_checkable": rates.count(None),
+                "too_long": self._too_long,
+            },
+            "solutions": {
+                "written": self._candidates, "labelled": len(self.solutions), "not_asked": self._not_asked,
+                "failed": dict(sorted(self._failures.items())), "left_out": dict(sorted(self._left_out.items())),
+                "answer_not_checked": dict(sorted(self._unchecked.items())),
+            },
+            **data_set.step_counts(self.solutions),
+            "ledger": self._ledger.totals(),
+            "sampled": dict(sorted(sampled.items())),
+            "settings": {
+                key: None if part is None else to_plain(part)
+                for key, part in (("label", self._settings), ("data", self._study.data), ("policy", self._study.policy))
+            },
+        }  # fmt: skip

@@ -1,13 +1,13 @@
-"""What calls have cost so far, and whether the next one may still be made.
+"""Cost of API calls on disk, and a budget that holds over kills and restarts.
 
-A call is two lines on disk: one before its request is sent, with the most that it can cost, and one when it is over,
-with what it did cost. A call without the second line (the process was killed) counts with that most. So the budget
-holds over kills and restarts, however many calls are under way. This module does not know what is asked.
+A call is two lines: one before its request is sent, with the most that it can cost, and one when it is over, with what
+it did cost. A call without the second line (the process was killed) counts with its maximum, however many calls were
+under way.
 
     with contextlib.closing(Ledger(folder / "calls.jsonl", prices=(3.0, 15.0), max_usd=5.0)) as ledger:
-        hold = ledger.reserve("judge", tokens_in=900, tokens_out=2048)
-        if hold is not None:
-            ledger.settle(hold, Usage(812, 240))
+        reservation = ledger.reserve("judge", tokens_in=900, tokens_out=2048)
+        if reservation is not None:
+            ledger.settle(reservation, TokenUsage(812, 240))
         ledger.totals()["judge"]["usd"]
 """
 
@@ -25,16 +25,16 @@ UNFINISHED = "unfinished"  # the failure of a call that a kill cut off
 
 
 @dataclass(frozen=True)
-class Usage:
-    """What a call used, in tokens read and written."""
+class TokenUsage:
+    """Tokens that a call read and wrote."""
 
     tokens_in: int
     tokens_out: int
 
 
 @dataclass(frozen=True)
-class Hold:
-    """Money set aside for a call: its number in the file, what it is for, and dollars."""
+class Reservation:
+    """Dollars reserved for a call, its number in the file, and what it is for."""
 
     number: int
     role: str
@@ -42,7 +42,7 @@ class Hold:
 
 
 class Ledger:
-    """Calls, tokens and dollars, by what they were for. Usable from any thread.
+    """Calls, tokens and dollars by role. Usable from any thread.
 
     Args:
         path: the file of calls; those already in it count.
@@ -54,8 +54,8 @@ class Ledger:
         self.prices, self.max_usd = prices, max_usd
         self._lock = threading.Lock()
         self._settled = threading.Condition(self._lock)
-        self._held: dict[int, float] = {}  # dollars set aside, by number of a call under way
-        self._later = 0.0  # dollars set aside for calls that will follow those already made
+        self._open: dict[int, float] = {}  # dollars reserved, by number of a call under way
+        self._later = 0.0  # dollars reserved for calls that will follow those already made
         self._totals: dict[str, dict[str, float]] = {}
         self._log = AppendLog(path)
         begun: dict[int, dict[str, Any]] = {}
@@ -71,7 +71,7 @@ class Ledger:
             self._count({**row, "failure": UNFINISHED})
         self._log.rows = []
 
-    def price(self, usage: Usage) -> float:
+    def price(self, usage: TokenUsage) -> float:
         """Dollars."""
         return (usage.tokens_in * self.prices[0] + usage.tokens_out * self.prices[1]) / 1e6
 
@@ -80,69 +80,71 @@ class Ledger:
         """Dollars: what is known, and the most that calls of unknown cost can have been."""
         return sum(t["usd"] + t["usd_at_most"] for t in self._totals.values())
 
-    def reserve(self, role: str, *, tokens_in: int, tokens_out: int, later: float = 0.0) -> Hold | None:
-        """Set dollars aside for a call, on disk, before it is made; None where the budget does not allow it.
+    def reserve(self, role: str, *, tokens_in: int, tokens_out: int, later: float = 0.0) -> Reservation | None:
+        """Reserve dollars for a call, on disk, before it is made; None where the budget does not allow it.
 
-        While calls that are under way may turn out cheaper than what was set aside for them, it waits for them.
+        While calls that are under way may turn out cheaper than their reservation, it waits for them.
 
         Args:
             role: what it is for.
             tokens_in: the most that it reads.
             tokens_out: the most that it writes.
-            later: dollars to set aside, too, for a call about its reply; until `release`.
+            later: dollars to reserve, too, for a call about its reply; until `release`.
         """
-        most = self.price(Usage(tokens_in, tokens_out))
+        most = self.price(TokenUsage(tokens_in, tokens_out))
         with self._settled:
-            while self.max_usd is not None and self._set_aside + most + later > self.max_usd:
-                if not self._held:
+            while self.max_usd is not None and self._reserved + most + later > self.max_usd:
+                if not self._open:
                     return None
                 self._settled.wait()
-            hold = Hold(self._next, role, most)
+            reservation = Reservation(self._next, role, most)
             self._next += 1
-            self._held[hold.number] = most
+            self._open[reservation.number] = most
             self._later += later
         try:
-            self._log.append({"begun": hold.number, "role": role, "usd_at_most": most})
+            self._log.append({"begun": reservation.number, "role": role, "usd_at_most": most})
         except BaseException:
             with self._settled:
-                del self._held[hold.number]
+                del self._open[reservation.number]
                 self._settled.notify_all()
             raise
-        return hold
+        return reservation
 
     def release(self) -> None:
-        """Nothing is set aside any more for calls about earlier replies: they are being made."""
+        """Drop what is reserved for calls about earlier replies: they are being made."""
         with self._settled:
             self._later = 0.0
             self._settled.notify_all()
 
     @property
-    def _set_aside(self) -> float:
-        return self.spent + sum(self._held.values()) + self._later
+    def _reserved(self) -> float:
+        return self.spent + sum(self._open.values()) + self._later
 
-    def settle(self, hold: Hold, usage: Usage | None, *, failure: str = "", billed: bool = True) -> None:
-        """Write down a call that is over.
+    def settle(
+        self, reservation: Reservation, usage: TokenUsage | None, *, failure: str = "", billed: bool = True
+    ) -> None:
+        """Record a call that is over.
 
         Args:
-            hold: what `reserve` gave.
+            reservation: from `reserve`.
             usage: what it used; None where the reply did not say.
-            failure: why its reply is of no use, empty where it is.
-            billed: whether a call of unknown usage may have cost anything; it then counts with the most it can have.
+            failure: why its reply cannot be used; empty where it can.
+            billed: whether a call of unknown usage may have cost anything; it then counts with its maximum.
         """
-        row: dict[str, Any] = {"ended": hold.number, "role": hold.role, "failure": failure}
+        row: dict[str, Any] = {"ended": reservation.number, "role": reservation.role, "failure": failure}
         if usage is not None:
             row |= {"tokens_in": usage.tokens_in, "tokens_out": usage.tokens_out, "usd": self.price(usage)}
         elif billed:
-            row |= {"usd_at_most": hold.usd}
+            row |= {"usd_at_most": reservation.usd}
         try:
             self._log.append(row)
         finally:
             with self._settled:
-                del self._held[hold.number]
+                del self._open[reservation.number]
                 self._count(row)
                 self._settled.notify_all()
 
-    def cached(self, role: str, n: int = 1) -> None:
+    def count_cached(self, role: str, n: int = 1) -> None:
         """Count answers that needed no call; this is not kept on disk."""
         with self._lock:
             self._row(role)["from_cache"] += n

@@ -1,15 +1,14 @@
-"""What `--reward HE` and `--reward SE` pay for each step of a labelled solution.
+"""Rewards HE and SE of each step of a labelled solution.
 
 With i the step from 0 and n the number of steps:
 
     HE   +1 where the step and the whole solution are right, else -1
     SE   +(0.5 + 0.5 (i+1)/n) for a right step, -(0.5 + 0.5 (i+1)/n) for a wrong one
 
-A step is right where its label is at least 0.5, as `Solution.first_error` has it. Both magnitude and sign go on:
+A step is right where its label is at least 0.5, as `Solution.first_error` has it. Both magnitude and sign are kept:
 `target` maps a reward to the probability that a model is trained towards. The seed's own training saw the sign alone.
-This module does not know where labels come from, nor how models are trained.
 
-    pay(solution, "SE").rewards         # (0.75, -1.0)
+    with_rewards(solution, "SE").rewards         # (0.75, -1.0)
     target(-0.75)                       # 0.125
 """
 
@@ -22,7 +21,7 @@ from guerdon.settings.label import Reward
 
 
 def hard_exact(label: float | None, is_correct: bool | None) -> float | None:
-    """HE of one step; None where its label is missing, or where it is right and nobody knows about the solution."""
+    """HE of one step; None where its label is missing, or it is right and whether the solution is right is unknown."""
     if label is None or (label >= 0.5 and is_correct is None):
         return None
     return 1.0 if label >= 0.5 and is_correct else -1.0
@@ -36,7 +35,7 @@ def soft_exact(label: float | None, step: int, steps: int) -> float | None:
     return size if label >= 0.5 else -size
 
 
-def pay(solution: Solution, reward: Reward) -> Solution:
+def with_rewards(solution: Solution, reward: Reward) -> Solution:
     """The solution with the rewards of its steps; without labels it stays as it is."""
     n = len(solution.steps)
     if reward == "HE":

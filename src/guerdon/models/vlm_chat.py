@@ -26,8 +26,8 @@ import numpy as np
 from PIL import Image
 
 from guerdon.errors import CheckpointError, GuerdonError, MissingDependencyError, boundary
-from guerdon.labels.chat import api_key
-from guerdon.labels.wire import WireError, post_json
+from guerdon.labels.http_json import HttpFailure, post_json
+from guerdon.labels.llm_client import api_key
 from guerdon.models.vlm_prompts import (
     ENDED,
     GenerationOptions,
@@ -38,7 +38,6 @@ from guerdon.models.vlm_prompts import (
     matches_word,
 )
 from guerdon.retry import Clock, Crew, Retry, Todo, Tried
-from guerdon.settings.label import JudgeSettings
 from guerdon.settings.vlm import EndpointSettings, VLLMSettings
 from guerdon.types import ByteArray, Failure
 
@@ -64,10 +63,7 @@ class OpenAIBackend:
 
     def __init__(self, settings: EndpointSettings, clock: Clock | None = None) -> None:
         self.settings = settings
-        own = JudgeSettings(
-            api="openai", model=settings.model, base_url=settings.base_url, api_key_env=settings.api_key_env
-        )
-        key = api_key(own) if settings.api_key_env else None
+        key = api_key(settings.api_key_env) if settings.api_key_env else None
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._crew = Crew(Retry(settings.retries + 1), settings.concurrency, clock or Clock(), settings.deadline)
 
@@ -110,7 +106,7 @@ class OpenAIBackend:
                 url, self._headers, payload, timeout=min(s.timeout, seconds), clock=self._crew.clock,
                 who="the vision-language model", check="vlm.openai",
             )  # fmt: skip
-        except WireError as error:
+        except HttpFailure as error:
             return Tried(Failure(error.reason, str(error)), again=error.again, asked=error.asked)
         return Tried(decode(found))
 

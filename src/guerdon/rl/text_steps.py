@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from guerdon.evaluate.classification import auroc, point
-from guerdon.labels.splitters import split
+from guerdon.labels.step_splitters import split
 from guerdon.policies.tokens import step_ends
 from guerdon.rl.responses import Responses
 from guerdon.settings.label import Splitter

@@ -32,7 +32,7 @@ import numpy as np
 from guerdon.episodes.solution_files import RECORDS, published_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError, boundary
-from guerdon.labels.card import CARD
+from guerdon.labels.data_set import CARD
 from guerdon.labels.step_rewards import target as target_of_reward
 from guerdon.models.text_inputs import Reading
 from guerdon.models.text_model import TextRewardModel

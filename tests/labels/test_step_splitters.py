@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError
-from guerdon.labels.splitters import split
-from guerdon.labels.step_rewards import hard_exact, pay, soft_exact, target
+from guerdon.labels.step_rewards import hard_exact, soft_exact, target, with_rewards
+from guerdon.labels.step_splitters import split
 from guerdon.settings.label import Splitter
 
 PIECES = st.sampled_from(
@@ -71,7 +71,7 @@ def test_soft_exact_is_the_seeds():
 
 def test_rewards_travel_with_the_solution_and_keep_their_size():
     solution = Solution("s", "q", ("a", "b", "c"), (1.0, 0.2, None), is_correct=False)
-    assert pay(solution, "SE").rewards == (2 / 3, -(0.5 + 0.5 * 2 / 3), None)
-    assert pay(solution, "HE").rewards == (-1.0, -1.0, None)
-    assert pay(Solution("s", "q", ("a",)), "SE").rewards == ()
+    assert with_rewards(solution, "SE").rewards == (2 / 3, -(0.5 + 0.5 * 2 / 3), None)
+    assert with_rewards(solution, "HE").rewards == (-1.0, -1.0, None)
+    assert with_rewards(Solution("s", "q", ("a",)), "SE").rewards == ()
     assert [target(r) for r in (-1.0, -0.75, 0.75, 1.0)] == [0.0, 0.125, 0.875, 1.0]

@@ -10,8 +10,16 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from guerdon.episodes.solutions import Solution
-from guerdon.labels.labeler import ExactLabeler, StepLabels, Written, until_first_error
-from guerdon.labels.monte_carlo import BinarySearchLabeler, ConsensusLabeler, MonteCarloLabeler, Reached
+from guerdon.labels.labelers import (
+    BinarySearchLabeler,
+    CompletionCounts,
+    ConsensusLabeler,
+    ExactLabeler,
+    MonteCarloLabeler,
+    PromptedSolution,
+    StepLabels,
+    until_first_error,
+)
 from guerdon.settings.data import ChainSettings
 from guerdon.types import Failure
 from guerdon.worlds.prompts import Prompt
@@ -24,7 +32,7 @@ def written(n, first=-1, *, is_correct=...):
     """n steps, the first wrong one is `first`."""
     right = first < 0 if is_correct is ... else is_correct
     steps = tuple(("!" if 0 <= first <= k else ".") + f"{k};" for k in range(n))
-    return Written(Solution("s", "q", steps, is_correct=right), PROMPT)
+    return PromptedSolution(Solution("s", "q", steps, is_correct=right), PROMPT)
 
 
 class Lively:
@@ -33,22 +41,22 @@ class Lively:
     def __init__(self, right=1, known=None):
         self.right, self.known, self.looks = right, known, []
 
-    def reach(self, prefixes, k):
+    def sample(self, prefixes, k):
         self.looks += [prefix for _, prefix in prefixes]
         known = k if self.known is None else self.known
-        return [Reached(0 if "!" in prefix else self.right, known, k) for _, prefix in prefixes]
+        return [CompletionCounts(0 if "!" in prefix else self.right, known, k) for _, prefix in prefixes]
 
 
 @pytest.mark.parametrize(
     ("reached", "hard", "soft"),
     [
-        (Reached(0, 8, 8), 0.0, 0.0),
-        (Reached(1, 8, 8), 1.0, 0.125),
-        (Reached(8, 8, 8), 1.0, 1.0),
-        (Reached(2, 4, 8), 1.0, 0.5),
-        (Reached(1, 3, 8), 1.0, None),  # hard: one is enough, whatever became of the others
-        (Reached(0, 3, 8), None, None),
-        (Reached(0, 0, 8), None, None),
+        (CompletionCounts(0, 8, 8), 0.0, 0.0),
+        (CompletionCounts(1, 8, 8), 1.0, 0.125),
+        (CompletionCounts(8, 8, 8), 1.0, 1.0),
+        (CompletionCounts(2, 4, 8), 1.0, 0.5),
+        (CompletionCounts(1, 3, 8), 1.0, None),  # hard: one is enough, whatever became of the others
+        (CompletionCounts(0, 3, 8), None, None),
+        (CompletionCounts(0, 0, 8), None, None),
     ],
 )
 def test_hard_is_any_and_soft_is_the_share_of_what_could_be_checked(reached, hard, soft):
@@ -119,7 +127,7 @@ def test_exact_labels_are_true_until_the_first_error():
     wrong = [lines[0], lines[1][:-2] + str((int(lines[1][-2]) + 1) % 10) + ";", *lines[2:]]
 
     def label(*steps):
-        return ExactLabeler().label([Written(Solution("s", prompt.question, steps), prompt)])[0]
+        return ExactLabeler().label([PromptedSolution(Solution("s", prompt.question, steps), prompt)])[0]
 
     assert label(*lines).values == (1.0,) * 4
     assert label(*wrong).values == (1.0, 0.0, None, None)  # though line 3 is the true line again

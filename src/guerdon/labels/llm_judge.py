@@ -1,11 +1,10 @@
-"""A language model as the judge of steps: what it is asked, and what counts as an answer.
+"""A language model as the judge of steps: its prompt, and the parser of its replies.
 
 It gets the question and every step in full, between marks that the steps cannot imitate, and has to give one verdict
-per step in JSON. A reply with missing, extra, repeated or unscored steps is no answer. What it says about the
-solution as a whole decides nothing: whether an answer is right is for the answer check. This module does not know how
-models are reached or what they cost.
+per step in JSON. A reply with missing, extra, repeated or unscored steps is a failure. What it says about the solution
+as a whole is not used: the verifier decides whether an answer is right.
 
-    labeler = JudgeLabeler(asker, JudgeSettings())
+    labeler = JudgeLabeler(client, JudgeSettings())
     parse_judgement('{"steps": [{"step_number": 1, "score": 1, "reasoning": "yes"}]}', steps=1)
 """
 
@@ -14,15 +13,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Generator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Never
 
 from guerdon.episodes.solutions import Solution
-from guerdon.labels.asking import Asker
-from guerdon.labels.chat import ChatReply, ChatRequest, whole
-from guerdon.labels.labeler import StepLabels, Written
+from guerdon.labels.labelers import PromptedSolution, StepLabels
+from guerdon.labels.llm_client import LLMClient, LLMReply, LLMRequest, valid_unicode
 from guerdon.settings.data import DataSettings
 from guerdon.settings.label import JudgeSettings
 from guerdon.types import Failure
@@ -63,10 +61,10 @@ _TOKEN = re.compile(_STRING.pattern + r"|[{}\[\]]", re.S)
 _ESCAPE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')  # one that JSON knows, or a backslash that escapes nothing
 
 
-def judgement_request(written: Written, settings: JudgeSettings) -> ChatRequest:
-    """What the judge is asked about a solution."""
-    steps = written.solution.steps
-    question = written.solution.question
+def judgement_request(given: PromptedSolution, settings: JudgeSettings) -> LLMRequest:
+    """The prompt of the judge for a solution."""
+    steps = given.solution.steps
+    question = given.solution.question
     mark = hashlib.sha256("\0".join([question, *steps]).encode("utf-8", "surrogatepass")).hexdigest()[:8]
     parts = [f"<question-{mark}>\n{question}\n</question-{mark}>\n\nThe solution in {len(steps)} steps:\n"]
     parts += [f'<step-{mark} number="{k}">\n{step.rstrip()}\n</step-{mark}>' for k, step in enumerate(steps, start=1)]
@@ -77,21 +75,21 @@ def judgement_request(written: Written, settings: JudgeSettings) -> ChatRequest:
         "score is 1 for a right step and -1 for a wrong one."
     )
     messages = ({"role": "system", "content": SYSTEM}, {"role": "user", "content": "\n".join(parts)})
-    return ChatRequest(messages, settings.max_tokens, settings.temperature, schema=VERDICTS)
+    return LLMRequest(messages, settings.max_tokens, settings.temperature, schema=VERDICTS)
 
 
-def judgement_bound(data: DataSettings, settings: JudgeSettings) -> ChatRequest:
-    """A request about a solution as long as any, for what it may cost."""
+def longest_judgement_request(data: DataSettings, settings: JudgeSettings) -> LLMRequest:
+    """The request about the longest possible solution, for an upper bound of its cost."""
     longest = Solution("", "q" * data.max_prompt_length, ("s" * 4 * data.max_response_length,))
-    return judgement_request(Written(longest, Prompt("", (), "", "")), settings)
+    return judgement_request(PromptedSolution(longest, Prompt("", (), "", "")), settings)
 
 
 def parse_judgement(text: str, steps: int) -> StepLabels | Failure:
     """The labels in a judge's reply.
 
-    Read is the last JSON object. Thinking, sentences and a fence around it are left out. Repaired is what can mean one
-    thing only: a plus sign before a number, a comma before a closing bracket, a backslash that escapes nothing, line
-    breaks inside a string, a step number in quotes.
+    The last JSON object is read; thinking, sentences and a fence around it are left out. Errors that can mean one thing
+    only are repaired: a plus sign before a number, a comma before a closing bracket, a backslash that escapes nothing,
+    line breaks inside a string, a step number in quotes.
 
     Args:
         text: the reply.
@@ -122,7 +120,7 @@ def parse_judgement(text: str, steps: int) -> StepLabels | Failure:
 
 def _reason(given: Any) -> str:
     """Why, as text: no half characters; a LaTeX command that JSON read as a control character is one again."""
-    return whole(str(given))[:500].replace("\f", "\\f").replace("\b", "\\b")
+    return valid_unicode(str(given))[:500].replace("\f", "\\f").replace("\b", "\\b")
 
 
 def _last_json(text: str) -> Any:
@@ -211,46 +209,41 @@ class JudgeLabeler:
     """Labels by a language model.
 
     Args:
-        asker: reaches the model.
-        settings: how it is asked.
+        client: of the model.
+        settings: of the judge.
     """
 
     name = "judge"
 
-    def __init__(self, asker: Asker, settings: JudgeSettings) -> None:
-        self._asker, self._settings = asker, settings
+    def __init__(self, client: LLMClient, settings: JudgeSettings) -> None:
+        self._client, self._settings = client, settings
 
     @property
     def at_a_time(self) -> int:
-        """Solutions that are best asked about together."""
+        """How many solutions are best labelled together."""
         return 64 if self._settings.api == "local" else 4 * self._settings.concurrency
 
-    def label(self, written: Sequence[Written]) -> list[StepLabels | Failure]:
+    def label(self, solutions: Sequence[PromptedSolution]) -> list[StepLabels | Failure]:
         """Labels of each solution.
 
         Raises:
             ConfigError: the endpoint refuses the key, the model or the path.
         """
-        found = dict(self.answers(written))
-        return [found[i] for i in range(len(written))]
+        found = dict(self.stream(solutions))
+        return [found[i] for i in range(len(solutions))]
 
-    def answers(self, written: Sequence[Written]) -> Generator[tuple[int, StepLabels | Failure]]:
-        """Labels as they come, each with the place of its solution; closing it asks nothing more.
+    def stream(self, solutions: Sequence[PromptedSolution]) -> Generator[tuple[int, StepLabels | Failure]]:
+        """Labels as they arrive, each with the index of its solution; closing it sends nothing more.
 
         Raises:
             ConfigError: as `label`.
         """
-        requests = [judgement_request(w, self._settings) for w in written]
-        checks = [_check(len(w.solution.steps)) for w in written]
-        with closing(self._asker.answers(requests, checks, role="judge")) as answers:
-            for i, labels in answers:
-                named = (
-                    labels
-                    if isinstance(labels, Failure)
-                    else replace(labels, meta={**labels.meta, "judge": self._asker.name})
-                )
-                yield i, named
+        requests = [judgement_request(one, self._settings) for one in solutions]
+        parsers = [partial(self._parse, len(one.solution.steps)) for one in solutions]
+        yield from self._client.complete(requests, parsers, role="judge")
 
-
-def _check(steps: int) -> Callable[[ChatReply], StepLabels | Failure]:
-    return lambda reply: parse_judgement(reply.text, steps)
+    def _parse(self, steps: int, reply: LLMReply) -> StepLabels | Failure:
+        labels = parse_judgement(reply.text, steps)
+        return (
+            labels if isinstance(labels, Failure) else replace(labels, meta={**labels.meta, "judge": self._client.name})
+        )

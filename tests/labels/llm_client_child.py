@@ -1,4 +1,4 @@
-"""A process that asks a judge and gets killed: `python asking_child.py FOLDER URL N CONCURRENCY MAX_USD`.
+"""A process that asks a judge and gets killed: `python llm_client_child.py FOLDER URL N CONCURRENCY MAX_USD`.
 
 Ends with status 0 when all N requests have an answer, 3 when the budget is spent before.
 """
@@ -9,9 +9,8 @@ from contextlib import closing
 from pathlib import Path
 
 from guerdon.labels.append_log import Cache
-from guerdon.labels.asking import BUDGET, HttpAsker
-from guerdon.labels.chat import ChatRequest, HttpModel
 from guerdon.labels.ledger import Ledger
+from guerdon.labels.llm_client import BUDGET, HttpLLMClient, LLMRequest
 from guerdon.retry import Clock
 from guerdon.settings.label import JudgeSettings
 from guerdon.types import Failure
@@ -21,7 +20,7 @@ PRICES = {"usd_per_million_in": 10.0, "usd_per_million_out": 100.0}
 
 def request(i):
     """Request number i: long enough that the 100 tokens a reply reports are below its bound."""
-    return ChatRequest(({"role": "user", "content": f"question {i:04}: " + "how much is it? " * 8},), 50, None)
+    return LLMRequest(({"role": "user", "content": f"question {i:04}: " + "how much is it? " * 8},), 50, None)
 
 
 def check(reply):
@@ -35,9 +34,9 @@ def main(folder, url, n, concurrency, max_usd):
         closing(Cache(Path(folder) / "replies.jsonl")) as cache,
         closing(Ledger(Path(folder) / "calls.jsonl", prices=settings.prices, max_usd=float(max_usd))) as ledger,
     ):
-        asker = HttpAsker(HttpModel(settings), cache, ledger, Clock())
-        answers = asker.ask([request(i) for i in range(int(n))], [check] * int(n), role="judge")
-    return 3 if any(isinstance(a, Failure) and a.reason == BUDGET for a in answers) else 0
+        client = HttpLLMClient(settings, cache, ledger, Clock())
+        answers = dict(client.complete([request(i) for i in range(int(n))], [check] * int(n), role="judge"))
+    return 3 if any(isinstance(a, Failure) and a.reason == BUDGET for a in answers.values()) else 0
 
 
 if __name__ == "__main__":

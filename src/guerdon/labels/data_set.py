@@ -1,4 +1,4 @@
-"""The data set on disk: records, other formats, the table of fail rates, and a card that says how it came about.
+"""The labelled data set on disk: records, other formats, the table of fail rates, and a card with counts and settings.
 
     data/prm_dataset_method1_HE/
       records.jsonl      the seed's records, without loss
@@ -8,7 +8,7 @@
 
 This module does not know how labels are found.
 
-    done = write_data_set(Path("data/prm_dataset_method1_HE"), solutions, card, study.label, table)
+    done = write(Path("data/prm_dataset_method1_HE"), solutions, card, study.label, table)
 """
 
 from __future__ import annotations
@@ -22,21 +22,17 @@ from typing import Any
 
 from guerdon import __version__
 from guerdon.atomic import write_json, write_text
-from guerdon.config import to_plain
 from guerdon.episodes.solution_files import RECORDS, read_solutions, write_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError, boundary
-from guerdon.labels.mining import Mined
-from guerdon.labels.solving import Solved
-from guerdon.labels.step_rewards import pay
+from guerdon.labels.step_rewards import with_rewards
 from guerdon.settings.label import LabelSettings
-from guerdon.settings.study import Study
 
 CARD, FAIL_RATES = "card.json", "fail_rates.jsonl"
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledDataSet:
     """A data set.
 
     Attributes:
@@ -89,47 +85,6 @@ class Labelled:
         return f"the {n} that did not are in {self.folder}"
 
 
-def card_of(
-    study: Study,
-    mined: Mined,
-    solved: Solved,
-    solutions: Sequence[Solution],
-    failures: Mapping[str, int],
-    *,
-    not_asked: int,
-    too_long: int,
-    stopped: str | None,
-    ledger: Mapping[str, Mapping[str, float]],
-    sampled: Mapping[str, int],
-) -> dict[str, Any]:
-    """What a data set says about itself."""
-    assert study.label is not None
-    rates = [row["fail_rate"] for row in mined.table]
-    return {
-        "made_by": f"guerdon {__version__}",
-        "method": None if study.label.data_paths else study.label.method,
-        "reward": study.label.reward,
-        **identity(study.label),
-        "stopped": stopped,
-        "questions": {
-            "tried": len(mined.table), "kept": len(mined.kept), "not_checkable": rates.count(None),
-            "too_long": too_long,
-        },
-        "solutions": {
-            "written": len(solved.written), "labelled": len(solutions), "not_asked": not_asked,
-            "failed": dict(sorted(failures.items())), "left_out": dict(sorted(solved.left_out.items())),
-            "answer_not_checked": dict(sorted(solved.unchecked.items())),
-        },
-        **step_counts(solutions),
-        "ledger": ledger,
-        "sampled": dict(sorted(sampled.items())),
-        "settings": {
-            key: None if part is None else to_plain(part)
-            for key, part in (("label", study.label), ("data", study.data), ("policy", study.policy))
-        },
-    }  # fmt: skip
-
-
 def identity(settings: LabelSettings) -> dict[str, Any]:
     """Whose labels a data set holds: the labeler, and the model of the judge where one is asked."""
     return {"labeler": settings.labeler, "judge": settings.judge.model_name if settings.asks_judge else None}
@@ -151,7 +106,7 @@ def check_identity(folder: Path, settings: LabelSettings) -> None:
             )
 
 
-def counted(counts: Mapping[str, int]) -> str:
+def format_counts(counts: Mapping[str, int]) -> str:
     """Counts by reason, for a person."""
     return ", ".join(f"{n} {reason}" for reason, n in sorted(counts.items())) or "none"
 
@@ -174,7 +129,7 @@ def step_counts(solutions: Sequence[Solution]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def write_data_set(
+def write(
     folder: Path,
     solutions: Sequence[Solution],
     card: Mapping[str, Any],
@@ -182,7 +137,7 @@ def write_data_set(
     table: Sequence[Mapping[str, Any]] = (),
     *,
     partial: bool = False,
-) -> Labelled:
+) -> LabelledDataSet:
     """Write a data set; each file appears whole, the card last. Until then it says whose labels these are, no more.
 
     A format that can express none of the solutions is left out, and the card says why.
@@ -197,7 +152,7 @@ def write_data_set(
     """
     there = _rows(folder / RECORDS)
     if partial and there > len(solutions):
-        return Labelled(folder, card, kept=there)
+        return LabelledDataSet(folder, card, kept=there)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / CARD, {key: card[key] for key in ("labeler", "judge") if key in card})  # a kill may follow
     written = write_solutions(folder / RECORDS, solutions)
@@ -215,7 +170,7 @@ def write_data_set(
         write_text(folder / FAIL_RATES, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in table))
     whole = {**card, "files": files}
     write_json(folder / CARD, whole)
-    return Labelled(folder, whole)
+    return LabelledDataSet(folder, whole)
 
 
 def _rows(path: Path) -> int:
@@ -238,7 +193,7 @@ def _card(folder: Path) -> dict[str, Any] | None:
     return card
 
 
-def relabel_rewards(root: Path, settings: LabelSettings) -> Labelled:
+def relabel_rewards(root: Path, settings: LabelSettings) -> LabelledDataSet:
     """The data set that is there with the rewards of these settings: from itself, or from that of the other reward.
 
     Raises:
@@ -253,12 +208,10 @@ def relabel_rewards(root: Path, settings: LabelSettings) -> Labelled:
             f"{other / RECORDS}; run the same command without it first"
         )
     check_identity(source, settings)
-    solutions = [pay(solution, settings.reward) for solution in read_solutions(source)]
+    solutions = [with_rewards(solution, settings.reward) for solution in read_solutions(source)]
     card = {"made_by": f"guerdon {__version__}", "method": settings.method, "labeler": None, **(_card(source) or {})}
     table = source / FAIL_RATES
     if table.is_file() and source != folder:
         write_text(folder / FAIL_RATES, table.read_text(encoding="utf-8"))
     taken = {"labels_from": os.fspath(source.name)} if source != folder else {}
-    return write_data_set(
-        folder, solutions, {**card, "reward": settings.reward, **taken, **step_counts(solutions)}, settings
-    )
+    return write(folder, solutions, {**card, "reward": settings.reward, **taken, **step_counts(solutions)}, settings)

@@ -8,11 +8,10 @@ from judge_server import FakeClock, all_right, judge_server, steps_asked, verdic
 
 from guerdon.episodes.solutions import Solution
 from guerdon.labels.append_log import Cache
-from guerdon.labels.asking import HttpAsker
-from guerdon.labels.chat import HttpModel
-from guerdon.labels.judge import JudgeLabeler, judgement_request, parse_judgement
-from guerdon.labels.labeler import StepLabels, Written
+from guerdon.labels.labelers import PromptedSolution, StepLabels
 from guerdon.labels.ledger import Ledger
+from guerdon.labels.llm_client import HttpLLMClient
+from guerdon.labels.llm_judge import JudgeLabeler, judgement_request, parse_judgement
 from guerdon.retry import Clock
 from guerdon.settings.label import JudgeSettings
 from guerdon.types import Failure
@@ -20,7 +19,9 @@ from guerdon.worlds.prompts import Prompt
 
 
 def written(*steps, question="q?"):
-    return Written(Solution("s", question, steps), Prompt("p", ({"role": "user", "content": question},), "1", "x"))
+    return PromptedSolution(
+        Solution("s", question, steps), Prompt("p", ({"role": "user", "content": question},), "1", "x")
+    )
 
 
 def test_every_step_is_there_in_full_and_cannot_imitate_the_marks():
@@ -84,8 +85,8 @@ def test_labels_over_http(tmp_path, monkeypatch, api):
             closing(Cache(tmp_path / "r.jsonl")) as cache,
             closing(Ledger(tmp_path / "c.jsonl", prices=(0, 0))) as ledger,
         ):
-            asker = HttpAsker(HttpModel(settings), cache, ledger, Clock(clock.now, clock.sleep))
-            labeler = JudgeLabeler(asker, settings)
+            client = HttpLLMClient(settings, cache, ledger, Clock(clock.now, clock.sleep))
+            labeler = JudgeLabeler(client, settings)
             found = labeler.label([written("right", "wrong", "wrong"), written("odd"), written("right")])
             assert [f.values if isinstance(f, StepLabels) else f.reason for f in found] == [
                 (1.0, 0.0, 0.0), "not_json", (1.0,),

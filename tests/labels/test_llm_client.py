@@ -2,19 +2,27 @@
 
 import json
 import resource
-from contextlib import closing
+import socket
+import threading
+from contextlib import closing, suppress
 
 import pytest
 from judge_server import CUT, DROP, HANG, FakeClock, judge_server
 
 from guerdon.errors import ConfigError, DataError
 from guerdon.labels.append_log import AppendLog, Cache
-from guerdon.labels.asking import BUDGET, HttpAsker
-from guerdon.labels.chat import ChatRequest, HttpModel
-from guerdon.labels.ledger import Ledger, Usage
+from guerdon.labels.http_json import HttpFailure
+from guerdon.labels.ledger import Ledger, TokenUsage
+from guerdon.labels.llm_client import BUDGET, HttpLLMClient, LLMRequest, api_key, send
 from guerdon.retry import Clock
 from guerdon.settings.label import JudgeSettings
 from guerdon.types import Failure
+
+
+def complete(client, requests, parse, role):
+    """Parsed replies in order."""
+    found = dict(client.complete(requests, [parse] * len(requests), role=role))
+    return [found[i] for i in range(len(requests))]
 
 
 class World:
@@ -30,11 +38,11 @@ class World:
         self.cache = Cache(folder / "replies.jsonl")
         self.ledger = Ledger(folder / "calls.jsonl", prices=settings.prices, max_usd=max_usd)
         clock = Clock(self.clock.now, self.clock.sleep, lambda: 0.0)
-        self.asker = HttpAsker(HttpModel(settings), self.cache, self.ledger, clock)
+        self.client = HttpLLMClient(settings, self.cache, self.ledger, clock)
 
     def ask(self, *words, check=None, max_tokens=50, temperature=0.0):
-        requests = [ChatRequest(({"role": "user", "content": w},), max_tokens, temperature) for w in words]
-        return self.asker.ask(requests, [check or (lambda reply: reply.text)] * len(words), role="judge")
+        requests = [LLMRequest(({"role": "user", "content": w},), max_tokens, temperature) for w in words]
+        return complete(self.client, requests, check or (lambda reply: reply.text), "judge")
 
     def __enter__(self):
         return self
@@ -53,8 +61,8 @@ def _keys(monkeypatch, tmp_path):
 
 def test_the_messages_api(tmp_path):
     with judge_server(lambda text: text.upper()) as server, World(tmp_path, server, api="anthropic") as world:
-        request = ChatRequest(({"role": "system", "content": "be"}, {"role": "user", "content": "hi"}), 7, None)
-        assert world.asker.ask([request], [lambda reply: reply], role="x")[0].text == "HI"
+        request = LLMRequest(({"role": "system", "content": "be"}, {"role": "user", "content": "hi"}), 7, None)
+        assert complete(world.client, [request], lambda reply: reply, "x")[0].text == "HI"
         assert server.paths == ["/v1/messages"]
         assert server.requests == [
             {"model": "m", "max_tokens": 7, "system": "be", "messages": [{"role": "user", "content": "hi"}]}
@@ -83,7 +91,9 @@ def test_chat_completions(tmp_path, monkeypatch):
 def test_keys_come_from_the_environment_or_dot_env(tmp_path, monkeypatch):
     monkeypatch.delenv("ANTHROPIC_API_KEY")
     with pytest.raises(ConfigError, match="ANTHROPIC_API_KEY is not set"):
-        HttpModel(JudgeSettings())
+        api_key("ANTHROPIC_API_KEY")
+    with judge_server() as server, pytest.raises(ConfigError, match="ANTHROPIC_API_KEY is not set"):
+        World(tmp_path, server, api="anthropic")
     (tmp_path / ".env").write_text("# keys\nexport ANTHROPIC_API_KEY='from file'\n")
     with judge_server() as server, World(tmp_path, server, api="anthropic") as world:
         world.ask("x")
@@ -184,8 +194,8 @@ def test_the_endpoint_s_own_words_are_the_reason(tmp_path, payload, words):
 def test_answers_come_as_they_are_ready_and_a_slow_one_holds_nobody_up(tmp_path):
     """One slot, and the first request is sent away for a while: all others are answered meanwhile."""
     with judge_server(lambda text: text * 2, [(500, {})]) as server, World(tmp_path, server) as world:
-        requests = [ChatRequest(({"role": "user", "content": w},), 5, 0.0) for w in "abca"]
-        found = list(world.asker.answers(requests, [lambda reply: reply.text] * 4, role="judge"))
+        requests = [LLMRequest(({"role": "user", "content": w},), 5, 0.0) for w in "abca"]
+        found = list(world.client.complete(requests, [lambda reply: reply.text] * 4, role="judge"))
         assert found == [(1, "bb"), (2, "cc"), (0, "aa"), (3, "aa")]
         assert [r["messages"][0]["content"] for r in server.requests] == ["a", "b", "c", "a"]
 
@@ -232,9 +242,9 @@ def test_nobody_there(tmp_path):
 
 
 def test_an_address_that_is_none():
-    model = HttpModel(JudgeSettings(api="openai", model="m", base_url="localhost:80"))
+    settings = JudgeSettings(api="openai", model="m", base_url="localhost:80")
     with pytest.raises(ConfigError, match="no address"):
-        model.complete(ChatRequest(({"role": "user", "content": "x"},), 5))
+        send(settings, None, LLMRequest(({"role": "user", "content": "x"},), 5))
 
 
 def test_a_second_run_asks_nobody(tmp_path):
@@ -320,7 +330,7 @@ def test_a_full_disk_leaves_no_half_line(tmp_path):
 def test_a_call_that_a_kill_cut_off_counts_with_the_most_it_can_have_cost(tmp_path):
     with closing(Ledger(tmp_path / "c.jsonl", prices=(10.0, 100.0), max_usd=0.01)) as ledger:
         first, _ = (ledger.reserve("judge", tokens_in=10, tokens_out=40) for _ in range(2))
-        ledger.settle(first, Usage(10, 10))
+        ledger.settle(first, TokenUsage(10, 10))
     with closing(Ledger(tmp_path / "c.jsonl", prices=(10.0, 100.0), max_usd=0.01)) as ledger:
         assert ledger.spent == pytest.approx(0.0011 + 0.0041)
         assert ledger.totals()["judge"] | {"usd": 0, "usd_at_most": 0} == {
@@ -362,6 +372,29 @@ def test_other_fields_or_another_form_are_another_question(tmp_path):
         hows = [{}, {"extra_body": {"seed": 1}}, {"extra_body": {"seed": 2}}, {"response_format": "json_object"}]
         for calls, how in enumerate([*hows, *hows]):
             with World(tmp_path, server, **how) as world:
-                request = ChatRequest(({"role": "user", "content": "x"},), 5, 0.0, schema={"type": "object"})
-                world.asker.ask([request], [lambda reply: reply.text], role="judge")
+                request = LLMRequest(({"role": "user", "content": "x"},), 5, 0.0, schema={"type": "object"})
+                complete(world.client, [request], lambda reply: reply.text, "judge")
             assert len(server.requests) == min(calls + 1, 4)
+
+
+def test_a_server_that_sends_its_headers_slowly_is_left_alone(tmp_path):
+    def drip():
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            connection.recv(1 << 16)
+            for byte in b"HTTP/1.1 200 OK\r\nX-Slow: " + b"x" * 4000:
+                connection.send(bytes([byte]))
+                over.wait(0.05)
+
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip)
+        thread.start()
+        settings = JudgeSettings(
+            api="openai", model="m", base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=0.5
+        )
+        with pytest.raises(HttpFailure, match=r"no reply within 0.5 s") as failure:
+            send(settings, None, LLMRequest(({"role": "user", "content": "x"},), 5))
+        over.set()
+        thread.join()
+    assert failure.value.billed

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from judge_server import judge_server, verdicts
 from pydantic import ValidationError
 
-from guerdon.labels.chat import ChatRequest, HttpModel
-from guerdon.labels.judge import VERDICTS, judgement_request, parse_judgement
-from guerdon.labels.labeler import StepLabels, Written
+from guerdon.labels.labelers import PromptedSolution, StepLabels
+from guerdon.labels.llm_client import LLMRequest, send
+from guerdon.labels.llm_judge import VERDICTS, judgement_request, parse_judgement
 from guerdon.settings.label import JudgeSettings
 from guerdon.types import Failure
 
@@ -235,12 +235,14 @@ def sent(api, **given):
     from guerdon.episodes.solutions import Solution
     from guerdon.worlds.prompts import Prompt
 
-    written = Written(Solution("s", "q?", ("a", "b")), Prompt("p", ({"role": "user", "content": "q?"},), "1", "x"))
+    written = PromptedSolution(
+        Solution("s", "q?", ("a", "b")), Prompt("p", ({"role": "user", "content": "q?"},), "1", "x")
+    )
     with judge_server() as server:
         settings = JudgeSettings(api=api, model="m", base_url=server.url, **given)
-        HttpModel(settings).complete(judgement_request(written, settings))
-        free = ChatRequest(({"role": "user", "content": "solve"},), 5)
-        HttpModel(settings).complete(free)
+        send(settings, "k", judgement_request(written, settings))
+        free = LLMRequest(({"role": "user", "content": "solve"},), 5)
+        send(settings, "k", free)
         return server.requests
 
 

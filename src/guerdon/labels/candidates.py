@@ -1,0 +1,344 @@
+"""Candidates for labels: questions by their fail rate, and solutions of a policy, of the judge's model, or from files.
+
+Questions: each is tried k times; its fail rate is the share of wrong answers among those that can be checked, with
+Wilson's interval, which is wide for few attempts. Those that a policy fails on often, but not always, are kept. (The
+seed's own script kept only questions that were always wrong, then demanded at most 0.8, and so kept none.)
+
+Solutions: a policy writes them (method 1), the judge's model (method 2), or they are read from files. Each is cut into
+steps and its answer checked. Left out, and counted: those that the length limit cut, that repeat another solution of
+the question, or that have too few steps.
+
+    mined = mine(prompts, completer, verifier, study.data, MiningSettings(), wanted=1000)
+    mined.kept, mined.table[0]      # {"id": ..., "fail_rate": 0.375, "low": 0.137, "high": 0.694, "kept": True}
+    found = split_and_check(mined.kept, texts, study.data, study.label, verifier, splitter="blank_line", model="sft")
+    found.solutions[0].solution.is_correct, found.left_out
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from guerdon.episodes.solutions import Solution
+from guerdon.labels.completions import Completer, CompletionRequest, SamplingParams
+from guerdon.labels.labelers import PromptedSolution
+from guerdon.labels.llm_client import BUDGET, NOT_ASKED, LLMClient, LLMReply, LLMRequest
+from guerdon.labels.step_splitters import split
+from guerdon.policies.tokens import prompt_ids
+from guerdon.progress import ProgressBar
+from guerdon.proportion import wilson_bounds
+from guerdon.settings.data import DataSettings
+from guerdon.settings.label import LabelSettings, MiningSettings, Splitter
+from guerdon.types import Failure
+from guerdon.worlds.prompts import Message, Prompt, insert_system_prompt, question_hash
+from guerdon.worlds.reasoning import family_of, is_generated
+from guerdon.worlds.verifier import Verifier, outcome
+
+MINED_AT_A_TIME = 64  # questions
+FIRST_LOOK = 20  # answers after which failures are counted
+LEFT_OUT = ("duplicate", "too_few_steps", "truncated", BUDGET, NOT_ASKED)  # reasons that are no failed measurement
+_SEPARATORS = {"blank_line": "\n\n", "newline": "\n"}
+
+Texts = Sequence[Sequence[str | Failure]]
+"""Per question, its solutions or why one is missing."""
+
+
+@dataclass(frozen=True)
+class MinedQuestions:
+    """Questions by fail rate.
+
+    Attributes:
+        kept: questions to label, in the order of the data.
+        table: a row per question that was tried.
+    """
+
+    kept: tuple[Prompt, ...]
+    table: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Solutions to label.
+
+    Attributes:
+        solutions: with steps, and whether the answer is right.
+        unchecked: why answers could not be checked, and how many.
+        left_out: why others were left out, and how many.
+        details: by reason of `left_out`, the detail of one.
+    """
+
+    solutions: tuple[PromptedSolution, ...]
+    unchecked: Mapping[str, int]
+    left_out: Mapping[str, int]
+    details: Mapping[str, str] = field(default_factory=dict)
+
+
+def mine(
+    prompts: Sequence[Prompt],
+    completer: Completer,
+    verifier: Verifier,
+    data: DataSettings,
+    settings: MiningSettings,
+    *,
+    wanted: int,
+) -> MinedQuestions:
+    """Try questions in order until `wanted` are kept, or `max_questions` were tried.
+
+    Args:
+        prompts: questions with known answers.
+        completer: writes the attempts.
+        verifier: checks them.
+        data: length limit; whether an unreadable answer is wrong.
+        settings: attempts, and which fail rates are kept.
+        wanted: how many questions are enough.
+    """
+    kept: list[Prompt] = []
+    table: list[dict[str, Any]] = []
+    prompts = prompts[: settings.max_questions]
+    k, sampling = settings.attempts, SamplingParams(settings.temperature, settings.top_p)
+    with closing(ProgressBar(len(prompts), what="questions", lines=10)) as progress:
+        for start in range(0, len(prompts), MINED_AT_A_TIME):
+            if len(kept) >= wanted:
+                break
+            group = prompts[start : start + MINED_AT_A_TIME]
+            requests = [CompletionRequest(prompt_ids(completer.policy.tokenizer, prompt.messages)) for prompt in group]
+            completions = completer.complete(
+                requests, n=k, limit=data.max_response_length, sampling=sampling, purpose="mine"
+            )
+            judgements = verifier.check_batch(
+                [one.text for row in completions for one in row], [prompt for prompt in group for _ in range(k)]
+            )
+            outcomes = [outcome(judgement, data.unparsable) for judgement in judgements]
+            for i, prompt in enumerate(group):
+                row = fail_rate_row(prompt, outcomes[i * k : (i + 1) * k], settings)
+                row["kept"] = row["kept"] and len(kept) < wanted
+                kept += [prompt] if row["kept"] else []
+                table.append(row)
+            progress.advance(len(table), f"{len(kept)} kept")
+    return MinedQuestions(tuple(kept), tuple(table))
+
+
+def fail_rate_row(prompt: Prompt, outcomes: Sequence[float | Failure], settings: MiningSettings) -> dict[str, Any]:
+    """The row of a question in the table; its fail rate is null where no answer could be checked."""
+    known = [v for v in outcomes if not isinstance(v, Failure)]
+    fails = sum(v < 1.0 for v in known)
+    rate = fails / len(known) if known else None
+    low, high = wilson_bounds(fails, len(known)) if known else (None, None)
+    kept = rate is not None and settings.min_fail_rate <= rate <= settings.max_fail_rate
+    return {
+        "id": prompt.id, "question": prompt.question, "attempts": len(outcomes), "checked": len(known),
+        "fails": fails, "fail_rate": rate, "low": low, "high": high, "kept": kept,
+    }  # fmt: skip
+
+
+def policy_texts(
+    questions: Sequence[Prompt], completer: Completer, data: DataSettings, settings: LabelSettings
+) -> Texts:
+    """Method 1: `num_rollouts` solutions of the policy to each question."""
+    requests = [CompletionRequest(prompt_ids(completer.policy.tokenizer, prompt.messages)) for prompt in questions]
+    completions = completer.complete(
+        requests, n=settings.num_rollouts, limit=data.max_response_length, purpose="solve", show_progress=True,
+        sampling=SamplingParams(settings.solutions.temperature, settings.solutions.top_p),
+    )  # fmt: skip
+    return [[one.text if one.finished else Failure("truncated") for one in row] for row in completions]
+
+
+def judge_texts(
+    questions: Sequence[Prompt],
+    client: LLMClient,
+    data: DataSettings,
+    settings: LabelSettings,
+    write_line: Callable[[str], None] = lambda _: None,
+) -> Texts:
+    """Method 2: `num_rollouts` solutions of the judge's model to each question.
+
+    Where all of the first answers are failures, nothing more is sent.
+
+    Args:
+        questions: prompts.
+        client: of the model.
+        data: length limit.
+        settings: how many, and how they are sampled.
+        write_line: shows progress, where there is much to do.
+
+    Raises:
+        ConfigError: the endpoint refuses the key, the model or the path.
+    """
+    n = settings.num_rollouts
+    requests = [
+        LLMRequest(prompt.messages, data.max_response_length, settings.solutions.temperature, sample)
+        for prompt in questions
+        for sample in range(n)
+    ]
+    found: dict[int, str | Failure] = {}
+    failed = 0
+    with closing(client.complete(requests, [_not_blank] * len(requests), role="solve")) as answers:
+        for i, answer in answers:
+            found[i] = answer
+            failed += isinstance(answer, Failure) and answer.reason not in LEFT_OUT
+            if failed == len(found) == FIRST_LOOK:
+                break
+            if len(requests) > 10 * FIRST_LOOK and len(found) % (len(requests) // 10) == 0:
+                write_line(f"solutions written {len(found)}/{len(requests)}")
+    texts = [found.get(i, Failure(NOT_ASKED)) for i in range(len(requests))]
+    return [texts[i * n : (i + 1) * n] for i in range(len(questions))]
+
+
+def _not_blank(reply: LLMReply) -> str | Failure:
+    return reply.text if reply.text.strip() else Failure("empty", "the reply is blank")
+
+
+def split_and_check(
+    questions: Sequence[Prompt],
+    texts: Texts,
+    data: DataSettings,
+    settings: LabelSettings,
+    verifier: Verifier,
+    *,
+    splitter: Splitter,
+    model: str,
+) -> Candidates:
+    """Cut solutions into steps and check their answers.
+
+    Args:
+        questions: prompts.
+        texts: the solutions of each.
+        data: whether an unreadable answer is wrong.
+        settings: fewest steps.
+        verifier: checks the answers.
+        splitter: cuts the steps.
+        model: who wrote the solutions, for the record.
+
+    Raises:
+        ConfigError: the splitter `separator` for questions that have none.
+    """
+    left_out: Counter[str] = Counter()
+    details: dict[str, str] = {}
+    solutions: list[PromptedSolution] = []
+    made_by = {"model": model, "method": settings.method, "splitter": splitter}
+    for prompt, own in zip(questions, texts, strict=True):
+        known: set[str] = set()
+        for k, text in enumerate(own):
+            if isinstance(text, Failure):
+                left_out[text.reason] += 1
+                details[text.reason] = text.detail
+                continue
+            one = split_solution(f"{prompt.id}-{k}", prompt, text, splitter, made_by)
+            if text in known or len(one.solution.steps) < settings.solutions.min_steps:
+                left_out["duplicate" if text in known else "too_few_steps"] += 1
+            else:
+                solutions.append(one)
+            known.add(text)
+    return Candidates(*check_answers(solutions, data, verifier), dict(left_out), details)
+
+
+def split_solution(
+    name: str, prompt: Prompt, text: str, splitter: Splitter, made_by: Mapping[str, Any]
+) -> PromptedSolution:
+    """A solution in steps; whether its answer is right is not known yet.
+
+    Args:
+        name: its id.
+        prompt: the question.
+        text: the solution.
+        splitter: cuts the steps.
+        made_by: goes into `meta`.
+
+    Raises:
+        ConfigError: the splitter `separator` for a question that has none.
+    """
+    own = family_of(prompt).separator if is_generated(prompt) else ""
+    meta = {**made_by, "question_id": prompt.id, "data_source": prompt.data_source, **_extra_info(prompt)}
+    solution = Solution(
+        id=name, question=prompt.question, steps=split(text, splitter, separator=own), ground_truth=prompt.ground_truth,
+        separator=own or _SEPARATORS.get(splitter, ""), meta=meta,
+    )  # fmt: skip
+    return PromptedSolution(solution, prompt)
+
+
+def check_answers(
+    solutions: Sequence[PromptedSolution], data: DataSettings, verifier: Verifier
+) -> tuple[tuple[PromptedSolution, ...], dict[str, int]]:
+    """Solutions with the verifier's judgement of their answers, where it is not known yet.
+
+    Args:
+        solutions: those without a true answer stay as they are.
+        data: whether an unreadable answer is wrong.
+        verifier: checks.
+
+    Returns:
+        The solutions, and why answers could not be checked, and how many.
+    """
+    open_ = [k for k, one in enumerate(solutions) if one.solution.is_correct is None and one.prompt.ground_truth]
+    judgements = verifier.check_batch([solutions[k].solution.text for k in open_], [solutions[k].prompt for k in open_])
+    found = dict(zip(open_, judgements, strict=True))
+    unchecked: Counter[str] = Counter()
+    checked = []
+    for k, one in enumerate(solutions):
+        solution, judgement = one.solution, found.get(k)
+        if judgement is not None:
+            value = outcome(judgement, data.unparsable)
+            right = None if isinstance(value, Failure) else value == 1.0
+            answer = judgement.answer if solution.answer is None else solution.answer
+            solution = replace(solution, is_correct=right, answer=answer)
+        if solution.is_correct is None:
+            unchecked["no_true_answer" if judgement is None else judgement.verdict] += 1
+        checked.append(PromptedSolution(solution, one.prompt))
+    return tuple(checked), dict(unchecked)
+
+
+def _extra_info(prompt: Prompt) -> dict[str, Any]:
+    return {"extra_info": dict(prompt.extra_info)} if is_generated(prompt) else {}
+
+
+def given_solutions(
+    solutions: Sequence[Solution],
+    prompts: Sequence[Prompt],
+    data: DataSettings,
+    settings: LabelSettings,
+    verifier: Verifier,
+) -> Candidates:
+    """Solutions from files, without their labels; answers that are not checked yet are checked.
+
+    Args:
+        solutions: with steps.
+        prompts: known questions; a solution to another one gets a prompt of its own.
+        data: the system prompt; whether an unreadable answer is wrong.
+        settings: fewest steps; how many questions, where that is given.
+        verifier: checks answers where the true one is known.
+    """
+    most = settings.num_samples if "num_samples" in settings.model_fields_set else None
+    known = {question_hash(prompt.messages): prompt for prompt in prompts}
+    questions: set[str] = set()
+    texts: set[tuple[str, str]] = set()
+    left_out: Counter[str] = Counter()
+    times: Counter[str] = Counter()
+    rows: list[PromptedSolution] = []
+    for solution in solutions:
+        messages: tuple[Message, ...] = ({"role": "user", "content": solution.question},)
+        name = question_hash(messages)
+        if most is not None and len(questions | {name}) > most:
+            left_out["beyond_num_samples"] += 1
+            continue
+        questions.add(name)
+        if (name, solution.text) in texts or len(solution.steps) < settings.solutions.min_steps:
+            left_out["duplicate" if (name, solution.text) in texts else "too_few_steps"] += 1
+            continue
+        texts.add((name, solution.text))
+        source = str(solution.meta.get("data_source") or solution.meta.get("subset") or "")
+        messages = insert_system_prompt(messages, data.system_prompt)
+        prompt = known.get(name) or Prompt(name, messages, solution.ground_truth or "", source)
+        times[solution.id] += 1
+        again = f"-{times[solution.id]}" if times[solution.id] > 1 else ""
+        about = {"ratings", "finish_reason"}  # what PRM800K says of labels that are not these
+        meta = {name: value for name, value in solution.meta.items() if name not in about}
+        meta |= {"question_id": prompt.id, **_extra_info(prompt)}
+        plain = replace(
+            solution, id=solution.id + again, labels=(), rewards=(), meta=meta,
+            ground_truth=solution.ground_truth or prompt.ground_truth or None,
+        )  # fmt: skip
+        rows.append(PromptedSolution(plain, prompt))
+    return Candidates(*check_answers(rows, data, verifier), dict(left_out))

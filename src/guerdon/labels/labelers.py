@@ -1,0 +1,289 @@
+"""Labels of steps: the labelers that need no judge, and what all labelers have in common.
+
+`ExactLabeler` computes the truth of generated tasks. The others complete every prefix of a solution with a policy: a
+step is as good as the chance that the solution can still reach the true answer after it.
+
+`MonteCarloLabeler` completes every prefix k times (Math-Shepherd, Wang et al. 2023, 2312.08935, eqs. 3 and 4): soft is
+the share of completions that reach the true answer, hard is 1 where any does. `BinarySearchLabeler` looks for the
+first prefix that none of k completions saves (OmegaPRM, Luo et al. 2024, 2406.06592, section 3.2): k log M completions
+instead of k M. `ConsensusLabeler` keeps what a judge and hard continuations agree on (Zhang et al. 2025, 2501.07301).
+
+A completion whose answer cannot be checked counts neither way; a step with too few that can be checked has no label.
+
+    labeler = MonteCarloLabeler(sampler, k=8, hard=False)
+    labels = labeler.label([PromptedSolution(solution, prompt)])[0]
+    if isinstance(labels, StepLabels): labels.values              # (0.75, 0.125, None)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, Protocol
+
+from guerdon.episodes.solutions import Solution
+from guerdon.labels.completions import Completer, CompletionRequest, SamplingParams
+from guerdon.policies.tokens import prompt_ids
+from guerdon.settings.data import DataSettings
+from guerdon.types import Failure
+from guerdon.worlds.prompts import Prompt
+from guerdon.worlds.reasoning import is_generated, step_truth
+from guerdon.worlds.verifier import Verifier, outcome
+
+NO_CONSENSUS = "no_consensus"  # two labelers disagree: left out on purpose, not a failed measurement
+MIN_CHECKED = 0.5  # share of the completions of a step whose answers can be checked
+
+
+@dataclass(frozen=True)
+class PromptedSolution:
+    """A solution and the prompt that it answers."""
+
+    solution: Solution
+    prompt: Prompt
+
+
+@dataclass(frozen=True)
+class StepLabels:
+    """Labels of the steps of one solution.
+
+    Attributes:
+        values: per step the probability that it is right; None where the labeler cannot tell.
+        meta: how it was found; plain JSON values.
+    """
+
+    values: tuple[float | None, ...]
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def first_error(self) -> int | None:
+        """As `Solution.first_error`."""
+        return Solution("", "", ("",) * len(self.values), self.values).first_error
+
+
+class Labeler(Protocol):
+    """Labels the steps of solutions."""
+
+    @property
+    def name(self) -> str:
+        """Its name in data sets."""
+        ...
+
+    @property
+    def at_a_time(self) -> int:
+        """How many solutions are best labelled together."""
+        ...
+
+    def label(self, solutions: Sequence[PromptedSolution]) -> list[StepLabels | Failure]:
+        """Labels of each solution, in order."""
+        ...
+
+
+def until_first_error(right: Sequence[bool]) -> tuple[float | None, ...]:
+    """Hard labels up to and with the first wrong step; unknown after it."""
+    first = list(right).index(False) if False in right else len(right)
+    return tuple(1.0 if k < first else 0.0 if k == first else None for k in range(len(right)))
+
+
+class ExactLabeler:
+    """The truth of generated tasks: right is the true line at its place, up to and with the first wrong line.
+
+    Lines after it have no label: whether a line that follows from a wrong one is good is a matter of taste, and
+    benchmarks (ProcessBench, 2412.06559) do not test it.
+    """
+
+    name = "exact"
+    at_a_time = 10_000
+
+    def label(self, solutions: Sequence[PromptedSolution]) -> list[StepLabels | Failure]:
+        """Labels of each solution; a `Failure` where the task is not generated, or steps end inside its lines."""
+        return [self._one(w) for w in solutions]
+
+    def _one(self, given: PromptedSolution) -> StepLabels | Failure:
+        if not is_generated(given.prompt):
+            return Failure("not_generated", "the truth of steps is known for generated tasks only")
+        truth = step_truth(given.prompt, given.solution.text)
+        ends = list(accumulate(map(len, given.solution.steps)))
+        lines = [end for _, end in truth.spans]
+        if not set(ends) <= set(lines):
+            return Failure("steps_do_not_fit", "steps end inside the task's lines; use the splitter separator")
+        right = [
+            all(ok for ok, line in zip(truth.correct, lines, strict=True) if start < line <= end)
+            for start, end in zip([0, *ends], ends, strict=False)
+        ]
+        return StepLabels(until_first_error(right), {"rule": "correct until the first error"})
+
+
+@dataclass(frozen=True)
+class CompletionCounts:
+    """Completions of a prefix: how many reached the answer, could be checked, and were sampled."""
+
+    right: int
+    known: int
+    sampled: int
+
+    def value(self, *, hard: bool) -> float | None:
+        """The label; None where too few could be checked.
+
+        One completion that reaches the answer makes a hard label 1 whatever became of the others.
+        """
+        if hard and self.right:
+            return 1.0
+        if self.known < MIN_CHECKED * self.sampled:
+            return None
+        return 0.0 if hard else self.right / self.known
+
+
+class ContinuationSampler:
+    """Completes prefixes with a policy and checks where they lead.
+
+    Args:
+        completer: samples the completions.
+        verifier: checks their answers.
+        data: length limit; whether an unreadable answer is wrong.
+        sampling: how tokens are sampled.
+    """
+
+    def __init__(self, completer: Completer, verifier: Verifier, data: DataSettings, sampling: SamplingParams) -> None:
+        self._completer, self._verifier, self._data, self._sampling = completer, verifier, data, sampling
+
+    def sample(self, prefixes: Sequence[tuple[Prompt, str]], k: int) -> list[CompletionCounts]:
+        """Complete each prefix k times and check the answers; in order."""
+        tokenizer = self._completer.policy.tokenizer
+        requests = [CompletionRequest(prompt_ids(tokenizer, prompt.messages), prefix) for prompt, prefix in prefixes]
+        drawn = self._completer.complete(
+            requests, n=k, limit=self._data.max_response_length, sampling=self._sampling, purpose="continue"
+        )
+        texts = [prefix + d.text for (_, prefix), row in zip(prefixes, drawn, strict=True) for d in row]
+        prompts = [prompt for prompt, _ in prefixes for _ in range(k)]
+        found = [outcome(j, self._data.unparsable) for j in self._verifier.check_batch(texts, prompts)]
+        known = [[v for v in found[i * k : (i + 1) * k] if not isinstance(v, Failure)] for i in range(len(prefixes))]
+        return [CompletionCounts(row.count(1.0), len(row), k) for row in known]
+
+
+def _prefixes(given: PromptedSolution) -> list[str]:
+    """The solution up to each step but the last."""
+    return list(accumulate(given.solution.steps))[:-1]
+
+
+class MonteCarloLabeler:
+    """Completes every prefix; the last step is as good as the answer.
+
+    Args:
+        sampler: completes and checks.
+        k: completions per prefix.
+        hard: 1 where any completion reaches the answer, instead of the share.
+    """
+
+    name = "monte_carlo"
+    at_a_time = 64
+
+    def __init__(self, sampler: ContinuationSampler, *, k: int, hard: bool) -> None:
+        self._sampler, self._k, self._hard = sampler, k, hard
+
+    def label(self, solutions: Sequence[PromptedSolution]) -> list[StepLabels | Failure]:
+        """Labels of each solution; a `Failure` where no step has one."""
+        wanted = [(w.prompt, prefix) for w in solutions for prefix in _prefixes(w)]
+        reached = iter(self._sampler.sample(wanted, self._k) if wanted else [])
+        return [self._one(w, [next(reached) for _ in _prefixes(w)]) for w in solutions]
+
+    def _one(self, given: PromptedSolution, reached: Sequence[CompletionCounts]) -> StepLabels | Failure:
+        right = given.solution.is_correct
+        values = [*(r.value(hard=self._hard) for r in reached), None if right is None else float(right)]
+        if all(v is None for v in values):
+            return Failure("unchecked_completions", f"too few of the {self._k} completions per step can be checked")
+        counts = {"right": [r.right for r in reached], "known": [r.known for r in reached]}
+        estimate = "hard" if self._hard else "soft"
+        return StepLabels(tuple(values), {"completions": self._k, "estimate": estimate, **counts})
+
+
+class BinarySearchLabeler:
+    """Looks for the first step after which no completion reaches the answer.
+
+    A solution with the true answer has no such step: it is itself a completion of each of its prefixes. In one with
+    a wrong answer the last prefix cannot be saved, and whether a prefix can be is taken to fall once and for all.
+
+    Args:
+        sampler: completes and checks.
+        k: completions per prefix that is tried.
+    """
+
+    name = "binary_search"
+    at_a_time = 64
+
+    def __init__(self, sampler: ContinuationSampler, *, k: int) -> None:
+        self._sampler, self._k = sampler, k
+
+    def label(self, solutions: Sequence[PromptedSolution]) -> list[StepLabels | Failure]:
+        """Labels up to the first error; a `Failure` where the search cannot go on."""
+        found: list[StepLabels | Failure | None] = [self._without_search(w) for w in solutions]
+        low = [0] * len(solutions)  # the first error is at this step or later
+        high = [len(w.solution.steps) - 1 for w in solutions]  # ... and not after this one
+        probes = [0] * len(solutions)
+        while active := [i for i, done in enumerate(found) if done is None and low[i] < high[i]]:
+            middle = [(low[i] + high[i]) // 2 for i in active]
+            prefixes = [_prefixes(solutions[i])[m] for i, m in zip(active, middle, strict=True)]
+            wanted = [(solutions[i].prompt, prefix) for i, prefix in zip(active, prefixes, strict=True)]
+            for i, m, reached in zip(active, middle, self._sampler.sample(wanted, self._k), strict=True):
+                value = reached.value(hard=True)
+                probes[i] += 1
+                if value is None:
+                    why = f"{reached.known} of {reached.sampled} completions after step {m + 1} can be checked"
+                    found[i] = Failure("unchecked_completions", why)
+                elif value:
+                    low[i] = m + 1
+                else:
+                    high[i] = m
+        return [done or self._until(solutions[i], low[i], probes[i]) for i, done in enumerate(found)]
+
+    def _without_search(self, given: PromptedSolution) -> StepLabels | Failure | None:
+        """Labels, or the failure, of a solution that needs no search."""
+        if given.solution.is_correct is None:
+            return Failure("unchecked_answer", "whether its answer is right is not known")
+        n = len(given.solution.steps)
+        return StepLabels((1.0,) * n, {"completions": 0}) if given.solution.is_correct else None
+
+    def _until(self, given: PromptedSolution, first: int, probes: int) -> StepLabels:
+        right = [k < first for k in range(len(given.solution.steps))]
+        return StepLabels(until_first_error(right), {"completions": probes * self._k})
+
+
+class ConsensusLabeler:
+    """Keeps solutions where two labelers agree on the first error, with labels up to it.
+
+    Args:
+        judge: the first.
+        continuations: the second, with hard labels.
+    """
+
+    name = "consensus"
+
+    def __init__(self, judge: Labeler, continuations: Labeler) -> None:
+        self._judge, self._continuations = judge, continuations
+
+    @property
+    def at_a_time(self) -> int:
+        """How many solutions are best labelled together."""
+        return min(self._judge.at_a_time, self._continuations.at_a_time)
+
+    def label(self, solutions: Sequence[PromptedSolution]) -> list[StepLabels | Failure]:
+        """Labels of each solution; `Failure("no_consensus")` where they disagree, and failures of either."""
+        judged, continued = self._judge.label(solutions), self._continuations.label(solutions)
+        return [_agreed(a, b) for a, b in zip(judged, continued, strict=True)]
+
+
+def _agreed(judged: StepLabels | Failure, continued: StepLabels | Failure) -> StepLabels | Failure:
+    if isinstance(judged, Failure):
+        return judged
+    if isinstance(continued, Failure):
+        return continued
+    first, other = judged.first_error, continued.first_error
+    if first is None or other is None:
+        return Failure("unchecked_completions", "completions do not say which step is wrong first")
+    if first != other:
+        return Failure(
+            NO_CONSENSUS, f"first error: step {first + 1} by the judge, {other + 1} by completions (0: none)"
+        )
+    n = len(judged.values)
+    right = [first < 0 or k < first for k in range(n)]
+    return StepLabels(until_first_error(right), {"judge": dict(judged.meta), "completions": dict(continued.meta)})

@@ -1,0 +1,335 @@
+"""Language models behind the HTTP APIs of Anthropic (Messages) and OpenAI (chat completions): retries, cache, budget.
+
+Each reply is parsed by the caller: into a value, or a `Failure` that says what is wrong with it. A reply that can be
+used, and the failure that remains after the last try, are kept on disk by the content of the request, so the same
+request is sent once. Failures of the network or the server are not kept: a later run tries again. Keys come from the
+environment or from a `.env` file, never from a configuration.
+
+    settings = JudgeSettings(api="openai", model="qwen", base_url="http://localhost:8000/v1")
+    client = HttpLLMClient(settings, cache, ledger)
+    answers = dict(client.complete(requests, [lambda reply: parse(reply.text)] * len(requests), role="judge"))
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, Protocol, TypeVar
+
+from guerdon.config import dot_env
+from guerdon.errors import ConfigError
+from guerdon.labels.append_log import Cache, content_key
+from guerdon.labels.http_json import HttpFailure, post_json
+from guerdon.labels.ledger import Ledger, TokenUsage
+from guerdon.retry import Clock, Crew, Retry, Todo, Tried
+from guerdon.settings.label import JudgeSettings
+from guerdon.types import Failure
+from guerdon.worlds.prompts import Message
+
+BUDGET = "budget_spent"  # the reason of a request that the budget does not allow
+NOT_ASKED = "not_asked"  # the reason of a request that is not in the cache, where only the cache is used
+PARSE_TRIES = 3  # of a request whose replies cannot be used, unless temperature 0 makes them all the same
+
+_KEY_VARIABLES = {"anthropic": "ANTHROPIC_API_KEY", "openai": "OPENAI_API_KEY"}
+_Stop = Literal["end", "length", "refusal"]
+_STOPS: dict[Any, _Stop] = {  # anything else, or nothing, does not say that the text is complete
+    "stop": "end", "end_turn": "end", "stop_sequence": "end", "eos_token": "end",
+    "max_tokens": "length", "length": "length", "model_context_window_exceeded": "length",
+    "refusal": "refusal", "content_filter": "refusal",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LLMRequest:
+    """A request to a language model.
+
+    Attributes:
+        messages: chat messages that end with the user's turn.
+        max_tokens: longest reply.
+        temperature: None leaves it to the endpoint.
+        sample: distinguishes several samples of the same request.
+        schema: of the JSON that is wanted, for an endpoint that takes one; None: free text.
+    """
+
+    messages: tuple[Message, ...]
+    max_tokens: int
+    temperature: float | None = None
+    sample: int = 0
+    schema: Mapping[str, Any] | None = None
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """The most tokens that it can have: one per byte, 16 per message and 32 for the template.
+
+        Models that read digits one by one do reach a token per byte.
+        """
+        schema = len(json.dumps(self.schema)) if self.schema else 0
+        return sum(len(m["content"].encode("utf-8", "surrogatepass")) + 16 for m in self.messages) + 32 + schema
+
+
+@dataclass(frozen=True)
+class LLMReply:
+    """A reply of a language model.
+
+    Attributes:
+        text: what the model wrote.
+        stop: why it ended: by itself, at the length limit, or as a refusal.
+        usage: None where the endpoint does not say.
+    """
+
+    text: str
+    stop: _Stop
+    usage: TokenUsage | None = None
+
+
+T = TypeVar("T")
+Parse = Callable[[LLMReply], T | Failure]
+
+
+class LLMClient(Protocol):
+    """A language model that answers requests."""
+
+    @property
+    def name(self) -> str:
+        """The model."""
+        ...
+
+    def complete(
+        self, requests: Sequence[LLMRequest], parsers: Sequence[Parse[T]], *, role: str
+    ) -> Generator[tuple[int, T | Failure]]:
+        """Parsed replies as they arrive, each with the index of its request; closing it sends nothing more.
+
+        Args:
+            requests: what is sent.
+            parsers: of each request, what makes a value of its reply.
+            role: what the requests are for, in the ledger.
+        """
+        ...
+
+
+def request_key(model: JudgeSettings, request: LLMRequest) -> str:
+    """A hash of a request's content; where the model is served does not count."""
+    form = model.response_format if request.schema is not None else None
+    more = [part for part in (dict(model.extra_body), form) if part]
+    return content_key(
+        model.api, model.model_name, list(request.messages), request.max_tokens, request.temperature, request.sample,
+        *more,
+    )  # fmt: skip
+
+
+def unusable(reply: LLMReply) -> Failure | None:
+    """Why a reply cannot be used, whatever was asked: a refusal, or cut by the length limit."""
+    if reply.stop == "refusal":
+        return Failure("refusal", reply.text[:200])
+    if reply.stop == "length":
+        return Failure("truncated", "the reply reached its length limit")
+    return None
+
+
+class HttpLLMClient:
+    """A language model behind an HTTP API, several requests at a time.
+
+    Attributes:
+        name: the model.
+        only_cached: answer `NOT_ASKED` instead of sending requests.
+        reserve_later: by role, dollars to reserve with a request for a later one about its reply.
+
+    Args:
+        settings: which API, where, which model.
+        cache: replies on disk.
+        ledger: costs on disk.
+        clock: time.
+
+    Raises:
+        ConfigError: the key that it needs is missing.
+    """
+
+    def __init__(self, settings: JudgeSettings, cache: Cache, ledger: Ledger, clock: Clock | None = None) -> None:
+        self.name = settings.model_name
+        self.only_cached = False
+        self.reserve_later: dict[str, float] = {}
+        own = settings.api == "openai" and settings.base_url is not None and settings.api_key_env is None
+        self._key = api_key(settings.api_key_env or _KEY_VARIABLES[settings.api], required=not own)
+        self._settings, self._cache, self._ledger = settings, cache, ledger
+        self._clock = clock or Clock()
+        self._crew = Crew(
+            Retry(settings.retries + 1), settings.concurrency, self._clock, per_minute=settings.requests_per_minute
+        )
+
+    def complete(
+        self, requests: Sequence[LLMRequest], parsers: Sequence[Parse[T]], *, role: str
+    ) -> Generator[tuple[int, T | Failure]]:
+        """See `LLMClient`; equal requests are sent once.
+
+        Raises:
+            ConfigError: the endpoint refuses the key, the model or the path.
+        """
+        places: dict[str, list[int]] = {}
+        for i, request in enumerate(requests):
+            places.setdefault(request_key(self._settings, request), []).append(i)
+        todo: Todo[str, T | Failure] = deque()
+        for key, (first, *_) in places.items():
+            answer = self._cached(key, parsers[first])
+            if answer is not None:
+                self._ledger.count_cached(role)
+            elif self.only_cached:
+                answer = Failure(NOT_ASKED)
+            else:
+                todo.append((key, partial(self._try, key, requests[first], parsers[first], role)))
+                continue
+            yield from ((i, answer) for i in places[key])
+        with closing(self._crew.run(todo)) as outcomes:
+            for key, answer in outcomes:
+                yield from ((i, answer) for i in places[key])
+
+    def _cached(self, key: str, parse: Parse[T]) -> T | Failure | None:
+        kept: dict[str, Any] | None = self._cache.get(key)
+        if kept is None or "tries" in kept:
+            return None
+        if "reason" not in kept:
+            return parse(LLMReply(kept["text"], "end"))
+        if "refused" in kept:  # text that an earlier version could not parse
+            answer = parse(LLMReply(kept["refused"], "end"))
+            if not isinstance(answer, Failure):
+                return answer
+        return Failure(kept["reason"], kept["detail"])
+
+    def _try(self, key: str, request: LLMRequest, parse: Parse[T], role: str, seconds: float) -> Tried[T | Failure]:
+        """Send a request once."""
+        later = self.reserve_later.get(role, 0.0)
+        reservation = self._ledger.reserve(
+            role, tokens_in=request.max_prompt_tokens, tokens_out=request.max_tokens, later=later
+        )
+        if reservation is None:
+            return Tried(Failure(BUDGET))
+        reply = None
+        try:
+            reply = send(self._settings, self._key, request, seconds=seconds, clock=self._clock)
+            answer = unusable(reply) or parse(reply)
+        except HttpFailure as error:
+            self._ledger.settle(reservation, None, failure=error.reason, billed=error.billed)
+            return Tried(Failure(error.reason, str(error)), again=error.again, asked=error.asked)
+        except BaseException as error:  # a refused key costs nothing; a call that was cut off may have been billed
+            usage, billed = reply.usage if reply else None, not isinstance(error, ConfigError)
+            self._ledger.settle(reservation, usage, failure="stopped", billed=billed)
+            raise
+        failure = answer if isinstance(answer, Failure) else None
+        kept: dict[str, Any] = {"text": reply.text}
+        last = True
+        if failure is not None:
+            tries = (self._cache.get(key) or {}).get("tries", 0) + 1  # also those of a run that was cut off
+            last = tries >= (1 if request.temperature == 0 else min(PARSE_TRIES, self._settings.retries + 1))
+            kept = {"reason": failure.reason, "detail": failure.detail, **({} if last else {"tries": tries})}
+            kept |= {"refused": reply.text} if reply.stop == "end" else {}
+        try:
+            self._cache.put({key: kept})  # first: a reply that was paid for is not lost to a kill
+        finally:
+            self._ledger.settle(reservation, reply.usage, failure=failure.reason if failure else "")
+        return Tried(answer, again=not last)
+
+
+def api_key(variable: str, *, required: bool = True) -> str | None:
+    """A key from the environment or from `.env` in the working directory; None where neither has it.
+
+    Raises:
+        ConfigError: it is required and missing.
+    """
+    key = os.environ.get(variable) or dot_env().get(variable)
+    if not key and required:
+        raise ConfigError(f"{variable} is not set: export it, or write {variable}=... into a file .env here")
+    return key or None
+
+
+def send(
+    settings: JudgeSettings,
+    key: str | None,
+    request: LLMRequest,
+    *,
+    seconds: float = math.inf,
+    clock: Clock | None = None,
+) -> LLMReply:
+    """The reply to one request.
+
+    Args:
+        settings: which API, where, which model.
+        key: of the API.
+        request: what is sent.
+        seconds: time limit, where it is below that of the settings.
+        clock: what dates in a reply are compared with.
+
+    Raises:
+        HttpFailure: there is no reply that can be used.
+        ConfigError: the endpoint refuses the key, the model or the path; trying again would not help.
+    """
+    path, headers, body = _encode(settings, request, key)
+    check = f"label.judge.model, base_url and the key in {settings.api_key_env or _KEY_VARIABLES[settings.api]}"
+    payload = post_json(
+        settings.url + path, headers, body, timeout=min(settings.timeout, seconds), clock=clock or Clock(),
+        who="the judge", check=check,
+    )  # fmt: skip
+    try:
+        reply = _anthropic_reply(payload) if settings.api == "anthropic" else _openai_reply(payload)
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise HttpFailure("bad_reply", f"not what the API promises: {str(payload)[:80]!r}", billed=True) from error
+    return replace(reply, text=valid_unicode(reply.text))
+
+
+def valid_unicode(text: str) -> str:
+    """The text with lone surrogates, which JSON can express and UTF-8 cannot, replaced."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _encode(
+    settings: JudgeSettings, request: LLMRequest, key: str | None
+) -> tuple[str, dict[str, str], dict[str, Any]]:
+    """Path, headers and body of a request."""
+    body: dict[str, Any] = {"model": settings.model_name, **settings.extra_body}
+    if request.temperature is not None:
+        body["temperature"] = request.temperature
+    form = settings.response_format if request.schema is not None else None
+    if settings.api == "anthropic":
+        if form is not None:
+            body["output_config"] = {"format": {"type": "json_schema", "schema": request.schema}}
+        system = "\n\n".join(m["content"] for m in request.messages if m["role"] == "system")
+        body |= {"max_tokens": request.max_tokens, **({"system": system} if system else {})}
+        body["messages"] = [dict(m) for m in request.messages if m["role"] != "system"]
+        return "/v1/messages", {"x-api-key": key or "", "anthropic-version": "2023-06-01"}, body
+    if form is not None:
+        schema = {"json_schema": {"name": "judgement", "strict": True, "schema": request.schema}}
+        body["response_format"] = {"type": form, **(schema if form == "json_schema" else {})}
+    body |= {settings.token_limit_key: request.max_tokens, "messages": [dict(m) for m in request.messages]}
+    return "/chat/completions", {"Authorization": f"Bearer {key}"} if key else {}, body
+
+
+def _anthropic_reply(payload: Any) -> LLMReply:
+    blocks = [block["text"] for block in payload["content"] if block["type"] == "text"]
+    usage = payload.get("usage") or {}
+    read = [usage.get(k) for k in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")]
+    stop = _STOPS.get(payload["stop_reason"], "length")
+    return LLMReply("".join(blocks), stop, _usage(read, usage.get("output_tokens")))
+
+
+def _openai_reply(payload: Any) -> LLMReply:
+    choice = payload["choices"][0]
+    message = choice["message"]
+    stop: _Stop = "refusal" if message.get("refusal") else _STOPS.get(choice.get("finish_reason"), "length")
+    usage = payload.get("usage") or {}
+    text = message.get("content")
+    if not isinstance(text, str):
+        text = str(message.get("refusal") or "")
+        if stop == "end":
+            raise KeyError("content")
+    return LLMReply(text, stop, _usage([usage.get("prompt_tokens")], usage.get("completion_tokens")))
+
+
+def _usage(read: list[Any], written: Any) -> TokenUsage | None:
+    counts = [n for n in read if n is not None]
+    if not counts or not all(isinstance(n, int) and n >= 0 for n in (*counts, written)):
+        return None
+    return TokenUsage(sum(counts), written)
