@@ -11,9 +11,9 @@ image, A action size, S state size. This module knows nothing about files, simul
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,8 @@ BoolArray = NDArray[np.bool_]
 ByteArray = NDArray[np.uint8]
 IntArray = NDArray[np.int64]
 
-Metrics = dict[str, float | None]  # name to value; None where it is undefined
+Metrics = dict[str, float | None]
+"""Numbers for the log by name; None where one is undefined."""
 
 Granularity = Literal["step", "total"]
 Modality = Literal["image", "state", "text"]
@@ -289,53 +290,87 @@ class Segment:
         return len(self.rows_F)
 
 
-@dataclass(frozen=True, eq=False)
-class Rollout:
-    """What happened in B parallel streams over T steps: the one thing that flows through the RL loop.
+class PolicyInputs(Protocol):
+    """What a policy needs to compute the log-probabilities of its actions again; opaque to everything but the policy.
 
-    Attributes:
-        observations: (B, T, S) float32 for states or (B, T, H, W, C) uint8 for pixels, before the action.
-        actions: (B, T, A) float32.
-        log_probs: (B, T) float32, of the behaviour policy.
-        mask: (B, T) bool, False where a step does not exist (padding, a reset step).
-        terminated: (B, T) bool, the task's own end: no value beyond it.
-        truncated: (B, T) bool, cut off by a limit: the value goes on beyond it.
-        success: (B, T) bool, ground truth after the step; False where nobody knows. Nothing ever overwrites it.
-        success_known: (B, T) bool, where ground truth was reported.
-        rewards: source name to (B, T) float32. `env` is ground truth; the others are reward models.
-        failed: source name to (B, T) bool, True where the source's measurement is missing.
-        values: source name to (B, T) float32 estimates of the value before the step, or empty.
-        next_values: source name to (B, T) float32 estimates of the value after the step (of the terminal
-            observation where the episode ended), or empty.
-        group_ids: (B, T) int64, steps of episodes with the same start share an id; -1 where there is none.
+    Its rows are the steps of a control policy, or the responses of a language model.
     """
 
-    observations: NDArray[Any]
-    actions: FloatArray
+    def __len__(self) -> int:
+        """Rows."""
+        ...
+
+    def take(self, rows: IntArray) -> Self:
+        """These rows, in order."""
+        ...
+
+
+Inputs = TypeVar("Inputs", bound=PolicyInputs)
+_In = TypeVar("_In", bound=PolicyInputs, contravariant=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Rollout(Generic[Inputs]):
+    """What happened in B streams over T decisions: the same for text (T tokens) and control (T environment steps).
+
+    Attributes:
+        inputs: of the policy: B rows of text, or B * T steps of control.
+        log_probs: (B, T) of the policy that acted, as training computes them where the collector was asked to.
+        mask: (B, T) False where there is no decision (padding, a reset step).
+        terminated: (B, T) the task's own end: no value beyond it.
+        truncated: (B, T) cut off by a limit: the value goes on beyond it.
+        success: (B, T) ground truth after the decision; False where it is unknown. Nothing ever overwrites it.
+        success_known: (B, T) where ground truth was reported.
+        rewards: (B, T) ground truth's own reward: the environment's, or the verifier's outcome at the last token.
+        failed: (B, T) where ground truth could not be measured.
+        failures: (row, step, why) of ground truth; row -1 for responses that are not part of the rollout.
+        group_ids: (B,) streams with the same start share an id; None where there are no groups.
+        segments: what reward models of images look at, by stream and time.
+        steps: what `runner.total_steps` counts: environment steps, or all responses that were generated.
+        measured: measurements of ground truth tried, those of dropped responses included.
+        metrics: counts and shares for the log.
+        values, next_values: source name to (B, T) estimates of the value before and after the decision (after the
+            last one of an episode: of its terminal observation); empty without a critic.
+        greedy: one greedy response to the prompt of each group, in their order (ReMax).
+        sampled_log_probs: (B, T) as the generator computed them, where `log_probs` was computed again.
+        fresh: every stream begins an episode here, and nothing of earlier rollouts goes on.
+        version: of the weights that acted.
+        seconds: time that collecting took, by its parts.
+    """
+
+    inputs: Inputs
     log_probs: FloatArray
     mask: BoolArray
     terminated: BoolArray
     truncated: BoolArray
     success: BoolArray
     success_known: BoolArray
-    rewards: Mapping[str, FloatArray]
-    failed: Mapping[str, BoolArray] = field(default_factory=dict)
+    rewards: FloatArray
+    failed: BoolArray
+    failures: tuple[tuple[int, int, Failure], ...] = ()
+    group_ids: IntArray | None = None
+    segments: tuple[Segment, ...] = ()
+    steps: int = 0
+    measured: int = 0
+    metrics: Metrics = field(default_factory=dict)
     values: Mapping[str, FloatArray] = field(default_factory=dict)
     next_values: Mapping[str, FloatArray] = field(default_factory=dict)
-    group_ids: IntArray | None = None
+    greedy: Rollout[Inputs] | None = None
+    sampled_log_probs: FloatArray | None = None
+    fresh: bool = False
+    version: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        shape = self.mask.shape
-        for f in fields(self):
-            value = getattr(self, f.name)
-            arrays = value.values() if isinstance(value, Mapping) else [value]
-            for array in arrays:
-                if array is not None and array.shape[:2] != shape:
-                    raise ValueError(f"rollout field {f.name!r} has shape {array.shape}, expected {shape} first")
+        names = ("log_probs", "terminated", "truncated", "success", "success_known", "rewards", "failed")
+        for name in names:
+            shape = getattr(self, name).shape
+            if shape != self.mask.shape:
+                raise ValueError(f"rollout field {name!r} has shape {shape}, expected {self.mask.shape}")
 
     @property
     def done(self) -> BoolArray:
-        """(B, T) bool, True at the last step of an episode."""
+        """(B, T) True at the last decision of an episode."""
         return self.terminated | self.truncated
 
 
@@ -408,25 +443,6 @@ class Rewards:
     def failed_B(self) -> BoolArray:
         """(B,) bool, True for streams with a missing measurement."""
         return np.asarray(self.failed.any(axis=1))
-
-
-class PolicyInputs(Protocol):
-    """What a policy needs to compute the log-probabilities of its actions again; opaque to everything but the policy.
-
-    Its rows are the steps of a control policy, or the responses of a language model.
-    """
-
-    def __len__(self) -> int:
-        """Rows."""
-        ...
-
-    def take(self, rows: IntArray) -> Self:
-        """These rows, in order."""
-        ...
-
-
-Inputs = TypeVar("Inputs", bound=PolicyInputs)
-_In = TypeVar("_In", bound=PolicyInputs, contravariant=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import rl_clock as tiny
 
-from guerdon.collect.observed_frames import ObservedFrames
-from guerdon.rl.rollout import roll_out
+from guerdon.collect.control import ControlCollector
 from guerdon.rl.sources import Source
+from guerdon.settings.policy import MLPPolicySettings
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.world import EnvSettings
 from guerdon.worlds.build import build_world
@@ -24,8 +24,8 @@ class Still:
         return np.zeros((len(observations_B), 2), np.float32)
 
 
-def clock_world(mode, **kwargs):
-    settings = EnvSettings(
+def clock_settings(mode, **kwargs):
+    return EnvSettings(
         type="gymnasium",
         task=tiny.ID,
         num_envs=COPIES,
@@ -35,40 +35,39 @@ def clock_world(mode, **kwargs):
         native_reward="dense",
         kwargs=kwargs,
     )
-    return build_world(settings, seed=3)
 
 
 def play(mode, reader=None, parts=(STEPS,) * PARTS, **given):
     """Per copy the list of (episode, row, reward of the model, failed, native reward, success) of every real step."""
-    world = clock_world(mode, own_order=True)
     reader = reader or tiny.Reader()
     given = {"model": {"model_type": "constant"}, "reward_mode": "per_step", "shaping": "raw", **given}
     source = Source("rm", reader, SourceSettings(**given), 0.9, COPIES)
-    rng = np.random.default_rng(0)
-    transition = world.reset()
-    observations, observed = transition.observations, ObservedFrames(world, [source.observes])
-    observed.begin(transition)
+    collector = ControlCollector(
+        clock_settings(mode, own_order=True), MLPPolicySettings(hidden=(4,)), seed=3, rollout_steps=STEPS,
+        observes=[source.observes],
+    )  # fmt: skip
+    policy = collector.build_policy()
+    policy.actor = Still
     steps = [[] for _ in range(COPIES)]
     episode = [0] * COPIES
     for length in parts:
-        trace = roll_out(world, Still(), observations, rng, steps=length, observed=observed)
-        segments = observed.segments(trace.mask, trace.terminated, trace.terminated | trace.truncated)
-        measured = source.measure(segments, trace.mask.shape)
+        collector._steps = length
+        rollout = collector.collect(policy)
+        measured = source.measure(rollout.segments, rollout.mask.shape)
         for i in range(COPIES):
-            for t in np.flatnonzero(trace.mask[i]):
+            for t in np.flatnonzero(rollout.mask[i]):
                 steps[i].append(
                     (
                         episode[i],
                         float(measured.values[i, t]),
                         bool(measured.failed[i, t]),
-                        float(trace.env_rewards[i, t]),
-                        bool(trace.success[i, t]),
-                        bool(trace.terminated[i, t]),
+                        float(rollout.rewards[i, t]),
+                        bool(rollout.success[i, t]),
+                        bool(rollout.terminated[i, t]),
                     )
                 )
-                episode[i] += int(trace.terminated[i, t] | trace.truncated[i, t])
-        observations = trace.last_observations
-    world.close()
+                episode[i] += int(rollout.done[i, t])
+    collector.close()
     return steps, reader
 
 
@@ -140,7 +139,7 @@ def test_all_conventions_and_all_cuts_earn_the_same(given):
 @pytest.mark.parametrize("mode", MODES)
 def test_rewards_are_those_of_the_moments(mode):
     steps, _ = play(mode)
-    seeds = clock_world("disabled")
+    seeds = build_world(clock_settings("disabled"), seed=3)
     for i in range(COPIES):
         env = tiny.Clock(own_order=True)
         for episode in range(3):

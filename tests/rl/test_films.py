@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from guerdon.collect.stepping import film as film_episode
 from guerdon.compare.read_runs import RunRecord
 from guerdon.compare.report_films import choose_films, fit_films
-from guerdon.rl.films import film_episode
+from guerdon.rl.films import write_film
 from guerdon.settings.world import EnvSettings
 from guerdon.worlds.build import build_world
 
@@ -29,10 +30,11 @@ def world():
     made.close()
 
 
-def film(world, folder, **given):
+def film(world, folder, *, native):
     path = folder / "run" / "films" / "step_1_0.npz"
     path.parent.mkdir(parents=True)
-    film_episode(world, Pusher(), {}, path, step=1, frames=4, **given)
+    moments, rewards = film_episode(world, Pusher().mean, frames=4)
+    write_film(path, moments, {}, step=1, env_rewards=rewards if native else None)
     return path
 
 

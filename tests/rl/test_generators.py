@@ -12,8 +12,8 @@ from text_rl import start as start_text
 
 from guerdon.atomic import seal_folder, write_json
 from guerdon.errors import CheckpointError
+from guerdon.generators import ACTING, LEARNING, REPLAY, generator
 from guerdon.rl import checkpoint as ckpt
-from guerdon.rl.generators import ACTING, LEARNING, REPLAY, generator
 from guerdon.rl.run import run_folder
 
 
@@ -43,12 +43,12 @@ def test_a_control_policy_acts_and_learns_with_generators_of_its_own(tmp_path):
                 algorithm={"rollout_steps": 12, "minibatch_size": 8, "num_epochs": epochs},
             )
         )
-        happened, acted, learned = one_iteration(loop, lambda s: s.acting_rng, lambda s: s.learning_rng)
+        happened, acted, learned = one_iteration(loop, lambda s: s.collector.rng, lambda s: s.learning_rng)
         loop.close()
         assert acted[0] != generator(0, ACTING).bit_generator.state
         assert acted[1] == generator(0, LEARNING).bit_generator.state
         assert learned[0] == acted[0]
-        states.append((happened.trace.actions, acted[0], learned[1]))
+        states.append((happened.inputs.actions, acted[0], learned[1]))
     np.testing.assert_array_equal(states[0][0], states[1][0])
     assert states[0][1] == states[1][1]
     assert states[0][2] != states[1][2]  # more epochs drew more

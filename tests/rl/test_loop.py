@@ -129,7 +129,7 @@ def test_success_is_the_environments_whatever_is_rewarded(reward, mode, tmp_path
     study = clock_study(tmp_path, reward=reward, env={"autoreset_mode": mode, "kwargs": {"push": 0.9}})
     loop = start(study)
     truth, once = [], [False, False]
-    vector = loop.side.world.env
+    vector = loop.side.collector.world.env
     original = vector.step
 
     def watched(actions):
@@ -300,7 +300,7 @@ def test_nobody_draws_what_nobody_looks_at(tmp_path):
     loop = start(study)
     for _ in range(4):
         loop._iterate()
-    assert sum(env.unwrapped.pictures for env in loop.side.world.env.envs) == 0
+    assert sum(env.unwrapped.pictures for env in loop.side.collector.world.env.envs) == 0
     loop.close()
 
 

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from guerdon.rl.records import NEWEST, OLDEST, EpisodeBook, RewardScaler
-from guerdon.types import Rollout
+from guerdon.rl.records import NEWEST, OLDEST, EpisodeBook, RewardedRollout, RewardScaler
 
 
 def rollout(rewards, done, *, success=None, known=None, mask=None, failed=None):
@@ -16,7 +15,7 @@ def rollout(rewards, done, *, success=None, known=None, mask=None, failed=None):
     rewards, done = np.asarray(rewards, np.float32), np.asarray(done, np.bool_)
     b, t = rewards.shape
     none = np.zeros((b, t), dtype=np.bool_)
-    return Rollout(
+    return RewardedRollout(
         observations=np.zeros((b, t, 1), np.float32),
         actions=np.zeros((b, t, 1), np.float32),
         log_probs=np.zeros((b, t), np.float32),

@@ -8,11 +8,11 @@ import torch
 
 from corridor import ID
 from guerdon.collect.collect import collect
+from guerdon.collect.stepping import evaluate
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError, DataError, NonFiniteError
 from guerdon.policies.control import build_policy, load_policy
 from guerdon.policies.experts import ScriptedExpert
-from guerdon.rl.evaluation import evaluate_policy
 from guerdon.rl.start import start_from_policy
 from guerdon.settings.study import Study
 from guerdon.train.bc import SMALLEST_STD, gather_pairs, residual_std, split_pairs, train_bc
@@ -197,7 +197,7 @@ def test_a_few_expert_episodes_are_enough_for_metaworld(tmp_path):
     )
     folder, _ = train_bc(study(tmp_path, env=env, policy={"hidden": [128, 128]}, epochs=80, batch_size=64))
     eval_world = build_world(Study(env=env).env, seed=77)
-    result = evaluate_policy(eval_world, load_policy(folder).actor(), episodes=10)
+    result = evaluate(eval_world, load_policy(folder).actor().mean, episodes=10)
     eval_world.close()
     assert result["success"] > 0.5
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from corridor import GOAL, ID, LENGTH
-from guerdon.collect.recorder import Recorder
+from guerdon.collect.episode_capture import Recorder
+from guerdon.collect.stepping import evaluate
 from guerdon.episodes.read import read_episodes
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError, DataError
-from guerdon.rl.evaluation import evaluate_policy
 from guerdon.settings.world import EnvSettings
 from guerdon.worlds.build import build_world
 from guerdon.worlds.world import success_from_info
@@ -155,7 +155,7 @@ def test_what_needs_success_is_named_where_there_is_no_report():
 )
 def test_an_evaluation_gives_shares_over_known_episodes_and_their_count(reports, expected):
     world = corridor(reports)
-    found = evaluate_policy(world, Forward(), episodes=4)
+    found = evaluate(world, Forward().mean, episodes=4)
     world.close()
     assert {k: v for k, v in found.items() if "success" in k} == expected
     assert found["episodes"] == 4.0
@@ -180,7 +180,7 @@ class Kept(list):
 )
 def test_recorded_episodes_say_what_is_known_of_them(reports, rows, outcomes):
     world, kept = corridor(reports), Kept()
-    evaluate_policy(world, Forward(), episodes=4, recorder=Recorder(world, kept, keep_fail=0.0))
+    evaluate(world, Forward().mean, episodes=4, recorder=Recorder(world, kept, keep_fail=0.0))
     world.close()
     assert [episode.outcome for episode in kept] == outcomes
     assert [episode.success is not None for episode in kept] == rows
@@ -188,7 +188,7 @@ def test_recorded_episodes_say_what_is_known_of_them(reports, rows, outcomes):
 
 def record(world, folder, episodes):
     with EpisodeWriter(folder) as writer:
-        evaluate_policy(world, Forward(), episodes=episodes, recorder=Recorder(world, writer, keep_fail=0.0))
+        evaluate(world, Forward().mean, episodes=episodes, recorder=Recorder(world, writer, keep_fail=0.0))
     world.close()
 
 

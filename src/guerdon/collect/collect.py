@@ -3,7 +3,6 @@
 Episodes are played in rounds: in a round every copy of the world plays one episode, from a start and with random
 numbers that only the seed, the actor and the round decide, and they are written in the order of the copies. So the
 same configuration gives the same data set, and one that was cut off by a kill goes on to the same data set too.
-This module does not know reward models.
 
     done = collect(study)
     print(done.path, done.episodes)
@@ -14,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from guerdon.collect.continuations import Continuations
-from guerdon.collect.recorder import Recorder, episode_number
+from guerdon.collect.episode_capture import Recorder, episode_number
+from guerdon.collect.stepping import steps
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError
 from guerdon.policies.control import ControlPolicy, load_policy
@@ -27,6 +27,7 @@ from guerdon.policies.experts import NoisyActor, RandomActor, ScriptedExpert
 from guerdon.progress import ProgressBar
 from guerdon.settings.study import ActorShare, CollectSettings, Study
 from guerdon.settings.world import EnvSettings
+from guerdon.types import BoolArray, IntArray
 from guerdon.worlds.build import build_world
 from guerdon.worlds.world import Transition, World
 
@@ -194,29 +195,39 @@ def _play_round(
     """One episode in every copy from `skip` on; the ones before are on the disk. Returns how many were played."""
     space, copies = world.action_space, world.num_envs
     world.rewind(turn)
-    transition = world.reset()
-    observations = transition.observations
-    start = rng.integers(share.random_steps + 1, size=copies)
-    error = _calibration_errors(share, observations.shape, rng)
+    start = world.reset()
+    first = rng.integers(share.random_steps + 1, size=copies)  # actions drawn at random, before the recording begins
+    error = _calibration_errors(share, start.observations.shape, rng)
     wander = RandomActor(space.low, space.high) if share.random_steps else None
     since = np.full(copies, -1, dtype=np.int64)  # steps since the first success
     playing = np.arange(copies) >= skip
-    while playing.any():
-        rows = world.steps_in_episode + 1 - start  # the number of the action to come, from 1; random ones are below
-        for i in np.flatnonzero(playing & (rows == 1)):
-            recorder.begin(int(i), observations[i], _look_of(transition, int(i)), turn=turn)
+
+    def act(observations: np.ndarray) -> np.ndarray:
         actions = actor.act(observations + error if share.calibration_error else observations, rng)
         if wander is not None:
-            actions = np.where((rows <= 0)[:, None], wander.act(observations, rng), actions)
-        actions = np.clip(actions, space.low, space.high)
-        last = _may_be_last(since, stop_after_success)
-        wanted = np.array([r == 0 or (r > 0 and recorder.wants_row(int(r))) for r in rows]) | (last & (rows > 0))
-        transition = world.step(actions, capture=wanted & playing, capture_ends=True)
+            actions = np.where((world.steps_in_episode < first)[:, None], wander.act(observations, rng), actions)
+        return np.asarray(np.clip(actions, space.low, space.high))
+
+    def capture(rows: IntArray) -> BoolArray:
+        rows = rows - first
+        inside = recorder.wants(rows) | _may_be_last(since, stop_after_success)
+        return np.asarray(playing & ((rows == 0) | ((rows > 0) & inside)))
+
+    def begin(transition: Transition) -> None:
+        for i in np.flatnonzero(playing & (world.steps_in_episode == first)).tolist():
+            looks = transition.first_looks if i in transition.first_looks else transition.looks
+            recorder.begin(i, transition.observations[i], looks[i], turn=turn)
+
+    begin(start)
+    for step in steps(world, act, start.observations, capture=capture):
+        transition, rows = step.transition, step.rows - first
         since = np.where(since >= 0, since + 1, np.where(transition.success & (rows > 0), 0, -1))
         cut = np.zeros(copies, np.bool_) if stop_after_success is None else since == stop_after_success
-        recorder.watch(rows, actions, transition, cut)
+        recorder.watch(rows, step.actions, transition, cut)
         playing = playing & ~transition.done & ~cut
-        observations = transition.observations
+        if not playing.any():
+            break
+        begin(transition)
     return copies - skip
 
 
@@ -242,13 +253,7 @@ def _labeler(world: World, env: EnvSettings, limit: int | None) -> Callable[[int
     if limit is None:
         return None
     continuations = Continuations(env, limit)
-    return lambda index: continuations.steps_left(world.env.moment(index))
-
-
-def _look_of(transition: Transition, index: int) -> Any:
-    """The look at what a copy shows now: the first moment of its episode, or the one after its last action."""
-    looks = transition.first_looks if index in transition.first_looks else transition.looks
-    return looks[index]
+    return lambda index: continuations.steps_left(world.moment(index))
 
 
 def _actor_maker(share: ActorShare, world: World, study: Study, policy: ControlPolicy | None) -> Callable[[], Acts]:

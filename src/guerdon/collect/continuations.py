@@ -1,21 +1,22 @@
-"""How near is success? A scripted expert goes on from a moment, and the steps it needs are counted.
+"""Continuation labels: the steps that a scripted expert needs from a moment to success.
 
-The robots' twin of Monte-Carlo labels for steps of reasoning (Math-Shepherd, 2312.08935): a moment is as good as what
-a capable continuation makes of it, whoever led there. So frames of failed episodes get true labels too. It needs
-a simulator that can be put back to a moment, and an expert: Meta-World has both. This module does not know reward
-models.
+The counterpart for robots of Monte-Carlo labels for steps of reasoning (Math-Shepherd, 2312.08935): a moment is as
+good as what a capable continuation makes of it, whatever led there. So frames of failed episodes get true labels too.
+It needs a simulator that can be put back to a moment, and an expert: Meta-World has both.
 
-    left = Continuations(study.env, limit=200).steps_left(world.env.moment(0))
+    left = Continuations(study.env, limit=200).steps_left(world.moment(0))
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from guerdon.collect.stepping import steps
 from guerdon.errors import ConfigError
 from guerdon.policies.experts import ScriptedExpert
 from guerdon.settings.world import EnvSettings
 from guerdon.worlds.metaworld import MetaWorldVectorEnv, Moment
+from guerdon.worlds.world import World
 
 UNREACHED = -1  # the expert did not succeed within the limit
 
@@ -38,21 +39,20 @@ class Continuations:
                 f"{settings.type}"
             )
         self.limit = limit
-        self._env = MetaWorldVectorEnv(settings.task, 1, goals_seed=settings.goals_seed)
+        self._world = World(MetaWorldVectorEnv(settings.task, 1, goals_seed=settings.goals_seed), [settings.task])
+        self._world.reset()
         self._expert = ScriptedExpert(settings.task)
         self._rng = np.random.default_rng(0)  # the expert draws nothing
-        self._env.reset(seed=0)
 
     def steps_left(self, moment: Moment) -> int:
         """Steps that the expert needs to the step that succeeds, 0 where the very next one does; `UNREACHED`."""
-        self._env.put(0, moment)
-        observations = moment.observation[None]
-        for step in range(self.limit):
-            observations, _, _, _, info = self._env.step(self._expert.act(observations, self._rng))
-            if info["success"][0]:
-                return step
+        self._world.put(0, moment)
+        expert = steps(self._world, lambda o: self._expert.act(o, self._rng), moment.observation[None])
+        for left, step in zip(range(self.limit), expert, strict=False):
+            if step.transition.success[0]:
+                return left
         return UNREACHED
 
     def close(self) -> None:
         """Close the copy."""
-        self._env.close()
+        self._world.close()

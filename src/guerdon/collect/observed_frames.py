@@ -4,8 +4,9 @@ Each moment is looked at once: after a step of the rollout, or at the first mome
 that step (step -1 before the rollout's first step). Pictures are drawn when the rollout is over.
 
     observed = ObservedFrames(world, [Observes(every=5, first=True)])
-    observed.begin(world.reset(capture=everywhere))
-    observed.add(t, rows_B, numbers_B, world.step(actions, capture=observed.capture(rows_B), capture_ends=True))
+    observed.begin(start)
+    for t, step in zip(range(250), steps(world, act, start.observations, capture=observed.capture)):
+        observed.add(t, step)
     segments = observed.segments(mask_B_T, terminated_B_T, done_B_T)
 """
 
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from guerdon.collect.continuations import UNREACHED, Continuations
+from guerdon.collect.stepping import Step
 from guerdon.types import BoolArray, ByteArray, IntArray, Observes, Segment
 from guerdon.worlds.world import Transition, World
 
@@ -77,38 +79,24 @@ class ObservedFrames:
         for i, look in transition.first_looks.items():
             self._append(ObservedRow(i, -1, int(numbers[i]), 0, False, False, look))
 
-    def add(
-        self,
-        step: int,
-        rows_B: IntArray,
-        numbers_B: IntArray,
-        transition: Transition,
-        over_B: BoolArray,
-        *,
-        one_episode: bool = False,
-    ) -> None:
-        """Take in one step of all copies.
+    def add(self, t: int, step: Step, over_B: BoolArray | None = None) -> None:
+        """Take in step t of the rollout.
 
         Args:
-            step: of the rollout.
-            rows_B: number of the action within its episode, from 1.
-            numbers_B: of the episode in its copy, before the step.
-            transition: taken with looks wherever `capture` asked for one, and at ends.
-            over_B: copies that no longer count.
-            one_episode: leave out the first moments of the episodes that follow.
+            t: its number.
+            step: taken with looks wherever `capture` asked for one, and at ends.
+            over_B: where copies play one episode each: those whose episode was over before the step.
         """
-        done = transition.done
+        transition, done = step.transition, step.transition.done
         for i, look in transition.looks.items():
-            if not over_B[i]:
-                row, last = int(rows_B[i]), bool(done[i])
+            if over_B is None or not over_B[i]:
+                row, last = int(step.rows[i]), bool(done[i])
                 success = transition.success_of(i)
                 left = np.nan if last else self._steps_left(i, row, success)
-                self._append(ObservedRow(i, step, int(numbers_B[i]), row, last, success, look, left))
-        if one_episode:
-            return
-        # A copy that resets in a step of its own (NEXT_STEP) already carries the number of its new episode.
-        for i, look in transition.first_looks.items():
-            self._append(ObservedRow(i, step, int(numbers_B[i]) + int(done[i]), 0, False, False, look))
+                self._append(ObservedRow(i, t, int(step.numbers[i]), row, last, success, look, left))
+        if over_B is None:  # a copy that resets in a step of its own (NEXT_STEP) already carries the new number
+            for i, look in transition.first_looks.items():
+                self._append(ObservedRow(i, t, int(step.numbers[i]) + int(done[i]), 0, False, False, look))
 
     def segments(self, mask_B_T: BoolArray, terminated_B_T: BoolArray, done_B_T: BoolArray) -> tuple[Segment, ...]:
         """Draw the rows of a rollout that is over and cut them at the ends of episodes; see `cut_into_segments`."""
@@ -127,7 +115,7 @@ class ObservedFrames:
         """What an expert needs from where a copy stands now; nan where no label is wanted."""
         if self._continuations is None or not any(o.labels(row, stream) for o in self.observes):
             return np.nan
-        left = 0 if success else self._continuations.steps_left(self.world.env.moment(stream))
+        left = 0 if success else self._continuations.steps_left(self.world.moment(stream))
         return np.inf if left == UNREACHED else left
 
 

@@ -95,7 +95,7 @@ class StateInputs:
     """N steps of a control policy.
 
     Attributes:
-        observations: as the networks take them (`ControlPolicy.prepare`).
+        observations: as the environment shows them, or as the networks take them (`ControlPolicy.prepare`).
         actions: (N, A).
     """
 

@@ -28,9 +28,10 @@ from guerdon.progress import ProgressBar
 from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.failures import FailureCounter, failure_rows, refuse_failures
 from guerdon.rl.log import RunLog, true_success
+from guerdon.rl.records import RewardedRollout
 from guerdon.rl.side import Refits, Side
 from guerdon.settings.study import Study
-from guerdon.types import Rewards, Rollout
+from guerdon.types import Rewards
 
 
 def build_side(study: Study, *, fresh: bool) -> Side:
@@ -121,6 +122,7 @@ class Loop:
         self._phases = {}
         side = self.side
         happened = side.roll_out(self._phase)
+        self._phases |= side.seconds(happened)
         taken = side.steps(happened)
         before = side.refit("before", happened, self._phase)
         measured = side.score(happened, self._phase)
@@ -159,7 +161,9 @@ class Loop:
             found = ckpt.save_checkpoint(folder, 0, *self._start, keep=1)
         return found
 
-    def _record(self, rollout: Rollout, taken: int, learned: Mapping[str, float | None], updated: Refits) -> None:
+    def _record(
+        self, rollout: RewardedRollout, taken: int, learned: Mapping[str, float | None], updated: Refits
+    ) -> None:
         rows, summary = self.side.record(rollout, self.step)
         for row in rows:
             self.log.write("episodes.jsonl", row)

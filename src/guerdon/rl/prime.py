@@ -24,6 +24,7 @@ from torch import Tensor
 
 from guerdon.errors import ConfigError
 from guerdon.evaluate.classification import auroc, point
+from guerdon.generators import REPLAY, generator
 from guerdon.models import text_losses as implicit
 from guerdon.models.text_model import TextModelCard, write_folder
 from guerdon.policies.shared_base import SharedBase
@@ -32,7 +33,6 @@ from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import TokenBatch, token_batch
 from guerdon.rl.advantages import min_form_rewards
 from guerdon.rl.alarm import correlation
-from guerdon.rl.generators import REPLAY, generator
 from guerdon.rl.learner import AdamW, log_probs_of
 from guerdon.rl.responses import Responses
 from guerdon.rl.reward_source import RewardSource, SourceTerms, TextRollout, failed_rows, with_greedy

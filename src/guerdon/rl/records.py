@@ -10,15 +10,67 @@ This module does not know models, policies or files.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from guerdon.policies.normalize import RunningMeanStd
 from guerdon.rl.alarm import correlation, hacking_alarm
-from guerdon.types import Rollout
+from guerdon.types import BoolArray, FloatArray, IntArray
 
 OLDEST, NEWEST = 40, 200  # episodes that the alarm and the correlations look at
+
+
+@dataclass(frozen=True, eq=False)
+class RewardedRollout:
+    """A rollout with the rewards of every source, as advantages and logs read it.
+
+    Attributes:
+        observations: (B, T, S) float32 for states or (B, T, H, W, C) uint8 for pixels, before the action.
+        actions: (B, T, A) float32.
+        log_probs: (B, T) float32, of the behaviour policy.
+        mask: (B, T) bool, False where a step does not exist (padding, a reset step).
+        terminated: (B, T) bool, the task's own end: no value beyond it.
+        truncated: (B, T) bool, cut off by a limit: the value goes on beyond it.
+        success: (B, T) bool, ground truth after the step; False where nobody knows. Nothing ever overwrites it.
+        success_known: (B, T) bool, where ground truth was reported.
+        rewards: source name to (B, T) float32. `env` is ground truth; the others are reward models.
+        failed: source name to (B, T) bool, True where the source's measurement is missing.
+        values: source name to (B, T) float32 estimates of the value before the step, or empty.
+        next_values: source name to (B, T) float32 estimates of the value after the step (of the terminal
+            observation where the episode ended), or empty.
+        group_ids: (B, T) int64, steps of episodes with the same start share an id; -1 where there is none.
+    """
+
+    observations: NDArray[Any]
+    actions: FloatArray
+    log_probs: FloatArray
+    mask: BoolArray
+    terminated: BoolArray
+    truncated: BoolArray
+    success: BoolArray
+    success_known: BoolArray
+    rewards: Mapping[str, FloatArray]
+    failed: Mapping[str, BoolArray] = field(default_factory=dict)
+    values: Mapping[str, FloatArray] = field(default_factory=dict)
+    next_values: Mapping[str, FloatArray] = field(default_factory=dict)
+    group_ids: IntArray | None = None
+
+    def __post_init__(self) -> None:
+        shape = self.mask.shape
+        for f in fields(self):
+            value = getattr(self, f.name)
+            arrays = value.values() if isinstance(value, Mapping) else [value]
+            for array in arrays:
+                if array is not None and array.shape[:2] != shape:
+                    raise ValueError(f"rollout field {f.name!r} has shape {array.shape}, expected {shape} first")
+
+    @property
+    def done(self) -> BoolArray:
+        """(B, T) bool, True at the last step of an episode."""
+        return self.terminated | self.truncated
 
 
 class EpisodeBook:
@@ -37,7 +89,7 @@ class EpisodeBook:
         self._length = np.zeros(num_envs, dtype=np.int64)
         self.finished: list[dict[str, Any]] = []
 
-    def add(self, rollout: Rollout, weights: Mapping[str, float], step: int) -> list[dict[str, Any]]:
+    def add(self, rollout: RewardedRollout, weights: Mapping[str, float], step: int) -> list[dict[str, Any]]:
         """Take in a rollout; return the rows of the episodes that ended in it, in order of time."""
         streams, failed = _with_combined(rollout, weights, self._sources)
         rows: list[dict[str, Any]] = []
@@ -141,7 +193,7 @@ class EpisodeBook:
 
 
 def _with_combined(
-    rollout: Rollout, weights: Mapping[str, float], names: Sequence[str]
+    rollout: RewardedRollout, weights: Mapping[str, float], names: Sequence[str]
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Rewards of every source and their weighted sum; and where each of them is missing."""
     streams = {name: rollout.rewards[name] for name in names if name != "combined"}
@@ -166,7 +218,7 @@ class RewardScaler:
         self._returns = {name: np.zeros(num_envs) for name in gammas}
         self._stats = {name: RunningMeanStd() for name in gammas}
 
-    def update(self, rollout: Rollout) -> dict[str, float]:
+    def update(self, rollout: RewardedRollout) -> dict[str, float]:
         """Take in a rollout and name the divisors for it; all 1 when switched off."""
         if not self._enabled:
             return dict.fromkeys(self._gammas, 1.0)

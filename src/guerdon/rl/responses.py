@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from guerdon.errors import DataError
+from guerdon.generators import ACTING, generator
 from guerdon.policies.generate import Engine, Generation
 from guerdon.policies.tokens import (
     TokenBatch,
@@ -30,7 +31,6 @@ from guerdon.policies.tokens import (
     response_texts,
     token_ends,
 )
-from guerdon.rl.generators import ACTING, generator
 from guerdon.rl.side import Times
 from guerdon.settings.data import DataSettings
 from guerdon.types import BoolArray, Failure, FloatArray, IntArray

@@ -17,7 +17,8 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from guerdon.types import Metrics, Rewards, Rollout
+from guerdon.rl.records import RewardedRollout
+from guerdon.types import Metrics, Rewards
 
 Happened = Any  # what a side's roll_out gives, handed back to the same side
 Refits = dict[str, Metrics]
@@ -54,6 +55,10 @@ class Side(Protocol):
         """Let the policy act."""
         ...
 
+    def seconds(self, happened: Happened) -> Mapping[str, float]:
+        """Time that acting took, by its parts, where it was not timed by `phase`."""
+        ...
+
     def steps(self, happened: Happened) -> int:
         """How many units of `runner.total_steps` it took."""
         ...
@@ -68,11 +73,11 @@ class Side(Protocol):
 
     def update(
         self, happened: Happened, measured: Mapping[str, Rewards], *, progress: float, phase: Times
-    ) -> tuple[Rollout, dict[str, float | None]]:
+    ) -> tuple[RewardedRollout, dict[str, float | None]]:
         """Learn from it; `progress` is the share of the run that is over."""
         ...
 
-    def record(self, rollout: Rollout, step: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    def record(self, rollout: RewardedRollout, step: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """One row per finished episode, and what they and the history say in sum."""
         ...
 

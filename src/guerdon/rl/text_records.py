@@ -11,11 +11,12 @@ from guerdon.policies.generate import Engine, LocalEngine
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.tokens import split_steps
 from guerdon.rl.advantages import last_valid
+from guerdon.rl.records import RewardedRollout
 from guerdon.rl.responses import Responses
 from guerdon.rl.text_advantages import VERIFIER
 from guerdon.rl.text_steps import separator_of
 from guerdon.settings.text_policy import GenerationSettings
-from guerdon.types import Advantages, Rewards, Rollout
+from guerdon.types import Advantages, Rewards
 
 
 def build_engine(policy: TextPolicy, settings: GenerationSettings) -> Engine:
@@ -31,7 +32,7 @@ def build_engine(policy: TextPolicy, settings: GenerationSettings) -> Engine:
     return VLLMEngine(policy, settings)
 
 
-def rollout_of(answered: Responses, rewards: Mapping[str, Rewards]) -> Rollout:
+def rollout_of(answered: Responses, rewards: Mapping[str, Rewards]) -> RewardedRollout:
     """The batch as the arrays that every reader of rollouts knows."""
     batch = answered.batch
     last = last_valid(batch.mask_B_T)
@@ -39,7 +40,7 @@ def rollout_of(answered: Responses, rewards: Mapping[str, Rewards]) -> Rollout:
     before = np.zeros(shape, dtype=np.int64)
     before[:, 1:] = batch.responses_B_T[:, :-1]
     right = answered.right_B
-    return Rollout(
+    return RewardedRollout(
         observations=before,
         actions=batch.responses_B_T.astype(np.float32),
         log_probs=answered.behaviour_B_T,
@@ -54,7 +55,7 @@ def rollout_of(answered: Responses, rewards: Mapping[str, Rewards]) -> Rollout:
     )
 
 
-def response_rows(rollout: Rollout, weights: Mapping[str, float], step: int) -> list[dict[str, Any]]:
+def response_rows(rollout: RewardedRollout, weights: Mapping[str, float], step: int) -> list[dict[str, Any]]:
     """One plain row per response: success, length, and what each source paid in sum; None where nobody knows."""
     failed = {name: np.asarray(flags.any(axis=1)) for name, flags in rollout.failed.items()}
     sums = {name: np.asarray(rewards.sum(axis=1)) for name, rewards in rollout.rewards.items()}

@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from guerdon.generators import LEARNING, generator
 from guerdon.policies.text import TextPolicy, reference
 from guerdon.policies.text_files import load_policy, save_policy
-from guerdon.rl.generators import LEARNING, generator
 from guerdon.rl.kl_reference import empty_reference, take_start
 from guerdon.rl.learner import AdamW, log_probs_of, make_batch, scheduled, steps_per_update, update_policy
 from guerdon.rl.prime import PrimeReward
-from guerdon.rl.records import EpisodeBook
+from guerdon.rl.records import EpisodeBook, RewardedRollout
 from guerdon.rl.responses import Drawn, Responses, Sampler
 from guerdon.rl.reward_source import TextRollout
 from guerdon.rl.side import Refits, Times
@@ -43,7 +43,7 @@ from guerdon.rl.text_records import (
 from guerdon.rl.text_sources import attack_warnings, build_text_sources
 from guerdon.rl.text_state import restore_state, start_from_run, take_state
 from guerdon.settings.study import Study
-from guerdon.types import Failure, FloatArray, Rewards, Rollout
+from guerdon.types import Failure, FloatArray, Rewards
 from guerdon.worlds.prompt_files import load_prompts
 from guerdon.worlds.prompts import shared_system_prompt
 from guerdon.worlds.verifier import verifier_from
@@ -167,6 +167,10 @@ class TextSide:
                 happened.greedy_old = self._log_probs(happened.greedy)
         return happened
 
+    def seconds(self, happened: Happened) -> Mapping[str, float]:
+        """Nothing: `roll_out` times its phases."""
+        return {}
+
     def steps(self, happened: Happened) -> int:
         """Responses that were written."""
         return happened.drawn.generated + happened.beside
@@ -187,7 +191,7 @@ class TextSide:
 
     def update(
         self, happened: Happened, measured: Mapping[str, Rewards], *, progress: float, phase: Times
-    ) -> tuple[Rollout, dict[str, float | None]]:
+    ) -> tuple[RewardedRollout, dict[str, float | None]]:
         """Advantages of every source, and gradient steps on the policy."""
         algorithm, answered = self.study.text_algorithm, happened.answered
         batch = answered.batch
@@ -222,7 +226,7 @@ class TextSide:
             facts["kl"] = -float(rewards[KL].values.sum()) / max(int(batch.mask_B_T.sum()), 1)
         return rollout_of(answered, measured), {**learned, **facts, "learning_rate": rate}
 
-    def record(self, rollout: Rollout, step: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    def record(self, rollout: RewardedRollout, step: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """One row per response that was learnt from."""
         rows = response_rows(rollout, self.weights, step)
         self.book.keep([row for row in rows if row["success"] is not None])

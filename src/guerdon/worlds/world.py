@@ -342,6 +342,15 @@ class World:
             first_looks=self._look(fresh) if capture_ends else {},
         )
 
+    def moment(self, index: int) -> Any:
+        """Copy `index` as it stands, for `put`; Meta-World alone can do that."""
+        return self.env.moment(index)
+
+    def put(self, index: int, moment: Any) -> None:
+        """Bring copy `index` to a moment, from which an episode goes on that cannot be replayed."""
+        self.env.put(index, moment)
+        self._steps[index], self._actions[index] = 0, []
+
     def render(self, looks: Sequence[Any]) -> ByteArray:
         """(N, H, W, 3) uint8 pictures of earlier looks."""
         if self.eye is None:

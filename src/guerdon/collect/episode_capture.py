@@ -1,13 +1,13 @@
-"""Turn the steps of a world into episodes on disk, while something else decides the actions.
+"""Episodes on disk from the steps of a world, whatever decides the actions.
 
 A recorder watches transitions, keeps the rows it was asked for, renders them when an episode ends and hands the
-episode to the background writer. An episode's id tells its number (which copy played it, and how many that copy
+episode to the background writer. An episode's id has its number (which copy played it, and how many that copy
 had begun before) and a digest of what happened in it. So a run that is killed and replayed gives the same
 episodes the same ids and does not write them twice, and two different episodes never have the same id. Episodes
-that were under way when a run was killed are not recorded. This module does not know who acts or why.
+that were under way when a run was killed are not recorded.
 
     recorder = Recorder(world, writer, frame_every=5, meta={"prefix": "train"})
-    recorder.begin(copy, observation, look)
+    recorder.begin_all(transition)
     recorder.watch(rows_B, actions, transition)
 """
 
@@ -17,13 +17,14 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import DataError
-from guerdon.types import BoolArray, Episode
+from guerdon.settings.world import DataCollectionSettings
+from guerdon.types import BoolArray, Episode, IntArray
 from guerdon.worlds.world import Transition, World
 
 
@@ -96,9 +97,15 @@ class Recorder:
         self._tapes: list[_Tape | None] = [None] * world.num_envs
         self._begun = [0] * world.num_envs
 
-    def wants_row(self, row: int) -> bool:
-        """Whether the moment after the `row`-th action is kept even if the episode goes on."""
-        return row % self.frame_every == 0
+    def wants(self, rows_B: IntArray) -> BoolArray:
+        """(B,) bool, whether the moment after an action of this number is kept even if the episode goes on."""
+        return np.asarray(rows_B % self.frame_every == 0)
+
+    def begin_all(self, transition: Transition, *, skip_B: BoolArray | None = None) -> None:
+        """An episode starts in every copy with a first look, except in those to skip."""
+        for i, look in transition.first_looks.items():
+            if skip_B is None or not skip_B[i]:
+                self.begin(i, transition.observations[i], look)
 
     def begin(self, index: int, observation: np.ndarray, look: Any, *, turn: int | None = None) -> None:
         """A new episode starts in copy `index`.
@@ -133,13 +140,14 @@ class Recorder:
         """
         kept = []
         ended = transition.done if ends_B is None else transition.done | ends_B
+        wanted = self.wants(rows_B) | ended
         for i in range(self.world.num_envs):
             tape = self._tapes[i]
             if tape is not None and transition.mask[i]:
                 tape.pending_reward += float(transition.rewards[i])
                 success = transition.success_of(i)
                 tape.outcome = True if tape.outcome else success
-                if self.wants_row(int(rows_B[i])) or ended[i]:
+                if wanted[i]:
                     tape.observations.append(transition.final_observations[i].copy())
                     tape.actions.append(np.array(actions[i], dtype=np.float32))
                     tape.rewards.append(tape.pending_reward)
@@ -218,6 +226,42 @@ class Recorder:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Return to stored values."""
         self._begun, self.kept = [int(n) for n in state["begun"]], int(state["kept"])
+
+
+def recorder_of_run(
+    settings: DataCollectionSettings,
+    mode: Literal["train", "eval"],
+    world: World,
+    writer: EpisodeWriter | None,
+    *,
+    seed: int,
+    step: int = 0,
+) -> Recorder | None:
+    """What `env.data_collection` records of a run; None where it leaves out episodes of this mode.
+
+    Args:
+        settings: the section.
+        mode: training episodes, or those of the evaluation at `step`.
+        world: what is watched.
+        writer: of the data set; None: nothing is recorded.
+        seed: of the run.
+        step: of the run.
+    """
+    if writer is None or settings.mode not in (mode, "all"):
+        return None
+    meta: dict[str, Any] = {"mode": mode, "prefix": f"{mode}-s{seed}", "seed": seed}
+    if mode == "eval":
+        meta |= {"prefix": f"{mode}-s{seed}-{step:09d}", "step": step}
+    return Recorder(
+        world,
+        writer,
+        frame_every=settings.frame_every,
+        keep_success=settings.sample_rate_success,
+        keep_fail=0.0 if settings.only_success else settings.sample_rate_fail,
+        keep_unknown=0.0 if settings.only_success else 1.0,
+        meta=meta,
+        seed=seed + step,
+    )
 
 
 def episode_number(episode_id: str, prefix: str) -> int | None:

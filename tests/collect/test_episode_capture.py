@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from corridor import ID
-from guerdon.collect.recorder import Recorder, episode_number
+from guerdon.collect.episode_capture import Recorder, episode_number
 from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.settings.world import EnvSettings
@@ -33,7 +33,7 @@ class Run:
         kept = 0
         for actions in actions_T_B_A:
             rows = self.world.steps_in_episode + 1
-            capture = np.array([self.recorder.wants_row(int(r)) for r in rows])
+            capture = self.recorder.wants(rows)
             transition = self.world.step(actions, capture=capture, capture_ends=True)
             kept += len(self.recorder.watch(rows, actions, transition))
             for i, look in transition.first_looks.items():

@@ -1,0 +1,346 @@
+"""The collector of control policies: rollouts, evaluations and films of a policy in copies of an environment.
+
+It is built from plain configuration and can run in another process: rendering, recording and continuation labels
+happen inside, and what comes out holds arrays alone.
+
+    collector = ControlCollector(study.env, study.control_policy, seed=0, rollout_steps=250, heads=["env"])
+    rollout = collector.collect(policy)  # or policy.tensors()
+    collector.evaluate(policy, episodes=20)["success"]
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from guerdon.collect.continuations import Continuations
+from guerdon.collect.episode_capture import recorder_of_run
+from guerdon.collect.observed_frames import ObservedFrames
+from guerdon.collect.stepping import Step, evaluate, film, steps
+from guerdon.episodes.write import EpisodeWriter
+from guerdon.generators import ACTING, generator
+from guerdon.policies.control import ControlPolicy, StateInputs, build_policy
+from guerdon.settings.policy import CNNPolicySettings, MLPPolicySettings
+from guerdon.settings.world import EnvSettings
+from guerdon.types import BoolArray, FloatArray, IntArray, Observes, Rollout, Segment
+from guerdon.worlds.build import build_world
+from guerdon.worlds.world import World
+
+EVAL_SEED = 10_000_019  # decides the starts of evaluation episodes: the same for every arm and seed
+
+Weights = Mapping[str, Tensor | np.ndarray]
+
+
+class ControlCollector:
+    """A control policy in an environment.
+
+    Args:
+        env: the `env` section, with what is recorded (`data_collection`).
+        settings: the `policy` section.
+        seed: of the run; decides starts and actions.
+        rollout_steps: of every copy in a rollout, T.
+        group_size: neighbouring copies that start alike; each copy then plays one episode in a rollout, of at most
+            `env.max_episode_steps`. None: episodes go on from rollout to rollout.
+        heads: names of the policy's value heads.
+        observes: what reward models look at. It may be set later, except for continuation labels.
+        success_readers: keys of the configuration, beside those of `env`, that need true success.
+
+    Raises:
+        ConfigError: the environment cannot be made, or cannot give what was asked for.
+        DataError: the folder to record into holds something else, or another process writes there.
+    """
+
+    def __init__(
+        self,
+        env: EnvSettings,
+        settings: MLPPolicySettings | CNNPolicySettings,
+        *,
+        seed: int,
+        rollout_steps: int,
+        group_size: int | None = None,
+        heads: Sequence[str] = (),
+        observes: Sequence[Observes] = (),
+        success_readers: Sequence[str] = (),
+    ) -> None:
+        self.env, self.settings, self.seed, self.heads = env, settings, seed, tuple(heads)
+        self.group_size, self.observes = group_size, tuple(observes)
+        self._steps = rollout_steps if group_size is None else env.max_episode_steps or 1
+        self._readers = tuple(success_readers)
+        self.world = build_world(env, seed=seed, group_size=group_size or 1, success_readers=self._readers)
+        self.rng = generator(seed, ACTING)
+        self._writer = self._open_writer() if env.data_collection.enabled else None
+        self._recorder = recorder_of_run(env.data_collection, "train", self.world, self._writer, seed=seed)
+        limit = max((o.label_limit for o in self.observes if o.label_every), default=0)
+        self._continuations = Continuations(env, limit) if limit else None
+        self._observed = ObservedFrames(self.world, self.observes, self._continuations)
+        self._observations: np.ndarray | None = None  # what the copies show now; None before the first episodes
+        self._fresh = True
+        self._rollouts = 0
+
+    @cached_property
+    def eval_world(self) -> World:
+        """The copies in which evaluation episodes and films are played."""
+        return build_world(self.env, seed=EVAL_SEED, success_readers=self._readers)
+
+    def build_policy(self) -> ControlPolicy:
+        """A policy of these settings that fits the environment, with weights drawn from the seed."""
+        world = self.world
+        return build_policy(
+            self.settings, world.observation_shape, world.action_space, sources=self.heads, seed=self.seed
+        )
+
+    def collect(self, policy: ControlPolicy | Weights, *, version: int = 0) -> Rollout[StateInputs]:
+        """Act for `rollout_steps` steps, or for one episode of every copy of a group.
+
+        Args:
+            policy: what acts; a policy is used as it is, weights (`ControlPolicy.tensors`) are loaded.
+            version: of the weights, kept with the rollout.
+        """
+        policy = self._loaded(policy)
+        seconds: dict[str, float] = {}
+        if self.group_size is not None:
+            self.world.rewind(self._rollouts)
+            self._begin()
+        elif self._observations is None:
+            self._begin()
+        self._observed.observes = self.observes
+        with _timed(seconds, "simulate"):
+            trace = self._act(policy)
+        segments: tuple[Segment, ...] = ()
+        if self.observes:
+            with _timed(seconds, "render"):
+                segments = self._observed.segments(*trace.flags("mask", "terminated", "done"))
+        with _timed(seconds, "log-probs"):
+            inputs, log_probs, values, next_values = trace.evaluated(policy)
+        mask, terminated, truncated, success, known = trace.flags(
+            "mask", "terminated", "truncated", "success", "success_known"
+        )
+        copies = np.arange(self.world.num_envs, dtype=np.int64)
+        fresh, self._fresh = self._fresh, False
+        self._rollouts += 1
+        return Rollout(
+            inputs=inputs,
+            log_probs=log_probs,
+            mask=mask,
+            terminated=terminated,
+            truncated=truncated,
+            success=success,
+            success_known=known,
+            rewards=trace.rewards[:, : trace.steps],
+            failed=np.zeros_like(mask),
+            group_ids=None if self.group_size is None else copies // self.group_size,
+            segments=segments,
+            steps=int(mask.sum()),
+            values=values,
+            next_values=next_values,
+            fresh=fresh,
+            version=version,
+            seconds=seconds,
+        )
+
+    def evaluate(self, policy: ControlPolicy | Weights, *, episodes: int, step: int = 0) -> dict[str, float]:
+        """True success of deterministic episodes from fixed starts: see `stepping.evaluate`.
+
+        Args:
+            policy: what acts.
+            episodes: how many, rounded up to a multiple of the copies.
+            step: of the run, kept with recorded episodes.
+        """
+        recorder = recorder_of_run(
+            self.env.data_collection, "eval", self.eval_world, self._writer, seed=self.seed, step=step
+        )
+        actor = self._loaded(policy).actor()
+        return evaluate(self.eval_world, actor.mean, episodes=episodes, recorder=recorder)
+
+    def film(self, policy: ControlPolicy | Weights, *, frames: int) -> tuple[Segment, FloatArray]:
+        """Moments of one deterministic episode, and the environment's reward at each: see `stepping.film`."""
+        return film(self.eval_world, self._loaded(policy).actor().mean, frames=frames)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and JSON-able values of everything that decides later rollouts; recorded episodes are on the disk.
+
+        Episodes under way are replayed by `restore`. Those of groups never are: each rollout begins its own.
+        """
+        if self._writer is not None:
+            self._writer.flush()
+        tensors: dict[str, Tensor] = {}
+        world: dict[str, Any] | None = None
+        if self._observations is not None and self.group_size is None:
+            world = self.world.state_dict()
+            tensors["observations"] = torch.from_numpy(np.ascontiguousarray(world.pop("observations")))
+            for i, past in enumerate(world.pop("actions")):
+                tensors[f"actions.{i}"] = torch.from_numpy(np.ascontiguousarray(past))
+            world = {k: np.asarray(v).tolist() for k, v in world.items()}
+        recorder = None if self._recorder is None else self._recorder.state_dict()
+        return tensors, {
+            "rollouts": self._rollouts,
+            "rng": self.rng.bit_generator.state,
+            "world": world,
+            "recorder": recorder,
+        }
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Return to a stored state; a world that cannot replay its episodes begins new ones.
+
+        Raises:
+            CheckpointError: the replay does not arrive at the stored observations.
+        """
+        self._rollouts = int(values["rollouts"])
+        self.rng.bit_generator.state = values["rng"]
+        if self._recorder is not None:
+            self._recorder.load_state_dict(values["recorder"])
+        if values["world"] is None:
+            return
+        pasts = [tensors[f"actions.{i}"].numpy() for i in range(self.world.num_envs)]
+        shown = tensors["observations"].numpy()
+        self.world.load_state_dict({**values["world"], "actions": pasts, "observations": shown})
+        self._observations, self._fresh = self.world.observations, False
+        if not self.world.exact_resume:
+            self._begin()
+
+    def close(self) -> None:
+        """Close worlds and the recording."""
+        try:
+            if self._writer is not None:
+                self._writer.close()
+        finally:
+            if self._continuations is not None:
+                self._continuations.close()
+            self.world.close()
+            if "eval_world" in vars(self):
+                self.eval_world.close()
+
+    # Parts of a rollout.
+
+    @cached_property
+    def _room(self) -> ControlPolicy:
+        """Room for weights from elsewhere."""
+        return self.build_policy()
+
+    def _loaded(self, policy: ControlPolicy | Weights) -> ControlPolicy:
+        if isinstance(policy, ControlPolicy):
+            return policy
+        self._room.load_tensors({name: torch.as_tensor(value) for name, value in policy.items()})
+        return self._room
+
+    def _open_writer(self) -> EpisodeWriter:
+        collection = self.env.data_collection
+        return EpisodeWriter(
+            collection.save_dir or "",
+            camera=self.env.camera,
+            robot_type=self.env.type,
+            only_success=collection.only_success,
+        )
+
+    def _begin(self) -> None:
+        """Start new episodes in every copy; nothing of those under way may reach them."""
+        looking = bool(self.observes) or self._recorder is not None
+        start = self.world.reset(capture=np.full(self.world.num_envs, looking))
+        self._observations, self._fresh = start.observations, True
+        self._observed.observes = self.observes
+        self._observed.begin(start)
+        if self._recorder is not None:
+            self._recorder.begin_all(start)
+
+    def _act(self, policy: ControlPolicy) -> _Trace:
+        """Step all copies; of a group, until the one episode of each is over."""
+        actor, recorder = policy.actor(), self._recorder
+        assert self._observations is not None
+        trace = _Trace(self.world, self._observations, self._steps)
+        over = np.zeros(self.world.num_envs, dtype=np.bool_)
+
+        def capture(rows: IntArray) -> BoolArray:
+            wanted = self._observed.capture(rows)
+            return (wanted if recorder is None else wanted | recorder.wants(rows)) & ~over
+
+        stepping = steps(
+            self.world,
+            lambda observations: actor.act(observations, self.rng),
+            self._observations,
+            capture=capture if self.observes or recorder is not None else None,
+        )
+        for t, step in zip(range(self._steps), stepping, strict=False):
+            if self.observes:
+                self._observed.add(t, step, None if self.group_size is None else over)
+            if recorder is not None:
+                recorder.watch(step.rows, step.actions, step.transition)
+                if self.group_size is None:  # what follows the one episode of a group's copy is not part of the run
+                    recorder.begin_all(step.transition)
+            trace.put(step, ~over)
+            if self.group_size is not None:
+                over |= step.transition.done
+                if over.all():
+                    break
+        self._observations = step.transition.observations
+        return trace
+
+
+class _Trace:
+    """The arrays of a rollout, filled step by step."""
+
+    def __init__(self, world: World, observations_B: np.ndarray, steps: int) -> None:
+        b = world.num_envs
+        self.steps = 0
+        self.observations = np.empty((b, steps, *observations_B.shape[1:]), dtype=observations_B.dtype)
+        self.actions = np.empty((b, steps, *(world.action_space.shape or ())), dtype=np.float32)
+        self.rewards = np.zeros((b, steps), dtype=np.float32)
+        names = ("mask", "terminated", "truncated", "success", "success_known", "done")
+        self._flags: dict[str, BoolArray] = {name: np.zeros((b, steps), dtype=np.bool_) for name in names}
+        self._finals: dict[tuple[int, int], np.ndarray] = {}  # (copy, step) to what the copy showed at the end
+        self._last = observations_B
+
+    def put(self, step: Step, alive_B: BoolArray) -> None:
+        """Append a step; copies that are not alive leave no trace but what they observed and did."""
+        t, transition = self.steps, step.transition
+        self.observations[:, t], self.actions[:, t] = step.observations, step.actions
+        self.rewards[:, t] = np.where(alive_B, transition.rewards, np.float32(0))
+        for name, column in self._flags.items():
+            column[:, t] = getattr(transition, name) & alive_B
+        for i in np.flatnonzero(self._flags["done"][:, t]):
+            self._finals[int(i), t] = transition.final_observations[i]
+        self._last, self.steps = transition.observations, t + 1
+
+    def flags(self, *names: str) -> list[BoolArray]:
+        """(B, T) columns."""
+        return [self._flags[name][:, : self.steps] for name in names]
+
+    @torch.no_grad()
+    def evaluated(
+        self, policy: ControlPolicy
+    ) -> tuple[StateInputs, FloatArray, dict[str, FloatArray], dict[str, FloatArray]]:
+        """Inputs of the policy, (B, T) log-probabilities, and values before and after each step, in one batch."""
+        b, t = len(self.rewards), self.steps
+        observations = self.observations[:, :t].reshape(b * t, *self.observations.shape[2:])
+        inputs = StateInputs(torch.from_numpy(observations), torch.from_numpy(self.actions[:, :t].reshape(b * t, -1)))
+        x = policy.prepare(observations)
+        log_probs = policy.log_prob(x, inputs.actions).numpy().reshape(b, t)
+        if policy.vf is None:
+            return inputs, log_probs, {}, {}
+        values = policy.value(x).numpy().reshape(b, t, -1)
+        last = policy.value(policy.prepare(self._last)).numpy()
+        following = np.concatenate([values[:, 1:], last[:, None]], axis=1)
+        if self._finals:
+            finals = policy.value(policy.prepare(np.stack(list(self._finals.values())))).numpy()
+            for (i, step), value in zip(self._finals, finals, strict=True):
+                following[i, step] = value
+        heads = list(enumerate(policy.sources))
+        return (
+            inputs,
+            log_probs,
+            {name: np.ascontiguousarray(values[..., k]) for k, name in heads},
+            {name: np.ascontiguousarray(following[..., k]) for k, name in heads},
+        )
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start

@@ -1,0 +1,167 @@
+"""The stepping loop: a policy acts in copies of an environment, one record per step of all copies.
+
+Training rollouts, evaluation, films, collected episodes and an expert's continuations all go through `steps`.
+
+    for step in steps(world, policy.actor().mean, world.reset().observations):
+        step.actions, step.transition.rewards
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from guerdon.collect.episode_capture import Recorder
+from guerdon.types import BoolArray, FloatArray, IntArray, Segment
+from guerdon.worlds.world import Transition, World
+
+FILM_LIMIT = 10_000  # steps after which a film of an episode that does not end is cut
+
+
+class Step(NamedTuple):
+    """One step of all B copies.
+
+    Attributes:
+        observations: (B, ...) what was acted on.
+        actions: (B, A).
+        rows: (B,) number of the action within its episode, from 1.
+        numbers: (B,) of the episode within its copy, before the step.
+        transition: what the actions led to.
+    """
+
+    observations: np.ndarray
+    actions: np.ndarray
+    rows: IntArray
+    numbers: IntArray
+    transition: Transition
+
+
+def steps(
+    world: World,
+    act: Callable[[np.ndarray], np.ndarray],
+    observations_B: np.ndarray,
+    *,
+    capture: Callable[[IntArray], BoolArray] | None = None,
+    capture_ends: bool = True,
+) -> Iterator[Step]:
+    """Act without end; the caller stops.
+
+    Args:
+        world: stepped once for each record.
+        act: (B, ...) observations to (B, A) actions.
+        observations_B: what the copies show now.
+        capture: (B,) numbers of the actions within their episodes to (B,) bool, whether to look at the moment after
+            each; None: nothing is looked at.
+        capture_ends: also look at terminal moments and at the first moments of new episodes.
+    """
+    while True:
+        rows, numbers = world.steps_in_episode + 1, world.episode_ids
+        actions = act(observations_B)
+        wanted = None if capture is None else capture(rows)
+        transition = world.step(actions, capture=wanted, capture_ends=capture_ends and capture is not None)
+        yield Step(observations_B, actions, rows, numbers, transition)
+        observations_B = transition.observations
+
+
+def evaluate(
+    world: World,
+    act: Callable[[np.ndarray], np.ndarray],
+    *,
+    episodes: int,
+    recorder: Recorder | None = None,
+    max_steps: int = 100_000,
+) -> dict[str, float]:
+    """Run episodes from the world's own starts and report true success; no reward model takes part.
+
+    Every copy contributes its first episodes in turn, so that short episodes are not over-represented.
+
+    Args:
+        world: it is reset, and its resets are decided by its seed.
+        act: (B, ...) observations to (B, A) actions; an evaluation takes the most likely ones.
+        episodes: how many; rounded up to a multiple of the copies.
+        recorder: records exactly the episodes that count.
+        max_steps: gives up on an environment that never ends an episode.
+
+    Returns:
+        `success` (share of episodes with success at any step), `success_at_end`, `return/env` (mean), `length`
+        (mean), `episodes` and `success_known`: of how many of them the environment reported success, and over which
+        the shares are taken. A share of none is absent.
+    """
+    per_copy = -(-episodes // world.num_envs)
+    finished = np.zeros(world.num_envs, dtype=np.int64)
+    once = np.zeros(world.num_envs, dtype=np.bool_)
+    total = np.zeros(world.num_envs)
+    length = np.zeros(world.num_envs, dtype=np.int64)
+    results: list[tuple[bool | None, bool | None, float, int]] = []
+    world.rewind()
+    start = world.reset(capture=np.full(world.num_envs, recorder is not None))
+    if recorder is not None:
+        recorder.begin_all(start)
+    capture = None if recorder is None else recorder.wants
+    for step, _ in zip(steps(world, act, start.observations, capture=capture), range(max_steps), strict=False):
+        transition = step.transition
+        if recorder is not None:
+            recorder.watch(step.rows, step.actions, transition)
+        once |= transition.success
+        total += transition.rewards
+        length += transition.mask
+        for i in np.flatnonzero(transition.done):
+            if finished[i] < per_copy:
+                at_end = transition.success_of(int(i))
+                results.append((True if once[i] else at_end, at_end, float(total[i]), int(length[i])))
+            finished[i] += 1
+            once[i], total[i], length[i] = False, 0.0, 0
+        if recorder is not None:
+            recorder.begin_all(transition, skip_B=finished >= per_copy)
+        if (finished >= per_copy).all():
+            break
+    if not results:
+        return {"episodes": 0.0}
+    found: dict[str, float] = {}
+    for k, name in enumerate(("success", "success_at_end", "return/env", "length")):
+        known = [value for row in results if (value := row[k]) is not None]
+        if known:
+            found[name] = float(np.mean(known))
+    found["success_known"] = float(sum(row[0] is not None for row in results))
+    return {**found, "episodes": float(len(results))}
+
+
+def film(world: World, act: Callable[[np.ndarray], np.ndarray], *, frames: int) -> tuple[Segment, FloatArray]:
+    """One episode in copy 0: about `frames` evenly spaced moments, with the first success among them.
+
+    Returns:
+        The moments, and (F,) the environment's own reward for the step to each (0 at the start).
+    """
+    world.rewind()
+    only = np.arange(world.num_envs) == 0
+    start = world.reset(capture=only)
+    looks, success, rewards = [start.first_looks[0]], [False], [0.0]
+    known: list[bool | None] = [False]
+    for step in steps(world, act, start.observations, capture=lambda rows: only, capture_ends=False):
+        transition = step.transition
+        looks.append(transition.looks[0])
+        success.append(bool(transition.success[0]))
+        known.append(transition.success_of(0))
+        rewards.append(float(transition.rewards[0]))
+        if transition.done[0] or len(looks) > FILM_LIMIT:
+            break
+    end = len(looks) - 1
+    spaced = np.linspace(0, end, min(frames, end + 1)).round().astype(int)
+    pick = np.unique([*spaced, *([success.index(True)] if True in success else [])])
+    moments = Segment(
+        stream=0,
+        number=0,
+        task=world.tasks[0],
+        start=0,
+        end=end - 1,
+        terminated=bool(transition.terminated[0]),
+        finished=bool(transition.done[0]),
+        steps_F=pick - 1,
+        rows_F=pick,
+        last_F=(pick == end) & transition.done[0],
+        success_F=tuple(known[i] for i in pick),
+        frames_F=world.render([looks[i] for i in pick]),
+    )
+    return moments, np.array(rewards, dtype=np.float32)[pick]
