@@ -76,10 +76,10 @@ def make_scorer(folder: Path, size: Size) -> str:
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
 
-    from guerdon.models.verdict import prefix_text
+    from guerdon.episodes.solution_formats import training_text
     from guerdon.policies.tiny_text import byte_tokenizer
 
-    corpus = [prefix_text(e.task, e.texts) for e in episodes(200)]
+    corpus = [training_text(e.task, e.texts) for e in episodes(200)]
     tokenizer = byte_tokenizer([*corpus, "CORRECT (+1) INCORRECT (-1)"], vocabulary_size=600)
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=size.hidden, num_hidden_layers=size.layers,
@@ -126,9 +126,11 @@ def score_once(side: str, model: str, size: Size, *, dtype: str, micro: int) -> 
 
 def _scorer(side: str, path: str, *, dtype: str, micro: int) -> tuple[Any, Any]:
     """A function from solutions to their scores, and one to the tokens that it reads for them."""
+    from verdict_prefixes import prefix_scores
+
     from guerdon.models.text_heads import StepwiseModel
     from guerdon.models.text_model import TextModelCard
-    from guerdon.models.verdict import FORM, VerdictModel, prefix_scores
+    from guerdon.models.verdict import FORM, VerdictModel
     from guerdon.policies.text_files import load_policy
     from guerdon.settings.text_policy import TextPolicySettings
 
@@ -152,8 +154,7 @@ def _by_transformers(path: str, *, dtype: str, micro: int) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from guerdon.episodes.solution_formats import TARGETS
-    from guerdon.models.verdict import prefix_text
+    from guerdon.episodes.solution_formats import TARGETS, training_text
     from guerdon.policies.text_files import read_tokenizer
 
     tokenizer = read_tokenizer(path)
@@ -165,7 +166,7 @@ def _by_transformers(path: str, *, dtype: str, micro: int) -> tuple[Any, Any]:
 
     @torch.inference_mode()
     def score(asked: Sequence[Any]) -> list[np.ndarray]:
-        prompts = [prefix_text(e.task, e.texts[: k + 1]) for e in asked for k in range(len(e.texts))]
+        prompts = [training_text(e.task, e.texts[: k + 1]) for e in asked for k in range(len(e.texts))]
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         values = np.zeros(len(prompts), dtype=np.float32)
         for start in range(0, len(order), micro):
@@ -183,9 +184,9 @@ def _by_transformers(path: str, *, dtype: str, micro: int) -> tuple[Any, Any]:
 
 
 def _prefix_tokens(tokenizer: Any, asked: Sequence[Any]) -> int:
-    from guerdon.models.verdict import prefix_text
+    from guerdon.episodes.solution_formats import training_text
 
-    texts = [prefix_text(e.task, e.texts[: k + 1]) for e in asked for k in range(len(e.texts))]
+    texts = [training_text(e.task, e.texts[: k + 1]) for e in asked for k in range(len(e.texts))]
     return sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
 
 

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from guerdon.episodes.solution_formats import training_text
 from guerdon.errors import DataError
 from guerdon.models.text_inputs import Reading, buckets, read_steps
-from guerdon.models.verdict import _reading, prefix_text
+from guerdon.models.verdict import verdict_reading
 from guerdon.policies.tiny_text import byte_tokenizer, character_tokenizer
 from guerdon.settings.text_policy import PRINTABLE
 
@@ -94,12 +95,12 @@ def test_an_unknown_character_is_said():
 
 
 def test_the_verdict_form_ends_a_step_before_its_blanks():
-    reading = _reading(CHARACTERS, "q", ["a b. \n", "\n", "c"], 5)
+    reading = verdict_reading(CHARACTERS, "q", ["a b. \n", "\n", "c"], 5)
     texts = [CHARACTERS.decode(reading.ids[: end + 1]) for end in reading.ends_S]
     opening = "### Question:\nq\n\n### Partial Solution:\n"
     assert texts == [opening + "a b.", opening + "a b.", opening + "a b. \n\nc"]
     for k, text in enumerate(texts):
-        assert prefix_text("q", ["a b. \n", "\n", "c"][: k + 1]) == text + "\n\n### Evaluate this step:\n"
+        assert training_text("q", ["a b. \n", "\n", "c"][: k + 1]) == text + "\n\n### Evaluate this step:\n"
     assert len(reading) == len(reading.ids) + 15
     assert reading.reach == len(reading.ids) + 5
 

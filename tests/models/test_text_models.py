@@ -2,7 +2,9 @@
 
 import math
 import shutil
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import torch
 from tiny_text_policies import merging_policy, tiny_policy
 
 from guerdon.atomic import seal_folder, write_json
-from guerdon.episodes.solution_formats import closed, to_training
+from guerdon.episodes.solution_formats import closed, to_training, training_text
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.models.explained_score import Judge, JudgeOptions, judge
@@ -19,10 +21,13 @@ from guerdon.models.text_heads import OutcomeModel, StepwiseModel
 from guerdon.models.text_inputs import close_steps
 from guerdon.models.text_load import find_text_model, load_text_model
 from guerdon.models.text_model import TextModelCard
-from guerdon.models.verdict import FORM, VerdictModel, prefix_scores, prefix_text
+from guerdon.models.verdict import FORM, VerdictModel
 from guerdon.policies.text import TextPolicy, add_policy, reference
 from guerdon.settings.text_policy import LoraSettings
 from guerdon.types import Episode, Learnable, RewardModel
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from verdict_prefixes import prefix_scores
 
 torch.set_num_threads(1)
 
@@ -196,7 +201,7 @@ def test_one_pass_over_all_steps_gives_the_verdicts_of_a_pass_each(architecture)
 
 
 def test_one_pass_is_exact_where_a_tokenizer_merges_too():
-    model = verdict(merging_policy([prefix_text(e.task, e.texts) + "CORRECT (+1)" for e in EPISODES] * 10))
+    model = verdict(merging_policy([training_text(e.task, e.texts) + "CORRECT (+1)" for e in EPISODES] * 10))
     fast = [score.steps for score in model.score(EPISODES)]
     for a, b in zip(fast, prefix_scores(model, EPISODES, pieces=True), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
@@ -209,7 +214,7 @@ def test_the_slow_form_reads_the_seeds_own_text():
     )
     rows = to_training(solution)
     for k, (row, found) in enumerate(zip(rows, prefix_scores(model, [EPISODES[1]])[0], strict=True)):
-        assert row["input_text"] == prefix_text(solution.question, solution.steps[: k + 1])
+        assert row["input_text"] == training_text(solution.question, solution.steps[: k + 1])
         logits = model.policy.base.model(
             torch.tensor([model.tokenizer.encode(row["input_text"], add_special_tokens=False)])
         ).logits[0, -1]

@@ -6,10 +6,9 @@ The form is that of the seed's guide. For each step the model reads
 
 and its verdict is the next token: p = softmax over the first tokens of the two verdicts. Read literally this takes a
 forward pass per step, over text that is nearly the same each time. Here one pass takes the question and all steps
-once, and behind them for every step a copy of the closing request. Such a copy stands at the positions that follow
-its step and sees the text up to there and itself, nothing else: exactly what it would see in a pass of its own, so
-the answers are the same up to rounding. `prefix_scores` is the literal form, for comparison and for models trained
-elsewhere on text that a tokenizer merges across these pieces. This module does not know training or files.
+once, and behind them for every step a copy of the closing request. Such a copy is at the positions that follow its
+step and attends to the text up to there and to itself, nothing else: exactly what it would attend to in a pass of its
+own, so the answers are the same up to rounding (`benchmarks/verdict_prefixes.py` has the literal form).
 
     model = VerdictModel(load_policy(settings, seed=0), TextModelCard("verdict", FORM, "bce"))
     model.score([solution.as_episode()])[0].steps        # (S,) probabilities of CORRECT
@@ -24,17 +23,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from guerdon.episodes.solution_formats import TARGETS
+from guerdon.episodes.solution_formats import EVALUATE, PARTIAL, QUESTION, TARGETS
 from guerdon.errors import ConfigError
-from guerdon.models.text_inputs import Reading, buckets, close_steps, hidden_at, hidden_of
+from guerdon.models.text_inputs import Reading, hidden_of
 from guerdon.models.text_model import TextModelCard, TextRewardModel
 from guerdon.policies.packing import Layout
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.tokens import pad_id, pad_right, piece_ids
-from guerdon.types import Episode, FloatArray, IntArray
+from guerdon.types import IntArray
 
 FORM = "evaluate_this_step"
-QUESTION, PARTIAL, EVALUATE = "### Question:\n", "\n\n### Partial Solution:\n", "\n\n### Evaluate this step:\n"
 
 
 class VerdictModel(TextRewardModel):
@@ -59,18 +57,19 @@ class VerdictModel(TextRewardModel):
 
     def _read(self, question: str, steps: Sequence[str]) -> Reading:
         """Question and steps in the seed's form; a step ends with the last token that is not blank."""
-        return _reading(self.tokenizer, question, steps, len(self.tail))
+        return verdict_reading(self.tokenizer, question, steps, len(self.tail))
 
     def logits(self, readings: Sequence[Reading]) -> Tensor:
         """One logit per step, solution by solution: that of CORRECT minus that of INCORRECT."""
         layout, places = self._lay_out(readings)
-        return self._verdicts(hidden_of(self.policy, layout, places))
+        return self.verdict_logits(hidden_of(self.policy, layout, places))
 
     def lesson_logits(self, readings: Sequence[Reading], *, body: bool = True) -> Tensor:
         """As `logits`."""
         return self.logits(readings)
 
-    def _verdicts(self, hidden_M_H: Tensor) -> Tensor:
+    def verdict_logits(self, hidden_M_H: Tensor) -> Tensor:
+        """(M,) logit of CORRECT minus that of INCORRECT at hidden states (M, H)."""
         with self.policy.base.adapter(self.policy.adapter):
             logits = self.policy.base.logits(hidden_M_H).float()
         right, wrong = self.verdicts
@@ -105,55 +104,18 @@ class VerdictModel(TextRewardModel):
         return layout, np.array(places, dtype=np.int64)
 
 
-def prefix_text(question: str, steps: Sequence[str]) -> str:
-    """The seed's text for the last of these steps."""
-    return f"{QUESTION}{question}{PARTIAL}{''.join(steps).rstrip()}{EVALUATE}"
-
-
-@torch.inference_mode()
-def prefix_scores(model: VerdictModel, episodes: Sequence[Episode], *, pieces: bool = False) -> list[FloatArray]:
-    """The scores of all steps with a text of its own for each: slow, and what the seed's own script would read.
-
-    Args:
-        model: a language model that gives verdicts.
-        episodes: solutions with at least one step, all short enough.
-        pieces: tokenise the text in the pieces that `score` has; else in one piece, as training on text does. A
-            tokenizer that merges nothing across the pieces gives the same ids either way.
-
-    Raises:
-        DataError: a character the tokenizer does not know.
-    """
-    prefixes: list[Reading] = []
-    for episode in episodes:
-        for k in range(len(episode.texts or ())):
-            steps = close_steps(episode.texts or (), model.card.separator)[: k + 1]
-            if pieces:
-                whole = _reading(model.tokenizer, episode.task, steps, 0)
-                ids = np.concatenate([whole.ids[: whole.ends_S[-1] + 1], model.tail])
-            else:
-                text = piece_ids(model.tokenizer, [prefix_text(episode.task, steps)])
-                ids = np.concatenate([_opening(model.tokenizer), *text])
-            prefixes.append(Reading(ids, 1, np.array([len(ids) - 1])))
-    scores = np.zeros(len(prefixes), dtype=np.float32)
-    for group in buckets(prefixes, model.micro_batch_size):
-        chosen = [prefixes[i] for i in group]
-        logits = model._verdicts(hidden_at(model.policy, chosen, [r.ends_S for r in chosen]))
-        scores[group] = torch.sigmoid(logits).cpu().numpy()
-    cuts = np.cumsum([len(e.texts or ()) for e in episodes])[:-1]
-    return list(np.split(scores, cuts))
-
-
-def _opening(tokenizer: Any) -> IntArray:
+def opening(tokenizer: Any) -> IntArray:
     """The beginning-of-sequence token, where the tokenizer puts one in front of plain text."""
     ids = tokenizer.encode("", add_special_tokens=True)
     return np.array(ids if ids == [tokenizer.bos_token_id] else [], dtype=np.int64)
 
 
-def _reading(tokenizer: Any, question: str, steps: Sequence[str], tail: int) -> Reading:
+def verdict_reading(tokenizer: Any, question: str, steps: Sequence[str], tail: int) -> Reading:
+    """Question and steps as ids, with the place where each step ends; `tail` ids follow for each step."""
     bodies = [step.rstrip() for step in steps]
     blanks = [step[len(body) :] for step, body in zip(steps, bodies, strict=True)]
     head, *pieces = piece_ids(tokenizer, [QUESTION + question + PARTIAL, *bodies, *blanks])
-    start = np.concatenate([_opening(tokenizer), head])
+    start = np.concatenate([opening(tokenizer), head])
     ids, ends, at, last = [start], [], len(start), len(start) - 1
     for k in range(len(steps)):
         last = at + len(pieces[k]) - 1 if bodies[k] else last

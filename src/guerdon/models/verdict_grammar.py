@@ -35,7 +35,6 @@ _SIGNS = str.maketrans(
 )
 _QUOTES = "“”„‟«»「」『』″＂"
 _THOUGHT = re.compile(r"<(/?)(?:think|thinking|thoughts?|reasoning)>")
-_TAG = re.compile(r"<(/?)answer>")
 _ENDS = re.compile(r"<\|(?:im_end|endoftext|eot_id|end)\|>|</s>|<eos>|<end_of_turn>")
 _MARK = re.compile(r"\\boxed\{([^{}]*)\}|\[\[([^\[\]\n]*)\]\]")
 _MARKUP = tuple(
