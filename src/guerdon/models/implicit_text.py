@@ -25,13 +25,18 @@ import torch
 from torch import Tensor, nn
 
 from guerdon.errors import CheckpointError, ConfigError, NonFiniteError, boundary
+from guerdon.finite import load_weights
 from guerdon.models.state import adam_tensors, load_adam, load_state, save_state
 from guerdon.models.text_inputs import Reading, as_batch, buckets, read_steps
 from guerdon.models.text_losses import bce_terms, implicit_rewards, pair_terms, pairs
-from guerdon.models.text_model import TextModelCard, TextRewardModel
+from guerdon.models.text_model import TextModelCard, TextRewardModel, read_policy
+from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, reference
+from guerdon.policies.text_files import ADAPTER, ADAPTER_WEIGHTS, read_model, read_tokenizer
+from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
 from guerdon.types import Episode, Failure, RewardInfo
 
+_PEFT = "base_model.model."  # before the names in an adapter's file
 _SAMPLE = 64  # values of each tensor by which a model is told from another
 LEARNING = {"learning_rate": 1e-6, "weight_decay": 0.0, "max_grad_norm": 10.0, "batch_size": 64, "seed": 0}
 
@@ -58,6 +63,33 @@ class ImplicitModel(TextRewardModel):
     def start(cls, policy: TextPolicy, card: TextModelCard, fresh: Callable[[], TextPolicy]) -> ImplicitModel:
         """The model before its first gradient step; the reference is what `policy` was before."""
         return cls(policy, card, ref=None if policy.adapter else TextPolicy(fresh().base, trainable=False))
+
+    @classmethod
+    def load(cls, folder: Path, card: TextModelCard, micro_batch_size: int) -> ImplicitModel:
+        """A stored model; an adapter stays one, on the weights that are its reference."""
+        if not (folder / ADAPTER).is_file():
+            ref = TextPolicy(read_policy(folder / "reference", card).base, trainable=False)
+            return cls(read_policy(folder, card), card, micro_batch_size=micro_batch_size, ref=ref)
+        with boundary(CheckpointError, f"the adapter {folder} cannot be read"):
+            config = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
+            stored = load_weights(folder / ADAPTER_WEIGHTS)
+            origin = str(config["base_model_name_or_path"])
+            target = config["target_modules"]
+            lora = LoraSettings(
+                r=config["r"],
+                alpha=config["lora_alpha"],
+                dropout=config["lora_dropout"],
+                target_modules=target if isinstance(target, str) else tuple(target),
+            )
+        origin = str(folder / origin) if (folder / origin).is_dir() else origin
+        model = read_model(origin)[0].to("cuda" if torch.cuda.is_available() else "cpu")
+        settings = TextPolicySettings(path=origin, lora=lora, bf16=card.bf16)
+        base = SharedBase(model, read_tokenizer(str(folder)), settings)
+        base.add_adapter(card.kind, lora, seed=0)
+        policy = TextPolicy(base, adapter=card.kind)
+        named = {name.replace(f".{card.kind}.", "."): name for name in policy.named_parameters()}
+        policy.load_tensors({named.get(k.removeprefix(_PEFT), k): tensor for k, tensor in stored.items()})
+        return cls(policy, card, micro_batch_size=micro_batch_size)
 
     def __init__(
         self,

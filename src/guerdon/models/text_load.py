@@ -9,31 +9,18 @@ module does not know what the scores are used for.
 
 from __future__ import annotations
 
-import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from guerdon.errors import CheckpointError, ConfigError, boundary
-from guerdon.finite import load_weights
-from guerdon.models.implicit_text import ImplicitModel
 from guerdon.models.load import load_reward_model
-from guerdon.models.text_heads import OutcomeModel, StepwiseModel
-from guerdon.models.text_model import HEAD, TextModelCard, TextRewardModel, is_own, read_card, read_head
-from guerdon.models.verdict import VerdictModel
-from guerdon.policies.shared_base import SharedBase
-from guerdon.policies.text import TextPolicy
-from guerdon.policies.text_files import ADAPTER, ADAPTER_WEIGHTS, read_model, read_tokenizer
+from guerdon.models.text_model import TextRewardModel, is_own, read_card
 from guerdon.settings.remote import remote_at
-from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
+from guerdon.settings.train_text import TEXT_MODELS
 from guerdon.types import RewardModel
 
-KINDS: dict[str, type[TextRewardModel]] = {
-    "stepwise": StepwiseModel, "verdict": VerdictModel, "outcome": OutcomeModel, "implicit": ImplicitModel,
-}  # fmt: skip
 FINAL = "final_checkpoint"
-_PEFT = "base_model.model."
 
 
 def load_text_model(path: str, *, adapter: str = "auto", micro_batch_size: int = 16) -> RewardModel:
@@ -52,7 +39,9 @@ def load_text_model(path: str, *, adapter: str = "auto", micro_batch_size: int =
         return load_reward_model("remote", remote=remote_at(path))
     folder = find_text_model(path)
     if folder is None:
-        return _foreign(path, adapter, micro_batch_size)
+        from guerdon.models.adapters import load_adapter
+
+        return load_adapter(_adapter_of(path, adapter), path, micro_batch_size)
     _refuse_adapter(folder, adapter)
     return load_own(folder, micro_batch_size=micro_batch_size)
 
@@ -102,6 +91,13 @@ def find_text_model(path: str) -> Path | None:
     return below[0] if below else None
 
 
+def model_class(kind: str) -> type[TextRewardModel]:
+    """The class of a type of `train`; only its module is imported."""
+    module, name = TEXT_MODELS[kind].split(":")
+    found: type[TextRewardModel] = getattr(import_module(module), name)
+    return found
+
+
 def load_own(folder: Path, *, micro_batch_size: int = 16) -> TextRewardModel:
     """Read a folder that `guerdon train` wrote.
 
@@ -109,61 +105,9 @@ def load_own(folder: Path, *, micro_batch_size: int = 16) -> TextRewardModel:
         CheckpointError: it was altered, or lacks something.
     """
     card = read_card(folder)
-    if card.kind not in KINDS:
+    if card.kind not in TEXT_MODELS:
         raise CheckpointError(f"{folder} holds a {card.kind!r}, which this version of guerdon does not know")
-    if card.kind == "implicit":
-        return _implicit(folder, card, micro_batch_size)
-    policy = _policy(str(folder), card)
-    width = int(policy.base.model.get_input_embeddings().weight.shape[1])
-    head = read_head(folder, width) if (folder / HEAD).is_file() else None
-    if KINDS[card.kind].has_head and head is None:
-        raise CheckpointError(f"{folder} has no {HEAD}; train it again")
-    return KINDS[card.kind](policy, card, head=head, micro_batch_size=micro_batch_size)
-
-
-def _policy(path: str, card: TextModelCard) -> TextPolicy:
-    """A language model with any adapter merged into it, for scoring."""
-    model, tokenizer = read_model(path)
-    base = SharedBase(model.to(_device()), tokenizer, TextPolicySettings(path=path, bf16=card.bf16))
-    return TextPolicy(base)
-
-
-def _implicit(folder: Path, card: TextModelCard, micro_batch_size: int) -> ImplicitModel:
-    if not (folder / ADAPTER).is_file():
-        ref = TextPolicy(_policy(str(folder / "reference"), card).base, trainable=False)
-        return ImplicitModel(_policy(str(folder), card), card, micro_batch_size=micro_batch_size, ref=ref)
-    with boundary(CheckpointError, f"the adapter {folder} cannot be read"):
-        config = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
-        stored = load_weights(folder / ADAPTER_WEIGHTS)
-        origin = str(config["base_model_name_or_path"])
-        target = config["target_modules"]
-        lora = LoraSettings(
-            r=config["r"],
-            alpha=config["lora_alpha"],
-            dropout=config["lora_dropout"],
-            target_modules=target if isinstance(target, str) else tuple(target),
-        )
-    inside = folder / origin
-    origin = str(inside) if inside.is_dir() else origin
-    model, _ = read_model(origin)
-    settings = TextPolicySettings(path=origin, lora=lora, bf16=card.bf16)
-    base = SharedBase(model.to(_device()), read_tokenizer(str(folder)), settings)
-    base.add_adapter(card.kind, lora, seed=0)
-    policy = TextPolicy(base, adapter=card.kind)
-    named = {name.replace(f".{card.kind}.", "."): name for name in policy.named_parameters()}
-    policy.load_tensors({named.get(k.removeprefix(_PEFT), k): tensor for k, tensor in stored.items()})
-    return ImplicitModel(policy, card, micro_batch_size=micro_batch_size)
-
-
-def _device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _foreign(path: str, adapter: str, micro_batch_size: int) -> RewardModel:
-    """A published model, by the adapter of that name, or what its folder or its configuration says."""
-    from guerdon.models.adapters import load_adapter
-
-    return load_adapter(_adapter_of(path, adapter), path, micro_batch_size)
+    return model_class(card.kind).load(folder, card, micro_batch_size)
 
 
 def _adapter_of(path: str, adapter: str) -> str:

@@ -36,7 +36,8 @@ from guerdon.finite import load_weights, save_weights
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.models.text_inputs import Reading, buckets, close_steps, hidden_at
 from guerdon.policies.text import TextPolicy
-from guerdon.policies.text_files import save_policy
+from guerdon.policies.text_files import load_base, save_policy
+from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Episode, Failure, IntArray, RewardInfo, Score
 
 CARD, HEAD = "reward_model.json", "head.safetensors"
@@ -153,6 +154,30 @@ class TextRewardModel(ABC):
             fresh: makes a second language model like the first.
         """
         return cls(policy, card)
+
+    @classmethod
+    def load(cls, folder: Path, card: TextModelCard, micro_batch_size: int) -> TextRewardModel:
+        """A stored model, for scoring; an adapter is merged into its weights.
+
+        Args:
+            folder: that of the card, its hashes checked.
+            card: what the model is.
+            micro_batch_size: solutions per forward pass.
+
+        Raises:
+            CheckpointError: something is missing or does not fit.
+        """
+        policy = read_policy(folder, card)
+        if not cls.has_head:
+            return cls(policy, card, micro_batch_size=micro_batch_size)
+        if not (folder / HEAD).is_file():
+            raise CheckpointError(f"{folder} has no {HEAD}; train it again")
+        model = cls(policy, card, micro_batch_size=micro_batch_size)
+        assert model.head is not None
+        width = model.head.in_features
+        with boundary(CheckpointError, f"{folder / HEAD} cannot be read, or does not fit a model of width {width}"):
+            model.head.load_state_dict(load_weights(folder / HEAD), strict=True)
+        return model
 
     # what a kind defines
 
@@ -303,6 +328,11 @@ class TextRewardModel(ABC):
         return None
 
 
+def read_policy(folder: Path, card: TextModelCard) -> TextPolicy:
+    """The language model of a folder, any adapter merged into it, for scoring."""
+    return TextPolicy(load_base(TextPolicySettings(path=str(folder), bf16=card.bf16), seed=0))
+
+
 def write_folder(
     folder: Path,
     policy: TextPolicy,
@@ -346,16 +376,4 @@ def new_head(width: int, seed: int = 0) -> nn.Linear:
         head = nn.Linear(width, 1)
     nn.init.normal_(head.weight, std=width**-0.5, generator=generator)
     nn.init.zeros_(head.bias)
-    return head
-
-
-def read_head(folder: Path, width: int) -> nn.Linear:
-    """The head of a folder.
-
-    Raises:
-        CheckpointError: there is none, or it is of another width.
-    """
-    head = new_head(width)
-    with boundary(CheckpointError, f"{folder / HEAD} cannot be read, or does not fit a model of width {width}"):
-        head.load_state_dict(load_weights(folder / HEAD), strict=True)
     return head

@@ -7,7 +7,7 @@ They do not know how the training is done, only what a user may choose.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -179,18 +179,21 @@ class StepwiseTrainSettings(_StepSettings, _HeadSettings):
     """Fit a token classifier: a probability per step, read at the step's last token."""
 
     type: Literal["stepwise"] = "stepwise"
+    model: ClassVar = "guerdon.models.text_heads:StepwiseModel"
 
 
 class VerdictTrainSettings(_StepSettings):
     """Fit a language model that says CORRECT (+1) or INCORRECT (-1) of each step."""
 
     type: Literal["verdict"] = "verdict"
+    model: ClassVar = "guerdon.models.verdict:VerdictModel"
 
 
 class OutcomeTrainSettings(_HeadSettings):
     """Fit a sequence classifier: one number per solution."""
 
     type: Literal["outcome"] = "outcome"
+    model: ClassVar = "guerdon.models.text_heads:OutcomeModel"
     loss: Literal["pointwise", "bradley_terry"] = Field(
         "pointwise",
         description="pointwise: is the answer right?; bradley_terry: is the right one of two solutions of a question "
@@ -202,6 +205,7 @@ class ImplicitTrainSettings(_TextTrainSettings):
     """Fit an implicit process reward model on outcomes alone (2412.01981)."""
 
     type: Literal["implicit"] = "implicit"
+    model: ClassVar = "guerdon.models.implicit_text:ImplicitModel"
     loss: Literal["ce", "dpo"] = Field("ce", description="cross-entropy on outcomes, or pairs of right and wrong")
     beta: float = Field(0.05, gt=0, description="factor of the log-ratios")
     read: Literal["cumulative", "single"] = Field(
@@ -209,17 +213,10 @@ class ImplicitTrainSettings(_TextTrainSettings):
     )
 
 
-TextTrainSettings = Annotated[
-    StepwiseTrainSettings | VerdictTrainSettings | OutcomeTrainSettings | ImplicitTrainSettings,
-    Field(discriminator="type"),
-]
+TextTrainSettings = StepwiseTrainSettings | VerdictTrainSettings | OutcomeTrainSettings | ImplicitTrainSettings
+TEXT_MODELS: dict[str, str] = {
+    kind.model_fields["type"].default: kind.model for kind in get_args(TextTrainSettings)
+}  # type to `module:class`; of training and of the cards of trained models
 TrainSettings = Annotated[
-    ResNetTrainSettings
-    | ProgressTrainSettings
-    | VLMTrainSettings
-    | StepwiseTrainSettings
-    | VerdictTrainSettings
-    | OutcomeTrainSettings
-    | ImplicitTrainSettings,
-    Field(discriminator="type"),
+    ResNetTrainSettings | ProgressTrainSettings | VLMTrainSettings | TextTrainSettings, Field(discriminator="type")
 ]

@@ -33,7 +33,7 @@ from guerdon.finite import refuse_to_read
 from guerdon.hub import check_model
 from guerdon.models.quality import auroc
 from guerdon.models.text_inputs import buckets
-from guerdon.models.text_load import FINAL, KINDS
+from guerdon.models.text_load import FINAL, model_class
 from guerdon.models.text_losses import bce_terms, pair_terms, pairs
 from guerdon.models.text_model import TextModelCard, TextRewardModel
 from guerdon.policies.shared_base import SharedBase
@@ -200,7 +200,7 @@ def start_model(settings: TextTrainSettings, policy: TextPolicySettings, *, sepa
     def fresh() -> TextPolicy:
         return load_policy(start, seed=settings.seed)
 
-    kind = KINDS[settings.type]
+    kind = model_class(settings.type)
     loss = getattr(settings, "loss", "pointwise")
     card = TextModelCard(
         kind=settings.type,
