@@ -57,6 +57,15 @@ class Registry:
         """Whether a name stands for a user's part: it is no built-in's."""
         return name not in self.builtins
 
+    def known(self, name: str) -> str:
+        """The name itself, once its factory is found.
+
+        Raises:
+            ConfigError: as `factory` does.
+        """
+        self.factory(name)
+        return name
+
     def factory(self, name: str) -> Callable[..., Any]:
         """The factory of a name, imported and not called.
 
@@ -100,7 +109,7 @@ class Registry:
         given = {str(fields[key].alias): getattr(checked, key) for key in checked.model_fields_set & fields.keys()}
         return given | (checked.model_extra or {})
 
-    def build(self, name: str, params: Mapping[str, Any], kind: type, **offered: Any) -> Any:
+    def build(self, name: str, params: Mapping[str, Any], kind: type | tuple[type, ...], **offered: Any) -> Any:
         """Call a user's factory.
 
         Args:
@@ -119,7 +128,8 @@ class Registry:
         with boundary(ConfigError, f"the {self.kind} {name} raised"):
             made = factory(**arguments)
         if not isinstance(made, kind):
-            what = f"returned a {type(made).__name__}, which is no {kind.__name__}"
+            names = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
+            what = f"returned a {type(made).__name__}, which is no {names}"
             raise ConfigError(f"the {self.kind} {name} {what}: docs/extend.md shows what it must have")
         return made
 

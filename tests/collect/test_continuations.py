@@ -10,7 +10,7 @@ from guerdon.episodes.targets import progress_targets
 from guerdon.errors import ConfigError
 from guerdon.policies.experts import ScriptedExpert
 from guerdon.settings.study import Study
-from guerdon.settings.world import EnvSettings
+from guerdon.settings.world import GymnasiumSettings, MetaWorldSettings
 
 TASK = "drawer-close"  # the expert needs some 40 steps
 
@@ -43,7 +43,7 @@ def test_another_copy_goes_on_from_a_moment_to_the_same_bits(world):
 
 
 def test_along_an_expert_episode_one_step_less_is_left_after_every_step(world):
-    experts = Continuations(EnvSettings(task=TASK), limit=150)
+    experts = Continuations(MetaWorldSettings(task=TASK), limit=150)
     expert, rng = ScriptedExpert(TASK), np.random.default_rng(0)
     observations, _ = world.reset(seed=[5, 6])
     left, done = [experts.steps_left(world.moment(0))], None
@@ -60,14 +60,14 @@ def test_along_an_expert_episode_one_step_less_is_left_after_every_step(world):
 
 def test_beyond_the_limit_nothing_is_promised(world):
     world.reset(seed=[5, 6])
-    experts = Continuations(EnvSettings(task=TASK), limit=2)
+    experts = Continuations(MetaWorldSettings(task=TASK), limit=2)
     assert experts.steps_left(world.moment(0)) == UNREACHED
     experts.close()
 
 
 def test_only_meta_world_can_be_put_back():
     with pytest.raises(ConfigError, match="Meta-World"):
-        Continuations(EnvSettings(type="gymnasium", task="CartPole-v1"), limit=5)
+        Continuations(GymnasiumSettings(task="CartPole-v1"), limit=5)
 
 
 def test_failed_episodes_get_true_labels_too(tmp_path):

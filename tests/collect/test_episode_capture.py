@@ -7,11 +7,11 @@ from corridor import ID
 from guerdon.collect.episode_capture import Recorder, episode_number
 from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.episodes.write import EpisodeWriter
-from guerdon.settings.world import EnvSettings
+from guerdon.settings.world import GymnasiumSettings
 from guerdon.worlds.build import build_world
 
 EVERYTHING = np.ones(3, np.bool_)
-SETTINGS = EnvSettings(type="gymnasium", task=ID, num_envs=3, max_episode_steps=6, frame_size=8)
+SETTINGS = GymnasiumSettings(task=ID, num_envs=3, max_episode_steps=6, frame_size=8)
 ACTIONS = np.random.default_rng(0).uniform(-0.3, 1, (60, 3, 1)).astype(np.float32)
 
 

@@ -10,7 +10,7 @@ from guerdon.collect.control import ControlCollector
 from guerdon.rl.sources import Source
 from guerdon.settings.policy import MLPPolicySettings
 from guerdon.settings.reward import SourceSettings
-from guerdon.settings.world import EnvSettings
+from guerdon.settings.world import GymnasiumSettings
 from guerdon.worlds.build import build_world
 
 MODES = ("disabled", "next_step", "same_step")
@@ -25,8 +25,7 @@ class Still:
 
 
 def clock_settings(mode, **kwargs):
-    return EnvSettings(
-        type="gymnasium",
+    return GymnasiumSettings(
         task=tiny.ID,
         num_envs=COPIES,
         autoreset_mode=mode,

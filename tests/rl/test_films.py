@@ -7,7 +7,7 @@ from guerdon.collect.stepping import film as film_episode
 from guerdon.compare.read_runs import RunRecord
 from guerdon.compare.report_films import choose_films, fit_films
 from guerdon.rl.films import write_film
-from guerdon.settings.world import EnvSettings
+from guerdon.settings.world import GymnasiumSettings
 from guerdon.worlds.build import build_world
 
 
@@ -24,8 +24,8 @@ class Pusher:
 
 @pytest.fixture
 def world():
-    kind = {"type": "gymnasium", "task": "tiny_world:Dot-v1", "num_envs": 1, "frame_size": 32}
-    made = build_world(EnvSettings(native_reward="sparse", **kind), seed=1)
+    kind = {"task": "tiny_world:Dot-v1", "num_envs": 1, "frame_size": 32}
+    made = build_world(GymnasiumSettings(native_reward="sparse", **kind), seed=1)
     yield made
     made.close()
 

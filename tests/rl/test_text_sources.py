@@ -72,7 +72,7 @@ def reward(*, combine_mode="replace", **sources):
 def models(monkeypatch):
     """Reward models by their checkpoint path."""
     known = {"prm": Says(by_text)}
-    monkeypatch.setattr(text_sources, "load_text_model", lambda path, **_: known[path])
+    monkeypatch.setattr(text_sources, "load_source_model", lambda settings: known[settings.checkpoint_path])
     return known
 
 

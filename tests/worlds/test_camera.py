@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from guerdon.errors import ConfigError
-from guerdon.settings.world import EnvSettings
+from guerdon.settings.world import MetaWorldSettings
 from guerdon.worlds.build import build_world
 from guerdon.worlds.camera import CameraPool, MuJoCoCamera, import_mujoco
 from guerdon.worlds.metaworld import MetaWorldVectorEnv
@@ -113,11 +113,11 @@ def test_several_cameras_take_turns(reach):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_unknown_cameras_are_named_with_the_nearest(workers):
     with pytest.raises(ConfigError, match=r"'cornr', this scene has: .*did you mean corner"):
-        build_world(EnvSettings(task="reach", num_envs=1, camera="cornr", render_workers=workers), seed=0)
+        build_world(MetaWorldSettings(task="reach", num_envs=1, camera="cornr", render_workers=workers), seed=0)
 
 
 def test_looks_of_an_episode_drawn_after_the_next_one_began():
-    settings = EnvSettings(task="reach", num_envs=2, max_episode_steps=3, frame_size=SIZE)
+    settings = MetaWorldSettings(task="reach", num_envs=2, max_episode_steps=3, frame_size=SIZE)
     everything = np.ones(2, np.bool_)
     pictures = {}
     for late in (False, True):

@@ -47,10 +47,10 @@ def test_drawing_and_leaving_without_a_close_is_quiet():
 
 def test_a_gymnasium_environment_that_nobody_closed_is_quiet():
     code = """
-from guerdon.settings.world import EnvSettings
+from guerdon.settings.world import GymnasiumSettings
 from guerdon.worlds.build import build_world
 given = {"task": "InvertedPendulum-v5", "native_reward": "dense", "num_envs": 1, "frame_size": 16}
-world = build_world(EnvSettings(type="gymnasium", **given), seed=0)
+world = build_world(GymnasiumSettings(**given), seed=0)
 print(world.render(list(world.reset().first_looks.values())).shape)
 """
     done = python(code)

@@ -5,7 +5,7 @@ import pytest
 
 from corridor import GOAL, ID
 from guerdon.errors import CheckpointError, ConfigError, NonFiniteError
-from guerdon.settings.world import EnvSettings
+from guerdon.settings.world import GymnasiumSettings, MetaWorldSettings
 from guerdon.worlds.build import build_world
 from guerdon.worlds.gymnasium_env import RenderEye, make_gymnasium_env
 from guerdon.worlds.world import World
@@ -165,7 +165,7 @@ def test_replay_of_a_real_environment_that_cuts_at_a_limit(cut):
 def test_replay_of_metaworld_where_success_ends_episodes():
     from guerdon.policies.experts import ScriptedExpert
 
-    settings = EnvSettings(task="handle-press", num_envs=3, max_episode_steps=40, end_on_success=True)
+    settings = MetaWorldSettings(task="handle-press", num_envs=3, max_episode_steps=40, end_on_success=True)
     world = build_world(settings, seed=3)
     expert, rng = ScriptedExpert("handle-press", noise=0.3), np.random.default_rng(0)
     observations, actions, ages = world.reset(capture=np.zeros(3, np.bool_)).observations, [], []
@@ -210,8 +210,7 @@ def test_unknown_and_unfit_environments_are_named():
 def test_async_copies_are_the_sync_ones():
     worlds = [
         build_world(
-            EnvSettings(
-                type="gymnasium",
+            GymnasiumSettings(
                 task="Pendulum-v1",
                 num_envs=2,
                 max_episode_steps=5,

@@ -26,7 +26,7 @@ from guerdon.policies.control import ControlPolicy, load_policy
 from guerdon.policies.experts import NoisyActor, RandomActor, ScriptedExpert
 from guerdon.progress import ProgressBar
 from guerdon.settings.study import ActorShare, CollectSettings, Study
-from guerdon.settings.world import EnvSettings
+from guerdon.settings.world import WorldSettings
 from guerdon.types import BoolArray, IntArray
 from guerdon.worlds.build import build_world
 from guerdon.worlds.world import Transition, World
@@ -95,7 +95,7 @@ def collect(study: Study) -> Collected:
     with EpisodeWriter(
         settings.save_dir,
         fps=settings.fps,
-        camera=study.env.camera,
+        camera=study.env.camera_name,
         video=settings.video,
         robot_type=study.env.type,
         only_success=settings.only_success,
@@ -248,7 +248,7 @@ def _calibration_errors(share: ActorShare, shape: tuple[int, ...], rng: np.rando
     return errors
 
 
-def _labeler(world: World, env: EnvSettings, limit: int | None) -> Callable[[int], int] | None:
+def _labeler(world: World, env: WorldSettings, limit: int | None) -> Callable[[int], int] | None:
     """What says how far a copy is from success, if continuations are wanted."""
     if limit is None:
         return None

@@ -14,7 +14,7 @@ import numpy as np
 from guerdon.collect.stepping import steps
 from guerdon.errors import ConfigError
 from guerdon.policies.experts import ScriptedExpert
-from guerdon.settings.world import EnvSettings
+from guerdon.settings.world import MetaWorldSettings, WorldSettings
 from guerdon.worlds.metaworld import MetaWorldVectorEnv, Moment
 from guerdon.worlds.world import World
 
@@ -32,8 +32,8 @@ class Continuations:
         ConfigError: the environment cannot be put back to a moment, or has no expert.
     """
 
-    def __init__(self, settings: EnvSettings, limit: int) -> None:
-        if settings.type != "metaworld":
+    def __init__(self, settings: WorldSettings, limit: int) -> None:
+        if not isinstance(settings, MetaWorldSettings):
             raise ConfigError(
                 f"continuations need Meta-World, where a scripted expert can go on from any moment; env.type is "
                 f"{settings.type}"

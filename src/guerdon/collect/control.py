@@ -28,7 +28,7 @@ from guerdon.episodes.write import EpisodeWriter
 from guerdon.generators import ACTING, generator
 from guerdon.policies.control import ControlPolicy, StateInputs, build_policy
 from guerdon.settings.policy import CNNPolicySettings, MLPPolicySettings
-from guerdon.settings.world import EnvSettings
+from guerdon.settings.world import WorldSettings
 from guerdon.types import BoolArray, FloatArray, IntArray, Observes, Rollout, Segment
 from guerdon.worlds.build import build_world
 from guerdon.worlds.world import World
@@ -59,7 +59,7 @@ class ControlCollector:
 
     def __init__(
         self,
-        env: EnvSettings,
+        env: WorldSettings,
         settings: MLPPolicySettings | CNNPolicySettings,
         *,
         seed: int,
@@ -234,7 +234,7 @@ class ControlCollector:
         collection = self.env.data_collection
         return EpisodeWriter(
             collection.save_dir or "",
-            camera=self.env.camera,
+            camera=self.env.camera_name,
             robot_type=self.env.type,
             only_success=collection.only_success,
         )

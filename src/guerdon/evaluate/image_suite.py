@@ -302,7 +302,7 @@ def _on_a_server(study: Study, name: str, settings: RemoteSettings) -> tuple[Eva
     assert how.data_path is not None
     model = load_reward_model("remote", remote=settings)
     info = model.info
-    camera = study.env.camera if "camera" in study.env.model_fields_set else None
+    camera = study.env.camera_name if "camera" in study.env.model_fields_set else None
     evaluation = evaluate_model(
         model,
         list(read_episodes(how.data_path, camera=camera)),

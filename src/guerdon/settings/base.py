@@ -13,7 +13,7 @@ from __future__ import annotations
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, model_validator
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import tagged_union_schema
 
@@ -61,6 +61,10 @@ class SpokenSettings(Settings):
                 raise ConfigError("; ".join(lines)) from error
 
         __init__.__pydantic_base_init__ = True  # pydantic does not call it for a part of a larger configuration
+
+
+PARAMS: Any = Field(default_factory=dict, description="arguments of the factory, by name")
+"""The key of a section with a user's own part."""
 
 
 class ByName:

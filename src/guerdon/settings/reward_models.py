@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 from pydantic import Field, field_validator, model_validator
 
 from guerdon.registry import Registry
-from guerdon.settings.base import ByName, Settings, names_in, refuse
+from guerdon.settings.base import PARAMS, ByName, Settings, names_in, refuse
 from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.train import Arch, ImageSize
 from guerdon.settings.vlm import VLMName, VLMSettings, VLMShortForm, check_vlm, vlm_form
@@ -230,8 +230,8 @@ class VLMModelSettings(_ModelSettings):
 class OwnModelSettings(_ModelSettings):
     """A reward model that a user brings."""
 
-    model_type: str = Field(description="package.module:factory, or a name that an installed package registers")
-    params: dict[str, Any] = Field(default_factory=dict, description="arguments of the factory, by name")
+    model_type: str = Field(description="a factory of your own")
+    params: dict[str, Any] = PARAMS
     modality: Literal["image", "state", "text"] = Field(
         "image", description="what it looks at, as its `info` says; text: for language models"
     )
@@ -241,14 +241,10 @@ class OwnModelSettings(_ModelSettings):
         """Its name."""
         return self.model_type
 
-    @field_validator("model_type")
-    @classmethod
-    def _is_there(cls, name: str) -> str:
-        REWARD_MODELS.factory(name)
-        return name
+    _known = field_validator("model_type")(lambda name: REWARD_MODELS.known(name))
 
     @model_validator(mode="after")
-    def _params(self) -> Self:
+    def _checked(self) -> Self:
         REWARD_MODELS.check(self.model_type, self.params)
         return self
 
@@ -269,6 +265,6 @@ RewardModelSettings = Annotated[
 MODEL_FORMS: dict[str, type[RewardModelSettings]] = {
     name: form for form in get_args(get_args(RewardModelSettings)[0]) for name in names_in(form, "model_type")
 }
-REWARD_MODELS = Registry(
+REWARD_MODELS: Registry = Registry(
     "reward model", "guerdon.reward_models", {name: form.factory for name, form in MODEL_FORMS.items()}, ("device",)
 )

@@ -31,7 +31,7 @@ from guerdon.settings.text_sources import check_text_sources
 from guerdon.settings.train import ImageTrainSettings, ProgressTrainSettings, ResNetTrainSettings
 from guerdon.settings.train_text import TextTrainSettings, TrainSettings
 from guerdon.settings.vlm import VLMTrainSettings
-from guerdon.settings.world import EnvSettings
+from guerdon.settings.world import MetaWorldSettings, WorldSettings
 
 
 class LoggerSettings(Settings):
@@ -195,7 +195,7 @@ class Study(Settings):
     runner: RunnerSettings = Field(
         RunnerSettings(), description="how long a run is, how often it is evaluated, where it writes"
     )
-    env: EnvSettings = Field(EnvSettings(), description="what the policy acts in")
+    env: WorldSettings = Field(MetaWorldSettings(), description="what the policy acts in")
     policy: Annotated[PolicySettings, Field(description="what acts")] = MLPPolicySettings()
     algorithm: Annotated[
         AlgorithmSettings | TextAlgorithmSettings, Field(discriminator="type", description="how it learns")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from guerdon.settings.base import Settings
+from guerdon.registry import Registry
+from guerdon.settings.base import PARAMS, ByName, Settings
 
 
 class DataCollectionSettings(Settings):
@@ -32,10 +33,9 @@ class DataCollectionSettings(Settings):
 
 
 class EnvSettings(Settings):
-    """`env`: a Meta-World task, or any Gymnasium id, in `num_envs` copies."""
+    """What all worlds of `env` share: a task in `num_envs` copies."""
 
-    type: Literal["metaworld", "gymnasium"] = Field("metaworld", description="which kind of environment")
-    task: str = Field("window-close", description="Meta-World task name, or the Gymnasium id")
+    task: str = Field(description="name of the task; of gymnasium: an id")
     task_text: str | None = Field(None, description="the task in words; Meta-World tasks have one")
     num_envs: int = Field(8, ge=1, description="copies stepped together")
     max_episode_steps: int | None = Field(
@@ -46,28 +46,20 @@ class EnvSettings(Settings):
         description="sparse: 1 at every step that the environment reports as a success, else 0, and refused where it "
         "reports none; dense: the environment's own",
     )
-    success_key: str | None = Field(
-        None,
-        description="key of Gymnasium's `info` that reports true success (a bool, or a number above 0); null: "
-        "`success`, else `is_success`. Where an episode has no such key, its success is unknown",
-    )
     end_on_success: bool = Field(
         False,
         description="end the episode at true success; off, so that no ground truth leaks into a learned reward",
     )
     observation: Literal["state", "pixels"] = Field("state", description="what the policy sees")
-    camera: str = Field("corner", description="Meta-World camera that rendered frames come from")
     frame_size: tuple[int, int] = Field((64, 64), description="height and width of rendered frames")
-    render_workers: int = Field(0, ge=0, description="rendering processes; 0 renders in the run's own")
-    goals_seed: int = Field(0, description="which 50 goals Meta-World draws for the task")
-    vectorization: Literal["sync", "async"] = Field("sync", description="copies in this process, or a process each")
-    autoreset_mode: Literal["disabled", "next_step", "same_step"] = Field(
-        "disabled", description="Gymnasium's convention; only disabled resumes bit-exactly"
-    )
-    kwargs: dict[str, Any] = Field(default_factory=dict, description="passed to gymnasium.make")
     data_collection: DataCollectionSettings = Field(
         DataCollectionSettings(), description="keep episodes while a policy trains"
     )
+
+    @property
+    def camera_name(self) -> str:
+        """How data sets call the camera."""
+        return "corner"
 
     @field_validator("frame_size", mode="before")
     @classmethod
@@ -79,18 +71,69 @@ class EnvSettings(Settings):
             raise ValueError("frame_size must be 64 or [48, 64] (height, width), at least 8 pixels")
         return sizes
 
+
+class MetaWorldSettings(EnvSettings):
+    """A Meta-World task."""
+
+    success_key: ClassVar[str | None] = None  # Meta-World reports `success` at every step
+    type: Literal["metaworld"] = Field("metaworld", description="a Meta-World task")
+    task: str = Field("window-close", description="name of the task")
+    max_episode_steps: int = Field(200, ge=1, description="time limit of an episode")
+    camera: str = Field("corner", description="Meta-World camera that rendered frames come from")
+    render_workers: int = Field(0, ge=0, description="rendering processes; 0 renders in the run's own")
+    goals_seed: int = Field(0, description="which 50 goals Meta-World draws for the task")
+
+    @property
+    def camera_name(self) -> str:
+        """How data sets call the camera."""
+        return self.camera
+
+
+class _ReportsSuccess(EnvSettings):
+    """Worlds whose `info` reports success under a key that may be named."""
+
+    success_key: str | None = Field(
+        None,
+        description="key of Gymnasium's `info` that reports true success (a bool, or a number above 0); null: "
+        "`success`, else `is_success`. Where an episode has no such key, its success is unknown",
+    )
+
+
+class GymnasiumSettings(_ReportsSuccess):
+    """Any Gymnasium id."""
+
+    type: Literal["gymnasium"] = Field("gymnasium", description="any Gymnasium id")
+    vectorization: Literal["sync", "async"] = Field("sync", description="copies in this process, or a process each")
+    autoreset_mode: Literal["disabled", "next_step", "same_step"] = Field(
+        "disabled", description="Gymnasium's convention; only disabled resumes bit-exactly"
+    )
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="passed to gymnasium.make")
+
     @model_validator(mode="after")
-    def _nothing_idle(self) -> EnvSettings:
-        given = self.model_fields_set
-        idle = {
-            "metaworld": {"vectorization", "autoreset_mode", "kwargs", "success_key"},
-            "gymnasium": {"camera", "render_workers", "goals_seed"},
-        }[self.type]
-        changed = sorted(k for k in idle & given if getattr(self, k) != type(self).model_fields[k].get_default())
-        if changed:
-            raise ValueError(f"{', '.join(changed)} would do nothing with env.type {self.type}; remove it")
-        if self.type == "metaworld" and self.max_episode_steps is None:
-            raise ValueError("max_episode_steps: null never ends an episode of Meta-World; give a number of steps")
+    def _ends(self) -> Self:
         if self.autoreset_mode != "disabled" and self.end_on_success:
             raise ValueError("end_on_success needs autoreset_mode: disabled")
         return self
+
+
+class OwnWorldSettings(_ReportsSuccess):
+    """A world that a user brings."""
+
+    type: str = Field(description="a factory of your own")
+    params: dict[str, Any] = PARAMS
+
+    _known = field_validator("type")(lambda name: WORLDS.known(name))
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        WORLDS.check(self.type, self.params)
+        return self
+
+
+WorldSettings = Annotated[MetaWorldSettings | GymnasiumSettings | OwnWorldSettings, ByName("type", "metaworld")]
+"""`env`: what the policy acts in."""
+WORLDS: Registry = Registry(
+    "world", "guerdon.worlds",
+    {"metaworld": "guerdon.worlds.build:metaworld", "gymnasium": "guerdon.worlds.build:gymnasium_id"},
+    ("task", "num_envs", "seed", "max_episode_steps", "frame_size"),
+)  # fmt: skip

@@ -84,7 +84,7 @@ def train_bc(study: Study) -> tuple[Path, dict[str, Any]]:
     pixels = study.policy.type == "cnn"
     episodes = read_episodes(
         settings.data_path,
-        camera=study.env.camera if pixels else None,
+        camera=study.env.camera_name if pixels else None,
         with_frames=pixels,
         only_success=settings.only_success,
     )

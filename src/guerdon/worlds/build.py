@@ -1,21 +1,23 @@
-"""From the `env` section of a configuration to a `World`.
-
-This module does not know what the world is used for.
-"""
+"""`build_world`: from the `env` section of a configuration to a `World`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from guerdon.errors import ConfigError
-from guerdon.settings.world import EnvSettings
+from guerdon.settings.world import WORLDS, GymnasiumSettings, MetaWorldSettings, OwnWorldSettings, WorldSettings
 from guerdon.worlds.camera import CameraPool, MuJoCoCamera
-from guerdon.worlds.gymnasium_env import RenderEye, SceneEye, make_gymnasium_env, never_reports_success
+from guerdon.worlds.gymnasium_env import RenderEye, SceneEye, check_spaces, make_gymnasium_env, never_reports_success
 from guerdon.worlds.metaworld import MetaWorldVectorEnv
-from guerdon.worlds.world import SUCCESS_KEYS, World, own_readers, unreported
+from guerdon.worlds.world import SUCCESS_KEYS, Eye, World, own_readers, unreported
 
 
-def check_success_reported(settings: EnvSettings, success_readers: Sequence[str] = ()) -> None:
+def check_success_reported(settings: WorldSettings, success_readers: Sequence[str] = ()) -> None:
     """Refuse what needs true success where the environment is known not to report it; nothing is made.
 
     Args:
@@ -26,13 +28,14 @@ def check_success_reported(settings: EnvSettings, success_readers: Sequence[str]
         ConfigError: something needs it.
     """
     readers = [*own_readers(settings.native_reward, settings.end_on_success), *success_readers]
-    silent = settings.type == "gymnasium" and settings.success_key is None and never_reports_success(settings.task)
+    gymnasium_own = isinstance(settings, GymnasiumSettings) and never_reports_success(settings.task)
+    silent = gymnasium_own and settings.success_key is None
     if readers and silent:
         raise ConfigError(unreported(f"env.task {settings.task}", readers, SUCCESS_KEYS))
 
 
 def build_world(
-    settings: EnvSettings,
+    settings: WorldSettings,
     *,
     seed: int,
     num_envs: int | None = None,
@@ -54,43 +57,21 @@ def build_world(
         MissingDependencyError: the simulator is not installed.
     """
     copies = num_envs or settings.num_envs
-    if settings.type == "metaworld":
-        env = MetaWorldVectorEnv(settings.task, copies, goals_seed=settings.goals_seed)
-        model = env.simulation_model
-        camera = (
-            CameraPool(model, settings.camera, settings.frame_size, settings.render_workers)
-            if settings.render_workers
-            else MuJoCoCamera(model, settings.camera, settings.frame_size)
-        )
-        return World(
-            env,
-            [settings.task_text or env.task_text] * copies,
-            seed=seed,
-            eye=SceneEye(env, camera),
-            max_episode_steps=settings.max_episode_steps,
-            end_on_success=settings.end_on_success,
-            native_reward=settings.native_reward,
-            group_size=group_size,
-            pixels=settings.observation == "pixels",
-        )
-    made = make_gymnasium_env(
-        settings.task,
-        copies,
-        vectorization=settings.vectorization,
-        autoreset=settings.autoreset_mode,
-        max_episode_steps=settings.max_episode_steps,
-        kwargs=dict(settings.kwargs),
-    )
+    if isinstance(settings, OwnWorldSettings):
+        env, eye, text = own_world(settings, copies, seed)
+    else:
+        env, eye, text = WORLDS.factory(settings.type)(settings, copies, seed)
     try:
-        check_success_reported(settings, success_readers)
+        check_success_reported(settings, success_readers)  # an id may be registered only since its module is imported
     except ConfigError:
-        made.close()
+        env.close()
         raise
     return World(
-        made,
-        [settings.task_text or settings.task] * copies,
+        env,
+        [settings.task_text or text] * env.num_envs,
         seed=seed,
-        eye=RenderEye(made, settings.frame_size),
+        eye=eye,
+        max_episode_steps=None if isinstance(settings, GymnasiumSettings) else settings.max_episode_steps,
         end_on_success=settings.end_on_success,
         native_reward=settings.native_reward,
         success_keys=SUCCESS_KEYS if settings.success_key is None else (settings.success_key,),
@@ -98,3 +79,50 @@ def build_world(
         group_size=group_size,
         pixels=settings.observation == "pixels",
     )
+
+
+Made = tuple[VectorEnv, Eye, str]
+"""Copies of an environment, what draws them, and their task in words."""
+
+
+def metaworld(settings: MetaWorldSettings, copies: int, seed: int) -> Made:
+    """Copies of a Meta-World task."""
+    env = MetaWorldVectorEnv(settings.task, copies, goals_seed=settings.goals_seed)
+    model, name, size = env.simulation_model, settings.camera, settings.frame_size
+    workers = settings.render_workers
+    camera = CameraPool(model, name, size, workers) if workers else MuJoCoCamera(model, name, size)
+    return env, SceneEye(env, camera), env.task_text
+
+
+def gymnasium_id(settings: GymnasiumSettings, copies: int, seed: int) -> Made:
+    """Copies of a registered environment."""
+    env = make_gymnasium_env(
+        settings.task,
+        copies,
+        vectorization=settings.vectorization,
+        autoreset=settings.autoreset_mode,
+        max_episode_steps=settings.max_episode_steps,
+        kwargs=dict(settings.kwargs),
+    )
+    return env, RenderEye(env, settings.frame_size), settings.task
+
+
+def own_world(settings: OwnWorldSettings, copies: int, seed: int) -> Made:
+    """Copies of a user's own: a factory makes one `gymnasium.Env`, called for each copy, or the vector of them.
+
+    A vector environment may have an `eye` of its own, which draws pictures later than it looks.
+    """
+    offered = {"task": settings.task, "num_envs": copies, "seed": seed, "frame_size": settings.frame_size}
+    offered["max_episode_steps"] = settings.max_episode_steps
+
+    def make() -> Any:
+        return WORLDS.build(settings.type, settings.params, (gymnasium.Env, VectorEnv), **offered)
+
+    env = make()
+    if isinstance(env, gymnasium.Env):
+        made = [env, *(make() for _ in range(copies - 1))]
+        env = SyncVectorEnv([partial(made.pop, 0)] * copies, autoreset_mode=AutoresetMode.DISABLED)
+    check_spaces(env, f"env.type {settings.type}")
+    if env.num_envs != copies:
+        raise ConfigError(f"env.type {settings.type} made {env.num_envs} copies, not the {copies} of num_envs")
+    return env, getattr(env, "eye", None) or RenderEye(env, settings.frame_size), settings.task

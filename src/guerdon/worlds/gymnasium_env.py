@@ -73,18 +73,28 @@ def make_gymnasium_env(
             env = AsyncVectorEnv([one] * num_envs, autoreset_mode=mode, context="spawn")
         else:
             env = SyncVectorEnv([one] * num_envs, autoreset_mode=mode)
+    check_spaces(env, f"env.task {env_id!r}")
+    return env
+
+
+def check_spaces(env: gymnasium.vector.VectorEnv, what: str) -> None:
+    """Refuse observations and actions that are no plain boxes.
+
+    Raises:
+        ConfigError: they are not; `what` stands in front.
+    """
     for name, space in (("observation", env.single_observation_space), ("action", env.single_action_space)):
         if not isinstance(space, gymnasium.spaces.Box):
             raise ConfigError(
-                f"env.task {env_id!r} has {name} space {space}; control policies need a Box. "
+                f"{what} has {name} space {space}; control policies need a Box. "
                 "Flatten it with a gymnasium wrapper and register the result under an id of your own."
             )
-    if len(env.single_action_space.shape) != 1:
+    shape = env.single_action_space.shape
+    if shape is None or len(shape) != 1:
         raise ConfigError(
-            f"env.task {env_id!r} takes actions of shape {env.single_action_space.shape}; control policies give "
+            f"{what} takes actions of shape {shape}; control policies give "
             "rows of numbers. Flatten them with a gymnasium wrapper and register the result under an id of your own."
         )
-    return env
 
 
 def never_reports_success(env_id: str) -> bool:
