@@ -267,10 +267,10 @@ import sys
 from fastapi.testclient import TestClient
 from guerdon.serve.app import build_app
 from guerdon.serve.backends import model_source
-from guerdon.serve.engine import Engine
+from guerdon.serve.model_queue import ServedModels
 from guerdon.settings.serve import ServedModelSettings, ServeSettings
 settings = ServeSettings(models={"rm": ServedModelSettings(backend="resnet", model_path="nowhere")})
-engine = Engine({name: model_source(name, model) for name, model in settings.models.items()})
+engine = ServedModels({name: model_source(name, model) for name, model in settings.models.items()})
 client = TestClient(build_app(engine, settings))
 assert client.get("/health").json()["loaded_backends"] == []
 assert client.get("/ready").status_code == 503

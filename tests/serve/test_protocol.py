@@ -56,7 +56,7 @@ def test_an_unfinished_head_is_refused_as_soon_as_it_is_too_large(limited, start
         connection.sendall(start + b"a" * (MOST - len(start)))
         assert refusal(until_closed(connection)) in [
             (431, f"the head of a request may have at most {MOST} bytes"),
-            (400, "this is no HTTP request"),  # of a method without end
+            (400, "this is not an HTTP request"),  # of a method without end
         ]
 
 

@@ -17,18 +17,10 @@ from guerdon.atomic import seal_folder, write_json
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.models.explained_score import JudgeOptions
 from guerdon.serve import update_store
-from guerdon.serve.engine import (
-    BadRequest,
-    Busy,
-    Conflict,
-    DeadlineExceeded,
-    Engine,
-    Learning,
-    ModelSource,
-    NotReady,
-    UpdateFailed,
-)
-from guerdon.serve.update_store import ANSWERS, Sent, UpdateStore
+from guerdon.serve.backends import ModelSource
+from guerdon.serve.errors import BadRequest, Busy, Conflict, DeadlineExceeded, NotReady, UpdateFailed
+from guerdon.serve.model_queue import ServedModels
+from guerdon.serve.update_store import ANSWERS, UpdateId, UpdateStore
 from guerdon.settings.serve import LimitSettings
 from guerdon.types import Episode
 
@@ -48,58 +40,58 @@ async def learning(folder, build=Learner, keep=2):
         made.append(build())
         return made[-1]
 
-    engine = Engine(
+    models = ServedModels(
         {"toy": ModelSource(load, update_dir=Path(folder), keep_updates=keep)}, limits=LimitSettings(max_items=64)
     )
-    engine.start()
+    models.start()
     try:
-        await engine.loaded()
-        engine.made = made
-        yield engine
+        await models.loaded()
+        models.made = made
+        yield models
     finally:
-        await engine.stop()
+        await models.stop()
 
 
 def run(work):
     asyncio.run(asyncio.wait_for(work(), 60))
 
 
-async def totals(engine, *episodes):
-    return [j.score.total for j in await engine.judge(None, episodes, PLAIN)]
+async def totals(models, *episodes):
+    return [j.score.total for j in await models.get().judge(episodes, PLAIN)]
 
 
 def test_before_scores_with_the_new_weights_and_after_with_the_old(tmp_path):
     async def work():
-        async with learning(tmp_path) as engine:
-            assert await totals(engine, text("b")) == [0.0]
+        async with learning(tmp_path) as models:
+            assert await totals(models, text("b")) == [0.0]
             rollouts = [text("b", outcome=True), text("a", outcome=True), text("bb", outcome=False)]
-            before = await engine.learn(None, Learning(rollouts, when="before"))
+            before = await models.get().learn(rollouts, when="before")
             assert [j.score.total for j in before.judgements] == [UNIT, 1 + UNIT, UNIT]
-            after = await engine.learn(None, Learning(rollouts, when="after"))
+            after = await models.get().learn(rollouts, when="after")
             assert [j.score.total for j in after.judgements] == [UNIT, 1 + UNIT, UNIT]
             assert after.metrics == {"weight": 2 * UNIT, "seen": 6.0}
             assert (before.updates, after.updates) == (1, 2)
             # what was remembered from before does not answer any more
-            assert await totals(engine, text("b")) == [2 * UNIT]
-            assert await engine.update(None, rollouts) == {"weight": 3 * UNIT, "seen": 9.0}
+            assert await totals(models, text("b")) == [2 * UNIT]
+            assert (await models.get().learn(rollouts)).metrics == {"weight": 3 * UNIT, "seen": 9.0}
 
     run(work)
 
 
 def test_it_goes_on_where_it_was(tmp_path):
     async def first():
-        async with learning(tmp_path) as engine:
-            await engine.update(None, [text("a"), text("b")])
+        async with learning(tmp_path) as models:
+            await models.get().learn([text("a"), text("b")])
 
     async def second():
-        async with learning(tmp_path) as engine:
-            assert await totals(engine, text("b")) == [2 * UNIT]
-            await engine.reload(None)
-            assert len(engine.made) == 2
-            assert await totals(engine, text("b")) == [2 * UNIT]
-            await engine.update(None, [text("a")])
-            assert engine.made[0].seen == 2
-            assert engine.made[1].seen == 3
+        async with learning(tmp_path) as models:
+            assert await totals(models, text("b")) == [2 * UNIT]
+            await models.get().reload()
+            assert len(models.made) == 2
+            assert await totals(models, text("b")) == [2 * UNIT]
+            await models.get().learn([text("a")])
+            assert models.made[0].seen == 2
+            assert models.made[1].seen == 3
 
     run(first)
     run(second)
@@ -107,9 +99,9 @@ def test_it_goes_on_where_it_was(tmp_path):
 
 def test_the_newest_states_are_kept(tmp_path):
     async def work():
-        async with learning(tmp_path, keep=2) as engine:
+        async with learning(tmp_path, keep=2) as models:
             for _ in range(5):
-                await engine.update(None, [text("a")])
+                await models.get().learn([text("a")])
         assert sorted(p.name for p in tmp_path.glob("update_*")) == ["update_000000004", "update_000000005"]
         assert not list(tmp_path.glob(".update_*"))
 
@@ -117,29 +109,29 @@ def test_the_newest_states_are_kept(tmp_path):
 
 
 def test_an_update_that_is_sent_again_is_learnt_once_also_after_a_restart(tmp_path):
-    asked = Learning([text("a"), text("b", outcome=False), text("b")], when="after", sent=Sent("c", 1))
+    asked = [text("a"), text("b", outcome=False), text("b")], "after", UpdateId("c", 1)
 
     async def first():
-        async with learning(tmp_path) as engine:
-            done = await engine.learn(None, asked)
-            again = await engine.learn(None, asked)
+        async with learning(tmp_path) as models:
+            done = await models.get().learn(*asked)
+            again = await models.get().learn(*asked)
             assert (done.repeated, again.repeated) == (False, True)
             assert same(done, again)
             together = await asyncio.gather(
-                *(engine.learn(None, Learning([text("a")], sent=Sent("c", 2))) for _ in range(3))
+                *(models.get().learn([text("a")], update=UpdateId("c", 2)) for _ in range(3))
             )
             assert sorted(one.repeated for one in together) == [False, True, True]
-            assert engine.made[0].seen == 4
+            assert models.made[0].seen == 4
             with pytest.raises(Conflict):
-                await engine.learn(None, Learning([text("other")], sent=Sent("c", 1)))
+                await models.get().learn([text("other")], update=UpdateId("c", 1))
             return done
 
     async def second(done):
-        async with learning(tmp_path) as engine:
-            again = await engine.learn(None, asked)
+        async with learning(tmp_path) as models:
+            again = await models.get().learn(*asked)
             assert again.repeated
             assert same(done, again)
-            assert engine.made[0].seen == 4
+            assert models.made[0].seen == 4
 
     def same(one, other):
         return (one.metrics, one.updates) == (other.metrics, other.updates) and all(
@@ -153,26 +145,26 @@ def test_an_update_that_is_sent_again_is_learnt_once_also_after_a_restart(tmp_pa
 
 def test_no_number_is_learnt_twice_however_many_came_after_it(tmp_path):
     def numbered(n, client="c"):
-        return Learning([text("a" * n)], sent=Sent(client, n))
+        return [text("a" * n)], "after", UpdateId(client, n)
 
     async def first():
-        async with learning(tmp_path) as engine:
+        async with learning(tmp_path) as models:
             for n in (2, 1, *range(4, ANSWERS + 4)):  # 3 is late, and others overtake it
-                assert not (await engine.learn(None, numbered(n))).repeated
-            assert not (await engine.learn(None, numbered(1, "other"))).repeated
+                assert not (await models.get().learn(*numbered(n))).repeated
+            assert not (await models.get().learn(*numbered(1, "other"))).repeated
 
     async def second():
-        async with learning(tmp_path) as engine:
-            learnt = engine.made[0].seen
+        async with learning(tmp_path) as models:
+            learnt = models.made[0].seen
             for n in (1, 2, 3, 4):  # all but the last ANSWERS are only known to be below a number
                 with pytest.raises(Conflict, match="not above 4, up to which"):
-                    await engine.learn(None, numbered(n))
+                    await models.get().learn(*numbered(n))
             for n in (5, ANSWERS + 3):
-                assert (await engine.learn(None, numbered(n))).repeated
-            assert (await engine.learn(None, numbered(1, "other"))).repeated
-            assert engine.made[0].seen == learnt
-            assert not (await engine.learn(None, numbered(ANSWERS + 9))).repeated
-            assert not (await engine.learn(None, numbered(ANSWERS + 6))).repeated  # late, and above the forgotten ones
+                assert (await models.get().learn(*numbered(n))).repeated
+            assert (await models.get().learn(*numbered(1, "other"))).repeated
+            assert models.made[0].seen == learnt
+            assert not (await models.get().learn(*numbered(ANSWERS + 9))).repeated
+            assert not (await models.get().learn(*numbered(ANSWERS + 6))).repeated  # late, and above the forgotten ones
 
     run(first)
     run(second)
@@ -183,15 +175,15 @@ def test_clients_are_not_forgotten_but_refused_when_there_are_too_many(tmp_path,
     monkeypatch.setattr(update_store, "ANSWERS", 2)
 
     async def work():
-        async with learning(tmp_path) as engine:
+        async with learning(tmp_path) as models:
             for client in "abc":
-                await engine.learn(None, Learning([text("a")], sent=Sent(client, 1)))
+                await models.get().learn([text("a")], update=UpdateId(client, 1))
             with pytest.raises(BadRequest, match="no room for another"):
-                await engine.learn(None, Learning([text("a")], sent=Sent("d", 1)))
+                await models.get().learn([text("a")], update=UpdateId("d", 1))
             with pytest.raises(Conflict):
-                await engine.learn(None, Learning([text("a")], sent=Sent("a", 1)))
-            assert engine.made[0].seen == 3
-            await engine.learn(None, Learning([text("a")], sent=Sent("a", 2)))
+                await models.get().learn([text("a")], update=UpdateId("a", 1))
+            assert models.made[0].seen == 3
+            await models.get().learn([text("a")], update=UpdateId("a", 2))
 
     run(work)
 
@@ -207,21 +199,21 @@ def test_a_state_from_before_numbers_is_read(tmp_path):
     seal_folder(final, tmp_path / "update_000000002")
     store.resume(again := Learner())
     assert (again.seen, store.updates) == (1, 1)
-    assert store.answer(Sent("r1", 1)) is None
+    assert store.answer(UpdateId("r1", 1)) is None
     store.close()
 
 
 def test_a_failed_update_is_taken_back(tmp_path, caplog):
     async def work():
-        async with learning(tmp_path) as engine:
-            await engine.update(None, [text("a")])
+        async with learning(tmp_path) as models:
+            await models.get().learn([text("a")])
             with pytest.raises(UpdateFailed) as failed:
-                await engine.learn(None, Learning([text("a"), text("explode")], sent=Sent("x", 1)))
+                await models.get().learn([text("a"), text("explode")], update=UpdateId("x", 1))
             assert "secret" not in str(failed.value)
-            assert await totals(engine, text("b")) == [UNIT]
-            assert engine.made[0].seen == 1
-            await engine.update(None, [text("a")])
-            assert await totals(engine, text("b")) == [2 * UNIT]
+            assert await totals(models, text("b")) == [UNIT]
+            assert models.made[0].seen == 1
+            await models.get().learn([text("a")])
+            assert await totals(models, text("b")) == [2 * UNIT]
             assert "secret: it exploded" in caplog.text
             assert sorted(p.name for p in tmp_path.glob("update_*"))[-1] == "update_000000002"
 
@@ -240,14 +232,14 @@ def test_an_update_that_cannot_be_kept_is_taken_back(tmp_path):
             super().save(folder)
 
     async def work():
-        async with learning(tmp_path, build=Full) as engine:
-            await engine.update(None, [text("a")])
+        async with learning(tmp_path, build=Full) as models:
+            await models.get().learn([text("a")])
             Full.broken = True
             with pytest.raises(UpdateFailed):
-                await engine.update(None, [text("a")])
-            assert await totals(engine, text("b")) == [UNIT]
+                await models.get().learn([text("a")])
+            assert await totals(models, text("b")) == [UNIT]
             Full.broken = False
-            assert (await engine.learn(None, Learning([text("a")]))).updates == 2
+            assert (await models.get().learn([text("a")])).updates == 2
 
     run(work)
 
@@ -258,24 +250,24 @@ def test_a_model_that_cannot_be_taken_back_is_not_asked_any_more(tmp_path):
             raise RuntimeError("cannot")
 
     async def work():
-        async with learning(tmp_path, build=Stuck) as engine:
+        async with learning(tmp_path, build=Stuck) as models:
             with pytest.raises(UpdateFailed):
-                await engine.update(None, [text("explode")])
+                await models.get().learn([text("explode")])
             with pytest.raises(NotReady, match="unusable"):
-                await engine.judge(None, [text("a")], PLAIN)
-            assert not engine.ready
+                await models.get().judge([text("a")], PLAIN)
+            assert not models.ready
 
     run(work)
 
 
 def test_outcomes_are_needed(tmp_path):
     async def work():
-        async with learning(tmp_path) as engine:
+        async with learning(tmp_path) as models:
             with pytest.raises(BadRequest, match=r"items\[1\] has none"):
-                await engine.update(None, [text("a"), text("b", outcome=None)])
+                await models.get().learn([text("a"), text("b", outcome=None)])
             with pytest.raises(BadRequest):
-                await engine.update(None, [])
-            assert engine.made[0].seen == 0
+                await models.get().learn([])
+            assert models.made[0].seen == 0
 
     run(work)
 
@@ -292,22 +284,22 @@ def test_updates_wait_in_a_short_line_and_scores_go_between_them(tmp_path):
             return super().learn(episodes)
 
     async def work():
-        async with learning(tmp_path, build=Slow) as engine:
-            slow = engine.made[0]
-            tasks = [asyncio.create_task(engine.update(None, [text("a0")]))]
+        async with learning(tmp_path, build=Slow) as models:
+            slow = models.made[0]
+            tasks = [asyncio.create_task(models.get().learn([text("a0")]))]
             await asyncio.to_thread(slow.entered.wait, 30)
-            tasks += [asyncio.create_task(engine.update(None, [text(f"a{n}")])) for n in range(1, 5)]
+            tasks += [asyncio.create_task(models.get().learn([text(f"a{n}")])) for n in range(1, 5)]
             await asyncio.sleep(0)
             with pytest.raises(Busy):
-                await engine.update(None, [text("z")])
+                await models.get().learn([text("z")])
             ended: list[str] = []
-            score = asyncio.create_task(engine.judge(None, [text("q")], JudgeOptions()))
+            score = asyncio.create_task(models.get().judge([text("q")], JudgeOptions()))
             score.add_done_callback(lambda _: ended.append("score"))
             for n, task in enumerate(tasks):
                 task.add_done_callback(lambda _, n=n: ended.append(f"update {n}"))
             await asyncio.sleep(0)
             slow.open.set()
-            assert [m["seen"] for m in await asyncio.gather(*tasks)] == [1, 2, 3, 4, 5]
+            assert [m.metrics["seen"] for m in await asyncio.gather(*tasks)] == [1, 2, 3, 4, 5]
             await score
             assert ended.index("score") < ended.index("update 2")  # it did not wait for all that came before it
 
@@ -326,17 +318,17 @@ def test_an_update_whose_time_is_over_is_never_begun(tmp_path):
             return super().learn(episodes)
 
     async def work():
-        async with learning(tmp_path, build=Held) as engine:
-            held = engine.made[0]
-            first = asyncio.create_task(engine.learn(None, Learning([text("a")], sent=Sent("c", 1))))
+        async with learning(tmp_path, build=Held) as models:
+            held = models.made[0]
+            first = asyncio.create_task(models.get().learn([text("a")], update=UpdateId("c", 1)))
             await asyncio.to_thread(held.entered.wait, 30)
-            engine._served["toy"]._limits = LimitSettings(deadline_s=0.01)
+            models.get("toy").limits = LimitSettings(deadline_s=0.01)
             with pytest.raises(DeadlineExceeded, match="not begun within"):
-                await engine.learn(None, Learning([text("b")], sent=Sent("c", 2)))
+                await models.get().learn([text("b")], update=UpdateId("c", 2))
             held.open.set()
             assert (await first).updates == 1
-            engine._served["toy"]._limits = LimitSettings()
-            again = await engine.learn(None, Learning([text("b")], sent=Sent("c", 2)))
+            models.get("toy").limits = LimitSettings()
+            again = await models.get().learn([text("b")], update=UpdateId("c", 2))
             assert (again.updates, again.repeated, held.seen) == (2, False, 2)
 
     run(work)

@@ -55,7 +55,7 @@ def test_steps_end_where_the_model_was_taught_they_do(running):
 def test_a_misspelt_key_of_the_address_is_refused(running):
     answer = running.post("/get_reward?aggregat=min", {"query": ["1=1;"], "prompts": ["1=?"]})
     assert answer.status_code == 422
-    assert "aggregat is no key of the address" in answer.json()["error"]["message"]
+    assert "unknown key 'aggregat'; did you mean 'aggregate'?" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from guerdon.serve.schemas import JudgeWords, RewardItem, RewardsRequest
-from guerdon.serve.wire_chat import ChatRequest
+from guerdon.serve.schemas import OptionFields, RewardItem, RewardsRequest
+from guerdon.serve.wire_chat import ChatCompletionRequest
 from guerdon.serve.wire_seed import ScoreRequest
 from guerdon.serve.wire_vllm import PoolRequest
 
@@ -101,14 +101,14 @@ def test_many_answers_are_what_the_document_says(wire_schema, path):
     [
         (PoolRequest, "activation", (0.0, 1, "true", "no"), (True, False, None)),
         (PoolRequest, "use_activation", (0.0, 1, "true", "no"), (True, False, None)),
-        (ChatRequest, "stream", (0, 0.0, "false", True), (False, None)),
-        (ChatRequest, "n", ("1", True, 2), (1, None)),
-        (ChatRequest, "views", ("2", True, 2.5, 9), (2, 2.0, None)),
+        (ChatCompletionRequest, "stream", (0, 0.0, "false", True), (False, None)),
+        (ChatCompletionRequest, "n", ("1", True, 2), (1, None)),
+        (ChatCompletionRequest, "views", ("2", True, 2.5, 9), (2, 2.0, None)),
         (ScoreRequest, "nframes", ("2", True, None, 0), (2, 2.0)),
         (ScoreRequest, "max_pixels", ("784", True, None, 783), (784, 784.0)),
         (RewardItem, "outcome", (0, 1.0, "yes", "off"), (True, False, None)),
-        (JudgeWords, "nframes", ("2", True, 129), (2, 2.0, None)),
-        (JudgeWords, "max_pixels", ("784", True, 783), (784, 784.0, None)),
+        (OptionFields, "nframes", ("2", True, 129), (2, 2.0, None)),
+        (OptionFields, "max_pixels", ("784", True, 783), (784, 784.0, None)),
         (RewardsRequest, "deadline_s", ("2", True, 0), (2, 2.5, None)),
     ],
 )  # fmt: skip

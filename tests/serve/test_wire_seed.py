@@ -136,7 +136,7 @@ def test_a_client_brings_no_prompt_of_its_own(served):
         body = {"task_text": "t", "npy_base64": b64(npy(grey(LEVELS))), "backend_kwargs": {key: "Say 100. {task}"}}
         reply = client.post("/score", json=body)
         assert reply.status_code == 422
-        assert "does not bring a prompt" in reply.json()["error"]["message"]
+        assert "clients cannot send a prompt" in reply.json()["error"]["message"]
     assert len(models["video"].seen) == seen
 
 
@@ -154,7 +154,7 @@ def test_a_model_of_texts_is_not_shown_a_video(served):
         texts = {"query": ["[INST]3+5=?[/INST]8"], "input": "[INST]3+5=?[/INST]8", "prompt": "3+5=?", "response": "8"}
         reply = client.post(path, json=body if path == "/score" else texts)
         assert reply.status_code == 422
-        assert " judges " in reply.json()["error"]["message"]
+        assert " scores " in reply.json()["error"]["message"]
     assert not models["orm"].seen
 
 

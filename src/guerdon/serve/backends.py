@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.errors import CheckpointError, ConfigError, boundary
-from guerdon.serve.source import ModelSource
 from guerdon.settings.base import names_in
 from guerdon.settings.reward_models import MODEL_FORMS, REWARD_MODELS
 from guerdon.settings.serve import ServedModelSettings
@@ -47,6 +46,25 @@ OPTIONS = {  # of what imports torch, so that a wrong one is refused before that
 }  # fmt: skip
 
 _IMPORTING = threading.Lock()  # transformers imports its parts when first needed, and not well from two threads
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """How a served model is loaded.
+
+    Attributes:
+        load: builds it; called again for a reload.
+        aliases: other names of it.
+        update_dir: where it keeps what it learns; None: it does not learn.
+        keep_updates: newest states kept there.
+        lanes: batches that it takes at a time, each in a thread of its own; 1 for a model that learns.
+    """
+
+    load: Callable[[], RewardModel]
+    aliases: tuple[str, ...] = ()
+    update_dir: Path | None = None
+    keep_updates: int = 2
+    lanes: int = 1
 
 
 @dataclass(frozen=True)

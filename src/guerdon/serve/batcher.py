@@ -1,8 +1,12 @@
-"""The queue of one model: bounded, first come first served, and put into batches of like items.
+"""The waiting items of one model, put into batches of similar items; and the results that are remembered.
 
-Items of different requests share a batch when they ask the same question and are of similar length, so that padding
-stays small; the oldest item always goes in the next batch, so that nobody starves. Items whose deadline has passed
-are handed back instead of being scored. It holds no clock, no thread and no model.
+Items of different requests share a batch if they have the same options and similar lengths, so that padding stays
+small; the oldest item is always in the next batch, so that none starves. Items whose deadline has passed are returned
+without being scored. There is no clock, no thread and no model here.
+
+Results are remembered by content: a hash of everything that a model may look at (the task, every column of the
+episode, its `meta`, the options), without the id and the outcome. A request that is repeated costs nothing. Failures
+are not remembered, so that a repeated request tries again.
 
     batcher = Batcher(max_items=32, max_wait_s=0.002, length_ratio=4, limit=1024)
     batcher.add([item], now=0.0)
@@ -13,54 +17,20 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import math
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from hashlib import blake2b
+
+import numpy as np
 
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.types import Episode
 
-LONG = 2_000_000  # characters of texts in one batch: whether an item is still wanted is looked at between batches
+LONG = 2_000_000  # characters of texts in one batch: deadlines are checked only between batches
 SHORT = 256  # characters or bytes below which length does not matter
-
-
-class Waiter(Protocol):
-    """Who wants the result of an item, until when."""
-
-    deadline: float
-
-
-W = TypeVar("W", bound=Waiter)
-
-
-@dataclass(eq=False)
-class Item(Generic[W]):
-    """One episode to be judged.
-
-    Attributes:
-        key: equal for items that must get the same judgement.
-        length: in characters or bytes, what padding goes by.
-        arrived: when it came, in seconds of the caller's clock.
-        waiters: who gets the result, each with the place that it has there.
-    """
-
-    key: bytes
-    episode: Episode
-    options: JudgeOptions
-    length: int
-    arrived: float
-    waiters: list[tuple[W, int]] = field(default_factory=list)
-
-    @property
-    def characters(self) -> int:
-        """The length where it is text."""
-        return 0 if self.episode.texts is None else self.length
-
-    @property
-    def deadline(self) -> float:
-        """When the last waiter gives up."""
-        return max((waiter.deadline for waiter, _ in self.waiters), default=-math.inf)
 
 
 @dataclass(eq=False)
@@ -75,66 +45,95 @@ class Ticket:
     def __post_init__(self) -> None:
         self.left = len(self.results)
 
-    def settle(self, place: int, judgement: ExplainedScore) -> None:
-        """Put a result in its place; the last one ends the wait."""
-        self.results[place] = judgement
+    def settle(self, place: int, explained: ExplainedScore) -> None:
+        """Store one result; the last one ends the wait."""
+        self.results[place] = explained
         self.left -= 1
         if not self.left and not self.done.done():
             self.done.set_result(None)
 
 
-class Batcher(Generic[W]):
-    """Items in the order in which they came.
+@dataclass(eq=False)
+class Item:
+    """One episode to be scored.
+
+    Attributes:
+        key: equal for items that must get the same score.
+        length: in characters or bytes, which padding depends on.
+        arrived: time of arrival, in seconds of the caller's clock.
+        waiters: requests that get the result, each with the item's place in it.
+    """
+
+    key: bytes
+    episode: Episode
+    options: JudgeOptions
+    length: int
+    arrived: float
+    waiters: list[tuple[Ticket, int]] = field(default_factory=list)
+
+    @property
+    def characters(self) -> int:
+        """The length of texts; 0 for frames."""
+        return 0 if self.episode.texts is None else self.length
+
+    @property
+    def deadline(self) -> float:
+        """The latest deadline of its requests."""
+        return max((waiter.deadline for waiter, _ in self.waiters), default=-math.inf)
+
+
+class Batcher:
+    """Items in the order in which they arrived.
 
     Args:
         max_items: per batch.
-        max_wait_s: how long the oldest item waits for company; not at all while a single client asks.
+        max_wait_s: how long the oldest item waits for others; not at all while there is a single client.
         length_ratio: in one batch no item is longer or shorter than the oldest by more than this factor.
         limit: items that may wait.
     """
 
     def __init__(self, *, max_items: int, max_wait_s: float, length_ratio: float, limit: int) -> None:
         self.max_items, self.max_wait_s, self.length_ratio, self.limit = max_items, max_wait_s, length_ratio, limit
-        self._items: list[Item[W]] = []
-        self._company = False  # whether others asked at the time of the last batch, so that waiting may be worth it
+        self._items: list[Item] = []
+        self._shared = False  # whether there were several clients at the last batch, so that waiting may be worth it
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def __iter__(self) -> Iterator[Item[W]]:
+    def __iter__(self) -> Iterator[Item]:
         return iter(self._items)
 
     def has_room(self, n: int) -> bool:
         """Whether `n` more items may wait."""
         return len(self._items) + n <= self.limit
 
-    def add(self, items: Sequence[Item[W]]) -> None:
-        """Let items wait; the caller asked `has_room` first."""
+    def add(self, items: Sequence[Item]) -> None:
+        """Add items; the caller has checked `has_room`."""
         assert self.has_room(len(items))
-        self._company |= bool(self._items)
+        self._shared |= bool(self._items)
         self._items.extend(items)
 
     def wait_s(self, now: float) -> float:
-        """Seconds until a batch should go: 0 when it is full, its oldest item waited enough, or nobody else asks."""
+        """Seconds until a batch should go: 0 if it is full, its oldest item waited enough, or there is one client."""
         if not self._items:
             return math.inf
-        if len(self._items) >= self.max_items or not self._company:
+        if len(self._items) >= self.max_items or not self._shared:
             return 0.0
         return max(0.0, self._items[0].arrived + self.max_wait_s - now)
 
-    def take(self, now: float, most: int | None = None) -> tuple[list[Item[W]], list[Item[W]]]:
-        """The next batch, and the items before it whose time is over.
+    def take(self, now: float, most: int | None = None) -> tuple[list[Item], list[Item]]:
+        """The next batch, and the items before it whose deadline has passed.
 
         Args:
             now: the time.
             most: items at most; None: `max_items`.
 
         Returns:
-            Both leave the queue. Items that nobody waits for any more count as expired.
+            Both leave the queue. Items without a waiting request count as expired.
         """
-        batch: list[Item[W]] = []
-        expired: list[Item[W]] = []
-        rest: list[Item[W]] = []
+        batch: list[Item] = []
+        expired: list[Item] = []
+        rest: list[Item] = []
         room, characters = min(self.max_items, most or self.max_items), 0
         for place, item in enumerate(self._items):
             if len(batch) == room:
@@ -150,14 +149,72 @@ class Batcher(Generic[W]):
         self._items = rest
         waiters = (waiter for item in itertools.chain(batch, rest) for waiter, _ in item.waiters)
         first = next(waiters, None)
-        self._company = any(waiter is not first for waiter in waiters)
+        self._shared = any(waiter is not first for waiter in waiters)
         return batch, expired
 
-    def drain(self) -> list[Item[W]]:
-        """Everything that waits; the queue is empty afterwards."""
+    def drain(self) -> list[Item]:
+        """All items; the queue is empty afterwards."""
         items, self._items = self._items, []
         return items
 
-    def _fits(self, first: Item[W], item: Item[W]) -> bool:
+    def _fits(self, first: Item, item: Item) -> bool:
         short, long = sorted((max(first.length, SHORT), max(item.length, SHORT)))
         return item.options == first.options and long <= short * self.length_ratio
+
+
+def content_key(episode: Episode, options: JudgeOptions) -> bytes:
+    """16 bytes that are equal if and only if a model would see the same."""
+    chosen = (options.nframes, options.max_pixels, options.prompt, options.score_mode)
+    head: list[object] = [episode.task, chosen, episode.texts]
+    digest = blake2b(digest_size=16)
+    for name in ("frames", "states", "actions", "rewards", "success"):
+        array = getattr(episode, name)
+        if array is not None:
+            head.append((name, array.shape, array.dtype.str))
+            digest.update(np.ascontiguousarray(array).data)
+    if episode.meta:
+        head.append(json.dumps(episode.meta, sort_keys=True, default=repr))
+    digest.update(repr(head).encode("utf-8", "surrogatepass"))
+    return digest.digest()
+
+
+def content_bytes(episode: Episode) -> int:
+    """Size of an episode in bytes or characters, which the time of hashing and the padding depend on."""
+    arrays = (episode.frames, episode.states, episode.actions)
+    texts = (episode.task, *(episode.texts or ()))
+    return sum(a.nbytes for a in arrays if a is not None) + sum(map(len, texts))
+
+
+class ResultCache:
+    """The results used last.
+
+    Args:
+        size: number of results to keep; 0: none.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._results: OrderedDict[bytes, ExplainedScore] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def get(self, key: bytes) -> ExplainedScore | None:
+        """The result for this content, or None."""
+        found = self._results.get(key)
+        if found is not None:
+            self._results.move_to_end(key)
+        return found
+
+    def put(self, key: bytes, explained: ExplainedScore) -> None:
+        """Keep a result, unless it is a failure."""
+        if not self.size or explained.score.failure is not None:
+            return
+        self._results[key] = explained
+        self._results.move_to_end(key)
+        if len(self._results) > self.size:
+            self._results.popitem(last=False)
+
+    def clear(self) -> None:
+        """Remove all: the model has changed."""
+        self._results.clear()

@@ -1,8 +1,7 @@
-"""Why a request got no answer: what the engine and the wire formats raise, with the status that clients see.
+"""Errors of the server, with their HTTP status.
 
-Each becomes one JSON object in the shape that OpenAI's clients read: `{"error": {"message", "type", "param",
-"code"}}`. Messages are for clients: they never hold the text of an exception, a path or a token. This module does
-not know any route.
+Each is answered as a JSON object in the form of OpenAI's errors: `{"error": {"message", "type", "param", "code"}}`.
+Messages are for clients: they never contain the text of an exception, a path or a token.
 
     raise UnknownModel("prm", known=("orm",))
 """
@@ -11,6 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel
 
 from guerdon.errors import GuerdonError
 
@@ -20,12 +22,12 @@ class ServeError(GuerdonError):
 
     Args:
         message: one line for the client.
-        param: the field that is wrong, where there is one.
+        param: the field that is wrong, if there is one.
 
     Attributes:
-        status: of the HTTP answer.
-        code: a stable word to tell errors apart.
-        retry_after_s: when to come again; None where that would not help.
+        status: HTTP status of the answer.
+        code: a stable word for the kind of error.
+        retry_after_s: seconds after which to try again; None: that would not help.
     """
 
     status = 500
@@ -38,7 +40,7 @@ class ServeError(GuerdonError):
 
     @property
     def headers(self) -> dict[str, str]:
-        """`Retry-After` in whole seconds, where coming again helps."""
+        """`Retry-After` in whole seconds, if trying again may help."""
         return {} if self.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
 
 
@@ -53,7 +55,7 @@ class UnknownModel(ServeError):
 
 
 class BadRequest(ServeError):
-    """The request can be read, and asks for something that does not exist or cannot be."""
+    """The request can be parsed, and asks for something that does not exist or is not possible."""
 
     status, code = 422, "invalid_request"
 
@@ -65,7 +67,7 @@ class Conflict(ServeError):
 
 
 class Busy(ServeError):
-    """There is no room in the queue."""
+    """The queue is full."""
 
     status, code = 429, "busy"
 
@@ -75,7 +77,7 @@ class Busy(ServeError):
 
 
 class NotReady(ServeError):
-    """The model is being loaded, or the server is about to end."""
+    """The model is being loaded, or the server is shutting down."""
 
     status, code = 503, "not_ready"
 
@@ -85,7 +87,7 @@ class NotReady(ServeError):
 
 
 class DeadlineExceeded(ServeError):
-    """The scores were not there in time. What was being scored is remembered: the same request may find it."""
+    """The scores were not ready in time. They are remembered once they are: the same request may get them later."""
 
     status, code = 504, "deadline_exceeded"
 
@@ -100,18 +102,55 @@ class UpdateFailed(ServeError):
     status, code = 500, "update_failed"
 
 
+class BrokenModel(UpdateFailed):
+    """An update failed, and the state before it could not be restored."""
+
+
 class ReloadFailed(ServeError):
-    """The model could not be loaded again; the old one goes on."""
+    """The model could not be loaded again; the old one stays."""
 
     status, code = 500, "reload_failed"
 
 
 class ModelFailed(GuerdonError):
-    """A model raised. Never shown to a client: its items become failures, the text goes to the log."""
+    """A model raised an exception. Clients never see it: its items become failures, the text is logged."""
+
+
+class ErrorDetail(BaseModel):
+    """An error, in the form of OpenAI's."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorAnswer(BaseModel):
+    """Every answer with a status other than 200."""
+
+    error: ErrorDetail
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorAnswer, "description": what}
+    for status, what in {
+        400: "no JSON",
+        401: "no token, or a wrong one",
+        403: "from a web page of another site",
+        404: "no such model",
+        408: "the request did not arrive in time",
+        413: "the request is too large",
+        422: "the request is invalid",
+        429: "no room; see Retry-After",
+        500: "a fault of the server",
+        503: "not ready; see Retry-After",
+        504: "not done in time",
+    }.items()
+}
 
 
 def error_type(status: int) -> str:
-    """OpenAI's word for a class of errors."""
+    """OpenAI's `type` of an error."""
     by_status = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
     return by_status.get(status, "invalid_request_error" if status < 500 else "server_error")
 

@@ -80,13 +80,13 @@ def launch(settings: ServeSettings) -> None:
     sources = {name: model_source(name, model) for name, model in settings.models.items()}
     try:
         from guerdon.serve.app import build_app
-        from guerdon.serve.engine import Engine
         from guerdon.serve.lifecycle import serve
+        from guerdon.serve.model_queue import ServedModels
     except ModuleNotFoundError as error:
         raise MissingDependencyError(f"the server needs {error.name}: pip install 'guerdon[serve]'") from error
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    engine = Engine(sources, default=settings.default, batch=settings.batch, limits=settings.limits)
-    serve(engine, build_app(engine, settings), settings)
+    models = ServedModels(sources, default=settings.default, batch=settings.batch, limits=settings.limits)
+    serve(models, build_app(models, settings), settings)
 
 
 def _cores() -> int:

@@ -1,11 +1,10 @@
-"""The life of the server process: listen, load, serve, and on SIGTERM finish what was accepted.
+"""The server process: listen, load the models, serve, and on SIGTERM finish the accepted requests.
 
-Requests are answered as soon as the process listens, `/health` with a yes and the rest with 503 until their model is
-loaded. A first signal ends the server in order: at once it is not ready and takes nothing new, what was accepted
-is answered, then it leaves. After `drain_s`, or a second signal, what is still open is answered with 503. This module
-does not know models.
+Requests are answered as soon as the process listens: `/health` with 200, others with 503 until their model is loaded.
+After a first signal the server is not ready and accepts no new requests, accepted ones are answered, then the process
+ends. After `drain_s`, or a second signal, open requests are answered with 503.
 
-    serve(engine, build_app(engine, settings), settings)
+    serve(models, build_app(models, settings), settings)
 """
 
 from __future__ import annotations
@@ -21,56 +20,56 @@ import uvicorn
 from fastapi import FastAPI
 
 from guerdon.errors import ConfigError, GuerdonError
-from guerdon.serve.engine import Engine
+from guerdon.serve.model_queue import ServedModels
 from guerdon.serve.protocol import limited_protocol
 from guerdon.settings.serve import ServeSettings
 
-SWITCH_S = 0.0005  # a model lets go of the interpreter at every kernel, and should have it back soon
-LAME_DUCK_S = 0.3  # how long newcomers are still told that the server is about to end
+SWITCH_S = 0.0005  # a model releases the interpreter lock at every kernel, and should get it back soon
+LAME_DUCK_S = 0.3  # how long new requests are still answered with 503
 
 
 class GracefulServer(uvicorn.Server):
-    """uvicorn, with an orderly end and models that load while it listens."""
+    """uvicorn with a graceful shutdown and models that load while it listens."""
 
-    def __init__(self, config: uvicorn.Config, engine: Engine, settings: ServeSettings) -> None:
+    def __init__(self, config: uvicorn.Config, models: ServedModels, settings: ServeSettings) -> None:
         super().__init__(config)
-        self.engine, self.settings = engine, settings
+        self.models, self.settings = models, settings
         self.failed: GuerdonError | None = None
         self._loading: asyncio.Task[None] | None = None
         self._ending: float | None = None
         self._signals = 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and begin to load."""
-        self.engine.start()
+        """Listen, and start loading."""
+        self.models.start()
         await super().startup(sockets)
         for listener in sockets or ():
             host, port = listener.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
-            say(f"guerdon serves {', '.join(self.engine.names)} at http://{shown}:{port}")
+            say(f"guerdon serves {', '.join(self.models.queues)} at http://{shown}:{port}")
         self._loading = asyncio.create_task(self._load())
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal: the first begins the orderly end, the second does not wait for models, the third for nothing."""
+        """A signal: the first starts the shutdown, the second does not wait for models, the third for nothing."""
         self._signals += 1
         self._ending = self._ending or time.monotonic()
-        self.engine.draining = True
+        self.models.draining = True
         self.force_exit = self._signals > 2
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: whether to leave."""
+        """Called ten times a second: whether to exit."""
         if self._ending is not None and not self.should_exit:
             passed = time.monotonic() - self._ending
             if passed >= self.settings.limits.drain_s or self._signals > 1:
-                self.engine.abandon()
+                self.models.abandon()
                 self.should_exit = True
             elif passed >= LAME_DUCK_S and not self.server_state.tasks:
                 self.should_exit = True
         return await super().on_tick(counter)
 
-    def _say_blind(self) -> None:
-        """Say what the first reward server's clients would otherwise only read in each of their answers."""
-        visual = [name for name in self.engine.names if self.engine.info(name).modality == "image"]
+    def _warn_no_media_root(self) -> None:
+        """Warn the operator about clients that send paths, as those of the first reward server do."""
+        visual = [name for name, queue in self.models.queues.items() if queue.info.modality == "image"]
         if visual and self.settings.media.root is None:
             say(
                 f"no --media-root: {', '.join(visual)} answers requests with a video_path with 400; if clients send "
@@ -79,17 +78,17 @@ class GracefulServer(uvicorn.Server):
 
     async def _load(self) -> None:
         try:
-            await self.engine.loaded()
+            await self.models.loaded()
         except GuerdonError as error:
             self.failed, self.should_exit = error, True
         else:
             gc.collect()
-            gc.freeze()  # what is there now stays, and is not looked through while requests wait
-            self._say_blind()
-            say("ready: " + ", ".join(self.engine.names))
+            gc.freeze()  # objects that live on are not scanned again by the garbage collector
+            self._warn_no_media_root()
+            say("ready: " + ", ".join(self.models.queues))
 
 
-def serve(engine: Engine, app: FastAPI, settings: ServeSettings) -> None:
+def serve(models: ServedModels, app: FastAPI, settings: ServeSettings) -> None:
     """Serve until a signal comes.
 
     Raises:
@@ -109,14 +108,14 @@ def serve(engine: Engine, app: FastAPI, settings: ServeSettings) -> None:
         backlog=1024,
     )
     sys.setswitchinterval(SWITCH_S)
-    server = GracefulServer(config, engine, settings)
+    server = GracefulServer(config, models, settings)
     server.run(sockets=[_listen(settings)])
     if server.failed is not None:
         raise server.failed
 
 
 def say(line: str) -> None:
-    """One line for the operator; the first one holds the address."""
+    """Print one line for the operator; the first has the address."""
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
 

@@ -39,6 +39,7 @@ _MEMORY = 256 << 20  # bytes of address space that decoding may take, beside thr
 _START_SECONDS = 60.0
 _WAITING = 64  # requests that may wait for a decoder
 _QUIET = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+_BATCH = 4  # items of batches whose frames are decoded at a time, so that other requests have room
 _HELD = 4  # times max_bytes that decoded frames of all requests may take before more are turned away
 
 
@@ -64,6 +65,7 @@ class Media:
     Attributes:
         limits: of what one request may hold.
         restarts: processes that were ended because they hung or died.
+        batch_slots: held while an item of a batch is decoded.
 
     Args:
         root: whose files may be named; None: none.
@@ -101,6 +103,7 @@ class Media:
         self._alive: set[SubprocessWorker] = set()
         self._workers, self._waiting, self._closed = workers, 0, False
         self._held, self._lock = 0, threading.RLock()
+        self.batch_slots = asyncio.Semaphore(_BATCH)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="decode")
 
     @staticmethod

@@ -1,13 +1,12 @@
-"""One model as it is served: its queue, its worker, its results, and how it is changed under way.
+"""Served models: each with a queue, threads that call it, remembered results, updates and reloads.
 
-Everything but the calls of the model happens on the event loop, so there is nothing to lock. A model has one lane,
-or as many as there are copies of it: a lane makes one call after another. Updates come between two batches (what
-learns has one lane); an exchange for a freshly loaded model too, and what another lane judges meanwhile is said by the
-old one, to those who asked before. This module does not know HTTP.
+Everything but the calls of a model happens on the event loop, so nothing needs a lock. A model has one lane, or as many
+as there are copies of it; a lane makes one call after another. Updates happen between two batches (a model that learns
+has one lane). So does the exchange of a reloaded model; what another lane scores meanwhile comes from the old one.
 
-    served = Served("prm", ModelSource(load), batch, limits, metrics)
-    served.start()
-    judgements = await served.judge(episodes, JudgeOptions(), deadline_s=10)
+    models = ServedModels({"prm": ModelSource(load)})
+    models.start(); await models.loaded()
+    scores = await models.get("prm").judge(episodes, JudgeOptions(), deadline_s=10)
 """
 
 from __future__ import annotations
@@ -17,21 +16,20 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from guerdon.errors import GuerdonError
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
-from guerdon.serve.batcher import Batcher, Item, Ticket
-from guerdon.serve.cache import ResultCache, content_bytes, content_key
-from guerdon.serve.calls import BrokenModel, Learned, Learning, judge_all, learn
-from guerdon.serve.errors import BadRequest, Busy, DeadlineExceeded, NotReady, ReloadFailed
+from guerdon.serve.backends import ModelSource
+from guerdon.serve.batcher import Batcher, Item, ResultCache, Ticket, content_bytes, content_key
+from guerdon.serve.errors import BadRequest, BrokenModel, Busy, DeadlineExceeded, NotReady, ReloadFailed, UnknownModel
 from guerdon.serve.metrics import RESULTS, Metrics
-from guerdon.serve.source import ModelSource
-from guerdon.serve.update_store import UpdateStore
-from guerdon.serve.worker import Worker
+from guerdon.serve.update_store import UpdateId, UpdateResult, UpdateStore, When
+from guerdon.serve.worker import Worker, judge_all, learn
 from guerdon.settings.serve import BatchSettings, LimitSettings
-from guerdon.types import Episode, Learnable, RewardModel
+from guerdon.types import Episode, Learnable, RewardInfo, RewardModel
 
 WAITING_UPDATES = 4
 HASH_HERE = 1 << 18  # bytes that may be hashed on the event loop, in about a quarter of a millisecond
@@ -39,55 +37,142 @@ log = logging.getLogger("guerdon.serve")
 T = TypeVar("T")
 
 
-class Served:
-    """A model with its queue.
+class ServedModels:
+    """The models of a server by name.
 
     Args:
-        name: what clients call it.
-        source: where it comes from.
-        batch: how items are put together.
-        limits: how long requests may take.
-        metrics: what is counted.
+        sources: how each is loaded.
+        default: the model of requests that name none; None: the first.
+        batch: limits of batches.
+        limits: limits of requests.
+        metrics: counters; None: new ones.
+
+    Attributes:
+        queues: the models by name, without aliases.
+        default: one of the names.
+        draining: the server is shutting down and accepts no new requests.
+        started: `start` was called.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, ModelSource],
+        *,
+        default: str | None = None,
+        batch: BatchSettings | None = None,
+        limits: LimitSettings | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        batch, self.limits, self.metrics = batch or BatchSettings(), limits or LimitSettings(), metrics or Metrics()
+        self.queues = {name: ModelQueue(name, at, batch, self.limits, self.metrics) for name, at in sources.items()}
+        self.default = default or next(iter(sources))
+        self._by_alias = {alias: name for name, source in sources.items() for alias in source.aliases}
+        self.draining = self.started = False
+
+    def start(self) -> None:
+        """Start loading all models and serving their queues; needs a running event loop."""
+        self.started = True
+        for queue in self.queues.values():
+            queue.start()
+
+    async def loaded(self) -> None:
+        """Wait until every model is loaded.
+
+        Raises:
+            GuerdonError: a model cannot be loaded.
+        """
+        await asyncio.gather(*(queue.loading for queue in self.queues.values() if queue.loading is not None))
+
+    async def stop(self) -> None:
+        """Refuse waiting requests and end the threads."""
+        if self.started:
+            self.started = False
+            for queue in self.queues.values():
+                queue.stop()
+
+    def abandon(self) -> None:
+        """Refuse waiting requests: the server ends before their model is done."""
+        for queue in self.queues.values():
+            queue.abandon()
+
+    def get(self, name: str | None = None, *, param: str = "model") -> ModelQueue:
+        """A model by name or alias; None: the default.
+
+        Raises:
+            UnknownModel: there is none of this name; `param` is the field of the request that names it.
+        """
+        name = self.default if name is None else self._by_alias.get(name, name)
+        if name not in self.queues:
+            raise UnknownModel(name, known=tuple(self.queues), param=param)
+        return self.queues[name]
+
+    def overload(self) -> float | None:
+        """Seconds after which to try again, if no model has room for what it last refused; else None."""
+        waits = [queue.overload() for queue in self.queues.values()]
+        known = [wait for wait in waits if wait is not None]
+        return min(known) if len(known) == len(waits) else None
+
+    def states(self) -> dict[str, str]:
+        """`ready` or the problem, by model."""
+        return {name: "ready" if q.model is not None else q.problem for name, q in self.queues.items()}
+
+    @property
+    def ready(self) -> bool:
+        """Whether all models are loaded and the server is not shutting down."""
+        return not self.draining and all(queue.model is not None for queue in self.queues.values())
+
+
+class ModelQueue:
+    """One served model.
+
+    Args:
+        name: its name for clients.
+        source: how it is loaded.
+        batch: limits of batches.
+        limits: limits of requests.
+        metrics: counters.
+
+    Attributes:
+        model: None while it is loaded or unusable.
+        problem: why it is None.
     """
 
     def __init__(
         self, name: str, source: ModelSource, batch: BatchSettings, limits: LimitSettings, metrics: Metrics
     ) -> None:
-        self.name, self.source, self._limits, self._metrics = name, source, limits, metrics
+        self.name, self.source, self.limits, self._metrics = name, source, limits, metrics
         self.model: RewardModel | None = None
         self.problem = "is being loaded"
         self.store: UpdateStore | None = None
-        self.batcher: Batcher[Ticket] = Batcher(
+        self.batcher = Batcher(
             max_items=batch.max_items,
             max_wait_s=batch.max_wait_ms / 1000,
             length_ratio=batch.length_ratio,
             limit=batch.queue_items,
         )
         self.cache = ResultCache(batch.cache_items)
-        self._pending: dict[bytes, Item[Ticket]] = {}  # waiting or being judged, by content
-        self._worked_last = False
+        self._pending: dict[bytes, Item] = {}  # waiting or being scored, by content
+        self._scoring: set[Item] = set()
         self._busy = 0  # lanes that have a batch
-        self._working: set[Item[Ticket]] = set()  # what is being judged
         self._jobs: deque[tuple[Callable[[], Awaitable[None]], asyncio.Future[Any]]] = deque()
+        self._job_was_last = self._reloading = False
         self._seconds_per_item = 0.01
         self._refused = 0
-        self._reloading = False
         self._queue = metrics.queue.labels(name)
         self._counts = {result: metrics.items.labels(name, result) for result in RESULTS}
         self.loading: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Load the model and work on its queue from then on; needs a running event loop."""
+        """Load the model and serve its queue from then on; needs a running event loop."""
         self._wake, self._hurry = asyncio.Event(), asyncio.Event()
         self._workers = [Worker(self.name) for _ in range(self.source.lanes)]
-        self._worker = self._workers[0]
         self.loading = asyncio.create_task(self._load())
-        self._loops = [asyncio.create_task(self._work(worker)) for worker in self._workers]
+        self._loops = [asyncio.create_task(self._serve(worker)) for worker in self._workers]
         for loop in self._loops:
             loop.add_done_callback(self._ended)
 
-    async def stop(self) -> None:
-        """Give up what waits, and let the worker end."""
+    def stop(self) -> None:
+        """Refuse waiting requests and let the workers end."""
         for task in (*self._loops, self.loading):
             if task is not None:
                 task.cancel()
@@ -98,44 +183,84 @@ class Served:
             self.store.close()
 
     def abandon(self) -> None:
-        """Tell everybody who waits that nothing will come any more."""
+        """Refuse waiting requests."""
         self.model, self.problem = None, "is about to end"
-        self._give_up()
+        self._refuse_all()
 
-    def ready_model(self) -> RewardModel:
+    def loaded_model(self) -> RewardModel:
         """The model.
 
         Raises:
-            NotReady: it is being loaded, or cannot be used.
+            NotReady: it is being loaded, or unusable.
         """
         if self.model is None:
             raise self._not_ready()
         return self.model
 
-    def _not_ready(self) -> NotReady:
-        return NotReady(f"the model {self.name!r} {self.problem}")
+    @property
+    def info(self) -> RewardInfo:
+        """The model's declaration of its scores; raises like `loaded_model`."""
+        return self.loaded_model().info
 
-    async def judge(
-        self, episodes: Sequence[Episode], options: JudgeOptions, deadline_s: float
-    ) -> list[ExplainedScore]:
-        """One judgement per episode, in order; equal episodes are judged once.
+    @property
+    def separator(self) -> str | None:
+        """The end of steps in the model's training data, if it declares one; raises like `loaded_model`."""
+        return getattr(getattr(self.loaded_model(), "card", None), "separator", None) or None
+
+    @property
+    def learns(self) -> bool:
+        """Whether the model can be updated here."""
+        return self.store is not None and isinstance(self.model, Learnable)
+
+    @asynccontextmanager
+    async def deadline(self, deadline_s: float | None = None) -> AsyncIterator[Callable[[], float]]:
+        """The time limit of one request: when it is over, what waits is cancelled, and what has not begun never does.
+
+        Args:
+            deadline_s: seconds from now, at most `limits.deadline_s`; None: that.
+
+        Yields:
+            A function that returns the seconds left.
 
         Raises:
-            Busy: there is no room for those that are not known yet; nothing was queued.
-            DeadlineExceeded: not all were there in time.
-            NotReady: the model is not loaded.
+            DeadlineExceeded: the block did not end in time.
         """
-        self.ready_model()
+        seconds = min(deadline_s or math.inf, self.limits.deadline_s)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        try:
+            async with asyncio.timeout_at(end):
+                yield lambda: end - loop.time()
+        except (TimeoutError, DeadlineExceeded):
+            raise DeadlineExceeded(f"not scored within {seconds:g} s") from None
+
+    async def judge(
+        self, episodes: Sequence[Episode], options: JudgeOptions, *, deadline_s: float = math.inf
+    ) -> list[ExplainedScore]:
+        """One explained score per episode, in order; those that cannot be scored carry a `Failure`.
+
+        Args:
+            episodes: equal content is scored once, and not again while it is remembered.
+            options: choices of the client.
+            deadline_s: seconds, at most `limits.deadline_s`.
+
+        Raises:
+            Busy: the queue has no room for the new ones (429); nothing was queued.
+            DeadlineExceeded: not all were scored in time (504).
+            NotReady: the model is being loaded or unusable (503).
+        """
+        self.loaded_model()
         if not episodes:
             return []
         loop = asyncio.get_running_loop()
+        deadline_s = min(deadline_s, self.limits.deadline_s)
         deadline = loop.time() + deadline_s
         sizes = [content_bytes(episode) for episode in episodes]
         if sum(sizes) > HASH_HERE:
             keys = await asyncio.to_thread(_keys, episodes, options)
         else:
             keys = _keys(episodes, options)
-        self.ready_model()
+        self.loaded_model()
         ticket = Ticket(deadline, loop.create_future(), [None] * len(episodes))
         self._submit(ticket, episodes, keys, sizes, options)
         try:
@@ -143,20 +268,27 @@ class Served:
                 await ticket.done
         except TimeoutError:
             raise DeadlineExceeded(f"not scored within {deadline_s:g} s") from None
-        return [judgement for judgement in ticket.results if judgement is not None]
+        return [explained for explained in ticket.results if explained is not None]
 
-    async def update(self, wanted: Learning) -> Learned:
-        """Let the model learn, and keep its state.
+    async def learn(
+        self, episodes: Sequence[Episode], when: When = "after", update: UpdateId | None = None
+    ) -> UpdateResult:
+        """Let the model learn from episodes with an outcome, keep its new state, and score them before or after.
+
+        Args:
+            episodes: with outcomes.
+            when: learn before or after they are scored.
+            update: client and number: sent again it gets the same result, and nothing is learnt twice.
 
         Raises:
-            BadRequest: it does not learn, or an episode has no outcome.
-            Busy: too many updates wait already.
-            DeadlineExceeded: it was not begun in time, and never will be.
-            Conflict: the number was used for something else, or may have been.
-            UpdateFailed: it was not learnt or not kept; the model is as before.
-            NotReady: the model is not loaded.
+            BadRequest: the model does not learn, or an episode has no outcome (422).
+            Busy: too many updates wait (429).
+            DeadlineExceeded: it was not begun in time, and never will be (504).
+            Conflict: the number belongs to another update, or may have been learnt (409).
+            UpdateFailed: it was not learnt or not kept; the model is as before (500).
+            NotReady: the model is being loaded or unusable (503).
         """
-        model, store = self.ready_model(), self.store
+        model, store = self.loaded_model(), self.store
         if not isinstance(model, Learnable):
             raise BadRequest(f"the model {self.name!r} does not learn while it is served", param="model")
         if store is None:
@@ -164,14 +296,15 @@ class Served:
         if len(self._jobs) >= WAITING_UPDATES:
             self._metrics.updates.labels(self.name, "refused").inc()
             raise Busy(f"{WAITING_UPDATES} updates of {self.name!r} wait already", 1.0)
-        return await self._between_batches(lambda: self._learn(store, wanted), self._limits.deadline_s)
+        return await self._between_batches(lambda: self._learn(store, episodes, when, update), self.limits.deadline_s)
 
     async def reload(self) -> None:
-        """Load the model again beside the old one, then exchange them between two batches.
+        """Load the model again next to the old one, then exchange them between two batches; no request is lost.
 
         Raises:
-            Busy: it is being loaded again already.
-            ReloadFailed: it cannot be loaded; the old one goes on.
+            Busy: it is being loaded again already (429).
+            NotReady: it was never loaded (503).
+            ReloadFailed: it cannot be loaded; the old one stays (500).
         """
         if self.loading is None or not self.loading.done():
             raise self._not_ready()
@@ -186,20 +319,23 @@ class Served:
             raise
         except GuerdonError as error:
             log.error("reload of %s failed", self.name, exc_info=error)
-            raise ReloadFailed(f"the model {self.name!r} could not be loaded again; the old one goes on") from error
+            raise ReloadFailed(f"the model {self.name!r} could not be loaded again; the old one stays") from error
         finally:
             self._reloading = False
             loader.stop()
 
     def overload(self) -> float | None:
-        """When to come again, from a refusal on until there is room for as much (at most half of the queue)."""
+        """Seconds after which to try again, from a refusal on until as much (at most half the queue) has room."""
         if self._refused and self.batcher.has_room(self._refused):
             self._refused = 0
         return self._wait_s() if self._refused else None
 
     def _wait_s(self) -> float:
-        """When the queue will be empty, as fast as it went lately."""
+        """Seconds until the queue is empty, at the recent speed."""
         return min(max(len(self.batcher) * self._seconds_per_item, 1.0), 60.0)
+
+    def _not_ready(self) -> NotReady:
+        return NotReady(f"the model {self.name!r} {self.problem}")
 
     def _count(self, result: str, n: int) -> None:
         if n:
@@ -213,10 +349,10 @@ class Served:
         sizes: Sequence[int],
         options: JudgeOptions,
     ) -> None:
-        """Put what is not known yet into the queue, all of it or nothing."""
+        """Queue what is not known yet, all of it or nothing."""
         now = asyncio.get_running_loop().time()
         known = [self.cache.get(key) for key in keys]
-        new: dict[bytes, Item[Ticket]] = {}
+        new: dict[bytes, Item] = {}
         for place, key in enumerate(keys):
             if known[place] is None and key not in self._pending and key not in new:
                 new[key] = Item(key, episodes[place], options, sizes[place], now)
@@ -224,12 +360,12 @@ class Served:
             self._count("refused", len(episodes))
             self._refused = min(len(new), max(1, self.batcher.limit // 2))
             raise Busy(f"{len(self.batcher)} items wait for {self.name!r}; come again later", self._wait_s())
-        for place, (key, judgement) in enumerate(zip(keys, known, strict=True)):
-            if judgement is not None:
-                ticket.settle(place, judgement)
+        for place, (key, explained) in enumerate(zip(keys, known, strict=True)):
+            if explained is not None:
+                ticket.settle(place, explained)
             else:
                 (new.get(key) or self._pending[key]).waiters.append((ticket, place))
-        cached = sum(judgement is not None for judgement in known)
+        cached = sum(explained is not None for explained in known)
         self._count("cached", cached)
         self._count("shared", len(episodes) - cached - len(new))
         if new:
@@ -241,40 +377,37 @@ class Served:
                 self._hurry.set()
 
     async def _load(self) -> None:
-        """Build the model and bring it to its newest state; both in the worker, which keeps its thread's state."""
-        model = await self._worker.run(self.source.load)
+        """Load the model and restore its newest state, both in the worker, which keeps its thread's state."""
+        model = await self._workers[0].run(self.source.load)
         if self.source.update_dir is not None:
             if not isinstance(model, Learnable):
                 raise BadRequest(f"the model {self.name!r} cannot learn while it is served: remove update_dir")
             self.store = UpdateStore(self.source.update_dir, keep=self.source.keep_updates)
-            await self._worker.run(self.store.resume, model)
+            await self._workers[0].run(self.store.resume, model)
         self.model = model
         self._metrics.ready.labels(self.name).set(1)
 
-    async def _work(self, worker: Worker) -> None:
-        """Take batch after batch; with several lanes there are several of this, and nothing learns."""
+    async def _serve(self, worker: Worker) -> None:
+        """Take batch after batch; one task of this per lane."""
         clock = asyncio.get_running_loop().time
         while True:
             await self._wake.wait()
             self._hurry.clear()
-            if self._jobs and not (self._worked_last and self.batcher):  # updates and batches take turns
+            if self._jobs and not (self._job_was_last and self.batcher):  # updates and batches alternate
                 job, _ = self._jobs.popleft()
                 await job()
-                self._worked_last = True
-                continue
-            if not self.batcher:
+                self._job_was_last = True
+            elif not self.batcher:
                 self._wake.clear()
-                continue
-            wait = self.batcher.wait_s(clock())
-            if wait > 0:
+            elif (wait := self.batcher.wait_s(clock())) > 0:
                 try:
                     async with asyncio.timeout(wait):
                         await self._hurry.wait()
                 except TimeoutError:
                     pass
-                continue
-            await self._next_batch(clock(), worker)
-            self._worked_last = False
+            else:
+                await self._next_batch(clock(), worker)
+                self._job_was_last = False
 
     async def _next_batch(self, now: float, worker: Worker) -> None:
         share = math.ceil(len(self.batcher) / (self.source.lanes - self._busy))  # the other free lanes take the rest
@@ -285,53 +418,49 @@ class Served:
         self._count("expired", len(expired))
         if not batch:
             return
-        model = self.ready_model()
+        model = self.loaded_model()
         start = time.perf_counter()
         self._busy += 1
-        self._working.update(batch)
+        self._scoring.update(batch)
         try:
-            episodes = [item.episode for item in batch]
-            judgements = await worker.run(judge_all, model, episodes, batch[0].options, self.name)
+            scores = await worker.run(judge_all, model, [item.episode for item in batch], batch[0].options, self.name)
         except NotReady as error:
             for item in batch:
                 self._forget(item)
-                self._refuse_waiters(item, error)
+                _refuse(item, error)
             return
         finally:
             self._busy -= 1
-            self._working.difference_update(batch)
+            self._scoring.difference_update(batch)
         seconds = time.perf_counter() - start
         self._seconds_per_item += 0.2 * (seconds / len(batch) / self.source.lanes - self._seconds_per_item)
         self._metrics.batch_items.labels(self.name).observe(len(batch))
         self._metrics.batch_seconds.labels(self.name).observe(seconds)
-        for item, judgement in zip(batch, judgements, strict=True):
-            self._settle(item, judgement, remember=model is self.model)
+        for item, explained in zip(batch, scores, strict=True):
+            self._settle(item, explained, remember=model is self.model)
 
-    def _forget(self, item: Item[Ticket]) -> None:
-        """Nobody can wait for this item any more; another one of the same content may have come since a reload."""
+    def _forget(self, item: Item) -> None:
+        """Let no further request join this item; another one of the same content may have come since a reload."""
         if self._pending.get(item.key) is item:
             del self._pending[item.key]
 
-    def _refuse_waiters(self, item: Item[Ticket], error: NotReady) -> None:
-        """Answer those who wait for an item with a 503: they may come again."""
-        for ticket, _ in item.waiters:
-            if not ticket.done.done():
-                ticket.done.set_exception(error)
-
-    def _settle(self, item: Item[Ticket], judgement: ExplainedScore, *, remember: bool) -> None:
-        failure = judgement.score.failure
+    def _settle(self, item: Item, explained: ExplainedScore, *, remember: bool) -> None:
+        failure = explained.score.failure
         if failure is not None:
             self._metrics.failed(self.name, failure.reason)
         self._count("scored" if failure is None else "failed", 1)
         self._forget(item)
         if remember:  # another lane may have exchanged the model meanwhile
-            self.cache.put(item.key, judgement)
+            self.cache.put(item.key, explained)
         for ticket, place in item.waiters:
-            ticket.settle(place, judgement)
+            ticket.settle(place, explained)
 
-    async def _learn(self, store: UpdateStore, wanted: Learning) -> Learned:
+    async def _learn(
+        self, store: UpdateStore, episodes: Sequence[Episode], when: When, update: UpdateId | None
+    ) -> UpdateResult:
         try:
-            done = await self._worker.run(learn, self.ready_model(), store, wanted, self.name)
+            model = self.loaded_model()
+            done = await self._workers[0].run(learn, model, store, episodes, when, update, self.name)
         except BrokenModel as error:
             self._break("was left unusable by an update; reload it, or restart the server", error)
             raise
@@ -340,56 +469,49 @@ class Served:
             raise
         self._metrics.updates.labels(self.name, "repeated" if done.repeated else "learnt").inc()
         if not done.repeated:
-            self.cache.clear()  # what waits is scored by the new weights, what was scored is not what they say
+            self.cache.clear()  # the old scores are not those of the new weights
         return done
 
     async def _exchange(self, fresh: RewardModel) -> None:
-        """Put a freshly loaded model in the place of the old one; one that learns goes on from its newest state."""
+        """Replace the model by a freshly loaded one; one that learns continues from its newest state."""
         if self.store is not None:
             if not isinstance(fresh, Learnable):
-                raise ReloadFailed(f"what was loaded for {self.name!r} does not learn; the old one goes on")
+                raise ReloadFailed(f"what was loaded for {self.name!r} does not learn; the old one stays")
             try:
-                await self._worker.run(self.store.resume, fresh)
+                await self._workers[0].run(self.store.resume, fresh)
             except GuerdonError as error:
                 log.error("the newest state of %s does not fit what was loaded", self.name, exc_info=error)
                 raise ReloadFailed(
-                    f"the learnt state of {self.name!r} does not fit what was loaded; the old one goes on"
+                    f"the learnt state of {self.name!r} does not fit what was loaded; the old one stays"
                 ) from error
         self.model = fresh
-        self._pending = {item.key: item for item in self.batcher}  # what other lanes judge is said by the old model
+        self._pending = {item.key: item for item in self.batcher}  # other lanes may still score with the old model
         self._metrics.ready.labels(self.name).set(1)
         self.cache.clear()
 
     async def _between_batches(self, work: Callable[[], Awaitable[T]], seconds: float | None = None) -> T:
-        """Do something between two batches of a lane; with one lane, no call of the model is under way then.
+        """Do something between two batches of a lane; with one lane, no call of the model is running then.
 
         Raises:
             DeadlineExceeded: it was not begun within these seconds.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-
-        def give_up() -> None:
-            if not future.done():
-                future.set_exception(DeadlineExceeded(f"not begun within {seconds:g} s; nothing was learnt"))
-
-        timer = None if seconds is None else loop.call_later(seconds, give_up)
+        late = DeadlineExceeded(f"not begun within {seconds or 0:g} s; nothing was learnt")
+        timer = None if seconds is None else loop.call_later(seconds, _resolve, future, late)
 
         async def job() -> None:
             if timer is not None:
                 timer.cancel()
-            if future.done():  # nobody waits for it any more
+            if future.done():  # too late, or its request was cancelled
                 return
             try:
-                result = await work()
-            except (GuerdonError, asyncio.CancelledError) as error:
-                if not future.done():
-                    future.set_exception(error if isinstance(error, GuerdonError) else self._not_ready())
-                if not isinstance(error, GuerdonError):
-                    raise
-            else:
-                if not future.done():
-                    future.set_result(result)
+                _resolve(future, await work())
+            except GuerdonError as error:
+                _resolve(future, error)
+            except asyncio.CancelledError:
+                _resolve(future, self._not_ready())
+                raise
 
         self._jobs.append((job, future))
         self._wake.set()
@@ -397,19 +519,17 @@ class Served:
         return await future
 
     def _break(self, problem: str, error: BaseException) -> None:
-        """Answer nothing any more: better no score than one of a model in an unknown state."""
+        """Answer nothing more: no score is better than one of a model in an unknown state."""
         log.error("the model %s %s", self.name, problem, exc_info=error)
         self.model, self.problem = None, problem
         self._metrics.ready.labels(self.name).set(0)
-        self._give_up()
+        self._refuse_all()
 
-    def _give_up(self) -> None:
-        """Tell everybody who waits that nothing will come."""
-        for item in {*self._pending.values(), *self._working}:
-            self._refuse_waiters(item, self._not_ready())
+    def _refuse_all(self) -> None:
+        for item in {*self._pending.values(), *self._scoring}:
+            _refuse(item, self._not_ready())
         for _, future in self._jobs:
-            if not future.done():
-                future.set_exception(self._not_ready())
+            _resolve(future, self._not_ready())
         self.batcher.drain()
         self._pending.clear()
         self._jobs.clear()
@@ -421,3 +541,19 @@ class Served:
 
 def _keys(episodes: Sequence[Episode], options: JudgeOptions) -> list[bytes]:
     return [content_key(episode, options) for episode in episodes]
+
+
+def _refuse(item: Item, error: NotReady) -> None:
+    """Answer the requests of an item with a 503: they may try again."""
+    for ticket, _ in item.waiters:
+        _resolve(ticket.done, error)
+
+
+def _resolve(future: asyncio.Future[Any], outcome: object) -> None:
+    """Give a future its result, or the exception to raise, unless it is done."""
+    if future.done():
+        return
+    if isinstance(outcome, BaseException):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

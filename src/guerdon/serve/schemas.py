@@ -1,12 +1,15 @@
-"""The words of guerdon's own routes: what a request may hold, what an answer holds, and items as episodes.
+"""Bodies of guerdon's own routes, and conversions of items to episodes and of explained scores to results.
 
-Text items become episodes with a row per step. This module does not know the engine, nor how frames are decoded.
+Text items become episodes with a row per step.
 
-    episode = text_episode(RewardItem(prompt="3+5=?", steps=["3+5=8;", "done"]), place=0, per_step=True)
+    episode = text_episode(RewardItem(prompt="3+5=?", steps=["3+5=8;", "done"]), place=0, per_step=True, limits=limits)
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -16,107 +19,97 @@ from guerdon.models.explained_score import ExplainedScore, ParseStatus, Scale
 from guerdon.policies.tokens import split_steps
 from guerdon.serve.errors import BadRequest
 from guerdon.serve.strict_types import FIRST_ERROR, WHOLE, Strings
-from guerdon.serve.wire_media import Sent
+from guerdon.serve.update_store import UpdateId
+from guerdon.serve.wire import FailureReason, FrameFields
 from guerdon.settings.evaluate_text import Aggregation
 from guerdon.settings.serve import LimitSettings
-from guerdon.types import Episode, Failure
+from guerdon.types import Episode, Failure, RewardInfo
 
-TEXT_EXAMPLE = {
-    "model": "prm",
-    "aggregation": "min",
-    "items": [{"prompt": "What is 3+5-2?", "steps": ["3+5=8. ", "8-2=6."]}],
-}
+_STEPS = {"prompt": "What is 3+5-2?", "steps": ["3+5=8. ", "8-2=6."]}
+TEXT_EXAMPLE = {"model": "prm", "aggregation": "min", "items": [_STEPS]}
 VISION_EXAMPLE = {
     "model": "progress",
     "items": [{"task": "close the drawer", "frames_base64": ["iVBORw0KGgo...", "iVBORw0KGgo..."]}],
 }
 UPDATE_EXAMPLE = {
-    "model": "prm",
-    "update": "before",
-    "aggregation": "min",
-    "client_id": "trainer-1",
-    "number": 17,
-    "items": [{"prompt": "What is 3+5-2?", "steps": ["3+5=8. ", "8-2=6."], "outcome": True}],
-}
+    **TEXT_EXAMPLE, "update": "before", "client_id": "trainer-1", "number": 17, "items": [{**_STEPS, "outcome": True}],
+}  # fmt: skip
+_MODEL = "which model; null: the server's default"
 
 
-class Words(BaseModel):
+class StrictBody(BaseModel):
     """Base: unknown fields are refused, numbers are finite."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-class Message(Words):
+class Message(StrictBody):
     """One turn of a conversation."""
 
-    role: Literal["user", "assistant"] = Field(description="who says it")
-    content: str = Field(description="what is said")
+    role: Literal["user", "assistant"] = Field(description="author of the turn")
+    content: str = Field(description="its text")
 
 
-class RewardItem(Words):
-    """One item to judge: a text (prompt or messages, with completion or steps) or frames with a task."""
+class RewardItem(StrictBody, FrameFields):
+    """One item to score: a text (prompt or messages, with completion or steps) or frames with a task."""
 
-    id: str | None = Field(None, max_length=200, description="returned as it is")
+    id: str | None = Field(None, max_length=200, description="returned unchanged")
     prompt: str | None = Field(None, description="text: the question")
     messages: Annotated[list[Message], FIRST_ERROR] | None = Field(
-        None, description="text: the question as one user turn, the completion behind it as the assistant's if given"
+        None, description="text: the question as one user turn, optionally with the completion as the assistant's turn"
     )
     completion: str | None = Field(None, description="text: the answer in one piece")
     steps: Strings | None = Field(None, description="text: the answer in steps, separators included")
     separator: str | None = Field(
-        None, min_length=1, max_length=100, description="text: cut the completion into steps behind each of these"
+        None, min_length=1, max_length=100, description="text: split the completion into steps after each of these"
     )
     label: str | None = Field(None, description="text: the true answer, for models that check it")
     outcome: bool | None = Field(
         None, strict=True, description="whether it succeeded; updates need it, scores never use it"
     )
-    task: str | None = Field(None, description="frames: what was to be done")
-    frames_base64: Strings | None = Field(None, description="frames: PNG, JPEG or WebP pictures, base64")
-    npy_base64: str | None = Field(None, description="frames: a uint8 NPY array (T, H, W, 3), base64")
-    video_base64: str | None = Field(None, description="frames: an MP4 file, base64")
-    video_path: str | None = Field(None, description="frames: an MP4 file under the server's --media-root")
+    task: str | None = Field(None, description="frames: the task in words")
 
 
-class JudgeWords(Words):
-    """What a caller may choose for all items of a request."""
+class OptionFields(StrictBody):
+    """Options for all items of a request."""
 
     nframes: Annotated[int, Field(ge=1, le=128), WHOLE] | None = Field(
-        None, description="frames of a video to look at, first and last kept"
+        None, description="frames sampled from a video, the first and the last included"
     )
     max_pixels: Annotated[int, Field(ge=784, le=1_605_632), WHOLE] | None = Field(
-        None, description="pixels per frame, larger ones are shrunk"
+        None, description="pixels per frame; larger frames are scaled down"
     )
     prompt: str | None = Field(None, max_length=100, description="name of a prompt template of the model")
     score_mode: Scale | None = Field(None, description="scale of a written answer")
 
 
-class RewardsRequest(Words):
+class RewardsRequest(StrictBody):
     """`POST /v1/rewards`."""
 
-    model: str | None = Field(None, max_length=200, description="which model; null: the server's default")
-    items: Annotated[list[RewardItem], FIRST_ERROR] = Field(min_length=1, description="what to judge")
+    model: str | None = Field(None, max_length=200, description=_MODEL)
+    items: Annotated[list[RewardItem], FIRST_ERROR] = Field(min_length=1, description="items to score")
     aggregation: Aggregation | None = Field(
         None, description="how step scores become one score; null: the model's own total"
     )
-    options: JudgeWords = Field(default_factory=JudgeWords, description="choices for vision-language models")
-    deadline_s: float | None = Field(None, strict=True, gt=0, le=3600, description="give up after so many seconds")
+    options: OptionFields = Field(default_factory=OptionFields, description="options for vision-language models")
+    deadline_s: float | None = Field(None, strict=True, gt=0, le=3600, description="time limit in seconds")
 
 
-class UpdateRequest(Words):
+class UpdateRequest(StrictBody):
     """`POST /v1/update`."""
 
-    model: str | None = Field(None, max_length=200, description="which model; null: the server's default")
+    model: str | None = Field(None, max_length=200, description=_MODEL)
     items: Annotated[list[RewardItem], FIRST_ERROR] = Field(min_length=1, description="rollouts, each with its outcome")
     update: Literal["none", "before", "after"] = Field(
         "after", description="do not learn; learn, then score; score, then learn"
     )
     aggregation: Aggregation | None = Field(None, description="as for /v1/rewards")
     client_id: str | None = Field(
-        None, min_length=1, max_length=200, description="who sends the update; the same for all updates of a run"
+        None, min_length=1, max_length=200, description="sender of the update; the same for all updates of a run"
     )
     number: Annotated[int, Field(ge=1, lt=2**53), WHOLE] | None = Field(
         None,
-        description="which of the client's updates it is, in increasing order: sent again it gets the same answer, and "
+        description="number of the update among the client's, increasing: sent again it gets the same answer, and "
         "nothing is learnt twice",
     )
 
@@ -125,8 +118,8 @@ class UpdateRequest(Words):
     def _no_request_id(cls, given: Any) -> Any:
         if isinstance(given, dict) and "request_id" in given:
             raise ValueError(
-                "request_id is not taken any more: an id was forgotten after a few others and then learnt twice; give "
-                "client_id and an increasing number"
+                "request_id is not accepted any more: an id was forgotten after a few others and then learnt twice; "
+                "give client_id and an increasing number"
             )
         return given
 
@@ -136,35 +129,34 @@ class UpdateRequest(Words):
             raise ValueError("client_id and number belong together: give both, or none")
         return self
 
+    @property
+    def update_id(self) -> UpdateId | None:
+        """Client and number, if they are given."""
+        known = self.client_id is not None and self.number is not None
+        return UpdateId(str(self.client_id), int(self.number or 0)) if known else None
 
-class ReloadRequest(Words):
+
+class ReloadRequest(StrictBody):
     """`POST /v1/reload`."""
 
-    model: str | None = Field(None, max_length=200, description="which model; null: the server's default")
-
-
-class FailureWords(BaseModel):
-    """Why a score is missing."""
-
-    reason: str = Field(description="a short stable word")
-    detail: str = Field(description="one line for a person")
+    model: str | None = Field(None, max_length=200, description=_MODEL)
 
 
 class ItemResult(BaseModel):
-    """What was said of one item. `score` is null exactly when there is a `failure`."""
+    """Result of one item. `score` is null exactly when there is a `failure`."""
 
-    id: str | None = Field(description="as it came")
+    id: str | None = Field(description="of the item")
     score: float | None = Field(description="one value for the item")
-    step_scores: list[float] | None = Field(description="one value per step or frame, where the model gives them")
+    step_scores: list[float] | None = Field(description="one value per step or frame, if the model gives them")
     step_offsets: list[tuple[int, int]] | None = Field(
-        description="text: where each step begins and ends in the completion, in characters"
+        description="text: start and end of each step in the completion, in characters"
     )
-    n_tokens: int = Field(description="tokens that the model read; 0 where it reads none")
+    n_tokens: int = Field(description="input tokens of the model; 0 if it has none")
     truncated: bool = Field(description="part of the item was left out")
-    failure: FailureWords | None = Field(description="why the score is missing")
-    text: str = Field("", description="what the model wrote, where it writes")
+    failure: FailureReason | None = Field(description="why the score is missing")
+    text: str = Field("", description="text that the model generated")
     parse_status: ParseStatus | None = Field(
-        None, description="how the score was read from the text: ok, or fallback (from a sentence); null without a text"
+        None, description="how the score was parsed from the text: ok, or fallback (from a sentence); null: no text"
     )
 
 
@@ -172,48 +164,93 @@ class RewardsAnswer(BaseModel):
     """Results in the order of the items; some may have failed."""
 
     object: Literal["list"] = "list"
-    model: str = Field(description="the model that judged")
-    aggregation: str | None = Field(description="as asked; null: the model's own total")
+    model: str = Field(description="the model that scored")
+    aggregation: str | None = Field(description="as requested; null: the model's own total")
     results: list[ItemResult]
-    failed: int = Field(description="how many have a failure")
+    failed: int = Field(description="number of results with a failure")
 
 
 class UpdateAnswer(RewardsAnswer):
     """Results by the weights before or after the update."""
 
     update: Literal["none", "before", "after"]
-    updates: int | None = Field(description="how many updates the model has learnt in all; null with update: none")
-    metrics: dict[str, float] = Field(description="what the model says about the update")
+    updates: int | None = Field(description="updates that the model has learnt in all; null with update: none")
+    metrics: dict[str, float] = Field(description="reported by the model")
     repeated: bool = Field(description="it had been learnt before, and this is the answer of then")
 
 
+class Health(BaseModel):
+    """`GET /health`."""
+
+    status: str = Field(description="ok: the process is alive")
+    default_backend: str = Field(description="the model of requests that name none")
+    loaded_backends: list[str] = Field(description="models that are loaded")
+
+
+class Readiness(BaseModel):
+    """`GET /ready`."""
+
+    ready: bool = Field(description="every model is loaded")
+    models: dict[str, str] = Field(description="each model: ready, or the problem")
+
+
+class Reloaded(BaseModel):
+    """`POST /v1/reload`."""
+
+    model: str = Field(description="the model that was loaded again")
+
+
+class InfoFields(BaseModel):
+    """A `RewardInfo`; an unbounded end of the range is null."""
+
+    name: str
+    range: tuple[float | None, float | None] = Field(description="smallest and largest value; null: unbounded")
+    granularity: Literal["step", "total"] = Field(description="a value per step or frame, or one per item")
+    modality: Literal["image", "state", "text"] = Field(description="input of the model")
+    causal: bool = Field(description="no value depends on later rows")
+    frames_needed: int = Field(description="trailing frames that a value needs; 0: none")
+    success_threshold: float | None = Field(description="the value above which an item counts as successful")
+    progress_horizon: float | None = Field(description="steps before success at which progress starts to rise")
+
+
+class Description(BaseModel):
+    """`GET /v1/rewards`: one served model."""
+
+    object: Literal["reward_model"] = "reward_model"
+    model: str = Field(description="its name")
+    learns: bool = Field(description="whether POST /v1/update works")
+    info: InfoFields
+
+
+def info_fields(info: RewardInfo) -> InfoFields:
+    """An info as JSON values."""
+    ends = [end if math.isfinite(end) else None for end in map(float, info.range)]
+    return InfoFields.model_validate({**asdict(info), "range": ends})
+
+
 _TEXT_FIELDS = ("prompt", "messages", "completion", "steps", "separator", "label")
-_FRAME_FIELDS = ("frames_base64", "npy_base64", "video_base64", "video_path")
 
 
-def frames_in(item: RewardItem, place: int) -> Sent | None:
-    """The frames of an item; None where it is a text.
+def has_frames(item: RewardItem, place: int) -> bool:
+    """Whether an item is frames with a task; otherwise it is a text.
 
     Raises:
         BadRequest: it is both, or has a task and no frames.
     """
     texts = [name for name in _TEXT_FIELDS if getattr(item, name) is not None]
-    frames = [name for name in _FRAME_FIELDS if getattr(item, name) is not None]
+    frames = [name for name in FrameFields.model_fields if getattr(item, name) is not None]
     if not frames and item.task is None:
-        return None
+        return False
     where = f"items[{place}]"
     if texts:
         both = [*frames, *(["task"] if item.task is not None else [])]
         raise BadRequest(f"{where} has {texts[0]} of a text and {both[0]} of frames; give one of them", param=where)
     if len(frames) != 1:
         found = " and ".join(frames) or "none"
-        raise BadRequest(f"{where} needs exactly one of {', '.join(_FRAME_FIELDS)}; there is {found}", param=where)
-    return Sent(
-        video_path=item.video_path,
-        frames_base64=item.frames_base64,
-        npy_base64=item.npy_base64,
-        video_base64=item.video_base64,
-    )
+        raise BadRequest(
+            f"{where} needs exactly one of {', '.join(FrameFields.model_fields)}; there is {found}", param=where
+        )
+    return True
 
 
 def text_episode(item: RewardItem, place: int, *, per_step: bool, limits: LimitSettings) -> Episode:
@@ -222,8 +259,8 @@ def text_episode(item: RewardItem, place: int, *, per_step: bool, limits: LimitS
     Args:
         item: with a prompt and an answer.
         place: of the item in its request, for messages.
-        per_step: the model judges steps, so there must be some; else the answer is one row.
-        limits: how long it may be.
+        per_step: the model scores steps, so there must be some; otherwise the answer is one row.
+        limits: of its length.
 
     Raises:
         BadRequest: something is missing, empty, contradictory, or too long.
@@ -241,7 +278,7 @@ def text_episode(item: RewardItem, place: int, *, per_step: bool, limits: LimitS
 
 
 def _question(item: RewardItem, where: str) -> tuple[str, str | None]:
-    """The question, and the completion where messages hold it."""
+    """The question and the completion, from fields or messages."""
     if (item.prompt is None) == (item.messages is None):
         raise BadRequest(f"{where} needs either prompt or messages (or, for frames, a task)", param=where)
     if item.messages is None:
@@ -250,7 +287,7 @@ def _question(item: RewardItem, where: str) -> tuple[str, str | None]:
     roles = [message.role for message in item.messages]
     if roles not in (["user"], ["user", "assistant"]):
         raise BadRequest(
-            f"{where}.messages must be one user turn, or that and the assistant's answer; the models here judge the "
+            f"{where}.messages must be one user turn, or that and the assistant's answer; the models here score the "
             "answer to one question",
             param=f"{where}.messages",
         )
@@ -267,35 +304,38 @@ def _steps(item: RewardItem, completion: str | None, where: str, *, per_step: bo
         if completion is not None and "".join(item.steps) != completion:
             raise BadRequest(f"{where}.steps joined are not its completion; give one of them", param=f"{where}.steps")
         if item.separator is not None:
-            raise BadRequest(f"{where}.separator would do nothing beside steps", param=f"{where}.separator")
+            raise BadRequest(f"{where}.separator would do nothing with steps", param=f"{where}.separator")
         if not item.steps or not all(item.steps):
-            raise BadRequest(f"{where}.steps is empty, or holds an empty step", param=f"{where}.steps")
+            raise BadRequest(f"{where}.steps is empty, or contains an empty step", param=f"{where}.steps")
         return tuple(item.steps)
     if not completion:
         raise BadRequest(f"{where} needs a completion or steps, not empty", param=f"{where}.completion")
     if item.separator is not None:
         if item.separator not in completion:
-            raise BadRequest(f"{where}.completion does not hold its separator", param=f"{where}.separator")
+            raise BadRequest(f"{where}.completion does not contain its separator", param=f"{where}.separator")
         return tuple(split_steps(completion, item.separator)) if per_step else (completion,)
     if per_step:
-        raise BadRequest(f"{where} needs steps (or a separator): this model judges each step", param=f"{where}.steps")
+        raise BadRequest(f"{where} needs steps (or a separator): this model scores each step", param=f"{where}.steps")
     return (completion,)
 
 
-def offsets(texts: tuple[str, ...] | None) -> list[tuple[int, int]] | None:
-    """Where each piece begins and ends when they are joined."""
-    if texts is None:
-        return None
-    found, at = [], 0
-    for text in texts:
-        found.append((at, at + len(text)))
-        at += len(text)
-    return found
+def rewards_answer(
+    model: str,
+    request: RewardsRequest | UpdateRequest,
+    episodes: Sequence[Episode],
+    scores: Sequence[ExplainedScore],
+) -> RewardsAnswer:
+    """The results of a request, one per item, in order."""
+    results = [
+        _result(item.id, episode, explained, request.aggregation)
+        for item, episode, explained in zip(request.items, episodes, scores, strict=True)
+    ]
+    failed = sum(result.score is None for result in results)
+    return RewardsAnswer(model=model, aggregation=request.aggregation, results=results, failed=failed)
 
 
-def result(item_id: str | None, episode: Episode, judgement: ExplainedScore, how: Aggregation | None) -> ItemResult:
-    """A judgement in the words of the answer."""
-    score = judgement.score
+def _result(item_id: str | None, episode: Episode, explained: ExplainedScore, how: Aggregation | None) -> ItemResult:
+    score = explained.score
     value: float | Failure
     if score.failure is not None:
         value = score.failure
@@ -304,16 +344,26 @@ def result(item_id: str | None, episode: Episode, judgement: ExplainedScore, how
     elif score.total is not None:
         value = float(score.total)
     else:
-        value = Failure("no_total", "the model judges steps only: choose an aggregation")
-    failure = FailureWords(reason=value.reason, detail=value.detail) if isinstance(value, Failure) else None
+        value = Failure("no_total", "the model scores steps only: choose an aggregation")
     return ItemResult(
         id=item_id,
         score=None if isinstance(value, Failure) else value,
         step_scores=None if score.steps is None else score.steps.tolist(),
-        step_offsets=offsets(episode.texts),
-        n_tokens=judgement.tokens,
-        truncated=judgement.truncated,
-        failure=failure,
-        text=judgement.text,
-        parse_status=judgement.parse_status,
+        step_offsets=_offsets(episode.texts),
+        n_tokens=explained.tokens,
+        truncated=explained.truncated,
+        failure=FailureReason.of(value),
+        text=explained.text,
+        parse_status=explained.parse_status,
     )
+
+
+def _offsets(texts: tuple[str, ...] | None) -> list[tuple[int, int]] | None:
+    """Start and end of each text when they are joined."""
+    if texts is None:
+        return None
+    found, at = [], 0
+    for text in texts:
+        found.append((at, at + len(text)))
+        at += len(text)
+    return found

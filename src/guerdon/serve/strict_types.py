@@ -1,7 +1,7 @@
-"""Numbers, flags and lists in JSON bodies, taken as they are written: "16" and true are no numbers, 0 is no false.
+"""Types of JSON numbers, flags and lists that are not coerced: "16" and true are no numbers, 0 is not false.
 
-So says the description of the interface. Forms hold nothing but text; there it is read. This module does not know what
-the values mean; for plain `bool` and `float`, `Field(strict=True)` does the same.
+The OpenAPI document promises that. The fields of forms are text and are parsed. For plain `bool` and `float`,
+`Field(strict=True)` does the same.
 
     class Body(BaseModel):
         nframes: Annotated[int, Field(ge=1), WHOLE] = 16
@@ -30,5 +30,5 @@ def _flag(given: Any, info: ValidationInfo) -> Any:
 
 WHOLE = BeforeValidator(_number)
 FLAG = BeforeValidator(_flag)
-FIRST_ERROR = Field(fail_fast=True)  # a list is read up to what is wrong with it: a million messages take seconds
+FIRST_ERROR = Field(fail_fast=True)  # stop at the first wrong element: a million error messages take seconds
 Strings = Annotated[list[str], FIRST_ERROR]

@@ -1,16 +1,15 @@
-"""The states of a model that learns while it is served: one sealed folder per update, the newest kept.
+"""States of a model that learns while it is served: one sealed folder per update, the newest kept.
 
-A state is written whole, with its hashes, before the update is answered, so that a kill at any moment leaves the state
-of the last answered update or of one that was about to be answered.
+A state is written whole, with its hashes, before the update is answered, so that after a kill at any moment the newest
+state is that of the last answered update, or of one that was about to be answered.
 
-Which updates were learnt is part of the state. A client numbers its updates; the last answers are kept, and of every
-client the highest number whose answer is not kept any more. An update that is sent again gets its kept answer, and one
-at or below that number is refused: nothing is learnt twice, also over a restart. This module does not know models
-beyond `save` and `restore`.
+The updates that were learnt are part of the state. A client numbers its updates. The last answers are kept, and for
+every client the highest number whose answer is not kept any more. An update that is sent again gets its kept answer;
+a number at or below the highest forgotten one is refused. So nothing is learnt twice, also after a restart.
 
     store = UpdateStore(Path("runs/prm/updates"), keep=2)
     store.resume(model)                      # the newest state that is whole, or the model's own as state 0
-    store.commit(model, Sent("trainer-1", 7), answer)
+    store.commit(model, UpdateId("trainer-1", 7), answer)
 """
 
 from __future__ import annotations
@@ -22,31 +21,50 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from guerdon.atomic import seal_folder, verify_folder, write_json
 from guerdon.errors import CheckpointError, boundary
 from guerdon.folder_lock import held
+from guerdon.models.explained_score import ExplainedScore
 from guerdon.serve.errors import BadRequest, Conflict
 from guerdon.types import Learnable
 
 ANSWERS = 32  # answers that are kept, of all clients together
 CLIENTS = 10_000  # clients whose updates are remembered, without end
 STATE, MODEL = "update.json", "model"
+When = Literal["before", "after"]
 log = logging.getLogger("guerdon.serve")
 
 
 @dataclass(frozen=True)
-class Sent:
-    """Who sent an update, and which of the sender's updates it is.
+class UpdateId:
+    """Client and number of an update.
 
     Attributes:
-        client_id: the sender.
-        number: larger than those of the sender's updates before it.
+        client_id: the client.
+        number: larger than those of the client's updates before it.
     """
 
     client_id: str
     number: int
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """Result of an update.
+
+    Attributes:
+        judgements: explained scores, one per episode, by the weights before or after.
+        metrics: reported by the model.
+        updates: how many the model has learnt in all; None where none was asked for.
+        repeated: it had been learnt before, and this is the result of then.
+    """
+
+    judgements: list[ExplainedScore]
+    metrics: dict[str, float]
+    updates: int | None
+    repeated: bool = False
 
 
 class UpdateStore:
@@ -109,7 +127,7 @@ class UpdateStore:
             )
         self._write(model)
 
-    def answer(self, sent: Sent) -> dict[str, Any] | None:
+    def answer(self, update: UpdateId) -> dict[str, Any] | None:
         """What was answered to an update before; None where it is new.
 
         Raises:
@@ -117,17 +135,17 @@ class UpdateStore:
             BadRequest: there are too many clients.
         """
         for kept in self._answers:
-            if (kept["client_id"], kept["number"]) == (sent.client_id, sent.number):
+            if (kept["client_id"], kept["number"]) == (update.client_id, update.number):
                 return kept
-        highest = self._forgotten.get(sent.client_id)
-        if highest is not None and sent.number <= highest:
+        highest = self._forgotten.get(update.client_id)
+        if highest is not None and update.number <= highest:
             raise Conflict(
-                f"update {sent.number} of this client is not above {highest}, up to which its updates are not "
+                f"update {update.number} of this client is not above {highest}, up to which its updates are not "
                 "remembered one by one: it is not learnt, because it may have been; number updates in increasing order",
                 param="number",
             )
         known = self._forgotten.keys() | {kept["client_id"] for kept in self._answers}
-        if sent.client_id not in known and len(known) >= CLIENTS:
+        if update.client_id not in known and len(known) >= CLIENTS:
             raise BadRequest(
                 f"updates of {len(known)} clients are remembered here, and there is no room for another; "
                 "keep one client_id for a whole run, or begin a new update_dir",
@@ -135,7 +153,7 @@ class UpdateStore:
             )
         return None
 
-    def commit(self, model: Learnable, sent: Sent | None, answer: Mapping[str, Any]) -> None:
+    def commit(self, model: Learnable, update: UpdateId | None, answer: Mapping[str, Any]) -> None:
         """Keep the model's state after an update, with its answer.
 
         Raises:
@@ -143,8 +161,8 @@ class UpdateStore:
         """
         before = self.updates, self._answers, self._forgotten
         self.updates += 1
-        if sent is not None:
-            answers = [*self._answers, {**answer, "client_id": sent.client_id, "number": sent.number}]
+        if update is not None:
+            answers = [*self._answers, {**answer, "client_id": update.client_id, "number": update.number}]
             self._answers, self._forgotten = answers[-ANSWERS:], dict(self._forgotten)
             for old in answers[:-ANSWERS]:
                 client = old["client_id"]

@@ -1,11 +1,11 @@
-"""What the foreign wire formats share: reading bodies, judging texts, one number per item, failures.
+"""Shared parts of the wire formats: reading bodies, frames in bodies, scoring texts, one number per item, failures.
 
-A format has a place for numbers only, so a failed measurement is null in its place, and where nothing at all could be
-measured the whole answer is an error (422, `failed_measurement`): never a number. This module knows no format.
+Other people's formats have room for numbers only, so a failed measurement is null in its place, and if nothing could be
+measured the whole answer is an error (422, `failed_measurement`): never a number.
 
     body = await read_body(request, ClassifyRequest)
-    judged = await judge_texts(engine, settings, body.model, asked, choice)
-    numbers = [value_of(j.score, choice.aggregate) for j in judged]
+    scores = await judge_texts(models_of(request).get(body.model), pairs, options)
+    numbers = values_or_null([value_of(s.score, options.aggregate) for s in scores])
 """
 
 from __future__ import annotations
@@ -14,39 +14,40 @@ import asyncio
 import difflib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from fastapi import Query, Request
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from guerdon.config_schema import Spot, child, models_in
 from guerdon.errors import DataError
 from guerdon.evaluate.scores import solution_value
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.policies.tokens import split_steps
-from guerdon.serve.engine import Engine
 from guerdon.serve.errors import BadRequest, ServeError
-from guerdon.serve.wire_text import Asked, marked_steps
+from guerdon.serve.media import Media
+from guerdon.serve.model_queue import ModelQueue, ServedModels
+from guerdon.serve.strict_types import Strings
+from guerdon.serve.wire_text import PromptResponse, marked_steps
 from guerdon.settings.evaluate_text import Aggregation
-from guerdon.settings.serve import LimitSettings, ServeSettings
-from guerdon.types import Episode, Failure, RewardInfo, Score
+from guerdon.settings.serve import LimitSettings
+from guerdon.types import ByteArray, Episode, Failure, Score
 
 M = TypeVar("M", bound=BaseModel)
 R = TypeVar("R")
-MOST_OBJECTS = 50_000  # of a body, before any of them is looked at
-MOST_KEYS = 1000  # of one object
+MOST_OBJECTS = 50_000  # in a body, before any of them is looked at
+MOST_KEYS = 1000  # in one object
 MOST_KEYS_IN_ALL = 500_000
-MOST_VALUES = 2_000_000  # of a body: a thousand items with a thousand steps have half as many
-_INLINE = 1 << 16  # bytes or characters that are worked on in the event loop
+MOST_VALUES = 2_000_000  # in a body: a thousand items with a thousand steps have half as many
+_INLINE = 1 << 16  # bytes or characters that are processed in the event loop
 
 
 class FailedMeasurement(ServeError):
-    """The model has no value for this: the reason stands in the message. Asking again gives the same."""
+    """The model has no value for this item; the message has the reason. Asking again gives the same."""
 
     status, code = 422, "failed_measurement"
 
@@ -54,79 +55,102 @@ class FailedMeasurement(ServeError):
         super().__init__(str(failure)[:500])
 
 
-class Foreign(BaseModel):
-    """A body of a format that is not ours: clients send fields that mean nothing here."""
+class ForeignBody(BaseModel):
+    """A body of a format that is not ours: unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What a client can only say in the address, because its body has no room for it.
+class UrlOptions(BaseModel):
+    """Query parameters of formats whose bodies have no room for them."""
 
-    Attributes:
-        model: which one; None: the default.
-        aggregate: how the values of steps become one number.
-        separator: where a response is cut into steps, for models that judge steps.
-    """
+    model_config = ConfigDict(extra="forbid")
 
-    model: str | None = None
-    aggregate: Aggregation = "last"
-    separator: str | None = None
+    model: str | None = Field(None, max_length=200, description="which model; the default if left out")
+    aggregate: Aggregation = Field("last", description="how step scores become one number, for models that score steps")
+    separator: str | None = Field(
+        None,
+        min_length=1,
+        max_length=64,
+        description="end of steps, for models that score steps; left out: as the model declares, or blank lines",
+    )
 
 
-async def choice(
-    request: Request,
-    model: Annotated[str | None, Query(max_length=200, description="which model; the default where left out")] = None,
-    aggregate: Annotated[
-        Aggregation, Query(description="how the values of steps become one number, for models that judge steps")
-    ] = "last",
-    separator: Annotated[
-        str | None,
-        Query(
-            min_length=1,
-            max_length=64,
-            description="where steps end, for models that judge steps; left out: as the model says, or blank lines",
-        ),
-    ] = None,
-) -> Choice:
-    """The query of an address; a coroutine, so that it is not sent to a thread of its own.
+class FrameFields(BaseModel):
+    """Frames in a JSON body; exactly one of the fields is set."""
+
+    video_path: str | None = Field(None, description="frames: an MP4 file under the server's --media-root")
+    frames_base64: Strings | None = Field(None, description="frames: PNG, JPEG or WebP pictures, base64")
+    npy_base64: str | None = Field(None, description="frames: a uint8 NPY array (T, H, W, 3), base64")
+    video_base64: str | None = Field(None, description="frames: an MP4 file, base64")
+
+
+class FailureReason(BaseModel):
+    """Why there is no score."""
+
+    reason: str = Field(description="a short stable word")
+    detail: str = Field(description="one line for a person")
+
+    @staticmethod
+    def of(value: object) -> FailureReason | None:
+        """The reason of a `Failure`; None for anything else."""
+        return FailureReason(reason=value.reason, detail=value.detail) if isinstance(value, Failure) else None
+
+
+class TokenUsage(BaseModel):
+    """Input tokens, 0 if they were not counted."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    total_tokens: int
+
+    @staticmethod
+    def of(scores: Sequence[ExplainedScore]) -> TokenUsage:
+        """The sum over several items."""
+        tokens = sum(explained.tokens for explained in scores)
+        return TokenUsage(prompt_tokens=tokens, total_tokens=tokens)
+
+
+def models_of(request: Request) -> ServedModels:
+    """The models of the application."""
+    models: ServedModels = request.app.state.models
+    return models
+
+
+def media_of(request: Request) -> Media:
+    """The decoders of the application."""
+    media: Media = request.app.state.media
+    return media
+
+
+async def read_body(request: Request, shape: type[M], *, empty: M | None = None) -> M:
+    """The JSON body; long ones are parsed in a thread.
+
+    Args:
+        request: its body is read.
+        shape: type of the body.
+        empty: result for a body without text; None: that is an error.
 
     Raises:
-        BadRequest: it has other keys.
+        RequestValidationError: it has another type.
+        BadRequest: it has a key twice in one object, or too many values.
     """
-    unknown = sorted(set(request.query_params) - {"model", "aggregate", "separator"})
-    if unknown:
-        raise BadRequest(
-            f"{unknown[0]} is no key of the address; there are model, aggregate and separator", param=unknown[0]
-        )
-    return Choice(model, aggregate, separator)
-
-
-async def read_body(request: Request, shape: type[M]) -> M:
-    """The JSON body; long ones are read in a thread.
-
-    Raises:
-        RequestValidationError: it is not what the route takes.
-    """
-    return await parse(await request.body(), shape)
-
-
-async def parse(body: bytes, shape: type[M]) -> M:
-    """JSON as a model; see `read_body`."""
+    body = await request.body()
+    if empty is not None and not body.strip():
+        return empty
 
     def read() -> M:
         check_once(body)
         return shape.model_validate_json(body)
 
     try:
-        return await away(len(body), read)
+        return await run_long(len(body), read)
     except ValidationError as error:
         raise validation_error(error, shape) from error
 
 
 def check_once(text: bytes) -> None:
-    """Refuse a key that an object has twice: readers disagree about which of the values holds.
+    """Refuse a key that an object has twice: parsers disagree about which of the values counts.
 
     Raises:
         BadRequest: there is one, or there are more values than any request needs.
@@ -152,27 +176,27 @@ def check_once(text: bytes) -> None:
                 raise BadRequest(f"the key {name[:60]!r} is given twice in one object", param=name[:60])
             names.add(name)
 
-    with suppress(ValueError, RecursionError):  # no JSON: whoever reads it says what is wrong
+    with suppress(ValueError, RecursionError):  # not JSON: the parser of the body reports that
         json.loads(text, object_pairs_hook=once)
 
 
 def validation_error(error: ValidationError, shape: type[BaseModel]) -> RequestValidationError:
-    """What pydantic found, as the application's handler takes it; unknown keys with a suggestion.
+    """An error of pydantic as the application's handler expects it; unknown keys with a suggestion.
 
     Args:
-        error: what it found.
-        shape: what the body should have been.
+        error: raised by pydantic.
+        shape: type of the body.
     """
     found = error.errors(include_url=False, include_input=False, include_context=False)
-    told = []
+    problems = []
     for problem in found:
         words = unknown_key(shape, problem["loc"]) if problem["type"] == "extra_forbidden" else problem["msg"]
-        told.append({**problem, "loc": ("body", *problem["loc"]), "msg": words})
-    return RequestValidationError(told)
+        problems.append({**problem, "loc": ("body", *problem["loc"]), "msg": words})
+    return RequestValidationError(problems)
 
 
 def unknown_key(shape: type[BaseModel], where: Sequence[int | str]) -> str:
-    """What is said of a key that a body has and its shape has not: the nearest one that is known, else all of them."""
+    """Message for an unknown key: the nearest known key, else all of them."""
     *section, key = where
     spot: Spot = (shape,)
     for piece in section:
@@ -183,10 +207,11 @@ def unknown_key(shape: type[BaseModel], where: Sequence[int | str]) -> str:
     return f"unknown key {str(key)[:60]!r}; {hint}"
 
 
-def json_body(shape: type[BaseModel], example: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of the OpenAPI document that describes a JSON body."""
-    schema = flat_schema(shape)
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}}
+def json_body(shape: type[BaseModel], *, required: bool = True, **examples: object) -> dict[str, Any]:
+    """The part of the OpenAPI document that describes a JSON body, with examples by name."""
+    shown = {name: {"value": example} for name, example in examples.items()}
+    content = {"application/json": {"schema": flat_schema(shape), "examples": shown}}
+    return {"requestBody": {"required": required, "content": content}}
 
 
 def flat_schema(shape: type[BaseModel]) -> dict[str, Any]:
@@ -206,24 +231,72 @@ def flat_schema(shape: type[BaseModel]) -> dict[str, Any]:
     return put_in(schema)  # type: ignore[no-any-return]
 
 
-def text_episode(asked: Asked, *, separator: str | None) -> Episode:
-    """A question and a response as what reward models score; a row per step.
+async def frames_of(
+    media: Media,
+    sent: FrameFields,
+    *,
+    nframes: int | None,
+    video: bytes | None = None,
+    pictures: Sequence[bytes] | None = None,
+) -> ByteArray:
+    """The frames of a request, (T, H, W, 3) uint8.
 
-    Steps end at step marks where there are any, else at the separator; None: the response is one step.
+    Args:
+        media: decodes them.
+        sent: the fields of a body.
+        nframes: most frames sampled from an MP4 video.
+        video: an MP4 or NPY file of a form.
+        pictures: picture files of a form.
+
+    Raises:
+        BadRequest: none or several kinds of frames, or text that is not base64.
+        MediaRefused: they cannot be decoded.
+        Busy: too many requests wait for a decoder.
     """
-    steps = marked_steps(asked.response)
+    fields = {name: getattr(sent, name) for name in FrameFields.model_fields} | {"video": video, "frames": pictures}
+    given = {name: value for name, value in fields.items() if value is not None}
+    if len(given) != 1:
+        raise BadRequest(
+            "give exactly one of video_path, frames_base64, npy_base64 and video_base64 (in a form: video_path, a file "
+            f"video, or files frames); there is {' and '.join(given) or 'none of them'}"
+        )
+    ((name, value),) = given.items()
+    if name == "video_path":
+        return await media.path(value, nframes=nframes)
+    if name == "video":
+        return await media.upload(value, nframes=nframes)
+    if name == "frames":
+        return await media.pictures(value)
+    if name == "frames_base64":
+        return await media.pictures([_ascii(text, name) for text in value], encoded=True)
+    return await media.upload(_ascii(value, name), nframes=nframes, encoded=True)
+
+
+def _ascii(text: str, param: str) -> bytes:
+    """The characters of a base64 text."""
+    try:
+        return text.encode("ascii")
+    except UnicodeEncodeError as error:
+        raise BadRequest(f"{param} is not base64 text", param=param) from error
+
+
+def text_episode(pair: PromptResponse, *, separator: str | None) -> Episode:
+    """A question and a response as an episode with a row per step.
+
+    Steps end at step marks if there are any, else at the separator; None: the response is one step.
+    """
+    steps = marked_steps(pair.response)
     if steps is None:
-        steps = (asked.response,) if separator is None else tuple(split_steps(asked.response, separator))
-    return Episode(id="", task=asked.task, texts=steps)
+        steps = (pair.response,) if separator is None else tuple(split_steps(pair.response, separator))
+    return Episode(id="", task=pair.task, texts=steps)
 
 
-def check_texts(settings: ServeSettings, texts: Sequence[str]) -> None:
-    """Refuse what is over a limit, before anything looks into it.
+def check_texts(limits: LimitSettings, texts: Sequence[str]) -> None:
+    """Refuse what is over a limit, before it is processed.
 
     Raises:
         BadRequest: too many items, or one that is too long.
     """
-    limits = settings.limits
     if len(texts) > limits.max_items:
         raise BadRequest(f"{len(texts)} items are over {limits.max_items}")
     if max(map(len, texts), default=0) > limits.max_characters:
@@ -231,7 +304,7 @@ def check_texts(settings: ServeSettings, texts: Sequence[str]) -> None:
 
 
 def check_task(limits: LimitSettings, task: str, param: str) -> None:
-    """Refuse the task of a video that is too long: a model would read it for longer than anybody waits.
+    """Refuse a task of a video that is too long: a model would read it for longer than clients wait.
 
     Raises:
         BadRequest: it is.
@@ -242,58 +315,55 @@ def check_task(limits: LimitSettings, task: str, param: str) -> None:
         )
 
 
-def must_judge(engine: Engine, name: str | None, what: Literal["text", "image"]) -> RewardInfo:
-    """What a model promises; refuses one that judges the other kind.
+def check_modality(queue: ModelQueue, what: Literal["text", "image"]) -> None:
+    """Refuse a model that scores the other kind.
 
     Raises:
         BadRequest: it does.
-        ServeError: there is no such model, or it is not ready.
+        NotReady: it is not loaded.
     """
-    info = engine.info(name)
-    if info.modality == ("image" if what == "text" else "text"):
+    other: Literal["text", "image"] = "image" if what == "text" else "text"
+    if queue.info.modality == other:
         words = {"text": "texts", "image": "frames"}
-        raise BadRequest(f"{engine.resolve(name)!r} judges {words[info.modality]}, not {words[what]}", param="model")
-    return info
+        raise BadRequest(f"{queue.name!r} scores {words[other]}, not {words[what]}", param="model")
 
 
-async def away(size: int, work: Callable[[], R]) -> R:
-    """The result of work that takes as long as its input is; in a thread where that is long."""
+async def run_long(size: int, work: Callable[[], R]) -> R:
+    """The result of work whose time depends on the size of its input; in a thread if that is large."""
     return work() if size <= _INLINE else await asyncio.to_thread(work)
 
 
 async def judge_texts(
-    engine: Engine, settings: ServeSettings, name: str | None, asked: Sequence[Asked | Failure], chosen: Choice
+    queue: ModelQueue, pairs: Sequence[PromptResponse | Failure], options: UrlOptions
 ) -> list[ExplainedScore]:
-    """One judgement per item; those that are failures already stay so. The caller has called `check_texts`.
+    """One explained score per item; items that are failures already stay so. The caller has called `check_texts`.
 
     Raises:
-        BadRequest: too many steps, or a separator for a model that does not judge steps.
-        ServeError: as `Engine.judge`.
+        BadRequest: too many steps, or a separator for a model that does not score steps.
+        ServeError: as `ModelQueue.judge`.
     """
     separator = None
-    if must_judge(engine, name, "text").granularity == "step":
-        separator = chosen.separator or engine.separator(name) or "\n\n"
-    elif chosen.separator is not None or chosen.aggregate != "last":
-        raise BadRequest("this model judges whole responses: separator and aggregate would do nothing")
+    check_modality(queue, "text")
+    if queue.info.granularity == "step":
+        separator = options.separator or queue.separator or "\n\n"
+    elif options.separator is not None or options.aggregate != "last":
+        raise BadRequest("this model scores whole responses: separator and aggregate would do nothing")
 
     def episodes_of() -> list[Episode | Failure]:
-        return [_episode(item, separator, settings.limits.max_steps) for item in asked]
+        return [_episode(pair, separator, queue.limits.max_steps) for pair in pairs]
 
-    size = sum(len(item.response) for item in asked if isinstance(item, Asked))
-    found = await away(size, episodes_of)
-    episodes = {i: episode for i, episode in enumerate(found) if isinstance(episode, Episode)}
-    judged = await engine.judge(name, list(episodes.values()), JudgeOptions()) if episodes else []
-    results = dict(zip(episodes, judged, strict=True))
-    return [
-        ExplainedScore(Score(failure=item)) if isinstance(item, Failure) else results[i] for i, item in enumerate(found)
-    ]
+    size = sum(len(pair.response) for pair in pairs if isinstance(pair, PromptResponse))
+    found = await run_long(size, episodes_of)
+    episodes = [episode for episode in found if isinstance(episode, Episode)]
+    scores = iter(await queue.judge(episodes, JudgeOptions()) if episodes else ())
+    return [ExplainedScore(Score(failure=one)) if isinstance(one, Failure) else next(scores) for one in found]
 
 
-def _episode(item: Asked | Failure, separator: str | None, max_steps: int) -> Episode | Failure:
-    if isinstance(item, Failure):
-        return item
+def _episode(pair: PromptResponse | Failure, separator: str | None, max_steps: int) -> Episode | Failure:
+    if isinstance(pair, Failure):
+        return pair
     try:
-        episode = text_episode(item, separator=separator)
+        episode = text_episode(pair, separator=separator)
     except DataError as error:
         return Failure("unreadable", str(error))
     if len(episode) > max_steps:
@@ -302,7 +372,7 @@ def _episode(item: Asked | Failure, separator: str | None, max_steps: int) -> Ep
 
 
 def value_of(score: Score, how: Aggregation = "last") -> float | Failure:
-    """One number for an item: its total, else its steps put together; or why there is none."""
+    """One number for an item: its total, else its steps aggregated; or why there is none."""
     if how == "last" and score.total is not None:
         return score.total
     if how == "last" and score.steps is not None and score.steps.size:
@@ -310,18 +380,13 @@ def value_of(score: Score, how: Aggregation = "last") -> float | Failure:
     return solution_value(score, how)
 
 
-def values_or_null(values: Sequence[float | Failure]) -> list[float | None]:
-    """Numbers, null where there is none.
+def values_or_null(values: Sequence[R | Failure]) -> list[R | None]:
+    """The values, None in place of failures.
 
     Raises:
-        FailedMeasurement: there are items, and none has a number.
+        FailedMeasurement: there are items, and all of them failed.
     """
     failures = [value for value in values if isinstance(value, Failure)]
     if failures and len(failures) == len(values):
         raise FailedMeasurement(failures[0])
     return [None if isinstance(value, Failure) else value for value in values]
-
-
-def failure_json(value: float | Failure) -> dict[str, str] | None:
-    """Why there is no number."""
-    return {"reason": value.reason, "detail": value.detail} if isinstance(value, Failure) else None

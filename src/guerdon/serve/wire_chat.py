@@ -1,8 +1,8 @@
-"""`POST /v1/chat/completions` as RLinf's API reward worker calls it: pictures as data URLs, then one text, in one turn.
+"""`POST /v1/chat/completions` for RLinf's API reward worker: pictures as data URLs, then one text, in one turn.
 
-The answer's text is what the reward model wrote or, where it writes nothing, its number. The client's text says which
-task it is about; it is no prompt: the model asks its own question. RLinf reads an answer that it does not understand
-as a reward of 0, so whatever could end there is an error instead. This module does not know models.
+The answer is the text that the reward model generated or, if it generates none, its number. The client's text names the
+task; it is not the prompt of the model. RLinf treats an answer that it cannot parse as a reward of 0, so every such
+case is an error here. URLs are never fetched.
 
     reward.worker_type: api
     reward.api: {api_base: "http://127.0.0.1:18080/v1", model: trend, sampling_params: {max_tokens: 16}}
@@ -20,24 +20,24 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
-from guerdon.serve.engine import Engine
-from guerdon.serve.errors import BadRequest
-from guerdon.serve.media import Media
-from guerdon.serve.routes import ERRORS
+from guerdon.serve.errors import ERRORS, BadRequest
 from guerdon.serve.strict_types import FLAG, WHOLE
 from guerdon.serve.wire import (
     FailedMeasurement,
-    Foreign,
+    ForeignBody,
+    FrameFields,
+    TokenUsage,
+    check_modality,
     check_task,
     check_texts,
+    frames_of,
     json_body,
-    must_judge,
+    media_of,
+    models_of,
     read_body,
     value_of,
 )
-from guerdon.serve.wire_media import Sent, frames_of, picture_of_url
-from guerdon.settings.serve import ServeSettings
-from guerdon.types import Episode, Failure, Score
+from guerdon.types import Episode, Failure
 
 TREND_MARGIN = 0.05
 """By how much values must rise or fall over a window to count as a trend; RLinf labels windows by the same."""
@@ -46,24 +46,27 @@ _TASK = ("performing the task: ", ". You are given")
 _TREND = re.compile(r"\bpositive, negative, or unclear\b")
 _VIEWS = re.compile(r"\btwo synchronized\b")
 _WORDS = re.compile(r"\b(positive|negative|unclear)\b")
+_DATA_URL = re.compile(r"data:image/(?:png|jpeg|jpg|webp);base64,")
+routes = APIRouter(tags=["chat"], responses=ERRORS)
 
 
-class ChatRequest(Foreign):
-    """What RLinf's API reward worker sends."""
+class ChatCompletionRequest(ForeignBody):
+    """Request of RLinf's API reward worker."""
 
-    model: str | None = Field(None, max_length=200, description="which model; the default where left out")
+    model: str | None = Field(None, max_length=200, description="which model; the default if left out")
     messages: list[dict[str, Any]] = Field(
         min_length=1, max_length=1, description="one user turn: parts image_url with data URLs, then one part text"
     )
-    stream: Annotated[Literal[False], FLAG] | None = Field(None, description="answers come whole")
+    stream: Annotated[Literal[False], FLAG] | None = Field(None, description="answers are not streamed")
     n: Annotated[Literal[1], WHOLE] | None = Field(None, description="there is one answer")
     views: Annotated[int, Field(ge=1, le=8), WHOLE] | None = Field(
-        None, description="cameras whose frames follow one another, as many of each; the first is judged"
+        None,
+        description="number of cameras; their frames follow one another, equally many of each; the first is scored",
     )
 
 
 class ChatMessage(BaseModel):
-    """What is answered."""
+    """The text of the answer."""
 
     role: Literal["assistant"] = "assistant"
     content: str
@@ -77,21 +80,13 @@ class ChatChoice(BaseModel):
     finish_reason: Literal["stop"] = "stop"
 
 
-class ChatUsage(BaseModel):
-    """Tokens read, 0 where nobody counted."""
+class ScoreDetails(BaseModel):
+    """How the answer was made."""
 
-    prompt_tokens: int
-    completion_tokens: int = 0
-    total_tokens: int
-
-
-class Judged(BaseModel):
-    """How the answer came about."""
-
-    task: str = Field(description="the task that was judged")
-    frames: int = Field(description="frames that were judged")
-    views: int = Field(description="cameras that the frames came from; the first was judged")
-    score: float | None = Field(description="the value behind the text, where there is one")
+    task: str = Field(description="the task that was scored")
+    frames: int = Field(description="frames that were scored")
+    views: int = Field(description="cameras that the frames came from; the first was scored")
+    score: float | None = Field(description="the value behind the text, if there is one")
 
 
 class ChatAnswer(BaseModel):
@@ -102,59 +97,53 @@ class ChatAnswer(BaseModel):
     created: int
     model: str
     choices: list[ChatChoice]
-    usage: ChatUsage
-    guerdon: Judged
+    usage: TokenUsage
+    guerdon: ScoreDetails
 
 
 _PICTURE = {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,/9j/4AAQSkZJRg..."}}
 _EXAMPLE = {"messages": [{"role": "user", "content": [_PICTURE, {"type": "text", "text": "close the drawer"}]}]}
 
 
-def router(engine: Engine, settings: ServeSettings, media: Media) -> APIRouter:
-    """The route of RLinf's API reward worker."""
-    routes = APIRouter(tags=["chat"], responses=ERRORS)
+@routes.post("/v1/chat/completions", openapi_extra=json_body(ChatCompletionRequest, rlinf=_EXAMPLE))
+async def chat(request: Request) -> ChatAnswer:
+    """The answer of a vision reward model about a few frames.
 
-    @routes.post("/v1/chat/completions", openapi_extra=json_body(ChatRequest, _EXAMPLE))
-    async def chat(request: Request) -> ChatAnswer:
-        """What a vision reward model says of a few frames.
-
-        Where the text asks for a trend (`positive, negative, or unclear`), the answer is one of these: the model's own,
-        else from its values of the first and the last frame. A failed measurement is a 422, never an empty answer.
-        """
-        body = await read_body(request, ChatRequest)
-        name = engine.resolve(body.model)
-        must_judge(engine, name, "image")
-        pictures, text = _parts(body.messages[0])
-        check_texts(settings, [text])
-        task = task_of(text)
-        check_task(settings.limits, task, "messages")
-        views = body.views or (2 if _VIEWS.search(text) else 1)
-        if len(pictures) % views:
-            raise BadRequest(f"{len(pictures)} pictures do not come from {views} cameras alike", param="messages")
-        async with engine.deadline() as left:
-            frames = await frames_of(media, Sent(frames_base64=pictures[: len(pictures) // views]), nframes=None)
-            episode = Episode(id="", task=task, frames=frames)
-            judged = (await engine.judge(name, [episode], JudgeOptions(), deadline_s=left()))[0]
-        content = trend(judged) if _TREND.search(text) else words(judged)
-        if isinstance(content, Failure):
-            raise FailedMeasurement(content)
-        value = value_of(judged.score)
-        return ChatAnswer(
-            id=f"chatcmpl-{uuid.uuid4().hex}",
-            created=int(time.time()),
-            model=name,
-            choices=[ChatChoice(message=ChatMessage(content=content))],
-            usage=ChatUsage(prompt_tokens=judged.tokens, total_tokens=judged.tokens),
-            guerdon=Judged(
-                task=task, frames=len(frames), views=views, score=None if isinstance(value, Failure) else value
-            ),
-        )
-
-    return routes
+    If the text asks for a trend (`positive, negative, or unclear`), the answer is one of these: the model's own, else
+    from its values of the first and the last frame. A failed measurement is a 422, never an empty answer.
+    """
+    body = await read_body(request, ChatCompletionRequest)
+    queue = models_of(request).get(body.model)
+    check_modality(queue, "image")
+    pictures, text = _parts(body.messages[0])
+    check_texts(queue.limits, [text])
+    task = task_of(text)
+    check_task(queue.limits, task, "messages")
+    views = body.views or (2 if _VIEWS.search(text) else 1)
+    if len(pictures) % views:
+        raise BadRequest(f"{len(pictures)} pictures cannot be equally many from {views} cameras", param="messages")
+    async with queue.deadline() as left:
+        sent = FrameFields(frames_base64=pictures[: len(pictures) // views])
+        frames = await frames_of(media_of(request), sent, nframes=None)
+        episode = Episode(id="", task=task, frames=frames)
+        (explained,) = await queue.judge([episode], JudgeOptions(), deadline_s=left())
+    value = value_of(explained.score)
+    content = trend(explained) if _TREND.search(text) else _content(explained.text, value)
+    if isinstance(content, Failure):
+        raise FailedMeasurement(content)
+    number = None if isinstance(value, Failure) else value
+    return ChatAnswer(
+        id=f"chatcmpl-{uuid.uuid4().hex}",
+        created=int(time.time()),
+        model=queue.name,
+        choices=[ChatChoice(message=ChatMessage(content=content))],
+        usage=TokenUsage.of([explained]),
+        guerdon=ScoreDetails(task=task, frames=len(frames), views=views, score=number),
+    )
 
 
 def task_of(text: str) -> str:
-    """What RLinf's prompt names as the task; the whole text where it names none."""
+    """The task that RLinf's prompt names; the whole text if it names none."""
     before, behind = _TASK
     start = text.find(before)
     end = text.find(behind, start)
@@ -162,21 +151,18 @@ def task_of(text: str) -> str:
     return task if task.strip() else text
 
 
-def words(judged: ExplainedScore) -> str | Failure:
-    """What the model wrote; its number where it writes nothing."""
-    value = value_of(judged.score)
-    if isinstance(value, Failure):
-        return value
-    return judged.text if judged.text.strip() else f"{value:.6g}"
+def _content(text: str, value: float | Failure) -> str | Failure:
+    """The generated text; the number if there is none."""
+    return value if isinstance(value, Failure) else text if text.strip() else f"{value:.6g}"
 
 
-def trend(judged: ExplainedScore) -> str | Failure:
+def trend(explained: ExplainedScore) -> str | Failure:
     """`positive`, `negative` or `unclear`: as the model wrote, else by its values of the first and the last frame."""
-    score: Score = judged.score
+    score = explained.score
     if score.failure is not None:
         return score.failure
-    if judged.text.strip():
-        return trend_of_text(judged.text)
+    if explained.text.strip():
+        return trend_of_text(explained.text)
     if score.steps is None or len(score.steps) < 2:
         return Failure("no_trend", "the model neither writes a trend nor gives values for single frames")
     rise = float(score.steps[-1] - score.steps[0])
@@ -184,7 +170,7 @@ def trend(judged: ExplainedScore) -> str | Failure:
 
 
 def trend_of_text(text: str) -> str | Failure:
-    """The one trend that a text states, as `{"trend": "positive"}` or as a word; several are none."""
+    """The one trend that a text states, as `{"trend": "positive"}` or as a word; several are a failure."""
     try:
         with_json = json.loads(text)
     except (ValueError, RecursionError):
@@ -212,7 +198,14 @@ def _parts(message: dict[str, Any]) -> tuple[list[str], str]:
             url = url.get("url") if isinstance(url, dict) else url
             if not isinstance(url, str):
                 raise BadRequest("image_url needs a url", param="messages")
-            pictures.append(picture_of_url(url))
+            match = _DATA_URL.match(url)
+            if match is None:
+                raise BadRequest(
+                    "only data URLs with a PNG, JPEG or WebP picture are accepted (data:image/jpeg;base64,...); no URL "
+                    "is fetched",
+                    param="messages",
+                )
+            pictures.append(url[match.end() :])
         else:
             raise BadRequest("parts of the content are of type image_url or text", param="messages")
     if len(texts) != 1 or not texts[0].strip() or not pictures:

@@ -1,12 +1,11 @@
-r"""Prompt and response out of what trainers send: texts in one piece, texts beside their prompts, chat messages.
+r"""Prompt and response from what trainers send: one text, a text and its prompt, or chat messages.
 
-Reward models here read a question and a response and put their own chat template around them, so a text that came
-through a template has to be taken apart again. Where a format brings the prompt separately, that decides; else the
-marks of the template do; else there is no way to tell, and the item is refused, never guessed. This module does not
-know HTTP or models.
+Reward models here get a question and a response and apply their own chat template, so a text that was made by a
+template has to be parsed. If the format has the prompt separately, that decides; otherwise the marks of the template
+do; without either the item is refused, never guessed.
 
-    asked = cut("<|im_start|>user\n3+5=?<|im_end|>\n<|im_start|>assistant\n8<|im_end|>\n")
-    asked.task, asked.response                          # "3+5=?", "8"
+    pair = cut("<|im_start|>user\n3+5=?<|im_end|>\n<|im_start|>assistant\n8<|im_end|>\n")
+    pair.task, pair.response                            # "3+5=?", "8"
     marked_steps("3+5=8<extra_0>so 8<extra_0>")         # ("3+5=8", "so 8")
 """
 
@@ -42,23 +41,23 @@ _ROLES = {"model": "assistant", "ipython": "tool"}
 
 
 class CutError(DataError):
-    """Nobody can tell which part is the prompt and which the response."""
+    """Prompt and response cannot be told apart."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What was asked, and what was answered."""
+class PromptResponse:
+    """A question and the response to it."""
 
     task: str
     response: str
 
 
-def cut(text: str, prompt: str | None = None) -> Asked:
-    """Prompt and response of a text that holds both.
+def cut(text: str, prompt: str | None = None) -> PromptResponse:
+    """Prompt and response of a text that contains both.
 
     Args:
-        text: both, as a tokenizer wrote them, special tokens included.
-        prompt: how the text begins, where that is known; a beginning-of-text token may stand before it.
+        text: both, special tokens included.
+        prompt: beginning of the text, if it is known; a beginning-of-text token may precede it.
 
     Raises:
         CutError: the text does not begin with the prompt, or there is none and no template is recognised.
@@ -70,28 +69,28 @@ def cut(text: str, prompt: str | None = None) -> Asked:
         head, response = prompt, text[at + len(prompt) :]
         turns = read_template(head)
         if turns is None:
-            return Asked(head, without_end(response))
+            return PromptResponse(head, without_end(response))
         if turns[-1][0] == "assistant":  # the template opened the answer, perhaps with a first word such as <think>
             response, turns = turns[-1][1] + response, turns[:-1]
-        return Asked(as_task(turns), without_end(response))
+        return PromptResponse(as_task(turns), without_end(response))
     turns = read_template(text)
     if turns is None:
         raise CutError("no chat template is recognised, so prompt and response cannot be told apart; send messages")
     if turns[-1][0] != "assistant" or len(turns) < 2:
         raise CutError("the last turn is not the assistant's: there is no response")
-    return Asked(as_task(turns[:-1]), without_end(turns[-1][1]))
+    return PromptResponse(as_task(turns[:-1]), without_end(turns[-1][1]))
 
 
-def from_messages(messages: Sequence[Mapping[str, Any]]) -> Asked:
+def from_messages(messages: Sequence[Mapping[str, Any]]) -> PromptResponse:
     """Prompt and response of chat messages that end with the assistant's.
 
     Raises:
-        CutError: they do not, or hold something else than text.
+        CutError: they do not, or contain something else than text.
     """
     turns = [(str(message.get("role")), text_of(message.get("content"))) for message in messages]
     if len(turns) < 2 or turns[-1][0] != "assistant":
         raise CutError("messages must end with a question and the assistant's answer to it")
-    return Asked(as_task(turns[:-1]), turns[-1][1])
+    return PromptResponse(as_task(turns[:-1]), turns[-1][1])
 
 
 def text_of(content: Any) -> str:
@@ -113,7 +112,7 @@ def text_of(content: Any) -> str:
 
 
 def read_template(text: str) -> list[Turn] | None:
-    """Turns (role and content) of a text written by a chat template, or None where none is recognised."""
+    """Turns (role and content) of a text made by a chat template; None: no template is recognised."""
     for pattern in _HEADERS:
         found = list(pattern.finditer(text))
         if found:
@@ -140,10 +139,10 @@ def _read_inst(text: str) -> list[Turn] | None:
 
 
 def as_task(turns: Sequence[Turn]) -> str:
-    """What was asked, in words: the one question, or all turns with their roles. The system's turn is left out.
+    """The task of an episode: the one question, or all turns with their roles, without the system's turn.
 
     Raises:
-        CutError: nobody asked anything.
+        CutError: there is no turn of a user.
     """
     rest = [(role, content) for role, content in turns if role != "system"]
     if not any(role == "user" for role, _ in rest):
@@ -154,7 +153,7 @@ def as_task(turns: Sequence[Turn]) -> str:
 
 
 def without_end(text: str) -> str:
-    """The text without the tokens that end a turn, and what blank space follows them."""
+    """The text without the tokens that end a turn and the white space after them."""
     end = kept = len(text)
     while True:
         while end and text[end - 1].isspace():
@@ -166,10 +165,10 @@ def without_end(text: str) -> str:
 
 
 def marked_steps(response: str) -> tuple[str, ...] | None:
-    """Steps of a response with step marks (`<extra_0>` or ` ки`), without the marks; None where it has none.
+    """Steps of a response with step marks (`<extra_0>` or ` ки`), without the marks; None: it has none.
 
     Raises:
-        CutError: there is text after the last mark: nobody would score it.
+        CutError: there is text after the last mark, which would not be scored.
     """
     pieces = _MARKS.split(response)
     if len(pieces) == 1:

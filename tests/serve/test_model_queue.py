@@ -1,4 +1,4 @@
-"""The engine in the test's own event loop: batches across requests, sharing, limits, failures, exchange of models."""
+"""The models in the test's own event loop: batches across requests, sharing, limits, failures, exchange of models."""
 
 import asyncio
 import threading
@@ -11,8 +11,10 @@ from toys import Learner, Toy, step_value
 
 from guerdon.errors import ConfigError
 from guerdon.models.explained_score import JudgeOptions
-from guerdon.serve.cache import ResultCache, content_key
-from guerdon.serve.engine import Busy, DeadlineExceeded, Engine, ModelSource, NotReady, ReloadFailed, UnknownModel
+from guerdon.serve.backends import ModelSource
+from guerdon.serve.batcher import ResultCache, content_key
+from guerdon.serve.errors import Busy, DeadlineExceeded, NotReady, ReloadFailed, UnknownModel
+from guerdon.serve.model_queue import ServedModels
 from guerdon.settings.serve import BatchSettings, LimitSettings
 from guerdon.types import Episode
 
@@ -25,19 +27,19 @@ def text(*steps, name="e", **more):
 
 @asynccontextmanager
 async def running(*models, **batch):
-    """An engine with these models, named toy0, toy1, ...; `aliases` and `limits` as for the engine."""
+    """These models, named toy0, toy1, ...; `aliases` and `limits` as for the models."""
     limits = batch.pop("limits", {})
     sources = {f"toy{n}": ModelSource(lambda m=m: m, aliases=(f"alias{n}",)) for n, m in enumerate(models)}
-    engine = Engine(
+    models = ServedModels(
         sources, batch=BatchSettings(**{"cache_items": 0, **batch}),
         limits=LimitSettings(**{"max_items": 4, **limits}),
     )  # fmt: skip
-    engine.start()
-    await engine.loaded()
+    models.start()
+    await models.loaded()
     try:
-        yield engine
+        yield models
     finally:
-        await engine.stop()
+        await models.stop()
 
 
 class Gate(Toy):
@@ -62,18 +64,18 @@ def run(work):
     asyncio.run(asyncio.wait_for(work(), 60))
 
 
-def counted(engine, result, name="toy0"):
-    return engine.metrics.registry.get_sample_value("guerdon_items_total", {"model": name, "result": result}) or 0
+def counted(models, result, name="toy0"):
+    return models.metrics.registry.get_sample_value("guerdon_items_total", {"model": name, "result": result}) or 0
 
 
 def test_requests_share_calls_and_get_their_own_results():
     async def work():
         gate = Gate()
-        async with running(gate, max_items=8) as engine:
-            first = asyncio.create_task(engine.judge(None, [text("first")], PLAIN))
+        async with running(gate, max_items=8) as models:
+            first = asyncio.create_task(models.get().judge([text("first")], PLAIN))
             await entered(gate)
             rest = [
-                asyncio.create_task(engine.judge("toy0", [text("a" * n + "b"), text("b" * n + "a" + "c")], PLAIN))
+                asyncio.create_task(models.get("toy0").judge([text("a" * n + "b"), text("b" * n + "a" + "c")], PLAIN))
                 for n in range(8)
             ]
             await asyncio.sleep(0)
@@ -91,17 +93,17 @@ def test_requests_share_calls_and_get_their_own_results():
 def test_equal_items_are_judged_once_and_remembered():
     async def work():
         toy = Toy()
-        async with running(toy, cache_items=10) as engine:
+        async with running(toy, cache_items=10) as models:
             same = [text("a", name="1"), text("a", name="2"), text("b")]
-            first = await engine.judge(None, same, PLAIN)
+            first = await models.get().judge(same, PLAIN)
             assert sum(toy.calls) == 2
             assert first[0] is first[1]
-            again = await engine.judge(None, [text("b"), text("a", name="3", outcome=True)], PLAIN)
+            again = await models.get().judge([text("b"), text("a", name="3", outcome=True)], PLAIN)
             assert sum(toy.calls) == 2
             assert [j.score.total for j in again] == [0.0, 1.0]
-            await engine.judge(None, [text("a")], JudgeOptions(nframes=3))
+            await models.get().judge([text("a")], JudgeOptions(nframes=3))
             assert sum(toy.calls) == 3
-            assert (counted(engine, "scored"), counted(engine, "cached"), counted(engine, "shared")) == (3, 2, 1)
+            assert (counted(models, "scored"), counted(models, "cached"), counted(models, "shared")) == (3, 2, 1)
 
     run(work)
 
@@ -109,8 +111,8 @@ def test_equal_items_are_judged_once_and_remembered():
 def test_an_equal_item_under_way_is_joined():
     async def work():
         gate = Gate()
-        async with running(gate, queue_items=4) as engine:
-            tasks = [asyncio.create_task(engine.judge(None, [text("a")], PLAIN)) for _ in range(20)]
+        async with running(gate, queue_items=4) as models:
+            tasks = [asyncio.create_task(models.get().judge([text("a")], PLAIN)) for _ in range(20)]
             await entered(gate)
             gate.open.set()
             assert {(await task)[0].score.total for task in tasks} == {1.0}
@@ -122,23 +124,23 @@ def test_an_equal_item_under_way_is_joined():
 def test_the_queue_is_bounded_and_nothing_of_a_refused_request_is_queued():
     async def work():
         gate = Gate()
-        async with running(gate, queue_items=4, limits={"max_items": 4}) as engine:
-            busy = asyncio.create_task(engine.judge(None, [text("one")], PLAIN))
+        async with running(gate, queue_items=4, limits={"max_items": 4}) as models:
+            busy = asyncio.create_task(models.get().judge([text("one")], PLAIN))
             await entered(gate)
-            waiting = [asyncio.create_task(engine.judge(None, [text(f"w{n}")], PLAIN)) for n in range(3)]
+            waiting = [asyncio.create_task(models.get().judge([text(f"w{n}")], PLAIN)) for n in range(3)]
             await asyncio.sleep(0)
             with pytest.raises(Busy) as refused:
-                await engine.judge(None, [text("x"), text("y")], PLAIN)
+                await models.get().judge([text("x"), text("y")], PLAIN)
             assert 1 <= refused.value.retry_after_s <= 60
             assert refused.value.headers == {"Retry-After": str(int(np.ceil(refused.value.retry_after_s)))}
             # what is waited for already takes no room
-            joined = asyncio.create_task(engine.judge(None, [text("w0"), text("w1"), text("fits")], PLAIN))
+            joined = asyncio.create_task(models.get().judge([text("w0"), text("w1"), text("fits")], PLAIN))
             await asyncio.sleep(0)
             gate.open.set()
             assert len(await joined) == 3
             await asyncio.gather(busy, *waiting)
             assert sum(gate.calls) == 5
-            assert counted(engine, "refused") == 2
+            assert counted(models, "refused") == 2
 
     run(work)
 
@@ -146,20 +148,20 @@ def test_the_queue_is_bounded_and_nothing_of_a_refused_request_is_queued():
 def test_after_a_refusal_requests_are_refused_unread_until_there_is_room():
     async def work():
         gate = Gate()
-        async with running(gate, queue_items=8, max_items=1, limits={"max_items": 8}) as engine:
-            assert engine.overload() is None
-            asking = [asyncio.create_task(engine.judge(None, [text("one")], PLAIN))]
+        async with running(gate, queue_items=8, max_items=1, limits={"max_items": 8}) as models:
+            assert models.overload() is None
+            asking = [asyncio.create_task(models.get().judge([text("one")], PLAIN))]
             await entered(gate)
-            asking += [asyncio.create_task(engine.judge(None, [text(f"w{n}")], PLAIN)) for n in range(6)]
+            asking += [asyncio.create_task(models.get().judge([text(f"w{n}")], PLAIN)) for n in range(6)]
             await asyncio.sleep(0)
-            assert engine.overload() is None
+            assert models.overload() is None
             with pytest.raises(Busy):
-                await engine.judge(None, [text(f"x{n}") for n in range(8)], PLAIN)
-            assert engine.overload() >= 1
+                await models.get().judge([text(f"x{n}") for n in range(8)], PLAIN)
+            assert models.overload() >= 1
             gate.open.set()
             await asyncio.gather(*asking)
-            assert engine.overload() is None
-            assert len(await engine.judge(None, [text(f"x{n}") for n in range(8)], PLAIN)) == 8
+            assert models.overload() is None
+            assert len(await models.get().judge([text(f"x{n}") for n in range(8)], PLAIN)) == 8
 
     run(work)
 
@@ -167,19 +169,19 @@ def test_after_a_refusal_requests_are_refused_unread_until_there_is_room():
 def test_expired_items_never_reach_the_model():
     async def work():
         gate = Gate()
-        async with running(gate, cache_items=10) as engine:
-            busy = asyncio.create_task(engine.judge(None, [text("slow")], PLAIN, deadline_s=0.01))
+        async with running(gate, cache_items=10) as models:
+            busy = asyncio.create_task(models.get().judge([text("slow")], PLAIN, deadline_s=0.01))
             await entered(gate)
             with pytest.raises(DeadlineExceeded):
                 await busy
             with pytest.raises(DeadlineExceeded, match=r"0\.01 s"):
-                await engine.judge(None, [text("late"), text("slow")], PLAIN, deadline_s=0.01)
+                await models.get().judge([text("late"), text("slow")], PLAIN, deadline_s=0.01)
             gate.open.set()
             # what was under way when its time ended is remembered; what had not begun is not
-            judged = await engine.judge(None, [text("slow"), text("other")], PLAIN)
+            judged = await models.get().judge([text("slow"), text("other")], PLAIN)
             assert [j.score.total for j in judged] == [0.0, 0.0]
             assert sum(gate.calls) == 2
-            assert counted(engine, "expired") == 1
+            assert counted(models, "expired") == 1
 
     run(work)
 
@@ -187,9 +189,9 @@ def test_expired_items_never_reach_the_model():
 def test_a_deadline_is_never_longer_than_the_servers():
     async def work():
         gate = Gate()
-        async with running(gate, limits={"deadline_s": 0.01}) as engine:
+        async with running(gate, limits={"deadline_s": 0.01}) as models:
             with pytest.raises(DeadlineExceeded):
-                await engine.judge(None, [text("a")], PLAIN, deadline_s=1000)
+                await models.get().judge([text("a")], PLAIN, deadline_s=1000)
             gate.open.set()
 
     run(work)
@@ -198,9 +200,9 @@ def test_a_deadline_is_never_longer_than_the_servers():
 def test_a_poisoned_item_fails_alone_and_without_its_text(caplog):
     async def work():
         toy = Toy()
-        async with running(toy, max_items=16, queue_items=64, limits={"max_items": 16}) as engine:
+        async with running(toy, max_items=16, queue_items=64, limits={"max_items": 16}) as models:
             episodes = [text(f"a{n}" if n not in (3, 9) else f"poison{n}") for n in range(16)]
-            judged = await engine.judge(None, episodes, PLAIN)
+            judged = await models.get().judge(episodes, PLAIN)
             for n, judgement in enumerate(judged):
                 if n in (3, 9):
                     assert judgement.score.failure.reason == "model_error"
@@ -209,7 +211,7 @@ def test_a_poisoned_item_fails_alone_and_without_its_text(caplog):
                 else:
                     assert judgement.score.total == step_value(f"a{n}")
             # failures are not remembered
-            await engine.judge(None, [text("poison3")], PLAIN)
+            await models.get().judge([text("poison3")], PLAIN)
         assert "secret at /home/nobody/model.py: poison3" in caplog.text
 
     run(work)
@@ -221,13 +223,13 @@ def test_what_a_model_says_wrongly_is_a_failure():
             return super().judge(episodes, options)[:-1]
 
     async def work():
-        async with running(Toy(), Miscounting()) as engine:
-            (judged,) = await engine.judge("toy0", [text("longer")], PLAIN)
+        async with running(Toy(), Miscounting()) as models:
+            (judged,) = await models.get("toy0").judge([text("longer")], PLAIN)
             assert judged.score.failure.reason == "wrong_length"
-            assert [j.score.failure.reason for j in await engine.judge("toy1", [text("a"), text("b")], PLAIN)] == [
+            assert [j.score.failure.reason for j in await models.get("toy1").judge([text("a"), text("b")], PLAIN)] == [
                 "model_error"
             ] * 2
-            (mute,) = await engine.judge("toy0", [text("mute")], PLAIN)
+            (mute,) = await models.get("toy0").judge([text("mute")], PLAIN)
             assert (mute.score.failure.reason, mute.score.failure.detail) == ("mute", "the toy has nothing to say")
 
     run(work)
@@ -235,8 +237,8 @@ def test_what_a_model_says_wrongly_is_a_failure():
 
 def test_a_model_that_asks_the_process_to_end_fails_one_item():
     async def work():
-        async with running(Toy()) as engine:
-            judged = await engine.judge(None, [text("quit"), text("a")], PLAIN)
+        async with running(Toy()) as models:
+            judged = await models.get().judge([text("quit"), text("a")], PLAIN)
             assert judged[0].score.failure.reason == "model_error"
             assert judged[1].score.total == 1.0
 
@@ -246,19 +248,19 @@ def test_a_model_that_asks_the_process_to_end_fails_one_item():
 def test_a_fault_of_the_server_is_told_to_those_who_wait(monkeypatch):
     async def work():
         gate = Gate()
-        async with running(gate) as engine:
-            under_way = asyncio.create_task(engine.judge(None, [text("a")], PLAIN))
+        async with running(gate) as models:
+            under_way = asyncio.create_task(models.get().judge([text("a")], PLAIN))
             await entered(gate)
-            queued = asyncio.create_task(engine.judge(None, [text("b")], PLAIN))
+            queued = asyncio.create_task(models.get().judge([text("b")], PLAIN))
             await asyncio.sleep(0)
-            monkeypatch.setattr("guerdon.serve.model_queue.Served._settle", lambda *_: 1 / 0)
+            monkeypatch.setattr("guerdon.serve.model_queue.ModelQueue._settle", lambda *_: 1 / 0)
             gate.open.set()
             for task in (under_way, queued):
                 with pytest.raises(NotReady, match="fault of the server"):
                     await task
             with pytest.raises(NotReady):
-                await engine.judge(None, [text("a")], PLAIN)
-            assert not engine.ready
+                await models.get().judge([text("a")], PLAIN)
+            assert not models.ready
 
     run(work)
 
@@ -266,11 +268,11 @@ def test_a_fault_of_the_server_is_told_to_those_who_wait(monkeypatch):
 def test_options_do_not_mix():
     async def work():
         gate = Gate()
-        async with running(gate) as engine:
-            first = asyncio.create_task(engine.judge(None, [text("first")], PLAIN))
+        async with running(gate) as models:
+            first = asyncio.create_task(models.get().judge([text("first")], PLAIN))
             await entered(gate)
             options = [JudgeOptions(nframes=1 + n % 2) for n in range(6)]
-            rest = [asyncio.create_task(engine.judge(None, [text(f"a{n}")], options[n])) for n in range(6)]
+            rest = [asyncio.create_task(models.get().judge([text(f"a{n}")], options[n])) for n in range(6)]
             await asyncio.sleep(0)
             gate.open.set()
             await asyncio.gather(first, *rest)
@@ -282,14 +284,13 @@ def test_options_do_not_mix():
 
 def test_names_and_aliases():
     async def work():
-        async with running(Toy(name="x"), Toy(name="y")) as engine:
-            assert engine.names == ("toy0", "toy1")
-            assert engine.default == "toy0"
-            assert engine.info("alias1").name == "y"
-            assert engine.info(None).name == "x"
-            for call in (engine.judge("nobody", [text("a")], PLAIN), engine.update("nobody", []), engine.reload("no")):
-                with pytest.raises(UnknownModel, match=r"there are toy0, toy1"):
-                    await call
+        async with running(Toy(name="x"), Toy(name="y")) as models:
+            assert tuple(models.queues) == ("toy0", "toy1")
+            assert models.default == "toy0"
+            assert models.get("alias1").info.name == "y"
+            assert models.get().info.name == "x"
+            with pytest.raises(UnknownModel, match=r"there are toy0, toy1"):
+                models.get("nobody")
 
     run(work)
 
@@ -298,29 +299,29 @@ def test_a_model_is_exchanged_without_losing_a_request():
     async def work():
         versions = [Gate(name="old"), Toy(name="new")]
         built = iter(versions)
-        engine = Engine({"toy": ModelSource(lambda: next(built))}, limits=LimitSettings(max_items=4))
-        engine.start()
-        await engine.loaded()
-        under_way = asyncio.create_task(engine.judge(None, [text("a")], PLAIN))
+        models = ServedModels({"toy": ModelSource(lambda: next(built))}, limits=LimitSettings(max_items=4))
+        models.start()
+        await models.loaded()
+        under_way = asyncio.create_task(models.get().judge([text("a")], PLAIN))
         await entered(versions[0])
-        exchange = asyncio.create_task(engine.reload("toy"))
+        exchange = asyncio.create_task(models.get("toy").reload())
         await asyncio.sleep(0)
         with pytest.raises(Busy, match="already"):
-            await engine.reload("toy")
-        queued = [asyncio.create_task(engine.judge(None, [text(f"a{n}")], PLAIN)) for n in range(5)]
+            await models.get("toy").reload()
+        queued = [asyncio.create_task(models.get().judge([text(f"a{n}")], PLAIN)) for n in range(5)]
         await asyncio.sleep(0.02)
-        assert engine.info(None).name == "old"
+        assert models.get().info.name == "old"
         versions[0].open.set()
         await exchange
         assert (await under_way)[0].text.startswith("old")
         assert all(judged[0].text.startswith("new") for judged in await asyncio.gather(*queued))
         # and what the old one said is forgotten
-        assert (await engine.judge(None, [text("a")], PLAIN))[0].text.startswith("new")
+        assert (await models.get().judge([text("a")], PLAIN))[0].text.startswith("new")
         with pytest.raises(ReloadFailed) as failed:
-            await engine.reload("toy")
+            await models.get("toy").reload()
         assert "StopIteration" not in str(failed.value)
-        assert (await engine.judge(None, [text("still")], PLAIN))[0].text.startswith("new")
-        await engine.stop()
+        assert (await models.get().judge([text("still")], PLAIN))[0].text.startswith("new")
+        await models.stop()
 
     run(work)
 
@@ -330,14 +331,14 @@ def test_a_model_that_cannot_be_loaded_says_so():
         raise ConfigError("no weights at /models/x")
 
     async def work():
-        engine = Engine({"toy": ModelSource(broken)}, limits=LimitSettings(max_items=4))
-        engine.start()
+        models = ServedModels({"toy": ModelSource(broken)}, limits=LimitSettings(max_items=4))
+        models.start()
         with pytest.raises(ConfigError, match="no weights"):
-            await engine.loaded()
+            await models.loaded()
         with pytest.raises(NotReady) as refused:
-            await engine.judge(None, [text("a")], PLAIN)
+            await models.get().judge([text("a")], PLAIN)
         assert "/models" not in str(refused.value)
-        await engine.stop()
+        await models.stop()
 
     run(work)
 
@@ -345,8 +346,8 @@ def test_a_model_that_cannot_be_loaded_says_so():
 def test_no_episodes_no_work():
     async def work():
         toy = Toy()
-        async with running(toy) as engine:
-            assert await engine.judge(None, [], PLAIN) == []
+        async with running(toy) as models:
+            assert await models.get().judge([], PLAIN) == []
             assert toy.calls == []
 
     run(work)
@@ -354,13 +355,13 @@ def test_no_episodes_no_work():
 
 def test_a_model_without_a_place_to_learn_does_not_learn():
     async def work():
-        from guerdon.serve.engine import BadRequest
+        from guerdon.serve.errors import BadRequest
 
-        async with running(Toy(), Learner()) as engine:
+        async with running(Toy(), Learner()) as models:
             for name, why in (("toy0", "does not learn"), ("toy1", "update_dir")):
                 with pytest.raises(BadRequest, match=why):
-                    await engine.update(name, [text("a", outcome=True)])
-                assert not engine.learns(name)
+                    await models.get(name).learn([text("a", outcome=True)])
+                assert not models.get(name).learns
 
     run(work)
 
@@ -411,11 +412,11 @@ def test_the_cache_forgets_what_was_used_longest_ago():
 
 def test_the_time_of_a_request_covers_all_that_it_waits_for():
     async def work():
-        engine = Engine({"toy": ModelSource(Toy)}, limits=LimitSettings(deadline_s=0.02))
+        models = ServedModels({"toy": ModelSource(Toy)}, limits=LimitSettings(deadline_s=0.02))
         with pytest.raises(DeadlineExceeded, match=r"not scored within 0\.02 s"):
-            async with engine.deadline(5.0):
+            async with models.get().deadline(5.0):
                 await asyncio.Event().wait()
-        async with engine.deadline(0.01) as left:
+        async with models.get().deadline(0.01) as left:
             assert 0 < left() <= 0.01
 
     asyncio.run(work())
