@@ -25,9 +25,8 @@ from hypothesis import strategies as st
 
 from guerdon.errors import ConfigError, DataError, RewardRequestError
 from guerdon.models.explained_score import JudgeOptions
-from guerdon.serve.client import RewardClient
-from guerdon.serve.client_async import AsyncRewardClient
-from guerdon.serve.client_read import read_items, read_score
+from guerdon.serve.client import AsyncRewardClient, RewardClient
+from guerdon.serve.client_wire import read_items, read_score
 from guerdon.settings.remote import RemoteSettings
 from guerdon.types import Episode, RewardInfo
 
@@ -137,7 +136,7 @@ def test_a_slow_body_ends_at_the_deadline():
 def test_an_endless_reply_is_cut_off(monkeypatch):
     with chaos_server() as server, client_of(server) as client:
         assert client.info().name == "chaos"
-        monkeypatch.setattr("guerdon.serve.client_send.MOST_BYTES", 50)
+        monkeypatch.setattr("guerdon.serve.client.MOST_BYTES", 50)
         failure = client.judge([texts("a")])[0].score.failure
         assert (failure.reason, failure.detail) == ("bad_reply", "longer than 50 bytes")
         assert len(server.met) == 1
@@ -217,7 +216,7 @@ json_values = st.recursive(
 def test_no_reply_breaks_the_reader_or_leaves_the_range(found, count):
     episodes = [texts("a", "b")] * count
     ids = [str(n) for n in range(count)]
-    for judged in read_items(found, episodes, INFO, ids):
+    for judged in read_items(found, episodes, INFO, ids) + read_items({"results": found}, episodes, INFO, ids):
         score = judged.score
         assert (score.failure is None) == (score.steps is not None)
         if score.steps is not None:
@@ -234,7 +233,7 @@ def test_good_items_are_read_to_the_bit(steps, total):
     item["parse_status"] = "fallback"
     if total is None:  # a model that judges steps only
         item["failure"] = {"reason": "no_total", "detail": "choose an aggregation"}
-    judged = read_items(json.loads(json.dumps([item])), [texts(*"x" * len(steps))], INFO, ["0"])[0]
+    judged = read_items({"results": json.loads(json.dumps([item]))}, [texts(*"x" * len(steps))], INFO, ["0"])[0]
     assert judged.score.steps.tolist() == steps
     assert judged.score.total == total
     assert (judged.tokens, judged.truncated, judged.parse_status) == (7, True, "fallback")

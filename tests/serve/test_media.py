@@ -14,7 +14,7 @@ from PIL import Image
 
 from guerdon.episodes.video import VideoWriter
 from guerdon.errors import DataError
-from guerdon.serve.client_media import mp4_bytes
+from guerdon.serve.client_wire import video_file
 from guerdon.serve.decode import Limits, check_boxes, decode_array, decode_pictures, decode_video, sniff
 from guerdon.serve.errors import Busy, NotReady
 from guerdon.serve.media import Media, MediaRefused
@@ -101,7 +101,8 @@ def test_opaque_pictures_with_an_alpha_channel_are_read(media):
 def test_a_video_of_as_many_frames_as_a_client_may_ask_for_is_not_too_long(tmp_path, frames):
     slowest = RemoteSettings(upload="mp4", fps=1, nframes=frames)
     levels = np.linspace(0, 245, slowest.nframes)
-    clip = mp4_bytes(grey(levels, 16, 16), slowest.fps, None)
+    with video_file(grey(levels, 16, 16), None, slowest.fps, keep=False) as path:
+        clip = path.read_bytes()
     pool = Media.of(ServeSettings(models={"m": {"backend": "constant"}}).media)
     try:
         assert len(asyncio.run(pool.upload(clip, nframes=slowest.nframes))) == frames

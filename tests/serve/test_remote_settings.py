@@ -9,8 +9,7 @@ from pydantic import ValidationError
 from guerdon.config import load, to_plain, validate
 from guerdon.errors import ConfigError
 from guerdon.rl.sources import Source
-from guerdon.serve.client import RewardClient
-from guerdon.serve.client_async import AsyncRewardClient
+from guerdon.serve.client import AsyncRewardClient, RewardClient
 from guerdon.serve.remote import load_remote
 from guerdon.settings.remote import RemoteSettings, remote_at
 from guerdon.settings.reward import RewardSettings, SourceSettings

@@ -1,116 +1,114 @@
-"""The two protocols that a client speaks: `/v1/rewards`, many items at a time, and `/score`, one video at a time.
+"""Requests and replies of the client: `/v1/rewards`, many items at a time, and `/score`, one video at a time.
 
-Episodes become requests and replies become judgements. What cannot be sent fails by itself; an item that the server
-names as the reason for a refusal fails alone, and the others are sent without it. This module does not know how
-requests travel.
+Episodes become requests, replies become explained scores. An episode that cannot be sent fails alone, and so does an
+item that the server names as the reason for a refusal; the others are sent without it. A number of a reply counts only
+if it is finite and in the range that the model declares, for every row that was sent. Anything else (a missing field, a
+string, NaN, one score too few) is a `Failure`, never a number. Connections and retries are in `client.py`.
 
-    wire = wire_of(settings)
-    judged = await wire.ask(sender, episodes, info, None, deadline)
+A format is a class with the methods of `RewardsFormat` and an entry in `FORMATS`.
+
+    read_items(results, [episode], info, ids=["0"])[0].score.failure      # Failure('out_of_range', ...)
 """
 
 from __future__ import annotations
 
 import base64
+import io
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+import tempfile
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
+from pathlib import Path
+from typing import Any, Literal
 from urllib.parse import quote
 
 import httpx2
+import numpy as np
 
 from guerdon.errors import DataError, boundary
-from guerdon.models.explained_score import ExplainedScore, JudgeOptions
-from guerdon.retry import Deadline
-from guerdon.serve.client_media import chosen_frames, jpeg_bytes, mp4_bytes, npy_bytes, video_file
-from guerdon.serve.client_read import all_failed, failed, read_items, read_score
-from guerdon.serve.client_send import Body, NoReply, Sender
+from guerdon.evaluate.scores import solution_value
+from guerdon.models.explained_score import PARSE_STATUSES, ExplainedScore, JudgeOptions, ParseStatus
+from guerdon.models.vlm_frames import sample_frames
+from guerdon.policies.tokens import split_steps
+from guerdon.serve.update_store import UpdateId, UpdateResult
+from guerdon.settings.evaluate_text import Aggregation
 from guerdon.settings.remote import RemoteSettings
-from guerdon.types import ByteArray, Episode, Failure, RewardInfo
+from guerdon.types import ByteArray, Episode, Failure, RewardInfo, Score
 
-When = Literal["none", "before", "after"]
-MOST_BYTES = 16_000_000  # of frames in one request, before they are written as text
+UpdateOrder = Literal["none", "before", "after"]
+MOST_BYTES = 16_000_000  # of frames in one request, before base64
+NO_TOTAL = "no_total"  # the server's reason for an item that has values of steps only
+SLACK = 1e-6  # of a range, for numbers that were float32
+JPEG_QUALITY = 95
+FILES = {  # field, file name and media type of an upload in a form
+    "jpeg": ("frames", "{}.jpg", "image/jpeg"),
+    "mp4": ("video", "episode.mp4", "video/mp4"),
+    "npy": ("video", "episode.npy", "application/octet-stream"),
+}
 _NAMED = re.compile(r"items\[(\d+)\]")
+_WORD = re.compile(r"[a-z0-9_]{1,64}\Z")
 
 
 @dataclass(frozen=True)
-class Learnt:
-    """What came of an update.
+class Body:
+    """Body of a request."""
+
+    content: bytes
+    media_type: str
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Reply of a server, or why there is none.
 
     Attributes:
-        judgements: one per rollout, by the weights before or after.
-        metrics: what the model says about it.
-        updates: how many it has learnt in all; None where none was asked for.
-        repeated: it had been learnt before, and this is the answer of then.
+        value: the JSON of a reply with status 200.
+        failure: the reason; None: there is a value.
+        param: the field that the server names as wrong.
+        code: the server's code of the error.
+        transient: the last try failed in a way that another one might not.
     """
 
-    judgements: list[ExplainedScore]
-    metrics: dict[str, float]
-    updates: int | None
-    repeated: bool
+    value: Any = None
+    failure: Failure | None = None
+    param: str | None = None
+    code: str | None = None
+    transient: bool = False
 
 
-class Wire(Protocol):
-    """A protocol."""
-
-    @property
-    def describe_path(self) -> str:
-        """Where the server says what its model promises."""
-        ...
-
-    def info(self, found: Any) -> RewardInfo | Failure:
-        """What it says there."""
-        ...
-
-    def batches(self, episodes: Sequence[Episode], info: RewardInfo) -> list[list[int]]:
-        """Places of the episodes that go together in one request, in order."""
-        ...
-
-    async def ask(
-        self,
-        sender: Sender,
-        episodes: Sequence[Episode],
-        info: RewardInfo,
-        options: JudgeOptions | None,
-        deadline: Deadline,
-    ) -> list[ExplainedScore]:
-        """One judgement per episode, in order."""
-        ...
+Send = Callable[[str, Body], Awaitable[Reply]]
+"""Posts a body to a path, with retries and the deadline of the call."""
 
 
-def wire_of(settings: RemoteSettings) -> Wire:
-    """The protocol of an endpoint."""
-    return ScoreWire(settings) if settings.form == "score" else NativeWire(settings)
+@dataclass(frozen=True)
+class RewardsFormat:
+    """`POST /v1/rewards` and `POST /v1/update`."""
 
-
-class NativeWire:
-    """`POST /v1/rewards`."""
-
-    def __init__(self, settings: RemoteSettings) -> None:
-        self.settings = settings
+    settings: RemoteSettings
 
     @property
     def describe_path(self) -> str:
-        """Of the model that `backend` names."""
+        """Path of the description of the model."""
         backend = self.settings.backend
         return "/v1/rewards" + ("" if backend is None else f"?model={quote(backend, safe='')}")
 
     def info(self, found: Any) -> RewardInfo | Failure:
-        """From `{"model", "info": {...}}`."""
+        """The info in a description, `{"model", "info": {...}}`."""
         try:
-            words = dict(found["info"])
-            low, high = words.pop("range")
+            fields = dict(found["info"])
+            low, high = fields.pop("range")
             low = -math.inf if low is None else float(low)
             high = math.inf if high is None else float(high)
-            return RewardInfo(range=(low, high), **words)
+            return RewardInfo(range=(low, high), **fields)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             return Failure("bad_reply", f"no description of a reward model: {type(error).__name__}: {error}")
 
     def batches(self, episodes: Sequence[Episode], info: RewardInfo) -> list[list[int]]:
-        """Neighbours, at most `max_batch_items` of them and not too many bytes."""
+        """Indices of the episodes of each request: neighbours, at most `max_batch_items` and `MOST_BYTES`."""
         batches: list[list[int]] = []
         room = 0
         for place, episode in enumerate(episodes):
@@ -123,53 +121,44 @@ class NativeWire:
         return batches
 
     async def ask(
-        self,
-        sender: Sender,
-        episodes: Sequence[Episode],
-        info: RewardInfo,
-        options: JudgeOptions | None,
-        deadline: Deadline,
+        self, send: Send, episodes: Sequence[Episode], info: RewardInfo, options: JudgeOptions | None
     ) -> list[ExplainedScore]:
-        """Ask about all; about the others again where the server names one item as wrong."""
-        judged: dict[int, ExplainedScore] = {}
+        """One explained score per episode, in order; asks again without an item that the server names as wrong."""
+        s = self.settings
+        head: dict[str, Any] = {"deadline_s": min(s.read_timeout, s.timeout, 3600.0), **self._model()}
+        if info.modality != "text" and (chosen := _options(s, options, whole=info.granularity == "total")):
+            head["options"] = chosen
+        found: dict[int, ExplainedScore] = {}
         with ExitStack() as files:
             items: dict[int, dict[str, Any]] = {}
             for place, episode in enumerate(episodes):
                 item = self._item(episode, info, files)
                 if isinstance(item, Failure):
-                    judged[place] = failed(item.reason, item.detail)
+                    found[place] = failed(item)
                 else:
                     items[place] = item
             while items:
                 places = list(items)
-                body = {**self._head(info, options), "items": [{**items[p], "id": str(p)} for p in places]}
-                reply = await sender.ask("POST", "/v1/rewards", _json(body), deadline)
-                if isinstance(reply, NoReply):
-                    named = _NAMED.match(reply.param or "")
-                    if named and int(named[1]) < len(places) and len(places) > 1:
-                        wrong = places[int(named[1])]
-                        judged[wrong] = failed(reply.failure.reason, reply.failure.detail)
-                        del items[wrong]
-                        continue
-                    found = all_failed(reply.failure, len(places))
+                body = {**head, "items": [{**items[p], "id": str(p)} for p in places]}
+                reply = await send("/v1/rewards", _json(body))
+                named = _NAMED.match(reply.param or "")
+                if reply.failure is not None and named and int(named[1]) < len(places) and len(places) > 1:
+                    wrong = places[int(named[1])]
+                    found[wrong] = failed(reply.failure)
+                    del items[wrong]
+                    continue
+                if reply.failure is not None:
+                    found |= {place: failed(reply.failure) for place in places}
                 else:
-                    results = reply.value.get("results") if isinstance(reply.value, Mapping) else None
-                    found = read_items(results, [episodes[p] for p in places], info, ids=[str(p) for p in places])
-                judged |= zip(places, found, strict=True)
+                    scores = read_items(reply.value, [episodes[p] for p in places], info, ids=[str(p) for p in places])
+                    found |= zip(places, scores, strict=True)
                 break
-        return [judged[place] for place in range(len(episodes))]
+        return [found[place] for place in range(len(episodes))]
 
     async def update(
-        self,
-        sender: Sender,
-        episodes: Sequence[Episode],
-        info: RewardInfo,
-        when: When,
-        client_id: str,
-        number: int,
-        deadline: Deadline,
-    ) -> Learnt | Failure:
-        """Let the model learn; all episodes in one request, and nothing is left out."""
+        self, send: Send, episodes: Sequence[Episode], info: RewardInfo, when: UpdateOrder, update: UpdateId
+    ) -> UpdateResult | Failure:
+        """Let the model learn; all episodes in one request, and none is left out."""
         items = []
         for place, episode in enumerate(episodes):
             item = self._item(episode, info, ExitStack())
@@ -177,131 +166,102 @@ class NativeWire:
                 return Failure(item.reason, f"item {place}: {item.detail}")
             outcome = None if episode.outcome is None else bool(episode.outcome)
             items.append({**item, "id": str(place), "outcome": outcome})
-        named = {} if self.settings.backend is None else {"model": self.settings.backend}
-        once = {} if when == "none" else {"client_id": client_id, "number": number}
-        body = _json({**named, **once, "update": when, "items": items})
-        reply = await sender.ask("POST", "/v1/update", body, deadline)
-        if isinstance(reply, NoReply):
+        once = {} if when == "none" else asdict(update)
+        reply = await send("/v1/update", _json({**self._model(), **once, "update": when, "items": items}))
+        if reply.failure is not None:
             return reply.failure
         found = reply.value if isinstance(reply.value, Mapping) else {}
         metrics, updates = found.get("metrics"), found.get("updates")
         if not isinstance(metrics, Mapping) or not isinstance(updates, int | None):
-            return Failure("bad_reply", "the server does not say what it learnt")
-        judged = read_items(found.get("results"), episodes, info, ids=[str(p) for p in range(len(episodes))])
-        known = {
+            return Failure("bad_reply", "the reply has no metrics of the update")
+        scores = read_items(found, episodes, info, ids=[str(p) for p in range(len(episodes))])
+        numbers = {
             str(k): float(v)
             for k, v in metrics.items()
             if isinstance(v, float) or (isinstance(v, int) and abs(v) < 2**63)
         }
-        return Learnt(judged, known, updates, found.get("repeated") is True)
+        return UpdateResult(scores, numbers, updates, found.get("repeated") is True)
 
-    def _head(self, info: RewardInfo, options: JudgeOptions | None) -> dict[str, Any]:
-        s = self.settings
-        head: dict[str, Any] = {"deadline_s": min(s.read_timeout, s.timeout, 3600.0)}
-        if s.backend is not None:
-            head["model"] = s.backend
-        if info.modality != "text":
-            chosen = _options(s, options, whole=info.granularity == "total")
-            head |= {"options": chosen} if chosen else {}
-        return head
+    def _model(self) -> dict[str, Any]:
+        return {} if self.settings.backend is None else {"model": self.settings.backend}
 
     def _item(self, episode: Episode, info: RewardInfo, files: ExitStack) -> dict[str, Any] | Failure:
         if episode.texts is not None:
             if not all(episode.texts):
-                return Failure("empty_text", "there is nothing to judge in a step or response without text")
+                return Failure("empty_text", "a step or response without text cannot be scored")
             return {"prompt": episode.task, "steps": list(episode.texts)}
         if episode.frames is None:
             return Failure("no_frames", "the episode has neither frames nor text to send")
+        s, frames = self.settings, episode.frames
         try:
-            with boundary(DataError, "the frames cannot be written"):
-                return {"task": episode.task, **self._media(episode.frames, info, files)}
+            with boundary(DataError, "the frames cannot be encoded"):
+                if info.granularity == "total":
+                    frames = frames[sample_frames(len(frames), s.nframes)]
+                if s.upload == "path":
+                    return {"task": episode.task, "video_path": _video_path(frames, s, files)}
+                texts = [base64.b64encode(blob).decode("ascii") for blob in _encoded(frames, s)]
         except DataError as error:
             return Failure("cannot_send", str(error)[:300])
-
-    def _media(self, frames_T_H_W_3: ByteArray, info: RewardInfo, files: ExitStack) -> dict[str, Any]:
-        s, frames = self.settings, frames_T_H_W_3
-        if info.granularity == "total":
-            frames = chosen_frames(frames, s.nframes)
-        if s.upload == "npy":
-            return {"npy_base64": _base64(npy_bytes(frames))}
-        if s.upload == "jpeg":
-            return {"frames_base64": [_base64(jpeg_bytes(frame)) for frame in frames]}
-        if s.upload == "mp4":
-            return {"video_base64": _base64(mp4_bytes(frames, s.fps, s.temp_video_dir))}
-        path = files.enter_context(video_file(frames, s.temp_video_dir, s.fps, keep=s.keep_temp_video))
-        return {"video_path": str(path.resolve())}
+        field = {"npy": "npy_base64", "jpeg": "frames_base64", "mp4": "video_base64"}[s.upload]
+        return {"task": episode.task, field: texts if s.upload == "jpeg" else texts[0]}
 
 
-class ScoreWire:
-    """`POST /score`, as the LIBERO guide has it: one video, one score in [0, 1]."""
+@dataclass(frozen=True)
+class ScoreFormat:
+    """`POST /score` of the LIBERO guide: one video, one score in [0, 1]."""
 
+    settings: RemoteSettings
     describe_path = "/health"
-
-    def __init__(self, settings: RemoteSettings) -> None:
-        self.settings = settings
 
     def info(self, found: Any) -> RewardInfo | Failure:
         """The guide's promise: one score in [0, 1] for a whole video."""
         if not isinstance(found, Mapping) or found.get("status") != "ok":
-            return Failure("bad_reply", "its /health does not say that all is well")
+            return Failure("bad_reply", "its /health does not have status ok")
         name = self.settings.backend or str(found.get("default_backend") or "score")
         return RewardInfo(name=name, range=(0.0, 1.0), granularity="total", causal=False)
 
     def batches(self, episodes: Sequence[Episode], info: RewardInfo) -> list[list[int]]:
-        """One at a time."""
+        """One episode per request."""
         return [[place] for place in range(len(episodes))]
 
     async def ask(
-        self,
-        sender: Sender,
-        episodes: Sequence[Episode],
-        info: RewardInfo,
-        options: JudgeOptions | None,
-        deadline: Deadline,
+        self, send: Send, episodes: Sequence[Episode], info: RewardInfo, options: JudgeOptions | None
     ) -> list[ExplainedScore]:
-        """One request each."""
-        return [await self._one(sender, episode, info, options, deadline) for episode in episodes]
+        """One explained score per episode, in order."""
+        return [await self._one(send, episode, info, options) for episode in episodes]
 
     async def _one(
-        self, sender: Sender, episode: Episode, info: RewardInfo, options: JudgeOptions | None, deadline: Deadline
+        self, send: Send, episode: Episode, info: RewardInfo, options: JudgeOptions | None
     ) -> ExplainedScore:
         s = self.settings
         if episode.frames is None:
-            return failed("no_frames", "the episode has no frames to send")
-        words: dict[str, Any] = {"task_text": episode.task, **_options(s, options, whole=True)}
-        kwargs: dict[str, Any] = {key: words.pop(key) for key in ("score_mode", "prompt") if key in words}
-        words |= {"backend": s.backend} if s.backend is not None else {}
-        with ExitStack() as held:
+            return failed(Failure("no_frames", "the episode has no frames to send"))
+        fields: dict[str, Any] = {"task_text": episode.task, **_options(s, options, whole=True)}
+        kwargs: dict[str, Any] = {key: fields.pop(key) for key in ("score_mode", "prompt") if key in fields}
+        fields |= {"backend": s.backend} if s.backend is not None else {}
+        with ExitStack() as files:
             try:
-                with boundary(DataError, "the frames cannot be written"):
-                    body = self._body(words, kwargs, chosen_frames(episode.frames, s.nframes), held)
+                with boundary(DataError, "the frames cannot be encoded"):
+                    frames = episode.frames[sample_frames(len(episode.frames), s.nframes)]
+                    if s.upload == "path":
+                        body = _json(
+                            fields
+                            | {"video_path": _video_path(frames, s, files)}
+                            | ({"backend_kwargs": kwargs} if kwargs else {})
+                        )
+                    else:
+                        body = _form(fields | ({"backend_kwargs": json.dumps(kwargs)} if kwargs else {}), frames, s)
             except DataError as error:
-                return failed("cannot_send", str(error)[:300])
-            reply = await sender.ask("POST", "/score", body, deadline)
-        if isinstance(reply, NoReply):
-            return failed(reply.failure.reason, reply.failure.detail)
-        return read_score(reply.value, info)
+                return failed(Failure("cannot_send", str(error)[:300]))
+            reply = await send("/score", body)
+        return read_score(reply.value, info) if reply.failure is None else failed(reply.failure)
 
-    def _body(self, words: dict[str, Any], kwargs: dict[str, Any], frames_T_H_W_3: ByteArray, held: ExitStack) -> Body:
-        s = self.settings
-        if s.upload != "path":
-            return _form(
-                words | ({"backend_kwargs": json.dumps(kwargs)} if kwargs else {}), self._files(frames_T_H_W_3)
-            )
-        path = held.enter_context(video_file(frames_T_H_W_3, s.temp_video_dir, s.fps, keep=s.keep_temp_video))
-        return _json(words | {"video_path": str(path.resolve())} | ({"backend_kwargs": kwargs} if kwargs else {}))
 
-    def _files(self, frames_T_H_W_3: ByteArray) -> list[tuple[str, tuple[str, bytes, str]]]:
-        s = self.settings
-        if s.upload == "jpeg":
-            return [("frames", (f"{t}.jpg", jpeg_bytes(frame), "image/jpeg")) for t, frame in enumerate(frames_T_H_W_3)]
-        if s.upload == "mp4":
-            return [("video", ("episode.mp4", mp4_bytes(frames_T_H_W_3, s.fps, s.temp_video_dir), "video/mp4"))]
-        return [("video", ("episode.npy", npy_bytes(frames_T_H_W_3), "application/octet-stream"))]
+FORMATS: dict[str, type[RewardsFormat] | type[ScoreFormat]] = {"native": RewardsFormat, "score": ScoreFormat}
 
 
 def _options(settings: RemoteSettings, options: JudgeOptions | None, *, whole: bool) -> dict[str, Any]:
-    """What the caller chose for vision-language models; a choice of the call comes before the settings'."""
+    """Options for vision-language models; those of the call take precedence over the settings."""
     chosen: dict[str, Any] = dict(settings.backend_kwargs)
     if whole:
         chosen |= {"nframes": settings.nframes, "max_pixels": settings.max_pixels}
@@ -313,7 +273,7 @@ def _options(settings: RemoteSettings, options: JudgeOptions | None, *, whole: b
 
 
 def _bytes(episode: Episode, info: RewardInfo, settings: RemoteSettings) -> int:
-    """About how much an episode adds to a request."""
+    """Approximate size of an episode in a request."""
     frames = episode.frames
     if frames is None or not len(frames):
         return sum(map(len, episode.texts or ())) + len(episode.task)
@@ -321,17 +281,229 @@ def _bytes(episode: Episode, info: RewardInfo, settings: RemoteSettings) -> int:
     return count * int(frames[0].nbytes)
 
 
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
-
-
-def _json(words: Mapping[str, Any]) -> Body:
-    """Halves of characters, which UTF-8 cannot say, become question marks."""
-    text = json.dumps(words, allow_nan=False, ensure_ascii=False)
+def _json(fields: Mapping[str, Any]) -> Body:
+    """A JSON body; lone surrogates, which UTF-8 does not have, become question marks."""
+    text = json.dumps(fields, allow_nan=False, ensure_ascii=False)
     return Body(text.encode("utf-8", "replace"), "application/json")
 
 
-def _form(words: Mapping[str, Any], files: list[tuple[str, tuple[str, bytes, str]]]) -> Body:
-    fields = {key: value if isinstance(value, str) else str(value) for key, value in words.items()}
-    request = httpx2.Request("POST", "http://form", data=fields, files=files)
+def _form(fields: Mapping[str, Any], frames_T_H_W_3: ByteArray, settings: RemoteSettings) -> Body:
+    """A form with the frames as files."""
+    name, file, media_type = FILES[settings.upload]
+    blobs = _encoded(frames_T_H_W_3, settings)
+    files = [(name, (file.format(t), blob, media_type)) for t, blob in enumerate(blobs)]
+    texts = {key: str(value) for key, value in fields.items()}
+    request = httpx2.Request("POST", "http://form", data=texts, files=files)
     return Body(request.read(), request.headers["Content-Type"])
+
+
+def _encoded(frames_T_H_W_3: ByteArray, settings: RemoteSettings) -> list[bytes]:
+    """The frames as one NPY or MP4 file, or as a JPEG file each."""
+    if settings.upload == "jpeg":
+        return [_jpeg(frame) for frame in frames_T_H_W_3]
+    if settings.upload == "mp4":
+        folder = settings.temp_video_dir
+        with video_file(frames_T_H_W_3, folder, settings.fps, keep=folder is not None) as path:
+            return [path.read_bytes()]
+    buffer = io.BytesIO()
+    np.save(buffer, np.ascontiguousarray(frames_T_H_W_3), allow_pickle=False)
+    return [buffer.getvalue()]
+
+
+def _jpeg(frame_H_W_3: ByteArray) -> bytes:
+    """A JPEG file of one frame, without chroma subsampling."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(frame_H_W_3)).save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling=0)
+    return buffer.getvalue()
+
+
+def _video_path(frames_T_H_W_3: ByteArray, settings: RemoteSettings, files: ExitStack) -> str:
+    """Path of a video that exists until `files` is closed."""
+    s = settings
+    path = files.enter_context(video_file(frames_T_H_W_3, s.temp_video_dir, s.fps, keep=s.keep_temp_video))
+    return str(path.resolve())
+
+
+@contextmanager
+def video_file(frames_T_H_W_3: ByteArray, folder: str | None, fps: int, *, keep: bool) -> Iterator[Path]:
+    """An MP4 file in a folder (None: a temporary one), removed afterwards unless kept.
+
+    A single frame is written twice, because video readers need two.
+
+    Raises:
+        MissingDependencyError: PyAV is not installed.
+    """
+    from guerdon.episodes.video import VideoWriter
+
+    frames = frames_T_H_W_3 if len(frames_T_H_W_3) > 1 else np.repeat(frames_T_H_W_3, 2, axis=0)
+    with ExitStack() as temporary:
+        place = Path(folder or temporary.enter_context(tempfile.TemporaryDirectory(prefix="guerdon-")))
+        place.mkdir(parents=True, exist_ok=True)
+        path = place / f"guerdon-{uuid.uuid4().hex}.mp4"
+        try:
+            with VideoWriter(path, height=frames.shape[1], width=frames.shape[2], fps=fps) as video:
+                video.add(frames)
+            yield path
+        finally:
+            if not keep:
+                path.unlink(missing_ok=True)
+
+
+def text_episodes(
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    separator: str | None,
+    outcomes: Sequence[bool] | None = None,
+) -> list[Episode]:
+    """Prompts and completions as episodes with a row per step.
+
+    Raises:
+        DataError: not one of each, or a text instead of a list of texts.
+    """
+    if isinstance(prompts, str) or isinstance(completions, str):
+        raise DataError(
+            "prompts and completions are lists; put a single one into brackets: rewards([prompt], [answer])"
+        )
+    known: Sequence[bool | None] = [None] * len(prompts) if outcomes is None else outcomes
+    if not len(prompts) == len(completions) == len(known):
+        raise DataError(f"{len(prompts)} prompts, {len(completions)} completions, {len(known)} outcomes: give one each")
+    episodes = []
+    for n, (prompt, completion, outcome) in enumerate(zip(prompts, completions, known, strict=True)):
+        text = _text(completion)
+        steps = (text,) if separator is None else tuple(split_steps(text, separator))
+        episodes.append(Episode(id=str(n), task=_text(prompt), texts=steps, outcome=outcome))
+    return episodes
+
+
+def value_of(score: Score, aggregation: Aggregation | None = None) -> float | None:
+    """One number for an episode: its steps aggregated, else its total, else its last row; None for a failure."""
+    if aggregation is not None and score.steps is not None:
+        value = solution_value(score, aggregation)
+        return None if isinstance(value, Failure) else value
+    if score.total is not None:
+        return float(score.total)
+    return None if score.steps is None or not len(score.steps) else float(score.steps[-1])
+
+
+def _text(part: Any) -> str:
+    """Text, or the joined contents of chat messages."""
+    return part if isinstance(part, str) else "\n".join(str(message["content"]) for message in part)
+
+
+def failed(failure: Failure) -> ExplainedScore:
+    """A score that is missing."""
+    return ExplainedScore(Score(failure=failure))
+
+
+def read_items(found: Any, episodes: Sequence[Episode], info: RewardInfo, ids: Sequence[str]) -> list[ExplainedScore]:
+    """Explained scores from a reply with `results`.
+
+    Args:
+        found: the reply's JSON.
+        episodes: those of the request, in order.
+        info: the model's declaration.
+        ids: name of each item in the request, which the reply repeats.
+
+    Returns:
+        One per episode. If the number of items is wrong, none is used: nobody knows which ones are missing.
+    """
+    items = found.get("results") if isinstance(found, Mapping) else None
+    if not isinstance(items, list):
+        return [failed(Failure("bad_reply", f"no list of items but {_shown(items)}"))] * len(episodes)
+    if len(items) != len(episodes):
+        return [failed(Failure("wrong_count", f"{len(items)} items for {len(episodes)} episodes"))] * len(episodes)
+    return [_read_item(item, episode, info, name) for item, episode, name in zip(items, episodes, ids, strict=True)]
+
+
+def _read_item(item: Any, episode: Episode, info: RewardInfo, name: str) -> ExplainedScore:
+    if not isinstance(item, Mapping):
+        return failed(Failure("bad_reply", f"no item but {_shown(item)}"))
+    if item.get("id") != name:
+        return failed(Failure("bad_reply", f"item {_shown(item.get('id'))} where {name} was asked about"))
+    said = item.get("failure")
+    only_steps = isinstance(said, Mapping) and said.get("reason") == NO_TOTAL and item.get("step_scores") is not None
+    if said is not None and not only_steps:
+        return failed(_read_failure(said))
+    steps = _read_steps(item.get("step_scores"), len(episode), info)
+    if isinstance(steps, Failure):
+        return failed(steps)
+    total = None if item.get("score") is None else _number(item["score"], info, "score")
+    if isinstance(total, Failure):
+        return failed(total)
+    if steps is None and (info.granularity == "step" or total is None):
+        what = "score" if info.granularity == "total" else "step_scores"
+        return failed(Failure("bad_reply", f"neither {what} nor a failure"))
+    text, tokens = item.get("text"), item.get("n_tokens")
+    return ExplainedScore(
+        Score(steps=steps, total=total),
+        text=text if isinstance(text, str) else "",
+        tokens=tokens if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0 else 0,
+        truncated=item.get("truncated") is True,
+        parse_status=_status(item),
+    )
+
+
+def read_score(found: Any, info: RewardInfo) -> ExplainedScore:
+    """The explained score in the LIBERO guide's `{"score", "model_output"}`."""
+    if not isinstance(found, Mapping) or "score" not in found:
+        return failed(Failure("bad_reply", f"no score in {_shown(found)}"))
+    value = _number(found["score"], info, "score")
+    text = found.get("model_output")
+    text = text if isinstance(text, str) else ""
+    if isinstance(value, Failure):
+        return ExplainedScore(Score(failure=value), text=text)
+    return ExplainedScore(Score(total=value), text=text, parse_status=_status(found))
+
+
+def _status(found: Mapping[str, Any]) -> ParseStatus | None:
+    return next((status for status in PARSE_STATUSES if status == found.get("parse_status")), None)
+
+
+def _number(value: Any, info: RewardInfo, what: str) -> float | Failure:
+    """A finite number in the declared range, or why it is not."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return Failure("bad_reply", f"{what} is {_shown(value)}, not a number")
+    try:
+        known = float(value)
+    except OverflowError:
+        known = math.inf
+    if not math.isfinite(known) or abs(known) > float(np.finfo(np.float32).max):
+        return Failure("non_finite", f"{what} is {_shown(value)}")
+    low, high = info.range
+    slack = SLACK * max(1.0, *(abs(end) for end in (low, high) if math.isfinite(end)))
+    if not low - slack <= known <= high + slack:
+        return Failure("out_of_range", f"{what} is {known:g}; {info.name} declares {low:g} to {high:g}")
+    return min(max(known, low), high)
+
+
+def _read_steps(values: Any, rows: int, info: RewardInfo) -> np.ndarray | Failure | None:
+    if values is None:
+        return None
+    if not isinstance(values, list):
+        return Failure("bad_reply", f"step_scores is {_shown(values)}, not a list")
+    if len(values) != rows:
+        return Failure("wrong_length", f"{len(values)} step_scores for {rows} rows")
+    read = [_number(value, info, f"step_scores[{row}]") for row, value in enumerate(values)]
+    wrong = next((value for value in read if isinstance(value, Failure)), None)
+    return wrong if wrong is not None else np.array(read, dtype=np.float32)
+
+
+def _read_failure(said: Any) -> Failure:
+    """The server's failure, with a reason that can be counted."""
+    reason = said.get("reason") if isinstance(said, Mapping) else said
+    detail = said.get("detail") if isinstance(said, Mapping) else ""
+    return server_failure(reason, _shown(detail) if detail else "")
+
+
+def server_failure(reason: object, detail: str) -> Failure:
+    """A failure by the server's reason if that is a short word, otherwise `server_failure`."""
+    known = isinstance(reason, str) and _WORD.match(reason) is not None
+    return Failure(str(reason) if known else "server_failure", detail)
+
+
+def _shown(value: Any) -> str:
+    """The beginning of a foreign value, in one line."""
+    text = value if isinstance(value, str) else repr(value)[:300]
+    return " ".join(text[:300].split())[:200]

@@ -1,13 +1,12 @@
-"""A reward model that lives on a reward server, used like one that lives here.
+"""A reward model on a reward server, with the interface of a local one.
 
-All episodes of a call travel together, and what the server could not score is a `Failure` with its reason. Models that
-judge single frames get long episodes in pieces, and their values are put together again. Robots' episodes and
-solutions of language models go the same way; which of them the model takes, its `info` says. This module does not
-know what the scores are for.
+All episodes of a call are sent together, and what the server could not score is a `Failure` with its reason. For models
+that score single frames, long episodes are sent in pieces whose values are joined again. Episodes of robots and
+solutions of language models work alike; `info` says which of them the model takes.
 
     model = load_remote(RemoteSettings(endpoint="http://127.0.0.1:18080/v1/rewards", backend="resnet"))
     model.info.range                          # as the server declares it
-    model.score([episode])[0].steps           # as the model there would give
+    model.score([episode])[0].steps           # as the model gives them on the server
 """
 
 from __future__ import annotations
@@ -23,14 +22,17 @@ from guerdon.serve.client import RewardClient
 from guerdon.settings.remote import RemoteSettings
 from guerdon.types import Episode, Failure, RewardInfo, Score
 
-ROWS = 64  # frames of one item, for models that judge each
+ROWS = 64  # frames of one item, for models that score each
 
 
 class RemoteRewardModel:
     """A RewardModel and a Judge.
 
     Args:
-        client: asks the server.
+        client: of the server.
+
+    Attributes:
+        info: the declaration of the model on the server, requested once.
 
     Raises:
         ConfigError: the server cannot be reached, refuses the token, or has no such model.
@@ -38,12 +40,7 @@ class RemoteRewardModel:
 
     def __init__(self, client: RewardClient) -> None:
         self.client = client
-        self._info = client.info()
-
-    @property
-    def info(self) -> RewardInfo:
-        """What the model on the server promised when it was first asked."""
-        return self._info
+        self.info = client.info()
 
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
         """One Score per episode, in order.
@@ -54,7 +51,7 @@ class RemoteRewardModel:
         return [judged.score for judged in self.judge(episodes, JudgeOptions())]
 
     def judge(self, episodes: Sequence[Episode], options: JudgeOptions) -> list[ExplainedScore]:
-        """One judgement per episode, in order.
+        """One explained score per episode, in order.
 
         Raises:
             RewardRequestError: one is missing, and `fail_on_request_error` is set.
@@ -76,12 +73,12 @@ class RemoteRewardModel:
         self.client.close()
 
     def _pieces(self, episode: Episode) -> tuple[list[Episode], int]:
-        """The episode as it travels, and how many rows neighbouring pieces share."""
-        judged = _seen(episode, self._info)
+        """The episode as it is sent, and how many rows neighbouring pieces share."""
+        judged = _visible(episode, self.info)
         if judged is None:
             return [], 0
-        again = max(self._info.frames_needed - 1, 0)
-        if judged.frames is None or self._info.granularity == "total" or len(judged) <= ROWS or not self._info.causal:
+        again = max(self.info.frames_needed - 1, 0)
+        if judged.frames is None or self.info.granularity == "total" or len(judged) <= ROWS or not self.info.causal:
             return [judged], 0
         starts = range(0, len(judged) - again, ROWS - again) if again < ROWS else range(0)
         return ([judged[start : start + ROWS] for start in starts], again) if starts else ([judged], 0)
@@ -91,7 +88,7 @@ def load_remote(settings: RemoteSettings | None = None, **client: Any) -> Remote
     """Connect to a reward server.
 
     Args:
-        settings: where and how.
+        settings: address and limits.
         **client: further arguments of `RewardClient`.
 
     Raises:
@@ -100,11 +97,11 @@ def load_remote(settings: RemoteSettings | None = None, **client: Any) -> Remote
     return RemoteRewardModel(RewardClient(settings or RemoteSettings(), **client))
 
 
-def _seen(episode: Episode, info: RewardInfo) -> Episode | None:
-    """What the model may look at: never the outcome, nor what the environment paid. None: there is nothing."""
+def _visible(episode: Episode, info: RewardInfo) -> Episode | None:
+    """The input of the model: never the outcome, nor rewards of the environment. None: there is none."""
     if episode.texts is not None and (info.modality == "text" or episode.frames is None):
         return Episode(id=episode.id, task=episode.task, texts=episode.texts)
-    if info.frames_needed == 0 and len(episode):  # it looks at nothing, but has a value for every row
+    if info.frames_needed == 0 and len(episode):  # it uses no frames, but has a value for every row
         return Episode(id=episode.id, task=episode.task, frames=np.zeros((len(episode), 8, 8, 3), np.uint8))
     if episode.frames is not None and len(episode.frames):
         return Episode(id=episode.id, task=episode.task, frames=episode.frames)
@@ -117,7 +114,7 @@ def _nothing(episode: Episode) -> Score:
 
 
 def _joined(pieces: list[ExplainedScore], again: int) -> ExplainedScore:
-    """The judgement of an episode from those of its pieces; one that failed makes it fail."""
+    """The explained score of an episode from those of its pieces; one that failed makes it fail."""
     failed = next((piece for piece in pieces if piece.score.failure is not None), None)
     if len(pieces) == 1 or failed is not None:
         return failed or pieces[0]
