@@ -158,7 +158,7 @@ def test_what_is_refused_and_why(media, clip):
             assert told.status == 422
     assert "several sizes" not in str(refusal(media.pictures([picture(NOISE[0]), picture(NOISE[0, :9])])))
     assert "allowed are 1 to 40" in str(refusal(media.pictures([])))
-    assert media.restarts == 0
+    assert media.pool.restarts == 0
 
 
 def test_objects_in_arrays_are_never_loaded(media, tmp_path):
@@ -210,7 +210,7 @@ def test_a_decoder_that_hangs_or_dies_is_replaced(tmp_path, monkeypatch):
         assert refusal(send(b"chat")).code == "decoder_died"
         assert refusal(send(b"lie")).code == "decoder_died"
         assert asyncio.run(send(b"once")).shape == (1, 1, 1, 3)  # something else killed it: sent once more
-        assert pool.restarts == 6
+        assert pool.pool.restarts == 6
     finally:
         pool.close()
 
@@ -251,7 +251,7 @@ def test_the_process_can_open_nothing(tmp_path, monkeypatch):
     """The kernel gives a decoding process no further descriptor: neither for a file nor for a socket."""
     probe = (
         "import sys, os, socket, json\n"
-        "import guerdon.serve.media_worker as worker\n"
+        "import guerdon.serve.decode as worker\n"
         "def look(request, source, limits):\n"
         "    found = {}\n"
         "    for name, attempt in {'file': lambda: open('/etc/hostname'), 'socket': lambda: socket.socket(),\n"

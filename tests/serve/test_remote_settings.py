@@ -103,7 +103,7 @@ def test_python_callers_are_told_what_is_wrong_as_files_are():
     ("given", "words"),
     [
         ({"time_out": 3}, r"has no argument 'time_out'; did you mean RemoteSettings\(timeout=...\)\?"),
-        ({"timeout": 3}, r"timeout is a setting, no argument of the reward client: RemoteSettings\(timeout=...\)"),
+        ({"timeout": 3}, r"timeout is a setting, not an argument of the reward client: RemoteSettings\(timeout=...\)"),
         ({"upload": "path", "temp_video_dir": "v"}, "upload is a setting"),
         ({"endpoint": URL}, "endpoint is a setting"),
         ({"zzz": 3}, "^the reward client has no argument 'zzz'$"),

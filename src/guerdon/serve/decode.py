@@ -1,23 +1,36 @@
-"""Bytes of a stranger to frames, under limits; meant to run in a process that can be killed.
+"""Untrusted bytes to frames, under limits: the functions, and a process that runs them and can be killed.
 
-What a file claims (its type, its size, how long it is) is checked before anything is decoded. Only PNG, JPEG, WebP,
-NPY and MP4 are read, whatever else the libraries could do. This module does not know where the bytes come from, and
-opens nothing.
+What a file claims (its type, its size, its length) is checked before anything is decoded. Only PNG, JPEG, WebP, NPY and
+MP4 are read, whatever else the libraries could do.
+
+The process gets two descriptors with each request, one to read from and one to write the frames to, and replies with
+their shape. It can open no file and no socket of its own: the kernel bounds its memory, the size of what it writes and
+the number of its descriptors, so that a library that a file exploits finds nothing to open. Arguments: bytes of memory
+beyond what it needs to start, bytes of frames at most, limits as JSON, seconds after which it ends itself (should the
+parent be gone), and the descriptor of the socket.
 
     frames_T_H_W_C = decode_pictures([png_bytes], limits)
     frames_T_H_W_C = decode_video(file, nframes=16, limits=limits)
+    python -m guerdon.serve.decode 800000000 268435456 '{"max_frames": 64}' 25 5
 """
 
 from __future__ import annotations
 
 import binascii
+import importlib.util
 import io
+import json
 import math
 import os
+import resource
+import signal
+import socket
 import struct
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -25,11 +38,13 @@ from PIL import Image, UnidentifiedImageError
 
 from guerdon.episodes.images import allocate
 from guerdon.episodes.video import require_av
-from guerdon.errors import DataError, boundary
+from guerdon.errors import DataError, GuerdonError, boundary
 from guerdon.models.vlm_frames import sample_frames, to_rgb_uint8
+from guerdon.subprocess_worker import answer_requests
 from guerdon.types import ByteArray, IntArray
 
-_MODES = ("1", "L", "P", "RGB", "RGBA")  # what becomes RGB without a loss of bits
+_MOST_FILES = 64
+_MODES = ("1", "L", "P", "RGB", "RGBA")  # converted to RGB without a loss of bits
 _MOST_PACKETS = 20_000
 _PNG = b"\x89PNG\r\n\x1a\n"
 _CODECS = ("h264", "hevc", "mpeg4", "av1", "libdav1d", "vp9", "libvpx-vp9", "mjpeg")
@@ -37,7 +52,7 @@ _CODECS = ("h264", "hevc", "mpeg4", "av1", "libdav1d", "vp9", "libvpx-vp9", "mjp
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may hold.
+    """Limits of one request.
 
     Attributes:
         max_frames: frames kept.
@@ -66,10 +81,10 @@ def sniff(head: bytes) -> str | None:
 
 
 def decode_text(text: bytes) -> bytes:
-    """What a base64 text holds.
+    """The bytes of a base64 text.
 
     Raises:
-        DataError: it is none.
+        DataError: it is not base64.
     """
     try:
         return binascii.a2b_base64(text, strict_mode=True)
@@ -249,3 +264,102 @@ def check_boxes(file: BinaryIO) -> None:
     if b"moov" not in found:
         raise DataError("the MP4 file has no index: it is cut off, or its writer did not finish")
     file.seek(0)
+
+
+def answer(channel: socket.socket, limits: Limits, request: dict[str, Any]) -> dict[str, Any]:
+    """Reply to a request of the parent: the shape of the frames, or why there are none.
+
+    Args:
+        channel: sends a descriptor to read from, and one to write raw (T, H, W, 3) uint8 to.
+        limits: of the frames.
+        request: `kind` (`pictures`, `npy`, `mp4`), `sizes` of the pictures, `nframes` of a video, and whether the
+            bytes are `encoded`, base64 text.
+    """
+    _, (source, target, *_), _, _ = socket.recv_fds(channel, 1, 2)
+    try:
+        with boundary(DataError, "it cannot be decoded"):
+            frames = np.ascontiguousarray(_decode(request, source, limits))
+        left = memoryview(frames.reshape(-1).data)
+        while left:
+            left = left[os.write(target, left) :]
+        return {"shape": list(frames.shape)}
+    except GuerdonError as error:
+        return {"refused": str(error)[:300]}
+    finally:
+        os.close(source)
+        os.close(target)
+
+
+def _decode(request: dict[str, Any], source: int, limits: Limits) -> ByteArray:
+    with os.fdopen(source, "rb", closefd=False) as file:
+        if request["kind"] == "pictures":
+            blobs = [file.read(int(size)) for size in request["sizes"]]
+            return decode_pictures([decode_text(blob) for blob in blobs] if request["encoded"] else blobs, limits)
+        plain: BinaryIO = io.BytesIO(decode_text(file.read())) if request["encoded"] else file
+        if request["kind"] == "npy":
+            return decode_array(plain, limits)
+        if request["kind"] == "mp4":
+            return decode_video(plain, nframes=request["nframes"], limits=limits)
+    raise DataError(f"nothing decodes {request['kind']!r}")
+
+
+def _lock_down(memory: int, most_bytes: int) -> None:
+    """Limit memory, written bytes and descriptors; no core dumps (they would contain a client's pictures).
+
+    All descriptors that the kernel would still give are taken, except the two that come with a request.
+    """
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing too much is an error, not a signal
+    limits = {resource.RLIMIT_FSIZE: most_bytes, resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: _MOST_FILES}
+    if sys.platform == "linux":  # elsewhere the present size is unknown
+        with open("/proc/self/statm", encoding="ascii") as file:
+            limits[resource.RLIMIT_AS] = int(file.read().split()[0]) * resource.getpagesize() + memory
+    for what, limit in limits.items():
+        resource.setrlimit(what, (limit, limit))
+    taken: list[int] = []
+    while len(taken) <= _MOST_FILES:
+        try:
+            taken.append(os.dup(0))
+        except OSError:
+            break
+    for handle in taken[-2:]:
+        os.close(handle)
+
+
+def _warm_up(limits: Limits) -> None:
+    """Decode one file of each kind: afterwards no module has to be opened."""
+    black = np.zeros((2, 16, 16, 3), np.uint8)
+    for name in ("PNG", "JPEG", "WEBP"):
+        Image.fromarray(black[0]).save(picture := io.BytesIO(), name)
+        decode_pictures([picture.getvalue()], limits)
+    np.save(array := io.BytesIO(), black)
+    array.seek(0)
+    decode_array(array, limits)
+    if importlib.util.find_spec("av") is None:
+        return
+    import av
+    import av.logging
+
+    av.logging.set_level(None)
+    with av.open(video := io.BytesIO(), "w", format="mp4") as container:
+        stream: Any = container.add_stream("mpeg4", rate=10)
+        stream.width = stream.height = 16
+        for frame in [*(av.VideoFrame.from_ndarray(f, format="rgb24") for f in black), None]:
+            container.mux(stream.encode(frame))
+    video.seek(0)
+    decode_video(video, nframes=None, limits=limits)
+
+
+def main() -> None:
+    """Answer requests from standard input until it ends."""
+    memory, most_bytes, limits = int(sys.argv[1]), int(sys.argv[2]), Limits(**json.loads(sys.argv[3]))
+    channel = socket.socket(fileno=int(sys.argv[5]))
+
+    def prepare() -> None:
+        _warm_up(limits)
+        _lock_down(memory, most_bytes)
+
+    answer_requests(partial(answer, channel, limits), alarm=float(sys.argv[4]), prepare=prepare)
+
+
+if __name__ == "__main__":
+    main()

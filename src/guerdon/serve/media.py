@@ -1,8 +1,7 @@
-"""Frames from what clients send or name: decoded in processes that are bounded and watched, never in the server.
+"""Frames from uploads and files, decoded in processes with limits, never in the server.
 
-Uploads come as bytes; a path only where the operator gave a folder (`media_root`). Nothing that looks like a URL is
-ever touched. A decoder that hangs or dies is replaced, and its request refused. This module does not know HTTP, nor
-what the frames are scored for.
+Uploads are bytes; files are opened only under the folder that the operator gave (`media_root`). URLs are never fetched.
+A process that hangs or dies is replaced, and its request refused.
 
     media = Media.of(settings.media)
     frames_T_H_W_C = await media.upload(mp4_bytes, nframes=16)
@@ -15,7 +14,6 @@ import asyncio
 import binascii
 import json
 import os
-import queue
 import sys
 import tempfile
 import threading
@@ -32,7 +30,13 @@ from guerdon.serve.decode import Limits, sniff
 from guerdon.serve.errors import Busy, NotReady, ServeError
 from guerdon.serve.paths import MediaRoot
 from guerdon.settings.serve import MediaSettings
-from guerdon.subprocess_worker import SubprocessWorker, WorkerDiedError, WorkerTimeoutError, plain_environment
+from guerdon.subprocess_worker import (
+    PoolClosedError,
+    SubprocessPool,
+    WorkerDiedError,
+    WorkerTimeoutError,
+    plain_environment,
+)
 from guerdon.types import ByteArray
 
 _MEMORY = 256 << 20  # bytes of address space that decoding may take, beside three times what the frames take
@@ -44,7 +48,7 @@ _HELD = 4  # times max_bytes that decoded frames of all requests may take before
 
 
 class MediaRefused(ServeError):
-    """What was sent or named is not decoded.
+    """An upload or file that cannot be decoded.
 
     Attributes:
         code: `bad_media`, `decode_timeout`, `decoder_died`, `no_such_video` or `no_media_root`.
@@ -63,17 +67,17 @@ class Media:
     """A pool of decoding processes, started when first needed. Used from one event loop.
 
     Attributes:
-        limits: of what one request may hold.
-        restarts: processes that were ended because they hung or died.
+        limits: of one request.
+        pool: the processes.
         batch_slots: held while an item of a batch is decoded.
 
     Args:
-        root: whose files may be named; None: none.
-        limits: of what one request may hold.
+        root: folder of the files that clients may name; None: none.
+        limits: of one request.
         most_bytes: of one upload or file.
         timeout: seconds for one request's frames.
         workers: processes at most.
-        command: what a process runs instead of `media_worker`, speaking its protocol.
+        command: replaces `decode`, with the same protocol.
     """
 
     def __init__(
@@ -86,29 +90,29 @@ class Media:
         workers: int = 2,
         command: Sequence[str] | None = None,
     ) -> None:
-        module = [sys.executable, "-m", "guerdon.serve.media_worker"]
         self.limits = limits
-        self.restarts = 0
-        self._root, self._most_bytes, self._timeout = root, most_bytes, timeout
-        self._command = [
-            *(command or module),
-            str(3 * limits.max_bytes + _MEMORY),
-            str(limits.max_bytes),
-            json.dumps(asdict(limits)),
-            str(2 * timeout + 5),
-        ]
-        self._slots: queue.LifoQueue[SubprocessWorker | None] = queue.LifoQueue()
-        for _ in range(workers):
-            self._slots.put(None)
-        self._alive: set[SubprocessWorker] = set()
-        self._workers, self._waiting, self._closed = workers, 0, False
-        self._held, self._lock = 0, threading.RLock()
         self.batch_slots = asyncio.Semaphore(_BATCH)
+        self._root, self._most_bytes, self._timeout = root, most_bytes, timeout
+        self.pool = SubprocessPool(
+            [
+                *(command or [sys.executable, "-m", "guerdon.serve.decode"]),
+                str(3 * limits.max_bytes + _MEMORY),
+                str(limits.max_bytes),
+                json.dumps(asdict(limits)),
+                str(2 * timeout + 5),
+            ],
+            workers=workers,
+            start_seconds=_START_SECONDS,
+            description="decoding process",
+            pass_files=True,
+            environment=plain_environment() | _QUIET,
+        )
+        self._waiting, self._held, self._lock = 0, 0, threading.RLock()
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="decode")
 
     @staticmethod
     def of(settings: MediaSettings) -> Media:
-        """The pool that a server's settings ask for.
+        """The pool of a server's settings.
 
         Raises:
             ConfigError: `root` is no folder.
@@ -126,12 +130,12 @@ class Media:
         )
 
     async def upload(self, blob: bytes, *, nframes: int | None = None, encoded: bool = False) -> ByteArray:
-        """Frames of an MP4, NPY, or single picture; which of them, its first bytes say.
+        """Frames of an MP4 or NPY file or a single picture, as its first bytes tell.
 
         Args:
             blob: the file.
             nframes: of a video, the most frames taken, evenly spaced; NPY and pictures are taken whole.
-            encoded: the blob is base64 text; the decoding process takes that off too.
+            encoded: the blob is base64 text, which the decoding process decodes too.
 
         Raises:
             MediaRefused: over a limit, of another type, or corrupt.
@@ -141,7 +145,7 @@ class Media:
         if kind in ("png", "jpeg", "webp"):
             return await self.pictures([blob], encoded=encoded)
         if kind is None:
-            raise MediaRefused("bad_media", "it is no MP4, NPY, PNG, JPEG or WebP file")
+            raise MediaRefused("bad_media", "it is not an MP4, NPY, PNG, JPEG or WebP file")
         return await self._blobs({"kind": kind, "nframes": nframes}, [blob], encoded=encoded)
 
     async def pictures(self, blobs: Sequence[bytes], *, encoded: bool = False) -> ByteArray:
@@ -159,20 +163,16 @@ class Media:
         """Frames of an MP4 file under the media root.
 
         Raises:
-            MediaRefused: `no_such_video`, with the same words whatever the cause; `no_media_root`, where no file is
-                ever opened; or the file is not decoded.
+            MediaRefused: `no_such_video`, with the same message whatever the cause; `no_media_root`: no file is ever
+                opened; or the file cannot be decoded.
             Busy: too many wait.
         """
         return await self._run(lambda: self._path(name, nframes))
 
     def close(self) -> None:
-        """End all processes; what they are at is refused."""
-        self._closed = True
-        for worker in list(self._alive):
-            worker.process.kill()
+        """End all processes; unfinished requests are refused."""
+        self.pool.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
-        for worker in list(self._alive):
-            self._end(worker)
 
     async def _blobs(self, request: dict[str, Any], blobs: Sequence[bytes], *, encoded: bool) -> ByteArray:
         sizes = [len(blob) for blob in blobs]
@@ -181,7 +181,7 @@ class Media:
         return await self._run(lambda: self._upload({**request, "sizes": sizes, "encoded": encoded}, blobs))
 
     async def _run(self, work: Callable[[], ByteArray]) -> ByteArray:
-        if self._waiting >= _WAITING + self._workers:
+        if self._waiting >= _WAITING + self.pool.workers:
             raise Busy(f"{_WAITING} requests wait for a decoder already", retry_after_s=1.0)
         if self._held > _HELD * self.limits.max_bytes:
             raise Busy("decoded frames of other requests fill the memory", retry_after_s=1.0)
@@ -218,46 +218,37 @@ class Media:
             return self._decode({"kind": "mp4", "nframes": nframes, "encoded": False}, file)
 
     def _decode(self, request: dict[str, Any], source: BinaryIO) -> ByteArray:
-        """Have a process decode it.
+        """Decode it in a process.
 
         Raises:
-            MediaRefused: it did not, or not in time.
+            MediaRefused: it failed, or was not done in time.
+            NotReady: the server is shutting down.
         """
-        worker = self._slots.get()
-        try:
-            for last in (False, True):
-                if worker is not None and worker.process.poll() is not None:
-                    self._end(worker)
-                    worker = None
-                worker = worker or self._new()
-                if self._closed:  # asked after the worker is known to `close`: one of the two ends it
-                    raise NotReady("the server is about to end")
+        with _unnamed() as target:
+
+            def files() -> tuple[int, int]:
                 source.seek(0)
-                with _unnamed() as target:
-                    try:
-                        reply = worker.request(request, self._timeout, files=(source.fileno(), target.fileno()))
-                    except WorkerTimeoutError as error:
-                        self._end(worker)
-                        worker = None
-                        raise MediaRefused("decode_timeout", f"not decoded within {self._timeout:g} s") from error
-                    except WorkerDiedError as error:
-                        self._end(worker)
-                        worker = None
-                        if last:
-                            raise MediaRefused("decoder_died", "the decoding process died of it twice") from error
-                        continue  # something else may have killed it
-                    if "refused" in reply:
-                        raise MediaRefused("bad_media", str(reply["refused"]))
-                    return self._frames(reply, target)
-            raise AssertionError("the last try returns or raises")
-        finally:
-            self._slots.put(worker)
+                target.seek(0)
+                target.truncate()
+                return source.fileno(), target.fileno()
+
+            try:
+                reply = self.pool.request(request, self._timeout, files=files)
+            except WorkerTimeoutError as error:
+                raise MediaRefused("decode_timeout", f"not decoded within {self._timeout:g} s") from error
+            except WorkerDiedError as error:
+                raise MediaRefused("decoder_died", "the decoding process died of it twice") from error
+            except PoolClosedError as error:
+                raise NotReady("the server is about to end") from error
+            if "refused" in reply:
+                raise MediaRefused("bad_media", str(reply["refused"]))
+            return self._frames(reply, target)
 
     def _frames(self, reply: dict[str, Any], target: BinaryIO) -> ByteArray:
         shape = reply.get("shape")
         size = target.seek(0, os.SEEK_END)
         if not isinstance(shape, list) or len(shape) != 4 or shape[-1] != 3 or int(np.prod(shape)) != size:
-            raise MediaRefused("decoder_died", "the decoding process spoke nonsense")
+            raise MediaRefused("decoder_died", "the decoding process gave a wrong reply")
         target.seek(0)
         flat = np.fromfile(target, np.uint8, size)
         self._hold(size)
@@ -268,25 +259,9 @@ class Media:
         with self._lock:
             self._held += size
 
-    def _new(self) -> SubprocessWorker:
-        worker = SubprocessWorker(
-            self._command,
-            start_seconds=_START_SECONDS,
-            description="decoding process",
-            pass_files=True,
-            environment=plain_environment() | _QUIET,
-        )
-        self._alive.add(worker)
-        return worker
-
-    def _end(self, worker: SubprocessWorker) -> None:
-        worker.kill()
-        self._alive.discard(worker)
-        self.restarts += not self._closed
-
 
 def _head(text: bytes) -> bytes:
-    """The first 12 bytes of what a base64 text holds, or nothing."""
+    """The first 12 bytes of a base64 text, or nothing."""
     try:
         return binascii.a2b_base64(text[:16])
     except binascii.Error:
@@ -294,7 +269,7 @@ def _head(text: bytes) -> bytes:
 
 
 def _unnamed() -> BinaryIO:
-    """A file without a name: in memory where the system can, else on disk."""
+    """A file without a name: in memory if the system supports it, else on disk."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("guerdon-media", os.MFD_CLOEXEC), "w+b", buffering=0)
     return tempfile.TemporaryFile(buffering=0)
