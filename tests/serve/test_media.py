@@ -134,7 +134,7 @@ def test_what_is_refused_and_why(media, clip):
     Image.fromarray(NOISE[0]).save(tiff, "TIFF")
     structured = npy(np.zeros(2, [("a", "u1")]))
     cases = {
-        "no MP4, NPY": [b"", b"x", b"GIF89a" + b"x" * 20, tiff.getvalue(), b"%PDF-1.7", b"<svg></svg>"],
+        "not an MP4, NPY": [b"", b"x", b"GIF89a" + b"x" * 20, tiff.getvalue(), b"%PDF-1.7", b"<svg></svg>"],
         "pixels": [
             png_that_claims(14_000, 14_000),
             png_that_claims(101, 100),
