@@ -1,8 +1,8 @@
-"""The command line: one verb for each stage in the life of a reward model.
+"""The command line: one command for each stage in the life of a reward model.
 
-Every verb takes a YAML file plus dotted overrides (`runner.seed=3`), shows what it would do with `--dry-run`, says
-what it wrote, and leaves with a non-zero status and one clear line on bad input. Nothing heavy is imported before
-a verb needs it. This module does no work of its own.
+Every command takes a YAML file plus dotted overrides (`runner.seed=3`), shows the configuration and its cost with
+`--dry-run`, prints what it wrote, and exits with a non-zero status and one line on bad input. Heavy packages are
+imported by the commands that need them.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ File = Annotated[Path, typer.Argument(help="Study file (YAML).", show_default=Fa
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Dotted overrides, such as runner.seed=3.", show_default=False)
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the resolved configuration and the cost; do nothing.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the resolved configuration and the cost, and exit.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")]
 Only = Annotated[list[str] | None, typer.Option("--only", help="Only this model of the train section (repeatable).")]
 
 
@@ -52,7 +52,7 @@ def collect(study: File, overrides: Overrides = None, dry_run: DryRun = False) -
     """Collect episodes from experts, noise or policies into a LeRobot data set."""
     config = _load(study, overrides)
     if config.collect is None:
-        raise ConfigError(f"{study} has no collect section: say at least collect.save_dir")
+        raise ConfigError(f"{study} has no collect section: it needs at least collect.save_dir")
     if dry_run:
         from guerdon.settings.estimate import estimate_collect
         from guerdon.worlds.build import check_success_reported
@@ -70,7 +70,7 @@ def label(
     study: File,
     overrides: Overrides = None,
     dry_run: DryRun = False,
-    method: Annotated[int | None, typer.Option("--method", help="1: the policy solves; 2: the judge does.")] = None,
+    method: Annotated[int | None, typer.Option("--method", help="Who solves: 1: the policy; 2: the judge.")] = None,
     reward: Annotated[str | None, typer.Option("--reward", help="HE or SE.")] = None,
     sft_model: Annotated[str | None, typer.Option("--sft_model", "--sft-model", help="policy.path")] = None,
     num_rollouts: Annotated[
@@ -78,11 +78,11 @@ def label(
     ] = None,
     num_samples: Annotated[int | None, typer.Option("--num_samples", "--num-samples", help="Questions.")] = None,
     skip_generation: Annotated[
-        bool, typer.Option("--skip_generation", "--skip-generation", help="Use the labels that are there.")
+        bool, typer.Option("--skip_generation", "--skip-generation", help="Use the existing labels.")
     ] = False,
-    max_usd: Annotated[float | None, typer.Option("--max-usd", help="Stop before it costs more.")] = None,
+    max_usd: Annotated[float | None, typer.Option("--max-usd", help="Spending limit in USD.")] = None,
 ) -> None:
-    """Label the steps of solutions: by a judge, by continuations, or by the truth of generated tasks."""
+    """Label the steps of solutions by a judge, by continuations, or by the ground truth of generated tasks."""
     given = {
         "method": method, "reward": reward, "num_rollouts": num_rollouts, "num_samples": num_samples,
         "max_usd": max_usd,
@@ -90,7 +90,7 @@ def label(
     flags = [f"label.{name}={value}" for name, value in given.items() if value is not None]
     config = _load(study, [*(overrides or []), *flags, *_policy_at(sft_model)])
     if config.label is None:
-        raise ConfigError(f"{study} has no label section; an empty one (label: {{}}) asks a judge at Anthropic")
+        raise ConfigError(f"{study} has no label section; an empty one (label: {{}}) labels by a judge at Anthropic")
     if dry_run:
         from guerdon.settings.estimate import estimate_label
 
@@ -108,7 +108,7 @@ def train(
     dry_run: DryRun = False,
     resume: Annotated[
         bool,
-        typer.Option("--resume", "--skip_generation", "--skip-generation", help="Go on from the newest checkpoint."),
+        typer.Option("--resume", "--skip_generation", "--skip-generation", help="Continue from the newest checkpoint."),
     ] = False,
     only: Only = None,
     method: Annotated[int | None, typer.Option("--method", help="Train on the labels of this label.method.")] = None,
@@ -129,7 +129,9 @@ def train(
     if method is not None or reward is not None:
         fixed = [name for name in only or config.train if getattr(config.train[name], "data_path", None) is not None]
         if fixed:
-            raise ConfigError(f"train.{fixed[0]}.data_path says what is trained on: --method and --reward do nothing")
+            raise ConfigError(
+                f"train.{fixed[0]}.data_path already names the data: --method and --reward would do nothing"
+            )
     if dry_run:
         from guerdon.settings.estimate import estimate_train
 
@@ -163,7 +165,7 @@ def _train_policy(
     """`train policy=bc` and `train policy=sft`."""
     if getattr(config, kind) is None:
         wanted = "bc.data_path and bc.save_dir" if kind == "bc" else "sft.save_dir"
-        raise ConfigError(f"{study} has no {kind} section: say at least {wanted}")
+        raise ConfigError(f"{study} has no {kind} section: it needs at least {wanted}")
     if only or (resume and kind == "bc"):
         raise ConfigError(f"{'--only' if only else '--resume'} would do nothing with policy={kind}; remove it")
     if dry_run:
@@ -183,7 +185,7 @@ def _train_policy(
 
 @app.command()
 def evaluate(study: File, overrides: Overrides = None, dry_run: DryRun = False, only: Only = None) -> None:
-    """Judge trained reward models on episodes they have not seen; those for text also under attack."""
+    """Evaluate trained reward models on held-out episodes; those for text also under attack."""
     config = _load(study, overrides)
     if config.text:
         return _evaluate_text(config, dry_run=dry_run, only=only)
@@ -198,7 +200,7 @@ def evaluate(study: File, overrides: Overrides = None, dry_run: DryRun = False, 
 
     for name, (evaluation, paths) in evaluate_study(config, only=only or ()).items():
         sys.stdout.write(f"{name}\n{evaluation_text(evaluation)}\n")
-        _say(f"wrote {paths['json']} and {len(paths) - 1} files beside it")
+        _say(f"wrote {paths['json']} and {len(paths) - 1} more files in the same folder")
 
 
 def _evaluate_text(config: Study, *, dry_run: bool, only: list[str] | None) -> None:
@@ -211,7 +213,7 @@ def _evaluate_text(config: Study, *, dry_run: bool, only: list[str] | None) -> N
 
     for name, (record, folder) in evaluate_text_study(config, only=only or ()).items():
         sys.stdout.write(f"{name}\n{text_of(record)}\n")
-        _say(f"wrote {folder / 'evaluation.json'} and {len(record['pictures']) + 1} files beside it")
+        _say(f"wrote {folder / 'evaluation.json'} and {len(record['pictures']) + 1} more files in the same folder")
 
 
 @app.command()
@@ -241,7 +243,7 @@ def compare(
     dry_run: DryRun = False,
     parallel: Annotated[int, typer.Option("--parallel", help="Jobs at a time; 0: one per core.")] = 0,
 ) -> None:
-    """Run a whole study (arms x seeds x tasks) and write its report. Started again, it goes on."""
+    """Run a whole study (arms x seeds x tasks) and write its report. Run again, it continues."""
     from guerdon.compare.study import plan_study, run_study
 
     plan = plan_study(study, overrides or [], parallel=parallel)
@@ -259,7 +261,7 @@ app.command()(serve)
 def report(
     folder: Annotated[Path, typer.Argument(help="A study's work_dir, or the folder of one run.")],
 ) -> None:
-    """Write report.html again from what a study or a run left on disk."""
+    """Write report.html again from the files of a study or a run."""
     from guerdon.compare.report import write_report, write_single_report
 
     if (folder / "study.json").is_file():
@@ -271,10 +273,10 @@ def report(
 
 @app.command()
 def quickstart(
-    folder: Annotated[Path, typer.Option("--folder", help="Where to write.")] = Path("runs/quickstart"),
+    folder: Annotated[Path, typer.Option("--folder", help="Output folder.")] = Path("runs/quickstart"),
     dry_run: DryRun = False,
 ) -> None:
-    """The whole chain at its smallest: collect, train, evaluate, RL with two rewards, report."""
+    """A small example of every stage: collect, train, evaluate, RL with two rewards, report."""
     from guerdon.compare.study import plan_study, quickstart_file, run_study
 
     plan = plan_study(quickstart_file(), [f"work_dir={folder}"], parallel=0)
@@ -287,19 +289,19 @@ def quickstart(
 
 @app.command()
 def doctor() -> None:
-    """Check this machine: packages, rendering without a screen, disk; with a fix for what is amiss."""
+    """Check this machine: packages, rendering without a screen, disk; with a fix for each problem."""
     from guerdon.doctor import main as check
 
     raise typer.Exit(check())
 
 
 for _verb in app.registered_commands:
-    _verb.short_help = inspect.cleandoc(str(_verb.callback.__doc__))  # whole in the list of verbs, not one cut line
+    _verb.short_help = inspect.cleandoc(str(_verb.callback.__doc__))  # not cut to one line
 
 
 @app.callback(invoke_without_command=True)
 def _root(
-    version: Annotated[bool, typer.Option("--version", help="Show the version and leave.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
     if version:
         sys.stdout.write(f"guerdon {__version__}\n")
@@ -311,7 +313,7 @@ def main() -> None:
     end_with_parent()
     signal.signal(signal.SIGTERM, _interrupt)
     if not {"", os.getcwd()} & set(sys.path):
-        sys.path.append(os.getcwd())  # modules beside the study are found, as by `python -m guerdon`
+        sys.path.append(os.getcwd())  # modules in the working directory are found, as by `python -m guerdon`
     try:
         _hub_token()
         status = app(standalone_mode=False)
@@ -322,7 +324,7 @@ def main() -> None:
     except KeyboardInterrupt:
         status = 130
     except OSError as error:
-        if error.errno == errno.EPIPE:  # who reads our output went away
+        if error.errno == errno.EPIPE:  # the reader of the output is gone
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(141)
         if error.filename is None and error.errno not in _FULL:
@@ -330,7 +332,7 @@ def main() -> None:
         _fail(f"{error.filename or 'the disk'}: {error.strerror}; check the path, its permissions and the disk", 2)
     if status == 130:
         again = "--resume (of compare and label: the same command)"
-        _fail(f"interrupted; what was written so far is whole, and {again} goes on", 130)
+        _fail(f"interrupted; files written so far are complete, and {again} continues", 130)
     sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -355,7 +357,7 @@ def _fail(line: str, status: int) -> NoReturn:
 
 
 def _usage(error: Any) -> str:
-    """What was wrong with the command line, and where to read how it goes; nothing where help was just shown."""
+    """The error of the command line, with the command that shows help; empty where help was just shown."""
     message = str(error.format_message()).strip()
     verb = error.ctx.command_path if error.ctx is not None else "guerdon"
     return f"{message.rstrip('.')}; see `{verb} --help`" if message else ""

@@ -67,10 +67,10 @@ def validate(model: type[M], tree: Tree | Mapping[str, Any], *, source: str) -> 
     Args:
         model: what the configuration must look like.
         tree: the values; a `Tree` lets errors name file and line.
-        source: how to call a place that the tree does not know, such as the file's name.
+        source: name of a place that is not in the tree, such as the file's name.
 
     Raises:
-        ConfigError: one line per problem: place, dotted path, what stands there, what is allowed.
+        ConfigError: one line per problem: place, dotted path, value, what is allowed.
     """
     known = Tree(_expand_home(tree.data), tree.places) if isinstance(tree, Tree) else Tree(_expand_home(dict(tree)))
     try:
@@ -190,11 +190,11 @@ _Dumper.yaml_implicit_resolvers = {
 
 
 def resolve_refs(tree: Tree, defaults: type[BaseModel] | None = None) -> Tree:
-    """The tree with every `${a.b}` replaced by what stands at `a.b`.
+    """The tree with every `${a.b}` replaced by the value at `a.b`.
 
     A string that is nothing but a reference takes the value with its type, maps and lists included; inside a
     longer string the value must be a scalar. `$${` stands for a literal `${`. A key missing from the tree
-    takes the default of the model, where it has one. What the model says the values imply is filled in first.
+    takes the default of the model, where it has one. Values implied by others (`implied`) are filled in first.
 
     Raises:
         ConfigError: an unknown key, a cycle (with its chain), an unclosed brace; with the place.
@@ -224,12 +224,12 @@ class _Resolver:
         return {key: self.at(value, key) for key, value in self.tree.data.items()}
 
     def at(self, value: Any, path: str) -> Any:
-        """The resolved value that stands at a path."""
+        """The resolved value at a path."""
         if path in self.known:
             return copy.deepcopy(self.known[path])
         if path in self.stack:
             chain = " -> ".join([*self.stack[self.stack.index(path) :], path])
-            self.fail(path, f"references go round in a circle: {chain}")
+            self.fail(path, f"references form a circle: {chain}")
         self.stack.append(path)
         try:
             if isinstance(value, str):

@@ -1,8 +1,7 @@
-"""What pydantic found wrong with a configuration, in one line per problem that a person can act on.
+"""Error messages of a configuration from pydantic's errors, one line per problem.
 
-Knows pydantic's errors and the trees they are about, no setting by name. Each line says where (`file:line`),
-which key, what stands there and what is allowed. Unknown keys come first and alone, each with a suggestion: what
-else is wrong may follow from them.
+Each line has the place (`file:line`), the key, its value and what is allowed. Unknown keys come first and alone, each
+with a suggestion: other errors may follow from them.
 
     study.yaml:7: reward.reward_mode is 'perstep'; allowed: 'per_step' or 'terminal'; did you mean 'per_step'?
     study.yaml:8: reward.success_rewad = 1: unknown key; did you mean reward.success_reward?
@@ -61,7 +60,7 @@ def _locate(model: type[BaseModel], data: Any, detail: Mapping[str, Any]) -> _Sp
     parent = forms = around = spot
     written: list[str] = []
     pieces = detail["loc"]
-    known = True  # whether the section around this piece stands in the file, or a short form that a model expanded
+    known = True  # whether the section around this piece is in the file, or a short form that a model expanded
     for i, piece in enumerate(pieces):
         inside = child(spot, piece)
         present = _has(data, piece)
@@ -120,7 +119,7 @@ def _is_secret(key: str) -> bool:
 
 
 def _said(where: _Spotted, detail: Mapping[str, Any]) -> str:
-    """What a validator of the project said, with the value where it is about a single value."""
+    """The message of one of guerdon's validators, with the value where it is about a single value."""
     message = str(detail["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
     value = detail["input"]
     if not where.path or isinstance(value, dict | BaseModel):

@@ -1,6 +1,6 @@
 """Walk the annotations of pydantic models: which models, fields and values may stand at a place.
 
-Knows pydantic, no setting by name. A *spot* is the tuple of annotations that a value may have: one for a
+A *spot* is the tuple of annotations that a value may have: one for a
 plain field, several for a union.
 
     spot = child((Study,), "policy", {})                # the members of the policy union
@@ -122,7 +122,7 @@ def child(spot: Spot, key: Any, value: Any = None) -> Spot:
 
 
 def leaves(spot: Spot, path: str = "", above: tuple[type, ...] = ()) -> Iterator[str]:
-    """The dotted path of every field below a spot; `<name>` stands for a free key, `<i>` for an index."""
+    """The dotted path of every field below a spot; `<name>` is a free key, `<i>` an index."""
     for model in models_in(spot):
         if model in above:
             continue

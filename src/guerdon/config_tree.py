@@ -1,6 +1,6 @@
 """A configuration before it is checked: nested plain values, and the file and line that each came from.
 
-Reads YAML, applies dotted overrides, merges and resolves `${references}`. It knows no setting by name.
+Reads YAML, applies dotted overrides, and merges.
 
 YAML here is the 1.2 core schema, which surprises less than PyYAML's 1.1: only true and false are booleans
 (`on`, `off`, `yes`, `no` are words), `1e-4` and `1_000` are numbers, `010`, `1:30`, `2024-01-01` are words.
@@ -92,7 +92,7 @@ class _Reader:
     def value(self, node: yaml.Node, path: str) -> Any:
         self.count += 1
         if id(node) in self.open:
-            raise ConfigError(f"{self.place(node)}: an alias refers to the section that it stands in")
+            raise ConfigError(f"{self.place(node)}: an alias refers to the section that contains it")
         if self.count > _MAX_NODES:
             raise ConfigError(f"{self.name}: aliases expand to more than {_MAX_NODES} values")
         if path:

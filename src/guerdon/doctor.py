@@ -1,7 +1,6 @@
-"""Is this machine ready? One check per need, each with what to do when it fails.
+"""Checks of this machine: packages, rendering, video, disk; each with a fix.
 
-Looks at the machine only: it does not know studies, reward models or training. Rendering is tried in another
-process, since a broken OpenGL driver may crash or hang the one that loads it.
+Rendering is tried in another process, since a broken OpenGL driver may crash or hang the process that loads it.
 
     guerdon doctor          # a table; exit status 1 when something that guerdon needs is broken
 """
@@ -48,13 +47,13 @@ print(json.dumps({"middle": middle, "corner": corner, "spread": int(picture.max(
 
 @dataclass(frozen=True)
 class Check:
-    """What one check found.
+    """Result of one check.
 
     Attributes:
-        name: what was looked at.
+        name: of what was checked.
         status: `fail` where guerdon cannot work, `warn` where something optional is missing.
-        detail: what is there.
-        fix: what to do about it; empty when all is well.
+        detail: what was found.
+        fix: how to fix it; empty where nothing is wrong.
     """
 
     name: str
@@ -150,11 +149,11 @@ def check_rendering(
         return Check(name, "fail", f"{backend}: no picture within {seconds:g} s", fix)
     if done.returncode:
         return Check(name, "fail", f"{backend}: {_last_line(done.stderr)}", fix)
-    seen = json.loads(done.stdout.strip().splitlines()[-1])
-    red, green, blue = seen["middle"]
-    if seen["spread"] < 30 or red < 60 or red < 2 * max(green, blue):
-        return Check(name, "fail", f"{backend}: drew {seen['middle']} where a red sphere should be", fix)
-    return Check(name, "ok", f"{backend} draws ({seen['middle']} in the middle, {seen['corner']} in the corner)")
+    drawn = json.loads(done.stdout.strip().splitlines()[-1])
+    red, green, blue = drawn["middle"]
+    if drawn["spread"] < 30 or red < 60 or red < 2 * max(green, blue):
+        return Check(name, "fail", f"{backend}: drew {drawn['middle']} where a red sphere should be", fix)
+    return Check(name, "ok", f"{backend} draws ({drawn['middle']} in the middle, {drawn['corner']} in the corner)")
 
 
 def check_video() -> Check:
@@ -227,7 +226,7 @@ def check_browser() -> Check:
 
 
 def run_checks(output_dir: Path | str = Path("runs")) -> list[Check]:
-    """All checks, in the order in which one would mend them.
+    """All checks, in the order in which to fix them.
 
     Args:
         output_dir: where runs will be written.
@@ -268,7 +267,7 @@ def main(output_dir: Path | str = Path("runs")) -> int:
     console.print(table)
     failed = sum(check.status == "fail" for check in checks)
     warned = sum(check.status == "warn" for check in checks)
-    console.print(f"{len(checks)} checks: {failed} failed, {warned} with a remark")
+    console.print(f"{len(checks)} checks: {failed} failed, {warned} warnings")
     return 1 if failed else 0
 
 

@@ -1,8 +1,6 @@
-"""Seconds in words, as every estimate and report says them.
+"""Durations in words, for estimates and reports.
 
-It does not know what takes so long.
-
-    duration(7800)      # '2 h 10 min'
+duration(7800)      # '2 h 10 min'
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Bounds of a share that was seen in few trials.
+"""Confidence interval of a proportion.
 
-    wilson_bounds(3, 8)         # (0.137, 0.694): what 3 of 8 says about the true share
-
-This module does not know what was tried.
+wilson_bounds(3, 8)         # (0.137, 0.694): 95 % interval of the true share after 3 of 8
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What made a result: versions, machine, command. Recorded with every run, shown in every report.
+"""Provenance of a result: versions, machine, command. Recorded with every run, shown in every report.
 
-This module does not know what was run. It imports no heavy package to ask for its version.
+Versions are read without importing the packages.
 """
 
 from __future__ import annotations

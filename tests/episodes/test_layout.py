@@ -170,7 +170,7 @@ def test_path_templates_cannot_leave_the_root(tmp_path, template):
         ({"fps": 0}, "fps must be a positive number"),
         ({"fps": "20"}, "fps must be a positive number"),
         ({"features": {"action": {}}}, "needs a dtype and a shape"),
-        ({"features": None}, "lacks or garbles"),
+        ({"features": None}, "has no valid"),
     ],
 )
 def test_a_wrong_info_is_refused(root, tmp_path, change, message):

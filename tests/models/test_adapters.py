@@ -267,7 +267,7 @@ def test_nothing_is_read_where_there_is_nothing(tmp_path):
 def test_an_implicit_model_needs_a_reference_with_the_same_tokens(tmp_path):
     Implicit(tmp_path)
     (tmp_path / "adapter.json").unlink()
-    with pytest.raises(CheckpointError, match="nothing says which reference"):
+    with pytest.raises(CheckpointError, match="the reference of the implicit"):
         load_adapter("implicit", str(tmp_path), 1)
     (tmp_path / "adapter.json").write_text('{"ref_path": "reference"}')
     characters().save_pretrained(tmp_path / "reference")

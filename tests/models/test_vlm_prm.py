@@ -35,8 +35,8 @@ def test_soft_rewards_are_those_of_the_model(capsys):
 
 
 def test_the_log_lines_of_the_guide_are_short(capsys):
-    vlm_prm.say_computed(np.arange(9, dtype=np.float32))
-    vlm_prm.say_weighted([0.0, 1.0], 0.1)
+    vlm_prm.log_computed(np.arange(9, dtype=np.float32))
+    vlm_prm.log_weighted([0.0, 1.0], 0.1)
     assert capsys.readouterr().err.splitlines() == [
         "[PRM] Computed rewards: [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, ...]",
         "[PRM] Added weighted PRM rewards (weight=0.1): [0.0, 0.1]",

@@ -1,7 +1,7 @@
-"""Camera frames as PNG bytes and back, with bounds on what a foreign file may ask for.
+"""Encodes camera frames as PNG and decodes PNG and JPEG, with limits for foreign files.
 
 PNG is lossless, so frames come back bit for bit. Only PNG and JPEG are decoded, whatever the bytes claim to
-be, and never more pixels than `MAX_PIXELS`. This module knows neither Parquet nor episodes.
+be, and never more pixels than `MAX_PIXELS`.
 
     blobs = encode_png(frames_T_H_W_C)
     frames_T_H_W_C = decode_images(blobs)

@@ -1,8 +1,8 @@
-"""The relational part of a data set: `meta/episodes` (one row per episode) and `meta/tasks.parquet`.
+"""The index of a LeRobot data set: `meta/episodes` (one row per episode) and `meta/tasks.parquet`.
 
-A row says which shards hold an episode and where in them, with its statistics. Four columns are ours, all
-named `guerdon/...`: id, outcome, meta (JSON) and success at the reset, which LeRobot's own columns do not
-hold; `lerobot` carries unknown columns of this table along. This module does not read or write rows of data.
+A row names the shards of an episode and its place in them, with its statistics. Four columns are guerdon's, all named
+`guerdon/...`: id, outcome, meta (JSON) and success at the reset, for which LeRobot has no columns; `lerobot` keeps
+unknown columns of this table.
 
     info = load_info(root)
     entries, skipped = load_index(root, info)
@@ -38,8 +38,8 @@ class Skipped:
 
     Attributes:
         path: the file at fault.
-        reason: one line for a person.
-        episode: index of the episode that is lost, or None where it is not known which ones are.
+        reason: one line.
+        episode: index of the lost episode, or None where it is unknown.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class VideoSpan:
-    """Where an episode's frames of one camera are: a shard and the seconds into it."""
+    """The frames of an episode by one camera: a shard, start and end in seconds."""
 
     where: FileIndex
     start: float
@@ -69,12 +69,12 @@ class Entry:
         length: rows.
         task: in words.
         data: shard that holds its rows.
-        id: ours, or the index as text for data of other tools.
+        id: of guerdon, or the index as text for data of other tools.
         videos: feature key to its span of frames.
-        outcome: ours; meaningless unless `outcome_known`.
-        outcome_known: whether our outcome column is there.
-        success_at_reset: ours, else False.
-        meta: ours, else empty.
+        outcome: of guerdon; meaningless unless `outcome_known`.
+        outcome_known: whether the column `guerdon/outcome` exists.
+        success_at_reset: of guerdon, else False.
+        meta: of guerdon, else empty.
     """
 
     index: int

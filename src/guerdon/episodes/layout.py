@@ -1,7 +1,7 @@
 """LeRobotDataset v3.0 on disk: paths, `meta/info.json`, feature and Arrow schemas.
 
 The layout is the one that `lerobot` 0.4 and newer writes (its `docs/source/lerobot-dataset-v3.mdx` and
-`src/lerobot/datasets/`). This module knows names, types and shapes; it reads and writes no episode.
+`src/lerobot/datasets/`).
 
     features = features_of(episode, camera_key("main"), video=False, fps=20)
     schema = data_schema(features)
@@ -253,7 +253,7 @@ def load_info(root: Path) -> Info:
             total_episodes=int(raw.get("total_episodes", 0)),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise DataError(f"{path} lacks or garbles {exc}; restore it from a copy of the data set") from exc
+        raise DataError(f"{path} has no valid {exc}; restore it from a copy of the data set") from exc
     for name, feature in info.features.items():
         if not isinstance(feature.get("dtype"), str) or not isinstance(feature.get("shape"), list | tuple):
             raise DataError(f"{path}: feature {name!r} needs a dtype and a shape")

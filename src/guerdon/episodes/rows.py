@@ -1,13 +1,13 @@
-"""Between guerdon's rows and LeRobot's: a pure shift by one.
+"""Converts guerdon's rows to LeRobot's and back: a shift by one.
 
 In an `Episode`, row t is the moment after action t (row 0 is the reset). LeRobot's row t holds observation t
-and the action taken *at* t, with what came of it in `next.*`. So
+and the action taken *at* t, with its result in `next.*`. So
 
     action[t] = actions[t+1]    next.reward[t] = rewards[t+1]    next.success[t] = success[t+1]
 
 and the last LeRobot row of an episode is its terminal observation: a zero action, reward 0, the last success
 again, and `next.done` true there and on the row before. Recordings of other tools may lack that terminal row;
-they read with the same formula, and what their last action led to is unseen. This module knows no files.
+they are read with the same formula, and the result of their last action is unknown.
 
     columns = to_rows(episode)
     episode = from_rows(columns, id="0", task="close the window")
@@ -95,7 +95,7 @@ def from_rows(
 
 
 def last_success(columns: Mapping[str, NDArray[Any]]) -> bool | None:
-    """The outcome that the rows tell: `next.success` of the last row, None where nobody recorded it."""
+    """The outcome by the rows: `next.success` of the last row, None where it was not recorded."""
     column = columns.get(SUCCESS)
     return None if column is None or len(column) == 0 else bool(column.reshape(-1)[-1])
 

@@ -43,7 +43,7 @@ _WRITE: dict[str, Callable[[Solution], dict[str, Any]]] = {
     "math_shepherd": formats.to_math_shepherd,
     "process_bench": formats.to_process_bench,
 }
-_KEYS: dict[Format, tuple[str, ...]] = {  # what tells the formats apart, most telling first
+_KEYS: dict[Format, tuple[str, ...]] = {  # that identify a format, the most specific first
     "training": ("input_text", "target_text"),
     "trl": ("prompt", "completions"),
     "prmbench": ("modified_process", "error_steps"),
@@ -62,7 +62,7 @@ class WrittenSolutions:
         path: the file.
         rows: rows in it.
         solutions: solutions in it.
-        left_out: why others are not in it, and how many.
+        left_out: number of solutions that are not in it, by reason.
     """
 
     path: Path
@@ -92,12 +92,12 @@ def solutions_from_rows(
     """Rows as solutions, bad ones as errors.
 
     Args:
-        rows: where each row stands, and the row, or the error that kept it from being read.
+        rows: place of each row, and the row or the error with which reading it failed.
         name: in front of the id of a solution that has none.
         form: the format of all rows; None: by their keys.
 
     Yields:
-        Where a solution stands, and it, or why there is none.
+        Place of each solution, and the solution or its error.
     """
     waiting: list[tuple[str, Any]] = []  # rows of the training form
     for number, (where, row) in enumerate(rows):

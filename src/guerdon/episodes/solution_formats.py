@@ -106,7 +106,7 @@ def _cut(text: str, ends: Sequence[int], where: str) -> tuple[str, ...]:
 
 
 def closed(bodies: Sequence[str], separator: str, unclosed: Sequence[int] | None) -> tuple[str, ...]:
-    """Steps from texts without their separator; where nothing else is said, only the last has none."""
+    """Steps from texts without their separator; by default only the last step has none."""
     open_ = {len(bodies) - 1} if unclosed is None else set(unclosed)
     return tuple(body if k in open_ else body + separator for k, body in enumerate(bodies))
 
@@ -141,10 +141,10 @@ def to_record(solution: Solution) -> dict[str, Any]:
 def from_record(row: Any, where: str, name: str) -> Solution:
     """A row of the seed's data set as a solution.
 
-    Without `step_ends`, steps are looked for in the solution's text, and what stands between two of them belongs to
+    Without `step_ends`, steps are looked for in the solution's text, and text between two of them belongs to
     the first; where one is not there, steps are lines and the text that was given is kept in `meta`. Without
-    `step_labels`, labels are what the rewards say for certain: SE tells right from wrong; HE does in solutions that
-    are correct, while in others it pays -1 for every step and its labels stay unknown.
+    `step_labels`, labels come from the rewards as far as these are unambiguous: SE separates right from wrong; HE does
+    in correct solutions, while in others it is -1 for every step and the labels stay unknown.
 
     Args:
         row: with `question`, `steps`, and what else is known.
@@ -189,10 +189,10 @@ def _locate(text: str, steps: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def labels_of_rewards(rewards: Sequence[float | None], is_correct: bool | None) -> tuple[float | None, ...]:
-    """What HE or SE rewards say about their steps; None where HE says no more than "wrong solution"."""
+    """Labels by HE or SE rewards; None where HE only means "wrong solution"."""
     hard = all(r is None or abs(r) == 1.0 for r in rewards)
-    told = not hard or is_correct or any(r == 1.0 for r in rewards)
-    return tuple(None if r is None or not told else float(r > 0) for r in rewards)
+    known = not hard or is_correct or any(r == 1.0 for r in rewards)
+    return tuple(None if r is None or not known else float(r > 0) for r in rewards)
 
 
 def training_text(question: str, steps: Sequence[str]) -> str:
@@ -203,7 +203,7 @@ def training_text(question: str, steps: Sequence[str]) -> str:
 def to_training(solution: Solution) -> list[dict[str, Any]]:
     """The seed's training form: a row per step with the steps up to it, its verdict and its reward.
 
-    A step without label or reward has no row of its own; it stands in the partial solutions of later steps. The form
+    A step without label or reward has no row of its own; it is in the partial solutions of later steps. The form
     is a projection: of a solution it keeps question, steps, verdicts and rewards.
 
     Raises:
@@ -234,11 +234,11 @@ def from_training(rows: Iterable[tuple[str, Any]], name: str) -> Iterator[tuple[
     """Solutions from rows of the training form: rows that follow each other and grow are one solution.
 
     Args:
-        rows: where each row stands, and the row.
+        rows: place of each row, and the row.
         name: in front of the id of a solution that has none.
 
     Yields:
-        Where a solution starts, and the solution; or where a row is bad, and why.
+        Place where a solution starts, and the solution; or place of a bad row, and its error.
     """
     group: list[tuple[str, str, str, float, float]] = []  # id, question, partial, label, reward
     start = ""
@@ -482,10 +482,10 @@ def to_math_shepherd(solution: Solution) -> dict[str, Any]:
 def from_math_shepherd(row: Any, where: str, name: str) -> Solution:
     """A row of Math-Shepherd as a solution.
 
-    The solution starts where `Step 1:` stands (the last one before the first marker), unless the row says where.
+    The solution starts at `Step 1:` (the last one before the first marker), unless the row has `question_end`.
 
     Raises:
-        DataError: `input` and `label` are not the same text, or it cannot be seen where the solution starts.
+        DataError: `input` and `label` are not the same text, or the start of the solution is unknown.
     """
     fields = RowFields(row, where)
     given, label = fields.text("input"), fields.text("label")

@@ -1,8 +1,8 @@
-"""A `Solution`: a question, an answer written in steps, and what is known of each step.
+"""`Solution`: a question, an answer in steps, and labels and rewards of the steps.
 
-What labelers write, reward models for text learn from, and benchmarks ask about. Steps are a partition of the written
-text: joined they are the text again, separators included, so that training, scoring and serving see the same
-characters. This module does not know files, tokens, or where labels come from.
+Labelers write solutions, reward models for text learn from them, benchmarks consist of them. Steps are a partition of
+the text: joined they are the text again, separators included, so that training, scoring and serving use the same
+characters.
 
     solution = Solution(id="q1-0", question="3+5=?", steps=("3+5=8;",), labels=(1.0,), is_correct=True)
     solution.first_error     # -1: nothing is wrong
@@ -25,15 +25,15 @@ class Solution:
 
     Attributes:
         id: unique within its data set.
-        question: what was asked, in words.
+        question: in words.
         steps: the text in pieces, each with the separator that ends it.
-        labels: per step how likely it is right, 0 to 1 (0 or 1 where the label is hard); None where nobody could
-            tell. Empty: nothing was labelled.
-        rewards: per step what `--reward HE` or `SE` pays, -1 to 1; None where there is no label. Empty: not computed.
-        is_correct: whether its answer is the true one, None where nobody knows. From an answer check, not a judge.
+        labels: per step the probability that it is right, 0 to 1 (0 or 1 where the label is hard); None: unknown.
+            Empty: not labelled.
+        rewards: per step the reward of `--reward HE` or `SE`, -1 to 1; None without label. Empty: not computed.
+        is_correct: whether its answer is the true one, None: unknown. From an answer check, not a judge.
         ground_truth: the true answer.
         answer: what the solution states as its answer; None where it states none.
-        separator: what ends a step, for writers that put steps together anew; empty where steps end in no fixed text.
+        separator: text that ends a step, for formats that store steps without it; empty where there is no fixed text.
         meta: where it comes from (policy, labeler, splitter, data source, failures by step); plain JSON values.
     """
 

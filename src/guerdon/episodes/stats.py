@@ -2,7 +2,7 @@
 
 For every feature: min, max, mean, std (population), count and the quantiles q01 q10 q50 q90 q99. Images are
 counted per channel, scaled to 0..1, in shape (3, 1, 1), on a sample of frames. Values that are not finite are
-left out. This module knows no files.
+left out.
 
     stats = {"action": vector_stats(actions_T_A)}
     total = merge([stats, other_stats])
@@ -48,7 +48,7 @@ def _column_stats(values: NDArray[np.float64]) -> dict[str, float]:
         return dict.fromkeys(NAMES, float("nan"))
     quantiles = np.quantile(values, list(QUANTILES.values()))
     low, high = float(values.min()), float(values.max())
-    # A mean outside [min, max] by rounding would surprise whoever normalises with it.
+    # Rounding must not put the mean outside [min, max].
     mean = float(np.clip(values.mean(), low, high))
     return {"min": low, "max": high, "mean": mean, "std": float(values.std())} | dict(
         zip(QUANTILES, map(float, quantiles), strict=True)

@@ -1,7 +1,7 @@
-"""What a reward model should say about an episode: success labels and progress targets, in one place.
+"""Targets of reward models from the ground truth of an episode: success labels and progress.
 
-Training and evaluation both read their truth here. Knows nothing about models, files or simulators; it only
-reads `success` and `outcome`, and answers None where the truth is not known.
+Training and evaluation use the same functions. They read `success` and `outcome`, and return None where the truth is
+unknown.
 
     labels_T = success_labels(episode)
     targets_T = progress_targets(episode)   # 0 .. 1 up to the first success, then 1; all 0 when failed
@@ -23,7 +23,7 @@ def success_labels(episode: Episode) -> BoolArray | None:
 
 
 def episode_success(episode: Episode) -> bool | None:
-    """Did the whole episode succeed? Its outcome; without one, whether any row did; None if nobody knows."""
+    """Whether the episode succeeded: its outcome; without one, whether any row did; None: unknown."""
     if episode.outcome is not None:
         return bool(episode.outcome)
     return None if episode.success is None else bool(episode.success.any())
@@ -38,15 +38,15 @@ def no_labels(skipped: int, needs: str) -> str:
 
 
 def outcome_of(success: Sequence[bool | None]) -> bool | None:
-    """The outcome of an episode whose rows were reported so, None where nobody did.
+    """The outcome of an episode with this success of its rows, None: unknown.
 
-    True once any row succeeded, else what was reported at the end.
+    True once any row succeeded, else the success of the last row.
     """
     return True if any(success) else success[-1]
 
 
 def first_success(episode: Episode) -> int | None:
-    """The first row that is a success; the last row of a success whose rows nobody labelled; else None."""
+    """The first row that is a success; the last row of a success without labelled rows; else None."""
     if episode.success is None:
         return len(episode) - 1 if episode.outcome else None
     return int(episode.success.argmax()) if episode.success.any() else None
@@ -55,7 +55,7 @@ def first_success(episode: Episode) -> int | None:
 def row_steps(episode: Episode) -> NDArray[np.float64]:
     """(T,) environment steps since the episode began, of each row.
 
-    `meta["steps"]` names them; else rows are `meta["frame_every"]` steps apart (1 where nobody says).
+    From `meta["steps"]`; else rows are `meta["frame_every"]` steps apart (default 1).
     """
     if "steps" in episode.meta:
         return np.asarray(episode.meta["steps"], dtype=np.float64)
@@ -63,7 +63,7 @@ def row_steps(episode: Episode) -> NDArray[np.float64]:
 
 
 def continuation_steps(episode: Episode) -> NDArray[np.float64] | None:
-    """(T,) steps that an expert would need from each row, infinite where it failed, NaN where nobody tried.
+    """(T,) steps that an expert needed from each row, infinite where it failed, NaN where it was not tried.
 
     Read from `meta["steps_left"]`; None where the episode has none, or lost rows since.
     """
@@ -85,15 +85,15 @@ def progress_targets(episode: Episode, *, horizon: float | None = None) -> Float
     Without a horizon it is the share of the way to the first success: step / (step of the first success), then 1.
     With one it is nearness in time, max(0, 1 - steps left until the first success / horizon): a row's target then
     depends on what the row shows and not on where the episode happened to start. A success without labelled rows
-    reaches 1 at its last row; a success at row 0 is 1 throughout. Where an expert went on from the rows
-    (`continuation_steps`), its steps are the steps left, also in failed episodes; rows nobody went on from are NaN.
+    reaches 1 at its last row; a success at row 0 is 1 throughout. Where an expert continued from the rows
+    (`continuation_steps`), its steps are the steps left, also in failed episodes; rows without a continuation are NaN.
 
     Args:
         episode: with `success` or an outcome.
         horizon: environment steps before success at which progress starts to rise.
 
     Returns:
-        None where nobody knows the outcome, or where outcome and success rows contradict each other (an
+        None where the outcome is unknown, or where outcome and success rows contradict each other (an
         early slice of a successful episode, or a success that was lost again and counted as a failure).
     """
     tried_T = None if horizon is None else continuation_steps(episode)

@@ -1,9 +1,8 @@
-"""Camera frames as MP4 through PyAV, with bounds on what a foreign file may ask for.
+"""Writes and reads camera frames as MP4 through PyAV, with limits for foreign files.
 
 Written as H.264 with a key frame every second frame, so that any row is reached fast; this is lossy, so
 frames come back close but not equal. Read from any codec that PyAV knows, but only from an MP4 container and
-only from the file itself: no playlist, no network. Needs the `video` extra. This module does not know
-episodes.
+only from the file itself: no playlist, no network. Needs the `video` extra.
 
     with VideoWriter(path, height=128, width=128, fps=20) as video:
         start_s, end_s = video.add(frames_T_H_W_C)

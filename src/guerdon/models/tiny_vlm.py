@@ -1,7 +1,7 @@
 """Small vision-language models made in code: tokenizer, chat template, image processor and random weights.
 
 They are ordinary transformers models of the Qwen-VL families: `write_tiny_vlm` leaves a folder that
-`AutoModelForImageTextToText` reads back. No torchvision is needed. This module does not know how they are trained.
+`AutoModelForImageTextToText` reads back. No torchvision is needed.
 
     folder = write_tiny_vlm(TinyVLMSettings(architecture="qwen3_vl"), Path("runs/tiny"), seed=0)
 """
@@ -35,7 +35,7 @@ _CORPUS = (
 
 
 def build_tokenizer() -> Any:
-    """Byte-level byte-pair encoding that knows every text, with the special tokens of Qwen-VL and a chat template."""
+    """Byte-level byte-pair encoding of any text, with the special tokens of Qwen-VL and a chat template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -83,7 +83,7 @@ def build_vlm(settings: TinyVLMSettings, tokenizer: Any, *, seed: int) -> Any:
     wide, heads = settings.hidden_size, settings.heads
     ids = tokenizer.convert_tokens_to_ids
     half = wide // heads // 2
-    spread = wide**-0.5  # the libraries' 0.02 suits wide models; narrow ones hardly learn from it
+    spread = wide**-0.5  # the library's 0.02 suits wide models; narrow ones hardly learn from it
     text: dict[str, Any] = {
         "vocab_size": len(tokenizer), "hidden_size": wide, "intermediate_size": settings.intermediate,
         "num_hidden_layers": settings.layers, "num_attention_heads": heads, "num_key_value_heads": heads,

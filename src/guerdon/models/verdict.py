@@ -39,8 +39,8 @@ class VerdictModel(TextRewardModel):
     """A probability of CORRECT per step.
 
     Raises:
-        ConfigError: the tokenizer cannot tell the verdicts by their first token.
-        DataError: it does not know their characters.
+        ConfigError: both verdicts begin with the same token.
+        DataError: the tokenizer lacks their characters.
     """
 
     has_head = False
@@ -76,7 +76,7 @@ class VerdictModel(TextRewardModel):
         return logits[:, right] - logits[:, wrong]
 
     def _lay_out(self, readings: Sequence[Reading]) -> tuple[Layout, IntArray]:
-        """Rows of text with the requests behind it, who sees whom, and the places where verdicts are read."""
+        """Rows of text with the requests behind it, their attention mask, and the places where verdicts are read."""
         tail = len(self.tail)
         rows = [np.concatenate([r.ids, np.tile(self.tail, len(r.ends_S))]) for r in readings]
         ids, _ = pad_right(rows, pad_id(self.tokenizer))

@@ -72,7 +72,7 @@ class Text:
 
     Attributes:
         words: lower case; a mark is its number between two private characters.
-        marks: what stands in each: the words of an answer, or a JSON object.
+        marks: content of each: the words of an answer, or a JSON object.
     """
 
     words: str
@@ -80,7 +80,7 @@ class Text:
 
 
 def final_text(text: str) -> Text | Failure:
-    """What a reply says after its reasoning.
+    """The text of a reply after its reasoning.
 
     Returns:
         The words, never blank; or `empty`, `truncated` (reasoning or a tag is not closed), `unclear_answer` (tags out
@@ -156,7 +156,7 @@ def _take_objects(text: str, marks: list[str | dict[str, Any]]) -> str:
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len({key for key, _ in pairs}) < len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("a key is given twice")
     return dict(pairs)
 
 
@@ -172,7 +172,7 @@ class Segment:
     Attributes:
         kind: see `verdict_parser`.
         words: it.
-        value: what it says by itself; a `Failure` where it should say a value and does not; None for no value.
+        value: its own value; a `Failure` where a value is missing; None for no value.
         inner: the reply in its mark or behind its label.
     """
 
@@ -278,7 +278,7 @@ def labels_of(*nouns: str) -> Labels:
 
 
 def segments_of(text: Text, form: Form) -> list[Segment] | Failure:
-    """The segments of an answer, in order; a `Failure` where a mark stands in the middle of a sentence."""
+    """The segments of an answer, in order; a `Failure` where a mark is in the middle of a sentence."""
     heading = form.labels[3]
     pieces: list[str] = []
     for piece in _BREAK.split(text.words):

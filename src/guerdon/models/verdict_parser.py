@@ -12,10 +12,10 @@ There is no default value. A grammar says what is accepted; everything else is a
     aside      = "reason:" or "confidence:" and what follows
 
 The strongest kind in a reply decides. All segments of that kind must give the same value. After the last strong or weak
-one, and beside bare ones and statements, only reasons and asides may stand, and what gives the same value again.
+one, and next to bare ones and statements, only reasons and asides are accepted, and repetitions of the same value.
 Typography (full-width digits, curly quotes, dashes, thin spaces) and markup (bold, fences, LaTeX) are removed first,
-in `verdict_grammar`, which also finds the segments. Sentences beside an answer are refused by the words of doubt,
-denial and talk about the answer in them; what is read beside an answer without a mark is a `fallback`.
+in `verdict_grammar`, which also finds the segments. Sentences next to an answer are refused for words of doubt, denial
+and talk about the answer; an unmarked answer with a reason next to it is a `fallback`.
 
     parse_verdict("<think>...</think><answer>85</answer>", scale="percentage").value   # 0.85
     parse_verdict("<think>step 3 of 5", scale="percentage")                            # Failure('truncated')
@@ -222,7 +222,7 @@ def _peeled(words: str) -> str:
 
 
 def _agrees(form: Form, segment: Segment, value: Any) -> bool:
-    """Whether a segment without a value may stand beside this value."""
+    """Whether a segment without a value is consistent with this value."""
     if segment.kind != "reason":
         return segment.kind == "aside" and not _RETRACTED.search(segment.words)
     words = _WHERE.sub("", _SHOWN.sub("", _peeled(segment.words)))  # the scene, without where it is seen
@@ -282,7 +282,7 @@ class Numbers:
         return value + 0.0
 
     def statement(self, words: str) -> float | Failure | None:
-        """`the task is 85% complete`, and what `_AMOUNTS` holds besides."""
+        """`the task is 85% complete`, and the other forms of `_AMOUNTS`."""
         plain = _peeled(words)
         found = next((m for pattern in _AMOUNTS if (m := pattern.fullmatch(plain))), None)
         return None if found is None else self.value(found["v"])
@@ -309,12 +309,12 @@ class Completed:
     labels = labels_of("status", "task status", "task is completed", "is the task completed\\??", "is it completed\\??")
 
     def value(self, words: str) -> float | None:
-        """`yes`, `no`, and what else says just that."""
+        """`yes`, `no`, and words of the same meaning."""
         plain = _peeled(words).rstrip("!").strip()
         return 1.0 if plain in _YES else 0.0 if plain in _NO else None
 
     def statement(self, words: str) -> float | None:
-        """`the task is completed`, `it is not`, and what the two tables hold besides."""
+        """`the task is completed`, `it is not`, and the other forms of the two tables."""
         plain = _peeled(words).rstrip("!").strip()
         if any(pattern.fullmatch(plain) for pattern in _IS_UNDONE):
             return 0.0
@@ -329,7 +329,7 @@ class Completed:
         return value
 
     def agrees(self, words: str, value: float) -> bool:
-        """A finished scene for yes; for no, one that is unfinished or of which nothing is said to be done."""
+        """A finished scene for yes; for no, an unfinished one or one without a finished action."""
         denied = _DENIED.findall(words)
         if value == 1.0:
             if denied or _OPEN_STILL.search(words) or _VAGUE.match(words):
@@ -365,7 +365,7 @@ class Choices:
         return value
 
     def agrees(self, words: str, value: str) -> bool:
-        """A scene of which no other of the words is said."""
+        """A scene that contains none of the words."""
         if _DENIED.search(words) or any(re.search(rf"\b{re.escape(word)}\b", words) for word in self.words):
             return False
         return not ((value != "positive" and _BETTER.search(words)) or (value != "negative" and _WORSE.search(words)))
@@ -378,7 +378,7 @@ class ParsedAnswer(Generic[V]):
     Attributes:
         value: a share in [0, 1], or one of the words that were asked for.
         status: `ok` where the answer has the form that was asked for; `fallback` where it was read from a sentence, or
-            has no mark and a reason beside it.
+            has no mark and a reason next to it.
         source: the words that it was read from.
     """
 
@@ -464,7 +464,7 @@ def _resolve(text: Text, form: Form, depth: int) -> ParsedAnswer[Any] | Failure:
             if isinstance(found, Failure) or found.value != chosen.value:
                 return Failure("several_answers", f"different answers: {_shown(text.words)}")
         elif not _agrees(form, segment, chosen.value):
-            return Failure(form.missing, f"{_shown(segment.words)} stands beside the answer {_shown(chosen.source)}")
+            return Failure(form.missing, f"{_shown(segment.words)} next to the answer {_shown(chosen.source)}")
         elif not marked:
             status = "fallback"
     return ParsedAnswer(chosen.value, status, chosen.source)

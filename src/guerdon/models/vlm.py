@@ -69,7 +69,7 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a trained checkpoint says of its values.
+    """Calibration of a trained checkpoint.
 
     Attributes:
         threshold: probability above which an episode counts as successful.
@@ -82,7 +82,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class _Plan:
-    """How one call of `judge` asks."""
+    """Options of one call of `judge`."""
 
     prompt: PromptTemplate
     nframes: int
@@ -92,7 +92,7 @@ class _Plan:
 
 @dataclass(frozen=True)
 class _Read:
-    """What an answer is worth, and how it came about."""
+    """The value of an answer, and its explanation."""
 
     value: float | Failure
     text: str = ""
@@ -104,9 +104,9 @@ class VLMRewardModel:
     """A vision-language model that judges episodes; a `RewardModel` and a `Judge`.
 
     Args:
-        kind: what it asks.
-        settings: how it asks.
-        backend: who answers.
+        kind: kind of question.
+        settings: of the questions.
+        backend: the model that answers.
         calibration: of a trained checkpoint.
 
     Raises:
@@ -145,7 +145,7 @@ class VLMRewardModel:
         return [judged.score for judged in self.judge(episodes, JudgeOptions())]
 
     def judge(self, episodes: Sequence[Episode], options: JudgeOptions) -> list[ExplainedScore]:
-        """One judgement per episode, in order; its text is the answer about the last row that was judged.
+        """One explained score per episode, in order; its text is the answer about the last scored row.
 
         Args:
             episodes: with frames and a task.
@@ -167,7 +167,7 @@ class VLMRewardModel:
         ]
 
     def values(self, questions: Sequence[Question]) -> list[float | Failure]:
-        """What the answers to questions of the model's own prompt are worth, in order."""
+        """Values of the answers to questions of the model's own prompt, in order."""
         return [read.value for read in self._ask(list(questions), self._plan)]
 
     @property
@@ -201,7 +201,7 @@ class VLMRewardModel:
         )
 
     def _keys(self, episode: Episode, plan: _Plan, asked: dict[bytes, Question]) -> list[bytes | None]:
-        """Which question is asked about each row, those new among them added; None where there is nothing to ask."""
+        """Key of the question about each row, None for a row without one; new questions are added to `asked`."""
         frames = episode.frames
         assert frames is not None
         words = plan.prompt.fill(episode.task)
@@ -212,7 +212,7 @@ class VLMRewardModel:
                 continue
             question = make_question(
                 words,
-                self._seen(frames, row, plan),
+                self._visible(frames, row, plan),
                 nframes=plan.nframes,
                 max_pixels=plan.max_pixels,
                 fps=self.settings.fps,
@@ -222,7 +222,7 @@ class VLMRewardModel:
             keys.append(question.key)
         return keys
 
-    def _seen(self, frames_T: ByteArray, row: int, plan: _Plan) -> ByteArray:
+    def _visible(self, frames_T: ByteArray, row: int, plan: _Plan) -> ByteArray:
         """The frames that the value of a row may look at."""
         if self._windowed:
             return frames_T[max(row + 1 - self.settings.window, 0) : row + 1]
@@ -240,7 +240,7 @@ class VLMRewardModel:
         return [self._read(found, plan) for found in self.backend.generate(questions, options)]
 
     def _read(self, found: Reply | Failure, plan: _Plan) -> _Read:
-        """The value of what the model wrote."""
+        """The value of a reply."""
         if isinstance(found, Failure):
             return _Read(found)
         if not found.whole and plan.prompt.answer != "completed":
@@ -274,7 +274,7 @@ class VLMRewardModel:
         return verdict if isinstance(verdict, Failure) else (verdict.value, verdict.status)
 
     def _judged(self, episode: Episode, keys: list[bytes | None], answers: dict[bytes, _Read]) -> ExplainedScore:
-        """The judgement of an episode from the answers about its rows."""
+        """The explained score of an episode from the answers about its rows."""
         reads = [_Read(self.settings.unclear_reward) if key is None else answers[key] for key in keys]
         text, tokens = reads[-1].text, sum(read.tokens for read in reads)
         failures = [(row, read.value) for row, read in enumerate(reads) if isinstance(read.value, Failure)]
@@ -297,7 +297,7 @@ def _check(kind: VLMType, settings: VLMSettings) -> None:
 
 def _unusable(episode: Episode) -> Failure | None:
     if episode.frames is None or not episode.frames.size:
-        return Failure("no_frames", "the episode has no frames to look at")
+        return Failure("no_frames", "the episode has no frames")
     high, wide = episode.frames.shape[1:3]
     if max(high, wide) > WIDEST * min(high, wide):
         return Failure("bad_frames", f"frames of {high} x {wide} pixels are too narrow for a vision-language model")
@@ -327,15 +327,15 @@ def _true(found: WordLogProbs | Failure) -> _Read:
 
 @dataclass(frozen=True)
 class VLMCard:
-    """What a checkpoint says of itself.
+    """Content of `vlm.json`.
 
     Attributes:
         asked: values of `ASKED`.
-        base: folder or hub id of the model, `base` where it lies inside.
-        adapter: whether there is one.
+        base: folder or hub id of the model; `base`: inside the checkpoint.
+        adapter: whether the checkpoint has one.
         threshold: see `Calibration`.
         horizon: see `Calibration`.
-        label: what a value means, in words.
+        label: meaning of a value, for reports.
         data_hash: of the training data.
     """
 
@@ -353,7 +353,7 @@ def write_vlm_checkpoint(folder: Path, card: VLMCard, write_weights: Callable[[P
 
     Args:
         folder: replaced if it exists.
-        card: what it says of itself.
+        card: content of `vlm.json`.
         write_weights: writes `adapter/` or `base/` (or both) into the folder that it is given.
 
     Returns:
@@ -369,7 +369,7 @@ def write_vlm_checkpoint(folder: Path, card: VLMCard, write_weights: Callable[[P
 
 
 def read_card(path: str | Path) -> tuple[Path, VLMCard]:
-    """The folder of a checkpoint (`path` or its `model/`) and what it says of itself; every byte is checked.
+    """The folder of a checkpoint (`path` or its `model/`) and its card; the hash of every file is checked.
 
     Raises:
         CheckpointError: there is none, it is incomplete or altered.
@@ -396,9 +396,9 @@ def load_vlm(
     """Build a vision-language reward model.
 
     Args:
-        kind: what it asks.
-        checkpoint_path: what `guerdon train` wrote; then settings may not name another model or question.
-        settings: how it is asked and where it runs.
+        kind: kind of question.
+        checkpoint_path: folder that `guerdon train` wrote; then settings may not name another model or question.
+        settings: of questions and backend.
         device: of the transformers backend; None for the GPU when there is one.
 
     Raises:
@@ -429,8 +429,8 @@ def load_named_vlm(
 
     Args:
         name: of `VLM_NAMES`; some imply a backend or a question.
-        checkpoint_path: what `guerdon train` wrote, or any model (folder or hub id), which then is `vlm.path`.
-        vlm: how it is asked.
+        checkpoint_path: folder that `guerdon train` wrote, or any model (folder or hub id), which then is `vlm.path`.
+        vlm: settings of the questions.
         device: as for `load_vlm`.
 
     Raises:
@@ -440,7 +440,7 @@ def load_named_vlm(
     asked = vlm.model_dump(exclude_unset=True) if isinstance(vlm, VLMSettings) else dict(vlm or {})
     if checkpoint_path is not None and not is_checkpoint(checkpoint_path):
         if asked.get("path") is not None:
-            raise ConfigError(f"vlm.path stands beside checkpoint_path {str(checkpoint_path)!r}; give one of them")
+            raise ConfigError(f"both vlm.path and checkpoint_path {str(checkpoint_path)!r} are given; give one of them")
         asked["path"], checkpoint_path = str(checkpoint_path), None
     fixed = {} if checkpoint_path is None else {"question": read_card(checkpoint_path)[1].asked["question"]}
     asked = {k: v for k, v in implied_by(name, {**fixed, **asked}).items() if k in asked or k not in fixed}
@@ -487,7 +487,7 @@ def _from_checkpoint(kind: VLMType, path: str | Path, settings: VLMSettings) -> 
         raise ConfigError("checkpoint_path would do nothing with backend openai, whose endpoint has its own model")
     for name in ("path", "adapter", "prompt"):
         if given.get(name) is not None:
-            raise ConfigError(f"vlm.{name} stands beside checkpoint_path, which says that itself; remove one of them")
+            raise ConfigError(f"vlm.{name} and checkpoint_path, which contains it, are both given; remove one")
     for name in ASKED:
         if name in given and given[name] is not None and given[name] != card.asked.get(name):
             raise CheckpointError(
@@ -495,8 +495,8 @@ def _from_checkpoint(kind: VLMType, path: str | Path, settings: VLMSettings) -> 
                 f"remove vlm.{name}, or train with it"
             )
     base = str(folder / BASE) if card.base == BASE else card.base
-    untold = {"fps"} if settings.backend == "vllm" else set()  # vLLM is not told how fast frames follow each other
-    asked = {name: value for name, value in card.asked.items() if name in set(ASKED) - untold}
+    unused = {"fps"} if settings.backend == "vllm" else set()  # vLLM takes no frame rate
+    asked = {name: value for name, value in card.asked.items() if name in set(ASKED) - unused}
     whole = {**given, **asked, "path": base} | ({"adapter": str(folder / ADAPTER)} if card.adapter else {})
     try:
         return VLMSettings(**whole), Calibration(card.threshold, card.horizon)

@@ -1,8 +1,7 @@
-"""Pictures as vision-language models and their clients get them: RGB bytes, and few enough of them.
+"""Frames for vision-language models and their clients: conversion to RGB bytes, sampling, size limits.
 
-One answer to what counts as a picture: bytes or floats in [0, 1], channels first or last, grey, RGBA, and the stacked
-six-channel inputs of two-tower policies; anything else is refused, never guessed. This module does not know models,
-prompts or files.
+Accepted pictures are bytes or floats in [0, 1], channels first or last, grey, RGBA, and the stacked six-channel inputs
+of two-tower policies; anything else is refused, never guessed.
 
     frames_T_H_W_3 = to_rgb_uint8(observations)            # also (T, 6, 224, 224) as DINO-SigLIP policies see them
     frames_T_H_W_3[sample_frames(len(frames_T_H_W_3), 16)] # the first and the last among them

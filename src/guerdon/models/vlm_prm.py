@@ -1,8 +1,7 @@
-"""The process reward model of the VLA guide by its own names: texts and pictures in, (B,) rewards out.
+"""`QwenProcessRM`, the process reward model of the VLA guide under its names: texts and pictures in, (B,) rewards out.
 
-For training loops of one's own, which call `get_reward` on the observations of a batch. Where a measurement fails it
-raises, so that no loop takes a made-up number for a reward; `measure` gives every score with its reason instead. This
-module does not know policies or simulators.
+For training loops of your own that call `get_reward` on the observations of a batch. It raises where a measurement
+fails, so that no made-up number is taken for a reward; `measure` returns every score, with its reason where it failed.
 
     prm = QwenProcessRM("Qwen/Qwen2-VL-2B-Instruct", prm_checkpoint_path="runs/prm/adapter")
     rewards_B = prm.get_reward(["close the drawer"] * 2, [image_H_W_3, image_H_W_3])
@@ -11,7 +10,6 @@ module does not know policies or simulators.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,13 +20,14 @@ from numpy.typing import NDArray
 from guerdon.errors import DataError
 from guerdon.models.load import load_reward_model
 from guerdon.models.vlm_frames import to_rgb_uint8
+from guerdon.progress import log_line
 from guerdon.types import Episode, FloatArray, RewardModel, Score
 
 _POLICY_PROMPT = re.compile(r"What action should the robot take to (.*?)\?", re.DOTALL)
 
 
 class DummyRM:
-    """Zeros, for trying out a loop."""
+    """Rewards of zero, to test a loop."""
 
     def get_reward(
         self, text_list: Sequence[str], image_list: Sequence[NDArray[Any]], actions: object = None
@@ -36,18 +35,18 @@ class DummyRM:
         """(B,) zeros."""
         _check(text_list, image_list)
         rewards_B = np.zeros(len(text_list), np.float32)
-        say_computed(rewards_B)
+        log_computed(rewards_B)
         return rewards_B
 
 
 class QwenProcessRM:
-    """Is the task completed in a picture? 1 where the model says yes, 0 where it says no.
+    """Whether the task is completed in a picture: 1 where the model answers yes, 0 where it answers no.
 
     Args:
-        prm_model_name_or_path: folder or hub id of a Qwen-VL, or what `guerdon train` wrote.
+        prm_model_name_or_path: folder or hub id of a Qwen-VL, or a folder that `guerdon train` wrote.
         prm_checkpoint_path: LoRA adapter on top of it; None for none.
-        use_vllm: answer by vLLM in this process.
-        soft: give p(yes) / (p(yes) + p(no)) instead.
+        use_vllm: run the model by vLLM in this process.
+        soft: return p(yes) / (p(yes) + p(no)) instead.
         **vlm: further keys of `reward.model.vlm`.
 
     Raises:
@@ -64,12 +63,12 @@ class QwenProcessRM:
         soft: bool = False,
         **vlm: Any,
     ) -> None:
-        _say("[PRM] Initializing Process Reward Model")
+        log_line("[PRM] Initializing Process Reward Model")
         keys: dict[str, Any] = {"answer": "soft" if soft else "hard", **vlm}
         keys |= {"backend": "vllm"} if use_vllm else {}
         keys |= {} if prm_checkpoint_path is None else {"adapter": str(prm_checkpoint_path)}
         self.model: RewardModel = load_reward_model("QwenProcessRM", prm_model_name_or_path, vlm=keys)
-        _say(f"[PRM] Loaded QwenProcessRM from {prm_model_name_or_path}")
+        log_line(f"[PRM] Loaded QwenProcessRM from {prm_model_name_or_path}")
 
     def measure(self, text_list: Sequence[str], image_list: Sequence[NDArray[Any]]) -> list[Score]:
         """One score per picture.
@@ -80,7 +79,7 @@ class QwenProcessRM:
             image_list: one picture each, of any kind that `to_rgb_uint8` takes; (C, H, W) too.
 
         Raises:
-            DataError: lists of different lengths, or a picture that is none.
+            DataError: lists of different lengths, or an array that is no picture.
         """
         _check(text_list, image_list)
         return self.model.score(
@@ -98,10 +97,10 @@ class QwenProcessRM:
         Args:
             text_list: as for `measure`.
             image_list: as for `measure`.
-            actions: not looked at; there for loops that pass them.
+            actions: ignored; for loops that pass them.
 
         Raises:
-            DataError: as for `measure`; or a measurement failed: there is no number to give.
+            DataError: as for `measure`; or a measurement failed.
         """
         scores = self.measure(text_list, image_list)
         failed = [f"{i}: {score.failure}" for i, score in enumerate(scores) if score.failure is not None]
@@ -111,24 +110,24 @@ class QwenProcessRM:
                 "without them"
             )
         rewards_B = np.array([score.total for score in scores], dtype=np.float32)
-        say_computed(rewards_B)
+        log_computed(rewards_B)
         return rewards_B
 
 
-def say_computed(rewards_N: Sequence[float] | FloatArray) -> None:
-    """The guide's log line of what was measured: `[PRM] Computed rewards: [0.0, 1.0, ...]`."""
-    _say(f"[PRM] Computed rewards: {_first_few(rewards_N)}")
+def log_computed(rewards_N: Sequence[float] | FloatArray) -> None:
+    """Write the guide's log line of measured rewards: `[PRM] Computed rewards: [0.0, 1.0, ...]`."""
+    log_line(f"[PRM] Computed rewards: {_first_few(rewards_N)}")
 
 
-def say_weighted(rewards_N: Sequence[float] | FloatArray, weight: float) -> None:
-    """The guide's log line of what training receives: `[PRM] Added weighted PRM rewards (weight=0.1): [...]`.
+def log_weighted(rewards_N: Sequence[float] | FloatArray, weight: float) -> None:
+    """Write the guide's log line of weighted rewards: `[PRM] Added weighted PRM rewards (weight=0.1): [...]`.
 
     Args:
         rewards_N: before they are weighted.
-        weight: what they are multiplied with.
+        weight: factor.
     """
     weighted = [weight * float(reward) for reward in rewards_N]
-    _say(f"[PRM] Added weighted PRM rewards (weight={weight:g}): {_first_few(weighted)}")
+    log_line(f"[PRM] Added weighted PRM rewards (weight={weight:g}): {_first_few(weighted)}")
 
 
 def task_of(text: str) -> str:
@@ -151,7 +150,3 @@ def _check(text_list: Sequence[str], image_list: Sequence[NDArray[Any]]) -> None
 def _first_few(values_N: Sequence[float] | FloatArray, limit: int = 8) -> str:
     shown = ", ".join(str(round(float(value), 4)) for value in values_N[:limit])
     return f"[{shown}, ...]" if len(values_N) > limit else f"[{shown}]"
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(line + "\n")

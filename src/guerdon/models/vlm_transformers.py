@@ -59,7 +59,7 @@ class VisionInputs:
         if None in ids or len(set(ids)) < 4 or tokenizer.unk_token_id in ids:
             raise CheckpointError(f"the tokenizer lacks {IMAGE}, {VIDEO}, {START} or {END}: it is not of {family}")
         if not tokenizer.chat_template:
-            raise CheckpointError("the tokenizer has no chat template, so it is unclear how to ask")
+            raise CheckpointError("the tokenizer has no chat template, which questions need")
         self.tokenizer, self.family = tokenizer, family
         self.image_processor = image_processor
         self._image_id, self._video_id = int(ids[0]), int(ids[1])
@@ -159,14 +159,14 @@ class VisionInputs:
         return {"ids": np.asarray(ids, np.int64), "images": images, "videos": videos}
 
     def _video_text(self, text: str, part: Video, grid: tuple[int, int, int]) -> tuple[str, str]:
-        """What stands for a video in the prompt, and what it becomes."""
+        """The placeholder of a video in the prompt, and its expansion."""
         times, high, wide = grid
         room = high * wide // self._merge**2
         if self.family != "qwen3_vl":
             return VIDEO, VIDEO * (times * room)
         count = len(part.frames)
         frames = []
-        for t in range(times):  # the family writes down when each pair of frames was seen
+        for t in range(times):  # this family writes the time of each pair of frames
             shown = [min(t * self._stride + k, count - 1) for k in range(self._stride)]
             second = (shown[0] + shown[-1]) / 2 / part.fps
             frames.append(f"<{second:.1f} seconds>{START}{VIDEO * room}{END}")

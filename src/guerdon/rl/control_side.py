@@ -19,7 +19,7 @@ from torch import Tensor
 
 from guerdon.collect.control import ControlCollector
 from guerdon.generators import LEARNING, generator
-from guerdon.models.vlm_prm import say_computed, say_weighted
+from guerdon.models.vlm_prm import log_computed, log_weighted
 from guerdon.policies.control import StateInputs, save_policy
 from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages
 from guerdon.rl.assemble import build_keep_up, build_sources, save_refitted
@@ -48,8 +48,8 @@ def say_prm(rewards: Rewards, weight: float) -> None:
     scores = rewards.scores
     if scores is None or not (inside := scores.steps_N >= 0).any():
         return
-    say_computed(scores.values_N[inside].tolist())
-    say_weighted(rewards.values[scores.rows_N[inside], scores.steps_N[inside]].tolist(), weight)
+    log_computed(scores.values_N[inside].tolist())
+    log_weighted(rewards.values[scores.rows_N[inside], scores.steps_N[inside]].tolist(), weight)
 
 
 Happened = Rollout[StateInputs]

@@ -74,13 +74,13 @@ def load_adapter(name: str, path: str, micro_batch_size: int) -> RewardModel:
 
 
 def recognise(config: Mapping[str, Any], folder: str) -> str | None:
-    """Which family a model belongs to, None where nothing says so.
+    """The family of a model, None where it is unknown.
 
     `adapter.json` of a folder comes before this (`adapter_of`).
 
     Args:
         config: content of its `config.json`.
-        folder: where it lies, or its hub id; of plain language models the name alone tells.
+        folder: its folder or hub id; plain language models are recognised by this name alone.
     """
     architectures = [str(a) for a in config.get("architectures") or ()]
     for architecture in architectures:
@@ -107,10 +107,10 @@ class AdapterNotes(Settings):
 
 
 def _notes(path: str) -> AdapterNotes:
-    """What `adapter.json` says; nothing where there is none, as for a model on the hub.
+    """Content of `adapter.json`; empty where there is none, as for a model on the hub.
 
     Raises:
-        CheckpointError: it cannot be read, or has a key that nobody knows.
+        CheckpointError: it cannot be read, or has an unknown key.
     """
     file = Path(path) / NOTES
     if not file.is_file():
@@ -131,7 +131,7 @@ def adapter_of(path: str) -> str | None:
 
 
 def read_notes(path: str, family: str, known: Collection[str] = ()) -> AdapterNotes:
-    """What `adapter.json` says to one family.
+    """Content of `adapter.json`, for one family.
 
     Args:
         path: folder or hub id.
@@ -139,11 +139,11 @@ def read_notes(path: str, family: str, known: Collection[str] = ()) -> AdapterNo
         known: keys that this family has a use for.
 
     Raises:
-        CheckpointError: it says something else, or something that would do nothing here.
+        CheckpointError: it names another family, or has a key that would do nothing here.
     """
     notes = _notes(path)
     if notes.adapter not in (None, family):
-        raise CheckpointError(f"{Path(path) / NOTES} says that this is a model for the adapter {notes.adapter!r}")
+        raise CheckpointError(f"{Path(path) / NOTES} names the adapter {notes.adapter!r}, not {family!r}")
     idle = sorted(notes.model_fields_set - set(known) - {"adapter"})
     if idle:
         raise CheckpointError(f"{Path(path) / NOTES}: the adapter {family} has no use for {', '.join(idle)}: remove it")

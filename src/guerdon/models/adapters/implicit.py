@@ -46,14 +46,14 @@ def load_implicit(path: str, micro_batch_size: int) -> RewardModel:
         micro_batch_size: solutions per forward pass.
 
     Raises:
-        CheckpointError: one of the two cannot be read, nothing says what the reference is, or its tokens are others.
+        CheckpointError: one of the two cannot be read, the reference is unknown, or its tokens are others.
     """
     notes = read_notes(path, "implicit", {"ref_path", "beta"})
     beta = BETA if notes.beta is None else notes.beta
     origin = notes.ref_path or next((ref for name, ref in _REFERENCES.items() if name in path.lower()), None)
     if origin is None:
         raise CheckpointError(
-            f"nothing says which reference the implicit reward model {path!r} is compared with: put "
+            f"the reference of the implicit reward model {path!r} is unknown: put "
             f'{{"adapter": "implicit", "ref_path": "..."}} into {NOTES} in its folder'
         )
     origin = str(Path(path) / origin) if (Path(path) / origin).is_dir() else origin

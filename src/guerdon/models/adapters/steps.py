@@ -37,7 +37,7 @@ from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Episode, Failure, FloatArray, IntArray, RewardInfo, Score
 
 _NUMBERED = re.compile(r"\s*step\s+[0-9]+\b", re.IGNORECASE)
-MARK = "\ue000"  # stands for a marker while a text is put together; a character of nobody's alphabet
+MARK = "\ue000"  # placeholder of a marker while a text is put together; a private-use character
 
 
 class CannotReadError(DataError):
@@ -58,7 +58,7 @@ class Marked:
 
     Attributes:
         ids: (L,) token ids.
-        places: (S,) index of the token where the value of each step stands.
+        places: (S,) index of the token at which the value of each step is read.
         start: first token of the solution, where the question ends; families that need it say so.
     """
 
@@ -108,10 +108,10 @@ class StepReader:
         """Scores, and how many tokens were read for each.
 
         Raises:
-            ConfigError: `options` asks for something that this model has no use for.
+            ConfigError: `options` has an option that does nothing with this model.
         """
         if options != JudgeOptions():
-            raise ConfigError(f"the reward model {self._name} reads text and has no options of a judgement")
+            raise ConfigError(f"the reward model {self._name} scores text and has no such options")
         marked: dict[int, Marked] = {}
         found: dict[int, ExplainedScore] = {}
         for i, episode in enumerate(episodes):
@@ -166,7 +166,7 @@ def pieces_of(tokenizer: Any, texts: Sequence[str]) -> list[IntArray]:
     """Ids of several texts, each by itself, without anything around it; one call for all of them.
 
     Raises:
-        CannotReadError: a character that the tokenizer does not know.
+        CannotReadError: a character that the tokenizer lacks.
     """
     found = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False)["input_ids"]
     return [_known(tokenizer, text, np.array(ids, dtype=np.int64)) for text, ids in zip(texts, found, strict=True)]
@@ -178,14 +178,14 @@ def ids_and_places(
     """Ids of a whole text, and for each of these places in it the index of the token that ends there.
 
     Args:
-        tokenizer: one that says where its tokens stand.
+        tokenizer: one with offsets (a fast tokenizer).
         text: the text, markers included.
         ends: where markers end, in characters.
         token: what a marker's token must be.
         special: whether the tokenizer adds its own beginning and end.
 
     Raises:
-        CannotReadError: a character that the tokenizer does not know, or a marker that is not this token.
+        CannotReadError: a character that the tokenizer lacks, or a marker that is not this token.
     """
     encoded = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True)
     ids = _known(tokenizer, text, np.asarray(encoded["input_ids"], dtype=np.int64))
@@ -304,7 +304,7 @@ def _known(tokenizer: Any, text: str, ids: IntArray) -> IntArray:
     if unknown is None or not (ids == unknown).any():
         return ids
     if unknown not in (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id):
-        raise CannotReadError("unknown_character", f"the tokenizer does not know all characters of {text[:80]!r}")
+        raise CannotReadError("unknown_character", f"the tokenizer lacks characters of {text[:80]!r}")
     return ids
 
 
@@ -340,7 +340,7 @@ class Laid:
 
 
 def layer(model: Any, tokenizer: Any) -> Callable[[Sequence[Marked]], Laid]:
-    """How this network reads several solutions at once; it is told which attention to use from now on.
+    """How this network reads several solutions at once; sets its attention implementation.
 
     Args:
         model: a network of transformers, for reading only.
