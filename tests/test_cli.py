@@ -113,7 +113,7 @@ def test_missing_file_and_folder(call, tmp_path):
         ("env=3", ["a section"]),
         ("env.task=${nowhere}", ["nowhere"]),
         ("reward={use_reward_model: true, model: {model_type: resnt}}", ["did you mean 'resnet'?"]),
-        ("reward={use_reward_model: true, model: {model_type: resnet}}", ["needs checkpoint_path"]),
+        ("reward={use_reward_model: true, model: {model_type: resnet}}", ["checkpoint_path is missing"]),
         ("reward={use_reward_model: true}", ["needs reward.model"]),
         (f"reward={{{CONSTANT}, reward_threshold: 2}}", ["less than or equal to 1"]),
     ],

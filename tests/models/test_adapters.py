@@ -100,7 +100,7 @@ def test_the_contract_of_a_reward_model_and_a_judge(known):
     assert judged.tokens == len(model.marked(QUESTION, STEPS).ids) > 20
     assert not judged.truncated
     np.testing.assert_array_equal(judged.score.steps, model.score([episode()])[0].steps)
-    with pytest.raises(ConfigError, match="no options"):
+    with pytest.raises(ConfigError, match="no such options"):
         model.judge([episode()], JudgeOptions(nframes=3))
 
 
@@ -334,7 +334,7 @@ def test_what_a_folder_says_about_itself_must_fit(tmp_path):
     notes = tmp_path / "adapter.json"
     for said, message in (
         ('{"seperator": "x"}', "seperator"),
-        ('{"adapter": "implicit"}', "a model for the adapter 'implicit'"),
+        ('{"adapter": "implicit"}', "names the adapter 'implicit', not 'trl'"),
         ('{"beta": 0.1}', "has no use for beta"),
         ('{"separator": ""}', "separator"),
         ("{", "cannot be read"),
