@@ -1,9 +1,7 @@
 """The network of the image reward models: a residual network (arXiv:1512.03385) and a small head, one logit.
 
-It does not know what the logit means, where frames come from, or how it is trained.
-
-    scorer = ImageScorer("resnet18", hidden_dim=256, dropout=0.1)
-    logits_N = scorer(inputs_N_C_H_W)
+scorer = ImageScorer("resnet18", hidden_dim=256, dropout=0.1)
+logits_N = scorer(inputs_N_C_H_W)
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ class ImageScorer(nn.Module):
         self, arch: str, *, hidden_dim: int | None, dropout: float, pretrained_path: str | None = None
     ) -> None:
         super().__init__()
-        self.backbone = _random_backbone(arch) if pretrained_path is None else _load_backbone(arch, pretrained_path)
+        self.backbone = ResNetModel(_config(arch)) if pretrained_path is None else _load_backbone(arch, pretrained_path)
         features = self.backbone.config.hidden_sizes[-1]
         if hidden_dim is None:
             self.head: nn.Module = nn.Linear(features, 1)
@@ -96,7 +94,7 @@ def calibrating(network: nn.Module) -> Iterator[None]:
 
 
 def inference_copy(scorer: ImageScorer, *, bf16: bool) -> ImageScorer:
-    """A copy for scoring: batch normalisation folded into the convolutions, the backbone bfloat16 if asked.
+    """A copy for scoring: batch normalisation folded into the convolutions, the backbone in bfloat16 with `bf16`.
 
     Later changes of `scorer` do not reach the copy.
     """
@@ -110,7 +108,7 @@ def inference_copy(scorer: ImageScorer, *, bf16: bool) -> ImageScorer:
 
 
 def resolve_device(device: str | torch.device | None) -> torch.device:
-    """The device asked for, or the GPU when there is one."""
+    """The given device; None: the GPU when there is one, else the CPU."""
     if device is not None:
         return torch.device(device)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -126,10 +124,6 @@ def _config(arch: str) -> ResNetConfig:
     )
 
 
-def _random_backbone(arch: str) -> Any:
-    return ResNetModel(_config(arch))
-
-
 def _load_backbone(arch: str, path: str) -> Any:
     expected = _config(arch)
     check_model(CheckpointError, "pretrained_path", path)
@@ -141,8 +135,8 @@ def _load_backbone(arch: str, path: str) -> Any:
             raise CheckpointError(f"pretrained_path {path!r} has {name} {found}, but arch {arch!r} has {wanted}")
     # The classifier of an image classification checkpoint is not part of the backbone.
     unexpected = sorted(k for k in report["unexpected_keys"] if not k.startswith("classifier."))
-    problems = {"missing": sorted(report["missing_keys"]), "unexpected": unexpected}
-    problems["of another shape"] = sorted(str(k) for k in report["mismatched_keys"])
+    misfits = sorted(str(k) for k in report["mismatched_keys"])
+    problems = {"missing": sorted(report["missing_keys"]), "unexpected": unexpected, "of another shape": misfits}
     bad = {what: keys for what, keys in problems.items() if keys}
     if bad:
         raise CheckpointError(f"pretrained_path {path!r} does not fit {arch!r}: {bad}")

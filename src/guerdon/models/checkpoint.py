@@ -1,7 +1,7 @@
 """Image reward models on disk: a folder with `model.safetensors` and `config.json`, read strictly.
 
-The JSON carries what scoring needs beside the weights (architecture, preprocessing, threshold), what the
-model was trained on, and the hash of the weights. It does not know how a model is trained or used.
+The JSON holds what scoring needs besides the weights (architecture, preprocessing, threshold), what the model was
+trained on, and the hash of the weights.
 
     save_checkpoint("runs/rm/model", scorer, config)
     scorer, config = load_checkpoint("runs/rm", hidden_dim=256)
@@ -29,7 +29,7 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 @dataclass(frozen=True)
 class ImageModelConfig:
-    """Everything about an image reward model but its weights.
+    """Everything about an image reward model except its weights.
 
     Attributes:
         type: `resnet` (probability of success) or `progress` (share of the task done).
@@ -40,7 +40,7 @@ class ImageModelConfig:
         normalize: `none` or `imagenet`.
         threshold: probability above which a frame counts as success; None for `progress`.
         label: what a target of 1 means, in words.
-        horizon: of a progress model that says nearness in time, in environment steps; else None.
+        horizon: of a progress model that predicts nearness in time, in environment steps; else None.
         data_hash: of the training data; empty when the episodes came from memory.
     """
 
@@ -57,7 +57,7 @@ class ImageModelConfig:
 
 
 def save_checkpoint(path: str | Path, scorer: ImageScorer, config: ImageModelConfig) -> Path:
-    """Write a checkpoint folder beside `path` and rename it into place.
+    """Write a checkpoint folder under a temporary name and rename it to `path`.
 
     An existing folder is moved aside first and removed last.
 
@@ -89,7 +89,7 @@ def find_checkpoint(path: str | Path) -> Path:
     for candidate in (folder, folder / "model"):
         if (candidate / CONFIG).is_file():
             if given.suffix == ".safetensors" and given.name != WEIGHTS:
-                raise CheckpointError(f"{given}: the weights of a checkpoint are named {WEIGHTS}, beside {CONFIG}")
+                raise CheckpointError(f"{given}: the weights of a checkpoint are named {WEIGHTS}, next to {CONFIG}")
             return candidate
     raise CheckpointError(
         f"no reward model at {given}: expected a folder with {WEIGHTS} and {CONFIG}; write one with `guerdon train`"
@@ -120,7 +120,7 @@ def load_config(path: str | Path, **requested: Any) -> ImageModelConfig:
         if wanted is not None and wanted != found:
             raise CheckpointError(
                 f"{name} mismatch: the checkpoint {folder} has {_shown(found)}, "
-                f"but {_shown(wanted)} was asked for; change {name} to {_shown(found)} or train a new model"
+                f"but {_shown(wanted)} was requested; change {name} to {_shown(found)} or train a new model"
             )
     return config
 

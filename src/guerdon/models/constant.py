@@ -1,8 +1,6 @@
-"""A reward model that gives every row the same value: the control arm, and a stand-in for tests.
+"""A reward model that gives every row the same value: the control arm of a study.
 
-It looks at nothing.
-
-    ConstantModel(0.0).score([episode])[0].total   # 0.0
+ConstantModel(0.0).score([episode])[0].total   # 0.0
 """
 
 from __future__ import annotations

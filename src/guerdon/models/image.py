@@ -79,11 +79,11 @@ class ImageRewardModel:
             that is not finite, `Failure('non_finite')`.
         """
         unique: list[NDArray[Any]] = []
-        seen: dict[tuple[Any, bytes], int] = {}
+        places: dict[tuple[Any, bytes], int] = {}
         rows: list[NDArray[np.int64] | None] = []
         for episode in episodes:
             frames = episode.frames
-            rows.append(None if frames is None or not frames.size else _unique_rows(frames, seen, unique))
+            rows.append(None if frames is None or not frames.size else _unique_rows(frames, places, unique))
         values_U = self.probabilities(unique, channels_last=True)
         return [_score(index, values_U) for index in rows]
 
@@ -114,7 +114,7 @@ class ImageRewardModel:
             self._debug.threshold = threshold
 
     def refresh(self) -> None:
-        """Score with the weights that `scorer` has now: call it after changing them."""
+        """Score with the current weights of `scorer`; call it after changing them."""
         self._network = None
 
     def _pixels(self, frames: Sequence[NDArray[Any]] | NDArray[Any], channels_last: bool) -> ByteArray:
@@ -187,16 +187,16 @@ def load_image_model(
 
 
 def _unique_rows(
-    frames_T_H_W_C: ByteArray, seen: dict[tuple[Any, bytes], int], unique: list[NDArray[Any]]
+    frames_T_H_W_C: ByteArray, places: dict[tuple[Any, bytes], int], unique: list[NDArray[Any]]
 ) -> NDArray[np.int64]:
-    """Index of each row's frame in `unique`, which grows by the frames not seen before."""
+    """Index of each row's frame in `unique`, which grows by the new ones."""
     index = np.empty(len(frames_T_H_W_C), np.int64)
     for t, frame in enumerate(frames_T_H_W_C):
         key = (frame.shape, hashlib.blake2b(np.ascontiguousarray(frame).data, digest_size=16).digest())
-        if key not in seen:
-            seen[key] = len(unique)
+        if key not in places:
+            places[key] = len(unique)
             unique.append(frame)
-        index[t] = seen[key]
+        index[t] = places[key]
     return index
 
 

@@ -37,7 +37,7 @@ from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
 from guerdon.types import Episode, Failure, RewardInfo
 
 _PEFT = "base_model.model."  # before the names in an adapter's file
-_SAMPLE = 64  # values of each tensor by which a model is told from another
+_SAMPLE = 64  # values of each tensor in the hash that identifies a model
 LEARNING = {"learning_rate": 1e-6, "weight_decay": 0.0, "max_grad_norm": 10.0, "batch_size": 64, "seed": 0}
 
 
@@ -47,7 +47,6 @@ class ImplicitModel(TextRewardModel):
     Args:
         policy: the model that learns.
         card: with `beta` and `read`.
-        head: there is none.
         micro_batch_size: solutions per forward pass.
         ref: the reference; None: the weights under the policy's adapter.
 
@@ -96,7 +95,6 @@ class ImplicitModel(TextRewardModel):
         policy: TextPolicy,
         card: TextModelCard,
         *,
-        head: nn.Linear | None = None,
         micro_batch_size: int = 16,
         ref: TextPolicy | None = None,
     ) -> None:
@@ -122,7 +120,7 @@ class ImplicitModel(TextRewardModel):
 
     @property
     def info(self) -> RewardInfo:
-        """A probability per step; that of the last one depends on its end where the card says so."""
+        """A probability per step; that of the last one depends on the end of the text if the card has `closed`."""
         return replace(super().info, causal=not self.card.closed)
 
     def logits(self, readings: Sequence[Reading]) -> Tensor:
@@ -148,7 +146,7 @@ class ImplicitModel(TextRewardModel):
         return implicit_rewards(self.policy.log_probs(batch, temperature=self.card.temperature), ref, mask)
 
     def _weights(self) -> Iterable[tuple[str, Tensor]]:
-        """Everything that it scores with: the language model with its adapters, and the second copy, if there is."""
+        """All weights that scores depend on: the language model with its adapters, and a copied reference."""
         yield from self.policy.base.model.named_parameters()
         if self._own_ref is not None:
             yield from ((f"reference.{k}", v) for k, v in self._own_ref.base.model.named_parameters())
@@ -163,7 +161,7 @@ class ImplicitModel(TextRewardModel):
         """The second copy of the weights, where there is one."""
         return self._own_ref
 
-    # going on to learn
+    # learning in use
 
     def learn(self, episodes: Sequence[Episode]) -> dict[str, float]:
         """One pass of AdamW over episodes with a known outcome, with the loss that the model was trained with.
@@ -171,8 +169,7 @@ class ImplicitModel(TextRewardModel):
         With DPO, episodes of the same task are paired, right with wrong; the others teach nothing and are counted.
 
         Returns:
-            `loss` (mean before each gradient step), `learned` and `skipped` (episodes); no loss where nothing was
-            learnt.
+            `loss` (mean before each gradient step), `learned` and `skipped` (episodes); no `loss` without a step.
 
         Raises:
             NonFiniteError: the loss or its gradient is not finite.
@@ -256,9 +253,9 @@ class ImplicitModel(TextRewardModel):
 
 
 def origin_of(weights: Iterable[tuple[str, Tensor]], card: TextModelCard) -> str:
-    """A name for what a model begins with: what its scores mean, and a sample of every tensor.
+    """A hash of what a model begins with: the meaning of its scores, and a sample of every tensor.
 
-    A sample is enough to tell models apart, since training moves every weight, and quick where they are large.
+    A sample is enough to distinguish models, since training moves every weight, and it is fast for large ones.
 
     Args:
         weights: name and values of each tensor.
@@ -279,15 +276,15 @@ def origin_of(weights: Iterable[tuple[str, Tensor]], card: TextModelCard) -> str
 
 
 def _refuse_foreign(folder: Path, stored: str | None, own: str) -> None:
-    """Refuse a state that was not learnt from this model's own beginning."""
+    """Refuse a state of a model that began with other weights."""
     if stored == own:
         return
     if stored is None:
         raise CheckpointError(
-            f"{folder} was written by an older guerdon, which did not say what the model began with, so whose it is "
-            "cannot be told: move it away (of a server: update_dir) and begin anew"
+            f"{folder} was written by an older guerdon, which did not store what the model began with: move it away "
+            "(of a server: update_dir) and start again"
         )
     raise CheckpointError(
         f"{folder} was learnt by a model that began with other weights or another card; use it with the model it began "
-        "with, or move it away (of a server: update_dir) to begin anew"
+        "with, or move it away (of a server: update_dir) to start again"
     )

@@ -270,7 +270,7 @@ class OnlineTrainer:
         tensors |= {f"replay.{name}": torch.from_numpy(array) for name, array in self.replay.arrays().items()}
         return OnlineState(
             tensors,
-            {"rng": self.rng.bit_generator.state, "seen": list(self.replay.seen), "updates": self.updates},
+            {"rng": self.rng.bit_generator.state, "seen": list(self.replay.offered), "updates": self.updates},
         )
 
     def load_state_dict(self, state: OnlineState) -> None:
@@ -335,7 +335,7 @@ class FrameReplay:
         self.positive_above = positive_above
         self.pixels: list[list[ByteArray]] = [[], []]
         self.targets: list[list[float]] = [[], []]
-        self.seen = [0, 0]
+        self.offered = [0, 0]
 
     def __len__(self) -> int:
         return len(self.targets[0]) + len(self.targets[1])
@@ -344,12 +344,12 @@ class FrameReplay:
         """Offer frames to the reservoirs: each frame of a class's stream is kept with equal probability."""
         for pixels, target in zip(pixels_N_H_W_C, targets_N, strict=True):
             side = int(target > self.positive_above)
-            self.seen[side] += 1
+            self.offered[side] += 1
             if len(self.targets[side]) < self.room:
                 self.pixels[side].append(pixels.copy())
                 self.targets[side].append(float(target))
                 continue
-            slot = int(rng.integers(self.seen[side]))
+            slot = int(rng.integers(self.offered[side]))
             if slot < self.room:
                 self.pixels[side][slot] = pixels.copy()
                 self.targets[side][slot] = float(target)
@@ -381,11 +381,11 @@ class FrameReplay:
                 named[f"targets.{side}"] = np.array(self.targets[side], np.float32)
         return named
 
-    def restore(self, arrays: dict[str, NDArray[Any]], seen: list[int]) -> None:
-        """Take over contents that `arrays` gave, and the counts of frames seen."""
+    def restore(self, arrays: dict[str, NDArray[Any]], offered: list[int]) -> None:
+        """Restore what `arrays` returned, and the numbers of frames offered so far."""
         self.pixels = [list(arrays.get(f"pixels.{side}", ())) for side in (0, 1)]
         self.targets = [[float(t) for t in arrays.get(f"targets.{side}", ())] for side in (0, 1)]
-        self.seen = list(seen)
+        self.offered = list(offered)
 
 
 def _choose(size: int, n: int, rng: np.random.Generator) -> NDArray[np.int64]:

@@ -1,7 +1,7 @@
-"""Frames as they come to the tensor a network eats: the one function that training, scoring and tests share.
+"""Preprocessing of frames, the same for training, scoring and tests.
 
 Two stages, so that the first can be done once and its small result stored: `to_pixels` checks, resizes and
-keeps bytes; `to_input` divides by 255 and normalises. It does not know about episodes or models.
+keeps bytes; `to_input` divides by 255 and normalises.
 
     pixels_N_H_W_C = to_pixels(frames, (3, 64, 64))
     inputs_N_C_H_W = to_input(torch.from_numpy(pixels_N_H_W_C), "imagenet")
@@ -100,7 +100,7 @@ def _to_channels_last(array: NDArray[Any], *, known: bool) -> NDArray[Any]:
     last, first = array.shape[3] in _CHANNELS, array.shape[1] in _CHANNELS and not known
     if last and first:
         raise ValueError(
-            f"cannot tell which axis of shape {array.shape} holds the channels: make them (N, H, W, 3) and say "
+            f"cannot tell which axis of shape {array.shape} holds the channels: make them (N, H, W, 3) and pass "
             "channels_last=True, or score an Episode"
         )
     if not last and not first:

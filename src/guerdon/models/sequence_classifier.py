@@ -1,7 +1,7 @@
 """A sequence classifier as a reward model for text: one number for a prompt and its response.
 
 Any transformers `AutoModelForSequenceClassification` with one label (its logit), or two (the log-odds of the second).
-It is read strictly: a folder that lacks weights is refused. This module does not know RL.
+It is read strictly: a folder that lacks weights is refused.
 
     values_B, failures = SequenceClassifier("runs/orm").score(prompts, texts, micro=32)
 """
@@ -23,7 +23,7 @@ from guerdon.worlds.prompts import Prompt
 
 
 class SequenceClassifier:
-    """A judge of whole responses.
+    """A reward model of whole responses.
 
     Args:
         path: folder or hub id.
@@ -62,37 +62,18 @@ class SequenceClassifier:
     def score(
         self, prompts: Sequence[Prompt], texts: Sequence[str], *, micro: int
     ) -> tuple[FloatArray, dict[int, Failure]]:
-        """How right each response looks; the model reads the question without the policy's system prompt.
+        """A logit per response; the model reads the question without the policy's system prompt.
 
         Args:
-            prompts: what was asked.
+            prompts: the questions.
             texts: the responses.
             micro: responses per forward pass.
 
         Returns:
-            (B,) float32 logits, higher is better, 0 where there is none; and why there is none: characters that its
-            tokenizer does not know, more tokens than it has positions for, or a logit that is not finite.
+            (B,) float32 logits, higher is better, 0 where there is none; and the failures by row: characters that its
+            tokenizer does not have, more tokens than it has positions for, or a logit that is not finite.
         """
         values = np.zeros(len(texts), dtype=np.float32)
-        sequences, failures = self._sequences(prompts, texts)
-        readable = sorted(sequences)
-        for start in range(0, len(readable), micro):
-            rows = readable[start : start + micro]
-            ids, mask = pad_right([sequences[i] for i in rows], int(self.model.config.pad_token_id))
-            logits = self.model(
-                input_ids=torch.from_numpy(ids).to(self.model.device),
-                attention_mask=torch.from_numpy(mask.astype(np.int64)).to(self.model.device),
-            ).logits.float()
-            value = logits[:, 0] if self.labels == 1 else logits[:, 1] - logits[:, 0]
-            values[rows] = value.cpu().numpy()
-        for i in np.flatnonzero(~np.isfinite(values)):
-            failures[int(i)] = Failure("non_finite", "the classifier's logit is not finite")
-        return np.where(np.isfinite(values), values, np.float32(0)), failures
-
-    def _sequences(
-        self, prompts: Sequence[Prompt], texts: Sequence[str]
-    ) -> tuple[dict[int, IntArray], dict[int, Failure]]:
-        """Ids of the responses that can be read, and why the others cannot."""
         sequences: dict[int, IntArray] = {}
         failures: dict[int, Failure] = {}
         for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
@@ -103,6 +84,18 @@ class SequenceClassifier:
                 continue
             if self.room is not None and len(ids) > self.room:
                 failures[i] = Failure("too_long", f"{len(ids)} tokens, the classifier has {self.room} positions")
-                continue
-            sequences[i] = ids
-        return sequences, failures
+            else:
+                sequences[i] = ids
+        readable = list(sequences)
+        for start in range(0, len(readable), micro):
+            rows = readable[start : start + micro]
+            ids_B_L, mask_B_L = pad_right([sequences[i] for i in rows], int(self.model.config.pad_token_id))
+            logits = self.model(
+                input_ids=torch.from_numpy(ids_B_L).to(self.model.device),
+                attention_mask=torch.from_numpy(mask_B_L.astype(np.int64)).to(self.model.device),
+            ).logits.float()
+            value = logits[:, 0] if self.labels == 1 else logits[:, 1] - logits[:, 0]
+            values[rows] = value.cpu().numpy()
+        for row in np.flatnonzero(~np.isfinite(values)):
+            failures[int(row)] = Failure("non_finite", "the classifier's logit is not finite")
+        return np.where(np.isfinite(values), values, np.float32(0)), failures

@@ -3,7 +3,7 @@ r"""A question and the steps of a solution as token ids: the same for training, 
 The question becomes a chat prompt. Every step is tokenised by itself, so the ids of a step never depend on what comes
 after it, a step always ends with a token of its own, and a solution that is cut off after step k reads exactly as the
 first k steps of the whole. (Tokenised in one piece, a token such as ` So` or `\n\n` would straddle two steps, and its
-label would belong to both.) This module does not know models or labels.
+label would belong to both.)
 
     reading = read_steps(tokenizer, "3+5=?", ["3+5=8;", "done"])
     reading.ids[reading.ends_S]              # the last token of each step: where labels and scores stand
@@ -34,7 +34,7 @@ class Reading:
         start: where the first step begins.
         ends_S: for each step the place of its last token in `ids`; a step without any text has that of the token
             before it.
-        tail: tokens that a form puts behind each step, beside those of the text.
+        tail: tokens that a form puts after each step, besides those of the text.
     """
 
     ids: IntArray
@@ -47,7 +47,7 @@ class Reading:
 
     @property
     def reach(self) -> int:
-        """Positions that it takes: a tail stands in place of the text behind its step."""
+        """Positions that it takes: a tail is at the positions of the text after its step."""
         return len(self.ids) + self.tail
 
     @property
@@ -63,7 +63,7 @@ def close_steps(steps: Sequence[str], separator: str) -> tuple[str, ...]:
     for the other. What follows a step does not change how it ends, but for the last step, which may be open.
 
     Args:
-        steps: the text in pieces.
+        steps: the steps of a solution.
         separator: what ended the steps that a model was trained on; nothing happens where it is no line break.
     """
     if separator.strip() or "\n" not in separator:
@@ -84,8 +84,8 @@ def read_steps(
 
     Args:
         tokenizer: a transformers tokenizer with a chat template.
-        question: what was asked.
-        steps: the text in pieces, separators included.
+        question: the question.
+        steps: the steps of the solution, separators included.
         closed: put the end-of-sequence token behind the last step.
         system_prompt: a system turn before the question.
 

@@ -1,7 +1,7 @@
 """Reward models of text by their folder: those that `guerdon train` wrote, and those of others through an adapter.
 
-A folder of ours is known by its `reward_model.json`; anything else is recognised by its `config.json`, or named. This
-module does not know what the scores are used for.
+A folder of guerdon's is recognised by its `reward_model.json`; anything else by its `config.json`, or by the name of
+its adapter.
 
     model = load_text_model("runs/prm/method1_HE/final_checkpoint")
     model = load_text_model("Qwen/Qwen2.5-Math-PRM-7B", adapter="qwen_prm")
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.models.load import load_reward_model
@@ -33,32 +32,32 @@ def load_text_model(path: str, *, adapter: str = "auto", micro_batch_size: int =
         micro_batch_size: solutions per forward pass.
 
     Raises:
-        CheckpointError: there is no such model, it was altered, lacks weights, or nothing here can read it.
+        CheckpointError: there is no such model, it was altered, lacks weights, or no adapter can read it.
     """
     if path.startswith(("http://", "https://")):
         return load_reward_model("remote", remote=remote_at(path))
-    folder = find_text_model(path)
+    folder = _own_folder(path, adapter)
     if folder is None:
         from guerdon.models.adapters import load_adapter
 
         return load_adapter(_adapter_of(path, adapter), path, micro_batch_size)
-    _refuse_adapter(folder, adapter)
-    return load_own(folder, micro_batch_size=micro_batch_size)
+    card = read_card(folder)
+    if card.kind not in TEXT_MODELS:
+        raise CheckpointError(f"{folder} holds a {card.kind!r}, which this version of guerdon does not know")
+    return model_class(card.kind).load(folder, card, micro_batch_size)
 
 
 def check_text_model(path: str, *, adapter: str = "auto") -> None:
     """Refuse what `load_text_model` would refuse before it reads weights; a hub id is not looked up.
 
     Raises:
-        CheckpointError: there is no such model in the folder, or nothing here can read it.
+        CheckpointError: there is no such model in the folder, or no adapter can read it.
         ConfigError: it is an address that is none, or an unknown adapter.
     """
     if path.startswith(("http://", "https://")):
         remote_at(path)
         return
-    folder = find_text_model(path)
-    _refuse_adapter(folder, adapter)
-    if folder is None and (Path(path).is_dir() or adapter != "auto"):
+    if _own_folder(path, adapter) is None and (Path(path).is_dir() or adapter != "auto"):
         from guerdon.models.adapters import ADAPTERS
 
         name = _adapter_of(path, adapter)
@@ -66,13 +65,16 @@ def check_text_model(path: str, *, adapter: str = "auto") -> None:
             raise ConfigError(f"unknown adapter {name!r}: choose one of {', '.join(ADAPTERS)}")
 
 
-def _refuse_adapter(folder: Path | None, adapter: str) -> None:
+def _own_folder(path: str, adapter: str) -> Path | None:
+    """As `find_text_model`; a model of guerdon's with an adapter is refused."""
+    folder = find_text_model(path)
     if folder is not None and adapter not in ("auto", "guerdon"):
         raise CheckpointError(f"{folder} was written by guerdon and needs no adapter; remove adapter {adapter!r}")
+    return folder
 
 
 def find_text_model(path: str) -> Path | None:
-    """The folder of ours that a path means; None where it is none of ours.
+    """The folder of a model that `guerdon train` wrote, at or below a path; None where there is none.
 
     Raises:
         CheckpointError: there are several below it, or it is a state for resuming.
@@ -98,38 +100,23 @@ def model_class(kind: str) -> type[TextRewardModel]:
     return found
 
 
-def load_own(folder: Path, *, micro_batch_size: int = 16) -> TextRewardModel:
-    """Read a folder that `guerdon train` wrote.
-
-    Raises:
-        CheckpointError: it was altered, or lacks something.
-    """
-    card = read_card(folder)
-    if card.kind not in TEXT_MODELS:
-        raise CheckpointError(f"{folder} holds a {card.kind!r}, which this version of guerdon does not know")
-    return model_class(card.kind).load(folder, card, micro_batch_size)
-
-
 def _adapter_of(path: str, adapter: str) -> str:
-    """The name of the adapter: as given, or as the folder or its configuration says."""
+    """The name of the adapter: as given, or by the folder or its `config.json`."""
     from guerdon.models.adapters import ADAPTERS, adapter_of, recognise
 
-    name: str | None = adapter
-    if adapter == "auto":
-        name = adapter_of(path) or recognise(_config(path), path)
+    if adapter != "auto":
+        return adapter
+    name = adapter_of(path)
+    if name is None:
+        from transformers import PreTrainedConfig
+
+        hint = "" if Path(path).is_dir() else " (there is no such folder here, so it was looked for on the hub)"
+        with boundary(CheckpointError, f"no reward model can be read at {path!r}{hint}"):
+            config, _ = PreTrainedConfig.get_config_dict(path)
+        name = recognise(dict(config), path)
     if name is None:
         raise CheckpointError(
             f"no reward model can be read at {path}: guerdon did not write it, and its configuration is of no known "
             f"kind; name one of the adapters {', '.join(ADAPTERS)}"
         )
     return name
-
-
-def _config(path: str) -> dict[str, Any]:
-    """`config.json` of a folder or hub id."""
-    from transformers import PreTrainedConfig
-
-    hint = "" if Path(path).is_dir() else " (there is no such folder here, so it was looked for on the hub)"
-    with boundary(CheckpointError, f"no reward model can be read at {path!r}{hint}"):
-        config, _ = PreTrainedConfig.get_config_dict(path)
-    return dict(config)

@@ -55,8 +55,8 @@ def pairs(groups: Sequence[Hashable], right: Sequence[bool | None], seed: int) -
 
     Args:
         groups: solutions of the same question share one.
-        right: whether the answer is right; None where nobody knows: in no pair.
-        seed: of who meets whom.
+        right: whether the answer is right; None where unknown: in no pair.
+        seed: of the pairing.
 
     Returns:
         max(right, wrong) pairs for each group that has both.

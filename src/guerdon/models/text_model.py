@@ -3,7 +3,7 @@
 A kind of model defines how it reads a solution and what its logits are (`text_heads.py`, `verdict.py`,
 `implicit_text.py`). A solution that does not fit is a `Failure`; nothing is cut silently.
 
-On disk a model is a transformers or peft folder with `reward_model.json` (the card) beside the weights: the kind of
+On disk a model is a transformers or peft folder with `reward_model.json` (the card) next to the weights: the kind of
 model, the form in which it reads, what ended the steps it was trained on, the threshold, what its labels meant, and how
 it was trained. A linear head is in `head.safetensors`. The folder is written in one piece and its hashes are checked
 when it is read.
@@ -47,7 +47,7 @@ _HEAD = "head."
 
 @dataclass(frozen=True)
 class TextModelCard:
-    """Everything about a reward model of text but its weights.
+    """Everything about a reward model of text except its weights.
 
     Attributes:
         kind: which model: `stepwise`, `verdict`, `outcome`, `implicit`.
@@ -61,10 +61,10 @@ class TextModelCard:
         beta: of `implicit`, the factor of the log-ratios; else None.
         read: of `implicit`: the score of a step is of everything up to it, or of the step alone; else None.
         system_prompt: of `implicit`: the system turn before each question; None: there is none.
-        temperature: of `implicit`: divides the logits, as where the model learnt.
+        temperature: of `implicit`: divides the logits, as in training.
         closed: of `implicit`: a text is read as a finished one, its end-of-sequence token belongs to the last step.
-        length_limit: of `closed`: a text of so many tokens was cut where the model learnt, so it has no such token.
-        bf16: whether it computes in bfloat16; `auto`: where the hardware has it.
+        length_limit: of `closed`: a text of so many tokens was cut in training, so it has no such token.
+        bf16: compute in bfloat16; `auto`: where the hardware has it.
         quantize: how its frozen weights were stored while it was trained; None: as they are.
         learning: settings of its optimiser, for learning on while in use.
         training: data hash, method, reward, counts, settings and metrics; plain JSON values.
@@ -116,7 +116,6 @@ class TextRewardModel(ABC):
     Args:
         policy: the language model; its adapter or all of its weights are what is trained.
         card: what it is.
-        head: for kinds that have one: a trained head; None makes a fresh one.
         micro_batch_size: solutions per forward pass when scoring.
 
     Raises:
@@ -129,9 +128,7 @@ class TextRewardModel(ABC):
     form = "chat"  # how it reads, see `TextModelCard`
     meaning = "the step is right"  # what a target of 1 means
 
-    def __init__(
-        self, policy: TextPolicy, card: TextModelCard, *, head: nn.Linear | None = None, micro_batch_size: int = 16
-    ) -> None:
+    def __init__(self, policy: TextPolicy, card: TextModelCard, *, micro_batch_size: int = 16) -> None:
         self.policy, self.card, self.micro_batch_size = policy, card, micro_batch_size
         self.head: nn.Linear | None = None
         if self.has_head:
@@ -141,8 +138,7 @@ class TextRewardModel(ABC):
                     "architecture, or type: verdict"
                 )
             width = int(policy.base.model.get_input_embeddings().weight.shape[1])
-            fresh = new_head(width, int(card.learning.get("seed", 0))) if head is None else head
-            self.head = fresh.to(policy.device)
+            self.head = new_head(width, int(card.learning.get("seed", 0))).to(policy.device)
 
     @classmethod
     def start(cls, policy: TextPolicy, card: TextModelCard, fresh: Callable[[], TextPolicy]) -> TextRewardModel:
@@ -167,16 +163,12 @@ class TextRewardModel(ABC):
         Raises:
             CheckpointError: something is missing or does not fit.
         """
-        policy = read_policy(folder, card)
-        if not cls.has_head:
-            return cls(policy, card, micro_batch_size=micro_batch_size)
-        if not (folder / HEAD).is_file():
-            raise CheckpointError(f"{folder} has no {HEAD}; train it again")
-        model = cls(policy, card, micro_batch_size=micro_batch_size)
-        assert model.head is not None
-        width = model.head.in_features
-        with boundary(CheckpointError, f"{folder / HEAD} cannot be read, or does not fit a model of width {width}"):
-            model.head.load_state_dict(load_weights(folder / HEAD), strict=True)
+        model = cls(read_policy(folder, card), card, micro_batch_size=micro_batch_size)
+        if model.head is not None:
+            if not (folder / HEAD).is_file():
+                raise CheckpointError(f"{folder} has no {HEAD}; train it again")
+            with boundary(CheckpointError, f"{folder / HEAD} cannot be read, or does not fit the language model"):
+                model.head.load_state_dict(load_weights(folder / HEAD), strict=True)
         return model
 
     # what a kind defines
@@ -201,7 +193,7 @@ class TextRewardModel(ABC):
         return reading.ends_S if self.per_step else np.array([len(reading.ids) - 1])
 
     def value(self, logits: np.ndarray) -> np.ndarray:
-        """Scores from logits: probabilities, unless a kind says otherwise."""
+        """Scores from logits: probabilities, unless a kind overrides it."""
         return np.asarray(torch.sigmoid(torch.from_numpy(logits)).numpy())
 
     # what all kinds share
@@ -245,26 +237,22 @@ class TextRewardModel(ABC):
 
     def judge(self, episodes: Sequence[Episode], options: JudgeOptions) -> list[ExplainedScore]:
         """Scores with the number of tokens read; nothing is ever left out, so `truncated` stays False."""
-        found: list[ExplainedScore | None] = [None] * len(episodes)
-        rows: list[int] = []
-        readings: list[Reading] = []
+        found: dict[int, ExplainedScore] = {}
+        readings: dict[int, Reading] = {}
         for i, episode in enumerate(episodes):
             reading = self.reading_of(episode)
             if isinstance(reading, Failure):
                 found[i] = ExplainedScore(Score(failure=reading))
             else:
-                rows.append(i)
-                readings.append(reading)
-        for group in buckets(readings, self.micro_batch_size):
-            chosen = [readings[k] for k in group]
+                readings[i] = reading
+        rows, chosen = list(readings), list(readings.values())
+        for group in buckets(chosen, self.micro_batch_size):
             with torch.inference_mode():
-                values = self.value(self.logits(chosen).float().cpu().numpy())
-            at = 0
-            for k, reading in zip(group, chosen, strict=True):
-                n = len(reading.ends_S) if self.per_step else 1
-                found[rows[k]] = ExplainedScore(self._score(values[at : at + n]), tokens=len(reading))
-                at += n
-        return [judged for judged in found if judged is not None]
+                values = self.value(self.logits([chosen[k] for k in group]).float().cpu().numpy())
+            counts = [len(chosen[k].ends_S) if self.per_step else 1 for k in group]
+            for k, own in zip(group, np.split(values, np.cumsum(counts)[:-1]), strict=True):
+                found[rows[k]] = ExplainedScore(self._score(own), tokens=len(chosen[k]))
+        return [found[i] for i in range(len(episodes))]
 
     def reading_of(self, episode: Episode) -> Reading | Failure:
         """An episode as this model reads it, or why it cannot."""
@@ -306,10 +294,8 @@ class TextRewardModel(ABC):
         self.policy.load_tensors({name: t for name, t in state.items() if not name.startswith(_HEAD)})
         if self.head is not None:
             own = {name.removeprefix(_HEAD): t for name, t in state.items() if name.startswith(_HEAD)}
-            try:
+            with boundary(CheckpointError, "the stored head does not fit this reward model"):
                 self.head.load_state_dict(own, strict=True)
-            except RuntimeError as error:
-                raise CheckpointError(f"the stored head does not fit this reward model: {error}") from error
 
     def write(self, folder: Path, **changes: Any) -> Path:
         """Write the model in one piece.

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from guerdon.episodes.solution_formats import EVALUATE, PARTIAL, QUESTION, TARGETS
 from guerdon.errors import ConfigError
@@ -46,9 +46,7 @@ class VerdictModel(TextRewardModel):
     has_head = False
     form = FORM
 
-    def __init__(
-        self, policy: TextPolicy, card: TextModelCard, *, head: nn.Linear | None = None, micro_batch_size: int = 16
-    ) -> None:
+    def __init__(self, policy: TextPolicy, card: TextModelCard, *, micro_batch_size: int = 16) -> None:
         super().__init__(policy, card, micro_batch_size=micro_batch_size)
         self.tail, right, wrong = piece_ids(self.tokenizer, [EVALUATE, TARGETS[True], TARGETS[False]])
         self.verdicts = (int(right[0]), int(wrong[0]))

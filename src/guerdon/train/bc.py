@@ -1,13 +1,13 @@
 """Behaviour cloning: a first policy that does what collected episodes did (`guerdon train policy=bc`).
 
 Supervised regression of actions on observations, as in ALVINN (Pomerleau 1988): the mean squared error of the
-policy's most likely action, on normalised states or on frames, with whole episodes held out. The epoch with the
-smallest held-out error is kept, and the spread of its held-out errors becomes the spread of the policy's actions
-(the maximum-likelihood standard deviation of a Gaussian around the mean that was found). So a policy-gradient run
-that starts from here with `policy.checkpoint` explores as widely as the clone is unsure.
+policy's most likely action, on normalised states or on frames, with whole episodes held out. The weights of the epoch
+with the smallest held-out error are kept, and the standard deviation of its held-out errors becomes that of the
+policy's actions (the maximum-likelihood estimate for a Gaussian around the predicted mean). So a policy-gradient run
+that starts from here with `policy.checkpoint` explores as widely as the clone is uncertain.
 
-The episodes must hold every row (`collect.frame_every: 1`): with k > 1 a row's action is the last of k, so that it
-belongs to a state that was not kept. This module does not know simulators, rewards or RL.
+The episodes must hold every row (`collect.frame_every: 1`): with k > 1 a row's action is the last of k and belongs
+to a state that was not stored.
 
     folder, metrics = train_bc(study)
     policy = load_policy(folder)
@@ -44,12 +44,12 @@ SMALLEST_STD = 0.05  # an expert's gripper command can be predicted exactly; a p
 
 
 class Pairs(NamedTuple):
-    """What was seen and what was done then.
+    """Observations with the actions that followed them.
 
     Attributes:
         observations: (N, S) float32 states or (N, H, W, 3) uint8 frames.
         actions: (N, A) float32.
-        episode: (N,) int64, which episode a pair comes from.
+        episode: (N,) int64, index of the episode of each pair.
     """
 
     observations: np.ndarray
@@ -76,9 +76,11 @@ def train_bc(study: Study) -> tuple[Path, dict[str, Any]]:
     """
     settings = study.bc
     if settings is None:
-        raise ConfigError("this configuration has no bc section: say at least bc.data_path and bc.save_dir")
+        raise ConfigError("this configuration has no bc section: set at least bc.data_path and bc.save_dir")
     if study.control_policy.checkpoint is not None:
-        raise ConfigError("policy.checkpoint would do nothing in behaviour cloning, which starts afresh; remove it")
+        raise ConfigError(
+            "policy.checkpoint would do nothing in behaviour cloning, which starts from random weights; remove it"
+        )
     started = time.perf_counter()
     torch.set_num_threads(study.runner.threads)
     pixels = study.policy.type == "cnn"
@@ -92,7 +94,7 @@ def train_bc(study: Study) -> tuple[Path, dict[str, Any]]:
     if pixels and pairs.observations.shape[1:3] != study.env.frame_size:
         raise ConfigError(
             f"{settings.data_path} has frames of {pairs.observations.shape[1:3]}, env.frame_size is "
-            f"{study.env.frame_size}: the policy would see other pictures than it was cloned from"
+            f"{study.env.frame_size}: the policy would get other frames in a run than here"
         )
     seed = study.runner.seed
     train, val = split_pairs(pairs, settings.val_split, seed)
@@ -138,34 +140,34 @@ def _metrics(
 
 
 def gather_pairs(episodes: Any, *, pixels: bool) -> Pairs:
-    """What was seen before each action: row t and `actions[t + 1]`.
+    """Observations and the actions that followed them: row t and `actions[t + 1]`.
 
     Args:
         episodes: an iterable of `Episode`.
-        pixels: see frames, not states.
+        pixels: observations are frames instead of states.
 
     Raises:
         DataError: rows are missing between the ones kept, a column is missing, a number is not finite, or nothing is
             left.
     """
-    seen: list[np.ndarray] = []
-    done: list[FloatArray] = []
+    inputs: list[np.ndarray] = []
+    targets: list[FloatArray] = []
     owner: list[IntArray] = []
     for episode in episodes:
         observations, actions = _columns(episode, pixels)
         if len(episode) < 2:
             continue
-        seen.append(observations[:-1])
-        done.append(actions[1:].astype(np.float32))
+        inputs.append(observations[:-1])
+        targets.append(actions[1:].astype(np.float32))
         owner.append(np.full(len(episode) - 1, len(owner), dtype=np.int64))
     if len(owner) < 2:
         raise DataError(
             f"{len(owner)} episodes are too few to clone and to hold one out: collect more (bc.only_success keeps "
             "successful ones only)"
         )
-    if len({(a.shape[1:], b.shape[1:]) for a, b in zip(seen, done, strict=True)}) != 1:
+    if len({(a.shape[1:], b.shape[1:]) for a, b in zip(inputs, targets, strict=True)}) != 1:
         raise DataError("the episodes have observations or actions of different sizes: clone one task at a time")
-    return Pairs(np.concatenate(seen), np.concatenate(done), np.concatenate(owner))
+    return Pairs(np.concatenate(inputs), np.concatenate(targets), np.concatenate(owner))
 
 
 def _columns(episode: Episode, pixels: bool) -> tuple[np.ndarray, FloatArray]:
@@ -201,7 +203,7 @@ def residual_std(errors_N_A: np.ndarray) -> FloatArray:
 
 
 def _fit(policy: ControlPolicy, train: Pairs, val: Pairs, settings: BCSettings, seed: int) -> list[dict[str, Any]]:
-    """Train, leave the best epoch's weights in the policy, and return one row per epoch."""
+    """Train, load the best epoch's weights into the policy, and return one row per epoch."""
     optimizer = torch.optim.AdamW(policy.pi.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
     rng = np.random.default_rng([seed, 4])
     history: list[dict[str, Any]] = []

@@ -82,7 +82,7 @@ def train_text_model(settings: TextTrainSettings, study: Study, *, resume: bool 
 
     Args:
         settings: of `train`.
-        study: says which policy to start from and which data was labelled, where the settings do not.
+        study: its policy and its `label` section are used where the settings name no model and no data.
         resume: continue from the newest complete checkpoint, like `settings.resume`.
 
     Raises:
@@ -368,7 +368,7 @@ class RewardTrainer(BaseTrainer):
         return sum(item_weight(self._lessons, self._items[row]) for row in rows)
 
     def loss_sum(self, model: nn.Module, rows: list[int]) -> Tensor:
-        """Summed weighted loss of some items; while the head learns alone, without gradients below it."""
+        """Summed weighted loss of some items; while only the head is trained, without gradients below it."""
         columns = [list(column) for column in zip(*(self._items[row] for row in rows), strict=True)]
         readings = [self._lessons.readings[i] for column in columns for i in column]
         body = self.state.global_step >= self.head_steps
@@ -398,7 +398,7 @@ class RewardTrainer(BaseTrainer):
         return numbers | outcome_quality(values, right, val.questions)
 
     def summary(self) -> dict[str, Any]:
-        """Also the steps in which the head learnt alone."""
+        """Also `head_steps`, in which only the head was trained."""
         found = super().summary()
         best = found.pop("best_step")
         return found | {"head_steps": self.head_steps, "best_step": best}
@@ -504,9 +504,9 @@ def step_quality(
 
     Args:
         probabilities: (S,) of each solution.
-        targets: (S,) likewise.
-        weights: (S,) likewise; 0 where there is no label.
-        threshold: a smaller probability calls a step wrong.
+        targets: (S,) of each solution.
+        weights: (S,) of each solution; 0 where there is no label.
+        threshold: a step with a smaller probability counts as wrong.
     """
     p, t, w = (np.concatenate(list(parts)) if parts else np.zeros(0) for parts in (probabilities, targets, weights))
     known = w > 0

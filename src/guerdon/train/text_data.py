@@ -44,14 +44,14 @@ from guerdon.worlds.prompts import question_hash
 
 @dataclass(frozen=True)
 class TextData:
-    """Solutions, and what `guerdon label` says about them.
+    """Solutions, and what the cards of `guerdon label` say about them.
 
     Attributes:
         solutions: of all files, in order.
-        method: of the folders they come from, where all agree; else None.
-        reward: `HE` or `SE`, likewise.
-        labelers: who labelled them, by the folders' cards.
-        left_out: rows that say nothing about any step, by reason.
+        method: labelling method of the folders they come from, where all agree; else None.
+        reward: `HE` or `SE`, where all agree; else None.
+        labelers: labelers named by the cards.
+        left_out: number of rows without a rated step, by reason.
     """
 
     solutions: tuple[Solution, ...]
@@ -67,22 +67,22 @@ class TextData:
 
     @property
     def separator(self) -> str:
-        """What ends most solutions' steps."""
+        """The most frequent end of a step."""
         counts = Counter(s.separator for s in self.solutions)
         return counts.most_common(1)[0][0] if counts else ""
 
 
 @dataclass(frozen=True, eq=False)
 class Lessons:
-    """N solutions as a model learns from them.
+    """N solutions as a model is trained on them.
 
     Attributes:
         readings: token ids.
         targets: probability to train towards, of each step or of the whole solution.
-        weights: of each target in the loss; 0 where there is none.
+        weights: weight of each target in the loss; 0 where there is none.
         solutions: index of each in the solutions they were made from.
         questions: hash of each question.
-        counts: why others are left out, and how many; `cut` are shorter than they were, and not left out.
+        counts: numbers of solutions left out, by reason; those under `cut` are shortened, not left out.
     """
 
     readings: list[Reading]
@@ -96,13 +96,13 @@ class Lessons:
         return len(self.readings)
 
     def classes(self) -> tuple[int, int]:
-        """How many targets say right (one half and above) and wrong."""
+        """Numbers of targets that are right (one half and above) and wrong."""
         known = [target[weight > 0] >= 0.5 for target, weight in zip(self.targets, self.weights, strict=True)]
         right = sum(int(one.sum()) for one in known)
         return right, sum(len(one) for one in known) - right
 
     def digest(self) -> str:
-        """A hash of everything a model would learn from."""
+        """A hash of everything that a model is trained on."""
         digest = hashlib.sha256()
         for reading, target, weight, question in zip(
             self.readings, self.targets, self.weights, self.questions, strict=True
@@ -114,10 +114,10 @@ class Lessons:
 
 
 def data_paths(settings: TextTrainSettings, label: LabelSettings | None) -> tuple[str, ...]:
-    """Where the solutions are.
+    """Paths of the solutions: `data_path`, or what the `label` section writes.
 
     Raises:
-        ConfigError: nothing says it.
+        ConfigError: there is neither.
     """
     if settings.data_paths:
         return settings.data_paths
@@ -130,7 +130,7 @@ def read_data(settings: TextTrainSettings, label: LabelSettings | None) -> TextD
     """The solutions that the settings name: files or folders in any format that is read, and hub ids.
 
     Raises:
-        ConfigError: nothing says where they are.
+        ConfigError: there is neither `data_path` nor a `label` section.
         DataError: they cannot be read.
     """
     paths = data_paths(settings, label)
@@ -146,8 +146,8 @@ def read_data(settings: TextTrainSettings, label: LabelSettings | None) -> TextD
 def split_questions(solutions: Sequence[Solution], val_split: float, seed: int) -> tuple[IntArray, IntArray]:
     """Indices to train on and to hold out; all solutions of a question are on one side.
 
-    Whether a question is held out depends on its text and the seed alone, so that it stays there when data is added;
-    but at least one question is on each side.
+    Whether a question is held out depends on its text and the seed alone, not on the other data;
+    at least one question is on each side.
 
     Raises:
         DataError: a share is to be held out and there is only one question.
@@ -186,7 +186,7 @@ def make_lessons(model: TextRewardModel, solutions: Sequence[Solution], settings
 def _lesson(
     model: TextRewardModel, solution: Solution, settings: TextTrainSettings, counts: Counter[str]
 ) -> tuple[Reading, FloatArray, FloatArray] | str:
-    """One solution as a lesson, or why it is none."""
+    """One solution as a lesson, or the reason why it is left out."""
     if not solution.steps:
         return "no_step"
     if model.learns_outcomes:
@@ -214,7 +214,7 @@ def _lesson(
                           reading.tail)  # fmt: skip
         target, weight = target[:fitting], weight[:fitting]
     empty = ~reading.own_S & (weight > 0)
-    if empty.any():  # a label without a token of its own would stand on another step's
+    if empty.any():  # a label of a step without a token of its own would be read at another step's
         counts["empty_steps"] += int(empty.sum())
         weight = np.where(empty, np.float32(0), weight)
         if not weight.any():
@@ -282,7 +282,7 @@ def hash_of(solution: Solution) -> str:
 
 
 def _card(path: Path) -> dict[str, Any]:
-    """The card beside the records of `guerdon label`; empty for other files."""
+    """The card of a folder that `guerdon label` wrote; empty for other files."""
     folder = path.parent if path.name == RECORDS else path
     file = folder / CARD
     if not file.is_file():

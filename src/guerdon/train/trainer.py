@@ -122,7 +122,7 @@ class BaseTrainer(Trainer):  # type: ignore[misc]
     """
 
     rate_key = "learning_rate"  # named in errors
-    keeps_checkpoints = False  # else the folder of the checkpoints is removed, and TensorBoard's lies beside it
+    keeps_checkpoints = False  # their folder is removed at the end, so TensorBoard's folder is in its parent
     control: Any
 
     def __init__(
@@ -325,7 +325,7 @@ class TrainingFolder:
             if finished:
                 metrics = json.loads((self.save_dir / "metrics.json").read_text(encoding="utf-8"))
         if metrics is None and self.resume_from is None:
-            return None  # it ended before there was anything to continue from
+            return None  # it ended before its first checkpoint
         old, new = _flat(before), _flat(self.record)
         changed = [
             name if name.startswith("data") else f"{name} {old.get(name)!r} -> {new.get(name)!r}"

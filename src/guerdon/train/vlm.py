@@ -178,20 +178,20 @@ class VLMExamples(LabelledRows):
 
     Attributes:
         frames: of each episode, (T, H, W, 3) uint8, reduced to `max_pixels`.
-        asked: the prompt for each episode.
+        prompts: the prompt of each episode.
         settings: what is learned.
     """
 
     frames: tuple[ByteArray, ...]
-    asked: tuple[FilledPrompt, ...]
+    prompts: tuple[FilledPrompt, ...]
     settings: VLMTrainSettings
 
     def question(self, i: int) -> Question:
         """The question about example `i`."""
         s, episode, row = self.settings, int(self.episode[i]), int(self.row[i])
         frames = self.frames[episode]
-        seen = frames[: row + 1] if s.input == "video" else frames[row : row + 1]
-        return make_question(self.asked[episode], seen, nframes=s.nframes, max_pixels=s.max_pixels, fps=s.fps)
+        shown = frames[: row + 1] if s.input == "video" else frames[row : row + 1]
+        return make_question(self.prompts[episode], shown, nframes=s.nframes, max_pixels=s.max_pixels, fps=s.fps)
 
     def answer(self, i: int) -> str:
         """Its true answer: a target in [0, 1] as the model has to write it."""
@@ -211,19 +211,19 @@ def vlm_examples(episodes: Iterable[Episode], settings: VLMTrainSettings) -> VLM
     Raises:
         DataError: no usable episode, or nothing but success or failure.
     """
-    prompt, frames, asked = PROMPTS[settings.prompt_name], [], []
+    prompt, frames, prompts = PROMPTS[settings.prompt_name], [], []
 
     def keep(episode: Episode, rows: IntArray) -> None:
         assert episode.frames is not None
         frames.append(limit_pixels(episode.frames, settings.max_pixels))
-        asked.append(prompt.fill(episode.task))
+        prompts.append(prompt.fill(episode.task))
 
     rows = label_rows(episodes, settings, keep, needs_task=True)
     if not rows.positive.any() or (is_classifier(settings) and rows.positive.all()):
         raise DataError(
             f"{len(rows.episode_ids)} episodes show only one outcome: a reward model needs success and failure"
         )
-    return VLMExamples(**vars(rows), frames=tuple(frames), asked=tuple(asked), settings=settings)
+    return VLMExamples(**vars(rows), frames=tuple(frames), prompts=tuple(prompts), settings=settings)
 
 
 class _AnswerLoss(nn.Module):
