@@ -10,7 +10,7 @@ names a key, and what was chosen where two of them disagree.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from guerdon.config_schema import discriminator
-from guerdon.settings.base import ByName, names_in
+from guerdon.settings.base import ByName, Named, names_in
 from guerdon.settings.study import Study
 
 PAGE = Path(__file__).with_name("knobs.md")
@@ -198,7 +198,9 @@ def _walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, 
         elif name == "mixture":
             key += "[]"
         if not inner:
-            yield key, _values(field.annotation), _default(field), field.description or ""
+            named = next((mark.registry for mark in field.metadata if isinstance(mark, Named)), None)
+            allowed = _values(field.annotation) if named is None else _names(named.builtins, own=True)
+            yield key, allowed, _default(field), field.description or ""
         elif len(inner) == 1:
             yield from _walk(inner[0], key + ".")
         else:
@@ -216,11 +218,10 @@ def _union(models: list[type[BaseModel]], key: str, chosen: str) -> Iterator[tup
     assert tag is not None, f"{key}: nothing tells {models} apart"
     names = {model: names_in(model, tag) for model in models}
     kinds = {model: named[0] if named else "your own" for model, named in names.items()}
-    allowed = [f"`{name}`" for named in names.values() for name in named]
-    allowed += [] if all(names.values()) else ["`package.module:factory`", "registered name"]
+    allowed = _names([name for named in names.values() for name in named], own=not all(names.values()))
     said = {k: model.model_fields[tag].description or "" for model, k in kinds.items()}
     meaning = "; ".join(f"{k}: {text}" for k, text in said.items() if text) or "which kind"
-    yield f"{key}.{tag}", ", ".join(allowed), chosen, meaning
+    yield f"{key}.{tag}", allowed, chosen, meaning
     for name, owners in seen.items():
         if name == tag:
             continue
@@ -234,6 +235,13 @@ def _union(models: list[type[BaseModel]], key: str, chosen: str) -> Iterator[tup
         meaning = _by_kind({kind_of[o]: o.model_fields[name].description or "" for o in owners})
         only = "" if len(owners) == len(models) else f" ({', '.join(kind_of.values())} only)"
         yield f"{key}.{name}", allowed, default, meaning + only
+
+
+def _names(names: Iterable[str], *, own: bool) -> str:
+    """Names of parts, and how one's own are named."""
+    return ", ".join(
+        [f"`{name}`" for name in names] + (["`package.module:factory`", "a registered name"] if own else [])
+    )
 
 
 def _by_kind(said: dict[str, str]) -> str:

@@ -58,12 +58,13 @@ class Registry:
         return name not in self.builtins
 
     def known(self, name: str) -> str:
-        """The name itself, once its factory is found.
+        """The name itself, of a built-in, or once its factory is found.
 
         Raises:
             ConfigError: as `factory` does.
         """
-        self.factory(name)
+        if self.is_own(name):
+            self.factory(name)
         return name
 
     def factory(self, name: str) -> Callable[..., Any]:

@@ -41,7 +41,7 @@ from guerdon.labels.labelers import (
     StepLabels,
 )
 from guerdon.labels.ledger import Ledger, TokenUsage
-from guerdon.labels.llm_client import BUDGET, NOT_ASKED, HttpLLMClient, LLMClient
+from guerdon.labels.llm_client import BUDGET, NOT_ASKED, HttpLLMClient, LLMClient, OwnLLMClient, ReplyModel
 from guerdon.labels.llm_judge import JudgeLabeler, longest_judgement_request
 from guerdon.labels.step_rewards import with_rewards
 from guerdon.policies.text_files import load_policy
@@ -49,7 +49,7 @@ from guerdon.policies.tokens import prompt_ids
 from guerdon.progress import ProgressBar
 from guerdon.retry import Clock
 from guerdon.settings.data import DataSettings
-from guerdon.settings.label import JUDGED, LabelSettings
+from guerdon.settings.label import JUDGED, JUDGES, LABELERS, LabelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Failure
@@ -163,6 +163,8 @@ class _LabelRun:
         if judge.api == "local":
             return LocalLLMClient(self._completer(TextPolicySettings(path=judge.model_name)), judge.model_name)
         replies = self._stack.enter_context(closing(Cache(self._cache / "replies.jsonl")))
+        if JUDGES.is_own(judge.api):
+            return OwnLLMClient(JUDGES.build(judge.api, judge.params, ReplyModel, model=judge.model), judge, replies)
         client = HttpLLMClient(judge, replies, self._ledger, self._clock)
         if self._settings.method == 2 and self._settings.labeler in JUDGED:
             longest = longest_judgement_request(self._data, judge)
@@ -174,6 +176,9 @@ class _LabelRun:
     @cached_property
     def _labeler(self) -> Labeler:
         name, how = self._settings.labeler, self._settings.monte_carlo
+        if LABELERS.is_own(name):
+            own: Labeler = LABELERS.build(name, self._settings.labeler_params, Labeler, seed=self._settings.seed)
+            return own
         if name == "exact":
             return ExactLabeler()
         judge = JudgeLabeler(self._client, self._settings.judge) if name in JUDGED else None

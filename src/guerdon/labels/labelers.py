@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from guerdon.episodes.solutions import Solution
 from guerdon.labels.completions import Completer, CompletionRequest, SamplingParams
@@ -61,6 +61,7 @@ class StepLabels:
         return Solution("", "", ("",) * len(self.values), self.values).first_error
 
 
+@runtime_checkable
 class Labeler(Protocol):
     """Labels the steps of solutions."""
 

@@ -20,10 +20,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from guerdon.config import dot_env
-from guerdon.errors import ConfigError
+from guerdon.errors import ConfigError, boundary
 from guerdon.labels.append_log import Cache, content_key
 from guerdon.labels.http_json import HttpFailure, post_json
 from guerdon.labels.ledger import Ledger, TokenUsage
@@ -116,7 +116,7 @@ class LLMClient(Protocol):
 def request_key(model: JudgeSettings, request: LLMRequest) -> str:
     """A hash of a request's content; where the model is served does not count."""
     form = model.response_format if request.schema is not None else None
-    more = [part for part in (dict(model.extra_body), form) if part]
+    more = [part for part in (dict(model.extra_body), form, dict(model.params)) if part]
     return content_key(
         model.api, model.model_name, list(request.messages), request.max_tokens, request.temperature, request.sample,
         *more,
@@ -232,6 +232,51 @@ class HttpLLMClient:
         finally:
             self._ledger.settle(reservation, reply.usage, failure=failure.reason if failure else "")
         return Tried(answer, again=not last)
+
+
+@runtime_checkable
+class ReplyModel(Protocol):
+    """A user's judge."""
+
+    def reply(self, request: LLMRequest) -> LLMReply:
+        """The reply to one request."""
+        ...
+
+
+class OwnLLMClient:
+    """An `LLMClient` of a user's judge: replies are kept on disk, and equal requests are sent once.
+
+    Args:
+        model: replies to one request at a time.
+        settings: its name and `params`.
+        cache: replies on disk.
+    """
+
+    def __init__(self, model: ReplyModel, settings: JudgeSettings, cache: Cache) -> None:
+        self.name = settings.model_name
+        self._model, self._settings, self._cache = model, settings, cache
+
+    def complete(
+        self, requests: Sequence[LLMRequest], parsers: Sequence[Parse[T]], *, role: str
+    ) -> Generator[tuple[int, T | Failure]]:
+        """See `LLMClient`.
+
+        Raises:
+            ConfigError: the judge raised, or returned something else.
+        """
+        for i, (request, parse) in enumerate(zip(requests, parsers, strict=True)):
+            key = request_key(self._settings, request)
+            kept = self._cache.get(key)
+            if kept is None:
+                with boundary(ConfigError, f"the judge {self._settings.api} raised"):
+                    reply = self._model.reply(request)
+                if not isinstance(reply, LLMReply):
+                    what = f"returned a {type(reply).__name__}, which is no LLMReply"
+                    raise ConfigError(f"the judge {self._settings.api} {what}")
+                kept = {"text": reply.text, "stop": reply.stop}
+                self._cache.put({key: kept})
+            reply = LLMReply(kept["text"], kept["stop"])
+            yield i, unusable(reply) or parse(reply)
 
 
 def api_key(variable: str, *, required: bool = True) -> str | None:

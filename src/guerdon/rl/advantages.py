@@ -26,6 +26,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from guerdon.errors import ConfigError, DataError
+from guerdon.settings.policy import AlgorithmSettings
+from guerdon.settings.text_algorithm import ESTIMATORS, TextAlgorithmSettings
 from guerdon.types import Advantages, BoolArray, IntArray
 
 LeaveOneOut = Literal["paper", "prime_compat"]
@@ -205,11 +207,23 @@ def estimators(*, lam: float = 1.0, form: LeaveOneOut = "paper") -> dict[str, Es
     }
 
 
+def named_estimator(settings: AlgorithmSettings | TextAlgorithmSettings) -> str | Estimator:
+    """The estimator of an `algorithm` section: a name of `estimators`, or a user's own function.
+
+    Raises:
+        ConfigError: a user's factory raised, or returned something else.
+    """
+    if not ESTIMATORS.is_own(settings.adv_estimator):
+        return settings.adv_estimator
+    own: Estimator = ESTIMATORS.build(settings.adv_estimator, settings.estimator_params, Callable)  # type: ignore[arg-type]
+    return own
+
+
 def estimate_advantages(
     sources: Mapping[str, SourceRewards],
     steps: Steps,
     *,
-    estimator: str,
+    estimator: str | Estimator,
     form: LeaveOneOut = "paper",
     whitened: bool = False,
     lam: float = 1.0,
@@ -222,7 +236,7 @@ def estimate_advantages(
     Args:
         sources: name to rewards.
         steps: which steps exist.
-        estimator: a name of `estimators`.
+        estimator: a name of `estimators`, or a function as they are.
         form: `rloo`: see there.
         whitened: zero mean and unit variance over the steps of the batch, after the sources are added.
         lam: `gae`: lambda.
@@ -231,8 +245,8 @@ def estimate_advantages(
         ConfigError: a group estimator where no group has two members; `reinforce_pp` without whitening.
         DataError: a reward that is not finite in a row not marked as failed.
     """
-    _check(sources, steps, estimator, whitened)
-    one_source = estimators(lam=lam, form=form)[estimator]
+    _check(sources, steps, estimator if isinstance(estimator, str) else "", whitened)
+    one_source = estimators(lam=lam, form=form)[estimator] if isinstance(estimator, str) else estimator
     found = {name: one_source(_whole_episodes(source, steps), steps) for name, source in sources.items()}
     total = np.zeros(steps.mask_B_T.shape, dtype=np.float64)
     counts = np.zeros(steps.mask_B_T.shape, dtype=np.bool_)

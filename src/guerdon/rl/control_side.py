@@ -21,7 +21,7 @@ from guerdon.collect.control import ControlCollector
 from guerdon.generators import LEARNING, generator
 from guerdon.models.vlm_prm import log_computed, log_weighted
 from guerdon.policies.control import StateInputs, save_policy
-from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages
+from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, named_estimator
 from guerdon.rl.assemble import build_keep_up, build_sources, save_refitted
 from guerdon.rl.control_state import restore_state, take_state
 from guerdon.rl.films import write_film
@@ -225,7 +225,7 @@ class ControlSide:
             for name, weight in self.weights.items()
         }
         steps = Steps(rollout.mask, rollout.terminated, rollout.truncated, groups)
-        return estimate_advantages(sources, steps, estimator=algorithm.adv_estimator, lam=algorithm.gae_lambda)
+        return estimate_advantages(sources, steps, estimator=named_estimator(algorithm), lam=algorithm.gae_lambda)
 
     def _observes(self) -> tuple[Observes, ...]:
         """What every source looks at."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, paid_means
+from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, named_estimator, paid_means
 from guerdon.rl.reward_source import SourceTerms
 from guerdon.settings.study import Study
 from guerdon.settings.text_sources import SECTION_NAMES
@@ -70,7 +70,7 @@ def advise(
     return estimate_advantages(
         sources,
         Steps(mask_B_T, groups_B=groups_B),
-        estimator=algorithm.adv_estimator,
+        estimator=named_estimator(algorithm),
         form=algorithm.rloo_form,
         whitened=algorithm.normalize_advantages,
         lam=algorithm.gae_lambda,

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, get_args, get_o
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, model_validator
 from pydantic_core import CoreSchema
-from pydantic_core.core_schema import tagged_union_schema
+from pydantic_core.core_schema import no_info_after_validator_function, tagged_union_schema
 
 from guerdon.config_problems import problem_lines
 from guerdon.config_tree import Tree
 from guerdon.errors import ConfigError
+from guerdon.registry import Registry
 
 
 class Settings(BaseModel):
@@ -91,6 +92,21 @@ class ByName:
         tag.__name__ = self.key  # for messages
         choices = {(names_in(form, self.key) or (form.__name__,))[0]: handler(form) for form in forms}
         return tagged_union_schema(choices, tag)
+
+
+class Named:
+    """Annotates text: a name of a registry, or a user's own part.
+
+    Args:
+        registry: of the names.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Text that the registry knows."""
+        return no_info_after_validator_function(self.registry.known, handler(source))
 
 
 def refuse(idle: set[str], why: str) -> None:

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from guerdon.settings.base import Settings, refuse
+from guerdon.registry import Registry
+from guerdon.settings.base import Named, Settings, refuse
 
 
 class _FamilySettings(Settings):
@@ -119,6 +120,7 @@ _CHECKING = {
     "exact": {"unparsable"},
     "code": {"unparsable", "verifier_timeout", "verifier_workers"},
 }
+VERIFIERS = Registry("verifier", "guerdon.verifiers", dict.fromkeys(_CHECKING, "guerdon.worlds.verifier:Verifier"))
 
 
 class DataSettings(Settings):
@@ -161,10 +163,13 @@ class DataSettings(Settings):
         "resample",
         description="too few prompts survive the filters: draw more, fill up with rejected ones, use fewer, or stop",
     )
-    verifier: Literal["auto", "math", "numeric", "exact", "code"] = Field(
+    verifier: Annotated[str, Named(VERIFIERS)] = Field(
         "auto",
         description="who compares answers; auto: programs by their tests, GSM8K numerically, others by math (generated "
         "ones check themselves)",
+    )
+    verifier_params: dict[str, Any] = Field(
+        default_factory=dict, description="a verifier of your own: arguments of its factory, by name"
     )
     verifier_timeout: float = Field(
         10.0, gt=0, description="seconds of wall-clock per answer (math), of computing time per test (code)"
@@ -199,9 +204,16 @@ class DataSettings(Settings):
         if self.val_files or self.val_split:
             refuse({"val_size"} & given, "validation data of its own")
         if self.type == "generated":
-            refuse({"verifier", *_CHECKING["auto"]} & given, "generated problems, which check themselves")
+            refuse(
+                {"verifier", "verifier_params", *_CHECKING["auto"]} & given,
+                "generated problems, which check themselves",
+            )
         else:
-            refuse((_CHECKING["auto"] - _CHECKING[self.verifier]) & given, f"verifier {self.verifier}")
+            known = _CHECKING.get(self.verifier, {"unparsable"})
+            own = () if VERIFIERS.is_own(self.verifier) else ("verifier_params",)
+            refuse((_CHECKING["auto"] - known | {*own}) & given, f"verifier {self.verifier}")
+        if VERIFIERS.is_own(self.verifier):
+            VERIFIERS.check(self.verifier, self.verifier_params)
         if not self.filter_accuracy:
             refuse({"accuracy_lower_bound", "accuracy_upper_bound"} & given, "filter_accuracy off")
         if not self.filter_accuracy and not self.filter_truncated:

@@ -8,20 +8,36 @@ judge or loads a model.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from guerdon.registry import Registry
 from guerdon.retry import TRIES
-from guerdon.settings.base import Settings, refuse
+from guerdon.settings.base import Named, Settings, refuse
 from guerdon.settings.text_policy import TextPolicySettings
 
 Reward = Literal["HE", "SE"]
 Splitter = Literal["blank_line", "newline", "sentence", "code_block", "tags", "separator"]
-Labeler = Literal["judge", "monte_carlo", "binary_search", "consensus", "exact"]
 
-JUDGED: tuple[Labeler, ...] = ("judge", "consensus")
-CONTINUED: tuple[Labeler, ...] = ("monte_carlo", "binary_search", "consensus")
+LABELERS = Registry(
+    "labeler", "guerdon.labelers",
+    {
+        "judge": "guerdon.labels.llm_judge:JudgeLabeler", "monte_carlo": "guerdon.labels.labelers:MonteCarloLabeler",
+        "binary_search": "guerdon.labels.labelers:BinarySearchLabeler",
+        "consensus": "guerdon.labels.labelers:ConsensusLabeler", "exact": "guerdon.labels.labelers:ExactLabeler",
+    },
+    ("seed",),
+)  # fmt: skip
+JUDGES = Registry(
+    "judge", "guerdon.judges",
+    {
+        "anthropic": "guerdon.labels.llm_client:HttpLLMClient", "openai": "guerdon.labels.llm_client:HttpLLMClient",
+        "local": "guerdon.labels.completions:LocalLLMClient",
+    },
+    ("model",),
+)  # fmt: skip
+JUDGED, CONTINUED = ("judge", "consensus"), ("monte_carlo", "binary_search", "consensus")
 _HTTP_ONLY = {
     "base_url", "api_key_env", "concurrency", "requests_per_minute", "timeout", "usd_per_million_in",
     "usd_per_million_out", "response_format", "extra_body",
@@ -35,7 +51,7 @@ _OWN = {
 class JudgeSettings(Settings):
     """`label.judge`: a language model that says of each step whether it is right."""
 
-    api: Literal["anthropic", "openai", "local"] = Field(
+    api: Annotated[str, Named(JUDGES)] = Field(
         "anthropic",
         description="anthropic: the Messages API; openai: any chat completions endpoint (vLLM, SGLang, OpenAI); local: "
         "a transformers model in this process",
@@ -50,6 +66,9 @@ class JudgeSettings(Settings):
         None,
         description="environment variable (or line of ./.env) with the key; null: ANTHROPIC_API_KEY or OPENAI_API_KEY. "
         "An openai endpoint at a base_url of your own needs none",
+    )
+    params: dict[str, Any] = Field(
+        default_factory=dict, description="a judge of your own: arguments of its factory, by name"
     )
     max_tokens: int = Field(2048, ge=1, description="longest judgement; a longer one is cut, which is a failure")
     token_limit_key: Literal["max_tokens", "max_completion_tokens"] = Field(
@@ -81,9 +100,13 @@ class JudgeSettings(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> JudgeSettings:
-        if self.model is None and self.api != "anthropic":
+        own_judge = JUDGES.is_own(self.api)
+        if self.model is None and self.api in ("openai", "local"):
             raise ValueError(f"api {self.api} needs model")
-        idle = _HTTP_ONLY & self.model_fields_set if self.api == "local" else set()
+        if own_judge:
+            JUDGES.check(self.api, self.params)
+        idle = {"params"} if not own_judge else {*_HTTP_ONLY, "retries"}
+        idle = (_HTTP_ONLY | idle if self.api == "local" else idle) & self.model_fields_set
         own = _OWN & set(self.extra_body)
         if own:
             raise ValueError(f"extra_body.{sorted(own)[0]} is set by guerdon or by another key; remove it")
@@ -96,7 +119,7 @@ class JudgeSettings(Settings):
     @property
     def model_name(self) -> str:
         """Its name, the default filled in."""
-        return self.model or "claude-sonnet-4-20250514"
+        return self.model or ("claude-sonnet-4-20250514" if self.api == "anthropic" else self.api)
 
     @property
     def url(self) -> str:
@@ -171,10 +194,13 @@ class LabelSettings(Settings):
         None,
         description="where steps end; null: at the task's own separator (generated data) or at blank lines (others)",
     )
-    labeler: Labeler = Field(
+    labeler: Annotated[str, Named(LABELERS)] = Field(
         "judge",
         description="a judge; completions of every prefix; completions in a binary search for the first error; judge "
         "and completions where they agree on the first error; the truth of generated tasks",
+    )
+    labeler_params: dict[str, Any] = Field(
+        default_factory=dict, description="a labeler of your own: arguments of its factory, by name"
     )
     mining: MiningSettings | None = Field(
         MiningSettings(), description="which questions; null: the first num_samples of the training prompts"
@@ -210,6 +236,10 @@ class LabelSettings(Settings):
     @model_validator(mode="after")
     def _nothing_idle(self) -> LabelSettings:
         given = self.model_fields_set
+        if LABELERS.is_own(self.labeler):
+            LABELERS.check(self.labeler, self.labeler_params)
+        else:
+            refuse({"labeler_params"} & given, f"labeler {self.labeler}")
         if not self.asks_judge:
             refuse({"judge", "max_usd"} & given, f"labeler {self.labeler} and method {self.method}: no judge is asked")
         elif self.max_usd is not None and not any(self.judge.prices):

@@ -6,7 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from guerdon.settings.base import Settings
+from guerdon.registry import Registry
+from guerdon.settings.base import Named, Settings, refuse
 from guerdon.settings.text_policy import TextPolicySettings
 
 
@@ -50,12 +51,22 @@ class BCSettings(Settings):
     only_success: bool = Field(True, description="imitate successful episodes only")
 
 
+_OF_GRPO = {"group_size", "grpo_std"}
+_OF_CRITIC = {"rollout_steps", "gae_lambda", "clip_range_value", "value_coef", "normalize_advantages"}
+CONTROL_ESTIMATORS = Registry(
+    "estimator", "guerdon.estimators", dict.fromkeys(("gae", "grpo"), "guerdon.rl.advantages:estimators")
+)
+
+
 class AlgorithmSettings(Settings):
     """`algorithm` of a robot policy: estimator and update (PPO, Schulman et al. 2017, 1707.06347)."""
 
     type: Literal["control"] = Field("control", description="robots; follows from policy.type")
-    adv_estimator: Literal["gae", "grpo"] = Field(
-        "gae", description="gae: critic and GAE; grpo: compare episodes with the same start"
+    adv_estimator: Annotated[str, Named(CONTROL_ESTIMATORS)] = Field(
+        "gae", description="gae: critic and GAE; grpo: compare episodes with the same start; your own: with the critic"
+    )
+    estimator_params: dict[str, Any] = Field(
+        default_factory=dict, description="an estimator of your own: arguments of its factory, by name"
     )
     rollout_steps: int = Field(250, ge=1, description="steps per copy between updates (gae)")
     num_epochs: int = Field(10, ge=1, description="passes over a rollout per update")
@@ -90,19 +101,13 @@ class AlgorithmSettings(Settings):
     @property
     def normalize_minibatches(self) -> bool:
         """Whether each mini-batch is normalised: GRPO's groups are already."""
-        return self.normalize_advantages and self.adv_estimator == "gae"
+        return self.normalize_advantages and self.adv_estimator != "grpo"
 
-    @model_validator(mode="before")
-    @classmethod
-    def _nothing_idle(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        critic = {"rollout_steps", "gae_lambda", "clip_range_value", "value_coef", "normalize_advantages"}
-        idle = critic if given.get("adv_estimator", "gae") == "grpo" else {"group_size", "grpo_std"}
-        present = sorted(idle & set(given))
-        if present:
-            raise ValueError(
-                f"{', '.join(present)} would do nothing with adv_estimator {given.get('adv_estimator', 'gae')}; "
-                "remove it"
-            )
-        return given
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> AlgorithmSettings:
+        name = self.adv_estimator
+        idle = {"grpo": {"estimator_params", *_OF_CRITIC}, "gae": {"estimator_params", *_OF_GRPO}}
+        refuse(idle.get(name, {"gae_lambda", *_OF_GRPO}) & self.model_fields_set, f"adv_estimator {name}")
+        if CONTROL_ESTIMATORS.is_own(name):
+            CONTROL_ESTIMATORS.check(name, self.estimator_params)
+        return self

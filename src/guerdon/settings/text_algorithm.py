@@ -7,13 +7,13 @@ Names follow PRIME (2502.01456) and its trainer where they name a knob. Nothing 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from guerdon.settings.base import Settings
+from guerdon.registry import Registry
+from guerdon.settings.base import Named, Settings
 
-Estimator = Literal["rloo", "grpo", "dr_grpo", "reinforce", "reinforce_pp", "remax", "gae"]
 GROUPED = ("rloo", "grpo", "dr_grpo")
 _CLIPS = ("clip_range", "clip_range_high", "clip_ratio_c")
 _KEYS = ("normalize_advantages", "loss", "loss_agg", "kl_in")
@@ -26,6 +26,9 @@ _PAPERS: dict[str, tuple[bool, str, str, str]] = {  # what a name's paper says o
     "remax": (False, "reinforce", "constant", "reward"),  # 2310.10505
     "gae": (True, "ppo", "token", "reward"),  # 1707.06347 and 1909.08593
 }
+
+
+ESTIMATORS = Registry("estimator", "guerdon.estimators", dict.fromkeys(_PAPERS, "guerdon.rl.advantages:estimators"))
 
 
 class AdvParamsSettings(Settings):
@@ -43,10 +46,13 @@ class TextAlgorithmSettings(Settings):
     """`algorithm` of a language model. Steps are tokens, an episode is a response."""
 
     type: Literal["text"] = Field("text", description="language models; follows from policy.type")
-    adv_estimator: Estimator = Field(
+    adv_estimator: Annotated[str, Named(ESTIMATORS)] = Field(
         "rloo",
         description="of advantages; each takes dense rewards of several sources, only gae has a critic; the defaults "
         "of normalize_advantages, loss, loss_agg and kl_in are those of its paper",
+    )
+    estimator_params: dict[str, Any] = Field(
+        default_factory=dict, description="an estimator of your own: arguments of its factory, by name"
     )
     gamma: float = Field(1.0, ge=0, le=1, description="discount per token")
     adv_params: AdvParamsSettings = Field(AdvParamsSettings(), description="a discount for each source")
@@ -116,6 +122,8 @@ class TextAlgorithmSettings(Settings):
         idle: list[tuple[str, str]] = []
         if estimator != "gae":
             idle += [(k, f"adv_estimator {estimator}") for k in ("gae_lambda", "value_coef")]
+        if not ESTIMATORS.is_own(str(estimator)):
+            idle.append(("estimator_params", f"adv_estimator {estimator}"))
         if estimator != "rloo":
             idle.append(("rloo_form", f"adv_estimator {estimator}"))
         if given.get("credit", "sum") != "min_form":
@@ -138,6 +146,12 @@ class TextAlgorithmSettings(Settings):
             if key in given:
                 raise ValueError(f"{key} would do nothing with {why}; remove it")
         return given
+
+    @model_validator(mode="after")
+    def _own_estimator(self) -> TextAlgorithmSettings:
+        if ESTIMATORS.is_own(self.adv_estimator):
+            ESTIMATORS.check(self.adv_estimator, self.estimator_params)
+        return self
 
     @model_validator(mode="after")
     def _fits_together(self) -> TextAlgorithmSettings:

@@ -17,7 +17,7 @@ from typing import Any
 from guerdon.episodes.row_files import good_rows
 from guerdon.errors import DataError, MissingDependencyError, boundary
 from guerdon.hub import check_data_set
-from guerdon.settings.data import DataSettings
+from guerdon.settings.data import VERIFIERS, DataSettings
 from guerdon.worlds.answers import final_answer, last_boxed
 from guerdon.worlds.code_tests import check_isolation, is_code, read_tests
 from guerdon.worlds.prompts import (
@@ -73,6 +73,8 @@ def _check_code_rows(settings: DataSettings, prompts: tuple[Prompt, ...]) -> Non
     rows = [prompt for prompt in prompts if is_code(prompt.ability, prompt.ground_truth)]
     if settings.verifier == "code":
         rows = list(prompts)
+    elif VERIFIERS.is_own(settings.verifier):
+        return
     elif rows and settings.verifier != "auto":
         raise DataError(
             f"{len(rows)} rows are programming tasks, the first is {rows[0].id}: {rows[0].question[:80]!r}; "

@@ -20,10 +20,10 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, Protocol, cast, runtime_checkable
 
-from guerdon.errors import DataError, MissingDependencyError
-from guerdon.settings.data import DataSettings
+from guerdon.errors import ConfigError, DataError, MissingDependencyError, boundary
+from guerdon.settings.data import VERIFIERS, DataSettings
 from guerdon.subprocess_worker import SubprocessPool, WorkerDiedError, WorkerTimeoutError
 from guerdon.types import Failure
 from guerdon.worlds.answers import final_answer, normalized, numbers_of, prose, same_number, typographic
@@ -339,10 +339,51 @@ def compare_words(gold: str, answer: str) -> tuple[Verdict, str] | None:
     return None
 
 
+@runtime_checkable
+class ResponseChecker(Protocol):
+    """A user's verifier."""
+
+    def check(self, response: str, prompt: Prompt) -> Judgement:
+        """Judge one response."""
+        ...
+
+
+class OwnVerifier(Verifier):
+    """A user's verifier with what guerdon asks of one.
+
+    Args:
+        name: what configurations call it.
+        checker: judges one response.
+    """
+
+    def __init__(self, name: str, checker: ResponseChecker) -> None:
+        super().__init__("exact")
+        self._name, self._checker = name, checker
+
+    def check(self, response: str, prompt: Prompt) -> Judgement:
+        """Judge one response.
+
+        Raises:
+            ConfigError: the checker raised, or returned something else.
+        """
+        with boundary(ConfigError, f"the verifier {self._name} raised"):
+            judged = self._checker.check(response, prompt)
+        if not isinstance(judged, Judgement):
+            raise ConfigError(f"the verifier {self._name} returned a {type(judged).__name__}, which is no Judgement")
+        return judged
+
+
 def verifier_from(settings: DataSettings) -> Verifier:
-    """The verifier that the `data` section describes."""
+    """The verifier that the `data` section describes.
+
+    Raises:
+        ConfigError: a user's own factory raised, or returned something else.
+    """
+    if VERIFIERS.is_own(settings.verifier):
+        checker = VERIFIERS.build(settings.verifier, settings.verifier_params, ResponseChecker)
+        return OwnVerifier(settings.verifier, checker)
     return Verifier(
-        settings.verifier,
+        cast(Kind, settings.verifier),
         timeout=settings.verifier_timeout,
         workers=settings.verifier_workers,
         tolerance=settings.verifier_tolerance,
