@@ -24,7 +24,7 @@ ONE = Waiter(math.inf)
 
 
 def item(key, *, length=1, arrived=0.0, deadline=math.inf, options=None, waiters=1):
-    made = Item(bytes([key]), EPISODE, options or JudgeOptions(), length, arrived)
+    made = Item(bytes([key]), EPISODE, length, options or JudgeOptions(), arrived)
     made.waiters += [(Waiter(deadline), n) for n in range(waiters)]
     return made
 

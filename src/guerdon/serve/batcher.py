@@ -66,8 +66,8 @@ class Item:
 
     key: bytes
     episode: Episode
-    options: JudgeOptions
     length: int
+    options: JudgeOptions
     arrived: float
     waiters: list[tuple[Ticket, int]] = field(default_factory=list)
 

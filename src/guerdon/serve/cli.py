@@ -1,8 +1,6 @@
-"""`guerdon serve` as the command line has it: its flags, and what they mean together.
+"""The command `guerdon serve`. Nothing heavy is imported before a server starts.
 
-Nothing heavy is imported before a server starts. This module does not know how anything is served.
-
-    guerdon serve --backend PRIMO-R1 --model-path /models/PRIMO-R1-7B --gpu-ids 0,1
+guerdon serve --backend PRIMO-R1 --model-path /models/PRIMO-R1-7B --gpu-ids 0,1
 """
 
 from __future__ import annotations
@@ -23,22 +21,22 @@ def serve(
     backend: Annotated[
         str | None, typer.Option("--backend", help="What to serve: qwen2_5_vl_vllm, PRIMO-R1, resnet, text, ...")
     ] = None,
-    model_path: Annotated[str | None, typer.Option("--model-path", help="Its checkpoint.")] = None,
+    model_path: Annotated[str | None, typer.Option("--model-path", help="Its checkpoint, or a hub id.")] = None,
     model: Annotated[
         list[str] | None, typer.Option("--model", help="A model: name=path or name=backend:path (repeatable).")
     ] = None,
     custom_backend: Annotated[
         str | None,
-        typer.Option("--custom-backend", "--custom-backend-factory", help="module:factory of your own backend."),
+        typer.Option("--custom-backend", "--custom-backend-factory", help="Your own backend, as module:factory."),
     ] = None,
-    default: Annotated[str | None, typer.Option("--default", help="The model of requests that name none.")] = None,
-    host: Annotated[str | None, typer.Option("--host", help="Address to listen on; 127.0.0.1.")] = None,
-    port: Annotated[int | None, typer.Option("--port", help="Port to listen on; 18080. 0: any free one.")] = None,
+    default: Annotated[str | None, typer.Option("--default", help="Model of requests that name none.")] = None,
+    host: Annotated[str | None, typer.Option("--host", help="Address; default 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option("--port", help="Port; default 18080, 0: any free one.")] = None,
     token: Annotated[
-        str | None, typer.Option("--token", envvar="GUERDON_TOKEN", help="Secret that requests must bring.")
+        str | None, typer.Option("--token", envvar="GUERDON_TOKEN", help="Secret that requests must send.")
     ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Let everyone in, without a token.")] = False,
-    media_root: Annotated[str | None, typer.Option("--media-root", help="Folder that video_path may name.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Allow other machines without a token.")] = False,
+    media_root: Annotated[str | None, typer.Option("--media-root", help="Folder of files for video_path.")] = None,
     gpu_ids: Annotated[str | None, typer.Option("--gpu-ids", help="GPUs to use, such as 0,1.")] = None,
     tensor_parallel_size: Annotated[
         int | None, typer.Option("--tensor-parallel-size", help="GPUs that share a vLLM model.")
@@ -46,34 +44,26 @@ def serve(
     primo_tensor_parallel_size: Annotated[
         int | None, typer.Option("--primo-tensor-parallel-size", help="The same, for PRIMO-R1.")
     ] = None,
-    max_model_len: Annotated[int | None, typer.Option("--max-model-len", help="Tokens that vLLM plans for.")] = None,
+    max_model_len: Annotated[int | None, typer.Option("--max-model-len", help="Context length of vLLM.")] = None,
     gpu_memory_utilization: Annotated[
         float | None, typer.Option("--gpu-memory-utilization", help="Share of a GPU's memory for vLLM.")
     ] = None,
-    temperature: Annotated[float | None, typer.Option("--temperature", help="Of what it writes.")] = None,
-    top_p: Annotated[float | None, typer.Option("--top-p", help="Of what it writes.")] = None,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="Longest answer.")] = None,
+    temperature: Annotated[float | None, typer.Option("--temperature", help="Sampling temperature.")] = None,
+    top_p: Annotated[float | None, typer.Option("--top-p", help="Nucleus sampling.")] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="Longest answer, in tokens.")] = None,
     processes: Annotated[
-        int | None, typer.Option("--processes", help="Copies of the model, each in a process of its own.")
+        int | None, typer.Option("--processes", help="Copies of the model, each in its own process.")
     ] = None,
-    threads: Annotated[int | None, typer.Option("--threads", help="Cores that the model computes on.")] = None,
+    threads: Annotated[int | None, typer.Option("--threads", help="CPU threads of the model.")] = None,
     update_dir: Annotated[
-        str | None, typer.Option("--update-dir", help="Let the model learn in use, and keep its state there.")
+        str | None, typer.Option("--update-dir", help="Enable updates of the model; folder of its states.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the settings and show them in full; serve nothing.")
+        bool, typer.Option("--dry-run", help="Check the settings and print them in full; serve nothing.")
     ] = False,
 ) -> None:
-    """Answer reward requests by HTTP: score, rewards, and the formats that RL trainers call."""
-    flags = {
-        "backend": backend, "model_path": model_path, "model": model, "custom_backend": custom_backend,
-        "default": default, "host": host, "port": port, "token": token, "insecure": insecure or None,
-        "media_root": media_root, "gpu_ids": gpu_ids, "tensor_parallel_size": tensor_parallel_size,
-        "primo_tensor_parallel_size": primo_tensor_parallel_size, "max_model_len": max_model_len,
-        "gpu_memory_utilization": gpu_memory_utilization, "temperature": temperature, "top_p": top_p,
-        "max_tokens": max_tokens, "processes": processes, "threads": threads,
-        "update_dir": update_dir,
-    }  # fmt: skip
+    """Serve reward models over HTTP: /v1/rewards, /score, and the formats of RL trainers."""
+    flags = {**locals(), "insecure": insecure or None}
     from guerdon.serve.launch import launch, serve_settings
 
     files = [word for word in words or [] if "=" not in word]

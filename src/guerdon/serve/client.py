@@ -23,7 +23,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, Never, ParamSpec, TypeVar
 
@@ -412,8 +412,20 @@ class AsyncRewardClient:
         return self._http
 
 
+def _blocking(
+    method: Callable[Concatenate[AsyncRewardClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[RewardClient, P], T]:
+    """The form of a method for programs without an event loop, with its arguments and its documentation."""
+
+    @wraps(method)
+    def call(client: RewardClient, /, *args: P.args, **options: P.kwargs) -> T:
+        return client._run(method, *args, **options)
+
+    return call
+
+
 class RewardClient:
-    """`AsyncRewardClient` as plain functions, with the same arguments.
+    """`AsyncRewardClient` as plain functions, with the same arguments and methods.
 
     Its event loop runs in a daemon thread that the first call starts, so that deadlines hold exactly and many requests
     can be under way. Safe to use from several threads; after a fork the child starts a thread of its own.
@@ -435,53 +447,12 @@ class RewardClient:
         """As `AsyncRewardClient.counts`."""
         return self._client.counts
 
-    def info(self) -> RewardInfo:
-        """As `AsyncRewardClient.info`."""
-        return self._run(AsyncRewardClient.info)
-
-    def judge(self, episodes: Sequence[Episode], options: JudgeOptions | None = None) -> list[ExplainedScore]:
-        """As `AsyncRewardClient.judge`."""
-        return self._run(AsyncRewardClient.judge, episodes, options)
-
-    def score(self, episodes: Sequence[Episode]) -> list[Score]:
-        """As `AsyncRewardClient.score`."""
-        return self._run(AsyncRewardClient.score, episodes)
-
-    def rewards(
-        self,
-        prompts: Sequence[Any],
-        completions: Sequence[Any],
-        *,
-        separator: str | None = None,
-        aggregation: Aggregation | None = None,
-    ) -> list[float | None]:
-        """As `AsyncRewardClient.rewards`."""
-        return self._run(AsyncRewardClient.rewards, prompts, completions, separator=separator, aggregation=aggregation)
-
-    def update(
-        self,
-        prompts: Sequence[Any],
-        completions: Sequence[Any],
-        outcomes: Sequence[bool],
-        *,
-        when: UpdateOrder = "after",
-        separator: str | None = None,
-        number: int | None = None,
-    ) -> UpdateResult:
-        """As `AsyncRewardClient.update`."""
-        return self._run(
-            AsyncRewardClient.update, prompts, completions, outcomes, when=when, separator=separator, number=number
-        )
-
-    def score_videos(
-        self,
-        tasks: Sequence[str],
-        frames: Sequence[NDArray[Any]],
-        *,
-        native_success: Sequence[bool | None] | None = None,
-    ) -> list[VideoScore]:
-        """As `AsyncRewardClient.score_videos`."""
-        return self._run(AsyncRewardClient.score_videos, tasks, frames, native_success=native_success)
+    info = _blocking(AsyncRewardClient.info)
+    judge = _blocking(AsyncRewardClient.judge)
+    score = _blocking(AsyncRewardClient.score)
+    rewards = _blocking(AsyncRewardClient.rewards)
+    update = _blocking(AsyncRewardClient.update)
+    score_videos = _blocking(AsyncRewardClient.score_videos)
 
     def close(self) -> None:
         """Close all connections and end the thread; the next call starts a new one."""

@@ -1,9 +1,8 @@
-"""A backend of one's own: `--custom-backend module:factory`.
+"""Backends of users: `--custom-backend module:factory`.
 
 The factory gets the settings of the model (`model_path`, `tensor_parallel_size`, ...) and returns a reward model, or an
 object with the method of the first reward server, `score_video(task_text, video_path, nframes, max_pixels,
-backend_kwargs) -> (score, raw_text)`. The latter is given each item as an MP4 file that is removed afterwards. This
-module does not know HTTP.
+backend_kwargs) -> (score, raw_text)`. The latter gets each item as an MP4 file that is removed afterwards.
 
     model = load_custom("mine", ServedModelSettings(custom_backend="my_module:make"))
 """
@@ -13,7 +12,6 @@ from __future__ import annotations
 import inspect
 import tempfile
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,10 +20,12 @@ import numpy as np
 from guerdon.episodes.video import VideoWriter
 from guerdon.errors import ConfigError, boundary
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
+from guerdon.registry import Registry
 from guerdon.settings.serve import ServedModelSettings
 from guerdon.types import Episode, Failure, RewardInfo, RewardModel, Score
 
-FRAMES, PIXELS, FPS = 16, 200_704, 4  # what the first reward server took where a request did not say
+FRAMES, PIXELS, FPS = 16, 200_704, 4  # defaults of the first reward server
+_FACTORIES = Registry("custom_backend", group="", builtins={})
 
 
 class ScoresVideos(Protocol):
@@ -34,19 +34,21 @@ class ScoresVideos(Protocol):
     def score_video(
         self, task_text: str, video_path: str, nframes: int, max_pixels: int, backend_kwargs: dict[str, Any]
     ) -> tuple[float, str]:
-        """A score between 0 and 1, and what the model wrote."""
+        """A score between 0 and 1, and the text of the model."""
         ...
 
 
 def load_custom(name: str, settings: ServedModelSettings) -> RewardModel:
-    """Call the factory, and fit what it returns.
+    """The model that the factory returns.
 
     Raises:
         ConfigError: there is no such factory, it raised, or it returned something else.
     """
     spec = settings.custom_backend
     assert spec is not None
-    built = factory(spec)(settings)
+    build = factory(spec)
+    with boundary(ConfigError, f"custom_backend {spec} raised"):
+        built = build(settings)
     if isinstance(built, RewardModel):
         return built
     if hasattr(built, "score_video"):
@@ -58,7 +60,7 @@ class VideoScorer:
     """An object with `score_video` as a reward model of whole videos.
 
     Args:
-        name: what it is called.
+        name: of the model.
         scorer: the object.
     """
 
@@ -106,26 +108,12 @@ class VideoScorer:
 
 
 def factory(spec: str) -> Callable[[ServedModelSettings], Any]:
-    """The function that `module:factory` names, imported and not called.
+    """The function `module:factory`, imported and not called.
 
     Raises:
         ConfigError: there is none, or it takes no argument.
     """
-    module_name, _, attribute = spec.partition(":")
-    try:
-        with boundary(ConfigError, f"custom_backend {spec}: the module cannot be imported"):
-            found: Any = import_module(module_name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except AttributeError as error:
-        raise ConfigError(f"custom_backend {spec}: {error}") from error
-    if not callable(found):
-        raise ConfigError(f"custom_backend {spec} is no function")
+    found = _FACTORIES.factory(spec)
     if not inspect.signature(found).parameters:
         raise ConfigError(f"custom_backend {spec} must take the model's settings as its argument")
-
-    def build(settings: ServedModelSettings) -> Any:
-        with boundary(ConfigError, f"custom_backend {spec} raised"):
-            return found(settings)
-
-    return build
+    return found

@@ -22,6 +22,7 @@ class ServeError(GuerdonError):
 
     Args:
         message: one line for the client.
+        retry_after_s: seconds after which to try again; None: as the class has it.
         param: the field that is wrong, if there is one.
 
     Attributes:
@@ -32,11 +33,13 @@ class ServeError(GuerdonError):
 
     status = 500
     code = "internal_error"
+    retry_after_s: float | None = None
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(self, message: str, retry_after_s: float | None = None, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
-        self.retry_after_s: float | None = None
+        if retry_after_s is not None:
+            self.retry_after_s = retry_after_s
 
     @property
     def headers(self) -> dict[str, str]:
@@ -69,31 +72,19 @@ class Conflict(ServeError):
 class Busy(ServeError):
     """The queue is full."""
 
-    status, code = 429, "busy"
-
-    def __init__(self, message: str, retry_after_s: float) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
+    status, code, retry_after_s = 429, "busy", 1.0
 
 
 class NotReady(ServeError):
     """The model is being loaded, or the server is shutting down."""
 
-    status, code = 503, "not_ready"
-
-    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
+    status, code, retry_after_s = 503, "not_ready", 1.0
 
 
 class DeadlineExceeded(ServeError):
     """The scores were not ready in time. They are remembered once they are: the same request may get them later."""
 
-    status, code = 504, "deadline_exceeded"
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.retry_after_s = 1.0
+    status, code, retry_after_s = 504, "deadline_exceeded", 1.0
 
 
 class UpdateFailed(ServeError):

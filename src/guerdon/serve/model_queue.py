@@ -262,7 +262,8 @@ class ModelQueue:
             keys = _keys(episodes, options)
         self.loaded_model()
         ticket = Ticket(deadline, loop.create_future(), [None] * len(episodes))
-        self._submit(ticket, episodes, keys, sizes, options)
+        now = loop.time()
+        self._submit(ticket, [Item(*one, options, now) for one in zip(keys, episodes, sizes, strict=True)])
         try:
             async with asyncio.timeout_at(deadline):
                 await ticket.done
@@ -341,33 +342,25 @@ class ModelQueue:
         if n:
             self._counts[result].inc(n)
 
-    def _submit(
-        self,
-        ticket: Ticket,
-        episodes: Sequence[Episode],
-        keys: Sequence[bytes],
-        sizes: Sequence[int],
-        options: JudgeOptions,
-    ) -> None:
+    def _submit(self, ticket: Ticket, items: Sequence[Item]) -> None:
         """Queue what is not known yet, all of it or nothing."""
-        now = asyncio.get_running_loop().time()
-        known = [self.cache.get(key) for key in keys]
+        known = [self.cache.get(item.key) for item in items]
         new: dict[bytes, Item] = {}
-        for place, key in enumerate(keys):
-            if known[place] is None and key not in self._pending and key not in new:
-                new[key] = Item(key, episodes[place], options, sizes[place], now)
+        for item, explained in zip(items, known, strict=True):
+            if explained is None and item.key not in self._pending:
+                new.setdefault(item.key, item)
         if not self.batcher.has_room(len(new)):
-            self._count("refused", len(episodes))
+            self._count("refused", len(items))
             self._refused = min(len(new), max(1, self.batcher.limit // 2))
             raise Busy(f"{len(self.batcher)} items wait for {self.name!r}; come again later", self._wait_s())
-        for place, (key, explained) in enumerate(zip(keys, known, strict=True)):
+        for place, (item, explained) in enumerate(zip(items, known, strict=True)):
             if explained is not None:
                 ticket.settle(place, explained)
             else:
-                (new.get(key) or self._pending[key]).waiters.append((ticket, place))
+                (new.get(item.key) or self._pending[item.key]).waiters.append((ticket, place))
         cached = sum(explained is not None for explained in known)
         self._count("cached", cached)
-        self._count("shared", len(episodes) - cached - len(new))
+        self._count("shared", len(items) - cached - len(new))
         if new:
             self._pending |= new
             self.batcher.add(list(new.values()))
