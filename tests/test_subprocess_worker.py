@@ -25,9 +25,9 @@ pool = MathPool(timeout=600)
 assert pool.compare("2", "3")[0] == "different"
 """,
     "media": """
-from guerdon.serve.decode import Limits
 from guerdon.serve.media import Media
-worker = Media(None, Limits())._new()
+from guerdon.settings.serve import MediaSettings
+worker = Media(MediaSettings()).pool._start()
 """,
     "replicas": """
 import functools, processes

@@ -15,12 +15,11 @@ from PIL import Image
 from guerdon.episodes.video import VideoWriter
 from guerdon.errors import DataError
 from guerdon.serve.client_wire import video_file
-from guerdon.serve.decode import Limits, check_boxes, decode_array, decode_pictures, decode_video, sniff
+from guerdon.serve.decode import check_boxes, decode_array, decode_pictures, decode_video, sniff
 from guerdon.serve.errors import Busy, NotReady
 from guerdon.serve.media import Media, MediaRefused
-from guerdon.serve.paths import MediaRoot
 from guerdon.settings.remote import RemoteSettings
-from guerdon.settings.serve import ServeSettings
+from guerdon.settings.serve import MediaSettings, ServeSettings
 
 NOISE = np.random.default_rng(0).integers(0, 256, (6, 24, 40, 3), dtype=np.uint8)
 
@@ -35,7 +34,7 @@ def clip(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def media(clip):
-    pool = Media(MediaRoot(clip.parent), Limits(max_frames=40, max_pixels_per_frame=10_000, max_video_seconds=5))
+    pool = Media(MediaSettings(root=str(clip.parent), max_frames=40, max_frame_pixels=10_000, max_video_s=5))
     yield pool
     pool.close()
 
@@ -103,7 +102,7 @@ def test_a_video_of_as_many_frames_as_a_client_may_ask_for_is_not_too_long(tmp_p
     levels = np.linspace(0, 245, slowest.nframes)
     with video_file(grey(levels, 16, 16), None, slowest.fps, keep=False) as path:
         clip = path.read_bytes()
-    pool = Media.of(ServeSettings(models={"m": {"backend": "constant"}}).media)
+    pool = Media(MediaSettings())
     try:
         assert len(asyncio.run(pool.upload(clip, nframes=slowest.nframes))) == frames
     finally:
@@ -116,8 +115,6 @@ def test_the_servers_limits_are_those_of_its_clients():
     most = max(field.le for field in RemoteSettings.model_fields["nframes"].metadata if hasattr(field, "le"))
     assert most == 128
     assert server.media.max_frames >= 513  # every row of a LIBERO episode, for models that judge each
-    assert Limits().max_frames == server.media.max_frames
-    assert Limits().max_video_seconds == server.media.max_video_s
 
 
 def test_what_is_refused_and_why(media, clip):
@@ -198,7 +195,7 @@ def test_a_decoder_that_hangs_or_dies_is_replaced(tmp_path, monkeypatch):
         "    if how in (b'work', b'once'): print(json.dumps({'shape': [1, 1, 1, 3]}), flush=True)\n"
         "    for file in files: os.close(file)\n"
     )
-    pool = Media(None, Limits(), timeout=0.3, workers=1, command=[sys.executable, str(script)])
+    pool = Media(MediaSettings(decode_timeout_s=0.3, workers=1), command=[sys.executable, str(script)])
 
     def send(word):
         return pool.upload(b"\0\0\0\x08ftyp" + word)
@@ -218,7 +215,7 @@ def test_a_decoder_that_hangs_or_dies_is_replaced(tmp_path, monkeypatch):
 def test_too_many_waiting_are_turned_away_and_closing_refuses_the_rest(tmp_path):
     script = tmp_path / "worker.py"
     script.write_text("import sys\nprint('{\"ready\": true}', flush=True)\nsys.stdin.readline()\nsys.stdin.read()\n")
-    pool = Media(None, Limits(), timeout=60, workers=1, command=[sys.executable, str(script)])
+    pool = Media(MediaSettings(decode_timeout_s=60, workers=1), command=[sys.executable, str(script)])
 
     async def crowd():
         waiting = [asyncio.ensure_future(pool.upload(b"\0\0\0\x08ftyp")) for _ in range(65)]
@@ -235,7 +232,7 @@ def test_too_many_waiting_are_turned_away_and_closing_refuses_the_rest(tmp_path)
 
 def test_frames_that_are_still_held_count(tmp_path):
     """Small uploads of large frames, many at a time, must not fill the memory."""
-    pool = Media(None, Limits(max_bytes=10_000), workers=1)
+    pool = Media(MediaSettings(max_decoded_bytes=10_000, workers=1))
     blob = picture(grey([7], 50, 60)[0])
     try:
         held = [asyncio.run(pool.upload(blob))[:, 1:] for _ in range(5)]  # views: 5 x 9000 bytes
@@ -269,7 +266,7 @@ def test_the_process_can_open_nothing(tmp_path, monkeypatch):
         monkeypatch.setenv(name, "a-long-secret")
     script = tmp_path / "probe.py"
     script.write_text(probe)
-    pool = Media(None, Limits(), workers=1, command=[sys.executable, str(script)])
+    pool = Media(MediaSettings(workers=1), command=[sys.executable, str(script)])
     try:
         told = str(refusal(pool.upload(b"\0\0\0\x08ftyp")))
     finally:
@@ -278,7 +275,7 @@ def test_the_process_can_open_nothing(tmp_path, monkeypatch):
 
 
 def test_the_pure_functions_know_their_limits(clip):
-    limits = Limits(max_frames=4, max_pixels_per_frame=2000, max_bytes=4000)
+    limits = MediaSettings(max_frames=4, max_frame_pixels=2000, max_decoded_bytes=4000)
     with pytest.raises(DataError, match="over 4"):
         decode_video(io.BytesIO(clip.read_bytes()), nframes=5, limits=limits)
     with pytest.raises(DataError, match="MB together"):

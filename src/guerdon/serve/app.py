@@ -37,7 +37,7 @@ def build_app(models: ServedModels, settings: ServeSettings) -> FastAPI:
         models: if they are not started, the application starts them and waits until all are loaded.
         settings: token and limits.
     """
-    media = Media.of(settings.media)
+    media = Media(settings.media)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

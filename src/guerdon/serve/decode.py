@@ -5,13 +5,12 @@ MP4 are read, whatever else the libraries could do.
 
 The process gets two descriptors with each request, one to read from and one to write the frames to, and replies with
 their shape. It can open no file and no socket of its own: the kernel bounds its memory, the size of what it writes and
-the number of its descriptors, so that a library that a file exploits finds nothing to open. Arguments: bytes of memory
-beyond what it needs to start, bytes of frames at most, limits as JSON, seconds after which it ends itself (should the
-parent be gone), and the descriptor of the socket.
+the number of its descriptors, so that a library that a file exploits finds nothing to open. Its arguments are the
+limits as JSON and the descriptor of the socket.
 
     frames_T_H_W_C = decode_pictures([png_bytes], limits)
     frames_T_H_W_C = decode_video(file, nframes=16, limits=limits)
-    python -m guerdon.serve.decode 800000000 268435456 '{"max_frames": 64}' 25 5
+    python -m guerdon.serve.decode '{"max_frames": 64}' 5
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from __future__ import annotations
 import binascii
 import importlib.util
 import io
-import json
 import math
 import os
 import resource
@@ -29,7 +27,6 @@ import struct
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO
 
@@ -40,31 +37,16 @@ from guerdon.episodes.images import allocate
 from guerdon.episodes.video import require_av
 from guerdon.errors import DataError, GuerdonError, boundary
 from guerdon.models.vlm_frames import sample_frames, to_rgb_uint8
+from guerdon.settings.serve import MediaSettings
 from guerdon.subprocess_worker import answer_requests
 from guerdon.types import ByteArray, IntArray
 
 _MOST_FILES = 64
+_MEMORY = 256 << 20  # bytes of address space for decoding, besides three times what the frames take
 _MODES = ("1", "L", "P", "RGB", "RGBA")  # converted to RGB without a loss of bits
 _MOST_PACKETS = 20_000
 _PNG = b"\x89PNG\r\n\x1a\n"
 _CODECS = ("h264", "hevc", "mpeg4", "av1", "libdav1d", "vp9", "libvpx-vp9", "mjpeg")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of one request.
-
-    Attributes:
-        max_frames: frames kept.
-        max_pixels_per_frame: claimed or real.
-        max_video_seconds: claimed length of a video.
-        max_bytes: of all decoded frames together.
-    """
-
-    max_frames: int = 1024
-    max_pixels_per_frame: int = 4_000_000
-    max_video_seconds: float = 600.0
-    max_bytes: int = 256 << 20
 
 
 def sniff(head: bytes) -> str | None:
@@ -92,7 +74,7 @@ def decode_text(text: bytes) -> bytes:
         raise DataError(f"it is no base64 text: {error}") from error
 
 
-def room(count: int, height: int, width: int, limits: Limits) -> ByteArray:
+def room(count: int, height: int, width: int, limits: MediaSettings) -> ByteArray:
     """An uninitialised (count, height, width, 3) uint8 array, if the limits allow it.
 
     Raises:
@@ -102,7 +84,7 @@ def room(count: int, height: int, width: int, limits: Limits) -> ByteArray:
     return allocate(count, height, width)
 
 
-def check_room(count: int, height: int, width: int, limits: Limits) -> None:
+def check_room(count: int, height: int, width: int, limits: MediaSettings) -> None:
     """Refuse what is over a limit.
 
     Raises:
@@ -110,15 +92,15 @@ def check_room(count: int, height: int, width: int, limits: Limits) -> None:
     """
     if height < 1 or width < 1 or count < 1:
         raise DataError(f"{count} frames of {height}x{width} hold no pixel")
-    if height * width > limits.max_pixels_per_frame:
-        raise DataError(f"a frame of {height}x{width} is over {limits.max_pixels_per_frame} pixels")
+    if height * width > limits.max_frame_pixels:
+        raise DataError(f"a frame of {height}x{width} is over {limits.max_frame_pixels} pixels")
     if count > limits.max_frames:
         raise DataError(f"{count} frames are over {limits.max_frames}")
-    if count * height * width * 3 > limits.max_bytes:
-        raise DataError(f"{count} frames of {height}x{width} are over {limits.max_bytes >> 20} MB together")
+    if count * height * width * 3 > limits.max_decoded_bytes:
+        raise DataError(f"{count} frames of {height}x{width} are over {limits.max_decoded_bytes >> 20} MB together")
 
 
-def decode_pictures(blobs: Sequence[bytes], limits: Limits) -> ByteArray:
+def decode_pictures(blobs: Sequence[bytes], limits: MediaSettings) -> ByteArray:
     """One frame per PNG, JPEG or WebP picture; all of one size.
 
     Returns:
@@ -155,7 +137,7 @@ def decode_pictures(blobs: Sequence[bytes], limits: Limits) -> ByteArray:
     return frames
 
 
-def decode_array(file: BinaryIO, limits: Limits) -> ByteArray:
+def decode_array(file: BinaryIO, limits: MediaSettings) -> ByteArray:
     """Frames of an NPY file, of any kind that `to_rgb_uint8` takes; the header is checked first.
 
     Raises:
@@ -181,7 +163,7 @@ def decode_array(file: BinaryIO, limits: Limits) -> ByteArray:
     return frames
 
 
-def decode_video(file: BinaryIO, *, nframes: int | None, limits: Limits) -> ByteArray:
+def decode_video(file: BinaryIO, *, nframes: int | None, limits: MediaSettings) -> ByteArray:
     """Frames of an MP4 video, evenly spaced, the first and the last among them.
 
     Args:
@@ -206,8 +188,8 @@ def decode_video(file: BinaryIO, *, nframes: int | None, limits: Limits) -> Byte
         if stream.codec_context.name not in _CODECS:
             raise DataError(f"videos of the codec {stream.codec_context.name} are not read; write H.264")
         seconds = max(_seconds(stream.duration, stream.time_base), _seconds(container.duration, 1e-6))
-        if seconds > limits.max_video_seconds:
-            raise DataError(f"the video claims {seconds:.0f} s, over {limits.max_video_seconds:g} s")
+        if seconds > limits.max_video_s:
+            raise DataError(f"the video claims {seconds:.0f} s, over {limits.max_video_s:g} s")
         count = sum(1 for packet in container.demux(stream) if packet.size)
         if count > _MOST_PACKETS or stream.frames > _MOST_PACKETS:
             raise DataError(f"the video claims {max(count, stream.frames)} frames, over {_MOST_PACKETS}")
@@ -266,7 +248,7 @@ def check_boxes(file: BinaryIO) -> None:
     file.seek(0)
 
 
-def answer(channel: socket.socket, limits: Limits, request: dict[str, Any]) -> dict[str, Any]:
+def answer(channel: socket.socket, limits: MediaSettings, request: dict[str, Any]) -> dict[str, Any]:
     """Reply to a request of the parent: the shape of the frames, or why there are none.
 
     Args:
@@ -290,7 +272,7 @@ def answer(channel: socket.socket, limits: Limits, request: dict[str, Any]) -> d
         os.close(target)
 
 
-def _decode(request: dict[str, Any], source: int, limits: Limits) -> ByteArray:
+def _decode(request: dict[str, Any], source: int, limits: MediaSettings) -> ByteArray:
     with os.fdopen(source, "rb", closefd=False) as file:
         if request["kind"] == "pictures":
             blobs = [file.read(int(size)) for size in request["sizes"]]
@@ -303,16 +285,18 @@ def _decode(request: dict[str, Any], source: int, limits: Limits) -> ByteArray:
     raise DataError(f"nothing decodes {request['kind']!r}")
 
 
-def _lock_down(memory: int, most_bytes: int) -> None:
+def _lock_down(settings: MediaSettings) -> None:
     """Limit memory, written bytes and descriptors; no core dumps (they would contain a client's pictures).
 
     All descriptors that the kernel would still give are taken, except the two that come with a request.
     """
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing too much is an error, not a signal
+    most_bytes = settings.max_decoded_bytes
     limits = {resource.RLIMIT_FSIZE: most_bytes, resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: _MOST_FILES}
     if sys.platform == "linux":  # elsewhere the present size is unknown
         with open("/proc/self/statm", encoding="ascii") as file:
-            limits[resource.RLIMIT_AS] = int(file.read().split()[0]) * resource.getpagesize() + memory
+            now = int(file.read().split()[0]) * resource.getpagesize()
+            limits[resource.RLIMIT_AS] = now + 3 * most_bytes + _MEMORY
     for what, limit in limits.items():
         resource.setrlimit(what, (limit, limit))
     taken: list[int] = []
@@ -325,7 +309,7 @@ def _lock_down(memory: int, most_bytes: int) -> None:
         os.close(handle)
 
 
-def _warm_up(limits: Limits) -> None:
+def _warm_up(limits: MediaSettings) -> None:
     """Decode one file of each kind: afterwards no module has to be opened."""
     black = np.zeros((2, 16, 16, 3), np.uint8)
     for name in ("PNG", "JPEG", "WEBP"):
@@ -351,14 +335,13 @@ def _warm_up(limits: Limits) -> None:
 
 def main() -> None:
     """Answer requests from standard input until it ends."""
-    memory, most_bytes, limits = int(sys.argv[1]), int(sys.argv[2]), Limits(**json.loads(sys.argv[3]))
-    channel = socket.socket(fileno=int(sys.argv[5]))
+    limits, channel = MediaSettings.model_validate_json(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
 
     def prepare() -> None:
         _warm_up(limits)
-        _lock_down(memory, most_bytes)
+        _lock_down(limits)
 
-    answer_requests(partial(answer, channel, limits), alarm=float(sys.argv[4]), prepare=prepare)
+    answer_requests(partial(answer, channel, limits), alarm=2 * limits.decode_timeout_s + 5, prepare=prepare)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Uploads are bytes; files are opened only under the folder that the operator gave (`media_root`). URLs are never fetched.
 A process that hangs or dies is replaced, and its request refused.
 
-    media = Media.of(settings.media)
+    media = Media(settings.media)
     frames_T_H_W_C = await media.upload(mp4_bytes, nframes=16)
     frames_T_H_W_C = await media.path("libero/episode_0.mp4", nframes=16)
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import binascii
-import json
 import os
 import sys
 import tempfile
@@ -20,13 +19,12 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from guerdon.errors import DataError
-from guerdon.serve.decode import Limits, sniff
+from guerdon.serve.decode import sniff
 from guerdon.serve.errors import Busy, NotReady, ServeError
 from guerdon.serve.paths import MediaRoot
 from guerdon.settings.serve import MediaSettings
@@ -39,7 +37,6 @@ from guerdon.subprocess_worker import (
 )
 from guerdon.types import ByteArray
 
-_MEMORY = 256 << 20  # bytes of address space that decoding may take, beside three times what the frames take
 _START_SECONDS = 60.0
 _WAITING = 64  # requests that may wait for a decoder
 _QUIET = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
@@ -72,62 +69,27 @@ class Media:
         batch_slots: held while an item of a batch is decoded.
 
     Args:
-        root: folder of the files that clients may name; None: none.
-        limits: of one request.
-        most_bytes: of one upload or file.
-        timeout: seconds for one request's frames.
-        workers: processes at most.
+        settings: limits, number of processes, and the folder of the files that clients may name.
         command: replaces `decode`, with the same protocol.
+
+    Raises:
+        ConfigError: `root` is not a folder.
     """
 
-    def __init__(
-        self,
-        root: MediaRoot | None,
-        limits: Limits,
-        *,
-        most_bytes: int = 32 << 20,
-        timeout: float = 10.0,
-        workers: int = 2,
-        command: Sequence[str] | None = None,
-    ) -> None:
-        self.limits = limits
+    def __init__(self, settings: MediaSettings, *, command: Sequence[str] | None = None) -> None:
+        self.limits = settings
         self.batch_slots = asyncio.Semaphore(_BATCH)
-        self._root, self._most_bytes, self._timeout = root, most_bytes, timeout
+        self._root = None if settings.root is None else MediaRoot(settings.root)
         self.pool = SubprocessPool(
-            [
-                *(command or [sys.executable, "-m", "guerdon.serve.decode"]),
-                str(3 * limits.max_bytes + _MEMORY),
-                str(limits.max_bytes),
-                json.dumps(asdict(limits)),
-                str(2 * timeout + 5),
-            ],
-            workers=workers,
+            [*(command or [sys.executable, "-m", "guerdon.serve.decode"]), settings.model_dump_json(exclude={"root"})],
+            workers=settings.workers,
             start_seconds=_START_SECONDS,
             description="decoding process",
             pass_files=True,
             environment=plain_environment() | _QUIET,
         )
         self._waiting, self._held, self._lock = 0, 0, threading.RLock()
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="decode")
-
-    @staticmethod
-    def of(settings: MediaSettings) -> Media:
-        """The pool of a server's settings.
-
-        Raises:
-            ConfigError: `root` is no folder.
-        """
-        root = None if settings.root is None else MediaRoot(settings.root)
-        limits = Limits(
-            settings.max_frames, settings.max_frame_pixels, settings.max_video_s, settings.max_decoded_bytes
-        )
-        return Media(
-            root,
-            limits,
-            most_bytes=settings.max_file_bytes,
-            timeout=settings.decode_timeout_s,
-            workers=settings.workers,
-        )
+        self._threads = ThreadPoolExecutor(settings.workers, thread_name_prefix="decode")
 
     async def upload(self, blob: bytes, *, nframes: int | None = None, encoded: bool = False) -> ByteArray:
         """Frames of an MP4 or NPY file or a single picture, as its first bytes tell.
@@ -176,14 +138,14 @@ class Media:
 
     async def _blobs(self, request: dict[str, Any], blobs: Sequence[bytes], *, encoded: bool) -> ByteArray:
         sizes = [len(blob) for blob in blobs]
-        if sum(sizes) > self._most_bytes * (4 / 3 if encoded else 1) + 4:
-            raise MediaRefused("bad_media", f"more than {self._most_bytes} bytes")
+        if sum(sizes) > self.limits.max_file_bytes * (4 / 3 if encoded else 1) + 4:
+            raise MediaRefused("bad_media", f"more than {self.limits.max_file_bytes} bytes")
         return await self._run(lambda: self._upload({**request, "sizes": sizes, "encoded": encoded}, blobs))
 
     async def _run(self, work: Callable[[], ByteArray]) -> ByteArray:
         if self._waiting >= _WAITING + self.pool.workers:
             raise Busy(f"{_WAITING} requests wait for a decoder already", retry_after_s=1.0)
-        if self._held > _HELD * self.limits.max_bytes:
+        if self._held > _HELD * self.limits.max_decoded_bytes:
             raise Busy("decoded frames of other requests fill the memory", retry_after_s=1.0)
         self._waiting += 1
         try:
@@ -208,7 +170,7 @@ class Media:
             )
         refused = MediaRefused("no_such_video", "video_path does not exist or may not be read")
         try:
-            file = self._root.open(name, suffixes=(".mp4",), most_bytes=self._most_bytes)
+            file = self._root.open(name, suffixes=(".mp4",), most_bytes=self.limits.max_file_bytes)
         except DataError as error:
             raise refused from error
         with file:
@@ -224,6 +186,7 @@ class Media:
             MediaRefused: it failed, or was not done in time.
             NotReady: the server is shutting down.
         """
+        seconds = self.limits.decode_timeout_s
         with _unnamed() as target:
 
             def files() -> tuple[int, int]:
@@ -233,9 +196,9 @@ class Media:
                 return source.fileno(), target.fileno()
 
             try:
-                reply = self.pool.request(request, self._timeout, files=files)
+                reply = self.pool.request(request, seconds, files=files)
             except WorkerTimeoutError as error:
-                raise MediaRefused("decode_timeout", f"not decoded within {self._timeout:g} s") from error
+                raise MediaRefused("decode_timeout", f"not decoded within {seconds:g} s") from error
             except WorkerDiedError as error:
                 raise MediaRefused("decoder_died", "the decoding process died of it twice") from error
             except PoolClosedError as error:
