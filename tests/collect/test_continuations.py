@@ -32,12 +32,12 @@ def test_another_copy_goes_on_from_a_moment_to_the_same_bits(world):
     world.reset(seed=[3, 4])
     for _ in range(7):
         world.step(rng.uniform(-1, 1, (2, 4)))
-    kept = world.moment(1)
+    kept = world.save_state(1)
     actions = rng.uniform(-1, 1, (12, 2, 4))
     went_on = [world.step(a)[0][1] for a in actions]
     other = MetaWorldVectorEnv(TASK, 1)
     other.reset(seed=9)
-    other.put(0, kept)
+    other.load_state(0, kept)
     np.testing.assert_array_equal(went_on, [other.step(a[1:])[0][0] for a in actions])
     other.close()
 
@@ -46,13 +46,13 @@ def test_along_an_expert_episode_one_step_less_is_left_after_every_step(world):
     experts = Continuations(MetaWorldSettings(task=TASK), limit=150)
     expert, rng = ScriptedExpert(TASK), np.random.default_rng(0)
     observations, _ = world.reset(seed=[5, 6])
-    left, done = [experts.steps_left(world.moment(0))], None
+    left, done = [experts.steps_left(world.save_state(0))], None
     for step in range(left[0] + 1):
         observations, _, _, _, info = world.step(expert.act(observations, rng))
         if info["success"][0]:
             done = step
             break
-        left.append(experts.steps_left(world.moment(0)))
+        left.append(experts.steps_left(world.save_state(0)))
     assert done == left[0]  # it succeeds in the step that was foretold
     assert left == list(range(left[0], -1, -1))
     experts.close()
@@ -61,7 +61,7 @@ def test_along_an_expert_episode_one_step_less_is_left_after_every_step(world):
 def test_beyond_the_limit_nothing_is_promised(world):
     world.reset(seed=[5, 6])
     experts = Continuations(MetaWorldSettings(task=TASK), limit=2)
-    assert experts.steps_left(world.moment(0)) == UNREACHED
+    assert experts.steps_left(world.save_state(0)) == UNREACHED
     experts.close()
 
 

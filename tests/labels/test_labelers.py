@@ -23,7 +23,7 @@ from guerdon.labels.labelers import (
 from guerdon.settings.data import ChainSettings
 from guerdon.types import Failure
 from guerdon.worlds.prompts import Prompt
-from guerdon.worlds.reasoning import Family
+from guerdon.worlds.reasoning import task_family
 
 PROMPT = Prompt("p", ({"role": "user", "content": "q"},), "1", "x")
 
@@ -121,7 +121,7 @@ def test_consensus_keeps_what_both_find_up_to_the_first_error():
 
 
 def test_exact_labels_are_true_until_the_first_error():
-    family = Family(ChainSettings(steps=4))
+    family = task_family(ChainSettings(steps=4))
     prompt = family.sample(np.random.default_rng(0))
     lines = [line + ";" for line in prompt.solution.split(";")[:-1]]
     wrong = [lines[0], lines[1][:-2] + str((int(lines[1][-2]) + 1) % 10) + ";", *lines[2:]]

@@ -404,7 +404,7 @@ def test_exact_rewards_are_the_truth_about_each_step(tmp_path):
     prompts = side.validation[:3]
     right = prompts[1].solution[:5]
     slip = right[:4] + str((int(right[4]) + 1) % 10)
-    goes_on = family_of(prompts[1]).rules.solve(prompts[1].question).follow(1, [slip])
+    goes_on = family_of(prompts[1]).solve(prompts[1].question).follow(1, [slip])
     malformed = prompts[2].solution[:6].replace("=", "+") + prompts[2].solution[6:]
     texts = [prompts[0].solution, f"{slip};{goes_on};", malformed]
     side.sampler.engine = Scripted(side.policy.tokenizer, lambda p, s, d: texts[p])

@@ -10,8 +10,7 @@ from metaworld.policies import ENV_POLICY_MAP
 
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.policies.experts import ScriptedExpert
-from guerdon.worlds.metaworld import MetaWorldVectorEnv
-from guerdon.worlds.task_texts import TASK_TEXTS
+from guerdon.worlds.metaworld import TASK_TEXTS, MetaWorldVectorEnv
 
 STEPS = 60
 

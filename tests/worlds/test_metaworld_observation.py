@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from guerdon.worlds.task_texts import TASK_TEXTS
+from guerdon.worlds.metaworld import TASK_TEXTS
 
 pytest.importorskip("metaworld")
 

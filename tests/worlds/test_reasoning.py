@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from guerdon.errors import DataError
 from guerdon.settings.data import AutomatonSettings, ChainSettings, RegisterSettings, SwapSettings
 from guerdon.worlds.prompts import Prompt, check_contamination
-from guerdon.worlds.reasoning import Family, generate, step_spans, step_truth
+from guerdon.worlds.reasoning import generate, step_spans, step_truth, task_family
 
 FAMILIES = [
     ChainSettings(),
@@ -22,7 +22,8 @@ FAMILIES = [
     AutomatonSettings(states=10, symbols=1, steps=12),
 ]
 NAMES = [f"{s.family}-{i}" for i, s in enumerate(FAMILIES)]
-CHAIN = Family(ChainSettings(steps=3))
+ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHI0123456789=?;+-*"
+CHAIN = task_family(ChainSettings(steps=3))
 
 
 def chain(question="3+5=?;?*2=?;?-7=?;"):
@@ -41,7 +42,7 @@ def chain(question="3+5=?;?*2=?;?-7=?;"):
     ],
 )
 def test_solutions_by_hand(family, question, solution, answer):
-    prompt = Family(family).prompt(question)
+    prompt = task_family(family).prompt(question)
     assert (prompt.solution, prompt.ground_truth) == (solution, answer)
     assert step_truth(prompt, solution).complete
 
@@ -49,7 +50,7 @@ def test_solutions_by_hand(family, question, solution, answer):
 @pytest.mark.parametrize("family", FAMILIES, ids=NAMES)
 def test_the_gold_solution_is_true_and_lines_up_with_the_question(family):
     rng = np.random.default_rng(3)
-    made = Family(family)
+    made = task_family(family)
     for _ in range(20):
         prompt = made.sample(rng)
         truth = step_truth(prompt, prompt.solution)
@@ -58,7 +59,7 @@ def test_the_gold_solution_is_true_and_lines_up_with_the_question(family):
         assert all(truth.follows)
         assert (truth.first_error, truth.answer) == (-1, prompt.ground_truth)
         assert (family.min_steps or family.steps) <= truth.expected <= family.steps
-        assert set(prompt.question + prompt.solution) <= set(made.alphabet())
+        assert set(prompt.question + prompt.solution) <= set(ALPHABET)
         asked = [line for line in prompt.question.split(";") if "?" in line]
         solved = prompt.solution.split(";")[:-1]
         assert len(asked) == len(solved)
@@ -71,7 +72,7 @@ def test_the_gold_solution_is_true_and_lines_up_with_the_question(family):
 def test_every_chain_agrees_with_plain_arithmetic():
     rng = np.random.default_rng(0)
     for _ in range(200):
-        prompt = Family(ChainSettings(steps=5, modulus=97, high=150)).sample(rng)
+        prompt = task_family(ChainSettings(steps=5, modulus=97, high=150)).sample(rng)
         value = None
         for line in prompt.question.split(";")[:-1]:
             op = next(c for c in "+-*" if c in line)
@@ -111,7 +112,7 @@ def test_lines_that_are_malformed_missing_or_too_many():
 
 
 def test_a_variable_that_does_not_matter_may_be_wrong():
-    prompt = Family(RegisterSettings()).prompt("a=3;b=4;c=a+b=?;d=a*b=?;e=d-a=?;")
+    prompt = task_family(RegisterSettings()).prompt("a=3;b=4;c=a+b=?;d=a*b=?;e=d-a=?;")
     truth = step_truth(prompt, "c=3+4=6;d=3*4=2;e=2-3=9;")
     assert truth.correct == (False, True, True)
     assert truth.follows == (False, True, True)
@@ -139,9 +140,9 @@ def texts(draw, alphabet):
 @settings(deadline=None, max_examples=60)
 @given(st.data(), st.integers(0, 5))
 def test_any_text_is_a_list_of_steps_and_never_an_error(family, data, seed):
-    made = Family(family)
+    made = task_family(family)
     prompt = made.sample(np.random.default_rng(seed))
-    text = data.draw(texts(made.alphabet()))
+    text = data.draw(texts(ALPHABET))
     truth = step_truth(prompt, text)
     assert len(truth.correct) == len(truth.follows) == len(truth.spans)
     assert "".join(text[a:b] for a, b in truth.spans) == text
@@ -160,10 +161,10 @@ def test_any_text_is_a_list_of_steps_and_never_an_error(family, data, seed):
 @settings(deadline=None, max_examples=30)
 @given(st.data(), st.integers(0, 100))
 def test_one_changed_character_is_one_wrong_line(family, data, seed):
-    made = Family(family)
+    made = task_family(family)
     prompt = made.sample(np.random.default_rng(seed))
     place = data.draw(st.integers(0, len(prompt.solution) - 1))
-    other = data.draw(st.sampled_from([c for c in made.alphabet() if c not in (prompt.solution[place], ";")]))
+    other = data.draw(st.sampled_from([c for c in ALPHABET if c not in (prompt.solution[place], ";")]))
     if prompt.solution[place] == ";":
         return
     line = prompt.solution[:place].count(";")
@@ -205,4 +206,4 @@ def test_truth_needs_a_generated_prompt_that_nobody_changed():
 )
 def test_a_question_of_another_kind_is_refused(family, question):
     with pytest.raises(DataError, match="not a question of the family"):
-        Family(family).prompt(question)
+        task_family(family).prompt(question)

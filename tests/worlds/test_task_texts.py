@@ -2,7 +2,7 @@
 
 import pytest
 
-from guerdon.worlds.task_texts import TASK_TEXTS
+from guerdon.worlds.metaworld import TASK_TEXTS
 
 
 def test_every_task_of_metaworld_has_its_sentence():

@@ -14,11 +14,11 @@ from guerdon.types import Failure
 from guerdon.worlds import verifier as verifier_module
 from guerdon.worlds.answers import final_answer, last_boxed, normalized, numbers_of, same_number
 from guerdon.worlds.prompts import Prompt
-from guerdon.worlds.reasoning import Family
+from guerdon.worlds.reasoning import task_family
 from guerdon.worlds.verifier import (
-    Judgement,
     MathPool,
     Verifier,
+    VerifierResult,
     check_exact,
     check_numeric,
     outcome,
@@ -154,15 +154,15 @@ def test_thousands_separators_change_nothing(n):
 
 
 def test_a_verdict_that_is_missing_is_a_failure_and_never_zero():
-    assert outcome(Judgement("equal")) == 1.0
-    assert outcome(Judgement("different")) == 0.0
+    assert outcome(VerifierResult("equal")) == 1.0
+    assert outcome(VerifierResult("different")) == 0.0
     for word in ("gold_unparsable", "answer_unparsable", "timeout"):
-        judgement = Judgement(word, detail="why")
+        judgement = VerifierResult(word, detail="why")
         assert judgement.correct is None
         assert outcome(judgement) == judgement.failure == Failure(word, "why")
-    assert outcome(Judgement("answer_unparsable"), unparsable="wrong") == 0.0
-    assert isinstance(outcome(Judgement("timeout"), unparsable="wrong"), Failure)
-    assert isinstance(outcome(Judgement("gold_unparsable"), unparsable="wrong"), Failure)
+    assert outcome(VerifierResult("answer_unparsable"), unparsable="wrong") == 0.0
+    assert isinstance(outcome(VerifierResult("timeout"), unparsable="wrong"), Failure)
+    assert isinstance(outcome(VerifierResult("gold_unparsable"), unparsable="wrong"), Failure)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_a_missing_library_is_named_at_once(monkeypatch):
 
 
 def test_auto_lets_everyone_check_what_they_know_in_order():
-    made = Family(ChainSettings(steps=2)).prompt("3+5=?;?*2=?;")
+    made = task_family(ChainSettings(steps=2)).prompt("3+5=?;?*2=?;")
     grade_school = prompt("1,200", "openai/gsm8k")
     other = prompt("1")
     with Verifier("auto", workers=1, timeout=60, command=[sys.executable, "-c", FAKE]) as verifier:

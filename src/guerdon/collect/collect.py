@@ -253,7 +253,7 @@ def _labeler(world: World, env: WorldSettings, limit: int | None) -> Callable[[i
     if limit is None:
         return None
     continuations = Continuations(env, limit)
-    return lambda index: continuations.steps_left(world.moment(index))
+    return lambda index: continuations.steps_left(world.save_state(index))
 
 
 def _actor_maker(share: ActorShare, world: World, study: Study, policy: ControlPolicy | None) -> Callable[[], Acts]:

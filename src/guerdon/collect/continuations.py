@@ -4,7 +4,7 @@ The counterpart for robots of Monte-Carlo labels for steps of reasoning (Math-Sh
 good as what a capable continuation makes of it, whatever led there. So frames of failed episodes get true labels too.
 It needs a simulator that can be put back to a moment, and an expert: Meta-World has both.
 
-    left = Continuations(study.env, limit=200).steps_left(world.moment(0))
+    left = Continuations(study.env, limit=200).steps_left(world.save_state(0))
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from guerdon.collect.stepping import steps
 from guerdon.errors import ConfigError
 from guerdon.policies.experts import ScriptedExpert
 from guerdon.settings.world import MetaWorldSettings, WorldSettings
-from guerdon.worlds.metaworld import MetaWorldVectorEnv, Moment
+from guerdon.worlds.metaworld import MetaWorldVectorEnv, SimulatorState
 from guerdon.worlds.world import World
 
 UNREACHED = -1  # the expert did not succeed within the limit
@@ -44,10 +44,10 @@ class Continuations:
         self._expert = ScriptedExpert(settings.task)
         self._rng = np.random.default_rng(0)  # the expert draws nothing
 
-    def steps_left(self, moment: Moment) -> int:
+    def steps_left(self, state: SimulatorState) -> int:
         """Steps that the expert needs to the step that succeeds, 0 where the very next one does; `UNREACHED`."""
-        self._world.put(0, moment)
-        expert = steps(self._world, lambda o: self._expert.act(o, self._rng), moment.observation[None])
+        self._world.load_state(0, state)
+        expert = steps(self._world, lambda o: self._expert.act(o, self._rng), state.observation[None])
         for left, step in zip(range(self.limit), expert, strict=False):
             if step.transition.success[0]:
                 return left

@@ -115,7 +115,7 @@ class ObservedFrames:
         """What an expert needs from where a copy stands now; nan where no label is wanted."""
         if self._continuations is None or not any(o.labels(row, stream) for o in self.observes):
             return np.nan
-        left = 0 if success else self._continuations.steps_left(self.world.moment(stream))
+        left = 0 if success else self._continuations.steps_left(self.world.save_state(stream))
         return np.inf if left == UNREACHED else left
 
 

@@ -10,6 +10,7 @@ the first error, the truth of every step and of the answer are exact. There is a
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError
 from guerdon.settings.data import TaskSettings
 from guerdon.worlds.prompts import Prompt
-from guerdon.worlds.reasoning import Family, family_of, step_truth
+from guerdon.worlds.reasoning import TaskFamily, family_of, step_truth, task_family
 
 STREAM = 0x62656E6368
 _TRIES_PER_PROBLEM = 50
@@ -93,7 +94,7 @@ def _subsets(
         names[settings.family] = names.get(settings.family, 0) + 1
         subset = settings.family if names[settings.family] == 1 else f"{settings.family}-{names[settings.family]}"
         rng = np.random.default_rng([seed, number, STREAM])  # not the one that training problems are drawn from
-        yield subset, _problems(Family(settings), size, rng, set(exclude)), rng
+        yield subset, _problems(task_family(settings), size, rng, set(exclude)), rng
 
 
 def _solution(prompt: Prompt, subset: str, number: str, rng: np.random.Generator | None) -> Solution:
@@ -130,19 +131,19 @@ def solution_lines(prompt: Prompt, rng: np.random.Generator | None) -> list[str]
     Raises:
         DataError: the prompt is not a generated problem.
     """
-    rules = family_of(prompt).rules
-    problem = rules.solve(prompt.question)
+    family = family_of(prompt)
+    problem = family.solve(prompt.question)
     place = -1 if rng is None else int(rng.integers(len(problem.lines)))
     lines: list[str] = []
     for k in range(len(problem.lines)):
         line = problem.follow(k, lines)
         if line is None:  # no rule of a family leaves a line open after a well-formed one
             raise AssertionError(f"line {k + 1} of {prompt.question!r} has no successor after {lines}")
-        lines.append(rules.mistaken(line, rng) if rng is not None and k == place else line)
+        lines.append(family.mistaken(line, rng) if rng is not None and k == place else line)
     return lines
 
 
-def _problems(family: Family, size: int, rng: np.random.Generator, exclude: set[str]) -> list[Prompt]:
+def _problems(family: TaskFamily[Any], size: int, rng: np.random.Generator, exclude: set[str]) -> list[Prompt]:
     """Different problems, none of them excluded."""
     prompts: list[Prompt] = []
     for _ in range(_TRIES_PER_PROBLEM * size):

@@ -81,11 +81,11 @@ def build_world(
     )
 
 
-Made = tuple[VectorEnv, Eye, str]
+EnvParts = tuple[VectorEnv, Eye, str]
 """Copies of an environment, what draws them, and their task in words."""
 
 
-def metaworld(settings: MetaWorldSettings, copies: int, seed: int) -> Made:
+def metaworld(settings: MetaWorldSettings, copies: int, seed: int) -> EnvParts:
     """Copies of a Meta-World task."""
     env = MetaWorldVectorEnv(settings.task, copies, goals_seed=settings.goals_seed)
     model, name, size = env.simulation_model, settings.camera, settings.frame_size
@@ -94,7 +94,7 @@ def metaworld(settings: MetaWorldSettings, copies: int, seed: int) -> Made:
     return env, SceneEye(env, camera), env.task_text
 
 
-def gymnasium_id(settings: GymnasiumSettings, copies: int, seed: int) -> Made:
+def gymnasium_id(settings: GymnasiumSettings, copies: int, seed: int) -> EnvParts:
     """Copies of a registered environment."""
     env = make_gymnasium_env(
         settings.task,
@@ -107,7 +107,7 @@ def gymnasium_id(settings: GymnasiumSettings, copies: int, seed: int) -> Made:
     return env, RenderEye(env, settings.frame_size), settings.task
 
 
-def own_world(settings: OwnWorldSettings, copies: int, seed: int) -> Made:
+def own_world(settings: OwnWorldSettings, copies: int, seed: int) -> EnvParts:
     """Copies of a user's own: a factory makes one `gymnasium.Env`, called for each copy, or the vector of them.
 
     A vector environment may have an `eye` of its own, which draws pictures later than it looks.

@@ -3,7 +3,6 @@
 A `snapshot` is the few hundred numbers that place every geom, light and camera; taking one costs microseconds,
 drawing one about 5 to 10 ms on a CPU. So a rollout takes snapshots while it simulates and draws them all at its
 end, in this process or spread over several. One OpenGL context serves all copies of an environment.
-This module does not know what the scene means, who acts in it or what the pictures are for.
 
     camera = MuJoCoCamera(model, "corner", (64, 64))
     frames_N_H_W_C = camera.render([camera.snapshot(data)])
@@ -31,15 +30,8 @@ from guerdon.types import ByteArray
 Snapshot = NDArray[np.float64]
 
 _PLACED = (
-    "geom_xpos",
-    "geom_xmat",
-    "site_xpos",
-    "site_xmat",
-    "cam_xpos",
-    "cam_xmat",
-    "light_xpos",
-    "light_xdir",
-)
+    "geom_xpos", "geom_xmat", "site_xpos", "site_xmat", "cam_xpos", "cam_xmat", "light_xpos", "light_xdir",
+)  # fmt: skip
 _DEBIAN = (
     "on Debian: apt-get install libegl1 libegl-mesa0 libgl1-mesa-dri "
     "(or libosmesa6 with MUJOCO_GL=osmesa); `guerdon doctor` checks it"

@@ -1,7 +1,4 @@
-"""Any Gymnasium environment id as a world, and the eyes that look at one.
-
-This module does not know Meta-World, policies or reward models.
-"""
+"""Any Gymnasium environment id as a vector environment, and the `Eye`s that draw one."""
 
 from __future__ import annotations
 
@@ -54,8 +51,6 @@ def make_gymnasium_env(
         ConfigError: the id is not registered, or its observations or actions are not plain boxes.
     """
     choose_headless_backend()
-    wrappers = [KeepTerminalFrame] if autoreset == "same_step" else []
-
     creator = os.getpid()
 
     def one() -> gymnasium.Env:
@@ -63,9 +58,7 @@ def make_gymnasium_env(
             end_with_parent(spawned=True)
         extra = {} if max_episode_steps is None else {"max_episode_steps": max_episode_steps}
         env = gymnasium.make(env_id, render_mode="rgb_array", **extra, **(kwargs or {}))
-        for wrapper in wrappers:
-            env = wrapper(env)
-        return env
+        return KeepTerminalFrame(env) if autoreset == "same_step" else env
 
     mode = AutoresetMode[autoreset.upper()]
     with boundary(ConfigError, f"env.task {env_id!r} could not be made"):

@@ -4,7 +4,7 @@ N copies of one of the 50 tasks step together; a reset picks one of the task's g
 reset simulates the arm back to its start (about as long as 40 steps); the state after it depends on the goal
 alone, so it is computed once per goal and restored after that, to the same bits in everything that later steps
 read. Steps are Meta-World's own code, except that observations are put together with fewer detours, to the same
-bits. This module does not know about reward models, policies or episodes.
+bits.
 
     env = MetaWorldVectorEnv("window-close", num_envs=8)
     observations, _ = env.reset(seed=list(range(8)))
@@ -15,8 +15,9 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import gymnasium
@@ -26,8 +27,62 @@ from gymnasium.vector import AutoresetMode
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.types import BoolArray
 from guerdon.worlds.camera import MuJoCoCamera, Snapshot, import_mujoco
-from guerdon.worlds.task_texts import TASK_TEXTS
 
+TASK_TEXTS: Mapping[str, str] = MappingProxyType(
+    {
+        "assembly": "Pick up the ring by its handle and put it over the peg.",
+        "basketball": "Put the basketball through the hoop.",
+        "bin-picking": "Pick up the cube and move it into the other bin.",
+        "box-close": "Pick up the lid and close the box with it.",
+        "button-press": "Press the button on the front of the box.",
+        "button-press-topdown": "Press the button down from above.",
+        "button-press-topdown-wall": "Reach over the wall and press the button down from above.",
+        "button-press-wall": "Reach around the wall and press the button on the front of the box.",
+        "coffee-button": "Press the button on the coffee machine.",
+        "coffee-pull": "Pull the mug away from the coffee machine.",
+        "coffee-push": "Push the mug under the coffee machine.",
+        "dial-turn": "Turn the dial half way round.",
+        "disassemble": "Lift the ring off the peg.",
+        "door-close": "Close the door.",
+        "door-lock": "Lock the door by turning the lock clockwise.",
+        "door-open": "Open the door.",
+        "door-unlock": "Unlock the door by turning the lock counter-clockwise.",
+        "drawer-close": "Close the drawer.",
+        "drawer-open": "Open the drawer.",
+        "faucet-close": "Close the faucet by turning its handle clockwise.",
+        "faucet-open": "Open the faucet by turning its handle counter-clockwise.",
+        "hammer": "Pick up the hammer and drive the nail into the wall.",
+        "hand-insert": "Move the gripper into the hole.",
+        "handle-press": "Press the handle down.",
+        "handle-press-side": "Press the handle down from the side.",
+        "handle-pull": "Pull the handle up.",
+        "handle-pull-side": "Pull the handle up from the side.",
+        "lever-pull": "Pull the lever up.",
+        "peg-insert-side": "Pick up the peg and insert it sideways into the hole.",
+        "peg-unplug-side": "Pull the peg sideways out of its hole.",
+        "pick-out-of-hole": "Pick the puck out of the hole and bring it to the goal.",
+        "pick-place": "Pick up the puck and place it at the goal.",
+        "pick-place-wall": "Pick up the puck and place it at the goal behind the wall.",
+        "plate-slide": "Slide the plate into the goal cabinet.",
+        "plate-slide-back": "Slide the plate back out of the goal cabinet.",
+        "plate-slide-back-side": "Slide the plate sideways out of the goal cabinet.",
+        "plate-slide-side": "Slide the plate sideways into the goal cabinet.",
+        "push": "Push the puck to the goal.",
+        "push-back": "Pull the block back towards the robot to the goal.",
+        "push-wall": "Push the puck around the wall to the goal.",
+        "reach": "Move the gripper to the goal.",
+        "reach-wall": "Move the gripper past the wall to the goal.",
+        "shelf-place": "Pick up the block and place it on the shelf.",
+        "soccer": "Kick the ball into the goal.",
+        "stick-pull": "Pick up the stick, hook the thermos with it and pull it to the goal.",
+        "stick-push": "Pick up the stick and push the thermos to the goal with it.",
+        "sweep": "Sweep the block off the table.",
+        "sweep-into": "Sweep the puck into the hole.",
+        "window-close": "Close the window.",
+        "window-open": "Open the window.",
+    }
+)
+"""Each task in words, by its name without the version: our own, since Meta-World ships none. No two are equal."""
 _FOREIGN = {
     "model", "data", "mujoco_renderer", "observation_space", "action_space", "_random_reset_space",
     "goal_space", "_np_random", "_np_random_seed", "_ezpickle_args", "_ezpickle_kwargs", "sawyer_observation_space",
@@ -36,17 +91,17 @@ _FOREIGN = {
 
 
 @dataclass(frozen=True)
-class Moment:
+class SimulatorState:
     """Everything that decides how a copy goes on.
 
     Attributes:
-        state: MuJoCo's own.
+        physics: MuJoCo's own state.
         model_fields: what a goal moves in the model, by name.
         attributes: what Meta-World keeps in Python.
         observation: (39,) float32, what the copy shows.
     """
 
-    state: np.ndarray
+    physics: np.ndarray
     model_fields: dict[str, np.ndarray]
     attributes: dict[str, Any]
     observation: np.ndarray
@@ -69,7 +124,7 @@ def _benchmark(name: str, goals_seed: int) -> tuple[type[Any], list[Any]]:
     return benchmark.train_classes[name], benchmark.train_tasks
 
 
-class _Quick:
+class _FastObservations:
     """Mixed into a Meta-World environment: the same model and observation at less cost.
 
     The model is compiled from XML once per process and copied. None of the 50 tasks overrides what stands here; they
@@ -141,12 +196,12 @@ class MetaWorldVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
             ) from error
         self.task_text = TASK_TEXTS[name]
         self.num_envs = num_envs
-        quick = type(cls.__name__, (_Quick, cls), {})
-        self._envs = [quick() for _ in range(num_envs)]
+        fast = type(cls.__name__, (_FastObservations, cls), {})
+        self._envs = [fast() for _ in range(num_envs)]
         for env in self._envs:
             env.set_task(self._goals[0])
             env.max_path_length = 2**31
-        self._memory: dict[int, Moment] = {}
+        self._memory: dict[int, SimulatorState] = {}
         self._goal_of = [0] * num_envs
         self._pristine = _model_fields(self._envs[0].model)
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
@@ -215,26 +270,26 @@ class MetaWorldVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         """Where everything stands in copy `index`, for a camera to draw later."""
         return MuJoCoCamera.snapshot(self._envs[index].data)
 
-    def moment(self, index: int) -> Moment:
-        """Copy `index` as it stands, to go on from elsewhere (`put`)."""
+    def save_state(self, index: int) -> SimulatorState:
+        """Copy `index` as it stands, to go on from elsewhere (`load_state`)."""
         env = self._envs[index]
         fields = self._memory[self._goal_of[index]].model_fields
-        return Moment(_state_of(env), fields, _own_attributes(env), self._observations[index].copy())
+        return SimulatorState(_state_of(env), fields, _own_attributes(env), self._observations[index].copy())
 
-    def put(self, index: int, moment: Moment) -> None:
-        """Bring copy `index` to a moment, of this environment or of another one of the same task."""
+    def load_state(self, index: int, state: SimulatorState) -> None:
+        """Bring copy `index` to a saved state, of this environment or of another one of the same task."""
         import mujoco
 
         env, kind = self._envs[index], mujoco.mjtState.mjSTATE_INTEGRATION
         _set_model_fields(env.model, self._pristine)
-        _set_model_fields(env.model, moment.model_fields)
+        _set_model_fields(env.model, state.model_fields)
         mujoco.mj_resetData(env.model, env.data)
-        mujoco.mj_setState(env.model, env.data, moment.state, kind)
+        mujoco.mj_setState(env.model, env.data, state.physics, kind)
         mujoco.mj_forward(env.model, env.data)
-        mujoco.mj_setState(env.model, env.data, moment.state, kind)
-        for name, value in moment.attributes.items():
+        mujoco.mj_setState(env.model, env.data, state.physics, kind)
+        for name, value in state.attributes.items():
             setattr(env, name, copy.deepcopy(value))
-        self._observations[index] = moment.observation
+        self._observations[index] = state.observation
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close the copies."""
@@ -254,10 +309,10 @@ class MetaWorldVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
                 for name, value in _model_fields(env.model).items()
                 if not np.array_equal(value, self._pristine[name])
             }
-            after = Moment(_state_of(env), changed, _own_attributes(env), observation.astype(np.float32))
+            after = SimulatorState(_state_of(env), changed, _own_attributes(env), observation.astype(np.float32))
             self._memory[goal] = after
         self._goal_of[index] = goal
-        self.put(index, after)
+        self.load_state(index, after)
         return after.observation
 
 

@@ -1,31 +1,62 @@
 """Generated, seeded tasks in several steps, with exact answers and the exact truth of every step.
 
-The test bed for process rewards: what a reward model can only guess (which line went wrong first) is computed
-here from the question alone. Truth is total: any text is a list of right and wrong steps, never an error. This
-module does not know models, tokens or rewards.
+The test bed for process rewards: what a reward model can only estimate (which line went wrong first) is computed here
+from the question alone. Any text is a list of right and wrong steps, never an error.
 
-    family = Family(ChainSettings(steps=2))
+Every family writes its question so that line k of the solution stands where line k of the question stood, with the
+question marks filled in: a tiny model has to copy at a constant distance and compute one thing per line.
+
+Demonstrations can be written with false beliefs: a fact is what a line asks one to know (`3*7`), and for a share of
+all facts a demonstration states, at a given rate, a wrong result, always off in the same way, and goes on from it. A
+policy trained on them starts with errors of its own that no better decoding removes.
+
+    family = task_family(ChainSettings(steps=2))
     prompt = family.sample(np.random.default_rng(0))       # 3+5=?;?*2=?;
     truth = step_truth(prompt, "3+5=9;9*2=8;")             # correct (False, False), follows (False, True)
+    demonstrate(prompt, MistakesSettings(facts=0.2, rate=0.8), np.random.default_rng(0))
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from guerdon.errors import DataError
-from guerdon.settings.data import TaskSettings
-from guerdon.worlds.families import SEPARATOR, Problem, Rules, rules_of
+from guerdon.settings.data import AutomatonSettings, ChainSettings, RegisterSettings, SwapSettings, TaskSettings
+from guerdon.settings.text_policy import MistakesSettings
 from guerdon.worlds.prompts import Prompt, question_hash
 
+SEPARATOR = ";"
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_MAX_DIGITS = 1000  # of a number that is read
 _TASK: TypeAdapter[TaskSettings] = TypeAdapter(TaskSettings)
 _TRIES_PER_PROBLEM = 50
+
+S = TypeVar("S", ChainSettings, RegisterSettings, SwapSettings, AutomatonSettings)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The truth about one question.
+
+    Attributes:
+        lines: the true lines of its solution, without separators.
+        follow: what line k must be, given the lines written before it; None where that cannot be said.
+        value: what a line states as its result; None for a malformed line.
+    """
+
+    lines: tuple[str, ...]
+    follow: Callable[[int, Sequence[str]], str | None]
+    value: Callable[[str], str | None]
 
 
 @dataclass(frozen=True)
@@ -76,66 +107,297 @@ def step_spans(text: str, separator: str = SEPARATOR) -> tuple[tuple[int, int], 
 
 
 @dataclass(frozen=True)
-class Family:
+class TaskFamily(ABC, Generic[S]):
     """A kind of problem at one difficulty.
 
     Attributes:
         settings: which kind, how hard.
+        separator: what ends a step.
     """
 
-    settings: TaskSettings
+    settings: S
+    separator: ClassVar[str] = SEPARATOR
 
     @property
     def name(self) -> str:
         """The family's name."""
         return self.settings.family
 
-    @property
-    def separator(self) -> str:
-        """What ends a step."""
-        return SEPARATOR
+    @abstractmethod
+    def question(self, rng: np.random.Generator) -> str:
+        """Draw a problem."""
 
-    @property
-    def rules(self) -> Rules:
-        """How problems are drawn and solved."""
-        return rules_of(self.settings)
+    @abstractmethod
+    def solve(self, question: str) -> Problem:
+        """The truth about a question of this family.
 
-    def alphabet(self) -> str:
-        """Every character of questions and solutions, sorted: the vocabulary of a tiny character tokenizer."""
-        return self.rules.alphabet()
+        Raises:
+            DataError: it is not one.
+        """
+
+    @abstractmethod
+    def mistaken(self, line: str, rng: np.random.Generator) -> str:
+        """The line with another result of the same form."""
+
+    def fact(self, line: str) -> str:
+        """What a well-formed line asks one to know, without the numbers' higher digits: `37+08=45` asks `7+8`."""
+        return line.partition("=")[0]
 
     def sample(self, rng: np.random.Generator) -> Prompt:
         """Draw a problem, solved."""
-        return self.prompt(self.rules.question(rng))
+        return self.prompt(self.question(rng))
 
     def prompt(self, question: str) -> Prompt:
         """The prompt that asks this question.
 
         Raises:
-            DataError: it is no question of this family.
+            DataError: it is not a question of this family.
         """
-        problem = self.rules.solve(question)
+        problem = self.solve(question)
         messages = ({"role": "user", "content": question},)
+        parameters = self.settings.model_dump(mode="json", exclude={"family", "seed"})
         return Prompt(
             id=f"{self.name}-{question_hash(messages)}",
             messages=messages,
             ground_truth=problem.value(problem.lines[-1]) or "",
             data_source=f"guerdon/{self.name}",
             ability="reasoning",
-            extra_info={
-                "family": self.name,
-                "parameters": self.settings.model_dump(mode="json", exclude={"family", "seed"}),
-            },
+            extra_info={"family": self.name, "parameters": parameters},
             solution="".join(line + self.separator for line in problem.lines),
         )
 
-    def check_steps(self, prompt: Prompt, response: str) -> StepTruth:
-        """The truth of every step of a response.
+    def _draw_steps(self, rng: np.random.Generator) -> int:
+        low = self.settings.steps if self.settings.min_steps is None else self.settings.min_steps
+        return int(rng.integers(low, self.settings.steps + 1))
 
-        Raises:
-            DataError: the prompt's question is none of this family; no response raises.
-        """
-        return judge(self.rules.solve(prompt.question), response, self.separator)
+    def _parse(self, question: str, first: str, rest: str) -> list[re.Match[str]]:
+        """The lines of a question, matched with the pattern of the first and of the others."""
+        parts = question.split(SEPARATOR)
+        found = [re.fullmatch(rest if k else first, part) for k, part in enumerate(parts[:-1])]
+        if parts[-1] or not found or None in found:
+            raise self._not_a_question(question)
+        return [match for match in found if match is not None]
+
+    def _not_a_question(self, question: str) -> DataError:
+        return DataError(f"not a question of the family {self.name}: {question[:80]!r}; was its prompt changed?")
+
+
+def task_family(settings: TaskSettings) -> TaskFamily[Any]:
+    """The family that the settings choose."""
+    match settings:
+        case ChainSettings():
+            return _Chain(settings)
+        case RegisterSettings():
+            return _Register(settings)
+        case SwapSettings():
+            return _Swap(settings)
+        case AutomatonSettings():
+            return _Automaton(settings)
+
+
+class _Arithmetic(TaskFamily[S]):
+    """What families with numbers share."""
+
+    def fact(self, line: str) -> str:
+        what = re.sub(r"^[a-z]=", "", line.rpartition("=")[0])
+        return re.sub(r"[0-9]*([0-9])", r"\1", what)  # of `d=47*03=41`: `7*3`
+
+    def mistaken(self, line: str, rng: np.random.Generator) -> str:
+        modulus = self.settings.modulus if isinstance(self.settings, ChainSettings | RegisterSettings) else None
+        return _other_digit(line, min(modulus or 10, 10), rng)
+
+
+def _compute(left: int, op: str, right: int, modulus: int | None) -> int:
+    result = left + right if op == "+" else left - right if op == "-" else left * right
+    return result if modulus is None else result % modulus
+
+
+def _number_after_equals(line: str) -> str | None:
+    found = re.fullmatch(rf"(?s:.*)=(-?[0-9]{{1,{_MAX_DIGITS}}})", line)
+    return found[1] if found else None
+
+
+def _symbol_after_equals(line: str) -> str | None:
+    return line.rpartition("=")[2] or None if "=" in line else None
+
+
+class _Chain(_Arithmetic[ChainSettings]):
+    """Long arithmetic: every line applies one operation to the result of the line before."""
+
+    @property
+    def _width(self) -> int:
+        """Characters per number; 0: as many as it has."""
+        s = self.settings
+        return 0 if s.modulus is None else max(len(str(s.modulus - 1)), len(str(s.high)))
+
+    def _show(self, number: int) -> str:
+        return str(number).zfill(self._width)
+
+    def question(self, rng: np.random.Generator) -> str:
+        s, unknown = self.settings, "?" * max(1, self._width)
+        lines = []
+        for k in range(self._draw_steps(rng)):
+            left = unknown if k else self._show(int(rng.integers(s.low, s.high + 1)))
+            op = s.ops[int(rng.integers(len(s.ops)))]
+            lines.append(f"{left}{op}{self._show(int(rng.integers(s.low, s.high + 1)))}={unknown}{SEPARATOR}")
+        return "".join(lines)
+
+    def solve(self, question: str) -> Problem:
+        unknown = rf"\?{{{max(1, self._width)}}}"
+        number, op = r"([0-9]{1,7})", r"([-+*])"
+        found = self._parse(question, rf"{number}{op}{number}={unknown}", rf"({unknown}){op}{number}={unknown}")
+        start = int(found[0][1])
+        moves = [(match[2], int(match[3])) for match in found]
+
+        def line(left: int, k: int) -> str:
+            op, right = moves[k]
+            result = _compute(left, op, right, self.settings.modulus)
+            return f"{self._show(left)}{op}{self._show(right)}={self._show(result)}"
+
+        def follow(k: int, own: Sequence[str]) -> str | None:
+            left = start if k == 0 else _int_or_none(_number_after_equals(own[k - 1]))
+            return None if left is None else line(left, k)
+
+        return _problem(len(moves), follow, _number_after_equals)
+
+
+class _Register(_Arithmetic[RegisterSettings]):
+    """Variables: every line computes one from two earlier ones."""
+
+    def _show(self, number: int) -> str:
+        return str(number).zfill(len(str(self.settings.modulus - 1)))
+
+    def question(self, rng: np.random.Generator) -> str:
+        s = self.settings
+        lines = [f"{_LETTERS[i]}={self._show(int(rng.integers(s.modulus)))}{SEPARATOR}" for i in range(s.inputs)]
+        for here in range(s.inputs, s.inputs + self._draw_steps(rng)):
+            left = here - 1 if s.chained else int(rng.integers(here))
+            right = int(rng.integers(here))
+            if s.chained and rng.random() < 0.5:
+                left, right = right, left
+            op = s.ops[int(rng.integers(len(s.ops)))]
+            unknown = "?" * len(self._show(0))
+            lines.append(f"{_LETTERS[here]}={_LETTERS[left]}{op}{_LETTERS[right]}={unknown}{SEPARATOR}")
+        return "".join(lines)
+
+    def solve(self, question: str) -> Problem:
+        line = r"([a-z])=(?:([0-9]{1,6})|([a-z])([-+*])([a-z])=\?{1,6})"
+        found = [match.groups() for match in self._parse(question, line, line)]
+        inputs = {name: int(number) for name, number, *_ in found if number is not None}
+        rules = [(name, left, op, right) for name, number, left, op, right in found if number is None]
+        names = [*inputs, *(rule[0] for rule in rules)]
+        known_in_time = all(
+            {left, right} <= set(names[: len(inputs) + k]) for k, (_, left, _, right) in enumerate(rules)
+        )
+        if not rules or len(set(names)) != len(names) or not known_in_time:
+            raise self._not_a_question(question)
+
+        place = {rule[0]: k for k, rule in enumerate(rules)}
+
+        def stated(name: str, own: Sequence[str]) -> int | None:
+            if name in inputs:
+                return inputs[name]
+            line = own[place[name]]
+            return _int_or_none(_number_after_equals(line)) if line.startswith(f"{name}=") else None
+
+        def follow(k: int, own: Sequence[str]) -> str | None:
+            name, left, op, right = rules[k]
+            a, b = stated(left, own), stated(right, own)
+            if a is None or b is None:
+                return None
+            return f"{name}={self._show(a)}{op}{self._show(b)}={self._show(_compute(a, op, b, self.settings.modulus))}"
+
+        return _problem(len(rules), follow, _number_after_equals)
+
+
+class _Swap(TaskFamily[SwapSettings]):
+    """A row of letters: every line exchanges the letters at two places."""
+
+    def question(self, rng: np.random.Generator) -> str:
+        n = self.settings.items
+        row = "".join(_LETTERS[i].upper() for i in rng.permutation(n))
+        lines = [row]
+        for _ in range(self._draw_steps(rng)):
+            i, j = sorted(int(place) for place in rng.choice(n, size=2, replace=False))
+            lines.append(f"{i + 1}{j + 1}={'?' * n}")
+        return "".join(line + SEPARATOR for line in lines)
+
+    def solve(self, question: str) -> Problem:
+        found = self._parse(question, r"[A-I]{2,9}", r"([1-9])([1-9])=\?+")
+        start = found[0][0]
+        moves = [(int(match[1]) - 1, int(match[2]) - 1) for match in found[1:]]
+        if not moves or max(max(move) for move in moves) >= len(start):
+            raise self._not_a_question(question)
+
+        def follow(k: int, own: Sequence[str]) -> str | None:
+            row = list(start if k == 0 else _symbol_after_equals(own[k - 1]) or "")
+            if len(row) != len(start) or not set(row) <= set(start):
+                return None
+            i, j = moves[k]
+            row[i], row[j] = row[j], row[i]
+            return f"{i + 1}{j + 1}={''.join(row)}"
+
+        return _problem(len(moves), follow, _symbol_after_equals)
+
+    def mistaken(self, line: str, rng: np.random.Generator) -> str:
+        left, _, result = line.partition("=")
+        i, j = rng.choice(len(result), size=2, replace=False)
+        row = list(result)
+        row[i], row[j] = row[j], row[i]  # two places of the new row are exchanged
+        return f"{left}={''.join(row)}"
+
+
+class _Automaton(TaskFamily[AutomatonSettings]):
+    """A table of transitions in the question: every line reads one letter and goes to the next state."""
+
+    def question(self, rng: np.random.Generator) -> str:
+        s = self.settings
+        lines = [f"{_LETTERS[i]}={''.join(map(str, rng.integers(s.states, size=s.states)))}" for i in range(s.symbols)]
+        for k in range(self._draw_steps(rng)):
+            state = "?" if k else str(rng.integers(s.states))
+            lines.append(f"{state}{_LETTERS[int(rng.integers(s.symbols))]}=?")
+        return "".join(line + SEPARATOR for line in lines)
+
+    def solve(self, question: str) -> Problem:
+        row = r"([a-z])=([0-9]{2,10})"
+        found = self._parse(question, row, rf"{row}|([0-9?])([a-z])=\?")
+        table = {match[1]: match[2] for match in found if match[1] is not None}
+        reads = [(match[3], match[4]) for match in found[1:] if match[1] is None]
+        sizes = {len(states) for states in table.values()}
+        if not reads or not reads[0][0].isdigit() or len(sizes) != 1 or not {r[1] for r in reads} <= set(table):
+            raise self._not_a_question(question)
+        states = "0123456789"[: sizes.pop()]
+
+        def follow(k: int, own: Sequence[str]) -> str | None:
+            state = reads[0][0] if k == 0 else _symbol_after_equals(own[k - 1])
+            if state is None or len(state) != 1 or state not in states:
+                return None
+            return f"{state}{reads[k][1]}={table[reads[k][1]][int(state)]}"
+
+        return _problem(len(reads), follow, _symbol_after_equals)
+
+    def mistaken(self, line: str, rng: np.random.Generator) -> str:
+        return _other_digit(line, self.settings.states, rng)
+
+
+def _other_digit(line: str, base: int, rng: np.random.Generator) -> str:
+    """The line with its last digit changed, to another one below `base`."""
+    return line[:-1] + str((int(line[-1]) + int(rng.integers(1, base))) % base)
+
+
+def _int_or_none(text: str | None) -> int | None:
+    return None if text is None else int(text)
+
+
+def _problem(n: int, follow: Callable[[int, Sequence[str]], str | None], value: Callable[[str], str | None]) -> Problem:
+    """The problem whose n true lines follow from the question, line after line."""
+    lines: list[str] = []
+    for k in range(n):
+        line = follow(k, lines)
+        if line is None:
+            raise DataError(f"line {k + 1} of the question has no true solution; was its prompt changed?")
+        lines.append(line)
+    return Problem(tuple(lines), lambda k, own: follow(k, own) if k < n else None, value)
 
 
 def judge(problem: Problem, text: str, separator: str = SEPARATOR) -> StepTruth:
@@ -162,7 +424,7 @@ def is_generated(prompt: Prompt) -> bool:
     return "family" in prompt.extra_info
 
 
-def family_of(prompt: Prompt) -> Family:
+def family_of(prompt: Prompt) -> TaskFamily[Any]:
     """The family that a prompt was drawn from, by what its `extra_info` says.
 
     Raises:
@@ -175,9 +437,9 @@ def family_of(prompt: Prompt) -> Family:
 
 
 @lru_cache(maxsize=256)
-def _family(given: str) -> Family:
+def _family(given: str) -> TaskFamily[Any]:
     try:
-        return Family(_TASK.validate_json(given))
+        return task_family(_TASK.validate_json(given))
     except ValidationError as error:
         raise DataError(f"extra_info describes no family of this version: {given}: {error}") from error
 
@@ -188,7 +450,8 @@ def step_truth(prompt: Prompt, text: str) -> StepTruth:
     Raises:
         DataError: the prompt is not a generated problem, or its question was changed.
     """
-    return family_of(prompt).check_steps(prompt, text)
+    family = family_of(prompt)
+    return judge(family.solve(prompt.question), text, family.separator)
 
 
 def generate(settings: TaskSettings, train_size: int, val_size: int) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
@@ -199,21 +462,20 @@ def generate(settings: TaskSettings, train_size: int, val_size: int) -> tuple[tu
     Raises:
         DataError: the family has too few different problems at this difficulty.
     """
-    family = Family(settings)
+    family = task_family(settings)
     validation = _draw(family, val_size, np.random.default_rng([settings.seed, 1]), taken=())
     train = _draw(family, train_size, np.random.default_rng([settings.seed, 0]), taken=validation)
     return train, validation
 
 
-def _draw(family: Family, size: int, rng: np.random.Generator, taken: Sequence[Prompt]) -> tuple[Prompt, ...]:
+def _draw(family: TaskFamily[Any], size: int, rng: np.random.Generator, taken: Sequence[Prompt]) -> tuple[Prompt, ...]:
     """`size` different problems, none of them among those taken."""
-    rules = family.rules
     seen = {prompt.question for prompt in taken}
     questions: list[str] = []
     for _ in range(_TRIES_PER_PROBLEM * size):
         if len(questions) == size:
             break
-        question = rules.question(rng)
+        question = family.question(rng)
         if question not in seen:
             seen.add(question)
             questions.append(question)
@@ -223,3 +485,33 @@ def _draw(family: Family, size: int, rng: np.random.Generator, taken: Sequence[P
             "data.train_size or data.val_size, or make the task larger"
         )
     return tuple(family.prompt(question) for question in questions)
+
+
+def demonstrate(prompt: Prompt, mistakes: MistakesSettings, rng: np.random.Generator) -> str:
+    """A solution in which every line follows from the lines before, but for false beliefs.
+
+    Args:
+        prompt: a generated problem.
+        mistakes: which facts are believed wrongly, how often that shows.
+        rng: decides where it shows.
+
+    Raises:
+        DataError: the prompt is not a generated problem.
+    """
+    family = family_of(prompt)
+    problem = family.solve(prompt.question)
+    lines: list[str] = []
+    for k in range(len(problem.lines)):
+        line = problem.follow(k, lines)
+        if line is None:  # no rule of a family leaves a line open after a well-formed one
+            raise AssertionError(f"line {k + 1} of {prompt.question!r} has no successor after {lines}")
+        wrong = rng.random() < mistakes.rate
+        lines.append(believed(family, line, mistakes) if wrong else line)
+    return "".join(line + family.separator for line in lines)
+
+
+def believed(family: TaskFamily[Any], line: str, mistakes: MistakesSettings) -> str:
+    """A true line as the false beliefs change it; most lines stay as they are."""
+    digest = hashlib.sha256(f"{mistakes.seed}|{family.fact(line)}".encode()).digest()
+    belief = np.random.default_rng(int.from_bytes(digest[:8], "big"))
+    return family.mistaken(line, belief) if belief.random() < mistakes.facts else line

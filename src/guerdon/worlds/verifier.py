@@ -1,15 +1,14 @@
-"""Is this response right? A verdict, or the reason why there is none; never a made-up 0.
+"""Verifier: whether a response is right, or the reason why that is not known; never a made-up 0.
 
-Four ways to compare with the true answer: `math` (as numbers, else symbolically, in processes that a clock watches),
+Four ways to compare with the true answer: `math` (as numbers, else symbolically, in processes with a time limit),
 `numeric` (exact fractions), `exact` (normalised strings) and `code` (a program is run on tests, in isolation; its
-outcome is the share that it passes). Generated problems check themselves: no
-answer there is a wrong answer, because the format is part of the task, so their verdict is always `equal` or
-`different`. Elsewhere a response without a readable answer is `answer_unparsable`, a failed measurement, unless the
-caller declares it wrong. This module does not know models, groups of rollouts or advantages.
+outcome is the share that it passes). Generated problems have their own check: a response without an answer is wrong
+there, because the format is part of the task, so their verdict is always `equal` or `different`. Elsewhere a response
+without a readable answer is `answer_unparsable`, a failed measurement, unless the caller declares it wrong.
 
     with Verifier("auto") as verifier:
-        judgements = verifier.check_batch(responses, prompts)
-    rewards = [outcome(judgement) for judgement in judgements]      # 1.0, 0.0 or a Failure
+        results = verifier.check_batch(responses, prompts)
+    rewards = [outcome(result) for result in results]      # 1.0, 0.0 or a Failure
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ _MAX_CHARACTERS = 2000  # of an answer that is parsed
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """What a verifier found.
+class VerifierResult:
+    """The verdict on one response.
 
     Attributes:
         verdict: `equal` and `different` are measurements, the others say why there is none.
         answer: what the response states as its answer.
-        detail: one line for a person.
+        detail: one line of explanation.
         passed: of a program, the share of its tests; `equal` is all of them.
     """
 
@@ -56,7 +55,7 @@ class Judgement:
 
     @property
     def correct(self) -> bool | None:
-        """Whether the response is right; None where nobody knows."""
+        """Whether the response is right; None where that is not known."""
         return {"equal": True, "different": False}.get(self.verdict)
 
     @property
@@ -65,17 +64,17 @@ class Judgement:
         return Failure(self.verdict, self.detail) if self.correct is None else None
 
 
-def outcome(judgement: Judgement, unparsable: Literal["failure", "wrong"] = "failure") -> float | Failure:
+def outcome(result: VerifierResult, unparsable: Literal["failure", "wrong"] = "failure") -> float | Failure:
     """The outcome reward: 1, 0, for a program the share of tests that it passes, or the failure.
 
     Args:
-        judgement: a verifier's.
+        result: a verifier's.
         unparsable: what a response without a readable answer is: a failed measurement, or wrong by declaration
             (the setting `data.unparsable`). An unreadable gold answer and a timeout are failures either way.
     """
-    if judgement.verdict == "answer_unparsable" and unparsable == "wrong":
+    if result.verdict == "answer_unparsable" and unparsable == "wrong":
         return 0.0
-    return judgement.failure or (float(judgement.verdict == "equal") if judgement.passed is None else judgement.passed)
+    return result.failure or (float(result.verdict == "equal") if result.passed is None else result.passed)
 
 
 class MathPool(SubprocessPool):
@@ -137,7 +136,7 @@ class Verifier:
     """Checks responses against the true answers of their prompts. Usable from any thread.
 
     Args:
-        kind: who compares; `auto` lets generated problems check themselves, runs the tests of programming tasks,
+        kind: which comparison; `auto` uses the check of generated problems, runs the tests of programming tasks,
             compares answers of GSM8K as numbers and all others by math.
         timeout: seconds of wall-clock per answer (math), of computing time per test (code).
         workers: processes at a time (math, code), started when the first answer needs one.
@@ -164,8 +163,8 @@ class Verifier:
         if kind == "code":
             check_isolation()
 
-    def check(self, response: str, prompt: Prompt) -> Judgement:
-        """Judge one response.
+    def check(self, response: str, prompt: Prompt) -> VerifierResult:
+        """Check one response.
 
         Raises:
             DataError: a generated prompt whose question was changed.
@@ -174,7 +173,7 @@ class Verifier:
         kind = self.kind_for(prompt)
         if kind == "generated":
             truth = step_truth(prompt, response)
-            return Judgement("equal" if truth.outcome else "different", truth.answer)
+            return VerifierResult("equal" if truth.outcome else "different", truth.answer)
         if kind == "exact":
             return check_exact(response, prompt.ground_truth)
         if kind == "numeric":
@@ -183,18 +182,18 @@ class Verifier:
             return check_code(response, prompt.ground_truth, self._timeout)
         return self._check_math(response, prompt)
 
-    def check_batch(self, responses: Sequence[str], prompts: Sequence[Prompt]) -> list[Judgement]:
-        """Judge B responses, each against its own prompt; in order."""
+    def check_batch(self, responses: Sequence[str], prompts: Sequence[Prompt]) -> list[VerifierResult]:
+        """Check B responses, each against its own prompt; in order."""
         pairs = list(zip(responses, prompts, strict=True))
         slow = [i for i, (_, prompt) in enumerate(pairs) if self.kind_for(prompt) in ("math", "code")]
-        late: dict[int, Judgement] = {}
+        late: dict[int, VerifierResult] = {}
         if slow:
             with ThreadPoolExecutor(self.workers) as threads:
                 late = dict(zip(slow, threads.map(lambda i: self.check(*pairs[i]), slow), strict=True))
         return [late[i] if i in late else self.check(*pair) for i, pair in enumerate(pairs)]
 
     def kind_for(self, prompt: Prompt) -> Literal["generated", "math", "numeric", "exact", "code"]:
-        """Who compares the answers to this prompt."""
+        """Which comparison is used for this prompt."""
         if self.kind != "auto":
             return self.kind
         if is_generated(prompt):
@@ -203,27 +202,29 @@ class Verifier:
             return "code"
         return "numeric" if "gsm8k" in prompt.data_source.lower() else "math"
 
-    def _check_math(self, response: str, prompt: Prompt) -> Judgement:
+    def _check_math(self, response: str, prompt: Prompt) -> VerifierResult:
         gold, answer = final_answer(prompt.ground_truth) or prompt.ground_truth.strip(), final_answer(response)
         if not gold:
-            return Judgement("gold_unparsable", answer, "the true answer is empty")
+            return VerifierResult("gold_unparsable", answer, "the true answer is empty")
         if answer is None:
-            return Judgement("answer_unparsable", None, "no final answer in the response")
+            return VerifierResult("answer_unparsable", None, "no final answer in the response")
         same = same_number(gold, answer, self.tolerance, prompt.question)
         if same is not None:
-            return Judgement("equal" if same else "different", answer)
+            return VerifierResult("equal" if same else "different", answer)
         found = compare_words(gold, answer)
         if found is not None:
-            return Judgement(found[0], answer, found[1])
+            return VerifierResult(found[0], answer, found[1])
         sides = answer.split("=")
         if len(sides) > 1 and "=" not in gold and "Poly(" not in answer and not _is_asked(sides[0], prompt.question):
-            return Judgement("answer_unparsable", answer, f"{sides[0].strip()[:80]!r} is no name, nor in the question")
+            return VerifierResult(
+                "answer_unparsable", answer, f"{sides[0].strip()[:80]!r} is no name, nor in the question"
+            )
         if len(sides) > 1 and not re.search("[A-Za-z]", _COMMAND.sub("", sides[0])):
             verdict, _ = self._pool.compare(typographic(sides[-1]), typographic(sides[0]))
             if verdict != "equal":
-                return Judgement("answer_unparsable", answer, "the sides of its equation are not equal")
+                return VerifierResult("answer_unparsable", answer, "the sides of its equation are not equal")
         verdict, detail = self._pool.compare(typographic(gold), typographic(answer))
-        return Judgement(verdict, answer, detail)
+        return VerifierResult(verdict, answer, detail)
 
     def close(self) -> None:
         """End the processes, if any run."""
@@ -236,19 +237,19 @@ class Verifier:
         self.close()
 
 
-def check_exact(response: str, ground_truth: str) -> Judgement:
+def check_exact(response: str, ground_truth: str) -> VerifierResult:
     """Compare as normalised strings; a response that marks no answer is the answer as a whole."""
     gold = normalized(final_answer(ground_truth) or ground_truth)
     answer = final_answer(response) or response.strip()
     stated = normalized(answer)
     if not gold:
-        return Judgement("gold_unparsable", answer or None, "the true answer is empty")
+        return VerifierResult("gold_unparsable", answer or None, "the true answer is empty")
     if not stated:
-        return Judgement("answer_unparsable", None, "no final answer in the response")
-    return Judgement("equal" if stated == gold else "different", answer)
+        return VerifierResult("answer_unparsable", None, "no final answer in the response")
+    return VerifierResult("equal" if stated == gold else "different", answer)
 
 
-def check_numeric(response: str, ground_truth: str, tolerance: float = 0.0, question: str = "") -> Judgement:
+def check_numeric(response: str, ground_truth: str, tolerance: float = 0.0, question: str = "") -> VerifierResult:
     """Compare as exact fractions, or with a relative tolerance where one is declared (see `answers.numbers_of`).
 
     Args:
@@ -259,16 +260,18 @@ def check_numeric(response: str, ground_truth: str, tolerance: float = 0.0, ques
     """
     gold, answer = final_answer(ground_truth) or ground_truth.strip(), final_answer(response)
     if not numbers_of(gold, question):
-        return Judgement("gold_unparsable", answer, f"not a number: {gold[:80]!r}")
+        return VerifierResult("gold_unparsable", answer, f"not a number: {gold[:80]!r}")
     if answer is None:
-        return Judgement("answer_unparsable", None, "no final answer in the response")
+        return VerifierResult("answer_unparsable", None, "no final answer in the response")
     same = same_number(gold, answer, tolerance, question)
     if same is None:
-        return Judgement("answer_unparsable", answer, f"not a number in the unit of the true answer: {answer[:80]!r}")
-    return Judgement("equal" if same else "different", answer)
+        return VerifierResult(
+            "answer_unparsable", answer, f"not a number in the unit of the true answer: {answer[:80]!r}"
+        )
+    return VerifierResult("equal" if same else "different", answer)
 
 
-def check_code(response: str, ground_truth: str, cpu_seconds: float = 10.0) -> Judgement:
+def check_code(response: str, ground_truth: str, cpu_seconds: float = 10.0) -> VerifierResult:
     """Run the program in a response on the tests of its row, in isolation (see `code_tests.py`).
 
     Args:
@@ -282,15 +285,17 @@ def check_code(response: str, ground_truth: str, cpu_seconds: float = 10.0) -> J
     try:
         tests = read_tests(ground_truth)
     except DataError as error:
-        return Judgement("gold_unparsable", None, str(error))
+        return VerifierResult("gold_unparsable", None, str(error))
     program = program_of(response)
     if program is None:
-        return Judgement("answer_unparsable", None, "no closed block of Python in the response")
+        return VerifierResult("answer_unparsable", None, "no closed block of Python in the response")
     with Sandbox() as sandbox:
         passed = run_tests(tests, program, sandbox, cpu_seconds=cpu_seconds)
     if passed is None:
-        return Judgement("timeout", program, "the process that runs the tests ended")
-    return Judgement("equal" if passed == 1 else "different", program, f"{passed:.0%} of {len(tests)} tests", passed)
+        return VerifierResult("timeout", program, "the process that runs the tests ended")
+    return VerifierResult(
+        "equal" if passed == 1 else "different", program, f"{passed:.0%} of {len(tests)} tests", passed
+    )
 
 
 _COMMAND = re.compile(r"\\[A-Za-z]+")

@@ -342,13 +342,13 @@ class World:
             first_looks=self._look(fresh) if capture_ends else {},
         )
 
-    def moment(self, index: int) -> Any:
-        """Copy `index` as it stands, for `put`; Meta-World alone can do that."""
-        return self.env.moment(index)
+    def save_state(self, index: int) -> Any:
+        """The simulator of copy `index` as it stands, for `load_state`; only Meta-World has this."""
+        return self.env.save_state(index)
 
-    def put(self, index: int, moment: Any) -> None:
-        """Bring copy `index` to a moment, from which an episode goes on that cannot be replayed."""
-        self.env.put(index, moment)
+    def load_state(self, index: int, state: Any) -> None:
+        """Bring copy `index` to a saved state; the episode that goes on from there cannot be replayed."""
+        self.env.load_state(index, state)
         self._steps[index], self._actions[index] = 0, []
 
     def render(self, looks: Sequence[Any]) -> ByteArray:

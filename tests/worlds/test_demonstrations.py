@@ -4,9 +4,8 @@ import pytest
 from guerdon.errors import DataError
 from guerdon.settings.data import AutomatonSettings, ChainSettings, RegisterSettings, SwapSettings
 from guerdon.settings.text_policy import MistakesSettings
-from guerdon.worlds.mistakes import believed, demonstrate
 from guerdon.worlds.prompts import Prompt
-from guerdon.worlds.reasoning import Family, step_truth
+from guerdon.worlds.reasoning import believed, demonstrate, step_truth, task_family
 
 FAMILIES = [
     ChainSettings(steps=8),
@@ -31,7 +30,7 @@ def slips(family, mistakes, number=60):
 
 @pytest.mark.parametrize("settings", FAMILIES, ids=NAMES)
 def test_a_demonstration_has_all_lines_in_good_form_and_some_are_wrong(settings):
-    family = Family(settings)
+    family = task_family(settings)
     wrong = total = 0
     for prompt, text, truth in slips(family, MistakesSettings(facts=0.5, rate=0.9)):
         assert len(truth.correct) == truth.expected
@@ -44,35 +43,35 @@ def test_a_demonstration_has_all_lines_in_good_form_and_some_are_wrong(settings)
 
 @pytest.mark.parametrize("settings", FAMILIES, ids=NAMES)
 def test_a_false_belief_is_always_the_same_one(settings):
-    family, mistakes = Family(settings), MistakesSettings(facts=0.4, rate=1.0)
-    rules, facts = family.rules, {}
+    family, mistakes = task_family(settings), MistakesSettings(facts=0.4, rate=1.0)
+    facts = {}
     for prompt, text, truth in slips(family, mistakes):
         lines = text.split(";")[:-1]
-        problem = rules.solve(prompt.question)
+        problem = family.solve(prompt.question)
         for k, line in enumerate(lines):
             right = problem.follow(k, lines[:k])
-            assert believed(rules, right, mistakes) == line  # at rate 1 a belief always shows
-            assert facts.setdefault(rules.fact(right), truth.follows[k]) == truth.follows[k]
+            assert believed(family, right, mistakes) == line  # at rate 1 a belief always shows
+            assert facts.setdefault(family.fact(right), truth.follows[k]) == truth.follows[k]
     assert set(facts.values()) == {True, False} or len(facts) < 6
 
 
 def test_facts_of_the_families_by_hand():
-    assert Family(ChainSettings()).rules.fact("3*7=1") == "3*7"
-    assert Family(ChainSettings(modulus=100, high=99)).rules.fact("37+08=45") == "7+8"
-    assert Family(RegisterSettings()).rules.fact("d=4*3=2") == "4*3"
-    assert Family(SwapSettings()).rules.fact("12=BACDE") == "12"
-    assert Family(AutomatonSettings()).rules.fact("0a=1") == "0a"
+    assert task_family(ChainSettings()).fact("3*7=1") == "3*7"
+    assert task_family(ChainSettings(modulus=100, high=99)).fact("37+08=45") == "7+8"
+    assert task_family(RegisterSettings()).fact("d=4*3=2") == "4*3"
+    assert task_family(SwapSettings()).fact("12=BACDE") == "12"
+    assert task_family(AutomatonSettings()).fact("0a=1") == "0a"
 
 
 def test_the_rate_is_how_often_a_belief_shows():
-    family = Family(ChainSettings(steps=50))
+    family = task_family(ChainSettings(steps=50))
     mistakes = MistakesSettings(facts=0.5, rate=0.3)
     shown, held = 0, 0
     for prompt, text, _ in slips(family, mistakes, number=100):
         lines = text.split(";")[:-1]
-        problem = family.rules.solve(prompt.question)
+        problem = family.solve(prompt.question)
         rights = [problem.follow(k, lines[:k]) for k in range(len(lines))]
-        mistaken = [believed(family.rules, right, mistakes) != right for right in rights]
+        mistaken = [believed(family, right, mistakes) != right for right in rights]
         held += sum(mistaken)
         shown += sum(line != right for line, right in zip(lines, rights, strict=True))
     assert abs(shown / held - 0.3) < 4 * (0.3 * 0.7 / held) ** 0.5
