@@ -348,34 +348,34 @@ def compare_words(gold: str, answer: str) -> tuple[Verdict, str] | None:
 class ResponseChecker(Protocol):
     """A user's verifier."""
 
-    def check(self, response: str, prompt: Prompt) -> Judgement:
-        """Judge one response."""
+    def check(self, response: str, prompt: Prompt) -> VerifierResult:
+        """Check one response."""
         ...
 
 
 class OwnVerifier(Verifier):
-    """A user's verifier with what guerdon asks of one.
+    """A user's verifier behind the interface of `Verifier`.
 
     Args:
         name: what configurations call it.
-        checker: judges one response.
+        checker: checks one response.
     """
 
     def __init__(self, name: str, checker: ResponseChecker) -> None:
         super().__init__("exact")
         self._name, self._checker = name, checker
 
-    def check(self, response: str, prompt: Prompt) -> Judgement:
-        """Judge one response.
+    def check(self, response: str, prompt: Prompt) -> VerifierResult:
+        """Check one response.
 
         Raises:
             ConfigError: the checker raised, or returned something else.
         """
         with boundary(ConfigError, f"the verifier {self._name} raised"):
-            judged = self._checker.check(response, prompt)
-        if not isinstance(judged, Judgement):
-            raise ConfigError(f"the verifier {self._name} returned a {type(judged).__name__}, which is no Judgement")
-        return judged
+            result = self._checker.check(response, prompt)
+        if not isinstance(result, VerifierResult):
+            raise ConfigError(f"the verifier {self._name} returned a {type(result).__name__}, not a VerifierResult")
+        return result
 
 
 def verifier_from(settings: DataSettings) -> Verifier:
