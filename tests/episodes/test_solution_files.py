@@ -13,7 +13,7 @@ from guerdon.episodes.solution_files import (
     write_solutions,
 )
 from guerdon.episodes.solution_formats import (
-    CannotSayError,
+    NotExpressibleError,
     from_record,
     labels_of_rewards,
     to_math_shepherd,
@@ -130,7 +130,7 @@ def test_math_shepherd_loses_nothing_where_labels_have_no_gap(solution):
     if known == sorted(known, reverse=True):
         assert again(solution, "math_shepherd") == solution
     else:
-        with pytest.raises(CannotSayError, match="no label"):
+        with pytest.raises(NotExpressibleError, match="no label"):
             to_math_shepherd(solution)
 
 

@@ -18,7 +18,7 @@ from transformers import (
     Qwen2ForTokenClassification,
 )
 
-from guerdon.models.adapters.steps import Marked, layer, pack, pad
+from guerdon.models.adapters.steps import StepTokens, layer, pack, pad
 from guerdon.policies.packing import packs
 from guerdon.policies.tiny_text import byte_tokenizer
 
@@ -47,7 +47,7 @@ def network(kind):
 def marked(lengths, seed=0):
     rng = np.random.default_rng(seed)
     return [
-        Marked(rng.integers(1, 200, size=n), np.sort(rng.choice(n, size=min(n, 3), replace=False))) for n in lengths
+        StepTokens(rng.integers(1, 200, size=n), np.sort(rng.choice(n, size=min(n, 3), replace=False))) for n in lengths
     ]
 
 
@@ -105,7 +105,7 @@ def test_a_network_with_a_mask_of_its_own_is_not_packed():
 
 
 def test_places_are_those_of_each_solution():
-    batch = [Marked(np.arange(4), np.array([1, 3])), Marked(np.arange(3), np.array([2]))]
+    batch = [StepTokens(np.arange(4), np.array([1, 3])), StepTokens(np.arange(3), np.array([2]))]
     assert pack(batch, torch.device("cpu")).places_M.tolist() == [1, 3, 6]
     assert pad(batch, TOKENIZER, torch.device("cpu")).places_M.tolist() == [1, 3, 6]
     assert pack(batch, torch.device("cpu")).inputs["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 2]]

@@ -97,7 +97,7 @@ def test_the_contract_of_a_reward_model_and_a_judge(known):
     info = model.info
     assert (info.range, info.granularity, info.modality, info.causal) == ((0, 1), "step", "text", True)
     (judged,) = judge(model, [episode()], JudgeOptions())
-    assert judged.tokens == len(model.marked(QUESTION, STEPS).ids) > 20
+    assert judged.tokens == len(model.tokenize(QUESTION, STEPS).ids) > 20
     assert not judged.truncated
     np.testing.assert_array_equal(judged.score.steps, model.score([episode()])[0].steps)
     with pytest.raises(ConfigError, match="no such options"):
@@ -152,7 +152,7 @@ TRL_IDS = [1, 24, 16, 26, 34, 36, 264, 267, 31, 269, 16, 26, 34, 29, 19, 204, 26
 )
 def test_ids_and_places_of_trl_are_those_of_its_trainer(separator, ids, places, tmp_path):
     Trl(tmp_path, tokenizer=TRL_TOKENIZER, separator=separator)
-    marked = load_adapter("trl", str(tmp_path), 1).marked("3+5=?", TRL_STEPS)
+    marked = load_adapter("trl", str(tmp_path), 1).tokenize("3+5=?", TRL_STEPS)
     assert marked.ids.tolist() == ids
     assert marked.places.tolist() == places
 
@@ -181,14 +181,14 @@ FORMS = {
 
 def test_the_text_of_each_form_with_an_empty_step_and_one_of_two_lines(known):
     family, model, _ = known
-    marked = model.marked("2+2?", ["a+b\n\n", "\n", " c\nd \n\n"])
+    marked = model.tokenize("2+2?", ["a+b\n\n", "\n", " c\nd \n\n"])
     assert pieces(family, marked) == FORMS[family.name]
     assert len(model.score([episode("2+2?", ["", "", ""])])[0].steps) == 3
 
 
 def test_steps_that_are_numbered_already_stay_as_they_are(known):
     family, model, _ = known
-    plain, numbered = (model.marked("q", steps).ids.tolist() for steps in (["a", "b"], ["Step 1: a", "Step 2: b"]))
+    plain, numbered = (model.tokenize("q", steps).ids.tolist() for steps in (["a", "b"], ["Step 1: a", "Step 2: b"]))
     assert (plain == numbered) == (family.name in ("math_shepherd", "implicit"))
 
 

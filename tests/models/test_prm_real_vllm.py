@@ -48,7 +48,7 @@ def test_every_step_has_the_same_value(folder, vllm):
     for k in range(6):
         steps = tuple(f"{a}+{b}={a + b}." for a, b in rng.integers(100, size=(2 + k, 2)))
         episode = Episode(id=str(k), task="Add these up.", texts=steps)
-        marked = ours.marked(episode.task, steps)
+        marked = ours.tokenize(episode.task, steps)
         asked = {"model": "prm", "input": marked.ids.tolist(), "task": "token_classify"}
         answer = httpx.post(f"{vllm}/pooling", json=asked, timeout=60)
         assert answer.status_code == 200, answer.text

@@ -164,7 +164,7 @@ def write_solutions(path: Path, solutions: Iterable[Solution], form: Format = "s
         try:
             rows += formats.to_training(solution) if form == "training" else [_WRITE[form](solution)]
             count += 1
-        except formats.CannotSayError as error:
+        except formats.NotExpressibleError as error:
             left_out[error.reason] += 1
             example = str(error)
     if left_out and not rows:
@@ -193,7 +193,7 @@ def published_solutions(sources: Sequence[str], left_out: Counter[str]) -> list[
         before = len(solutions)
         for subset, name, rows in _parts(source):
             for _, one in solutions_from_rows(rows, name):
-                if isinstance(one, formats.NothingToReadError):
+                if isinstance(one, formats.NoLabelsError):
                     left_out[one.reason] += 1
                 elif isinstance(one, DataError):
                     raise one

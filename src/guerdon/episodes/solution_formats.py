@@ -12,7 +12,7 @@ r"""Step-labelled solutions as rows of the field's formats and back.
 
 What a format has no column for is kept in optional keys (`id`, `separator`, `step_ends`, `meta`, ...), so that a
 solution written here reads back unchanged; other tools ignore them. A step without a label has a null label. A
-solution that a format cannot express raises `CannotSayError`.
+solution that a format cannot express raises `NotExpressibleError`.
 
     row = to_record(solution)             # question, solution, steps, step_rewards, is_correct, ground_truth_answer
     from_record(row, "data.jsonl:1", "data-1") == solution
@@ -48,11 +48,11 @@ class LeftOutError(DataError):
         self.reason = reason
 
 
-class NothingToReadError(LeftOutError):
+class NoLabelsError(LeftOutError):
     """A valid row that has no label for any step."""
 
 
-class CannotSayError(LeftOutError):
+class NotExpressibleError(LeftOutError):
     """A solution that a format cannot express."""
 
     def __init__(self, solution: Solution, reason: str, detail: str) -> None:
@@ -207,10 +207,10 @@ def to_training(solution: Solution) -> list[dict[str, Any]]:
     is a projection: of a solution it keeps question, steps, verdicts and rewards.
 
     Raises:
-        CannotSayError: no step has a label and a reward, or the question holds the mark that ends it.
+        NotExpressibleError: no step has a label and a reward, or the question holds the mark that ends it.
     """
     if PARTIAL in QUESTION + solution.question + PARTIAL[:-1]:
-        raise CannotSayError(solution, "mark_in_text", "its question holds '### Partial Solution:'")
+        raise NotExpressibleError(solution, "mark_in_text", "its question holds '### Partial Solution:'")
     rows = []
     pairs = list(zip(solution.labels, solution.rewards, strict=False))
     for k, (label, reward) in enumerate(pairs):
@@ -226,7 +226,7 @@ def to_training(solution: Solution) -> list[dict[str, Any]]:
             }
         )
     if not rows:
-        raise CannotSayError(solution, "unlabelled", "no step has a label and a reward")
+        raise NotExpressibleError(solution, "unlabelled", "no step has a label and a reward")
     return rows
 
 
@@ -302,7 +302,7 @@ def to_trl(solution: Solution) -> dict[str, Any]:
     Labels are booleans where all are hard, else floats; a step without a label has null.
 
     Raises:
-        CannotSayError: nothing is labelled.
+        NotExpressibleError: nothing is labelled.
     """
     _labelled(solution, hard=False)
     texts, keys = _bodies(solution)
@@ -342,10 +342,10 @@ def from_trl(row: Any, where: str, name: str) -> Solution:
 def _labelled(solution: Solution, *, hard: bool = True) -> int:
     """Number of steps up to the last labelled one; with `hard`, soft labels are refused."""
     if hard and any(label not in (None, 0.0, 1.0) for label in solution.labels):
-        raise CannotSayError(solution, "soft_label", "it has soft labels, and this format has only right and wrong")
+        raise NotExpressibleError(solution, "soft_label", "it has soft labels, which this format does not have")
     known = [k for k, label in enumerate(solution.labels) if label is not None]
     if not known:
-        raise CannotSayError(solution, "unlabelled", "no step has a label")
+        raise NotExpressibleError(solution, "unlabelled", "no step has a label")
     return known[-1] + 1
 
 
@@ -356,7 +356,7 @@ def to_prm800k(solution: Solution) -> dict[str, Any]:
     comes back where `meta` holds it.
 
     Raises:
-        CannotSayError: nothing is labelled, or a label is soft.
+        NotExpressibleError: nothing is labelled, or a label is soft.
     """
     n = _labelled(solution)
     texts, keys = _bodies(solution)
@@ -395,7 +395,7 @@ def from_prm800k(row: Any, where: str, name: str) -> Solution:
     completion that a person wrote to go on from, which is right; `meta` keeps them, and `finish_reason`.
 
     Raises:
-        NothingToReadError: no step is rated (a `bad_problem`, for instance).
+        NoLabelsError: no step is rated (a `bad_problem`, for instance).
         DataError: the row cannot be understood.
     """
     fields = RowFields(row, where)
@@ -409,7 +409,7 @@ def from_prm800k(row: Any, where: str, name: str) -> Solution:
         for k, step in enumerate(label.get("steps", (list, tuple), "a list of steps"))
     ]
     if not picked:
-        raise NothingToReadError(where, finish or "no_step", f"no step is rated (finish_reason {finish})")
+        raise NoLabelsError(where, finish or "no_step", f"no step is rated (finish_reason {finish})")
     rest, separator = fields.texts("rest", ()), fields.text("separator", "\n")
     texts = [text for text, _ in picked] + list(rest)
     ratings = [rating for _, rating in picked]
@@ -443,7 +443,7 @@ def _followed(step: RowFields) -> tuple[str, int | None]:
     elif completions:
         picked = next((c for c in completions if isinstance(c, dict) and c.get("rating") == -1), completions[0])
     else:
-        raise NothingToReadError(step.where, "no_completion", "neither a completion nor a human_completion")
+        raise NoLabelsError(step.where, "no_completion", "neither a completion nor a human_completion")
     fields = RowFields(picked, step.where)
     rating = fields.get("rating", int, "-1, 0, 1 or null", None)
     if rating not in _LABEL_OF_RATING:
@@ -457,13 +457,13 @@ def to_math_shepherd(solution: Solution) -> dict[str, Any]:
     Steps behind the last labelled one are kept under `rest`.
 
     Raises:
-        CannotSayError: nothing is labelled, a label is soft, a step in between has none, or the marker is in the text.
+        NotExpressibleError: no label, a soft label, a gap between labels, or the marker is in the text.
     """
     n = _labelled(solution)
     if None in solution.labels[:n]:
-        raise CannotSayError(solution, "gap", "a step before the last labelled one has no label")
+        raise NotExpressibleError(solution, "gap", "a step before the last labelled one has no label")
     if MARKER in solution.question + solution.text:
-        raise CannotSayError(solution, "mark_in_text", f"its text holds the step marker {MARKER}")
+        raise NotExpressibleError(solution, "mark_in_text", f"its text holds the step marker {MARKER}")
     steps = solution.steps[:n]
     lines = [(step.rstrip(), step[len(step.rstrip()) :]) for step in steps]
     signs = ["+" if label else "-" for label in solution.labels[:n]]
@@ -527,11 +527,11 @@ def to_process_bench(solution: Solution) -> dict[str, Any]:
     """A row of ProcessBench (Zheng et al. 2024, 2412.06559): `label` is the first wrong step from 0, -1 for none.
 
     Raises:
-        CannotSayError: the labels do not say which step is wrong first.
+        NotExpressibleError: the labels do not say which step is wrong first.
     """
     _labelled(solution)
     if solution.first_error is None:
-        raise CannotSayError(solution, "unlabelled", "its labels do not say which step is wrong first")
+        raise NotExpressibleError(solution, "unlabelled", "its labels do not say which step is wrong first")
     texts, keys = _bodies(solution)
     return {
         "id": solution.id,

@@ -89,15 +89,15 @@ class EpisodeWriter:
             self._root.mkdir(parents=True, exist_ok=True)
             self._lock: int | None = _lock(self._root)
             try:
-                self._written = _existing(self._root, fps=fps, robot_type=robot_type)
-                if self._written.stale:
+                self._state = _existing(self._root, fps=fps, robot_type=robot_type)
+                if self._state.stale:
                     self._write_totals()
             except BaseException:
                 os.close(self._lock)
                 raise
-        self._features = self._written.features
-        self._ids = set(self._written.ids)
-        self._episodes, self._frames = self._written.episodes, self._written.frames
+        self._features = self._state.features
+        self._ids = set(self._state.ids)
+        self._episodes, self._frames = self._state.episodes, self._state.frames
         self._shard: _Shard | None = None
         self._error: GuerdonError | None = None
         self._queue: queue.Queue[tuple[Episode, Columns] | threading.Event | None] = queue.Queue(QUEUED_EPISODES)
@@ -227,36 +227,36 @@ class EpisodeWriter:
                 self._error = exc
 
     def _append(self, episode: Episode, columns: Columns) -> None:
-        written = self._written
-        if written.features is None:
-            written.features = layout.features_of(episode, self._key, video=self._video, fps=self._fps)
+        state = self._state
+        if state.features is None:
+            state.features = layout.features_of(episode, self._key, video=self._video, fps=self._fps)
             self._write_info()
         if self._shard is None:
-            self._shard = _Shard(self._root, written.next_shard, self._key, written.features, self._fps)
-        if episode.task not in written.tasks:
-            written.tasks.append(episode.task)
+            self._shard = _Shard(self._root, state.next_shard, self._key, state.features, self._fps)
+        if episode.task not in state.tasks:
+            state.tasks.append(episode.task)
         self._shard.append(
             episode,
             columns,
-            episode_index=written.episodes,
-            first_index=written.frames,
-            task_index=written.tasks.index(episode.task),
+            episode_index=state.episodes,
+            first_index=state.frames,
+            task_index=state.tasks.index(episode.task),
         )
-        written.episodes += 1
-        written.frames += len(episode)
+        state.episodes += 1
+        state.frames += len(episode)
         if len(self._shard.rows) >= self._flush_every:
             self._publish()
 
     def _publish(self) -> None:
         """Make the open shard part of the data set: data, tasks, index (now it counts), then totals."""
-        shard, written = self._shard, self._written
+        shard, state = self._shard, self._state
         if shard is None:
             return
         shard.publish_data()
-        index.save_tasks(self._root, written.tasks)
+        index.save_tasks(self._root, state.tasks)
         shard.publish_index()
-        written.next_shard += 1
-        written.stats = merge([written.stats, *shard.stats])
+        state.next_shard += 1
+        state.stats = merge([state.stats, *shard.stats])
         self._shard = None
         self._write_totals()
 
@@ -264,21 +264,21 @@ class EpisodeWriter:
         """`stats.json` and `info.json`, which repeat what the index shards say."""
         stats = {
             name: {statistic: value.tolist() for statistic, value in group.items()}
-            for name, group in self._written.stats.items()
+            for name, group in self._state.stats.items()
         }
         _write_json(self._root / layout.STATS_PATH, stats)
         self._write_info()
 
     def _write_info(self) -> None:
-        written = self._written
-        assert written.features is not None
+        state = self._state
+        assert state.features is not None
         info = layout.info_json(
-            written.features,
+            state.features,
             fps=self._fps,
-            robot_type=written.robot_type,
-            episodes=written.episodes,
-            frames=written.frames,
-            tasks=len(written.tasks),
+            robot_type=state.robot_type,
+            episodes=state.episodes,
+            frames=state.frames,
+            tasks=len(state.tasks),
         )
         _write_json(self._root / layout.INFO_PATH, info)
 
@@ -403,7 +403,7 @@ class _Shard:
 
 
 @dataclass
-class _Written:
+class _DatasetState:
     """What is on the disk and in the open shard.
 
     Attributes:
@@ -444,7 +444,7 @@ def _lock(root: Path) -> int:
     return handle
 
 
-def _existing(root: Path, *, fps: int, robot_type: str) -> _Written:
+def _existing(root: Path, *, fps: int, robot_type: str) -> _DatasetState:
     """What `root` holds, after removing what a killed writer left behind.
 
     Raises:
@@ -454,7 +454,7 @@ def _existing(root: Path, *, fps: int, robot_type: str) -> _Written:
         foreign = [*root.glob("data/chunk-*/*.parquet"), *index.index_files(root)]
         if foreign:
             raise DataError(f"{root} holds {foreign[0]} but no {layout.INFO_PATH}: choose another root")
-        return _Written(robot_type=robot_type)
+        return _DatasetState(robot_type=robot_type)
     info = layout.load_info(root)
     if info.fps != fps:
         raise DataError(f"{root} has {info.fps} fps, asked for {fps}: pass fps={info.fps} or choose another root")
@@ -473,7 +473,7 @@ def _existing(root: Path, *, fps: int, robot_type: str) -> _Written:
         raise DataError(f"{root} {claim}: choose another root")
     last = max((entry.data[0] * layout.CHUNK_FILES + entry.data[1] for entry in entries), default=-1)
     _remove_leftovers(root, last)
-    return _Written(
+    return _DatasetState(
         features={name: dict(feature) for name, feature in info.features.items()} if entries else None,
         episodes=len(entries),
         frames=sum(entry.length for entry in entries),

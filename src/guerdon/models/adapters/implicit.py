@@ -21,9 +21,9 @@ import torch
 from guerdon.errors import CheckpointError, DataError
 from guerdon.models.adapters import NOTES, read_notes
 from guerdon.models.adapters.steps import (
-    CannotReadError,
-    Marked,
     StepReader,
+    StepTokens,
+    UnreadableSolutionError,
     checked_tokenizer,
     numbered,
     read_base,
@@ -67,24 +67,24 @@ def load_implicit(path: str, micro_batch_size: int) -> RewardModel:
     policies = [TextPolicy(base, trainable=False) for base in (model, reference)]
     rooms = [room for base in (model, reference) if (room := room_of(base.model)) is not None]
 
-    def form(question: str, steps: Sequence[str]) -> Marked:
+    def form(question: str, steps: Sequence[str]) -> StepTokens:
         pieces = [step + BETWEEN for step in numbered(steps)]
         pieces[-1] = pieces[-1].removesuffix(BETWEEN)
         try:
             prompt = prompt_ids(tokenizer, [{"role": "user", "content": question}])
             answer = response_ids(tokenizer, "".join(pieces))
         except DataError as error:
-            raise CannotReadError("unknown_character", str(error)) from error
+            raise UnreadableSolutionError("unknown_character", str(error)) from error
         ends_T = token_ends(tokenizer, answer)
         closes_S = np.cumsum([len(p) for p in pieces])
         if ends_T[-1] != closes_S[-1]:
-            raise CannotReadError("not_reversible", "the tokenizer does not give the text back that it was given")
+            raise UnreadableSolutionError("not_reversible", "the tokenizer does not give the same text back")
         places_S = np.searchsorted(ends_T, closes_S, side="left")
         places_S[-1] = len(answer) - 1
-        return Marked(sequence(prompt, answer), len(prompt) + places_S, start=len(prompt))
+        return StepTokens(sequence(prompt, answer), len(prompt) + places_S, start=len(prompt))
 
     @torch.inference_mode()
-    def read(batch: Sequence[Marked]) -> Sequence[FloatArray]:
+    def read(batch: Sequence[StepTokens]) -> Sequence[FloatArray]:
         answers = [m.ids[m.start :] for m in batch]
         tokens = token_batch(
             [m.ids[: m.start] for m in batch], answers, np.ones(len(batch), dtype=np.bool_), pad_id=pad_id(tokenizer)

@@ -40,7 +40,7 @@ _NUMBERED = re.compile(r"\s*step\s+[0-9]+\b", re.IGNORECASE)
 MARK = "\ue000"  # placeholder of a marker while a text is put together; a private-use character
 
 
-class CannotReadError(DataError):
+class UnreadableSolutionError(DataError):
     """A solution that a family has no way to read.
 
     Attributes:
@@ -53,8 +53,8 @@ class CannotReadError(DataError):
 
 
 @dataclass(frozen=True, eq=False)
-class Marked:
-    """A solution as a model reads it.
+class StepTokens:
+    """A tokenized solution with the places of its steps.
 
     Attributes:
         ids: (L,) token ids.
@@ -67,8 +67,8 @@ class Marked:
     start: int = 0
 
 
-Form = Callable[[str, Sequence[str]], Marked]
-Reading = Callable[[Sequence[Marked]], Sequence[FloatArray]]
+Form = Callable[[str, Sequence[str]], StepTokens]
+Reading = Callable[[Sequence[StepTokens]], Sequence[FloatArray]]
 
 
 class StepReader:
@@ -112,12 +112,12 @@ class StepReader:
         """
         if options != JudgeOptions():
             raise ConfigError(f"the reward model {self._name} scores text and has no such options")
-        marked: dict[int, Marked] = {}
+        marked: dict[int, StepTokens] = {}
         found: dict[int, ExplainedScore] = {}
         for i, episode in enumerate(episodes):
             try:
-                marked[i] = self._marked(episode)
-            except CannotReadError as error:
+                marked[i] = self._tokens_of(episode)
+            except UnreadableSolutionError as error:
                 found[i] = ExplainedScore(Score(failure=Failure(error.reason, str(error))))
         order = sorted(marked, key=lambda i: len(marked[i].ids))  # neighbours of one length waste no padding
         for start in range(0, len(order), self._micro):
@@ -126,28 +126,28 @@ class StepReader:
                 found[i] = ExplainedScore(Score.from_values(values_S), tokens=len(marked[i].ids))
         return [found[i] for i in range(len(episodes))]
 
-    def marked(self, question: str, steps: Sequence[str]) -> Marked:
+    def tokenize(self, question: str, steps: Sequence[str]) -> StepTokens:
         """A solution as the model reads it.
 
         Raises:
-            CannotReadError: it cannot be read, and why.
+            UnreadableSolutionError: it cannot be read, and why.
         """
         for where, text in (("the question", question), *((f"step {k + 1}", s) for k, s in enumerate(steps))):
             for control in (*self._control, MARK):
                 if control in text:
-                    raise CannotReadError("control_token", f"{where} holds {control!r}, which steers this model")
+                    raise UnreadableSolutionError("control_token", f"{where} has the control token {control!r}")
         marked = self.form(question, [step.strip() for step in steps])
         assert len(marked.places) == len(steps)
         if self.room is not None and len(marked.ids) > self.room:
-            raise CannotReadError("too_long", f"{len(marked.ids)} tokens, the model has room for {self.room}")
+            raise UnreadableSolutionError("too_long", f"{len(marked.ids)} tokens, the model has room for {self.room}")
         return marked
 
-    def _marked(self, episode: Episode) -> Marked:
+    def _tokens_of(self, episode: Episode) -> StepTokens:
         if episode.texts is None:
-            raise CannotReadError("no_text", "the episode has no texts")
+            raise UnreadableSolutionError("no_text", "the episode has no texts")
         if not episode.texts:
-            raise CannotReadError("no_step", "the solution has no step")
-        return self.marked(episode.task, episode.texts)
+            raise UnreadableSolutionError("no_step", "the solution has no step")
+        return self.tokenize(episode.task, episode.texts)
 
 
 def without_marks(marked_text: str, marker: str) -> tuple[str, list[int]]:
@@ -166,7 +166,7 @@ def pieces_of(tokenizer: Any, texts: Sequence[str]) -> list[IntArray]:
     """Ids of several texts, each by itself, without anything around it; one call for all of them.
 
     Raises:
-        CannotReadError: a character that the tokenizer lacks.
+        UnreadableSolutionError: a character that the tokenizer lacks.
     """
     found = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False)["input_ids"]
     return [_known(tokenizer, text, np.array(ids, dtype=np.int64)) for text, ids in zip(texts, found, strict=True)]
@@ -185,7 +185,7 @@ def ids_and_places(
         special: whether the tokenizer adds its own beginning and end.
 
     Raises:
-        CannotReadError: a character that the tokenizer lacks, or a marker that is not this token.
+        UnreadableSolutionError: a character that the tokenizer lacks, or a marker that is not this token.
     """
     encoded = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True)
     ids = _known(tokenizer, text, np.asarray(encoded["input_ids"], dtype=np.int64))
@@ -195,7 +195,7 @@ def ids_and_places(
     places = np.array([covers.get(end - 1, -1) for end in ends], dtype=np.int64)
     for k, place in enumerate(places):
         if place < 0 or ids[place] != token:
-            raise CannotReadError("no_marker", f"the mark behind step {k + 1} did not become the token {token}")
+            raise UnreadableSolutionError("no_marker", f"the mark behind step {k + 1} did not become the token {token}")
     return ids, places
 
 
@@ -304,7 +304,7 @@ def _known(tokenizer: Any, text: str, ids: IntArray) -> IntArray:
     if unknown is None or not (ids == unknown).any():
         return ids
     if unknown not in (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id):
-        raise CannotReadError("unknown_character", f"the tokenizer lacks characters of {text[:80]!r}")
+        raise UnreadableSolutionError("unknown_character", f"the tokenizer lacks characters of {text[:80]!r}")
     return ids
 
 
@@ -320,8 +320,8 @@ def numbered(steps: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True, eq=False)
-class Laid:
-    """Solutions as a network takes them.
+class StepBatch:
+    """A batch of solutions, as a network takes it.
 
     Attributes:
         inputs: what it is called with.
@@ -339,7 +339,7 @@ class Laid:
         return [np.asarray(v, dtype=np.float32) for v in np.split(values, np.cumsum(self.counts)[:-1])]
 
 
-def layer(model: Any, tokenizer: Any) -> Callable[[Sequence[Marked]], Laid]:
+def layer(model: Any, tokenizer: Any) -> Callable[[Sequence[StepTokens]], StepBatch]:
     """How this network reads several solutions at once; sets its attention implementation.
 
     Args:
@@ -352,14 +352,14 @@ def layer(model: Any, tokenizer: Any) -> Callable[[Sequence[Marked]], Laid]:
     return lambda batch: pack(batch, model.device)
 
 
-def pad(batch: Sequence[Marked], tokenizer: Any, device: torch.device) -> Laid:
+def pad(batch: Sequence[StepTokens], tokenizer: Any, device: torch.device) -> StepBatch:
     """Side by side, filled up on the right."""
     ids, mask = pad_right([m.ids for m in batch], pad_id(tokenizer))
     inputs = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask.astype(np.int64))}
-    return _laid(batch, np.arange(len(batch)) * ids.shape[1], inputs, device)
+    return _batch(batch, np.arange(len(batch)) * ids.shape[1], inputs, device)
 
 
-def pack(batch: Sequence[Marked], device: torch.device) -> Laid:
+def pack(batch: Sequence[StepTokens], device: torch.device) -> StepBatch:
     """One behind the other in a single row; attention keeps them apart."""
     lengths = [len(m.ids) for m in batch]
     longest, starts = max(lengths), np.cumsum([0, *lengths[:-1]])
@@ -369,12 +369,14 @@ def pack(batch: Sequence[Marked], device: torch.device) -> Laid:
         "input_ids": torch.from_numpy(np.concatenate([m.ids for m in batch]))[None],
         "position_ids": torch.from_numpy(positions)[None],
     }
-    laid = _laid(batch, starts, inputs, device)
+    laid = _batch(batch, starts, inputs, device)
     laid.inputs["packing"] = Packing(torch.from_numpy(rows).to(device), len(batch), longest, eager=False)
     return laid
 
 
-def _laid(batch: Sequence[Marked], starts_B: np.ndarray, inputs: dict[str, Tensor], device: torch.device) -> Laid:
+def _batch(
+    batch: Sequence[StepTokens], starts_B: np.ndarray, inputs: dict[str, Tensor], device: torch.device
+) -> StepBatch:
     places = np.concatenate([start + m.places for start, m in zip(starts_B, batch, strict=True)])
     placed: dict[str, Any] = {name: tensor.to(device) for name, tensor in inputs.items()}
-    return Laid(placed, torch.from_numpy(places).to(device), tuple(len(m.places) for m in batch))
+    return StepBatch(placed, torch.from_numpy(places).to(device), tuple(len(m.places) for m in batch))

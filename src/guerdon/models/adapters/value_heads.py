@@ -32,8 +32,8 @@ from guerdon.models.adapters import read_notes
 from guerdon.models.adapters.steps import (
     MARK,
     Form,
-    Marked,
     StepReader,
+    StepTokens,
     chat_text,
     checked_tokenizer,
     ids_and_places,
@@ -77,12 +77,12 @@ def load_qwen_prm(path: str, micro_batch_size: int) -> RewardModel:
     (marker,) = single_token(tokenizer, MARKER, path)
     model = read_strictly(Qwen2ForProcessRewardModel, path)
 
-    def form(question: str, steps: Sequence[str]) -> Marked:
+    def form(question: str, steps: Sequence[str]) -> StepTokens:
         answer = "".join(step + MARK for step in steps)
         roles = {"system": SYSTEM, "user": question, "assistant": answer}
         text = chat_text(tokenizer, [{"role": role, "content": said} for role, said in roles.items()])
         text, ends = without_marks(text, MARKER)
-        return Marked(*ids_and_places(tokenizer, text, ends, marker, special=False))
+        return StepTokens(*ids_and_places(tokenizer, text, ends, marker, special=False))
 
     def values(inputs: dict[str, Any], places_M: Tensor) -> Any:
         hidden = model.model(**inputs, use_cache=False).last_hidden_state.flatten(0, 1)
@@ -132,14 +132,14 @@ def load_skywork(path: str, micro_batch_size: int) -> RewardModel:
         raise CheckpointError(f"the tokenizer of {path!r} has no beginning-of-sequence token, which this family needs")
     model = read_strictly(Qwen2ForPrmModel, path)
 
-    def form(question: str, steps: Sequence[str]) -> Marked:
+    def form(question: str, steps: Sequence[str]) -> StepTokens:
         lines = [step.split(LINE) for step in steps]
         asked, *written = pieces_of(
             tokenizer, [f"{tokenizer.bos_token}{question}{LINE}", *(text for of_step in lines for text in of_step)]
         )
         pieces = [asked, *(np.append(ids, np.int64(line)) for ids in written)]
         ends = np.cumsum([len(piece) for piece in pieces])
-        return Marked(np.concatenate(pieces), ends[np.cumsum([len(of_step) for of_step in lines])] - 1)
+        return StepTokens(np.concatenate(pieces), ends[np.cumsum([len(of_step) for of_step in lines])] - 1)
 
     def values(inputs: dict[str, Any], places_M: Tensor) -> Any:
         hidden = model.model(**inputs, use_cache=False).last_hidden_state.flatten(0, 1)
@@ -173,12 +173,12 @@ def load_trl(path: str, micro_batch_size: int) -> RewardModel:
             f"the token classifier {path!r} has {model.config.num_labels} labels; wrong and right are 2"
         )
 
-    def form(question: str, steps: Sequence[str]) -> Marked:
+    def form(question: str, steps: Sequence[str]) -> StepTokens:
         first = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
         asked, *written = pieces_of(tokenizer, [question, *steps])
         lengths = [len(first) + len(asked), *(len(ids) + len(closing) for ids in written)]
         pieces = [np.array(first, dtype=np.int64), asked, *(part for ids in written for part in (ids, closing))]
-        return Marked(np.concatenate(pieces), np.cumsum(lengths)[1:] - 1)
+        return StepTokens(np.concatenate(pieces), np.cumsum(lengths)[1:] - 1)
 
     def values(inputs: dict[str, Any], places_M: Tensor) -> Any:
         return model(**inputs).logits.flatten(0, 1)[places_M].float().softmax(-1)[:, 1]
@@ -193,7 +193,7 @@ def _reader(
     lay = layer(model, tokenizer)
 
     @torch.inference_mode()
-    def read(batch: Sequence[Marked]) -> Sequence[FloatArray]:
+    def read(batch: Sequence[StepTokens]) -> Sequence[FloatArray]:
         laid = lay(batch)
         return laid.split(values(laid.inputs, laid.places_M))
 

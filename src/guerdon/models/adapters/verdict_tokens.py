@@ -20,9 +20,9 @@ import torch
 from guerdon.models.adapters import read_notes
 from guerdon.models.adapters.steps import (
     MARK,
-    Marked,
     Reading,
     StepReader,
+    StepTokens,
     chat_text,
     checked_tokenizer,
     ids_and_places,
@@ -58,10 +58,10 @@ def load_math_shepherd(path: str, micro_batch_size: int) -> RewardModel:
     right, wrong = single_token(tokenizer, "+ -", path, count=2)
     base = read_base(path, tokenizer)
 
-    def form(question: str, steps: Sequence[str]) -> Marked:
+    def form(question: str, steps: Sequence[str]) -> StepTokens:
         written = "\n".join(f"{step} {MARK}" for step in numbered(steps))
         text, ends = without_marks(f"{question} {written}", MARKER)
-        return Marked(*ids_and_places(tokenizer, text, ends, marker, special=True))
+        return StepTokens(*ids_and_places(tokenizer, text, ends, marker, special=True))
 
     return StepReader(
         "math_shepherd", form, _verdicts(base, right, wrong),
@@ -84,12 +84,12 @@ def load_rlhflow(path: str, micro_batch_size: int) -> RewardModel:
     (right,), (wrong,) = (single_token(tokenizer, verdict, path) for verdict in (RIGHT, WRONG))
     base = read_base(path, tokenizer)
 
-    def form(question: str, steps: Sequence[str]) -> Marked:
+    def form(question: str, steps: Sequence[str]) -> StepTokens:
         turns = [f"{question} {steps[0]}", *steps[1:]]
         chat = [{"role": r, "content": said} for turn in turns for r, said in (("user", turn), ("assistant", MARK))]
         text, ends = without_marks(chat_text(tokenizer, chat), RIGHT)
         ids, places = ids_and_places(tokenizer, text, ends, right, special=False)
-        return Marked(ids, places - 1)  # the token before an answer predicts it
+        return StepTokens(ids, places - 1)  # the token before an answer predicts it
 
     return StepReader(
         "rlhflow", form, _verdicts(base, right, wrong),
@@ -101,7 +101,7 @@ def _verdicts(base: SharedBase, right: int, wrong: int) -> Reading:
     """A reading: the probability of one token against another, as the next one behind each place."""
 
     @torch.inference_mode()
-    def read(batch: Sequence[Marked]) -> Sequence[FloatArray]:
+    def read(batch: Sequence[StepTokens]) -> Sequence[FloatArray]:
         laid = pack(batch, base.device) if base.packs else pad(batch, base.tokenizer, base.device)
         given, attention = laid.inputs, PACKED_ATTENTION if base.packs else None
         where, places = given.get("position_ids"), laid.places_M
