@@ -7,7 +7,8 @@ import pytest
 import rl_clock as tiny
 
 from guerdon.collect.control import ControlCollector
-from guerdon.rl.sources import Source
+from guerdon.rl.control_sources import ControlReward
+from guerdon.rl.reward_source import SourceTerms
 from guerdon.settings.policy import MLPPolicySettings
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.world import GymnasiumSettings
@@ -40,7 +41,7 @@ def play(mode, reader=None, parts=(STEPS,) * PARTS, **given):
     """Per copy the list of (episode, row, reward of the model, failed, native reward, success) of every real step."""
     reader = reader or tiny.Reader()
     given = {"model": {"model_type": "constant"}, "reward_mode": "per_step", "shaping": "raw", **given}
-    source = Source("rm", reader, SourceSettings(**given), 0.9, COPIES)
+    source = ControlReward(SourceTerms("rm", 0.9), reader, SourceSettings(**given), num_envs=COPIES)
     collector = ControlCollector(
         clock_settings(mode, own_order=True), MLPPolicySettings(hidden=(4,)), seed=3, rollout_steps=STEPS,
         observes=[source.observes],
@@ -52,7 +53,7 @@ def play(mode, reader=None, parts=(STEPS,) * PARTS, **given):
     for length in parts:
         collector._steps = length
         rollout = collector.collect(policy)
-        measured = source.measure(rollout.segments, rollout.mask.shape)
+        measured = source.measure(rollout)
         for i in range(COPIES):
             for t in np.flatnonzero(rollout.mask[i]):
                 steps[i].append(

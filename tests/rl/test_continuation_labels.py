@@ -71,9 +71,9 @@ def test_fresh_frames_are_labelled_by_what_the_expert_needs_from_there(model, tm
     model()
     loop = Loop(study_of(tmp_path, "one"), tmp_path / "runs" / "one")
     side, told = loop.side, []
-    keep_up = side.keep_ups["progress"]
-    learn, seen = keep_up.trainer.update, []
-    keep_up.trainer.update = lambda frames, targets, **kw: (told.append(targets), learn(frames, targets, **kw))[1]
+    trainer = side.sources["progress"].refit.trainer
+    learn, seen = trainer.update, []
+    trainer.update = lambda frames, targets, **kw: (told.append(targets), learn(frames, targets, **kw))[1]
     roll_out, moment_of, moments = side.roll_out, side.collector.world.env.moment, []
     side.roll_out = lambda phase: seen.append(roll_out(phase)) or seen[-1]
     side.collector.world.env.moment = lambda copy: moments.append((len(seen), copy, moment_of(copy))) or moments[-1][2]

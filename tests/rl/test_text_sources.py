@@ -17,7 +17,7 @@ from guerdon.rl import text_sources
 from guerdon.rl.reward_source import SourceTerms
 from guerdon.rl.run import run, run_folder
 from guerdon.rl.text_advantages import advise, terms_of
-from guerdon.rl.text_sources import ModelReward, attack_warnings
+from guerdon.rl.text_sources import TextReward, attack_warnings
 from guerdon.rl.text_steps import cut_steps, token_places
 from guerdon.settings.reward import SourceSettings
 from guerdon.types import Failure, RewardInfo, Score
@@ -88,7 +88,7 @@ def written(folder, texts, **given):
 
 def paid(answered, say, info=STEPS, *, min_form=None, **given):
     section = SourceSettings.model_validate(source(**given))
-    return ModelReward(PRM, Says(say, info), section, min_form=min_form).score(answered)
+    return TextReward(PRM, Says(say, info), section, min_form=min_form).score(answered)
 
 
 # Where rewards stand. A token is a character; the last one is the end token.
@@ -150,7 +150,7 @@ def test_min_form_pays_about_the_smallest(tmp_path):
 @given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=6))
 def test_changes_add_up_to_the_last_value(values):
     section = SourceSettings.model_validate(source(shaping="relative"))
-    found = ModelReward(PRM, Says(None), section)._paid(Score.from_values(np.array(values, np.float32)))
+    found = TextReward(PRM, Says(None), section)._paid(Score.from_values(np.array(values, np.float32)))
     assert found.sum() == pytest.approx(values[-1], abs=1e-6)
 
 
@@ -190,17 +190,17 @@ def test_what_is_logged_of_a_perfect_model_and_of_one_that_knows_nothing(tmp_pat
     answered = side.sampler.answer(prompts, 2)
     loop.close()
     section = SourceSettings.model_validate(source())
-    facts = ModelReward(PRM, Says(truth), section).score(answered).metrics
+    facts = TextReward(PRM, Says(truth), section).score(answered).metrics
     assert facts["step_auroc"] == facts["dpo_acc"] == facts["dpo_acc_coverage"] == 1.0
     assert facts["step_value"] == facts["steps_called_right"] == 0.75
-    facts = ModelReward(PRM, Says(lambda e: [0.5] * len(e.texts)), section).score(answered).metrics
+    facts = TextReward(PRM, Says(lambda e: [0.5] * len(e.texts)), section).score(answered).metrics
     assert facts["step_auroc"] == facts["dpo_acc"] == 0.5
     assert facts["steps_called_right"] == 1.0  # a step is called wrong below the threshold, and 0.5 is not
     below = float(np.nextafter(np.float32(0.5), np.float32(0)))
-    facts = ModelReward(PRM, Says(lambda e: [below] * len(e.texts)), section).score(answered).metrics
+    facts = TextReward(PRM, Says(lambda e: [below] * len(e.texts)), section).score(answered).metrics
     assert facts["steps_called_right"] == 0.0
     failing = Says(lambda e: Failure("late"))
-    stream = ModelReward(PRM, failing, section).score(answered)
+    stream = TextReward(PRM, failing, section).score(answered)
     facts = stream.metrics
     assert {failure.reason for _, _, failure in stream.failures} == {"late"}
     assert facts["step_auroc"] is facts["dpo_acc"] is facts["step_value"] is None
@@ -213,7 +213,7 @@ def test_equal_responses_to_a_question_are_judged_once(tmp_path):
     answered = side.sampler.answer(side.validation[:2], 4)
     loop.close()
     model = Says(by_text)
-    rewards = ModelReward(PRM, model, SourceSettings.model_validate(source())).score(answered).values
+    rewards = TextReward(PRM, model, SourceSettings.model_validate(source())).score(answered).values
     assert len(model.asked) == 4
     assert (rewards[0] == rewards[1]).all()
     assert model.asked[0].texts == ("1;", "2;")
@@ -234,7 +234,7 @@ def test_equal_responses_to_a_question_are_judged_once(tmp_path):
 )
 def test_what_a_model_does_not_measure_is_refused(info, given, message):
     with pytest.raises(ConfigError, match=f"reward.sources.prm: .*{message}"):
-        ModelReward(PRM, Says(None, info), SourceSettings.model_validate(source(**given)))
+        TextReward(PRM, Says(None, info), SourceSettings.model_validate(source(**given)))
 
 
 # Through the loop.

@@ -8,15 +8,15 @@ import pytest
 from rl_clock import clock_study, lines, register_clock, start
 from rl_models import SIZE, image_reward, write_image_model
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_sources import FAILED, ObservedRow, cut_into_segments, make
+from test_control_sources import FAILED, ObservedRow, cut_into_segments, make, rollout_of
 
 from guerdon import cli
 from guerdon.compare.report import write_single_report
 from guerdon.errors import ConfigError
 from guerdon.models.load import load_reward_model
 from guerdon.models.online import OnlineTrainer
-from guerdon.rl.keep_up import KeepUp
 from guerdon.rl.log import true_success
+from guerdon.rl.reward_refit import RewardRefit
 from guerdon.rl.run import run_folder
 
 register_clock()
@@ -97,30 +97,29 @@ def test_a_refit_by_true_success_stops_or_counts_what_it_cannot_label(tmp_path, 
 def test_what_could_not_be_labelled_is_part_of_the_checkpoint(tmp_path):
     checkpoint, _ = write_image_model(tmp_path)
 
-    def keep_up_of():
+    def refit_of():
         frames, targets = np.zeros((4, SIZE, SIZE, 3), np.uint8), np.array([0, 1, 0, 1], np.float32)
-        return KeepUp(
+        return RewardRefit(
             OnlineTrainer(load_reward_model("resnet", str(checkpoint)), frames, targets, seed=0),
-            steps=1, every=1, num_envs=2,
+            steps=1, every=3, num_envs=2,
         )  # fmt: skip
 
-    def seen(successes, keep_up):
+    def observed(*successes):
         rows = [ObservedRow(0, t, 0, t, False, s) for t, s in enumerate(successes)]
         frames = np.zeros((len(successes), SIZE, SIZE, 3), np.uint8)
         done = np.zeros((1, 4), dtype=np.bool_)
         done[0, 3] = len(successes) > 2
-        keep_up.see(cut_into_segments(rows, frames, ["task"], np.ones_like(done), np.zeros_like(done), done))
+        return cut_into_segments(rows, frames, ["task"], np.ones_like(done), np.zeros_like(done), done)
 
-    keep_up = keep_up_of()
-    seen([False, None, None], keep_up)
-    seen([False, None], keep_up)  # goes on
-    again = keep_up_of()
-    again.load_state_dict(*keep_up.state_dict())
-    for one in (keep_up, again):
-        assert one._waiting[0].success == [False, None]
-        seen([None, None, None], one)
-        assert one.refit() == {"episodes_without_labels": 2}
-        assert one.refit() == {}
+    refit = refit_of()
+    assert refit.learn(observed(False, None, None)) == {}
+    assert refit.learn(observed(False, None)) == {}  # goes on
+    again = refit_of()
+    again.restore(*refit.state())
+    for one in (refit, again):
+        assert one._open[0].success == [False, None]
+        assert one.learn(observed(None, None, None)) == {"episodes_without_labels": 2}
+        assert [one.learn(()) for _ in range(3)] == [{}, {}, {}]
 
 
 def test_native_fallback_has_nothing_to_fall_back_to_where_success_is_unknown():
@@ -130,7 +129,7 @@ def test_native_fallback_has_nothing_to_fall_back_to_where_success_is_unknown():
         source = make(model=remote)
         rows = [ObservedRow(0, 1, 0, 2, False, success)]
         frames, none = np.full((1, 1, 1, 3), FAILED, np.uint8), np.zeros((1, 3), dtype=np.bool_)
-        measured = source.measure(cut_into_segments(rows, frames, ["task"], ~none, none, none), (1, 3))
+        measured = source.measure(rollout_of(cut_into_segments(rows, frames, ["task"], ~none, none, none), ~none))
         values.append((measured.scores.values_N.tolist(), measured.failed[0, 1], len(measured.failures)))
     assert values == [([], True, 1), ([0.0], False, 1), ([1.0], False, 1)]
 

@@ -8,7 +8,8 @@ from pydantic import ValidationError
 
 from guerdon.config import load, to_plain, validate
 from guerdon.errors import ConfigError
-from guerdon.rl.sources import Source
+from guerdon.rl.control_sources import ControlReward
+from guerdon.rl.reward_source import SourceTerms
 from guerdon.serve.client import AsyncRewardClient, RewardClient
 from guerdon.serve.remote import load_remote
 from guerdon.settings.remote import RemoteSettings, remote_at
@@ -196,11 +197,11 @@ class Never:
 
 @given(st.floats(0, 1))
 def test_the_guides_threshold_counts_equality_as_success_and_ours_does_not(threshold):
-    from guerdon.rl.shape import threshold_reward
+    from guerdon.rl.shaping import threshold_reward
 
     for key, at_threshold in (("success_threshold", 1.0), ("reward_threshold", 0.0)):
         settings = source(**{key: threshold})
-        limit = Source("rm", Never(), settings, 0.9, 1).threshold
+        limit = ControlReward(SourceTerms("rm"), Never(), settings, num_envs=1).threshold
         at, above = np.array([threshold]), np.array([threshold + 1e-6])
         assert threshold_reward(at, threshold=limit, success=1.0, fail=0.0).tolist() == [at_threshold]
         assert threshold_reward(above, threshold=limit, success=1.0, fail=0.0).tolist() == [1.0]

@@ -19,7 +19,7 @@ from guerdon.atomic import seal_folder, verify_folder, write_json
 from guerdon.errors import CheckpointError, boundary
 from guerdon.finite import load_weights, save_weights
 
-VERSION = 3  # of the state; before 3, text sources were stored under another name
+VERSION = 4  # of the state; 3 kept control sources and their refits apart
 
 
 def save_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], values: dict[str, Any], *, keep: int) -> Path:

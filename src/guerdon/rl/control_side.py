@@ -11,18 +11,18 @@ evaluated or stored.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
 
 from guerdon.collect.control import ControlCollector
 from guerdon.generators import LEARNING, generator
-from guerdon.models.vlm_prm import log_computed, log_weighted
 from guerdon.policies.control import StateInputs, save_policy
 from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, named_estimator
-from guerdon.rl.assemble import build_keep_up, build_sources, save_refitted
+from guerdon.rl.control_sources import build_control_sources
 from guerdon.rl.control_state import restore_state, take_state
 from guerdon.rl.films import write_film
 from guerdon.rl.learner import FlatAdam, make_batch, scheduled, update_policy
@@ -31,26 +31,6 @@ from guerdon.rl.side import Refits, Times
 from guerdon.rl.start import start_from_policy, start_from_run
 from guerdon.settings.study import Study
 from guerdon.types import Advantages, Observes, Rewards, Rollout
-
-LOGGED_AS_PRM = ("QwenProcessRM", "DummyRM")  # the VLA guide's names of models, which come with its log lines
-
-
-class Forgets(Protocol):
-    """A part that remembers the episodes under way."""
-
-    def forget(self) -> None:
-        """Leave them: the world begins new ones."""
-        ...
-
-
-def say_prm(rewards: Rewards, weight: float) -> None:
-    """The VLA guide's two log lines: what was measured in a rollout, and what of it is paid."""
-    scores = rewards.scores
-    if scores is None or not (inside := scores.steps_N >= 0).any():
-        return
-    log_computed(scores.values_N[inside].tolist())
-    log_weighted(rewards.values[scores.rows_N[inside], scores.steps_N[inside]].tolist(), weight)
-
 
 Happened = Rollout[StateInputs]
 
@@ -69,12 +49,11 @@ class ControlSide:
         self.study = study
         runner, algorithm = study.runner, study.control_algorithm
         self.group = algorithm.group_size if algorithm.adv_estimator == "grpo" else None
-        self.sources = build_sources(study)
+        self.sources = build_control_sources(study)
         self.learned = tuple(self.sources)
-        self.on_failure: Mapping[str, str] = {n: s.settings.on_failure for n, s in self.sources.items()}
-        self.keep_ups = build_keep_up(study, self.sources)
+        self.on_failure: Mapping[str, str] = {n: s.terms.on_failure for n, s in self.sources.items()}
         self.weights = study.reward.weights()
-        gammas = {n: self.sources[n].gamma if n in self.sources else algorithm.gamma for n in self.weights}
+        gammas = {n: self.sources[n].terms.gamma if n in self.sources else algorithm.gamma for n in self.weights}
         self.gammas = gammas
         self.collector = ControlCollector(
             study.env,
@@ -108,9 +87,10 @@ class ControlSide:
         self.collector.observes = self._observes()
         rollout = self.collector.collect(self.policy)
         if rollout.fresh:  # nothing of earlier episodes may reach these
-            remembering: list[Forgets] = [self.book, self.scaler, *self.sources.values(), *self.keep_ups.values()]
-            for part in remembering:
-                part.forget()
+            self.book.forget()
+            self.scaler.forget()
+            for source in self.sources.values():
+                source.reset_streams()
         return rollout
 
     def seconds(self, happened: Happened) -> Mapping[str, float]:
@@ -123,23 +103,14 @@ class ControlSide:
 
     def refit(self, when: Literal["before", "after"], happened: Happened, phase: Times) -> Refits:
         """Refit the reward models whose `update` says so."""
-        metrics: Refits = {}
-        for name, keep_up in self.keep_ups.items():
-            refitted = self.sources[name].settings.refitted
-            if refitted is not None and refitted.update == when:
-                with phase("refit"):
-                    keep_up.see(happened.segments)
-                    metrics[name] = keep_up.refit()
-        return metrics
+        learning = [s for s in self.sources.values() if s.refit is not None and s.learn_before == (when == "before")]
+        with phase("refit") if learning else nullcontext():
+            return {source.name: source.learn(happened) for source in learning}
 
     def score(self, happened: Happened, phase: Times) -> dict[str, Rewards]:
         """What every reward model says of what was seen."""
         with phase("score"):
-            measured = {n: s.measure(happened.segments, happened.mask.shape) for n, s in self.sources.items()}
-        for name, source in self.sources.items():
-            if source.settings.model.model_type in LOGGED_AS_PRM:
-                say_prm(measured[name], self.weights[name])
-        return measured
+            return {name: source.measure(happened) for name, source in self.sources.items()}
 
     def update(
         self, happened: Happened, measured: Mapping[str, Rewards], *, progress: float, phase: Times
@@ -185,8 +156,7 @@ class ControlSide:
     @property
     def skipped_in_a_row(self) -> int:
         """Of the policy or a reward model that is refitted."""
-        refitted = (keep_up.trainer.skipped.in_a_row for keep_up in self.keep_ups.values())
-        return max(self.optimizer.skipped.in_a_row, *refitted, 0)
+        return max(self.optimizer.skipped.in_a_row, *(source.skipped_in_a_row for source in self.sources.values()), 0)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Policy, optimiser, normalisers, generators, worlds, sources, recorder."""
@@ -200,8 +170,8 @@ class ControlSide:
         """The policy, and the reward models as the run left them."""
         save_policy(self.policy, folder / "policy")
         if self.study.runner.save_reward_models:
-            for name in self.keep_ups:
-                save_refitted(self.sources[name], folder / "reward_models" / name)
+            for name, source in self.sources.items():
+                source.save(folder / "reward_models" / name)
 
     def close(self) -> None:
         """Close worlds and the recording."""
@@ -229,10 +199,7 @@ class ControlSide:
 
     def _observes(self) -> tuple[Observes, ...]:
         """What every source looks at."""
-        return tuple(
-            self.keep_ups[name].observes(source.observes) if name in self.keep_ups else source.observes
-            for name, source in self.sources.items()
-        )
+        return tuple(source.observes for source in self.sources.values())
 
 
 def _rewarded(rollout: Happened, measured: Mapping[str, Rewards]) -> RewardedRollout:

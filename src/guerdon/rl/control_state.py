@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from guerdon.rl.checkpoint import under
@@ -24,12 +23,10 @@ def take_state(side: ControlSide) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors = {f"policy.{k}": v for k, v in side.policy.tensors().items()} | {
         f"optimizer.{k}": v for k, v in side.optimizer.tensors().items()
     }
-    keep_ups = {}
-    for name, keep_up in side.keep_ups.items():
-        more, keep_ups[name] = keep_up.state_dict()
-        tensors |= {f"keep_up/{name}.{k}": v for k, v in more.items()}
+    sources = {}
     for name, source in side.sources.items():
-        tensors |= {f"seen/{name}.{env}": torch.from_numpy(v) for env, v in source.seen_arrays().items()}
+        more, sources[name] = source.state()
+        tensors |= {f"source.{name}.{k}": v for k, v in more.items()}
     more, collector = side.collector.state()
     tensors |= {f"collector.{k}": v for k, v in more.items()}
     return tensors, {
@@ -38,8 +35,7 @@ def take_state(side: ControlSide) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "learning_rng": side.learning_rng.bit_generator.state,
         "book": side.book.state_dict(),
         "scaler": side.scaler.state_dict(),
-        "carries": {name: source.state_dict() for name, source in side.sources.items()},
-        "keep_ups": keep_ups,
+        "source_values": sources,
     }
 
 
@@ -51,8 +47,5 @@ def restore_state(side: ControlSide, tensors: dict[str, Tensor], values: dict[st
     side.book.load_state_dict(values["book"])
     side.scaler.load_state_dict(values["scaler"])
     for name, source in side.sources.items():
-        source.load_state_dict(values["carries"][name])
-        source.load_seen({env: frames.numpy() for env, frames in under(f"seen/{name}", tensors).items()})
-    for name, keep_up in side.keep_ups.items():
-        keep_up.load_state_dict(under(f"keep_up/{name}", tensors), values["keep_ups"][name])
+        source.restore(under(f"source.{name}", tensors), values["source_values"][name])
     side.collector.restore(under("collector", tensors), values["collector"])

@@ -16,12 +16,17 @@ import numpy as np
 
 from guerdon.atomic import write_bytes
 from guerdon.episodes.targets import outcome_of
-from guerdon.rl.sources import Source
+from guerdon.rl.control_sources import ControlReward
 from guerdon.types import Episode, FloatArray, Segment
 
 
 def write_film(
-    path: Path, moments: Segment, sources: Mapping[str, Source], *, step: int, env_rewards: FloatArray | None = None
+    path: Path,
+    moments: Segment,
+    sources: Mapping[str, ControlReward],
+    *,
+    step: int,
+    env_rewards: FloatArray | None = None,
 ) -> None:
     """Score the moments of a filmed episode and write an NPZ.
 

@@ -62,7 +62,7 @@ class LabelledBatch:
     ref_B_T: Tensor
 
 
-class PrimeReward(RewardSource):
+class PrimeReward(RewardSource[TextRollout]):
     """The model phi, its reference, its optimizer and its replay.
 
     With LoRA, phi is a second adapter on the policy's weights, and the reference is those weights without any

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -20,6 +20,7 @@ from torch import Tensor
 from guerdon.rl.responses import Responses
 from guerdon.types import BoolArray, Failure, Metrics, RawScores, Rewards
 
+R = TypeVar("R", contravariant=True)  # rollouts
 OnFailure = Literal["drop", "neutral", "raise"]
 Schedule = Literal["constant", "linear_decay", "linear_warmup"]
 
@@ -67,7 +68,7 @@ class TextRollout:
     failures: tuple[Failure, ...] = ()
 
 
-class RewardSource:
+class RewardSource(Generic[R]):
     """One stream of rewards. Sources that hold no state only implement `measure`.
 
     Args:
@@ -86,7 +87,7 @@ class RewardSource:
     def __init__(self, terms: SourceTerms) -> None:
         self.name, self.terms = terms.name, terms
 
-    def measure(self, rollout: TextRollout, *, learn: bool = True) -> Rewards:
+    def measure(self, rollout: R, *, learn: bool = True) -> Rewards:
         """Rewards of the rollout and of its greedy responses.
 
         Args:
@@ -95,7 +96,7 @@ class RewardSource:
         """
         raise NotImplementedError
 
-    def learn(self, rollout: TextRollout) -> Metrics:
+    def learn(self, rollout: R) -> Metrics:
         """Let the model learn from the rollout."""
         return {}
 
@@ -105,6 +106,9 @@ class RewardSource:
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Return to a stored state."""
+
+    def reset_streams(self) -> None:
+        """Drop what open episodes left: the world begins new ones."""
 
     def save(self, folder: Path) -> None:
         """Write the model as the run left it, where the run changed it."""

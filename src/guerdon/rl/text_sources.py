@@ -24,7 +24,7 @@ from guerdon.models.load import load_source_model
 from guerdon.models.sequence_classifier import SequenceClassifier
 from guerdon.models.text_load import find_text_model
 from guerdon.policies.text import TextPolicy
-from guerdon.rl import shape
+from guerdon.rl import shaping
 from guerdon.rl.advantages import last_valid, min_form_rewards
 from guerdon.rl.prime import PrimeReward
 from guerdon.rl.responses import Responses
@@ -40,7 +40,7 @@ PROBABILITIES = (0.0, 1.0)
 
 def build_text_sources(
     study: Study, policy: TextPolicy, *, system_prompt: str | None = None
-) -> dict[str, RewardSource]:
+) -> dict[str, RewardSource[TextRollout]]:
     """Every source of a study, by name: the verifier, that of `reward_model`, then `reward.sources`.
 
     Args:
@@ -54,13 +54,13 @@ def build_text_sources(
     """
     section, algorithm = study.reward_model, study.text_algorithm
     min_form = algorithm.credit_temperature if algorithm.credit == "min_form" else None
-    sources: dict[str, RewardSource] = {}
+    sources: dict[str, RewardSource[TextRollout]] = {}
     for name, terms in terms_of(study).items():
         if name == VERIFIER:
             sources[name] = VerifierReward(terms)
         elif name in study.text_sources:
             settings = study.text_sources[name]
-            sources[name] = ModelReward(terms, load_source_model(settings.model), settings, min_form=min_form)
+            sources[name] = TextReward(terms, load_source_model(settings.model), settings, min_form=min_form)
         elif section is not None and section.rm_type == "prime":
             sources[name] = PrimeReward(terms, study, policy, system_prompt=system_prompt)
         elif section is not None and section.rm_type == "exact":
@@ -73,7 +73,7 @@ def build_text_sources(
     return sources
 
 
-class FixedReward(RewardSource):
+class FixedReward(RewardSource[TextRollout]):
     """A source that never changes: it implements `score`."""
 
     def measure(self, rollout: TextRollout, *, learn: bool = True) -> Rewards:
@@ -86,7 +86,7 @@ class FixedReward(RewardSource):
         raise NotImplementedError
 
 
-class VerifierReward(RewardSource):
+class VerifierReward(RewardSource[TextRollout]):
     """The verifier's outcome at the last token of each response: ground truth."""
 
     def measure(self, rollout: TextRollout, *, learn: bool = True) -> Rewards:
@@ -146,7 +146,7 @@ class OutcomeModelReward(FixedReward):
         )
 
 
-class ModelReward(FixedReward):
+class TextReward(FixedReward):
     """One entry of `reward.sources`.
 
     Args:
@@ -249,13 +249,13 @@ class ModelReward(FixedReward):
             values = np.asarray(score.steps, dtype=np.float64)
         match s.shaping:
             case "threshold":
-                values = shape.threshold_reward(
+                values = shaping.threshold_reward(
                     values, threshold=self.threshold, success=s.success_reward, fail=s.effective_fail_reward
                 )
             case "signed":
                 values = 2.0 * values - 1.0
             case "relative":
-                values = shape.relative_reward(values, previous=0.0)
+                values = shaping.relative_reward(values, previous=0.0)
             case _:
                 pass
         values = values * s.reward_coef

@@ -1,4 +1,5 @@
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -7,8 +8,9 @@ from hypothesis import strategies as st
 
 from guerdon.collect.observed_frames import ObservedRow, cut_into_segments
 from guerdon.errors import CheckpointError, TooManyFailuresError
+from guerdon.rl.control_sources import ControlReward
 from guerdon.rl.failures import FailureCounter, failure_rows, refuse_failures
-from guerdon.rl.sources import Source
+from guerdon.rl.reward_source import SourceTerms
 from guerdon.settings.reward import SourceSettings
 from guerdon.types import Failure, RewardInfo, Score
 
@@ -38,7 +40,13 @@ class Bytes:
 
 def make(envs=1, **given):
     given = {"model": {"model_type": "constant"}, "reward_mode": "per_step", "shaping": "raw", **given}
-    return Source("rm", Bytes(), SourceSettings(**given), GAMMA, envs)
+    settings = SourceSettings(**given)
+    return ControlReward(SourceTerms("rm", GAMMA, on_failure=settings.on_failure), Bytes(), settings, num_envs=envs)
+
+
+def rollout_of(segments, mask):
+    """What a source reads of a rollout."""
+    return SimpleNamespace(segments=segments, mask=mask)
 
 
 def episodes_to_stream(episodes):
@@ -77,7 +85,7 @@ def measure_in_parts(source, episodes, cuts=()):
         part = slice(start, end)
         mask = np.ones((1, end - start), dtype=np.bool_)
         segments = cut_into_segments([s for s, _ in seen], frames, ["task"], mask, terminated[:, part], done[:, part])
-        measured = source.measure(segments, mask.shape)
+        measured = source.measure(rollout_of(segments, mask))
         rewards.append(measured.values[0])
         failed.append(measured.failed[0])
         failures += measured.failures
@@ -221,13 +229,13 @@ def test_raise_is_for_the_caller_after_everything_is_written_down():
     rows = [ObservedRow(0, 1, 0, 2, False, False)]
     frames = np.full((1, 1, 1, 3), FAILED, np.uint8)
     none = np.zeros((1, 3), dtype=np.bool_)
-    measured = source.measure(cut_into_segments(rows, frames, ["task"], ~none, none, none), (1, 3))
+    measured = source.measure(rollout_of(cut_into_segments(rows, frames, ["task"], ~none, none, none), ~none))
     assert list(failure_rows({"rm": measured}, 7)) == [
         {"step": 7, "source": "rm", "env": 0, "t": 1, "reason": "broken", "detail": "byte 255"}
     ]
     with pytest.raises(TooManyFailuresError, match=r"rm.*broken.*raise"):
         refuse_failures({"rm": "raise"}, {"rm": measured})
-    refuse_failures({"rm": make().settings.on_failure}, {"rm": measured})
+    refuse_failures({"rm": make().terms.on_failure}, {"rm": measured})
 
 
 def test_carries_survive_a_checkpoint():
@@ -236,9 +244,9 @@ def test_carries_survive_a_checkpoint():
         whole, _, _ = measure_in_parts(make(shaping=kind), episodes)
         first, second = make(shaping=kind), make(shaping=kind)
         measure_in_parts(first, episodes, cuts=[2])
-        second.load_state_dict(first.state_dict())
+        second.restore(*first.state())
         assert second.carries == first.carries
-        first.forget()
+        first.reset_streams()
         assert first.carries == make().carries
         assert len(whole) == 5
 

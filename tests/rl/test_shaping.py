@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guerdon.rl.shape import confirmed_bonus, potential_reward, relative_reward, threshold_reward
+from guerdon.rl.shaping import confirmed_bonus, potential_reward, relative_reward, threshold_reward
 
 VALUES = st.lists(st.floats(0, 1, width=32), min_size=1, max_size=12)
 
