@@ -287,7 +287,7 @@ def test_language_models_are_rewarded_from_a_server_as_from_the_model_here(tmp_p
     assert sum(row["reason"] == "mute" for row in failures) > 0
     assert {row["source"] for row in failures} == {"rm"}
     local = text_rl.sum_study(tmp_path, name="local", reward=text_source(server))
-    monkeypatch.setattr(text_sources, "_load", lambda settings: Worth(one_in_ten, modality="text"))
+    monkeypatch.setattr(text_sources, "load_source_model", lambda settings: Worth(one_in_ten, modality="text"))
     text_rl.start(local).run()
     assert text_rl.result(study) == text_rl.result(local)
 
