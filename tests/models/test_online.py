@@ -11,7 +11,7 @@ from guerdon.errors import CheckpointError, NonFiniteError
 from guerdon.models.backbone import ImageScorer, calibrating
 from guerdon.models.checkpoint import ImageModelConfig
 from guerdon.models.image import ImageRewardModel
-from guerdon.models.online import FrameReplay, OnlineState, OnlineTrainer
+from guerdon.models.online import FrameReplay, OnlineImageModel, OnlineState
 from guerdon.models.preprocess import to_input
 from guerdon.models.quality import auroc, classifier_quality, progress_quality
 
@@ -25,7 +25,7 @@ def make_trainer(kind="resnet", seed=0, **options):
     with calibrating(model.scorer):
         model.scorer(to_input(torch.from_numpy(labelled(16, 98)[0]), "none"))
     options = {"batch_size": 8, "replay_size": 20, "learning_rate": 1e-3, **options}
-    return OnlineTrainer(model, *labelled(12, seed=99), seed=seed, **options)
+    return OnlineImageModel(model, *labelled(12, seed=99), seed=seed, **options)
 
 
 def labelled(n, seed):

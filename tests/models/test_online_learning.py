@@ -5,7 +5,7 @@ import torch
 from guerdon.errors import CheckpointError, DataError
 from guerdon.models.backbone import ImageScorer, calibrating
 from guerdon.models.checkpoint import ImageModelConfig, save_checkpoint
-from guerdon.models.online import load_online_image_model, success_targets
+from guerdon.models.online import load_online_image_model, outcome_targets
 from guerdon.models.preprocess import to_input
 from guerdon.models.quality import auroc
 from guerdon.types import Episode, Learnable, RewardModel
@@ -53,14 +53,15 @@ def test_it_learns_from_outcomes_alone(checkpoint):
     assert auroc(values, np.array([i % 2 == 0 for i in range(8)], np.float32)) == 1.0
 
 
-def test_labels_of_frames():
-    assert success_targets(episode("a", False)).tolist() == [0, 0, 0, 0]
-    known = success_targets(episode("a", True))
+def test_labels_of_frames(checkpoint):
+    assert outcome_targets(episode("a", False)).tolist() == [0, 0, 0, 0]
+    known = outcome_targets(episode("a", True))
     assert np.isnan(known[:3]).all()
     assert known[3] == 1
+    assert outcome_targets(episode("a", None)) is None
+    model = load_online_image_model(checkpoint(), kind="resnet", **OPTIONS)
     rows = np.array([False, True, True, False])
-    assert success_targets(episode("a", False, success=rows)).tolist() == [0, 1, 1, 0]
-    assert success_targets(episode("a", None)) is None
+    assert model._labelled(episode("a", False, success=rows))[1].tolist() == [0, 1, 1, 0]
 
 
 def test_a_progress_model_learns_the_share_of_the_way(checkpoint):

@@ -14,7 +14,7 @@ from guerdon import cli
 from guerdon.compare.report import write_single_report
 from guerdon.errors import ConfigError
 from guerdon.models.load import load_reward_model
-from guerdon.models.online import OnlineTrainer
+from guerdon.models.online import OnlineImageModel
 from guerdon.rl.log import true_success
 from guerdon.rl.reward_refit import RewardRefit
 from guerdon.rl.run import run_folder
@@ -100,7 +100,7 @@ def test_what_could_not_be_labelled_is_part_of_the_checkpoint(tmp_path):
     def refit_of():
         frames, targets = np.zeros((4, SIZE, SIZE, 3), np.uint8), np.array([0, 1, 0, 1], np.float32)
         return RewardRefit(
-            OnlineTrainer(load_reward_model("resnet", str(checkpoint)), frames, targets, seed=0),
+            OnlineImageModel(load_reward_model("resnet", str(checkpoint)), frames, targets, seed=0),
             steps=1, every=3, num_envs=2,
         )  # fmt: skip
 

@@ -115,3 +115,15 @@ def progress_targets(episode: Episode, *, horizon: float | None = None) -> Float
         return np.ones(len(episode), np.float32)
     share_T: FloatArray = np.clip((steps_T - steps_T[0]) / span, 0.0, 1.0).astype(np.float32)
     return share_T
+
+
+def frame_targets(episode: Episode, kind: str, horizon: float | None) -> FloatArray | None:
+    """(T,) float32 targets of an image reward model: progress for kind `progress`, else success of each row.
+
+    Returns:
+        None where they are unknown; see `progress_targets` and `success_labels`.
+    """
+    if kind == "progress":
+        return progress_targets(episode, horizon=horizon)
+    labels = success_labels(episode)
+    return None if labels is None else labels.astype(np.float32)

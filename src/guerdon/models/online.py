@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from guerdon.episodes.targets import episode_success, progress_targets, success_labels
+from guerdon.episodes.targets import episode_success, frame_targets
 from guerdon.errors import CheckpointError, DataError, boundary
 from guerdon.finite import SkippedSteps
 from guerdon.models.backbone import calibrating
@@ -47,7 +47,7 @@ class OnlineState(NamedTuple):
     values: dict[str, Any]
 
 
-class OnlineTrainer:
+class OnlineImageModel:
     """An image reward model (changed in place) with its optimiser and its replay; a `RewardModel` and a `Learnable`.
 
     Args:
@@ -140,11 +140,10 @@ class OnlineTrainer:
         """Frames whose label is known, with their labels; None where there is none."""
         if episode.frames is None or not len(episode.frames):
             return None
-        if self.model.config.type == "progress":
-            found = progress_targets(episode, horizon=self.model.config.horizon)
-            targets = None if found is None else np.asarray(found, dtype=np.float32)
-        else:
-            targets = success_targets(episode)
+        config = self.model.config
+        targets = frame_targets(episode, config.type, config.horizon)
+        if targets is None and config.type == "resnet":
+            targets = outcome_targets(episode)
         if targets is None or not np.isfinite(targets).any():
             return None
         rows = np.flatnonzero(np.isfinite(targets))
@@ -304,11 +303,8 @@ def _checked(targets_N: NDArray[Any], n: int) -> FloatArray:
     return targets
 
 
-def success_targets(episode: Episode) -> FloatArray | None:
-    """(T,) 1 where a row is a success, 0 where it is none, NaN where unknown; None where all rows are unknown."""
-    labels = success_labels(episode)
-    if labels is not None:
-        return labels.astype(np.float32)
+def outcome_targets(episode: Episode) -> FloatArray | None:
+    """(T,) targets of a classifier from the outcome: all 0 for a failure; 1 for the last row of a success, else NaN."""
     succeeded = episode_success(episode)
     if succeeded is None:
         return None
@@ -408,7 +404,7 @@ def load_online_image_model(
     replay_ratio: float = 0.5,
     augment: bool = True,
     seed: int = 0,
-) -> OnlineTrainer:
+) -> OnlineImageModel:
     """Load a checkpoint as a model that goes on learning.
 
     Args:
@@ -418,9 +414,9 @@ def load_online_image_model(
             its frames, so that the model does not forget them. None: an empty replay.
         device: see `ImageRewardModel`.
         bf16: see `ImageRewardModel`.
-        steps: see `OnlineTrainer`.
-        frames_per_episode: see `OnlineTrainer`; also of the episodes at `data_path`.
-        learning_rate: see `OnlineTrainer`.
+        steps: see `OnlineImageModel`.
+        frames_per_episode: see `OnlineImageModel`; also of the episodes at `data_path`.
+        learning_rate: see `OnlineImageModel`.
         weight_decay: of AdamW.
         batch_size: frames per step.
         replay_size: frames remembered.
@@ -433,7 +429,7 @@ def load_online_image_model(
         DataError: there are no labelled episodes at `data_path`.
     """
     model = load_image_model(checkpoint_path, kind=kind, device=device, bf16=bf16)
-    online = OnlineTrainer(
+    online = OnlineImageModel(
         model, learning_rate=learning_rate, weight_decay=weight_decay, batch_size=batch_size, replay_size=replay_size,
         replay_ratio=replay_ratio, augment=augment, steps=steps, frames_per_episode=frames_per_episode, seed=seed,
     )  # fmt: skip

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from guerdon.episodes.read import read_episodes
-from guerdon.episodes.targets import nearness, no_labels, outcome_of, progress_targets, success_labels
+from guerdon.episodes.targets import frame_targets, nearness, no_labels, outcome_of
 from guerdon.errors import ConfigError, DataError
 from guerdon.models.checkpoint import ImageModelConfig
 from guerdon.models.image import ImageRewardModel
-from guerdon.models.online import OnlineState, OnlineTrainer
+from guerdon.models.online import OnlineImageModel, OnlineState
 from guerdon.rl.checkpoint import under
 from guerdon.settings.reward_models import RefittedModelSettings
 from guerdon.types import ByteArray, Episode, Metrics, Observes, RewardModel, Segment
@@ -61,7 +61,7 @@ def build_refit(
         raise ConfigError(f"reward.sources.{name}: a {settings.model_type} model cannot be refitted")
     params, continuation = settings.update_params, settings.labeler == "continuation"
     frames, targets = _replay(settings, model.config, params.replay_size)
-    trainer = OnlineTrainer(
+    trainer = OnlineImageModel(
         model,
         frames,
         targets,
@@ -87,7 +87,7 @@ def build_refit(
 
 
 class RewardRefit:
-    """Labels finished episodes and hands them to an `OnlineTrainer`.
+    """Labels finished episodes and refits the model on them.
 
     Args:
         trainer: holds the model, its optimizer and its replay. A `resnet` model gets success as labels, a
@@ -101,7 +101,7 @@ class RewardRefit:
 
     def __init__(
         self,
-        trainer: OnlineTrainer,
+        trainer: OnlineImageModel,
         *,
         steps: int,
         every: int,
@@ -125,7 +125,7 @@ class RewardRefit:
         """Label what a rollout shows, and refit if it is time and there are labels since the last refit.
 
         Returns:
-            Of `OnlineTrainer.update`, and `episodes_without_labels`: episodes since the last refit that could not be
+            Of `OnlineImageModel.update`, and `episodes_without_labels`: episodes since the last refit that could not be
             labelled; empty where the model was not refitted.
         """
         if self._label_every:
@@ -179,7 +179,8 @@ class RewardRefit:
             outcome=outcome_of(observed.success),
             meta={"steps": observed.steps},
         )
-        targets = frame_targets(episode, self.trainer.model.config)
+        config = self.trainer.model.config
+        targets = frame_targets(episode, config.type, config.horizon)
         if targets is None or episode.frames is None:
             self._skipped += 1
         else:
@@ -221,19 +222,11 @@ class RewardRefit:
         ]
 
 
-def frame_targets(episode: Episode, config: ImageModelConfig) -> np.ndarray | None:
-    """(T,) float32 targets of an episode's rows for a model of this kind; None where they are unknown."""
-    if config.type == "progress":
-        return progress_targets(episode, horizon=config.horizon)
-    labels = success_labels(episode)
-    return None if labels is None else labels.astype(np.float32)
-
-
 def _replay(settings: RefittedModelSettings, config: ImageModelConfig, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Labelled frames of the episodes that the model was trained on, at most a few times `size`."""
     frames, targets, count, skipped = [], [], 0, 0
     for episode in read_episodes(Path(settings.replay_path or "")):
-        labels = frame_targets(episode, config)
+        labels = frame_targets(episode, config.type, config.horizon)
         if labels is None or episode.frames is None:
             skipped += 1
             continue

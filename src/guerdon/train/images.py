@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import EarlyStoppingCallback, EvalPrediction, Trainer
 
-from guerdon.episodes.targets import no_labels, progress_targets, success_labels
+from guerdon.episodes.targets import frame_targets, no_labels
 from guerdon.errors import ConfigError, DataError
 from guerdon.models.backbone import ImageScorer, calibrating, resolve_device
 from guerdon.models.checkpoint import ImageModelConfig, save_checkpoint
@@ -152,9 +152,8 @@ def row_targets(episode: Episode, settings: Settings | VLMTrainSettings) -> Floa
     """(T,) targets of an episode's rows, NaN where unknown; None without frames or without any known target."""
     if episode.frames is None or not len(episode):
         return None
-    horizon = getattr(settings, "horizon", None)
-    labels = success_labels(episode) if is_classifier(settings) else progress_targets(episode, horizon=horizon)
-    targets = None if labels is None else np.asarray(labels, np.float32)
+    kind = "resnet" if is_classifier(settings) else "progress"
+    targets = frame_targets(episode, kind, getattr(settings, "horizon", None))
     return None if targets is None or not np.isfinite(targets).any() else targets
 
 
