@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -83,12 +84,10 @@ def label(
     max_usd: Annotated[float | None, typer.Option("--max-usd", help="Spending limit in USD.")] = None,
 ) -> None:
     """Label the steps of solutions by a judge, by continuations, or by the ground truth of generated tasks."""
-    given = {
-        "method": method, "reward": reward, "num_rollouts": num_rollouts, "num_samples": num_samples,
-        "max_usd": max_usd,
-    }  # fmt: skip
-    flags = [f"label.{name}={value}" for name, value in given.items() if value is not None]
-    config = _load(study, [*(overrides or []), *flags, *_policy_at(sft_model)])
+    flags = _label_overrides(
+        sft_model, method=method, reward=reward, num_rollouts=num_rollouts, num_samples=num_samples, max_usd=max_usd
+    )
+    config = _load(study, [*(overrides or []), *flags])
     if config.label is None:
         raise ConfigError(f"{study} has no label section; an empty one (label: {{}}) labels by a judge at Anthropic")
     if dry_run:
@@ -116,16 +115,16 @@ def train(
     sft_model: Annotated[str | None, typer.Option("--sft_model", "--sft-model", help="policy.path")] = None,
 ) -> None:
     """Fit the reward models of the train section, or a first policy (policy=bc, policy=sft)."""
-    given = {"method": method, "reward": reward}
-    rest = [*(overrides or []), *(f"label.{name}={value}" for name, value in given.items() if value is not None)]
-    rest += _policy_at(sft_model)
+    rest = [*(overrides or []), *_label_overrides(sft_model, method=method, reward=reward)]
     first = next((word for word in rest if word in ("policy=bc", "policy=sft")), None)
     if first is not None:
         rest.remove(first)
     config = _load(study, rest)
     if first is not None:
         return _train_policy(study, config, first.removeprefix("policy="), dry_run=dry_run, resume=resume, only=only)
-    _check_models(study, config, only)
+    if not config.train:
+        raise ConfigError(f"{study} has no train section: it names the reward models to train and to evaluate")
+    _check_only(study, list(config.train), only)
     if method is not None or reward is not None:
         fixed = [name for name in only or config.train if getattr(config.train[name], "data_path", None) is not None]
         if fixed:
@@ -154,9 +153,10 @@ def train(
         _say(f"wrote {name} to {result.save_dir}: {_numbers(result.metrics)}")
 
 
-def _policy_at(sft_model: str | None) -> list[str]:
-    """`--sft_model` as overrides."""
-    return [] if sft_model is None else [f"policy.path={json.dumps(sft_model)}", "policy.tiny=null"]
+def _label_overrides(sft_model: str | None, **given: object) -> list[str]:
+    """Flags of `label` and `train` as overrides; None: not given."""
+    policy = [] if sft_model is None else [f"policy.path={json.dumps(sft_model)}", "policy.tiny=null"]
+    return [f"label.{name}={value}" for name, value in given.items() if value is not None] + policy
 
 
 def _train_policy(
@@ -190,10 +190,9 @@ def evaluate(study: File, overrides: Overrides = None, dry_run: DryRun = False, 
     if config.text:
         return _evaluate_text(config, dry_run=dry_run, only=only)
     models = [*config.train, *config.control_evaluate.remote]
-    unknown = [name for name in only or () if name not in models]
-    if unknown or not models:
-        known = f"--only {unknown[0]}: {study} has {', '.join(models) or 'no model'}" if unknown else str(study)
-        raise ConfigError(known + ("" if unknown else " has neither a train section nor evaluate.remote: name a model"))
+    if not models:
+        raise ConfigError(f"{study} has neither a train section nor evaluate.remote: it names no reward model")
+    _check_only(study, models, only)
     if dry_run:
         return _dry_run(config, {"models": len(only or models), "seconds": 20.0 * len(only or models)})
     from guerdon.evaluate.image_suite import evaluate_study, evaluation_text
@@ -375,13 +374,11 @@ def _load(path: Path, overrides: list[str] | None) -> Study:
     return load(Study, path, overrides or [])
 
 
-def _check_models(path: Path, config: Study, only: list[str] | None) -> None:
-    """The train section names at least one reward model, and those of `--only`."""
-    if not config.train:
-        raise ConfigError(f"{path} has no train section: it names the reward models to train and to evaluate")
-    unknown = [name for name in only or () if name not in config.train]
+def _check_only(path: Path, models: Sequence[str], only: list[str] | None) -> None:
+    """The names of `--only` are reward models of the study."""
+    unknown = [name for name in only or () if name not in models]
     if unknown:
-        raise ConfigError(f"--only {unknown[0]}: the train section of {path} has {', '.join(config.train)}")
+        raise ConfigError(f"--only {unknown[0]}: {path} has the reward models {', '.join(models)}")
 
 
 def _dry_run(config: Study, estimate: dict[str, object]) -> None:
@@ -394,10 +391,7 @@ def _dry_run(config: Study, estimate: dict[str, object]) -> None:
 
 
 def _numbers(metrics: dict[str, object]) -> str:
-    parts = []
-    for name, value in metrics.items():
-        parts.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
-    return ", ".join(parts)
+    return ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in metrics.items())
 
 
 def _say(line: str) -> None:

@@ -117,7 +117,7 @@ def test_what_cannot_be_read_is_a_failure_and_its_neighbours_are_not(known):
     wanted = ["too_long", "control_token", "control_token", "no_text", "no_step", "control_token"]
     assert reasons == [None, *wanted, None]
     assert f"room for {family.room}" in scores[1].failure.detail
-    assert scores[2].failure.detail.startswith("step 2 holds")
+    assert scores[2].failure.detail.startswith("step 2 has the control token")
     np.testing.assert_array_equal(scores[0].steps, scores[7].steps)
 
 

@@ -157,28 +157,20 @@ def load_episode_stats(root: Path) -> list[Stats]:
 
 def index_schema(features: Mapping[str, Feature]) -> pa.Schema:
     """Arrow schema of an index shard; the same for all shards, so that `datasets` can join them."""
-    integer, text = pa.int64(), pa.string()
-    fields = [
-        pa.field("episode_index", integer),
-        pa.field("tasks", pa.list_(text)),
-        pa.field("length", integer),
-        pa.field("data/chunk_index", integer),
-        pa.field("data/file_index", integer),
-        pa.field("dataset_from_index", integer),
-        pa.field("dataset_to_index", integer),
-    ]
+    integer, real, text = pa.int64(), pa.float64(), pa.string()
+    fields = {"episode_index": integer, "tasks": pa.list_(text), "length": integer}
+    positions = ("data/chunk_index", "data/file_index", "dataset_from_index", "dataset_to_index")
+    fields |= dict.fromkeys(positions, integer)
     for key, feature in features.items():
         if feature["dtype"] == "video":
-            fields += [pa.field(f"videos/{key}/{name}", integer) for name in ("chunk_index", "file_index")]
-            fields += [pa.field(f"videos/{key}/{name}", pa.float64()) for name in ("from_timestamp", "to_timestamp")]
+            fields |= {f"videos/{key}/{name}": integer for name in ("chunk_index", "file_index")}
+            fields |= {f"videos/{key}/{name}": real for name in ("from_timestamp", "to_timestamp")}
     for key, feature in features.items():
         image = feature["dtype"] in ("image", "video")
-        real = pa.list_(pa.list_(pa.list_(pa.float64()))) if image else pa.list_(pa.float64())
-        for name in NAMES:
-            fields.append(pa.field(f"stats/{key}/{name}", pa.list_(integer) if name == "count" else real))
-    fields += [pa.field("meta/episodes/chunk_index", integer), pa.field("meta/episodes/file_index", integer)]
-    fields += [pa.field(ID, text), pa.field(OUTCOME, pa.bool_()), pa.field(META, text)]
-    return pa.schema([*fields, pa.field(SUCCESS_AT_RESET, pa.bool_())])
+        values = pa.list_(pa.list_(pa.list_(real))) if image else pa.list_(real)
+        fields |= {f"stats/{key}/{name}": pa.list_(integer) if name == "count" else values for name in NAMES}
+    fields |= dict.fromkeys(("meta/episodes/chunk_index", "meta/episodes/file_index"), integer)
+    return pa.schema(fields | {ID: text, OUTCOME: pa.bool_(), META: text, SUCCESS_AT_RESET: pa.bool_()})
 
 
 def stats_columns(stats: Stats) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from guerdon.atomic import write_bytes
 from guerdon.episodes import solution_formats as formats
@@ -28,29 +28,23 @@ Format = Literal["seed", "training", "trl", "prm800k", "math_shepherd", "process
 
 RECORDS = "records.jsonl"  # the file of a folder that holds everything
 
-_READ: dict[str, Callable[[Any, str, str], Solution]] = {
-    "seed": formats.from_record,
-    "trl": formats.from_trl,
-    "prm800k": formats.from_prm800k,
-    "math_shepherd": formats.from_math_shepherd,
-    "process_bench": formats.from_process_bench,
-    "prmbench": formats.from_prmbench,
-}
-_WRITE: dict[str, Callable[[Solution], dict[str, Any]]] = {
-    "seed": formats.to_record,
-    "trl": formats.to_trl,
-    "prm800k": formats.to_prm800k,
-    "math_shepherd": formats.to_math_shepherd,
-    "process_bench": formats.to_process_bench,
-}
-_KEYS: dict[Format, tuple[str, ...]] = {  # that identify a format, the most specific first
-    "training": ("input_text", "target_text"),
-    "trl": ("prompt", "completions"),
-    "prmbench": ("modified_process", "error_steps"),
-    "math_shepherd": ("input", "label"),
-    "process_bench": ("problem", "steps", "label"),
-    "prm800k": ("question", "label"),
-    "seed": ("question", "steps"),
+
+class _Codec(NamedTuple):
+    """Keys that identify a format, and its functions from and to rows; None: has no such function."""
+
+    keys: tuple[str, ...]
+    read: Callable[[Any, str, str], Solution] | None
+    write: Callable[[Solution], Any] | None
+
+
+_CODECS: dict[Format, _Codec] = {  # the most specific keys first
+    "training": _Codec(("input_text", "target_text"), None, formats.to_training),  # several rows to a solution
+    "trl": _Codec(("prompt", "completions"), formats.from_trl, formats.to_trl),
+    "prmbench": _Codec(("modified_process", "error_steps"), formats.from_prmbench, None),
+    "math_shepherd": _Codec(("input", "label"), formats.from_math_shepherd, formats.to_math_shepherd),
+    "process_bench": _Codec(("problem", "steps", "label"), formats.from_process_bench, formats.to_process_bench),
+    "prm800k": _Codec(("question", "label"), formats.from_prm800k, formats.to_prm800k),
+    "seed": _Codec(("question", "steps"), formats.from_record, formats.to_record),
 }
 
 
@@ -75,14 +69,14 @@ def format_of(row: Any, where: str) -> Format:
     """The format of a row, by its keys.
 
     Raises:
-        DataError: it is none that is knformats.
+        DataError: it is none that is known.
     """
     if isinstance(row, Mapping):
-        for name, keys in _KEYS.items():
-            if all(row.get(key) is not None for key in keys):
+        for name, codec in _CODECS.items():
+            if all(row.get(key) is not None for key in codec.keys):
                 return name
     found = ", ".join(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
-    known = "; ".join(f"{name}: {', '.join(keys)}" for name, keys in _KEYS.items())
+    known = "; ".join(f"{name}: {', '.join(codec.keys)}" for name, codec in _CODECS.items())
     raise DataError(f"{where}: a row of no known format, found {found[:200]}; known are {known}")
 
 
@@ -104,13 +98,13 @@ def solutions_from_rows(
         try:
             if isinstance(row, DataError):
                 raise row
-            kind = form or format_of(row, where)
-            if kind == "training":
+            read = _CODECS[form or format_of(row, where)].read
+            if read is None:
                 waiting.append((where, row))
                 continue
             yield from formats.from_training(waiting, name)
             waiting = []
-            yield where, _READ[kind](row, where, f"{name}-{number}")
+            yield where, read(row, where, f"{name}-{number}")
         except DataError as error:
             yield where, error
     yield from formats.from_training(waiting, name)
@@ -155,14 +149,16 @@ def write_solutions(path: Path, solutions: Iterable[Solution], form: Format = "s
     Raises:
         DataError: the ending is another one, the format is only read, or it can express none of them.
     """
-    if path.suffix not in (".jsonl", ".parquet") or form == "prmbench":
+    write = _CODECS[form].write
+    if path.suffix not in (".jsonl", ".parquet") or write is None:
         raise DataError(f"{path}: solutions are written as .jsonl or .parquet, in a format other than prmbench")
     rows: list[dict[str, Any]] = []
     left_out: Counter[str] = Counter()
     count, example = 0, ""
     for solution in solutions:
         try:
-            rows += formats.to_training(solution) if form == "training" else [_WRITE[form](solution)]
+            found = write(solution)
+            rows += found if isinstance(found, list) else [found]
             count += 1
         except formats.NotExpressibleError as error:
             left_out[error.reason] += 1
