@@ -268,7 +268,9 @@ def test_settings_that_would_do_nothing_are_refused(given, words):
 
 
 def test_labels_belong_to_language_models():
-    with pytest.raises(ValueError, match=r"label would do nothing with policy\.type mlp"):
+    with pytest.raises(
+        ValueError, match=r"label would do nothing .* a language model is `policy: \{type: text, path: FOLDER\}`"
+    ):
         Study.model_validate({"label": {"labeler": "exact"}})
     with pytest.raises(ConfigError, match="needs a label section"):
         label(Study.model_validate({"policy": {"type": "text", "tiny": {}}, "data": DATA}))

@@ -335,7 +335,13 @@ class Study(Settings):
         idle = {"env", "collect", "bc"} if self.text else language
         present = sorted(name for name in idle & given if getattr(self, name) != type(self).model_fields[name].default)
         if present:
-            raise ValueError(f"{', '.join(present)} would do nothing with policy.type {self.policy.type}; remove it")
+            idle_keys, kind = ", ".join(present), self.policy.type
+            if "policy" not in given and not self.text:
+                raise ValueError(
+                    f"{idle_keys} would do nothing with policy.type {kind}, the default: a language model is "
+                    "`policy: {type: text, path: FOLDER}`"
+                )
+            raise ValueError(f"{idle_keys} would do nothing with policy.type {kind}; remove it")
         for name, model in self.train.items():
             if isinstance(model, ResNetTrainSettings | ProgressTrainSettings | VLMTrainSettings) == self.text:
                 raise ValueError(f"train.{name}: type {model.type} does not go with policy.type {self.policy.type}")
