@@ -1,9 +1,7 @@
-"""One process at a time in a folder: a lock that goes when the process does, however it ends.
+"""A lock on a folder for one process at a time; it is released when the process ends, however that happens.
 
-It does not know what the folder is for.
-
-    with held(Path("runs/a"), busy="runs/a is in use by another run"):
-        ...
+with held(Path("runs/a"), busy="runs/a is in use by another run"):
+...
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""When to try again: one policy for every request that guerdon sends, whether to a judge or to a reward server.
+"""Retries: one policy for every request that guerdon sends, whether to a judge or to a reward server.
 
-A try that failed in a way that may pass is repeated after a pause: what the server asks for in `Retry-After` (or
-`retry-after-ms`), else a random one that doubles. A pause holds no slot: meanwhile other calls use it. With the
-defaults the pauses of a call add up to at least 50 s, so that it outlives the restart of a server. Time and chance are
-handed in, so that a test can pass an hour in a moment. This module does not know HTTP clients.
+A transient failure is tried again after a pause: what the server asks for in `Retry-After` (or `retry-after-ms`), else
+a random one that doubles. A pause holds no slot: other calls use it. With the defaults the pauses of a call add up to
+at least 50 s, longer than a server takes to restart. Clock and random generator are parameters, for tests.
 
     crew = Crew(Retry(tries=8), slots=4)
     todo = deque([("a", lambda seconds_left: Tried("done"))])

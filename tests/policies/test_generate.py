@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 from tiny_models import oracle, tiny_policy
 
 from guerdon.errors import ConfigError, DataError, MissingDependencyError
-from guerdon.policies import decode_llama
+from guerdon.policies import decode
 from guerdon.policies.generate import LocalEngine, draw
 from guerdon.policies.generate_vllm import VLLMEngine
 from guerdon.policies.text import add_policy
@@ -51,9 +51,9 @@ def same(a, b):
 @pytest.mark.parametrize("tie", [True, False])
 def test_behaviour_log_probs_are_those_of_the_policy(architecture, by_hand, tie, monkeypatch):
     policy = keen(tiny_policy(architecture, tie=tie))
-    assert decode_llama.supports(policy)
+    assert decode.supports(policy)
     if not by_hand:
-        monkeypatch.setattr(decode_llama, "supports", lambda policy: False)
+        monkeypatch.setattr(decode, "supports", lambda policy: False)
     found = write(policy, temperature=1.2)
     assert 0 < found.batch.finished_B.mean() < 1  # some rows ended early, some were cut
     expected, _ = oracle(policy.base.model, found.batch, 1.2)
@@ -65,7 +65,7 @@ def test_behaviour_log_probs_are_those_of_the_policy(architecture, by_hand, tie,
 def test_prompts_read_in_parts_are_read_the_same(monkeypatch):
     policy = keen(tiny_policy("qwen2"))
     whole = write(policy)
-    monkeypatch.setattr(decode_llama, "READ_AT_ONCE", 10)
+    monkeypatch.setattr(decode, "READ_AT_ONCE", 10)
     same(whole, write(policy))
 
 
@@ -76,7 +76,7 @@ def test_fused_attention_and_two_products_agree(bf16):
     real = torch.tensor([[False, False, True, True], [True] * 4, [True] * 4])
     logits = []
     for fused in (True, False):
-        decoder = decode_llama.LlamaDecoder(policy)
+        decoder = decode.LlamaDecoder(policy)
         decoder._fused = fused
         with torch.inference_mode():
             decoder.prefill(ids, real, room=3)
@@ -89,12 +89,12 @@ def test_fused_attention_and_two_products_agree(bf16):
 def test_both_decoders_write_the_same():
     policy = keen(tiny_policy("qwen2"))
     by_hand = write(policy)
-    decoder = decode_llama.supports
+    decoder = decode.supports
     try:
-        decode_llama.supports = lambda policy: False
+        decode.supports = lambda policy: False
         same(by_hand, write(policy))
     finally:
-        decode_llama.supports = decoder
+        decode.supports = decoder
 
 
 def test_a_response_depends_on_its_seed_and_row_only():
@@ -161,7 +161,7 @@ def test_each_adapter_writes_as_it_scores(by_hand, monkeypatch):
             for p in view.parameters():
                 p.copy_(0.1 * torch.randn(p.shape, generator=generator))
     if not by_hand:
-        monkeypatch.setattr(decode_llama, "supports", lambda policy: False)
+        monkeypatch.setattr(decode, "supports", lambda policy: False)
     written = [write(view, 2) for view in views]
     for view, found in zip(views, written, strict=True):
         with torch.no_grad():

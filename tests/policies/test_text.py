@@ -9,10 +9,9 @@ from tiny_models import enliven, oracle, random_batch, tiny_policy, tiny_setting
 from guerdon.atomic import COMPLETE
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.policies.shared_base import SharedBase
-from guerdon.policies.text import TextPolicy, add_policy, reference
+from guerdon.policies.text import TextPolicy, add_policy, reference, token_log_probs
 from guerdon.policies.text_files import load_policy, load_value_head, save_policy
 from guerdon.policies.tiny_text import build_tokenizer
-from guerdon.policies.token_log_probs import token_log_probs
 from guerdon.policies.tokens import token_batch
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings, TinyModelSettings
 

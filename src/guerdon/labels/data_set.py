@@ -1,12 +1,11 @@
 """The labelled data set on disk: records, other formats, the table of fail rates, and a card with counts and settings.
 
-    data/prm_dataset_method1_HE/
-      records.jsonl      the seed's records, without loss
-      training.jsonl     a row per step, and the other formats that were asked for
-      fail_rates.jsonl   a row per question that was tried
-      card.json          counts, failures by reason, what was spent, the settings
+Its folder, such as `data/prm_dataset_method1_HE`, holds:
 
-This module does not know how labels are found.
+    records.jsonl      the seed's records, without loss
+    training.jsonl     a row per step, and the other formats of the settings
+    fail_rates.jsonl   a row per question that was tried
+    card.json          counts, failures by reason, costs, the settings
 
     done = write(Path("data/prm_dataset_method1_HE"), solutions, card, study.label, table)
 """

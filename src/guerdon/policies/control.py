@@ -2,7 +2,6 @@
 
 Acting happens thousands of times a second on a handful of rows, so the state policy acts through plain numpy
 copies of its weights; everything that needs gradients goes through torch. Actor and critic share nothing.
-This module does not know rollouts, rewards or simulators.
 
     policy = build_policy(settings, observation_space, action_space, sources=["env"], seed=0)
     actions_B_A = policy.actor().act(observations_B_S, rng)
@@ -24,12 +23,57 @@ from torch import Tensor, nn
 from guerdon.atomic import write_bytes, write_json
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.finite import load_weights, refuse_to_write
-from guerdon.policies.normalize import RunningMeanStd
 from guerdon.settings.policy import CNNPolicySettings, MLPPolicySettings
 from guerdon.types import Evaluated, IntArray
 
 _ACTIVATION, _ACTIVATIONS = "activation", ("tanh", "relu")
 _CLIP = 10.0  # normalised observations beyond ten standard deviations are cut off
+
+
+class RunningMeanStd:
+    """Running mean and variance of rows, for observations and returns.
+
+    Chan, Golub & LeVeque (1979), pairwise update of count, mean and sum of squares, in float64.
+
+    Attributes:
+        mean: float64 array of the feature shape; zero before the first update.
+        var: float64 array of the feature shape; one before the first update.
+        count: rows seen.
+    """
+
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+        self.mean = np.zeros(shape, dtype=np.float64)
+        self.var = np.ones(shape, dtype=np.float64)
+        self.count = 0.0
+
+    def update(self, rows_N: np.ndarray) -> None:
+        """Take in N more rows of the feature shape; none at all changes nothing."""
+        n = rows_N.shape[0]
+        if n == 0:
+            return
+        rows = rows_N.astype(np.float64)
+        mean, var = rows.mean(axis=0), rows.var(axis=0)
+        total = self.count + n
+        delta = mean - self.mean
+        squares = self.var * self.count + var * n + delta**2 * self.count * n / total
+        self.mean = self.mean + delta * n / total
+        self.var = squares / total
+        self.count = total
+
+    @property
+    def std(self) -> np.ndarray:
+        """Square root of the variance, at least 1e-4 so that constant features stay harmless."""
+        return np.asarray(np.maximum(np.sqrt(self.var), 1e-4))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Arrays to store."""
+        return {"mean": self.mean, "var": self.var, "count": np.array(self.count)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Return to stored arrays."""
+        self.mean = np.array(state["mean"], dtype=np.float64)
+        self.var = np.array(state["var"], dtype=np.float64)
+        self.count = float(np.asarray(state["count"]))
 
 
 class Actor:
@@ -262,7 +306,7 @@ class ControlPolicy(nn.Module):
             )
 
     def _check_kind(self, state: dict[str, Tensor]) -> None:
-        """What shapes cannot tell: the same weights mean something else under another activation or normalisation."""
+        """Check what shapes do not show: weights mean something else under another activation or normalisation."""
         stored = _ACTIVATIONS[int(state[_ACTIVATION])] if _ACTIVATION in state else self.settings.activation
         if stored != self.settings.activation:
             raise CheckpointError(

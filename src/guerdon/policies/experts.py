@@ -1,6 +1,6 @@
-"""Actors that need no training: Meta-World's scripted experts, uniform random actions, noise on another policy.
+"""Actors without training: Meta-World's scripted experts, uniform random actions, noise on another policy.
 
-Every actor answers `act(observations_B, rng)`. This module does not know episodes or data sets.
+Every actor has `act(observations_B, rng)`.
 
     actor = ScriptedExpert("window-close")
     actions_B_A = actor.act(observations_B, rng)

@@ -3,7 +3,7 @@
 The log-probability recorded is that of the policy at the sampling temperature, before `top_p` and `top_k` leave
 tokens out: the same quantity that training computes. A token is drawn by turning one uniform number into a token
 (inverse distribution function); row i of a request always uses the i-th row of numbers of its generator, so neither
-the batch size nor the company of other rows changes a response. This module does not know rewards or files.
+the batch size nor the other rows change a response.
 
     engine = LocalEngine(policy, GenerationSettings(temperature=1.0))
     found = engine.generate(prompts, 8, max_new_tokens=64, rng=np.random.default_rng(0))
@@ -21,21 +21,20 @@ import torch
 from torch import Tensor
 
 from guerdon.errors import ConfigError, DataError
-from guerdon.policies import decode_llama
-from guerdon.policies.decode_hf import HFDecoder
-from guerdon.policies.decode_llama import LlamaDecoder
+from guerdon.policies import decode
+from guerdon.policies.decode import HFDecoder, LlamaDecoder
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.tokens import TokenBatch, pad_id, pad_left, stop_ids
 from guerdon.settings.text_policy import GenerationSettings
 from guerdon.types import FloatArray, IntArray
 
-LOOK_EVERY = {"cpu": 1, "cuda": 8}  # steps between looks at who is finished: a look makes a GPU wait
+LOOK_EVERY = {"cpu": 1, "cuda": 8}  # steps between checks for finished rows: a check makes a GPU wait
 CROWDED = 0.85  # drop finished rows when fewer than this share is still writing
 
 
 @dataclass(frozen=True, eq=False)
 class Generation:
-    """What was written.
+    """Responses, and the log-probabilities of their tokens.
 
     Attributes:
         batch: B = prompts x samples rows, the samples of a prompt next to each other.
@@ -48,7 +47,7 @@ class Generation:
 
 
 class Engine(Protocol):
-    """Anything that writes responses."""
+    """Generates responses."""
 
     def generate(
         self,
@@ -71,7 +70,7 @@ class LocalEngine:
     """Batched sampling in this process, on the CPU or a GPU.
 
     Args:
-        policy: who writes. Its weights are read at every call, so nothing needs to be synchronised.
+        policy: the model. Its weights are read at every call, so nothing needs to be synchronised.
         settings: temperature, truncation of the distribution, rows at a time.
     """
 
@@ -119,7 +118,7 @@ class LocalEngine:
         tokens_B_T = np.full((b, max_new_tokens), pad_id(self.policy.tokenizer), dtype=np.int64)
         log_probs_B_T = np.zeros((b, max_new_tokens), dtype=np.float32)
         order = np.argsort([len(kinds[k]) for k in kind_B], kind="stable")  # neighbours of like length: less padding
-        decoder = LlamaDecoder(self.policy) if decode_llama.supports(self.policy) else HFDecoder(self.policy)
+        decoder = LlamaDecoder(self.policy) if decode.supports(self.policy) else HFDecoder(self.policy)
         for start in range(0, b, self.settings.batch_size):
             rows = order[start : start + self.settings.batch_size]
             present, back = np.unique(kind_B[rows], return_inverse=True)

@@ -3,7 +3,6 @@
 vLLM must run in this process (it does when `VLLM_ENABLE_V1_MULTIPROCESSING` is 0, which is set here before it is
 imported), so that weights are handed over in memory. The log-probabilities are those that `generate` promises: at
 the sampling temperature and before `top_p` and `top_k`; where vLLM measures something else, the policy is asked.
-This module does not know rewards or files.
 
     engine = VLLMEngine(policy, GenerationSettings(engine="vllm"))
     found = engine.generate(prompts, 8, max_new_tokens=64, rng=rng)
@@ -34,7 +33,7 @@ class VLLMEngine:
     """Generation by vLLM.
 
     Args:
-        policy: who writes.
+        policy: the model.
         settings: temperature, truncation, share of the GPU's memory.
 
     Raises:

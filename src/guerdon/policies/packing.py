@@ -2,7 +2,7 @@
 
 Packed, every layer but attention works on real tokens only; attention spreads them out to rows, so that no token
 sees another sequence, and gathers the result again. Rows are padded on the right, where a causal model never looks
-back from, so no mask is needed either way. This module knows token ids and attention, not models.
+back from, so no mask is needed either way.
 
     layout = lay_out(batch, pad_id=0, packed=True, device=device)
     hidden = decoder(input_ids=layout.ids, position_ids=layout.positions, packing=layout.packing)
@@ -49,7 +49,7 @@ class Layout:
         predicts_M: for each of the M response tokens, row by row, the place in the flattened `ids` whose output
             predicts it: the token before.
         targets_M: the response tokens.
-        packing: what the attention of a row without padding is told about it; None where rows are padded.
+        packing: what the attention of a row without padding needs; None where rows are padded.
         mask: (B, 1, L, L) bool, True where a token sees another; None for causal rows.
         attention: name of the attention that `packing` is for; None where rows are padded.
     """

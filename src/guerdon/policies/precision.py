@@ -1,4 +1,4 @@
-"""Where to compute in bfloat16: one answer for every network. It does not know any of them.
+"""Where to compute in bfloat16: one answer for every network.
 
 uses_bf16("auto", torch.device("cpu"))
 """

@@ -3,7 +3,7 @@
 All tokens stand in one row without padding: first every different prompt, then every response. Every layer but
 attention works on these tokens alone; attention lets the tokens of a response see their prompt and the response up to
 themselves. Log-probabilities and gradients are those of whole sequences, since a prompt's hidden states do not depend
-on what follows it. This module knows token ids and attention, not models.
+on what follows it.
 
     layout = lay_out_shared(batch, device=device)
     hidden = decoder(input_ids=layout.ids, position_ids=layout.positions, packing=layout.packing)

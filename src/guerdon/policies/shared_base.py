@@ -3,7 +3,6 @@
 With LoRA the base stays frozen: adapter "policy" acts, adapter "prm" rewards, and no adapter is the reference, all
 at the memory of one model. Which adapter answers is chosen for a `with` block; where activations are recomputed on
 the way back (gradient checkpointing), the adapter of the way there is chosen again, whatever happened in between.
-This module does not know log-probabilities, files or rewards.
 
     base = SharedBase(model, tokenizer, settings)
     base.add_adapter("policy", LoraSettings(r=16), seed=0)

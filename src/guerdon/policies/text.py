@@ -1,8 +1,7 @@
-"""A language model as a policy: how likely it finds responses, how unsure it is, what it trains, what it stores.
+"""A language model as a policy: log-probabilities and entropies of responses, trainable weights, stored tensors.
 
 A policy is a view of a `SharedBase`: all of its weights, one adapter on it, or the frozen weights alone (a
-reference). It sees responses only through their log-probabilities; where they come from and what they earn is not
-known here.
+reference).
 
     policy = load_policy(settings, seed=0)                   # guerdon.policies.text_files
     scores = policy.evaluate(batch, temperature=1.0, entropy=True)
@@ -11,21 +10,22 @@ known here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.policies.packing import lay_out
 from guerdon.policies.prompt_sharing import lay_out_shared
 from guerdon.policies.shared_base import SharedBase
-from guerdon.policies.token_log_probs import token_log_probs
 from guerdon.policies.tokens import TokenBatch, pad_id
 from guerdon.settings.text_policy import LoraSettings
 from guerdon.types import Evaluated
 
+LOGITS_AT_ONCE = 2**24
 _VALUE = "value_head."
 
 
@@ -204,3 +204,55 @@ def add_policy(
 def reference(base: SharedBase, *, remove_padding: bool | None = None) -> TextPolicy:
     """The weights alone, without any adapter, as a policy that trains nothing."""
     return TextPolicy(base, trainable=False, remove_padding=remove_padding)
+
+
+def token_log_probs(
+    hidden_N_H: Tensor,
+    head: Callable[[Tensor], Tensor],
+    targets_N: Tensor,
+    *,
+    vocabulary: int,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    logits_at_once: int = LOGITS_AT_ONCE,
+) -> tuple[Tensor, Tensor | None]:
+    """Log softmax(head(h) / temperature)[target] of each position, holding the logits of one chunk at a time.
+
+    Logits are float32 whatever the network computes in. While gradients are wanted and there are several chunks, a
+    chunk's logits are computed again in the backward pass instead of being kept.
+
+    Args:
+        hidden_N_H: last hidden states, or whatever `head` takes.
+        head: hidden states (N, H) to logits (N, vocabulary).
+        targets_N: token ids.
+        vocabulary: number of logits.
+        temperature: divides the logits.
+        entropy: also return the entropy of the distribution, in nats.
+        logits_at_once: how many logits to hold.
+
+    Returns:
+        (N,) float32 log-probabilities, and (N,) float32 entropies or None.
+    """
+    size = max(1, logits_at_once // vocabulary)
+    again = torch.is_grad_enabled() and len(targets_N) > size
+    parts: list[tuple[Tensor, Tensor | None]] = []
+    for start in range(0, max(len(targets_N), 1), size):
+        chunk = (hidden_N_H[start : start + size], head, targets_N[start : start + size], temperature, entropy)
+        parts.append(checkpoint(_of_chunk, *chunk, use_reentrant=False) if again else _of_chunk(*chunk))
+    if len(parts) == 1:
+        return parts[0]
+    found = [e for _, e in parts if e is not None]
+    return torch.cat([p for p, _ in parts]), torch.cat(found) if found else None
+
+
+def _of_chunk(
+    hidden_N_H: Tensor, head: Callable[[Tensor], Tensor], targets_N: Tensor, temperature: float, entropy: bool
+) -> tuple[Tensor, Tensor | None]:
+    logits = head(hidden_N_H).float()
+    if temperature != 1.0:
+        logits = logits / temperature
+    total = logits.logsumexp(-1)
+    log_probs = logits.gather(-1, targets_N[:, None]).squeeze(-1) - total
+    if not entropy:
+        return log_probs, None
+    return log_probs, total - (logits.softmax(-1) * logits).sum(-1)

@@ -2,7 +2,7 @@
 
 Every weight of the model must be in the file: nothing is ever left at random. An adapter's folder is read together
 with the model it belongs to and merged into it. Folders written here carry hashes and are checked when they are
-read. This module does not know what the models are used for.
+read.
 
     policy = load_policy(TextPolicySettings(path="runs/sft/model"), seed=0)
     save_policy(policy, Path("runs/rl/model"))
@@ -145,7 +145,7 @@ def save_policy(policy: TextPolicy, folder: Path, *, merged: bool = False) -> Pa
 
 
 def load_value_head(policy: TextPolicy, folder: Path) -> None:
-    """Read the value head that `save_policy` wrote beside a policy.
+    """Read the value head that `save_policy` wrote next to a policy.
 
     Raises:
         CheckpointError: there is none, or it does not fit.

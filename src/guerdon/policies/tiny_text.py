@@ -2,7 +2,7 @@
 
 They are ordinary transformers models: `save_pretrained` writes folders that `AutoModelForCausalLM` and `AutoTokenizer`
 read back. (For Qwen2, transformers puts Qwen's own tokenizer in place of any other; `text_files.read_tokenizer` and
-`PreTrainedTokenizerFast` read what is there.) This module does not know how they are trained or used.
+`PreTrainedTokenizerFast` read what is there.)
 
     tokenizer = build_tokenizer(settings)
     model = build_model(settings, tokenizer, seed=0)
@@ -50,7 +50,7 @@ def character_tokenizer(alphabet: str) -> Any:
 
 
 def byte_tokenizer(corpus: Iterable[str] = (), *, vocabulary_size: int = 262) -> Any:
-    """Byte-level byte-pair encoding: knows every text.
+    """Byte-level byte-pair encoding: encodes every text.
 
     Args:
         corpus: texts to learn merges from; none gives a token per byte.

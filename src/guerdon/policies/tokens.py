@@ -5,8 +5,6 @@ tokenised by itself and closed by the end-of-sequence token, so that its ids nev
 scored on ids put together otherwise than it was trained on loses several points (ProcessBench, pull request 12).
 Steps are found in the text and mapped back to the tokens that were there; nothing is tokenised a second time.
 
-This module does not know models, rewards or files.
-
     prompt = prompt_ids(tokenizer, [{"role": "user", "content": "3+5=?"}])
     ids = sequence(prompt, response_ids(tokenizer, "3+5=8"))
     ends_B = response_step_ends(tokenizer, batch, separator="\n")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from guerdon.policies.normalize import RunningMeanStd
+from guerdon.policies.control import RunningMeanStd
 from guerdon.rl.alarm import correlation, hacking_alarm
 from guerdon.types import BoolArray, FloatArray, IntArray
 

@@ -1,7 +1,7 @@
 r"""Find the final answer in a response, and compare answers as strings or as exact numbers.
 
 Numbers are read by a strict grammar into fractions (see `numbers_of`): what is not in it is no number, nothing is
-skipped. Symbolic comparison is the verifier's (`verifier.py`). This module does not know prompts or rewards.
+skipped. Symbolic comparison is the verifier's (`verifier.py`).
 
     final_answer(r"so 6*7 = \boxed{42}.")                  # "42"
     same_number("3/4", "0.75")                              # True

@@ -22,7 +22,7 @@ def check_success_reported(settings: WorldSettings, success_readers: Sequence[st
 
     Args:
         settings: the `env` section.
-        success_readers: keys of the configuration, beside `env`'s own, that need true success.
+        success_readers: keys of the configuration, besides `env`'s own, that need true success.
 
     Raises:
         ConfigError: something needs it.
@@ -49,7 +49,7 @@ def build_world(
         seed: decides every reset.
         num_envs: overrides the section's number of copies.
         group_size: neighbouring copies that start every episode alike (GRPO).
-        success_readers: keys of the configuration, beside `env`'s own, that need true success.
+        success_readers: keys of the configuration, besides `env`'s own, that need true success.
 
     Raises:
         ConfigError: an unknown task, camera or environment id; or something needs true success, and the environment

@@ -50,7 +50,7 @@ def choose_headless_backend() -> None:
 
 
 def import_mujoco() -> Any:
-    """MuJoCo, told to draw without a screen unless the user chose otherwise.
+    """MuJoCo, set to draw without a screen unless the user chose otherwise.
 
     Raises:
         MissingDependencyError: it is not installed, or the backend that `MUJOCO_GL` names does not load here.
@@ -71,7 +71,7 @@ _OPEN: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def close_at_exit(drawer: Any) -> None:
-    """Have something that has just drawn closed when Python ends, if nobody did so before.
+    """Have something that has just drawn closed when Python ends, if it is still open.
 
     OpenGL contexts must go before the display they belong to, or each of them ends in a traceback. The display
     registers its own end when the first context opens, and what is registered last runs first.

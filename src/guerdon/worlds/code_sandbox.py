@@ -81,7 +81,7 @@ def _main():
     _results.flush()
 
 _main()
-"""  # runs beside the program, so that it guarantees nothing: the values are what the program claims
+"""  # runs in the process of the program, so that it guarantees nothing: the values are what the program claims
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -114,7 +114,7 @@ def _read_only(path: str) -> None:
 def enter_namespaces() -> int:
     """Move into new namespaces and return the user of the tests there.
 
-    As root, tests are `nobody`; as anybody else they keep the user, who owns nothing that can be seen.
+    As root, tests are `nobody`; as any other user they keep it, and it owns nothing that can be seen.
     """
     user, group = os.getuid(), os.getgid()
     ours, theirs = os.pipe()
@@ -281,7 +281,7 @@ def _say(reply: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Start the first process of the namespace, and end it when nobody listens any more."""
+    """Start the first process of the namespace, and end it when the reader of the replies is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle; its end closes the pipe
     try:
         user = enter_namespaces()

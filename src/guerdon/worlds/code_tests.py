@@ -297,7 +297,7 @@ def _evaluated(node: ast.AST, values: Sequence[Any]) -> Any:
 
 
 def _arithmetic(kind: type, left: Any, right: Any) -> Any:
-    """Arithmetic with numbers that stays small: what is compared comes from a program nobody trusts."""
+    """Arithmetic with numbers that stays small: what is compared comes from an untrusted program."""
     if kind is not ast.Add and not all(isinstance(v, int | float) for v in (left, right)):
         raise TypeError("arithmetic with something else than numbers")
     if kind is ast.Pow and (abs(right) > 1000 or abs(left) > 1e6):

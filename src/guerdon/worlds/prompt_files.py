@@ -1,7 +1,6 @@
 """Prompts from files and data sets: PRIME's and verl's schema, plain questions and answers, GSM8K, `datasets`.
 
-A row that cannot be understood is an error with its file and line; nothing is skipped in silence. This module does
-not know how prompts are drawn, filtered or answered.
+A row that cannot be understood is an error with its file and line; nothing is skipped in silence.
 
     train, validation = load_prompts(DataSettings(type="gsm8k", path="data/gsm8k"))
     prompts = read_prompts("train.parquet")

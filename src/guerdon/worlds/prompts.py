@@ -1,10 +1,8 @@
-"""A `Prompt` is a question with a known answer; a `PromptStream` deals prompts out, and can be resumed.
+"""`Prompt`, a question with a known answer, and `PromptStream`, which shuffles prompts and can be resumed.
 
-This module does not know where prompts come from, how they become tokens or who checks the answers.
-
-    stream = PromptStream(prompts, seed=0)
-    batch = stream.take(32)
-    messages = insert_system_prompt(batch[0].messages, "Think step by step.")
+stream = PromptStream(prompts, seed=0)
+batch = stream.take(32)
+messages = insert_system_prompt(batch[0].messages, "Think step by step.")
 """
 
 from __future__ import annotations
@@ -137,11 +135,11 @@ class PromptStream:
     """Prompts without end, shuffled anew for every pass.
 
     The order of a pass depends on the seed and its number alone, so that two integers are the whole state and a
-    resumed stream deals out exactly what an uninterrupted one would.
+    resumed stream gives exactly what an uninterrupted one would.
 
     Attributes:
         epoch: finished passes.
-        position: prompts dealt out in the pass under way.
+        position: prompts taken in the current pass.
     """
 
     def __init__(self, prompts: Sequence[Prompt], *, seed: int = 0) -> None:

@@ -1,10 +1,10 @@
 """A world: a vectorised Gymnasium environment with a task in words, a camera and true success.
 
 `World` hides the three autoreset conventions of Gymnasium behind one: `step` always answers with the observation
-*after* the action (the terminal one where the episode ended) beside the observation to act on next, and offers
+*after* the action (the terminal one where the episode ended) and the observation to act on next, and offers
 the picture of every moment it was asked for exactly once, the terminal moment included. It seeds every episode
 from the run's seed, so that an episode can be replayed from its seed and its actions; that is how a killed run
-finds its simulators again (`state_dict`). This module does not know policies, reward models or data sets.
+finds its simulators again (`state_dict`).
 
     world = World(env, tasks=["close the window"] * 8, seed=0)
     observations = world.reset()
@@ -56,7 +56,7 @@ class Transition:
         rewards: (B,) float32, the environment's own.
         terminated: (B,) bool, the task ended.
         truncated: (B,) bool, the time limit ended the episode.
-        success: (B,) bool, ground truth after the action; False where nobody knows.
+        success: (B,) bool, ground truth after the action; False where it is not known.
         success_known: (B,) bool, where the environment said whether this is a success.
         mask: (B,) bool, False where no action was taken because the copy was resetting.
         looks: copy index to look, taken after the action (of the terminal moment where an episode ended).
@@ -397,7 +397,7 @@ class World:
                 "is it the same version, and does reset(seed=...) decide everything?"
             )
 
-    # What follows serves step() alone.
+    # Private parts of step() and of resuming.
 
     def _replay(self, pasts: list[np.ndarray]) -> None:
         """Replay each copy's actions so that all arrive together: a copy with a short past starts late."""

@@ -1,13 +1,14 @@
-"""Writing token after token with Llama and Qwen2, by hand: one fused weight per product, a cache without copies.
+"""Decoding token by token: `LlamaDecoder` for Llama and Qwen2, `HFDecoder` for every other architecture.
 
-All rows of a batch stand in the same column of the cache, so keys and values are written by one assignment, and a
-rotary angle is shared by the whole batch: rotary positions are relative (RoFormer, Su et al. 2021, 2104.09864), so
-counting them from the start of the padding changes nothing. The two halves of a head are interleaved (by reordering
-rows of the weights), so that the rotation is one product of complex numbers. Attention of one query per row is two
-batched products, or torch's fused attention where that is faster. Adapters and the scales of the normalisations are
-multiplied into the weights before the first token. This module does not know sampling, prompts or text.
+`HFDecoder` uses the model's own forward pass and cache. `LlamaDecoder` is faster: one fused weight per product, a
+cache without copies. All rows of a batch stand in the same column of the cache, so keys and values are written by one
+assignment, and a rotary angle is shared by the whole batch: rotary positions are relative (RoFormer, Su et al. 2021,
+2104.09864), so counting them from the start of the padding changes nothing. The two halves of a head are interleaved
+(by reordering rows of the weights), so that the rotation is one product of complex numbers. Attention of one query per
+row is two batched products, or torch's fused attention where that is faster. Adapters and the scales of the
+normalisations are multiplied into the weights before the first token.
 
-    decoder = LlamaDecoder(policy)
+    decoder = LlamaDecoder(policy)       # or HFDecoder(policy)
     logits_B_V = decoder.prefill(ids_B_P, real_B_P, room=64)
     decoder.select(rows_N)               # repeat rows for several samples, drop those that are finished
     logits_N_V = decoder.step(tokens_N)
@@ -212,6 +213,53 @@ class LlamaDecoder:
 
     def _logits(self, x_B_H: Tensor) -> Tensor:
         return F.linear(self._normed(x_B_H), self._head).float()
+
+
+class HFDecoder:
+    """A batch being written; with the methods of `LlamaDecoder`.
+
+    Args:
+        policy: whose weights; the adapter is chosen for each step.
+    """
+
+    def __init__(self, policy: TextPolicy) -> None:
+        self._policy, self._base = policy, policy.base
+        self._cache: Any = None
+        self._real = torch.zeros(0, 0, dtype=torch.bool)
+
+    def prefill(self, ids_B_P: Tensor, real_B_P: Tensor, *, room: int) -> Tensor:
+        """Read prompts padded on the left and return the (B, V) logits of the first token to write."""
+        from transformers import DynamicCache
+
+        self._cache = DynamicCache(config=self._base.model.config)
+        self._real = real_B_P
+        return self._forward(ids_B_P, (real_B_P.long().cumsum(-1) - 1).clamp_min(0))
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with these rows, in this order; a row may come several times, or no more."""
+        self._cache.batch_select_indices(rows)
+        self._real = self._real[rows]
+
+    def step(self, tokens_B: Tensor) -> Tensor:
+        """Append a token to every row and return the (B, V) logits of the next."""
+        self._real = torch.cat([self._real, self._real.new_ones(len(tokens_B), 1)], -1)
+        return self._forward(tokens_B[:, None], self._real.long().sum(-1, keepdim=True) - 1)
+
+    def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+        base = self._base
+        base.model.eval()
+        eager = "eager" if base.settings.attention == "eager" else "sdpa"
+        with (
+            base.adapter(self._policy.adapter),
+            base.attention(eager),
+            torch.autocast(base.device.type, torch.bfloat16, enabled=base.bf16),
+        ):
+            out = base.model(
+                input_ids=ids, attention_mask=self._real.long(), position_ids=positions, past_key_values=self._cache,
+                use_cache=True, logits_to_keep=1,
+            )  # fmt: skip
+        logits: Tensor = out.logits[:, -1].float()
+        return logits
 
 
 def _stacked(parts: list[list[Tensor]]) -> list[Tensor]:
