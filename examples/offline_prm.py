@@ -24,14 +24,14 @@ import torch
 from scipy import stats
 
 from guerdon import atomic
+from guerdon.collect.text import TextRollout
 from guerdon.compare.study import plan_study
 from guerdon.episodes.solutions import Solution
 from guerdon.evaluate.best_of_n import best_of_n
 from guerdon.evaluate.intervals import Interval
 from guerdon.evaluate.step_benchmarks import process_bench
 from guerdon.rl.prime import LabelledBatch, PrimeReward
-from guerdon.rl.responses import Responses
-from guerdon.rl.reward_source import SourceTerms, TextRollout
+from guerdon.rl.reward_source import SourceTerms
 from guerdon.rl.text_side import TextSide
 from guerdon.rl.text_steps import steps_of
 from guerdon.train.sft import train_sft_study
@@ -86,14 +86,14 @@ def one_seed(given: argparse.Namespace, seed: int) -> dict[str, list[float | Non
     if sft is not None:
         train_sft_study(sft, resume=True)
     side = TextSide(plan.configs[f"{given.task}.{given.arm}.seed{seed}"], fresh=True)
-    learned_from = side.sampler.draw().kept
-    judged_on = side.sampler.answer(side.validation[: given.questions], given.samples)
+    learned_from = side.collector.sampler.draw()
+    judged_on = side.collector.sampler.answer(side.collector.validation[: given.questions], given.samples)
     reward = PrimeReward(SourceTerms("prime"), side.study, side.policy)
-    batch = reward.labelled(TextRollout(learned_from))
+    batch = reward.labelled(learned_from)
     rng = np.random.default_rng([seed, 9])
     for _ in range(given.epochs):
-        reward.fit(shuffled(batch, rng.permutation(len(learned_from))))
-    q_B_T = reward.log_ratios(reward.labelled(TextRollout(judged_on))).numpy().astype(np.float64)
+        reward.fit(shuffled(batch, rng.permutation(len(learned_from.inputs))))
+    q_B_T = reward.log_ratios(reward.labelled(judged_on)).numpy().astype(np.float64)
     side.close()
     return {"train_accuracy": [float(learned_from.outcomes_B.mean())], **judge(judged_on, q_B_T, given, seed)}
 
@@ -106,12 +106,12 @@ def shuffled(batch: LabelledBatch, rows: np.ndarray) -> LabelledBatch:
 
 
 def judge(
-    answered: Responses, q_B_T: np.ndarray, given: argparse.Namespace, seed: int
+    answered: TextRollout, q_B_T: np.ndarray, given: argparse.Namespace, seed: int
 ) -> dict[str, list[float | None]]:
     """First errors and voting on questions that the model has not seen."""
     solutions, per_step, whole = [], [], []
-    for row, ends in enumerate(steps_of(answered)):
-        prompt, text = answered.prompts[row], answered.texts[row]
+    for row, ends in enumerate(steps_of(answered.inputs)):
+        prompt, text = answered.inputs.prompts[row], answered.inputs.texts[row]
         truth = step_truth(prompt, text)
         sums = np.diff(np.concatenate([[0.0], np.cumsum(q_B_T[row])[ends]]))
         solutions.append(

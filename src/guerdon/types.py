@@ -373,6 +373,21 @@ class Rollout(Generic[Inputs]):
         """(B, T) True at the last decision of an episode."""
         return self.terminated | self.truncated
 
+    @property
+    def groups_B(self) -> IntArray:
+        """(B,) `group_ids`; without any, every stream is a group of its own."""
+        return np.arange(len(self.mask), dtype=np.int64) if self.group_ids is None else self.group_ids
+
+    @property
+    def outcomes_B(self) -> FloatArray:
+        """(B,) sum of ground truth's own reward; of a response, its outcome: 1 right, 0 wrong or unknown."""
+        return np.asarray(self.rewards.sum(axis=1))
+
+    @property
+    def known_B(self) -> BoolArray:
+        """(B,) where ground truth could be measured throughout."""
+        return np.asarray(~self.failed.any(axis=1))
+
 
 @dataclass(frozen=True, eq=False)
 class Advantages:

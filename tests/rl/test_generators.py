@@ -58,16 +58,16 @@ def test_a_language_model_acts_and_learns_with_generators_of_its_own(tmp_path):
     replay = prime(prime_model={"replay_size": 64})
     study = letter_study(tmp_path, algorithm={"minibatch_size": 8}, reward_model=replay)
     loop = start_text(study)
-    _, acted, learned = one_iteration(loop, lambda s: s.sampler.rng, lambda s: s.learning_rng)
+    _, acted, learned = one_iteration(loop, lambda s: s.collector.sampler.rng, lambda s: s.learning_rng)
     assert acted[0] != generator(0, ACTING).bit_generator.state
     assert acted[1] == generator(0, LEARNING).bit_generator.state
     assert learned[0] == acted[0]
     assert learned[1] != acted[1]
-    before = [rng.bit_generator.state for rng in (loop.side.sampler.rng, loop.side.learning_rng)]
+    before = [rng.bit_generator.state for rng in (loop.side.collector.sampler.rng, loop.side.learning_rng)]
     happened = loop.side.roll_out(loop._phase)
-    stream = loop.side.sampler.stream.state_dict()
+    stream = loop.side.collector.sampler.stream.state_dict()
     loop.side.score(happened, loop._phase)  # learns from the replay, too
-    assert loop.side.sampler.stream.state_dict() == stream
+    assert loop.side.collector.sampler.stream.state_dict() == stream
     assert loop.side.learning_rng.bit_generator.state == before[1]
     assert loop.side.sources["prime"].rng.bit_generator.state != generator(0, REPLAY).bit_generator.state
     loop.close()

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from text_rl import LETTERS, LORA, SHAPE, letter_study, prime, sum_study
+from text_rl import LETTERS, LORA, SHAPE, as_rollout, letter_study, prime, sum_study
 
+from guerdon.collect.text import Responses, take
 from guerdon.errors import ConfigError
 from guerdon.models import text_losses as implicit
 from guerdon.policies.text import TextPolicy, reference
@@ -14,12 +15,10 @@ from guerdon.policies.text_files import load_policy, save_policy
 from guerdon.policies.tiny_text import build_tokenizer
 from guerdon.policies.tokens import token_batch
 from guerdon.rl.prime import LabelledBatch, PrimeReward, TextReplay
-from guerdon.rl.responses import Responses
-from guerdon.rl.reward_source import SourceTerms, TextRollout
+from guerdon.rl.reward_source import SourceTerms
 from guerdon.rl.text_advantages import advise
 from guerdon.rl.text_sources import VerifierReward
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
-from guerdon.types import Failure
 from guerdon.worlds.prompts import Prompt
 
 torch.set_num_threads(1)
@@ -54,9 +53,9 @@ def says(rows, study, *, lr=0.0):
     return model
 
 
-def outcomes(responses):
-    """What the verifier pays for them."""
-    return VerifierReward(SourceTerms("verifier")).measure(TextRollout(responses))
+def outcomes(rollout):
+    """What the verifier pays for it."""
+    return VerifierReward(SourceTerms("verifier")).measure(rollout)
 
 
 def answers(lengths, acc, groups, failures=()):
@@ -64,11 +63,8 @@ def answers(lengths, acc, groups, failures=()):
     rows = [np.full(n, 8, dtype=np.int64) for n in lengths]
     batch = token_batch([np.array([i]) for i in range(len(rows))], rows, np.ones(len(rows), bool), pad_id=0)
     prompts = tuple(Prompt(str(i), ({"role": "user", "content": "a"},), "1", "letters") for i in groups)
-    outcomes = np.array(acc, dtype=np.float32)
     texts = tuple("b" * max(n - 1, 0) for n in lengths)
-    failed = {i: Failure("timeout") for i in failures}
-    behaviour = np.zeros(batch.mask_B_T.shape, np.float32)
-    return Responses(batch, behaviour, prompts, texts, np.array(groups), outcomes, failed, TOKENIZER)
+    return as_rollout(Responses(batch, prompts, texts, TOKENIZER), acc, groups, failures)
 
 
 def random_answers(n=8, *, seed=0, group=4):
@@ -84,9 +80,8 @@ def random_answers(n=8, *, seed=0, group=4):
 def rollout_of(batch, acc, groups, failures=(), old=None):
     """A rollout of these responses, whose prompts do not matter."""
     prompt = Prompt("p", ({"role": "user", "content": "a"},), "1", "letters")
-    behaviour, failed = np.zeros(batch.mask_B_T.shape, np.float32), {i: Failure("timeout") for i in failures}
     n = len(batch)
-    return TextRollout(Responses(batch, behaviour, (prompt,) * n, ("",) * n, groups, acc, failed, TOKENIZER), old)
+    return as_rollout(Responses(batch, (prompt,) * n, ("",) * n, TOKENIZER), acc, groups, failures, old)
 
 
 def scored(model, rollout):
@@ -129,13 +124,13 @@ def test_the_oracle_of_prime(form, returns, advantages, tmp_path):
     )  # fmt: skip
     reward = says(Q, study)
     happened = answers([3, 2], [1, 0], [0, 0])
-    stream = reward.measure(TextRollout(happened))
+    stream = reward.measure(happened)
     metrics = stream.metrics
     np.testing.assert_allclose(stream.values, [[0.5, -0.25, 0.75], [-1, 0.25, 0]], atol=1e-5)
     assert metrics["prm_loss"] == pytest.approx(0.684436, abs=1e-6)
     assert metrics["dpo_acc"] == metrics["dpo_acc_coverage"] == metrics["dpo_acc_abs"] == 1
     streams = {"verifier": outcomes(happened), "prime": stream}
-    found = advise(study, happened.batch.mask_B_T, happened.groups_B, streams, {"verifier": 1.0, "prime": 1.0})
+    found = advise(study, happened.mask, happened.groups_B, streams, {"verifier": 1.0, "prime": 1.0})
     np.testing.assert_allclose(found.returns, returns, atol=1e-4)
     if advantages:
         np.testing.assert_allclose(found.advantages, advantages, atol=1e-4)
@@ -143,14 +138,15 @@ def test_the_oracle_of_prime(form, returns, advantages, tmp_path):
 
 def test_granularities_pay_the_same_total_at_their_own_places(tmp_path):
     happened = answers([3, 2], [1, 0], [0, 0])
-    happened = Responses(**{**vars(happened), "texts": ("a\n", "b")})
-    vars(happened)["char_ends"] = (np.array([1, 2, 2]), np.array([1, 1]))
+    inputs = replace(happened.inputs, texts=("a\n", "b"))
+    happened = replace(happened, inputs=inputs)
+    vars(inputs)["char_ends"] = (np.array([1, 2, 2]), np.array([1, 1]))
     paid = {}
     for granularity in ("token", "step", "whole"):
         study = letter_study(
             tmp_path, data={"n_samples": 2}, reward_model=prime(prime_granularity=granularity, prime_norm="none")
         )
-        paid[granularity] = says(Q, study).measure(TextRollout(happened), learn=False)
+        paid[granularity] = says(Q, study).measure(happened, learn=False)
     np.testing.assert_allclose(paid["token"].values, [[0.2, -0.1, 0.3], [-0.4, 0.1, 0]], atol=1e-6)
     np.testing.assert_allclose(paid["step"].values, [[0, 0, 0.4], [0, -0.3, 0]], atol=1e-6)
     np.testing.assert_allclose(paid["whole"].values, [[0, 0, 0.4], [0, -0.3, 0]], atol=1e-6)
@@ -167,12 +163,9 @@ def test_steps_are_those_of_the_task(tmp_path):
     batch = token_batch([np.array([0])], [ids], np.array([True]), pad_id=0)
     prompt = Prompt("x", ({"role": "user", "content": "3+5=?;?*2=?;"},), "6", "guerdon/chain",
                     extra_info={"family": "chain", "parameters": {"steps": 2}})  # fmt: skip
-    happened = Responses(
-        batch, np.zeros(batch.mask_B_T.shape, np.float32), (prompt,), (text,), np.array([0]),
-        np.ones(1, np.float32), {}, tokenizer,
-    )  # fmt: skip
+    happened = as_rollout(Responses(batch, (prompt,), (text,), tokenizer), [1], [0])
     model.phi, model.ref = Says([[1.0] * 13]), Says([[0.0] * 13])
-    stream = model.measure(TextRollout(happened), learn=False)
+    stream = model.measure(happened, learn=False)
     assert np.flatnonzero(stream.values[0]).tolist() == [5, 12]
     assert stream.values[0, [5, 12]].tolist() == [6, 7]
 
@@ -220,11 +213,11 @@ def test_the_policy_as_reference_costs_no_pass_and_no_copy(tmp_path):
     model, policy = built(tmp_path, prime_norm="none", prime_model={"ref_type": "policy"})
     assert model.ref is None
     assert model.needs_log_probs
-    given = random_answers().responses
-    old = torch.where(torch.from_numpy(given.batch.mask_B_T), -1.5, 0.0)
-    rewards = model.measure(TextRollout(given, old))
+    given = random_answers()
+    old = np.where(given.mask, np.float32(-1.5), np.float32(0.0))
+    rewards = model.measure(replace(given, log_probs=old))
     with torch.no_grad():
-        expected = policy.log_probs(given.batch) - old
+        expected = policy.log_probs(given.inputs.batch) - torch.from_numpy(old)
     torch.testing.assert_close(torch.from_numpy(rewards.values), expected)
 
 
@@ -305,16 +298,16 @@ def test_a_step_is_the_same_in_however_many_pieces_and_follows_the_formula(loss,
 
 def test_outcomes_that_are_unknown_teach_nothing(tmp_path):
     model, _ = built(tmp_path, mini=8, micro=4)
-    given = random_answers().responses
+    given = random_answers()
     known = np.array([0, 4, 5, 6, 7])
-    full = moved(model).labelled(rollout_of(given.batch, given.outcomes_B, given.groups_B, failures=[1, 2, 3]))
+    full = moved(model).labelled(rollout_of(given.inputs.batch, given.outcomes_B, given.groups_B, failures=[1, 2, 3]))
     model.fit(full)
     other = moved(built(tmp_path, mini=8, micro=4)[0])
-    other.fit(other.labelled(TextRollout(given.take(known))))
+    other.fit(other.labelled(take(given, known)))
     torch.testing.assert_close(model.log_ratios(full), other.log_ratios(full), rtol=1e-3, atol=1e-4)
     nothing = moved(built(tmp_path, mini=8, micro=4)[0])
     before = nothing.phi.tensors()
-    unknown = rollout_of(given.batch, given.outcomes_B, given.groups_B, failures=range(8))
+    unknown = rollout_of(given.inputs.batch, given.outcomes_B, given.groups_B, failures=range(8))
     q, metrics = nothing.fit(nothing.labelled(unknown))
     assert metrics["prm_loss"] is None
     assert q.any()  # still scored
@@ -352,7 +345,7 @@ def test_a_log_ratio_that_is_not_finite_is_a_failure_and_spoils_nothing_else(gra
     study = letter_study(tmp_path, reward_model=prime(mini=4, micro=4, prime_granularity=granularity))
     model = says(rows, study, lr=1.0)
     reward = model
-    stream = reward.measure(TextRollout(answers([3, 2, 2, 2], [1, 0, 1, 0], [0, 0, 0, 0])))
+    stream = reward.measure(answers([3, 2, 2, 2], [1, 0, 1, 0], [0, 0, 0, 0]))
     metrics = stream.metrics
     assert [row for row, _, _ in stream.failures] == [2, 3]
     assert stream.failed_B.tolist() == [False, False, True, True]
@@ -362,7 +355,7 @@ def test_a_log_ratio_that_is_not_finite_is_a_failure_and_spoils_nothing_else(gra
     assert metrics["dpo_acc"] == 1
     assert float(model.phi.offset.detach()) == 0
     clean = letter_study(tmp_path, data={"n_samples": 2}, reward_model=prime(prime_granularity=granularity))
-    alone = says(rows[:2], clean).measure(TextRollout(answers([3, 2], [1, 0], [0, 0])), learn=False)
+    alone = says(rows[:2], clean).measure(answers([3, 2], [1, 0], [0, 0]), learn=False)
     np.testing.assert_allclose(stream.values[:2], alone.values, atol=1e-6)
 
 
@@ -373,13 +366,13 @@ def test_what_a_failure_means_for_the_others(on_failure, granularity, tmp_path):
     section = prime(prime_granularity=granularity, on_failure=on_failure, verifier_coef=0)
     study = letter_study(tmp_path, reward_model=section, algorithm={"normalize_advantages": False})
     happened = answers([3, 2, 2], [1, 0, 0], [0, 0, 0])
-    stream = says(rows, study).measure(TextRollout(happened), learn=False)
+    stream = says(rows, study).measure(happened, learn=False)
     weights = {"prime": 1.0}
-    mask = happened.batch.mask_B_T
+    mask = happened.mask
     found = advise(study, mask, happened.groups_B, {"prime": stream}, weights).advantages
     two = answers([3, 2], [1, 0], [0, 0])
-    known = says(rows[:2], study).measure(TextRollout(two), learn=False)
-    alone = advise(study, two.batch.mask_B_T, two.groups_B, {"prime": known}, weights).advantages
+    known = says(rows[:2], study).measure(two, learn=False)
+    alone = advise(study, two.mask, two.groups_B, {"prime": known}, weights).advantages
     if on_failure == "drop":
         np.testing.assert_allclose(found[:2], alone, atol=1e-6)
         assert not found[2].any()
@@ -392,9 +385,9 @@ def test_an_empty_response_is_paid_nothing_and_is_in_no_baseline(tmp_path):
     study = letter_study(tmp_path, reward_model=prime(), algorithm={"normalize_advantages": False})
     reward = says([*Q, []], study)
     happened = answers([3, 2, 0], [1, 0, 0], [0, 0, 0])
-    stream = reward.measure(TextRollout(happened), learn=False)
+    stream = reward.measure(happened, learn=False)
     streams = {"verifier": outcomes(happened), "prime": stream}
-    found = advise(study, happened.batch.mask_B_T, happened.groups_B, streams, {"verifier": 1.0, "prime": 1.0})
+    found = advise(study, happened.mask, happened.groups_B, streams, {"verifier": 1.0, "prime": 1.0})
     np.testing.assert_allclose(found.advantages[0], [3.125, 2.25, 2.125], atol=1e-4)
     assert not found.advantages[2].any()
 
@@ -412,7 +405,7 @@ def test_greedy_responses_are_scored_by_the_same_weights_in_the_same_unit(tmp_pa
         np.testing.assert_allclose(stream.values, stream.greedy.values, atol=1e-5)
         assert stream.measured == 2 * stream.greedy.measured == 16
         returns = np.abs(stream.values[:, ::-1].cumsum(axis=1)).max(axis=1)
-        small = TextRollout(greedy.responses.take(np.array([returns.argmin()])))
+        small = take(greedy, np.array([returns.argmin()]))
         alone = reward.measure(small, learn=False).values
         assert np.abs(alone[:, ::-1].cumsum(axis=1)).max() == pytest.approx(1, abs=1e-4)
         together = reward.measure(replace(greedy, greedy=small)).greedy.values  # not in a unit of its own
@@ -476,10 +469,10 @@ def test_a_model_that_starts_elsewhere_shares_its_own_weights_with_its_reference
 def test_the_replay_keeps_the_newest_and_comes_back():
     replay = TextReplay(5)
     for seed in range(3):
-        given = random_answers(4, seed=seed).responses
+        given = random_answers(4, seed=seed)
         known = torch.tensor([False, True, True, True])
-        ref = torch.full(given.batch.mask_B_T.shape, float(seed))
-        replay.add(LabelledBatch(given.batch, torch.from_numpy(given.outcomes_B), known, torch.zeros(4), ref))
+        ref = torch.full(given.mask.shape, float(seed))
+        replay.add(LabelledBatch(given.inputs.batch, torch.from_numpy(given.outcomes_B), known, torch.zeros(4), ref))
     assert len(replay) == 5
     drawn = replay.draw(5, np.random.default_rng(0))
     batch, acc, ref = drawn.tokens, drawn.acc_B, drawn.ref_B_T

@@ -62,7 +62,7 @@ def values_in_run(loop, prompt, steps):
 
 
 def prompts_of(loop):
-    return loop.side.sampler.stream.prompts[:2]
+    return loop.side.collector.sampler.stream.prompts[:2]
 
 
 def episodes(prompts):

@@ -1,6 +1,7 @@
 """Language models through the whole loop: every estimator with every reward, cut-off runs, failures, learning."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,7 +25,6 @@ from guerdon.errors import ConfigError, NonFiniteError, TooManyFailuresError
 from guerdon.policies.text_files import load_policy, save_policy
 from guerdon.policies.tiny_text import build_tokenizer
 from guerdon.rl.loop import Loop
-from guerdon.rl.reward_source import TextRollout
 from guerdon.rl.run import run_folder
 from guerdon.rl.text_side import TextSide
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
@@ -269,7 +269,8 @@ def test_the_kl_of_a_second_stage_is_measured_from_where_it_starts(tmp_path, lor
     kept = side.kl_ref.tensors()
     assert [torch.equal(a, b) for a, b in zip(begun.values(), kept.values(), strict=True)] == [True] * len(begun)
     happened = side.roll_out(loop._phase)
-    now, ref = side._log_probs(happened.answered), side._log_probs(happened.answered, side.kl_ref)
+    with torch.no_grad():
+        now, ref = (policy.log_probs(happened.inputs.batch) for policy in (side.policy, side.kl_ref))
     torch.testing.assert_close(now, ref, atol=1e-5, rtol=0)
     loop.close()
     start(whole).run()
@@ -369,12 +370,11 @@ def test_every_part_of_a_batch_can_have_its_own_unit_as_the_ranks_of_the_origina
     for shards in (1, 2):
         study = letter_study(tmp_path, name=str(shards), reward_model={**section, "prime_norm_shards": shards})
         side = TextSide(study, fresh=True)
-        answered = side.sampler.answer(side.validation[:2], 4)
-        log_ratio = torch.linspace(0.5, 4.0, answered.batch.mask_B_T.size).view(answered.batch.mask_B_T.shape)
-        old = side.policy.log_probs(answered.batch).detach() - log_ratio
-        rewards = (
-            side.sources["prime"].measure(TextRollout(answered, old), learn=False).values * answered.batch.mask_B_T
-        )
+        answered = side.collector.sampler.answer(side.collector.validation[:2], 4)
+        log_ratio = torch.linspace(0.5, 4.0, answered.mask.size).view(answered.mask.shape)
+        old = (side.policy.log_probs(answered.inputs.batch).detach() - log_ratio).numpy()
+        measured = side.sources["prime"].measure(replace(answered, log_probs=old), learn=False)
+        rewards = measured.values * answered.mask
         side.close()
         returns = np.abs(np.cumsum(rewards[:, ::-1], axis=1))
         both[shards] = (rewards, returns[:4].max(), returns[4:].max())
@@ -401,14 +401,14 @@ def test_exact_rewards_need_steps_that_can_be_checked(tmp_path):
 def test_exact_rewards_are_the_truth_about_each_step(tmp_path):
     loop = start(sum_study(tmp_path, reward_model={"rm_type": "exact"}, data={"max_response_length": 20}))
     side = loop.side
-    prompts = side.validation[:3]
+    prompts = side.collector.validation[:3]
     right = prompts[1].solution[:5]
     slip = right[:4] + str((int(right[4]) + 1) % 10)
     goes_on = family_of(prompts[1]).solve(prompts[1].question).follow(1, [slip])
     malformed = prompts[2].solution[:6].replace("=", "+") + prompts[2].solution[6:]
     texts = [prompts[0].solution, f"{slip};{goes_on};", malformed]
-    side.sampler.engine = Scripted(side.policy.tokenizer, lambda p, s, d: texts[p])
-    paid = side.sources["exact"].score(side.sampler.answer(prompts, 1, greedy=True)).values
+    side.collector.sampler.engine = Scripted(side.policy.tokenizer, lambda p, s, d: texts[p])
+    paid = side.sources["exact"].score(side.collector.sampler.answer(prompts, 1, greedy=True)).values
     # A slip costs its own line; nothing follows from a line that cannot be read.
     assert paid.tolist() == [[1] * 12 + [0], [0] * 6 + [1] * 6 + [0], [0] * 13]
     loop.close()

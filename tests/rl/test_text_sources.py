@@ -79,9 +79,9 @@ def models(monkeypatch):
 def written(folder, texts, **given):
     """These responses to the first validation prompts of a study of sums."""
     loop = start(sum_study(folder, data={"max_response_length": 24}, **given))
-    prompts = loop.side.validation[: len(texts)]
-    loop.side.sampler.engine = Scripted(loop.side.policy.tokenizer, lambda p, s, d: texts[p])
-    answered = loop.side.sampler.answer(prompts, 1, greedy=True)
+    prompts = loop.side.collector.validation[: len(texts)]
+    loop.side.collector.sampler.engine = Scripted(loop.side.policy.tokenizer, lambda p, s, d: texts[p])
+    answered = loop.side.collector.sampler.answer(prompts, 1, greedy=True)
     loop.close()
     return answered
 
@@ -169,7 +169,7 @@ def test_every_step_ends_in_the_token_that_completes_it(tokens, steps):
 def test_steps_are_cut_as_labels_are(tmp_path):
     texts = [TEXT, "12;3", ";;", "123", ""]
     answered = written(tmp_path, texts)
-    for text, cut in zip(answered.texts, cut_steps(answered), strict=True):
+    for text, cut in zip(answered.inputs.texts, cut_steps(answered.inputs), strict=True):
         assert "".join(cut.texts) == text
         assert cut.texts == (split(text, "separator", separator=";") or (text,))
         assert len(cut.ends) == len(cut.texts)
@@ -184,10 +184,10 @@ def test_steps_are_cut_as_labels_are(tmp_path):
 def test_what_is_logged_of_a_perfect_model_and_of_one_that_knows_nothing(tmp_path):
     loop = start(sum_study(tmp_path, data={"max_response_length": 24}))
     side = loop.side
-    prompts = side.validation[:2]
+    prompts = side.collector.validation[:2]
     texts = [(p.solution, p.solution[:6] + "1;") for p in prompts]
-    side.sampler.engine = Scripted(side.policy.tokenizer, lambda p, s, d: texts[p][s])
-    answered = side.sampler.answer(prompts, 2)
+    side.collector.sampler.engine = Scripted(side.policy.tokenizer, lambda p, s, d: texts[p][s])
+    answered = side.collector.sampler.answer(prompts, 2)
     loop.close()
     section = SourceSettings.model_validate(source())
     facts = TextReward(PRM, Says(truth), section).score(answered).metrics
@@ -209,15 +209,15 @@ def test_what_is_logged_of_a_perfect_model_and_of_one_that_knows_nothing(tmp_pat
 def test_equal_responses_to_a_question_are_judged_once(tmp_path):
     loop = start(sum_study(tmp_path))
     side = loop.side
-    side.sampler.engine = Scripted(side.policy.tokenizer, lambda p, s, d: "1;2;" if s < 3 else "1;")
-    answered = side.sampler.answer(side.validation[:2], 4)
+    side.collector.sampler.engine = Scripted(side.policy.tokenizer, lambda p, s, d: "1;2;" if s < 3 else "1;")
+    answered = side.collector.sampler.answer(side.collector.validation[:2], 4)
     loop.close()
     model = Says(by_text)
     rewards = TextReward(PRM, model, SourceSettings.model_validate(source())).score(answered).values
     assert len(model.asked) == 4
     assert (rewards[0] == rewards[1]).all()
     assert model.asked[0].texts == ("1;", "2;")
-    assert model.asked[0].task == side.validation[0].question
+    assert model.asked[0].task == side.collector.validation[0].question
     assert model.asked[0].outcome is None  # a judge is not told
 
 
@@ -281,9 +281,8 @@ def test_only_the_model_pays_where_it_replaces_the_outcome(tmp_path, models):
     happened = loop.side.roll_out(loop._phase)
     rewards = loop.side.score(happened, loop._phase)
     weights = {name: terms.weight(0.0) for name, terms in terms_of(study).items()}
-    answered = happened.answered
-    both = advise(study, answered.batch.mask_B_T, answered.groups_B, rewards, weights)
-    alone = advise(study, answered.batch.mask_B_T, answered.groups_B, {"prm": rewards["prm"]}, {"prm": 1.0})
+    both = advise(study, happened.mask, happened.groups_B, rewards, weights)
+    alone = advise(study, happened.mask, happened.groups_B, {"prm": rewards["prm"]}, {"prm": 1.0})
     np.testing.assert_array_equal(both.advantages, alone.advantages)
     assert both.advantages.any()
     loop.close()
@@ -339,12 +338,12 @@ def test_what_a_failure_is_worth(on_failure, tmp_path, models):
                       algorithm={"normalize_advantages": False})  # fmt: skip
     loop = start(study)
     side = loop.side
-    side.sampler.engine = Scripted(side.policy.tokenizer, lambda p, s, d: ("1;", "12;", "123;", "1234;")[s])
-    answered = side.sampler.answer(side.validation[:1], 4)
+    side.collector.sampler.engine = Scripted(side.policy.tokenizer, lambda p, s, d: ("1;", "12;", "123;", "1234;")[s])
+    answered = side.collector.sampler.answer(side.collector.validation[:1], 4)
     loop.close()
     stream = side.sources["prm"].score(answered)
     assert stream.failed_B.tolist() == [False, True, False, True]
-    mask, groups = answered.batch.mask_B_T, answered.groups_B
+    mask, groups = answered.mask, answered.groups_B
     found = advise(study, mask, groups, {"prm": stream}, {"prm": 1.0}).advantages
     at_end = found[np.arange(4), mask.sum(axis=1) - 1]
     if on_failure == "drop":  # two equal responses are left: neither is better than the other

@@ -7,15 +7,14 @@ import json
 import numpy as np
 from rl_killed import kill_at
 
-from guerdon.policies.generate import Generation
-from guerdon.policies.tokens import prompt_ids, response_ids, token_batch
+from guerdon.policies.tokens import prompt_ids
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run_folder
 from guerdon.settings.study import Study
+from guerdon.types import Failure, Rollout
+from scripted import LETTERS, SHAPE, Scripted
 
-LETTERS = "ab01"
 SUMS = "0123456789+-*=?;"
-SHAPE = {"hidden_size": 16, "layers": 1, "heads": 2, "intermediate": 32, "max_positions": 128}
 LORA = {"r": 4, "alpha": 8}
 
 
@@ -107,44 +106,37 @@ def result(study):
     return {str(p.relative_to(folder)): p.read_bytes() for p in [*files, *films]}
 
 
-class Scripted:
-    """An engine that writes what it is told: `write(prompt number, sample number, draw)` gives a text or None.
-
-    None is a response that the length limit cut. Prompts are numbered by the order in which they first come.
-    """
-
-    def __init__(self, tokenizer, write):
-        self.tokenizer, self.write = tokenizer, write
-        self.seen, self.requests, self.synced = [], [], 0
-
-    def sync(self):
-        self.synced += 1
-
-    def generate(self, prompts, n_per_prompt, *, max_new_tokens, rng=None, greedy=False):
-        if rng is not None:
-            rng.random()
-        self.requests.append((len(prompts), n_per_prompt, greedy))
-        draw, first = len(self.requests) - 1, len(self.seen)
-        self.seen += list(prompts)
-        responses, finished, owners = [], [], []
-        for i, prompt in enumerate(prompts):
-            for j in range(n_per_prompt):
-                text = self.write(first + i, j, draw)
-                ids = response_ids(self.tokenizer, "0" * max_new_tokens if text is None else text)
-                responses.append(ids if text is not None else ids[:max_new_tokens])
-                finished.append(text is not None)
-                owners.append(prompt)
-        batch = token_batch(owners, responses, np.array(finished), pad_id=0)
-        return Generation(batch, np.where(batch.mask_B_T, np.float32(-1), np.float32(0)))
-
-
 def half_solved(side):
     """Let every other response be the true solution, which a random policy never finds."""
     tokenizer = side.policy.tokenizer
-    solutions = {prompt_ids(tokenizer, p.messages).tobytes(): p.solution for p in side.sampler.stream.prompts}
+    solutions = {prompt_ids(tokenizer, p.messages).tobytes(): p.solution for p in side.collector.sampler.stream.prompts}
 
     def write(prompt, sample, draw):
         return solutions[engine.seen[prompt].tobytes()] if sample % 2 else "1;2;"
 
     engine = Scripted(tokenizer, write)
-    side.sampler.engine = engine
+    side.collector.sampler.engine = engine
+
+
+def as_rollout(inputs, outcomes, groups, failures=(), log_probs=None):
+    """Responses with their outcomes as a collector returns them; those of `failures` could not be verified."""
+    mask = inputs.batch.mask_B_T
+    last = np.arange(mask.shape[1]) == inputs.batch.lengths_B[:, None] - 1
+    failed = np.zeros_like(mask)
+    failed[list(failures)] = True
+    outcomes = np.asarray(outcomes, dtype=np.float32)
+    return Rollout(
+        inputs=inputs,
+        log_probs=np.zeros(mask.shape, np.float32) if log_probs is None else log_probs,
+        mask=mask,
+        terminated=last,
+        truncated=np.zeros_like(last),
+        success=last & ~failed & (outcomes >= 1)[:, None],
+        success_known=last & ~failed,
+        rewards=np.where(last, outcomes[:, None], np.float32(0)),
+        failed=failed,
+        failures=tuple((row, 0, Failure("timeout")) for row in failures),
+        group_ids=np.asarray(groups, dtype=np.int64),
+        steps=len(mask),
+        measured=len(mask),
+    )

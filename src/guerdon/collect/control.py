@@ -10,9 +10,7 @@ happen inside, and what comes out holds arrays alone.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +22,7 @@ from guerdon.collect.continuations import Continuations
 from guerdon.collect.episode_capture import recorder_of_run
 from guerdon.collect.observed_frames import ObservedFrames
 from guerdon.collect.stepping import Step, evaluate, film, steps
+from guerdon.collect.timing import timed
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.generators import ACTING, generator
 from guerdon.policies.control import ControlPolicy, StateInputs, build_policy
@@ -111,13 +110,13 @@ class ControlCollector:
         elif self._observations is None:
             self._begin()
         self._observed.observes = self.observes
-        with _timed(seconds, "simulate"):
+        with timed(seconds, "simulate"):
             trace = self._act(policy)
         segments: tuple[Segment, ...] = ()
         if self.observes:
-            with _timed(seconds, "render"):
+            with timed(seconds, "render"):
                 segments = self._observed.segments(*trace.flags("mask", "terminated", "done"))
-        with _timed(seconds, "log-probs"):
+        with timed(seconds, "log-probs"):
             inputs, log_probs, values, next_values = trace.evaluated(policy)
         mask, terminated, truncated, success, known = trace.flags(
             "mask", "terminated", "truncated", "success", "success_known"
@@ -337,10 +336,3 @@ class _Trace:
             {name: np.ascontiguousarray(values[..., k]) for k, name in heads},
             {name: np.ascontiguousarray(following[..., k]) for k, name in heads},
         )
-
-
-@contextmanager
-def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
-    start = time.perf_counter()
-    yield
-    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -123,6 +124,21 @@ class TextPolicy:
             places = mask_B_T[..., None].expand(-1, -1, values_M_K.shape[1])
             values_B_T_K = values_M_K.new_zeros(places.shape).masked_scatter(places, values_M_K)
         return Evaluated(log_probs_B_T, spread(entropy_M), values_B_T_K)
+
+    @torch.no_grad()
+    def evaluate_all(self, batch: TokenBatch, *, micro: int, temperature: float | None = None) -> Evaluated:
+        """`evaluate` without gradients, `micro` responses at a time; the result is on the CPU."""
+        log_probs, values = torch.zeros(batch.mask_B_T.shape), None
+        if self.value_head is not None:
+            values = torch.zeros(*batch.mask_B_T.shape, self.value_head.out_features)
+        for start in range(0, len(batch), micro):
+            rows = np.arange(start, min(start + micro, len(batch)))
+            part = batch.take(rows)
+            found, width = self.evaluate(part, temperature=temperature), part.mask_B_T.shape[1]
+            log_probs[rows, :width] = found.log_probs.cpu()
+            if values is not None and found.values is not None:
+                values[rows, :width] = found.values.cpu()
+        return Evaluated(log_probs, values=values)
 
     def log_probs(self, batch: TokenBatch, *, temperature: float | None = None) -> Tensor:
         """(B, T) float32 log-probabilities of the response tokens, 0 elsewhere."""

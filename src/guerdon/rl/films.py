@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from guerdon.atomic import write_bytes
+from guerdon.atomic import write_bytes, write_json
+from guerdon.collect.text import TextRollout
 from guerdon.episodes.targets import outcome_of
 from guerdon.rl.control_sources import ControlReward
-from guerdon.types import Episode, FloatArray, Segment
+from guerdon.rl.text_steps import generated, true_steps
+from guerdon.types import Episode, FloatArray, Rewards, Segment
 
 
 def write_film(
@@ -56,3 +58,47 @@ def write_film(
     buffer = io.BytesIO()
     np.savez_compressed(buffer, meta=np.array(json.dumps(meta)), **arrays)
     write_bytes(path, buffer.getvalue())
+
+
+def write_text_film(path: Path, rollout: TextRollout, rewards: Mapping[str, Rewards], *, step: int) -> None:
+    """Write responses as JSON, with the rewards of every token and the true steps where the task knows them.
+
+    Args:
+        path: of the file.
+        rollout: the responses, from `TextCollector.film`.
+        rewards: of the reward models, by name.
+        step: of the run.
+    """
+    responses = rollout.inputs
+    steps = true_steps(responses) if generated(responses) else None
+    known, right = rollout.known_B, rollout.outcomes_B >= 1
+    rows = []
+    for i, tokens in enumerate(responses.batch.responses()):
+        rows.append(
+            {
+                "prompt": responses.prompts[i].question,
+                "answer": responses.prompts[i].ground_truth,
+                "tokens": [responses.tokenizer.decode([t]) for t in tokens],
+                "rewards": {  # of the sources that could say something about this response
+                    n: [round(float(value), 5) for value in r.values[i, : len(tokens)]]
+                    for n, r in rewards.items()
+                    if not r.failed_B[i]
+                },
+                "outcome": bool(right[i]) if known[i] else None,
+                "judged": {n: one for n, r in rewards.items() if (one := _step_scores(r, i)) is not None},
+                "step_ends": None if steps is None else [int(e) for e in steps[i][0]],
+                "steps_true": None if steps is None else [bool(c) for c in steps[i][1]],
+            }
+        )
+    write_json(path, {"step": step, "responses": rows})
+
+
+def _step_scores(rewards: Rewards, row: int) -> dict[str, Any] | None:
+    """What a model of steps says of a response: where its steps end, their values, its threshold."""
+    if rewards.scores is None or not (here := rewards.scores.rows_N == row).any():
+        return None
+    return {
+        "ends": rewards.scores.steps_N[here].tolist(),
+        "values": [round(value, 5) for value in rewards.scores.values_N[here].tolist()],
+        "threshold": rewards.scores.threshold,
+    }

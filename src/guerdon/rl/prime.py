@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from guerdon.collect.text import Responses, TextRollout
 from guerdon.errors import ConfigError
 from guerdon.evaluate.classification import auroc, point
 from guerdon.generators import REPLAY, generator
@@ -34,8 +35,7 @@ from guerdon.policies.tokens import TokenBatch, token_batch
 from guerdon.rl.advantages import min_form_rewards
 from guerdon.rl.alarm import correlation
 from guerdon.rl.learner import AdamW, log_probs_of
-from guerdon.rl.responses import Responses
-from guerdon.rl.reward_source import RewardSource, SourceTerms, TextRollout, failed_rows, with_greedy
+from guerdon.rl.reward_source import RewardSource, SourceTerms, failed_rows, with_greedy
 from guerdon.rl.text_steps import generated, steps_of, true_steps
 from guerdon.settings.prime import RewardModelSection
 from guerdon.settings.study import Study
@@ -122,18 +122,17 @@ class PrimeReward(RewardSource[TextRollout]):
 
     def labelled(self, rollout: TextRollout) -> LabelledBatch:
         """Responses with their outcomes and what the reference says of them."""
-        responses = rollout.responses
+        batch = rollout.inputs.batch
         if self.ref is None:
-            assert rollout.log_probs is not None
-            ref = rollout.log_probs
+            ref = torch.from_numpy(rollout.log_probs)
         else:
             micro = self.section.micro_batch_size
-            ref = log_probs_of(self.ref, responses.batch, micro=micro, temperature=self.temperature)
+            ref = log_probs_of(self.ref, batch, micro=micro, temperature=self.temperature)
         return LabelledBatch(
-            responses.batch,
-            torch.from_numpy(responses.outcomes_B),
-            torch.from_numpy(responses.known_B),
-            torch.from_numpy(responses.groups_B),
+            batch,
+            torch.from_numpy(rollout.outcomes_B),
+            torch.from_numpy(rollout.known_B),
+            torch.from_numpy(rollout.groups_B),
             ref,
         )
 
@@ -156,11 +155,11 @@ class PrimeReward(RewardSource[TextRollout]):
             metrics = _quality(q, batch)
             if self.settings.update == "before":
                 metrics = {"dpo_acc_after": metrics["dpo_acc"]}
-        metrics |= _step_quality(q.numpy(), rollout.responses)
-        rewards, unit = self._rewards(q, rollout.responses, None, metrics)
+        metrics |= _step_quality(q.numpy(), rollout.inputs)
+        rewards, unit = self._rewards(q, rollout.inputs, None, metrics)
         if greedy is None or greedy_q is None:
             return rewards
-        return with_greedy(rewards, self._rewards(greedy_q, greedy.responses, unit, {})[0])
+        return with_greedy(rewards, self._rewards(greedy_q, greedy.inputs, unit, {})[0])
 
     @torch.no_grad()
     def log_ratios(self, batch: LabelledBatch) -> Tensor:

@@ -17,8 +17,8 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 from torch import Tensor
 
-from guerdon.rl.responses import Responses
-from guerdon.types import BoolArray, Failure, Metrics, RawScores, Rewards
+from guerdon.collect.text import TextRollout
+from guerdon.types import BoolArray, Metrics, RawScores, Rewards
 
 R = TypeVar("R", contravariant=True)  # rollouts
 OnFailure = Literal["drop", "neutral", "raise"]
@@ -47,25 +47,6 @@ class SourceTerms:
         """The weight when so much of the run is over, from 0 to 1."""
         factor = {"constant": 1.0, "linear_decay": 1.0 - progress, "linear_warmup": progress}[self.schedule]
         return self.coefficient * max(0.0, factor)
-
-
-@dataclass(frozen=True, eq=False)
-class TextRollout:
-    """Responses of a language model, as sources measure them.
-
-    Attributes:
-        responses: with the verifier's outcomes.
-        log_probs: (B, T) log-probabilities of the policy that acted, where a source needs them.
-        greedy: one greedy response per prompt, for ReMax.
-        steps: responses that were generated for it, those that the filters dropped included.
-        failures: of the verifier, those of dropped responses included.
-    """
-
-    responses: Responses
-    log_probs: Tensor | None = None
-    greedy: TextRollout | None = None
-    steps: int = 0
-    failures: tuple[Failure, ...] = ()
 
 
 class RewardSource(Generic[R]):

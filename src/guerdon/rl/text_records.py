@@ -7,51 +7,29 @@ from typing import Any
 
 import numpy as np
 
-from guerdon.policies.generate import Engine, LocalEngine
-from guerdon.policies.text import TextPolicy
+from guerdon.collect.text import Responses, TextRollout
 from guerdon.policies.tokens import split_steps
-from guerdon.rl.advantages import last_valid
 from guerdon.rl.records import RewardedRollout
-from guerdon.rl.responses import Responses
 from guerdon.rl.text_advantages import VERIFIER
 from guerdon.rl.text_steps import separator_of
-from guerdon.settings.text_policy import GenerationSettings
 from guerdon.types import Advantages, Rewards
 
 
-def build_engine(policy: TextPolicy, settings: GenerationSettings) -> Engine:
-    """Who writes: this process, or vLLM in it.
-
-    Raises:
-        MissingDependencyError: vLLM is asked for and not installed.
-    """
-    if settings.engine == "local":
-        return LocalEngine(policy, settings)
-    from guerdon.policies.generate_vllm import VLLMEngine
-
-    return VLLMEngine(policy, settings)
-
-
-def rollout_of(answered: Responses, rewards: Mapping[str, Rewards]) -> RewardedRollout:
-    """The batch as the arrays that every reader of rollouts knows."""
-    batch = answered.batch
-    last = last_valid(batch.mask_B_T)
-    shape = batch.mask_B_T.shape
-    before = np.zeros(shape, dtype=np.int64)
-    before[:, 1:] = batch.responses_B_T[:, :-1]
-    right = answered.right_B
+def rewarded(rollout: TextRollout, rewards: Mapping[str, Rewards]) -> RewardedRollout:
+    """The rollout with the rewards of every source."""
+    batch, shape = rollout.inputs.batch, rollout.mask.shape
     return RewardedRollout(
-        observations=before,
+        observations=batch.responses_B_T,
         actions=batch.responses_B_T.astype(np.float32),
-        log_probs=answered.behaviour_B_T,
-        mask=batch.mask_B_T,
-        terminated=last & batch.finished_B[:, None],
-        truncated=last & ~batch.finished_B[:, None],
-        success=last & right[:, None],
-        success_known=last & answered.known_B[:, None],
+        log_probs=rollout.log_probs,
+        mask=rollout.mask,
+        terminated=rollout.terminated,
+        truncated=rollout.truncated,
+        success=rollout.success,
+        success_known=rollout.success_known,
         rewards={name: r.values for name, r in rewards.items()},
-        failed={name: r.failed & batch.mask_B_T for name, r in rewards.items()},
-        group_ids=np.repeat(answered.groups_B[:, None], shape[1], axis=1),
+        failed={name: r.failed & rollout.mask for name, r in rewards.items()},
+        group_ids=np.repeat(rollout.groups_B[:, None], shape[1], axis=1),
     )
 
 
@@ -72,16 +50,16 @@ def response_rows(rollout: RewardedRollout, weights: Mapping[str, float], step: 
     return rows
 
 
-def response_facts(answered: Responses) -> dict[str, float | None]:
+def response_facts(responses: Responses) -> dict[str, float | None]:
     """Mean length in tokens, mean number of steps, separators per token: early signs of a reward that is hacked."""
-    tokens = int(answered.batch.mask_B_T.sum())
+    tokens = int(responses.batch.mask_B_T.sum())
     if not tokens:
         return {"response_length": None, "steps": None, "separator_rate": None}
-    separator = separator_of(answered)
+    separator = separator_of(responses)
     return {
-        "response_length": tokens / len(answered),
-        "steps": float(np.mean([len(split_steps(text, separator)) for text in answered.texts])),
-        "separator_rate": sum(text.count(separator) for text in answered.texts) / tokens,
+        "response_length": tokens / len(responses),
+        "steps": float(np.mean([len(split_steps(text, separator)) for text in responses.texts])),
+        "separator_rate": sum(text.count(separator) for text in responses.texts) / tokens,
     }
 
 

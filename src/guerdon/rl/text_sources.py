@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from guerdon.collect.text import Responses, TextRollout
 from guerdon.errors import ConfigError
 from guerdon.evaluate.scores import score_episodes, solution_value
 from guerdon.evaluate.text_suite import RECORD, attacks_that_fooled, third_party_folder
@@ -27,8 +28,7 @@ from guerdon.policies.text import TextPolicy
 from guerdon.rl import shaping
 from guerdon.rl.advantages import last_valid, min_form_rewards
 from guerdon.rl.prime import PrimeReward
-from guerdon.rl.responses import Responses
-from guerdon.rl.reward_source import RewardSource, SourceTerms, TextRollout, failed_rows, raw_scores, with_greedy
+from guerdon.rl.reward_source import RewardSource, SourceTerms, failed_rows, raw_scores, with_greedy
 from guerdon.rl.text_advantages import VERIFIER, terms_of
 from guerdon.rl.text_steps import Cut, cut_steps, generated, step_auroc, true_steps
 from guerdon.settings.reward import SourceSettings
@@ -78,11 +78,11 @@ class FixedReward(RewardSource[TextRollout]):
 
     def measure(self, rollout: TextRollout, *, learn: bool = True) -> Rewards:
         """Score the responses, and the greedy ones."""
-        own = self.score(rollout.responses)
-        return with_greedy(own, None if rollout.greedy is None else self.score(rollout.greedy.responses))
+        own = self.score(rollout)
+        return with_greedy(own, None if rollout.greedy is None else self.score(rollout.greedy))
 
-    def score(self, responses: Responses) -> Rewards:
-        """Rewards of these responses."""
+    def score(self, rollout: TextRollout) -> Rewards:
+        """Rewards of the rollout without its greedy responses."""
         raise NotImplementedError
 
 
@@ -91,17 +91,14 @@ class VerifierReward(RewardSource[TextRollout]):
 
     def measure(self, rollout: TextRollout, *, learn: bool = True) -> Rewards:
         """Read the outcomes; failed checks of responses that the filters dropped are counted too."""
-        own = _outcomes(rollout.responses)
-        greedy = None if rollout.greedy is None else _outcomes(rollout.greedy.responses)
-        failures = tuple((i, 0, failure) for i, failure in enumerate(rollout.failures))
-        return replace(own, failures=failures, measured=rollout.steps, greedy=greedy)
-
-
-def _outcomes(responses: Responses) -> Rewards:
-    mask = responses.batch.mask_B_T
-    last = last_valid(mask)
-    values = np.where(last, responses.outcomes_B[:, None], 0.0).astype(np.float32)
-    return Rewards(values, failed_rows(list(responses.failures), mask), paid=last)
+        own = Rewards(
+            rollout.rewards,
+            rollout.failed,
+            paid=last_valid(rollout.mask),
+            failures=rollout.failures,
+            measured=rollout.measured,
+        )
+        return own if rollout.greedy is None else replace(own, greedy=self.measure(rollout.greedy))
 
 
 class ExactReward(FixedReward):
@@ -112,11 +109,11 @@ class ExactReward(FixedReward):
     lines the best thing to do after a slip is to stop writing.
     """
 
-    def score(self, responses: Responses) -> Rewards:
+    def score(self, rollout: TextRollout) -> Rewards:
         """Check every step."""
-        mask = responses.batch.mask_B_T
+        mask = rollout.mask
         values = np.zeros(mask.shape, dtype=np.float32)
-        for row, (ends, sound) in enumerate(true_steps(responses)):
+        for row, (ends, sound) in enumerate(true_steps(rollout.inputs)):
             start = 0
             for end, right in zip(ends, sound, strict=True):
                 values[row, start : end + 1] = float(right)
@@ -132,10 +129,10 @@ class OutcomeModelReward(FixedReward):
         super().__init__(terms)
         self.model, self.micro_batch_size = model, micro_batch_size
 
-    def score(self, responses: Responses) -> Rewards:
+    def score(self, rollout: TextRollout) -> Rewards:
         """Score."""
+        responses, mask = rollout.inputs, rollout.mask
         values_B, failures = self.model.score(responses.prompts, responses.texts, micro=self.micro_batch_size)
-        mask = responses.batch.mask_B_T
         last = last_valid(mask)
         return Rewards(
             np.where(last, values_B[:, None], 0.0).astype(np.float32),
@@ -175,9 +172,9 @@ class TextReward(FixedReward):
         given = self.settings.reward_threshold
         return given if given is not None else 0.5 if own is None else own
 
-    def score(self, responses: Responses) -> Rewards:
+    def score(self, rollout: TextRollout) -> Rewards:
         """Score; and how well values separate right responses from wrong ones."""
-        mask = responses.batch.mask_B_T
+        responses, mask = rollout.inputs, rollout.mask
         cuts = cut_steps(responses, self.settings.splitter)
         scores = self._scores(responses, cuts)
         values = np.zeros(mask.shape, dtype=np.float32)
@@ -196,7 +193,7 @@ class TextReward(FixedReward):
             failures=tuple((row, 0, failure) for row, failure in failures.items()),
             measured=len(values),
         )
-        metrics = _pair_metrics(responses, rewards)
+        metrics = _pair_metrics(rollout, rewards)
         if self.model.info.granularity != "step":
             return replace(rewards, metrics=metrics)
         steps = [scores[row].steps if row in scores else None for row in range(len(cuts))]
@@ -296,13 +293,13 @@ class TextReward(FixedReward):
             raise ConfigError(f"{where}: shaping threshold needs reward_threshold; {info.name} gives {info.range}")
 
 
-def _pair_metrics(responses: Responses, rewards: Rewards) -> Metrics:
+def _pair_metrics(rollout: TextRollout, rewards: Rewards) -> Metrics:
     """How well summed rewards order the responses to a prompt."""
     pairs = implicit.dpo_acc(
         torch.from_numpy(rewards.values.sum(axis=1, dtype=np.float64)),
-        torch.from_numpy(responses.outcomes_B),
-        torch.from_numpy(responses.groups_B),
-        known_B=torch.from_numpy(responses.known_B & ~rewards.failed_B),
+        torch.from_numpy(rollout.outcomes_B),
+        torch.from_numpy(rollout.groups_B),
+        known_B=torch.from_numpy(rollout.known_B & ~rewards.failed_B),
     )
     return {"dpo_acc": pairs.accuracy, "dpo_acc_coverage": pairs.coverage}
 

@@ -41,7 +41,7 @@ def take_state(side: TextSide) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, {
         "sources": list(side.heads),
         "learning_rng": side.learning_rng.bit_generator.state,
-        "sampler": side.sampler.state_dict(),
+        "collector": side.collector.state()[1],
         "source_values": sources,
         "book": side.book.state_dict(),
     }
@@ -67,12 +67,11 @@ def restore_state(side: TextSide, tensors: dict[str, Tensor], values: dict[str, 
     for name, source in side.sources.items():
         source.restore(ckpt.under(f"source.{name}", tensors), values["source_values"][name])
     side.learning_rng.bit_generator.state = values["learning_rng"]
-    side.sampler.load_state_dict(values["sampler"])
+    side.collector.restore({}, values["collector"])
     side.book.load_state_dict(values["book"])
     torch.set_rng_state(tensors["rng.cpu"])
     if torch.cuda.is_available() and "rng.cuda" in tensors:
         torch.cuda.set_rng_state(tensors["rng.cuda"])
-    side.engine.sync()
 
 
 def _start_is_stored(side: TextSide) -> bool:
@@ -103,6 +102,5 @@ def start_from_run(side: TextSide, folder: Path) -> list[str]:
         stored = {k: v for k, v in stored.items() if not k.startswith(_HEAD)}
         stored |= {k: v for k, v in own.items() if k.startswith(_HEAD)}
     side.policy.load_tensors(stored)
-    side.engine.sync()
     what = "policy and optimiser" if same else "policy; the sources of reward changed, so the optimiser starts fresh"
     return [f"stage 2 starts from {path}: {what}"]

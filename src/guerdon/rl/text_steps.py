@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from guerdon.collect.text import Responses
 from guerdon.evaluate.classification import auroc, point
 from guerdon.labels.step_splitters import split
 from guerdon.policies.tokens import step_ends
-from guerdon.rl.responses import Responses
 from guerdon.settings.label import Splitter
 from guerdon.types import FloatArray, IntArray
 from guerdon.worlds.reasoning import family_of, is_generated, step_truth

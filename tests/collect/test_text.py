@@ -2,16 +2,16 @@
 
 import numpy as np
 import pytest
-from text_rl import LETTERS, SHAPE, Scripted
 
+from guerdon.collect.text import Sampler, join, short_enough, take
 from guerdon.errors import DataError
 from guerdon.policies.tiny_text import build_tokenizer
-from guerdon.rl.responses import Sampler, join, short_enough
 from guerdon.settings.data import DataSettings
 from guerdon.settings.text_policy import TinyModelSettings
 from guerdon.types import Failure
 from guerdon.worlds.prompts import Prompt
 from guerdon.worlds.verifier import verifier_from
+from scripted import LETTERS, SHAPE, Scripted
 
 TOKENIZER = build_tokenizer(TinyModelSettings(**SHAPE, alphabet=LETTERS))
 QUESTIONS = ("a", "b", "aa", "ab", "ba", "bb", "aaa", "aab")
@@ -38,12 +38,12 @@ def rights(*counts):
 def test_bounds_are_inclusive_and_rows_of_a_prompt_stay_together():
     data = settings(train_batch_size=3, accuracy_lower_bound=0.25, accuracy_upper_bound=0.75, oversample_factor=2.0)
     drawn = sampler(data, rights(0, 1, 2, 3, 4, 0)).draw()
-    outcomes = drawn.kept.outcomes_B.reshape(3, 4)
+    outcomes = drawn.outcomes_B.reshape(3, 4)
     assert outcomes.sum(axis=1).tolist() == [1, 2, 3]
-    assert (drawn.kept.groups_B.reshape(3, 4) == drawn.kept.groups_B.reshape(3, 4)[:, :1]).all()
-    assert len(set(drawn.kept.groups_B.tolist())) == 3
-    assert drawn.generated == 24
-    facts = drawn.facts
+    assert (drawn.groups_B.reshape(3, 4) == drawn.groups_B.reshape(3, 4)[:, :1]).all()
+    assert len(set(drawn.groups_B.tolist())) == 3
+    assert drawn.steps == 24
+    facts = drawn.metrics
     assert facts["prompts_drawn"] == 6
     assert facts["prompts_survived"] == 3
     assert facts["surplus_prompts"] == 0
@@ -54,7 +54,7 @@ def test_bounds_are_inclusive_and_rows_of_a_prompt_stay_together():
 
 def test_a_fifth_survives_a_bound_of_a_fifth():
     data = settings(train_batch_size=1, accuracy_lower_bound=0.2).model_copy(update={"n_samples": 5})
-    assert len(sampler(data, rights(1)).draw().kept) == 5
+    assert len(sampler(data, rights(1)).draw().inputs) == 5
 
 
 def test_one_truncated_response_takes_its_prompt_with_it():
@@ -64,52 +64,52 @@ def test_one_truncated_response_takes_its_prompt_with_it():
         return None if (prompt, sample) == (0, 3) else "1"
 
     drawn = sampler(data, write).draw()
-    assert drawn.facts["prompts_drawn"] == 4
-    assert drawn.facts["prompts_survived"] == 3
-    assert drawn.facts["surplus_prompts"] == 1
-    assert drawn.facts["truncated"] == pytest.approx(1 / 16)
-    assert drawn.kept.batch.finished_B.all()
+    assert drawn.metrics["prompts_drawn"] == 4
+    assert drawn.metrics["prompts_survived"] == 3
+    assert drawn.metrics["surplus_prompts"] == 1
+    assert drawn.metrics["truncated"] == pytest.approx(1 / 16)
+    assert drawn.inputs.batch.finished_B.all()
 
 
 def test_what_could_not_be_checked_is_counted_and_left_out_of_the_share():
     data = settings(train_batch_size=1, accuracy_lower_bound=0.5, accuracy_upper_bound=0.5)
     drawn = sampler(data, lambda p, s, d: ["1", "0", "", ""][s]).draw()  # 1 of the 2 that are known
-    assert drawn.kept.known_B.tolist() == [True, True, False, False]
-    assert drawn.kept.outcomes_B.tolist() == [1, 0, 0, 0]
-    assert [f.reason for f in drawn.failed] == ["answer_unparsable"] * 2
-    assert drawn.facts["accuracy_before_filter"] == 0.5
+    assert drawn.known_B.tolist() == [True, True, False, False]
+    assert drawn.outcomes_B.tolist() == [1, 0, 0, 0]
+    assert [failure.reason for _, _, failure in drawn.failures] == ["answer_unparsable"] * 2
+    assert drawn.metrics["accuracy_before_filter"] == 0.5
 
 
 def test_a_prompt_of_which_nothing_is_known_never_survives():
     data = settings(train_batch_size=1, filter_accuracy=False, filter_truncated=False)
     drawn = sampler(data, lambda p, s, d: "" if p == 0 else "1").draw()
-    assert drawn.facts["prompts_drawn"] == 2
-    assert len(drawn.failed) == 4
-    assert drawn.kept.known_B.all()
+    assert drawn.metrics["prompts_drawn"] == 2
+    assert len(drawn.failures) == 4
+    assert drawn.known_B.all()
     wrong = sampler(data.model_copy(update={"unparsable": "wrong"}), lambda p, s, d: "").draw()
-    assert wrong.kept.known_B.all()
-    assert not wrong.failed
+    assert wrong.known_B.all()
+    assert not wrong.failures
 
 
 def test_shortfall_resample_draws_until_enough_survive():
     engine_draws = sampler(settings(), rights(0, 4, 0, 2, 4, 0, 1))
     drawn = engine_draws.draw()
     assert [r[0] for r in engine_draws.engine.requests] == [2, 2, 2, 2]
-    assert drawn.kept.outcomes_B.reshape(2, 4).sum(axis=1).tolist() == [2, 1]
-    assert drawn.generated == 32
+    assert drawn.outcomes_B.reshape(2, 4).sum(axis=1).tolist() == [2, 1]
+    assert drawn.steps == 32
     with pytest.raises(DataError, match=r"only 0 of 100 prompts survived .*accuracy from 0\.2 to 0\.8"):
         sampler(settings(), rights(0)).draw()
 
 
 def test_shortfall_fill_puts_survivors_first():
     drawn = sampler(settings(shortfall="fill"), rights(0, 2)).draw()
-    assert drawn.kept.outcomes_B.reshape(2, 4).sum(axis=1).tolist() == [2, 0]
-    assert drawn.facts["prompts_survived"] == 1
+    assert drawn.outcomes_B.reshape(2, 4).sum(axis=1).tolist() == [2, 0]
+    assert drawn.metrics["prompts_survived"] == 1
 
 
 def test_shortfall_shrink_takes_what_there_is_and_error_stops():
     drawn = sampler(settings(shortfall="shrink"), rights(0, 2)).draw()
-    assert len(drawn.kept) == 4
+    assert len(drawn.inputs) == 4
     with pytest.raises(DataError, match="only 0 of 2"):
         sampler(settings(shortfall="shrink"), rights(0)).draw()
     with pytest.raises(DataError, match="only 1 of 2"):
@@ -118,21 +118,23 @@ def test_shortfall_shrink_takes_what_there_is_and_error_stops():
 
 def test_joined_and_taken_responses_stay_themselves():
     data = settings(filter_accuracy=False, filter_truncated=False)
-    one = sampler(data, lambda p, s, d: ["1", "", "ab", "00"][s]).draw().kept
+    one = sampler(data, lambda p, s, d: ["1", "", "ab", "00"][s]).draw()
     other = sampler(data, lambda p, s, d: ["", "0"][s % 2]).answer(PROMPTS[:1], 2)
     both = join([one, other])
-    assert len(both) == 10
-    assert sorted(both.failures) == [1, 5, 8]
-    assert both.texts == one.texts + other.texts
-    picked = both.take(np.array([8, 2, 1]))
-    assert picked.texts == ("", "ab", "")
-    assert sorted(picked.failures) == [0, 2]
-    assert [len(e) for e in picked.char_ends] == [1, 3, 1]
-    assert picked.behaviour_B_T.shape == picked.batch.mask_B_T.shape
-    assert (picked.behaviour_B_T[picked.batch.mask_B_T] == -1).all()
-    nothing = both.take(np.array([], dtype=np.int64))
-    assert len(nothing) == 0
-    assert join([nothing, other]).texts == other.texts
+    assert len(both.inputs) == 10
+    assert [row for row, _, _ in both.failures] == [1, 5, 8]
+    assert both.inputs.texts == one.inputs.texts + other.inputs.texts
+    picked = take(both, np.array([8, 2, 1]))
+    assert picked.inputs.texts == ("", "ab", "")
+    assert [row for row, _, _ in picked.failures] == [2, -1, 0]
+    assert picked.known_B.tolist() == [False, True, False]
+    assert [len(e) for e in picked.inputs.char_ends] == [1, 3, 1]
+    assert picked.log_probs.shape == picked.mask.shape == picked.inputs.batch.mask_B_T.shape
+    assert (picked.log_probs[picked.mask] == -1).all()
+    nothing = take(both, np.array([], dtype=np.int64))
+    assert len(nothing.inputs) == 0
+    assert [row for row, _, _ in nothing.failures] == [-1] * 3
+    assert join([nothing, other]).inputs.texts == other.inputs.texts
 
 
 def test_a_resumed_sampler_goes_on_where_it_stood():
@@ -148,14 +150,14 @@ def test_a_resumed_sampler_goes_on_where_it_stood():
     for _ in range(2):
         last = resumed.draw()
     assert resumed.state_dict() == whole.state_dict()
-    assert last.kept.groups_B.tolist() == [4] * 4 + [5] * 4
+    assert last.groups_B.tolist() == [4] * 4 + [5] * 4
 
 
 def test_greedy_answers_take_no_random_numbers():
     one = sampler(settings(), rights(2))
     before = one.rng.bit_generator.state
     found = one.answer(PROMPTS[:2], 1, greedy=True)
-    assert len(found) == 2
+    assert len(found.inputs) == 2
     assert one.rng.bit_generator.state == before
     assert one.engine.requests == [(2, 1, True)]
 
@@ -181,4 +183,4 @@ def test_prompts_that_are_too_long_are_counted():
 
 def test_the_failure_says_why():
     found = sampler(settings(), lambda p, s, d: "").answer(PROMPTS[:1], 1)
-    assert found.failures == {0: Failure("answer_unparsable", found.failures[0].detail)}
+    assert found.failures == ((0, 0, Failure("answer_unparsable", found.failures[0][2].detail)),)

@@ -1,0 +1,484 @@
+"""The collector of language models: prompts are drawn, answered, verified and filtered.
+
+Prompts are answered `n_samples` times and kept where the share of right answers lies within bounds (PRIME,
+2502.01456, section 3). An answer that could not be verified is a failure: it stays out of that share and of every
+baseline. The collector is built from plain configuration and can run in another process.
+
+    collector = TextCollector(study.data, study.generation, study.text_policy, seed=0)
+    rollout = collector.collect(policy.tensors())        # or a policy in this process
+    rollout.outcomes_B, rollout.metrics["accuracy_before_filter"]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from guerdon.collect.timing import timed
+from guerdon.errors import DataError
+from guerdon.generators import ACTING, generator
+from guerdon.policies.generate import Engine, Generation, LocalEngine
+from guerdon.policies.text import TextPolicy
+from guerdon.policies.text_files import load_policy
+from guerdon.policies.tokens import (
+    TokenBatch,
+    concatenate,
+    pad_id,
+    prompt_ids,
+    prompt_lengths,
+    response_texts,
+    token_ends,
+)
+from guerdon.settings.data import DataSettings
+from guerdon.settings.text_policy import GenerationSettings, TextPolicySettings
+from guerdon.types import BoolArray, Failure, IntArray, Metrics, Rollout
+from guerdon.worlds.prompt_files import load_prompts
+from guerdon.worlds.prompts import Prompt, PromptStream, insert_system_prompt
+from guerdon.worlds.verifier import Verifier, outcome, verifier_from
+
+MOST_DRAWS = 50  # of prompts for one rollout, before the filter is declared too narrow
+COLUMNS = ("log_probs", "terminated", "truncated", "success", "success_known", "rewards", "failed")
+
+Weights = Mapping[str, Tensor | np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class Responses:
+    """B responses of a language model, the policy inputs of text. Rows of one prompt are neighbours.
+
+    Attributes:
+        batch: tokens.
+        prompts: of each row.
+        texts: of each row.
+        tokenizer: of the policy that wrote.
+    """
+
+    batch: TokenBatch
+    prompts: tuple[Prompt, ...]
+    texts: tuple[str, ...]
+    tokenizer: Any
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    @cached_property
+    def char_ends(self) -> tuple[IntArray, ...]:
+        """Of each row, how many characters of the text are there after each token."""
+        return tuple(
+            token_ends(self.tokenizer, ids, text) for ids, text in zip(self.batch.responses(), self.texts, strict=True)
+        )
+
+    def take(self, rows: IntArray) -> Responses:
+        """These rows, in order."""
+        return Responses(
+            self.batch.take(rows),
+            tuple(self.prompts[i] for i in rows),
+            tuple(self.texts[i] for i in rows),
+            self.tokenizer,
+        )
+
+
+TextRollout = Rollout[Responses]
+
+
+def take(rollout: TextRollout, rows: IntArray) -> TextRollout:
+    """These responses, in order; failures of the others stay, without a row."""
+    inputs = rollout.inputs.take(rows)
+    width = inputs.batch.mask_B_T.shape[1]
+    place = {int(old): new for new, old in enumerate(rows)}
+    columns: dict[str, Any] = {name: getattr(rollout, name)[rows, :width] for name in COLUMNS}
+    return replace(
+        rollout,
+        inputs=inputs,
+        mask=inputs.batch.mask_B_T,
+        group_ids=rollout.groups_B[rows],
+        failures=tuple((place.get(row, -1), step, why) for row, step, why in rollout.failures),
+        **columns,
+    )
+
+
+def join(parts: Sequence[TextRollout]) -> TextRollout:
+    """Several rollouts of one policy as one, in order; groups must already differ."""
+    inputs = [part.inputs for part in parts]
+    batch = concatenate([i.batch for i in inputs], pad_id=pad_id(inputs[0].tokenizer))
+    width = batch.mask_B_T.shape[1]
+    starts = np.cumsum([0, *map(len, inputs)]).tolist()
+    failures = (
+        (row if row < 0 else start + row, step, why)
+        for start, part in zip(starts, parts, strict=False)
+        for row, step, why in part.failures
+    )
+
+    def column(name: str) -> np.ndarray:
+        arrays = [getattr(part, name) for part in parts]
+        return np.concatenate([np.pad(a, ((0, 0), (0, width - a.shape[1]))) for a in arrays])
+
+    columns: dict[str, Any] = {name: column(name) for name in COLUMNS}
+
+    return replace(
+        parts[0],
+        inputs=Responses(
+            batch,
+            tuple(p for i in inputs for p in i.prompts),
+            tuple(t for i in inputs for t in i.texts),
+            inputs[0].tokenizer,
+        ),
+        mask=batch.mask_B_T,
+        group_ids=np.concatenate([part.groups_B for part in parts]),
+        failures=tuple(failures),
+        steps=sum(part.steps for part in parts),
+        measured=sum(part.measured for part in parts),
+        **columns,
+    )
+
+
+class Sampler:
+    """Prompts in, verified responses out; remembers its place in the data and in the random numbers.
+
+    Args:
+        data: the `data` section.
+        engine: writes.
+        verifier: checks.
+        prompts: to learn from.
+        tokenizer: assembles prompts.
+        seed: of the order of prompts and of sampling.
+    """
+
+    def __init__(
+        self,
+        data: DataSettings,
+        engine: Engine,
+        verifier: Verifier,
+        prompts: Sequence[Prompt],
+        tokenizer: Any,
+        *,
+        seed: int,
+    ) -> None:
+        self.data = data
+        self.engine, self.verifier, self.tokenizer = engine, verifier, tokenizer
+        fitting, self.too_long = short_enough(tokenizer, prompts, data)
+        self.stream = PromptStream(fitting, seed=seed)
+        self.rng = generator(seed, ACTING)
+        self._groups = 0
+
+    def draw(self, seconds: dict[str, float] | None = None) -> TextRollout:
+        """Responses to `train_batch_size` prompts that survive the filters.
+
+        Prompts that survive beyond these are dropped with their responses and counted (`surplus_prompts`): the policy
+        that wrote them will have changed by the next update.
+
+        Args:
+            seconds: gets the time for `generate` and `verify` added.
+
+        Raises:
+            DataError: too few survive, and `shortfall` says so or nothing else helps.
+        """
+        data = self.data
+        wanted = data.train_batch_size
+        parts: list[TextRollout] = []
+        kept: list[BoolArray] = []
+        survivors = 0
+        while len(parts) < MOST_DRAWS and (not parts or (survivors < wanted and data.shortfall == "resample")):
+            prompts = self.stream.take(int(wanted * data.oversample_factor))
+            parts.append(self.answer(prompts, data.n_samples, seconds=seconds))
+            kept.append(self._survives(parts[-1]))
+            survivors += int(kept[-1].sum()) // data.n_samples
+        everything, keep = join(parts), np.concatenate(kept)
+        drawn = len(keep) // data.n_samples
+        short = survivors < wanted
+        if short and (data.shortfall in ("error", "resample") or (data.shortfall == "shrink" and not survivors)):
+            raise DataError(self._starved(survivors, drawn))
+        rows = np.flatnonzero(keep)
+        if short and data.shortfall == "fill":
+            rows = np.concatenate([rows, np.flatnonzero(~keep)])
+        metrics: Metrics = {
+            **_shares(parts, kept),
+            "tokens_generated": float(everything.mask.sum()),
+            "prompts_drawn": float(drawn),
+            "prompts_survived": float(survivors),
+            "surplus_prompts": float(max(0, survivors - wanted)),
+        }
+        return replace(take(everything, rows[: wanted * data.n_samples]), metrics=metrics)
+
+    def answer(
+        self, prompts: Sequence[Prompt], n: int, *, greedy: bool = False, seconds: dict[str, float] | None = None
+    ) -> TextRollout:
+        """`n` responses to each prompt, verified; each prompt becomes a new group."""
+        groups = np.repeat(np.arange(self._groups, self._groups + len(prompts)), n)
+        self._groups += len(prompts)
+        return self.respond(prompts, n, groups, rng=None if greedy else self.rng, seconds=seconds)
+
+    def respond(
+        self,
+        prompts: Sequence[Prompt],
+        n: int,
+        groups_B: IntArray,
+        *,
+        rng: np.random.Generator | None,
+        seconds: dict[str, float] | None = None,
+    ) -> TextRollout:
+        """`n` verified responses to each prompt; greedy ones without a generator."""
+        ids = [prompt_ids(self.tokenizer, messages_of(p, self.data)) for p in prompts]
+        limit = self.data.max_response_length
+        with timed(seconds, "generate"):
+            made = self.engine.generate(ids, n, max_new_tokens=limit, rng=rng, greedy=rng is None)
+        with timed(seconds, "verify"):
+            return self._verified(made, tuple(p for p in prompts for _ in range(n)), groups_B)
+
+    def _verified(self, made: Generation, prompts: tuple[Prompt, ...], groups_B: IntArray) -> TextRollout:
+        """Check every response against the true answer of its prompt."""
+        batch = made.batch
+        texts = response_texts(self.tokenizer, batch)
+        found = [outcome(j, self.data.unparsable) for j in self.verifier.check_batch(texts, prompts)]
+        failures = tuple((i, 0, f) for i, f in enumerate(found) if isinstance(f, Failure))
+        outcomes_B = np.array([0.0 if isinstance(f, Failure) else f for f in found], dtype=np.float32)
+        failed = np.zeros(batch.mask_B_T.shape, dtype=np.bool_)
+        failed[[row for row, _, _ in failures]] = True
+        last = np.arange(batch.mask_B_T.shape[1]) == batch.lengths_B[:, None] - 1
+        return Rollout(
+            inputs=Responses(batch, prompts, tuple(texts), self.tokenizer),
+            log_probs=made.log_probs_B_T,
+            mask=batch.mask_B_T,
+            terminated=last,
+            truncated=np.zeros_like(last),
+            success=last & ~failed & (outcomes_B >= 1)[:, None],
+            success_known=last & ~failed,
+            rewards=np.where(last, outcomes_B[:, None], np.float32(0)),
+            failed=failed,
+            failures=failures,
+            group_ids=groups_B.astype(np.int64),
+            steps=len(batch),
+            measured=len(batch),
+        )
+
+    def _survives(self, fresh: TextRollout) -> BoolArray:
+        """(B,) bool, True for all rows of the prompts that pass the filters."""
+        data, n = self.data, self.data.n_samples
+        shape = (-1, n)
+        known = fresh.known_B.reshape(shape)
+        right = np.where(known, fresh.outcomes_B.reshape(shape), 0.0).sum(axis=1)
+        keep = known.any(axis=1)
+        if data.filter_accuracy:
+            share = right / np.maximum(known.sum(axis=1), 1)
+            slack = 1e-9  # 1/5 is not quite 0.2
+            keep &= (share >= data.accuracy_lower_bound - slack) & (share <= data.accuracy_upper_bound + slack)
+        if data.filter_truncated:
+            keep &= fresh.inputs.batch.finished_B.reshape(shape).all(axis=1)
+        return np.repeat(keep, n)
+
+    def _starved(self, survivors: int, drawn: int) -> str:
+        data = self.data
+        bounds = f"accuracy from {data.accuracy_lower_bound:g} to {data.accuracy_upper_bound:g}"
+        truncated = "truncated ones left out" if data.filter_truncated else "truncated ones kept"
+        return (
+            f"only {survivors} of {drawn} prompts survived the filters ({bounds}, {truncated}) where "
+            f"data.train_batch_size is {data.train_batch_size}. Widen the bounds, raise data.max_response_length, take "
+            "easier or harder prompts, or make data.shortfall fill or shrink"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Random numbers and the place in the data, as plain values."""
+        stream = self.stream.state_dict()
+        return {"rng": self.rng.bit_generator.state, "stream": stream, "groups": self._groups}
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Return to a stored state."""
+        self.rng.bit_generator.state = values["rng"]
+        self.stream.load_state_dict(values["stream"])
+        self._groups = int(values["groups"])
+
+
+class TextCollector:
+    """A language model, its prompts and its verifier.
+
+    Args:
+        data: the `data` section.
+        generation: the `generation` section.
+        policy: what acts in this process, or the `policy` section, from which it is loaded.
+        seed: of the run; decides the order of prompts, samples, and weights that are not on the disk.
+        heads: names of the policy's value heads.
+        greedy: also give a greedy response to each prompt (ReMax).
+        recompute: compute the log-probabilities of all responses again, as training does.
+        recompute_above: also where there are more responses in a rollout than this, greedy ones aside.
+        micro_batch_size: responses at a time, where the policy evaluates.
+
+    Attributes:
+        prompts, validation: to train on, and to evaluate on.
+        sampler: draws and filters.
+
+    Raises:
+        DataError: prompts cannot be read, or all are too long.
+        MissingDependencyError: the engine is not installed.
+    """
+
+    def __init__(
+        self,
+        data: DataSettings,
+        generation: GenerationSettings,
+        policy: TextPolicy | TextPolicySettings,
+        *,
+        seed: int,
+        heads: Sequence[str] = (),
+        greedy: bool = False,
+        recompute: bool = False,
+        recompute_above: int | None = None,
+        micro_batch_size: int = 1024,
+    ) -> None:
+        self.data, self.heads, self.greedy = data, tuple(heads), greedy
+        self.recompute, self.recompute_above = recompute, recompute_above
+        self._micro, self._temperature = micro_batch_size, generation.temperature
+        if isinstance(policy, TextPolicySettings):
+            policy = load_policy(policy, seed=seed, value_heads=len(self.heads))
+        self.policy = policy
+        self.verifier = verifier_from(data)
+        self.prompts, self.validation = load_prompts(data)
+        engine = _engine(policy, generation)
+        self.sampler = Sampler(data, engine, self.verifier, self.prompts, policy.tokenizer, seed=seed)
+
+    def collect(self, policy: TextPolicy | Weights, *, version: int = 0, warm_up: bool = False) -> TextRollout:
+        """Answer prompts until enough survive the filters.
+
+        Args:
+            policy: this collector's own policy as it is now, or weights (`TextPolicy.tensors`) to load into it.
+            version: of the weights, kept with the rollout.
+            warm_up: for a reward model that learns before the policy does: neither values nor greedy responses.
+        """
+        self._load(policy)
+        seconds: dict[str, float] = {}
+        rollout = self.sampler.draw(seconds)
+        many = self.recompute_above is not None and len(rollout.inputs) > self.recompute_above and not warm_up
+        values = bool(self.heads) and not warm_up
+        greedy = None
+        if self.greedy and not warm_up:
+            _, firsts = np.unique(rollout.groups_B, return_index=True)
+            prompts = [rollout.inputs.prompts[i] for i in firsts]
+            greedy = self.sampler.answer(prompts, 1, greedy=True, seconds=seconds)
+        with timed(seconds, "old log-probs"):
+            rollout = self._evaluated(rollout, log_probs=self.recompute or many, values=values)
+            if greedy is not None:
+                greedy = self._evaluated(greedy, log_probs=self.recompute)
+                rollout = replace(
+                    rollout,
+                    greedy=greedy,
+                    steps=rollout.steps + greedy.steps,
+                    measured=rollout.measured + greedy.measured,
+                    failures=(*rollout.failures, *((-1, step, why) for _, step, why in greedy.failures)),
+                )
+        return replace(rollout, fresh=True, version=version, seconds=seconds)
+
+    def evaluate(self, policy: TextPolicy | Weights, *, episodes: int) -> dict[str, float]:
+        """Greedy answers to validation prompts, verified.
+
+        Returns:
+            `success` (share of right answers among those that could be verified), `length` (mean, in tokens),
+            `truncated` (share), `unchecked` (share), `episodes` (prompts) and `success_known` (those that could be
+            verified).
+        """
+        self._load(policy)
+        prompts = self.validation[:episodes]
+        if not prompts:
+            return {"episodes": 0.0}
+        found = self.sampler.respond(prompts, 1, np.arange(len(prompts)), rng=None)
+        known, batch = found.known_B, found.inputs.batch
+        result = {
+            "length": float(batch.lengths_B.mean()),
+            "truncated": float((~batch.finished_B).mean()),
+            "unchecked": float((~known).mean()),
+            "episodes": float(len(prompts)),
+            "success_known": float(known.sum()),
+        }
+        return {"success": float((found.outcomes_B >= 1)[known].mean()), **result} if known.any() else result
+
+    def film(self, policy: TextPolicy | Weights, *, prompts: int, samples: int) -> TextRollout | None:
+        """Sampled answers to the first validation prompts; None without any.
+
+        The random numbers are the film's own, so that filming changes nothing.
+        """
+        self._load(policy)
+        shown = self.validation[:prompts]
+        if not shown:
+            return None
+        groups = np.repeat(np.arange(len(shown)), samples)
+        found = self.sampler.respond(shown, samples, groups, rng=np.random.default_rng(0))
+        return self._evaluated(found, log_probs=self.recompute)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Random numbers and the place in the data; there are no tensors."""
+        return {}, self.sampler.state_dict()
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Return to a stored state."""
+        self.sampler.load_state_dict(values)
+
+    def close(self) -> None:
+        """End the verifier's processes."""
+        self.verifier.close()
+
+    def _load(self, policy: TextPolicy | Weights) -> None:
+        """Let the engine follow the policy, with these weights where some are given."""
+        if isinstance(policy, TextPolicy):
+            assert policy is self.policy, "a collector acts with the policy it was built with"
+        else:
+            self.policy.load_tensors({name: torch.as_tensor(value) for name, value in policy.items()})
+        self.sampler.engine.sync()
+
+    def _evaluated(self, rollout: TextRollout, *, log_probs: bool, values: bool = False) -> TextRollout:
+        """The rollout with what the policy that acted says of it, in one pass."""
+        if not log_probs and not values:
+            return rollout
+        found = self.policy.evaluate_all(rollout.inputs.batch, micro=self._micro, temperature=self._temperature)
+        if log_probs:
+            rollout = replace(rollout, log_probs=found.log_probs.numpy(), sampled_log_probs=rollout.log_probs)
+        if values and found.values is not None:
+            heads = {name: found.values[..., k].numpy() for k, name in enumerate(self.heads)}
+            rollout = replace(rollout, values=heads)
+        return rollout
+
+
+def messages_of(prompt: Prompt, data: DataSettings) -> list[dict[str, str]]:
+    """The chat that the policy reads."""
+    return [dict(m) for m in insert_system_prompt(prompt.messages, data.system_prompt)]
+
+
+def short_enough(tokenizer: Any, prompts: Sequence[Prompt], data: DataSettings) -> tuple[list[Prompt], int]:
+    """The prompts of at most `max_prompt_length` tokens, and how many were longer.
+
+    Raises:
+        DataError: all are longer.
+    """
+    lengths = prompt_lengths(tokenizer, [messages_of(p, data) for p in prompts])
+    fitting = [p for p, length in zip(prompts, lengths, strict=True) if length <= data.max_prompt_length]
+    if not fitting:
+        raise DataError(f"all {len(prompts)} prompts are longer than data.max_prompt_length ({data.max_prompt_length})")
+    return fitting, len(prompts) - len(fitting)
+
+
+def _engine(policy: TextPolicy, settings: GenerationSettings) -> Engine:
+    if settings.engine == "local":
+        return LocalEngine(policy, settings)
+    from guerdon.policies.generate_vllm import VLLMEngine
+
+    return VLLMEngine(policy, settings)
+
+
+def _shares(parts: Sequence[TextRollout], kept: Sequence[BoolArray]) -> Metrics:
+    """Shares of right and of truncated responses, before and after the filters."""
+
+    def accuracy(chosen: Sequence[BoolArray]) -> float | None:
+        known = [part.known_B & rows for part, rows in zip(parts, chosen, strict=True)]
+        total = sum(int(k.sum()) for k in known)
+        right = sum(float(part.outcomes_B[k].sum()) for part, k in zip(parts, known, strict=True))
+        return right / total if total else None
+
+    finished = np.concatenate([part.inputs.batch.finished_B for part in parts])
+    return {
+        "accuracy_before_filter": accuracy([np.ones_like(rows) for rows in kept]),
+        "accuracy_after_filter": accuracy(kept),
+        "truncated": float((~finished).sum()) / len(finished),
+    }
