@@ -174,8 +174,8 @@ def test_steps_are_cut_as_labels_are(tmp_path):
         assert cut.texts == (split(text, "separator", separator=";") or (text,))
         assert len(cut.ends) == len(cut.texts)
         assert cut.ends[-1] == len(text)  # the end token
-    newlines = cut_steps(answered, "newline")
-    assert [cut.texts for cut in newlines] == [(text,) for text in answered.texts]
+    newlines = cut_steps(answered.inputs, "newline")
+    assert [cut.texts for cut in newlines] == [(text,) for text in answered.inputs.texts]
 
 
 # What is measured.

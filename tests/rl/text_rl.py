@@ -109,7 +109,8 @@ def result(study):
 def half_solved(side):
     """Let every other response be the true solution, which a random policy never finds."""
     tokenizer = side.policy.tokenizer
-    solutions = {prompt_ids(tokenizer, p.messages).tobytes(): p.solution for p in side.collector.sampler.stream.prompts}
+    known = [*side.collector.sampler.stream.prompts, *side.collector.validation]
+    solutions = {prompt_ids(tokenizer, p.messages).tobytes(): p.solution for p in known}
 
     def write(prompt, sample, draw):
         return solutions[engine.seen[prompt].tobytes()] if sample % 2 else "1;2;"
