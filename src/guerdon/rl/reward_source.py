@@ -17,7 +17,6 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 from torch import Tensor
 
-from guerdon.collect.text import TextRollout
 from guerdon.types import BoolArray, Metrics, RawScores, Rewards
 
 R = TypeVar("R", contravariant=True)  # rollouts
