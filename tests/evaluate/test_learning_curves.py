@@ -43,10 +43,7 @@ def test_geometric_mean_and_t_interval_by_hand():
     assert result.interval.estimate == pytest.approx(2)
     assert result.interval.low == pytest.approx(2 * np.exp(-half))
     assert result.interval.high == pytest.approx(2 * np.exp(half))
-    assert (result.outcome, result.interval.n, result.censored, result.n_tasks) == ("no difference shown", 3, 0, 1)
-    assert result.p_value == pytest.approx(0.5)  # a third pair without any difference: 4 of 8 patterns
-    assert result.bootstrap.low == pytest.approx(1)
-    assert result.bootstrap.high == pytest.approx(4)
+    assert (result.outcome, result.interval.n, result.censored) == ("no difference shown", 3, 0)
 
 
 def test_tasks_weigh_the_same_whatever_their_seeds():
@@ -69,8 +66,7 @@ def test_a_censored_pair_forbids_fewer_and_leaves_only_an_upper_limit():
     assert open_end.interval == ratio(base, arm).interval.__class__(
         ratio(base, arm).interval.estimate, None, ratio(base, arm).interval.high, 4
     )
-    assert (open_end.outcome, open_end.censored, open_end.p_value) == ("no difference shown", 1, None)
-    assert open_end.bootstrap.low is None
+    assert (open_end.outcome, open_end.censored) == ("no difference shown", 1)
     slow = ratio([[100, 100, 100]], [[400, 390, 400]], [[True, False, True]])
     assert slow.outcome == "more"  # needing even longer would only make it slower
 

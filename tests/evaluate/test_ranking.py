@@ -11,7 +11,6 @@ from guerdon.evaluate.ranking import (
     pearson,
     policy_means,
     policy_ranking,
-    preferences,
     spearman,
 )
 
@@ -72,12 +71,12 @@ def test_undefined_is_none():
 
 
 def test_ties_are_wrong_and_counted_apart():
-    found = preferences([0.9, 0.5], [0.5, 0.1, 0.7])
-    assert (found.pairs, found.correct, found.ties) == (6, 4, 1)
-    assert found.accuracy == pytest.approx(4 / 6)
-    assert found.accuracy_without_ties == pytest.approx(4 / 5)
-    assert preferences([], [0.1]).accuracy is None
-    assert preferences([0.1], [0.1]).accuracy_without_ties is None
+    found = episode_preferences([0.9, 0.5, 0.5, 0.1, 0.7], [True] * 2 + [False] * 3, ["t"] * 5, reps=50, seed=0)
+    assert (found.strict.n, found.decided.n, found.decided.n_undefined) == (6, 5, 1)
+    assert found.strict.estimate == pytest.approx(4 / 6)
+    assert found.decided.estimate == pytest.approx(4 / 5)
+    assert episode_preferences([0.1], [False], ["t"], reps=50, seed=0).strict.estimate is None
+    assert episode_preferences([0.1, 0.1], [True, False], ["t"] * 2, reps=50, seed=0).decided.estimate is None
 
 
 def test_preferences_stay_within_a_task():
@@ -94,11 +93,12 @@ def test_preference_counts_agree_with_the_plain_count():
     rng = np.random.default_rng(0)
     scores, success = rng.integers(0, 6, size=40) / 5.0, rng.random(40) < 0.4
     found = episode_preferences(scores, success, ["t"] * 40, reps=300, seed=0)
-    plain = preferences(scores[success], scores[~success])
-    assert found.strict.estimate == pytest.approx(plain.accuracy)
-    assert found.decided.estimate == pytest.approx(plain.accuracy_without_ties)
-    assert found.ties.estimate == pytest.approx(plain.ties / plain.pairs)
-    assert (found.decided.n, found.decided.n_undefined) == (plain.pairs - plain.ties, plain.ties)
+    difference = scores[success][:, None] - scores[~success][None, :]
+    pairs, correct, ties = difference.size, int((difference > 0).sum()), int((difference == 0).sum())
+    assert found.strict.estimate == pytest.approx(correct / pairs)
+    assert found.decided.estimate == pytest.approx(correct / (pairs - ties))
+    assert found.ties.estimate == pytest.approx(ties / pairs)
+    assert (found.decided.n, found.decided.n_undefined) == (pairs - ties, ties)
     assert found.strict.low < found.strict.estimate < found.strict.high
     assert found == episode_preferences(scores, success, ["t"] * 40, reps=300, seed=0)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 
@@ -24,12 +24,11 @@ from guerdon.errors import ConfigError, DataError
 from guerdon.evaluate import charts
 from guerdon.evaluate import metrics as measure
 from guerdon.evaluate.classification import ReliabilityBin, reliability_bins
-from guerdon.evaluate.intervals import Interval
+from guerdon.evaluate.intervals import BootstrapOptions, Interval
 from guerdon.evaluate.metrics import Table, aligned, number
 from guerdon.evaluate.probe_checks import ProbeResult, run_probes, separating_value
 from guerdon.evaluate.scores import Kind, choose_episodes, failure_counts, score_episodes
 from guerdon.models.load import load_reward_model
-from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.study import Study
 from guerdon.settings.train import ImageTrainSettings
 from guerdon.settings.vlm import VLMTrainSettings
@@ -124,7 +123,7 @@ def evaluate_model(
     episode_table = measure.episode_table(chosen, scores, kind)
     table = measure.row_table(chosen, scores) if by_row else episode_table
     probabilities = kind == "success" and info.range[0] >= 0 and info.range[1] <= 1
-    bootstrap: _Bootstrap = {"reps": reps, "seed": seed}
+    bootstrap: BootstrapOptions = {"reps": reps, "seed": seed}
     metrics: dict[str, Interval] = {}
     if by_row and kind == "success":
         metrics |= measure.classification_metrics(table, threshold=at, probabilities=probabilities, **bootstrap)
@@ -147,11 +146,6 @@ def evaluate_model(
         table=table,
         curves=_curves(chosen, scores),
     )
-
-
-class _Bootstrap(TypedDict):
-    reps: int
-    seed: int
 
 
 def _data(episodes: Sequence[Episode], left_out: int, data_hash: str | None) -> dict[str, Any]:
@@ -177,20 +171,6 @@ def _curves(episodes: Sequence[Episode], scores: Sequence[Score]) -> list[tuple[
             if score.steps is not None and episode_success(episode) is wanted
         ][:CURVES_PER_OUTCOME]
     return curves
-
-
-def evaluation_pictures(evaluation: Evaluation) -> dict[str, str]:
-    """Name to SVG; a reliability diagram only for probabilities, curves only where rows are judged."""
-    table, threshold = evaluation.table, evaluation.model["threshold"]
-    drawn = {
-        "roc": charts.roc_curve(table.labels, table.scores),
-        "histogram": charts.score_histogram(table.labels, table.scores, threshold=threshold),
-    }
-    if evaluation.reliability:
-        drawn["reliability"] = charts.reliability_diagram(evaluation.reliability)
-    if evaluation.curves:
-        drawn["values"] = charts.value_curves(evaluation.curves)
-    return drawn
 
 
 def _answer(result: ProbeResult) -> str:
@@ -235,7 +215,15 @@ def write_evaluation(evaluation: Evaluation, directory: Path) -> dict[str, Path]
     Returns:
         Paths by name: `json`, `text`, and the pictures `roc`, `histogram`, `reliability`, `values` as drawn.
     """
-    drawn = evaluation_pictures(evaluation)
+    table, threshold = evaluation.table, evaluation.model["threshold"]
+    drawn = {
+        "roc": charts.roc_curve(table.labels, table.scores),
+        "histogram": charts.score_histogram(table.labels, table.scores, threshold=threshold),
+    }
+    if evaluation.reliability:
+        drawn["reliability"] = charts.reliability_diagram(evaluation.reliability)
+    if evaluation.curves:
+        drawn["values"] = charts.value_curves(evaluation.curves)
     paths = {name: directory / f"{name}.svg" for name in drawn}
     for name, svg in drawn.items():
         write_text(paths[name], svg)
@@ -274,46 +262,33 @@ def evaluate_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple
             if unknown
             else "this configuration has neither a train section nor evaluate.remote: there is no model to evaluate"
         )
-    results = {}
+    how, results = study.control_evaluate, {}
     for name in only or [*study.train, *remote]:
         if name in remote:
-            results[name] = _on_a_server(study, name, remote[name])
-            continue
-        settings = study.vlm_models[name] if name in study.vlm_models else study.image_models[name]
-        model = load_reward_model(settings.type, settings.save_dir)
-        episodes, digest = held_out(settings, study.control_evaluate.data_path)
+            model = load_reward_model("remote", remote=remote[name])
+            progress = model.info.name == "progress" or model.info.progress_horizon is not None
+            assert how.data_path is not None
+            camera = study.env.camera_name if "camera" in study.env.model_fields_set else None
+            episodes, digest = list(read_episodes(how.data_path, camera=camera)), dataset_hash(how.data_path)
+            folder = Path(study.work_dir) / "models" / study.task_name / name
+        else:
+            settings = study.vlm_models[name] if name in study.vlm_models else study.image_models[name]
+            model = load_reward_model(settings.type, settings.save_dir)
+            progress = "progress" in (settings.type, getattr(settings, "question", None))
+            episodes, digest = held_out(settings, how.data_path)
+            folder = Path(settings.save_dir)
         evaluation = evaluate_model(
             model,
             episodes,
-            kind="progress" if "progress" in (settings.type, getattr(settings, "question", None)) else "success",
+            kind="progress" if progress else "success",
             threshold=None,
-            seed=study.control_evaluate.seed,
-            reps=study.control_evaluate.reps,
+            seed=how.seed,
+            reps=how.reps,
             max_rows=None,
             data_hash=digest,
         )
-        results[name] = (evaluation, write_evaluation(evaluation, Path(settings.save_dir)))
+        results[name] = (evaluation, write_evaluation(evaluation, folder))
     return results
-
-
-def _on_a_server(study: Study, name: str, settings: RemoteSettings) -> tuple[Evaluation, dict[str, Path]]:
-    """Evaluate a model on a reward server on the episodes of `evaluate.data_path`."""
-    how = study.control_evaluate
-    assert how.data_path is not None
-    model = load_reward_model("remote", remote=settings)
-    info = model.info
-    camera = study.env.camera_name if "camera" in study.env.model_fields_set else None
-    evaluation = evaluate_model(
-        model,
-        list(read_episodes(how.data_path, camera=camera)),
-        kind="progress" if info.name == "progress" or info.progress_horizon is not None else "success",
-        threshold=None,
-        seed=how.seed,
-        reps=how.reps,
-        max_rows=None,
-        data_hash=dataset_hash(how.data_path),
-    )
-    return evaluation, write_evaluation(evaluation, Path(study.work_dir) / "models" / study.task_name / name)
 
 
 def held_out(settings: ImageTrainSettings | VLMTrainSettings, data_path: str | None) -> tuple[list[Episode], str]:
@@ -323,17 +298,14 @@ def held_out(settings: ImageTrainSettings | VLMTrainSettings, data_path: str | N
         The episodes and a hash of the data set they come from.
     """
     if data_path is not None:
-        episodes = list(read_episodes(data_path, camera=settings.camera))
-        digest = dataset_hash(data_path)
-    else:
-        from guerdon.train.images import held_out_episodes
+        return list(read_episodes(data_path, camera=settings.camera)), dataset_hash(data_path)
+    from guerdon.train.images import held_out_episodes
 
-        everything = [e for path in settings.data_paths for e in read_episodes(path, camera=settings.camera)]
-        names = held_out_episodes(everything, settings)
-        episodes = [e for e in everything if e.id in names]
-        digest = dataset_hash(settings.data_paths[0])
+    everything = [e for path in settings.data_paths for e in read_episodes(path, camera=settings.camera)]
+    names = held_out_episodes(everything, settings)
+    episodes = [e for e in everything if e.id in names]
     if not episodes:
         raise DataError(
             "no held-out episode: the model was trained with val_split 0; name another data set as evaluate.data_path"
         )
-    return episodes, digest
+    return episodes, dataset_hash(settings.data_paths[0])

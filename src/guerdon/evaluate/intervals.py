@@ -3,7 +3,7 @@
 What is undefined is None and counted. Percentile bootstrap: Efron & Tibshirani 1993, chapter 13; cluster bootstrap:
 Davison & Hinkley 1997, §3.8.
 
-    interval = bootstrap_ci(errors_N, mean, seed=0, groups=episode_of_row_N)
+    interval = bootstrap_ci(errors_N, mean, seed=0)
     print(interval.estimate, interval.low, interval.high, verdict(interval))
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -50,6 +50,13 @@ class Interval:
         for value in (self.estimate, self.low, self.high):
             if value is not None and not np.isfinite(value):
                 raise ValueError("an Interval is never NaN or infinite: undefined is None")
+
+
+class BootstrapOptions(TypedDict):
+    """The keyword arguments of every bootstrap of an evaluation: resamples, and seed of the generator."""
+
+    reps: int
+    seed: int
 
 
 def defined(value: float | np.floating[Any]) -> float | None:
@@ -116,20 +123,6 @@ def percentile_interval(
     return Interval(point, float(low), float(high), n, n_undefined)
 
 
-def group_index(groups: Sequence[Any] | NDArray[Any] | None, n: int) -> tuple[NDArray[np.int64], int]:
-    """(N,) index of each row's group and the number of groups; without groups every row is its own.
-
-    Raises:
-        ValueError: `groups` has another length than the values.
-    """
-    if groups is None:
-        return np.arange(n), n
-    index = np.unique(np.asarray(groups), return_inverse=True)[1].reshape(-1).astype(np.int64)
-    if len(index) != n:
-        raise ValueError(f"groups has {len(index)} entries for {n} values")
-    return index, int(index.max() + 1) if n else 0
-
-
 def bootstrap_ci(
     values_N: ArrayLike,
     statistic: Callable[[Float64], ArrayLike],
@@ -137,12 +130,8 @@ def bootstrap_ci(
     reps: int = 2000,
     seed: int,
     level: float = 0.95,
-    groups: Sequence[Any] | NDArray[Any] | None = None,
 ) -> Interval:
-    """Percentile bootstrap interval of a statistic of independent values, or of clusters of values.
-
-    With `groups`, whole groups are resampled (rows of one episode stay together), which is what keeps the
-    interval honest when the rows of an episode resemble one another.
+    """Percentile bootstrap interval of a statistic of independent values.
 
     Args:
         values_N: (N,) values; NaN counts as undefined and is left out.
@@ -150,34 +139,21 @@ def bootstrap_ci(
         reps: number of resamples.
         seed: of the generator; the same seed gives the same interval.
         level: such as 0.95.
-        groups: (N,) labels, equal for rows that belong together.
     """
     values = np.asarray(values_N, dtype=np.float64).reshape(-1)
-    keep = np.isfinite(values)
-    index, _ = group_index(groups, len(values))
-    missing = int((~keep).sum())
-    values, index = values[keep], index[keep]
-    if len(values) == 0:
+    missing = int((~np.isfinite(values)).sum())
+    values = values[np.isfinite(values)]
+    n = len(values)
+    if n == 0:
         return Interval(None, None, None, 0, missing)
-    index, n_groups = group_index(index, len(values))
     rng = np.random.default_rng(seed)
-    if n_groups == len(values):
-        rows = max(1, _CHUNK // len(values))
-        parts = []
-        for start in range(0, reps, rows):
-            picks = rng.integers(0, len(values), size=(min(rows, reps - start), len(values)))
-            parts.append(np.asarray(statistic(values[picks]), dtype=np.float64))
-        replicates = np.concatenate(parts) if parts else np.empty(0)
-    else:
-        members = [np.flatnonzero(index == g) for g in range(n_groups)]
-        picks = rng.integers(0, n_groups, size=(reps, n_groups))
-        replicates = np.array(
-            [float(np.asarray(statistic(values[np.concatenate([members[g] for g in row])]))) for row in picks]
-        )
+    rows = max(1, _CHUNK // n)
+    parts = [np.empty(0)]
+    for start in range(0, reps, rows):
+        picks = rng.integers(0, n, size=(min(rows, reps - start), n))
+        parts.append(np.asarray(statistic(values[picks]), dtype=np.float64))
     estimate = float(np.asarray(statistic(values)))
-    return percentile_interval(
-        estimate, replicates, level=level, n=len(values), n_undefined=missing, can_vary=n_groups > 1
-    )
+    return percentile_interval(estimate, np.concatenate(parts), level=level, n=n, n_undefined=missing, can_vary=n > 1)
 
 
 def bootstrap_weighted(
@@ -205,7 +181,8 @@ def bootstrap_weighted(
     n = len(groups_N)
     if n == 0:
         return Interval(None, None, None, 0, n_undefined)
-    index, n_groups = group_index(groups_N, n)
+    labels, index = np.unique(np.asarray(groups_N), return_inverse=True)
+    n_groups = len(labels)
     estimate = statistic(np.ones((1, n)))[0]
     rng = np.random.default_rng(seed)
     rows = max(1, _CHUNK // (4 * n))

@@ -162,17 +162,11 @@ class StepsRatio:
     Attributes:
         interval: geometric mean over pairs with its t interval; an upper limit, without a lower bound, where a pair
             is censored.
-        bootstrap: the same estimate with a paired bootstrap of seeds within tasks: too narrow for few seeds.
-        p_value: two-sided sign-flip test of "no difference in any pair"; None without pairs, or with a censored one.
         censored: pairs in which the arm never reached the baseline's final score.
-        n_tasks: tasks with at least one pair.
     """
 
     interval: Interval
-    bootstrap: Interval
-    p_value: float | None
     censored: int
-    n_tasks: int
 
     @property
     def outcome(self) -> Speed:
@@ -213,17 +207,14 @@ def pair_reach(
     return PairReach(own, reached, arm is None)
 
 
-def steps_ratio(
-    baseline_K_S: ArrayLike, arm_K_S: ArrayLike, censored_K_S: ArrayLike, *, reps: int = 2000, seed: int
-) -> StepsRatio:
+def steps_ratio(baseline_K_S: ArrayLike, arm_K_S: ArrayLike, censored_K_S: ArrayLike, *, seed: int) -> StepsRatio:
     """The ratio of steps over all pairs, with its interval.
 
     Args:
         baseline_K_S: (tasks, seeds) steps of the baseline's runs; NaN where a pair is undefined.
         arm_K_S: (tasks, seeds) steps of the arm's runs, the last step where it never got there.
         censored_K_S: (tasks, seeds) whether it never got there.
-        reps: resamples of the bootstrap interval.
-        seed: of the generator.
+        seed: of the generator of the permutation test.
 
     Raises:
         ValueError: the shapes differ.
@@ -237,20 +228,10 @@ def steps_ratio(
         )
     known = np.isfinite(baseline) & np.isfinite(arm) & (baseline > 0) & (arm > 0)
     logs = [np.log(np.where(known, steps, 1.0)) + np.where(known, 0.0, np.nan) for steps in (baseline, arm)]
-    difference = paired_difference(*logs, reps=reps, seed=seed)
+    found = paired_difference(*logs, seed=seed).interval
     n_censored = int((censored & known).sum())
-    return StepsRatio(
-        interval=_ratio(difference.interval, bounded_below=not n_censored),
-        bootstrap=_ratio(difference.bootstrap, bounded_below=not n_censored),
-        p_value=None if n_censored else difference.p_value,
-        censored=n_censored,
-        n_tasks=difference.n_tasks,
-    )
-
-
-def _ratio(logs: Interval, *, bounded_below: bool) -> Interval:
-    """From logarithms back to ratios."""
     estimate, low, high = (
-        None if x is None else float(np.exp(min(x, 700.0))) for x in (logs.estimate, logs.low, logs.high)
+        None if x is None else float(np.exp(min(x, 700.0))) for x in (found.estimate, found.low, found.high)
     )
-    return Interval(estimate, low if bounded_below else None, high, logs.n, logs.n_undefined)
+    low = None if n_censored else low
+    return StepsRatio(Interval(estimate, low, high, found.n, found.n_undefined), n_censored)

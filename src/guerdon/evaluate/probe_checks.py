@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from guerdon.episodes.targets import episode_success, first_success
 from guerdon.evaluate.ranking import spearman
 from guerdon.evaluate.scores import Kind, episode_value, failure_counts, score_episodes
-from guerdon.types import Episode, RewardInfo, RewardModel, Score
+from guerdon.types import Episode, RewardModel, Score
 
 EPISODES_PER_OUTCOME = 8
 _OTHER_TASK = "stay where you are and touch nothing"
@@ -33,10 +34,6 @@ _EXPECTED = {
     "(value: mean change over the spread of values, at most 0.1)",
     "wrong_task": "a success scores lower under another task (value: share of episodes that do, at least 0.8)",
 }
-
-
-_Judged = tuple[float | None, bool | None, int]
-_Judge = Callable[[list[tuple[Score, Score]]], _Judged]  # pairs of (unchanged, changed) scores
 
 
 @dataclass(frozen=True)
@@ -82,62 +79,80 @@ def run_probes(
         seed: of the shuffling.
         task_conditioned: does the model read the task sentence?
     """
-    cases = _cases(model.info, episodes, scores, limit, task_conditioned)
-    rng = np.random.default_rng(seed)
-    share = _share_above(limit, kind)
-    plan: dict[str, tuple[Callable[[Episode], Episode], _Judge]] = {
-        "black_frame": (black_frames, share),
-        "frozen_first_frame": (frozen_first_row, share),
-        "reversed_video": (reversed_rows, _falls),
-        "shuffled_frames": (lambda episode: shuffled_rows(episode, rng), _no_trend),
-        "goal_pasted_first": (goal_pasted_first, _returns(_window(model.info))),
-        "wrong_task": (
-            lambda episode: wrong_task(episode, _other_task(episode, episodes)),
-            _lower(kind),
-        ),
-    }
-    results = {}
-    for name, (change, judge) in plan.items():
-        indices, expected = cases[name], _EXPECTED[name]
-        if not indices:
-            results[name] = ProbeResult(False, None, None, expected)
-            continue
-        changed = score_episodes(model, [change(episodes[i]) for i in indices])
-        pairs = [(scores[i], new) for i, new in zip(indices, changed, strict=True) if new.failure is None]
-        value, passed, n = judge(pairs)
-        results[name] = ProbeResult(True, passed, value, expected, n, failure_counts(changed))
-    return results
-
-
-def _cases(
-    info: RewardInfo,
-    episodes: Sequence[Episode],
-    scores: Sequence[Score],
-    limit: float | None,
-    task_conditioned: bool,
-) -> dict[str, list[int]]:
-    """Which episodes each probe applies to; none where it makes no sense for the model."""
+    info = model.info
     wins, losses = _pick(episodes, scores, True), _pick(episodes, scores, False)
     sees_frames = info.modality == "image" and info.frames_needed > 0
     sees_rows = sees_frames or info.modality == "state"
     judged = sorted(wins + losses) if limit is not None and sees_rows else []
     ordered = wins if sees_rows and info.granularity == "step" else []
-    window = _window(info)
-    return {
-        "black_frame": [i for i in judged if sees_frames and episodes[i].frames is not None],
-        "frozen_first_frame": [i for i in judged if first_success(episodes[i]) != 0],
-        "reversed_video": ordered,
-        "shuffled_frames": ordered,
-        "goal_pasted_first": [
-            i for i in ordered if len(episodes[i]) > window and (first_success(episodes[i]) or 0) > 0
-        ],
-        "wrong_task": wins if task_conditioned else [],
-    }
+    window = max(1, info.frames_needed)  # rows from here on do not look back at row 0
+    rng = np.random.default_rng(seed)
+
+    def accepted(_: Score, new: Score) -> float | None:
+        value = episode_value(new, kind)
+        return None if value is None or limit is None else float(value > limit)
+
+    def trend(_: Score, new: Score) -> float | None:
+        return None if new.steps is None else spearman(new.steps, np.arange(len(new.steps)))
+
+    def change_after_row_0(old: Score, new: Score) -> float | None:
+        if old.steps is None or new.steps is None or np.ptp(old.steps) == 0:
+            return None
+        return float(np.abs(new.steps[window:] - old.steps[window:]).mean() / np.ptp(old.steps))
+
+    def lower(old: Score, new: Score) -> float | None:
+        before, after = episode_value(old, kind), episode_value(new, kind)
+        return None if before is None or after is None else float(after < before)
+
+    def no_trend(value: float, rows: list[int]) -> bool:
+        error = float(np.sqrt(sum(1 / (n - 1) for n in rows))) / len(rows)  # of a random order
+        return abs(value) <= max(0.25, 3 * error)
+
+    plan: dict[str, _Probe] = {
+        "black_frame": _Probe(
+            [i for i in judged if sees_frames and episodes[i].frames is not None],
+            black_frames, accepted, lambda value, _: value == 0,
+        ),
+        "frozen_first_frame": _Probe(
+            [i for i in judged if first_success(episodes[i]) != 0],
+            frozen_first_row, accepted, lambda value, _: value == 0,
+        ),
+        "reversed_video": _Probe(ordered, reversed_rows, trend, lambda value, _: value < 0),
+        "shuffled_frames": _Probe(ordered, lambda episode: shuffled_rows(episode, rng), trend, no_trend),
+        "goal_pasted_first": _Probe(
+            [i for i in ordered if len(episodes[i]) > window and (first_success(episodes[i]) or 0) > 0],
+            goal_pasted_first, change_after_row_0, lambda value, _: value <= 0.1,
+        ),
+        "wrong_task": _Probe(
+            wins if task_conditioned else [],
+            lambda episode: wrong_task(episode, _other_task(episode, episodes)),
+            lower, lambda value, _: value >= 0.8,
+        ),
+    }  # fmt: skip
+    return {name: _run(probe, _EXPECTED[name], model, episodes, scores) for name, probe in plan.items()}
 
 
-def _window(info: RewardInfo) -> int:
-    """Rows from here on do not look back at row 0."""
-    return max(1, info.frames_needed)
+class _Probe(NamedTuple):
+    indices: list[int]  # of the episodes it applies to; none where it makes no sense for the model
+    change: Callable[[Episode], Episode]
+    measure: Callable[[Score, Score], float | None]  # of the unchanged and the changed episode
+    passes: Callable[[float, list[int]], bool]  # given the mean value, and the rows of each episode
+
+
+def _run(
+    probe: _Probe, expected: str, model: RewardModel, episodes: Sequence[Episode], scores: Sequence[Score]
+) -> ProbeResult:
+    if not probe.indices:
+        return ProbeResult(False, None, None, expected)
+    changed = score_episodes(model, [probe.change(episodes[i]) for i in probe.indices])
+    found = [
+        (value, 0 if new.steps is None else len(new.steps))
+        for i, new in zip(probe.indices, changed, strict=True)
+        if new.failure is None and (value := probe.measure(scores[i], new)) is not None
+    ]
+    value = float(np.mean([value for value, _ in found])) if found else None
+    passed = None if value is None else probe.passes(value, [rows for _, rows in found])
+    return ProbeResult(True, passed, value, expected, len(found), failure_counts(changed))
 
 
 def separating_value(episodes: Sequence[Episode], scores: Sequence[Score], kind: Kind) -> float | None:
@@ -167,72 +182,13 @@ def _pick(episodes: Sequence[Episode], scores: Sequence[Score], success: bool) -
 
 
 def _other_task(episode: Episode, episodes: Sequence[Episode]) -> str:
-    """A task of the data set that is not this episode's, else a sentence nobody fulfils by moving."""
+    """A task of the data set that is not this episode's, else a sentence that no motion fulfils."""
     others = sorted({other.task for other in episodes} - {episode.task})
     return others[0] if others else _OTHER_TASK
 
 
-def _share_above(limit: float | None, kind: Kind) -> _Judge:
-    def judge(pairs: list[tuple[Score, Score]]) -> _Judged:
-        values = [value for _, new in pairs if (value := episode_value(new, kind)) is not None]
-        if limit is None or not values:
-            return None, None, 0
-        share = float(np.mean([value > limit for value in values]))
-        return share, share == 0, len(values)
-
-    return judge
-
-
-def _trend(pairs: list[tuple[Score, Score]]) -> list[tuple[float, int]]:
-    """Spearman of the changed values with the order they were shown in, and the number of rows."""
-    found = [
-        (spearman(new.steps, np.arange(len(new.steps))), len(new.steps)) for _, new in pairs if new.steps is not None
-    ]
-    return [(value, rows) for value, rows in found if value is not None]
-
-
-def _falls(pairs: list[tuple[Score, Score]]) -> _Judged:
-    trend = [value for value, _ in _trend(pairs)]
-    return (float(np.mean(trend)), float(np.mean(trend)) < 0, len(trend)) if trend else (None, None, 0)
-
-
-def _no_trend(pairs: list[tuple[Score, Score]]) -> _Judged:
-    trend = _trend(pairs)
-    if not trend:
-        return None, None, 0
-    value = float(np.mean([value for value, _ in trend]))
-    error = float(np.sqrt(sum(1 / (rows - 1) for _, rows in trend))) / len(trend)  # of a random order
-    return value, abs(value) <= max(0.25, 3 * error), len(trend)
-
-
-def _returns(window: int) -> _Judge:
-    def judge(pairs: list[tuple[Score, Score]]) -> _Judged:
-        changes = [
-            float(np.abs(new.steps[window:] - old.steps[window:]).mean() / np.ptp(old.steps))
-            for old, new in pairs
-            if old.steps is not None and new.steps is not None and np.ptp(old.steps) > 0
-        ]
-        value = float(np.mean(changes)) if changes else None
-        return value, None if value is None else value <= 0.1, len(changes)
-
-    return judge
-
-
-def _lower(kind: Kind) -> _Judge:
-    def judge(pairs: list[tuple[Score, Score]]) -> _Judged:
-        drops = [
-            after < before
-            for old, new in pairs
-            if (before := episode_value(old, kind)) is not None and (after := episode_value(new, kind)) is not None
-        ]
-        value = float(np.mean(drops)) if drops else None
-        return value, None if value is None else value >= 0.8, len(drops)
-
-    return judge
-
-
 def without_truth(episode: Episode) -> Episode:
-    """The episode as a stranger would see it: no success, no rewards, no outcome."""
+    """The episode without ground truth: no success, no rewards, no outcome."""
     return replace(episode, success=None, rewards=None, outcome=None)
 
 

@@ -78,39 +78,6 @@ def kendall_tau_b(x_N: ArrayLike, y_N: ArrayLike) -> float | None:
 
 
 @dataclass(frozen=True)
-class Preferences:
-    """Pairs (better, worse) and how many the scores order correctly.
-
-    Attributes:
-        pairs: how many pairs there are.
-        correct: the better one scores strictly higher.
-        ties: both score the same.
-    """
-
-    pairs: int
-    correct: int
-    ties: int
-
-    @property
-    def accuracy(self) -> float | None:
-        """Share of pairs ordered correctly: a tie is wrong (as in Robometer); None without pairs."""
-        return self.correct / self.pairs if self.pairs else None
-
-    @property
-    def accuracy_without_ties(self) -> float | None:
-        """Share ordered correctly among pairs that do not tie; None where every pair ties."""
-        decided = self.pairs - self.ties
-        return self.correct / decided if decided else None
-
-
-def preferences(better_N: ArrayLike, worse_M: ArrayLike) -> Preferences:
-    """Every score of `better_N` against every score of `worse_M`."""
-    better, worse = np.asarray(better_N, dtype=np.float64), np.asarray(worse_M, dtype=np.float64)
-    difference = better[:, None] - worse[None, :]
-    return Preferences(difference.size, int((difference > 0).sum()), int((difference == 0).sum()))
-
-
-@dataclass(frozen=True)
 class PreferenceReport:
     """Preferences between successful and failed episodes of the same task.
 

@@ -135,8 +135,8 @@ class SearchPlan:
     def __post_init__(self) -> None:
         if min(self.n, self.beam_width, self.rounds, self.batch_size) < 1 or self.n % self.beam_width:
             raise ConfigError(
-                "a search needs n, a multiple of beam_width, at least one round and one solution per call; got n "
-                f"{self.n}, beam_width {self.beam_width}, rounds {self.rounds}, batch_size {self.batch_size}"
+                "a search needs n of at least 1, a multiple of beam_width, at least one round and a batch of one; "
+                f"got n {self.n}, beam_width {self.beam_width}, rounds {self.rounds}, batch_size {self.batch_size}"
             )
         if not self.separator:
             raise ConfigError("a search by steps needs a separator: the text that ends a step")
@@ -166,9 +166,8 @@ def best_of_n_search(
     Raises:
         ConfigError: n is below 1.
     """
-    if n < 1:
-        raise ConfigError(f"best-of-n needs n of at least 1, got {n}")
-    search = _Search(writer, model, questions, aggregation, separator, batch_size)
+    plan = SearchPlan(n, aggregation, separator, beam_width=1, batch_size=batch_size)
+    search = _Search(writer, model, questions, plan)
     search.extend([[Beam()] for _ in questions], n, to_end=True)
     return search.found()
 
@@ -182,7 +181,7 @@ def beam_search(writer: Writer, model: RewardModel, questions: Sequence[str], pl
         questions: in words.
         plan: how wide, how long, how valued.
     """
-    search = _Search(writer, model, questions, plan.aggregation, plan.separator, plan.batch_size)
+    search = _Search(writer, model, questions, plan)
     active = [[Beam()] for _ in questions]
     for number in range(plan.rounds):
         last = number == plan.rounds - 1
@@ -207,7 +206,7 @@ def dvts(writer: Writer, model: RewardModel, questions: Sequence[str], plan: Sea
         questions: in words.
         plan: how many trees, how long, how valued.
     """
-    search = _Search(writer, model, questions, plan.aggregation, plan.separator, plan.batch_size)
+    search = _Search(writer, model, questions, plan)
     trees = [[Beam() for _ in range(plan.n // plan.beam_width)] for _ in questions]
     for number in range(plan.rounds):
         extended = search.write(trees, plan.beam_width, to_end=number == plan.rounds - 1)
@@ -224,17 +223,8 @@ def dvts(writer: Writer, model: RewardModel, questions: Sequence[str], plan: Sea
 class _Search:
     """Writes, measures, and keeps what is complete."""
 
-    def __init__(
-        self,
-        writer: Writer,
-        model: RewardModel,
-        questions: Sequence[str],
-        aggregation: Aggregation,
-        separator: str,
-        batch_size: int,
-    ) -> None:
-        self.writer, self.model, self.questions = writer, model, list(questions)
-        self.aggregation, self.separator, self.batch_size = aggregation, separator, batch_size
+    def __init__(self, writer: Writer, model: RewardModel, questions: Sequence[str], plan: SearchPlan) -> None:
+        self.writer, self.model, self.questions, self.plan = writer, model, list(questions), plan
         self.complete: list[list[Beam]] = [[] for _ in questions]
         self._written = [0 for _ in questions]
         self._unmeasured: list[Counter[str]] = [Counter() for _ in questions]
@@ -253,21 +243,20 @@ class _Search:
         """
         where = [(q, k, beam) for q, row in enumerate(active) for k, beam in enumerate(row)]
         contexts = [(self.questions[q], beam.text) for q, _, beam in where]
-        pieces = self.writer.continue_(contexts, n, None if to_end else self.separator) if contexts else []
+        pieces = self.writer.continue_(contexts, n, None if to_end else self.plan.separator) if contexts else []
         drafts: list[tuple[int, int, Beam]] = []
         for (q, k, beam), row in zip(where, pieces, strict=True):
             self._written[q] += len(row)
             for piece in row:
                 text = beam.text + piece.text  # a step that the length limit cut goes on
+                steps = tuple(split_steps(text, self.plan.separator)) if text else ()
                 if piece.text or piece.finished:
-                    drafts.append(
-                        (q, k, Beam(tuple(split_steps(text, self.separator)) if text else (), piece.finished))
-                    )
+                    drafts.append((q, k, Beam(steps, piece.finished)))
         solutions = [Solution(f"beam-{i}", self.questions[q], beam.steps) for i, (q, _, beam) in enumerate(drafts)]
-        scores = score_solutions(self.model, solutions, batch_size=self.batch_size)
+        scores = score_solutions(self.model, solutions, batch_size=self.plan.batch_size)
         extended: list[list[list[Beam]]] = [[[] for _ in row] for row in active]
         for (q, k, beam), score in zip(drafts, scores, strict=True):
-            value = solution_value(score, self.aggregation)
+            value = solution_value(score, self.plan.aggregation)
             if isinstance(value, Failure):
                 self._unmeasured[q][value.reason] += 1
                 extended[q][k].append(beam)

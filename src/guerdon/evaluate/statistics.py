@@ -146,7 +146,6 @@ class PairedDifference:
 
     Attributes:
         interval: mean difference (tasks weigh the same), its stratified t interval; verdicts rest on this.
-        bootstrap: the same estimate with a stratified percentile bootstrap: too narrow for few seeds.
         p_value: two-sided sign-flip permutation test of "no difference in any pair"; None without pairs.
         smallest_p: the smallest p-value this number of pairs can give, 2 / 2^n; with 5 pairs or fewer it is
             above 0.05, so the test alone can show nothing.
@@ -156,7 +155,6 @@ class PairedDifference:
     """
 
     interval: Interval
-    bootstrap: Interval
     p_value: float | None
     smallest_p: float | None
     n_tasks: int
@@ -185,7 +183,7 @@ def sign_flip_p_value(differences_K_S: ArrayLike, *, seed: int = 0) -> float | N
 
 
 def paired_difference(
-    arm_K_S: ArrayLike, baseline_K_S: ArrayLike, *, reps: int = 2000, seed: int, level: float = 0.95
+    arm_K_S: ArrayLike, baseline_K_S: ArrayLike, *, seed: int, level: float = 0.95
 ) -> PairedDifference:
     """Arm minus baseline, paired by task and seed: estimate, interval for the verdict, permutation p-value.
 
@@ -196,8 +194,7 @@ def paired_difference(
     Args:
         arm_K_S: (tasks, seeds) scores; NaN for a missing run drops the pair and is counted.
         baseline_K_S: (tasks, seeds) scores of the same tasks and seeds.
-        reps: resamples of the bootstrap interval.
-        seed: of the generator.
+        seed: of the generator of the permutation test.
         level: such as 0.95.
 
     Raises:
@@ -215,7 +212,6 @@ def paired_difference(
         interval = Interval(interval.estimate, interval.estimate, interval.estimate, interval.n, interval.n_undefined)
     return PairedDifference(
         interval=interval,
-        bootstrap=stratified_bootstrap(differences, reps=reps, seed=seed, level=level),
         p_value=p_value,
         smallest_p=2.0 ** (1 - interval.n) if interval.n else None,
         n_tasks=len(rows),

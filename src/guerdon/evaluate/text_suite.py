@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from guerdon.evaluate.attacks import attack_report, failed_attacks, honest_pairs
 from guerdon.evaluate.best_of_n import Same, best_of_n, same_number_or_text
 from guerdon.evaluate.contamination import contamination, contamination_warnings, training_question_hashes
 from guerdon.evaluate.generated_bench import generated_bench, right_and_wrong
+from guerdon.evaluate.intervals import BootstrapOptions
 from guerdon.evaluate.metrics import Table, aligned, classification_metrics, number
 from guerdon.evaluate.reward_bench import choices_from_rows, reward_bench, reward_bench_2
 from guerdon.evaluate.scores import failure_counts, score_solutions, solution_value
@@ -99,7 +100,7 @@ class _Suite:
 
     def __init__(self, model: RewardModel, settings: EvaluateTextSettings, same: Same) -> None:
         self.model, self.settings, self.same = model, settings, same
-        self.bootstrap: _Bootstrap = {"reps": settings.reps, "seed": settings.seed}
+        self.bootstrap: BootstrapOptions = {"reps": settings.reps, "seed": settings.seed}
         info = {**asdict(model.info), "range": [float(x) if np.isfinite(x) else None for x in model.info.range]}
         self.record: dict[str, Any] = {"model": info, "aggregation": settings.aggregation, **self.bootstrap}
         self.pictures: dict[str, str] = {}
@@ -246,11 +247,6 @@ class _Suite:
         write_text(folder / "evaluation.txt", text_of(self.record))
         write_json(folder / RECORD, self.record)
         return self.record
-
-
-class _Bootstrap(TypedDict):
-    reps: int
-    seed: int
 
 
 def _published(sources: Sequence[str]) -> list[Solution]:
