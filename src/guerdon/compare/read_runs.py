@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -136,15 +136,15 @@ def mapping(value: Any) -> Row:
     return value if isinstance(value, dict) else {}
 
 
+def points(rows: Iterable[Row], x: str, y: str) -> list[tuple[float, float]]:
+    """The two numbers of each row that has both."""
+    pairs = ((number(row, x), number(row, y)) for row in rows)
+    return [(one, other) for one, other in pairs if one is not None and other is not None]
+
+
 def success_curve(run: RunRecord) -> tuple[list[float], list[float]]:
     """Steps and true success of a run's evaluations; those without a number from 0 to 1 are left out."""
-    pairs = [
-        (step, value)
-        for row in run.evals
-        if (step := number(row, "step")) is not None
-        and (value := number(row, "success")) is not None
-        and 0 <= value <= 1
-    ]
+    pairs = [(step, value) for step, value in points(run.evals, "step", "success") if 0 <= value <= 1]
     return [step for step, _ in pairs], [value for _, value in pairs]
 
 

@@ -6,7 +6,7 @@ of a reward model for text takes the same form: its metrics are those over what 
 probes.
 
     cards, notes = card_views(study.cards, budget=600_000)
-    print(cards[0].metrics[0].name, cards[0].metrics[0].interval)
+    name, interval = cards[0].metrics[0]
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import base64
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from guerdon.compare import report_format as fmt
 from guerdon.compare.read_runs import ModelCard, Row, mapping, number
 from guerdon.compare.report_tables import MODEL_METRICS
+from guerdon.evaluate.attacks import CONTROL
 from guerdon.evaluate.intervals import Interval
 
 PICTURE_HINTS = {
@@ -63,14 +63,6 @@ SHOWN = 5
 
 
 @dataclass(frozen=True)
-class CardMetric:
-    """One metric: its name in words, its interval and the baseline of a trivial model (the majority class)."""
-
-    name: str
-    interval: Interval
-
-
-@dataclass(frozen=True)
 class CardProbe:
     """One probe: what was expected, what was measured on n cases; `passed` is None where it does not apply."""
 
@@ -87,7 +79,7 @@ class CardView:
 
     Attributes:
         findings: what speaks against the model, in words, the worst first.
-        metrics: the ones to look at first, at most `SHOWN`.
+        metrics: names in words and intervals of the ones to look at first, at most `SHOWN`.
         more_metrics: all others.
         pictures: (title, data URI, what to look for).
     """
@@ -96,8 +88,8 @@ class CardView:
     name: str
     findings: tuple[str, ...]
     facts: Mapping[str, str]
-    metrics: tuple[CardMetric, ...]
-    more_metrics: tuple[CardMetric, ...]
+    metrics: tuple[tuple[str, Interval], ...]
+    more_metrics: tuple[tuple[str, Interval], ...]
     probes: tuple[CardProbe, ...]
     failures: Mapping[str, str]
     pictures: tuple[tuple[str, str, str], ...]
@@ -109,15 +101,19 @@ def card_views(cards: Sequence[ModelCard], *, budget: int) -> tuple[list[CardVie
     notes: list[str] = []
     for card in cards:
         pictures = []
-        for title, path in card.pictures.items():
-            uri = _svg_uri(path)
-            if uri is None:
+        for name, path in card.pictures.items():
+            title = name.replace("_", " ")
+            try:
+                uri = "data:image/svg+xml;base64," + base64.b64encode(path.read_bytes()).decode("ascii")
+            except OSError:
                 notes.append(f"{card.task}/{card.name}: picture {path.name} cannot be read")
-            elif len(uri) > budget:
+                continue
+            if len(uri) > budget:
                 notes.append(f"{card.task}/{card.name}: picture {path.name} is left out to keep this file small")
-            else:
-                budget -= len(uri)
-                pictures.append((title.replace("_", " "), uri, _hint(title)))
+                continue
+            budget -= len(uri)
+            hint = next((hint for word, hint in PICTURE_HINTS.items() if word in title.lower()), "")
+            pictures.append((title, uri, hint))
         views.append(_view(card, tuple(pictures)))
     return views, notes
 
@@ -127,7 +123,7 @@ def _view(card: ModelCard, pictures: tuple[tuple[str, str, str], ...]) -> CardVi
     facts = _facts({**mapping(content.get("model")), **mapping(content.get("data"))})
     rows = dict(_rows(content.get("metrics")))
     order = [*(name for name in MODEL_METRICS if name in rows), *(name for name in rows if name not in MODEL_METRICS)]
-    metrics = [CardMetric(_metric_name(name), _interval(rows[name])) for name in order]
+    metrics = [(_metric_name(name), _interval(rows[name])) for name in order]
     probes = [
         CardProbe(
             fmt.human(name),
@@ -225,21 +221,6 @@ def _text(value: Any) -> str:
     return fmt.DASH if value is None else str(value)
 
 
-def _hint(title: str) -> str:
-    return next((hint for word, hint in PICTURE_HINTS.items() if word in title.lower().replace("_", " ")), "")
-
-
-def _svg_uri(path: Path) -> str | None:
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return None
-    return "data:image/svg+xml;base64," + base64.b64encode(content).decode("ascii")
-
-
-CONTROL = "plain_wrong"
-
-
 def is_text_card(content: Row) -> bool:
     """Whether an `evaluation.json` is that of a reward model for text."""
     return "aggregation" in content and "metrics" not in content
@@ -250,77 +231,58 @@ def flat_text_card(content: Row) -> dict[str, Any]:
     data: dict[str, Any] = {"aggregation": content.get("aggregation")}
     metrics: dict[str, Row] = {}
     failures: Counter[str] = Counter()
-    for name, title in (
-        ("generated", "generated"),
-        ("process_bench", "ProcessBench"),
-        ("samples", "the policy's own solutions"),
-    ):
-        section = mapping(content.get(name))
-        if section:
-            _bench(section, title, metrics, data)
-            _add(failures, section)
-    prm = mapping(content.get("prm_bench"))
-    metrics |= {f"PRMBench {name}": row for name, row in mapping(prm.get("measured")).items() if isinstance(row, dict)}
-    pairs = mapping(content.get("pairs"))
-    if pairs:
-        metrics[f"{pairs.get('benchmark', 'pairs')} overall"] = mapping(mapping(pairs.get("overall")).get("measured"))
-    for section in (prm, pairs, mapping(content.get("best_of_n"))):
-        _add(failures, section)
-    _choices(mapping(content.get("best_of_n")), metrics)
+    sets = {"generated": "generated", "process_bench": "ProcessBench", "samples": "the policy's own solutions"}
+    for name, title in sets.items():
+        section = _inside(content, name)
+        if not section:
+            continue
+        bench = _inside(section, "process_bench")
+        metrics[f"{title} F1, average"] = _inside(bench, "average_f1", "measured")
+        subsets = _inside(bench, "subsets")
+        for subset in subsets if len(subsets) > 1 else ():
+            metrics[f"{title} F1, {subset}"] = _inside(subsets, subset, "measured", "f1")
+        for kind in ("steps", "answers"):
+            metrics |= {f"{title}_{kind}_{name}": mapping(row) for name, row in _inside(section, kind).items()}
+        data[f"{title} solutions"] = section.get("solutions")
+        data[f"{title} threshold"] = f"{bench.get('threshold')} ({bench.get('threshold_source')})"
+    metrics |= {f"PRMBench {name}": mapping(row) for name, row in _inside(content, "prm_bench", "measured").items()}
+    pairs, choices = _inside(content, "pairs"), _inside(content, "best_of_n")
+    metrics[f"{pairs.get('benchmark', 'pairs')} overall"] = _inside(pairs, "overall", "measured")
+    for name, curve in _inside(choices, "failures_wrong").items():
+        ns, points = choices.get("n"), mapping(curve).get("accuracy")
+        if ns and isinstance(ns, list) and points and isinstance(points, list):
+            metrics[f"{name} of {ns[-1]}"] = mapping(points[-1])
+    for name in (*sets, "prm_bench", "pairs", "best_of_n"):
+        counts = _inside(content, name, "failures")
+        failures.update({str(k): int(v) for k, v in counts.items() if isinstance(v, int)})
     return {
-        "model": mapping(content.get("model")),
+        "model": _inside(content, "model"),
         "data": data,
         "metrics": {name: row for name, row in metrics.items() if row},
-        "probes": _attacks(mapping(content.get("attacks"))),
+        "probes": _attacks(_inside(content, "attacks")),
         "failures": dict(failures),
     }
 
 
-def _bench(section: Row, title: str, metrics: dict[str, Row], data: dict[str, Any]) -> None:
-    """First errors, steps and answers of one set of solutions."""
-    bench = mapping(section.get("process_bench"))
-    metrics[f"{title} F1, average"] = mapping(mapping(bench.get("average_f1")).get("measured"))
-    subsets = mapping(bench.get("subsets"))
-    for name, subset in subsets.items() if len(subsets) > 1 else ():
-        metrics[f"{title} F1, {name}"] = mapping(mapping(mapping(subset).get("measured")).get("f1"))
-    for kind in ("steps", "answers"):
-        for name, row in mapping(section.get(kind)).items():
-            metrics[f"{title}_{kind}_{name}"] = mapping(row)
-    data[f"{title} solutions"] = section.get("solutions")
-    data[f"{title} threshold"] = f"{bench.get('threshold')} ({bench.get('threshold_source')})"
-
-
-def _choices(section: Row, metrics: dict[str, Row]) -> None:
-    """The largest n of every curve of choices."""
-    ns = section.get("n")
-    if not isinstance(ns, list) or not ns:
-        return
-    for name, curve in mapping(section.get("failures_wrong")).items():
-        points = mapping(curve).get("accuracy")
-        if isinstance(points, list) and points:
-            metrics[f"{name} of {ns[-1]}"] = mapping(points[-1])
+def _inside(content: Row, *path: str) -> Row:
+    """The object at a path of keys, empty where there is none."""
+    for key in path:
+        content = mapping(content.get(key))
+    return content
 
 
 def _attacks(card: Row) -> dict[str, Row]:
     """Each attack as a probe: passed where nothing shows that it works."""
     limit = number(card, "limit")
     probes: dict[str, Row] = {}
-    for name, attack in mapping(card.get("attacks")).items():
-        one = mapping(attack)
-        if name == CONTROL:
-            continue
-        fooled = one.get("fooled")
-        shares = [number(mapping(one.get(kind)), "estimate") for kind in ("at_least_as_high", "accepted")]
-        known = [share for share in shares if share is not None]
+    attacks = {name: mapping(one) for name, one in _inside(card, "attacks").items() if name != CONTROL}
+    for name, one in attacks.items():
+        shares = [number(_inside(one, kind), "estimate") for kind in ("at_least_as_high", "accepted")]
         probes[f"attack {name}"] = {
-            "applicable": fooled is not None,
-            "passed": fooled is False,
-            "value": max(known, default=None),
+            "applicable": one.get("fooled") is not None,
+            "passed": one.get("fooled") is False,
+            "value": max([share for share in shares if share is not None], default=None),
             "expected": f"a share near 0, not shown to be above {limit if limit is not None else 0.05:g} "
             f"(wrong solutions accepted, or valued as high as right ones: {one.get('what')})",
         }
     return probes
-
-
-def _add(failures: Counter[str], section: Row) -> None:
-    failures.update({str(k): int(v) for k, v in mapping(section.get("failures")).items() if isinstance(v, int)})

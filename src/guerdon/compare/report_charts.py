@@ -20,7 +20,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from guerdon.compare.comparison import ArmRow, arm_styles
-from guerdon.compare.read_runs import RunRecord, StudyRecord, number, success_curve
+from guerdon.compare.read_runs import Row, RunRecord, StudyRecord, number, points, success_curve
 from guerdon.compare.report_tables import ONLINE_METRICS
 from guerdon.evaluate.charts import Box, Line, Point, forest, line_chart, scatter
 from guerdon.evaluate.learning_curves import curve_band
@@ -28,6 +28,7 @@ from guerdon.evaluate.learning_curves import curve_band
 Float64 = NDArray[np.float64]
 Stat = Literal["mean", "iqm"]
 Axis = Literal["steps", "time"]
+KEYS: dict[Axis, str] = {"steps": "step", "time": "wall_time"}
 
 MAX_POINTS = 40
 MAX_SCATTER = 400
@@ -55,21 +56,12 @@ class ScatterPanel:
     """
 
     arm: str
-    label: str
     style: int
     source: str
     svg: Markup
     correlation: float | None
     undefined: int
     logged: int
-
-
-@dataclass(frozen=True)
-class Alarm:
-    """A run whose learned return rose while success did not, and the steps at which the alarm was raised."""
-
-    run: RunRecord
-    steps: tuple[float, ...]
 
 
 def curve_panels(
@@ -79,7 +71,7 @@ def curve_panels(
     panels: list[CurvePanel] = []
     where = "all tasks" if len(tasks) > 1 else tasks[0]
     for axis in ("steps", "time"):
-        longest = max([x for run in study.runs if run.task in tasks for x in _axis_values(run, axis)], default=1.0)
+        longest = max([x for run in study.runs if run.task in tasks for x, _ in _curve(run, axis)], default=1.0)
         scale, unit = _unit(longest) if axis == "time" else (1.0, "")
         box = Box(width, height, x=(0.0, (longest or 1.0) / scale), y=(0.0, 1.0))
         label = f"wall-clock ({unit})" if axis == "time" else study.unit
@@ -121,20 +113,10 @@ def scatter_panels(study: StudyRecord) -> list[ScatterPanel]:
             svg = return_scatter(runs, source, style=style, shapes=shapes, arm=arm)
             if svg is None:
                 continue
-            lines = [row for run in runs for row in run.trains]
-            known = [c for row in lines if (c := number(row, "reward_success_correlation")) is not None]
-            panels.append(
-                ScatterPanel(
-                    arm=arm,
-                    label=study.arms[arm],
-                    style=style,
-                    source=source,
-                    svg=svg,
-                    correlation=float(np.mean(known)) if known else None,
-                    undefined=len(lines) - len(known),
-                    logged=len(lines),
-                )
-            )
+            logged = [number(row, "reward_success_correlation") for run in runs for row in run.trains]
+            known = [value for value in logged if value is not None]
+            mean = float(np.mean(known)) if known else None
+            panels.append(ScatterPanel(arm, style, source, svg, mean, len(logged) - len(known), len(logged)))
     return panels
 
 
@@ -149,45 +131,40 @@ def return_scatter(
     runs: Sequence[RunRecord], source: str, *, style: int, shapes: dict[str, int], arm: str
 ) -> Markup | None:
     """A source's return against true success, one mark per line of training (thinned, alarms kept)."""
-    points: list[tuple[float, float, float, int, bool]] = []
+    marks: list[tuple[float, float, float, int, bool]] = []
     for run in runs:
         last = max([number(row, "step") or 0.0 for row in run.trains], default=0.0) or 1.0
         for row in run.trains:
-            x, y = number(row, f"return/{source}"), number(row, "success")
-            if x is not None and y is not None:
-                age = (number(row, "step") or 0.0) / last
-                points.append((x, y, age, shapes.get(run.task, 0), _alarmed(row)))
-    if not points:
+            for x, y in points([row], f"return/{source}", "success"):
+                marks.append((x, y, (number(row, "step") or 0.0) / last, shapes.get(run.task, 0), _alarmed(row)))
+    if not marks:
         return None
-    stride = -(-len(points) // MAX_SCATTER)
-    kept = [point for i, point in enumerate(points) if i % stride == 0 or point[4]]
-    low, high = min(p[0] for p in points), max(p[0] for p in points)
+    stride = -(-len(marks) // MAX_SCATTER)
+    kept = [mark for i, mark in enumerate(marks) if i % stride == 0 or mark[4]]
+    low, high = min(m[0] for m in marks), max(m[0] for m in marks)
     pad = 0.05 * (high - low) or 0.5
     box = Box(310, 230, x=(low - pad, high + pad), y=(-0.03, 1.03), margin=(12, 14, 42, 46))
     title = f"{arm}: return of {source} against true success, {len(kept)} points"
     return scatter(box, kept, style=style, title=title, x_label=f"mean return of {source}", y_label="true success")
 
 
-def alarms(runs: Sequence[RunRecord]) -> list[Alarm]:
-    """The runs in which the hacking alarm was raised, and when."""
-    found = [Alarm(run, tuple(number(row, "step") or 0.0 for row in run.trains if _alarmed(row))) for run in runs]
-    return [alarm for alarm in found if alarm.steps]
+def alarms(runs: Sequence[RunRecord]) -> list[tuple[RunRecord, list[float]]]:
+    """The runs whose learned return rose while success did not, and the steps at which the hacking alarm was raised."""
+    found = [(run, [number(row, "step") or 0.0 for row in run.trains if _alarmed(row)]) for run in runs]
+    return [(run, steps) for run, steps in found if steps]
 
 
 def single_run_panels(run: RunRecord, *, width: float = 860, height: float = 340) -> list[CurvePanel]:
     """True success of one run, in evaluation and in training, against steps and against wall-clock."""
     panels: list[CurvePanel] = []
-    for axis in ("steps", "time"):
-        xs = [x for row in (*run.evals, *run.trains) if (x := number(row, _key(axis))) is not None]
-        longest = max(xs, default=1.0) or 1.0
+    for axis, key in KEYS.items():
+        longest = max([x for row in (*run.evals, *run.trains) if (x := number(row, key)) is not None], default=1.0)
         scale, unit = _unit(longest) if axis == "time" else (1.0, "")
         lines = []
         for style, (name, rows) in enumerate((("training", run.trains), ("evaluation", run.evals))):
-            pairs = [(number(row, _key(axis)), number(row, "success")) for row in rows]
-            points = tuple((x / scale, y) for x, y in pairs if x is not None and y is not None)
-            lines.append(Line(name, style, _thinned(points)))
+            lines.append(Line(name, style, _thinned([(x / scale, y) for x, y in points(rows, key, "success")])))
         label = f"wall-clock ({unit})" if axis == "time" else run.unit
-        box = Box(width, height, x=(0.0, longest / scale), y=(0.0, 1.0))
+        box = Box(width, height, x=(0.0, (longest or 1.0) / scale), y=(0.0, 1.0))
         svg = line_chart(box, lines, title=f"true success against {label}", x_label=label, y_label="true success")
         panels.append(CurvePanel("mean", axis, unit, svg))
     return panels
@@ -197,21 +174,14 @@ def _arm_line(
     study: StudyRecord, arm: str, style: int, tasks: Sequence[str], *, axis: Axis, stat: Stat, scale: float
 ) -> Line:
     runs = [run for run in study.select(arm=arm) if run.task in tasks]
-    curves = {
-        (run.task, run.seed): xy for run in runs if run.status == "complete" and len((xy := _curve(run, axis))[0]) > 0
-    }
-    thin = tuple(
-        _thinned(tuple(zip((x / scale for x in xs), ys, strict=True)))
-        for run in runs
-        if run.status != "complete"
-        for xs, ys in [_curve(run, axis)]
-    )
+    curves = {(run.task, run.seed): xy for run in runs if run.status == "complete" and (xy := _curve(run, axis))}
+    thin = tuple(_thinned([(x / scale, y) for x, y in _curve(run, axis)]) for run in runs if run.status != "complete")
     if not curves:
         return Line(arm, style, (), thin=thin)
-    grid = _grid([xs for xs, _ in curves.values()], axis)
+    grid = _grid([[x for x, _ in xy] for xy in curves.values()], axis)
     table = np.full((len(tasks), len(study.seeds), len(grid)), np.nan)
-    for (task, seed), (xs, ys) in curves.items():
-        table[tasks.index(task), study.seeds.index(seed or 0)] = np.interp(grid, xs, ys)
+    for (task, seed), xy in curves.items():
+        table[tasks.index(task), study.seeds.index(seed or 0)] = np.interp(grid, [x for x, _ in xy], [y for _, y in xy])
     return _band_line(arm, style, [x / scale for x in grid], table, stat, thin)
 
 
@@ -238,23 +208,10 @@ def _grid(xs_by_run: Sequence[Sequence[float]], axis: Axis) -> list[float]:
     return [union[i] for i in np.linspace(0, len(union) - 1, MAX_POINTS).round().astype(int)]
 
 
-def _curve(run: RunRecord, axis: Axis) -> tuple[list[float], list[float]]:
+def _curve(run: RunRecord, axis: Axis) -> list[tuple[float, float]]:
     if axis == "steps":
-        return success_curve(run)
-    pairs = [
-        (x, y)
-        for row in run.evals
-        if (x := number(row, "wall_time")) is not None and (y := number(row, "success")) is not None
-    ]
-    return [x for x, _ in pairs], [y for _, y in pairs]
-
-
-def _axis_values(run: RunRecord, axis: Axis) -> list[float]:
-    return _curve(run, axis)[0]
-
-
-def _key(axis: Axis) -> str:
-    return "step" if axis == "steps" else "wall_time"
+        return list(zip(*success_curve(run), strict=True))
+    return points(run.evals, KEYS[axis], "success")
 
 
 def _unit(seconds: float) -> tuple[float, str]:
@@ -263,14 +220,14 @@ def _unit(seconds: float) -> tuple[float, str]:
     return (60.0, "min") if seconds < 3 * 3600 else (3600.0, "h")
 
 
-def _alarmed(row: object) -> bool:
-    return isinstance(row, dict) and bool(number(row, "hacking_alarm"))
+def _alarmed(row: Row) -> bool:
+    return bool(number(row, "hacking_alarm"))
 
 
-def _thinned(points: tuple[Point, ...]) -> tuple[Point, ...]:
-    if len(points) <= 4 * MAX_POINTS:
-        return points
-    return tuple(points[i] for i in np.linspace(0, len(points) - 1, 4 * MAX_POINTS).round().astype(int))
+def _thinned(curve: list[Point]) -> tuple[Point, ...]:
+    if len(curve) <= 4 * MAX_POINTS:
+        return tuple(curve)
+    return tuple(curve[i] for i in np.linspace(0, len(curve) - 1, 4 * MAX_POINTS).round().astype(int))
 
 
 WINDOWS = 24
@@ -319,9 +276,7 @@ def quality_panels(arms: Mapping[str, tuple[int, Sequence[RunRecord]]]) -> list[
 
 def windowed(run: RunRecord, key: str, end: float, windows: int = WINDOWS) -> Float64:
     """(windows,) mean of a logged value in equal windows of [0, end]; NaN where it was never defined."""
-    pairs = [
-        (x, y) for row in run.trains if (x := number(row, "step")) is not None and (y := number(row, key)) is not None
-    ]
+    pairs = points(run.trains, "step", key)
     places = np.array([min(int(windows * x / end), windows - 1) for x, _ in pairs], dtype=np.int64)
     count = np.bincount(places, minlength=windows)
     total = np.bincount(places, weights=[y for _, y in pairs], minlength=windows)
