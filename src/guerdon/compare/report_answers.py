@@ -75,7 +75,7 @@ class StepOfAnswer:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ShownAnswer:
     """One response.
 
     Attributes:
@@ -93,11 +93,11 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Moment:
+class AnswersAtStep:
     """The answers of one film."""
 
     step: int
-    answers: tuple[Answer, ...]
+    answers: tuple[ShownAnswer, ...]
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class AnswerPanel:
     run: RunRecord
     sources: tuple[str, ...]
     scales: Mapping[str, float]
-    moments: tuple[Moment, ...]
+    moments: tuple[AnswersAtStep, ...]
 
     @property
     def n_bytes(self) -> int:
@@ -290,7 +290,8 @@ def _panel(run: RunRecord, films: Mapping[int, list[dict[str, Any]]], size: tupl
     sources = tuple(dict.fromkeys(name for response in everything for name in response["rewards"])) or (NO_SOURCE,)
     scales = {source: _scale(everything, source) for source in sources}
     moments = tuple(
-        Moment(step, tuple(_answer(response, scales) for response in responses)) for step, responses in chosen.items()
+        AnswersAtStep(step, tuple(_answer(response, scales) for response in responses))
+        for step, responses in chosen.items()
     )
     return AnswerPanel(run, sources, scales, moments)
 
@@ -325,9 +326,9 @@ def _paid(response: Mapping[str, Any], source: str) -> list[float | None]:
     return [number({"": value}, "") for value in paid]
 
 
-def _answer(response: Mapping[str, Any], scales: Mapping[str, float]) -> Answer:
+def _answer(response: Mapping[str, Any], scales: Mapping[str, float]) -> ShownAnswer:
     outcome = response.get("outcome")
-    return Answer(
+    return ShownAnswer(
         prompt=_clean(str(response.get("prompt", "")))[:MAX_PROMPT],
         expected=_clean(str(response.get("answer", "")))[:MAX_PROMPT],
         outcome=outcome if isinstance(outcome, bool) else None,

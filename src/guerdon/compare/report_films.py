@@ -14,7 +14,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import zipfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from guerdon.compare.read_runs import RunRecord
-from guerdon.errors import DataError
+from guerdon.errors import DataError, boundary
 from guerdon.evaluate.charts import Box, short, svg
 from guerdon.types import BoolArray, ByteArray, FloatArray, IntArray
 
@@ -81,9 +80,7 @@ class Frame:
 class ShownFilm:
     """A film ready for the page."""
 
-    run: RunRecord
-    step: int
-    success: bool | None
+    file: FilmFile
     frames: tuple[Frame, ...]
     curve: Markup
     n_bytes: int
@@ -159,22 +156,17 @@ def load_film(file: FilmFile) -> Film:
     Raises:
         DataError: the file is truncated, holds objects, or lacks an array.
     """
-    with _open(file.path) as content:
-        frames = _array(content, "frames", file.path)
-        rows = _array(content, "rows", file.path).astype(np.int64)
-        success = _array(content, "success", file.path).astype(bool)
-        names = [key.removeprefix("reward/") for key in content.files if key.startswith("reward/")]
-        rewards = {name: _array(content, f"reward/{name}", file.path).astype(np.float32) for name in names}
-        missing = {
-            name: _array(content, f"missing/{name}", file.path).astype(bool)
-            if f"missing/{name}" in content.files
-            else np.zeros(len(rows), dtype=bool)
-            for name in names
-        }
+    content = _read(file.path)
+    with boundary(DataError, f"film {file.path.name} of {file.run.name} lacks an array"):
+        frames, rows = content["frames"], content["rows"].astype(np.int64)
+        success = content["success"].astype(bool)
+    rewards = {k.removeprefix("reward/"): v.astype(np.float32) for k, v in content.items() if k.startswith("reward/")}
+    nothing = np.zeros(len(rows), dtype=bool)
+    missing = {name: content.get(f"missing/{name}", nothing).astype(bool) for name in rewards}
     lengths = {len(frames), len(rows), len(success), *map(len, rewards.values()), *map(len, missing.values())}
     if len(lengths) != 1 or len(rows) == 0 or frames.ndim != 4 or frames.dtype != np.uint8:
         raise DataError(f"{file.path}: frames, rows, success and rewards of a film must share one length > 0")
-    missing = {name: missing[name] | ~np.isfinite(rewards[name]) for name in names}
+    missing = {name: gone | ~np.isfinite(rewards[name]) for name, gone in missing.items()}
     picked = pick_frames(success, LEVELS[0][1])
     pictures = np.stack([_shrink(frames[i], LEVELS[0][0]) for i in picked])
     return Film(file, rows, success, rewards, missing, picked, pictures)
@@ -209,7 +201,7 @@ def encode_film(film: Film, level: tuple[int, int, int]) -> ShownFilm:
         )
     curve = reward_curves(film)
     n_bytes = sum(len(frame.uri) + len(frame.text) + 400 for frame in frames) + len(curve) + 1500
-    return ShownFilm(film.file.run, film.file.step, film.file.success, tuple(frames), curve, n_bytes)
+    return ShownFilm(film.file, tuple(frames), curve, n_bytes)
 
 
 def jpeg_uri(picture_H_W_C: ByteArray, quality: int) -> str:
@@ -309,25 +301,16 @@ def _shrink(picture: ByteArray, side: int) -> ByteArray:
     return np.asarray(Image.fromarray(picture).resize(size, Image.Resampling.LANCZOS))
 
 
-def _open(path: Path) -> Any:
-    try:
-        return np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"film {path.name} of {path.parent.parent.name} cannot be read: {error}") from error
-
-
-def _array(content: Any, key: str, path: Path) -> NDArray[Any]:
-    try:
-        return np.asarray(content[key])
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"film {path.name} of {path.parent.parent.name}: array {key!r}: {error}") from error
+def _read(path: Path, only: str | None = None) -> dict[str, NDArray[Any]]:
+    """The arrays of a film, or one of them."""
+    what = f"film {path.name} of {path.parent.parent.name} cannot be read"
+    with boundary(DataError, what), np.load(path, allow_pickle=False) as content:
+        return {key: np.asarray(content[key]) for key in ([only] if only else content.files)}
 
 
 def _peek(path: Path, run: RunRecord) -> FilmFile:
-    with _open(path) as content:
-        try:
-            meta = json.loads(str(_array(content, "meta", path).reshape(-1)[0]))
-            success = meta["success"]
-            return FilmFile(path, run, int(meta["step"]), None if success is None else bool(success))
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise DataError(f"film {path.name} of {run.name}: its meta lacks step or success") from error
+    content = _read(path, "meta")
+    with boundary(DataError, f"film {path.name} of {run.name}: its meta lacks step or success"):
+        meta = json.loads(str(content["meta"].reshape(-1)[0]))
+        success = meta["success"]
+        return FilmFile(path, run, int(meta["step"]), None if success is None else bool(success))

@@ -6,9 +6,10 @@ keys changed. Started again, a study goes on where it was. This module does not 
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -40,8 +41,8 @@ from guerdon.worlds.build import check_success_reported
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a study will do.
+class StudyPlan:
+    """The jobs of a study.
 
     Attributes:
         study: the file as it stands, resolved for its first task.
@@ -76,7 +77,7 @@ class Plan:
         }
 
 
-def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> Plan:
+def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> StudyPlan:
     """Read a study file and lay out its jobs; nothing is started or written.
 
     Raises:
@@ -97,24 +98,23 @@ def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> Pl
             for seed in base.compare.seeds:
                 name = f"{task}.{arm}.seed{seed}"
                 logger = {"log_path": f"{base.work_dir}/runs", "experiment_name": f"{task}/{arm}/seed{seed}"}
+                folder = Path(logger["log_path"], logger["experiment_name"])
                 # The arm's keys as written: their references are about this task, not the file's first one.
                 written = tree.data["compare"]["arms"][arm].get("config") or {}
-                change = merge(
-                    merge(at_task, written),
-                    {"runner": {"seed": seed, "logger": logger}, "compare": None},
-                )
+                own = {"runner": {"seed": seed, "logger": logger}, "compare": None}
+                change = merge(merge(at_task, written), own)
                 configs[name] = _resolved(_moved(placed, f"compare.arms.{arm}.config."), change, f"{path}, arm {arm}")
                 if not configs[name].text:
                     check_success_reported(configs[name].env, configs[name].success_readers())
                 needs = _needs(task, configs[name], prepared)
                 cost = float(estimate_run(configs[name])["seconds"])
-                verb = ("run", _file(base, name), "--resume")
-                jobs.append(Job(name, verb, needs, cost, folder=_run_folder(configs[name])))
+                arguments = ("run", _job_file(base.work_dir, name), "--resume")
+                jobs.append(Job(name, arguments, needs, cost, folder=folder))
     workers = parallel or base.compare.parallel or len(os.sched_getaffinity(0))
-    return Plan(base, path, tuple(overrides), configs, tuple(jobs), workers)
+    return StudyPlan(base, path, tuple(overrides), configs, tuple(jobs), workers)
 
 
-def run_study(plan: Plan) -> tuple[Path, str]:
+def run_study(plan: StudyPlan) -> tuple[Path, str]:
     """Run the jobs of a plan that are not done yet and write the report.
 
     Returns:
@@ -130,8 +130,15 @@ def run_study(plan: Plan) -> tuple[Path, str]:
         _write_configs(plan)
         _write_card(plan, 0.0)
         progress = ProgressBar(len(plan.jobs), what="jobs")
+
+        def report_end(outcome: Outcome, settled: int, total: int) -> None:
+            line = f"[{settled}/{total}] {outcome.job.name}: {outcome.state}"
+            line += f" in {outcome.seconds:.0f} s" if outcome.seconds else ""
+            progress.write_line(line + (f" ({outcome.message})" if outcome.message else ""))
+            progress.advance(settled, "jobs")
+
         try:
-            outcomes = run_jobs(plan.jobs, folder / "jobs", parallel=plan.parallel, say=_teller(progress))
+            outcomes = run_jobs(plan.jobs, folder / "jobs", parallel=plan.parallel, say=report_end)
         finally:
             progress.close()
         _write_card(plan, time.perf_counter() - started)
@@ -147,9 +154,9 @@ def run_study(plan: Plan) -> tuple[Path, str]:
     return report, table
 
 
-def _write_configs(plan: Plan) -> None:
+def _write_configs(plan: StudyPlan) -> None:
     """The configuration of every job, unless one of them has already run with another."""
-    written = {Path(_file(plan.study, name)): to_yaml(config) for name, config in plan.configs.items()}
+    written = {Path(_job_file(plan.study.work_dir, name)): to_yaml(config) for name, config in plan.configs.items()}
     for path, text in written.items():
         if path.with_suffix(".done").exists() and path.exists() and path.read_text(encoding="utf-8") != text:
             raise ConfigError(
@@ -183,7 +190,7 @@ def _preparation(task: str, study: Study, configs: dict[str, Study]) -> list[Job
 
     def add(name: str, verb: str, *flags: str, needs: tuple[str, ...] = (), cost: float, urgent: bool = True) -> None:
         configs[name] = study
-        jobs.append(Job(name, (verb, _file(study, name), *flags), needs, cost, urgent=urgent))
+        jobs.append(Job(name, (verb, _job_file(study.work_dir, name), *flags), needs, cost, urgent=urgent))
 
     if study.sft is not None:
         add(f"{task}.sft", "train", "policy=sft", "--resume", cost=float(estimate_sft(study)["seconds"]))
@@ -246,12 +253,8 @@ def _needs(task: str, arm: Study, prepared: Study) -> tuple[str, ...]:
     return tuple(f"{task}.train.{name}" for name, model in prepared.train.items() if model.save_dir in wanted)
 
 
-def _file(study: Study, name: str) -> str:
-    return str(Path(study.work_dir) / "jobs" / f"{name}.yaml")
-
-
-def _run_folder(study: Study) -> Path:
-    return Path(study.runner.logger.log_path) / study.runner.logger.experiment_name
+def _job_file(work_dir: str, name: str) -> str:
+    return str(Path(work_dir) / "jobs" / f"{name}.yaml")
 
 
 def _disk(job: Job, study: Study) -> dict[str, int]:
@@ -267,7 +270,7 @@ def _disk(job: Job, study: Study) -> dict[str, int]:
     return {name: found[name] for name in ("bytes", "peak_bytes") if name in found}
 
 
-def _write_card(plan: Plan, seconds: float) -> None:
+def _write_card(plan: StudyPlan, seconds: float) -> None:
     """`study.json`, what the report reads first; wall seconds add up over restarts."""
     path = plan.folder / "study.json"
     compare = plan.study.compare
@@ -275,8 +278,6 @@ def _write_card(plan: Plan, seconds: float) -> None:
     before = 0.0
     started = provenance.now()
     if path.exists():
-        import json
-
         card = json.loads(path.read_text())
         before, started = float(card["wall_seconds"]), card["started"]
     command = provenance.command()
@@ -298,18 +299,3 @@ def _write_card(plan: Plan, seconds: float) -> None:
             "wall_seconds": round(before + seconds, 1),
         },
     )
-
-
-def _teller(progress: ProgressBar) -> Callable[[Outcome, int, int], None]:
-    """Tells of each job that ended: a line for the record, and the bar on a terminal."""
-
-    def say(outcome: Outcome, settled: int, total: int) -> None:
-        line = f"[{settled}/{total}] {outcome.job.name}: {outcome.state}"
-        if outcome.seconds:
-            line += f" in {outcome.seconds:.0f} s"
-        if outcome.message:
-            line += f" ({outcome.message})"
-        progress.write_line(line)
-        progress.advance(settled, "jobs")
-
-    return say
