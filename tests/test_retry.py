@@ -10,13 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guerdon.retry import MORE_BEGUN, Clock, Crew, Deadline, Retry, Tried, asked_pause, is_transient, persist
+from guerdon.retry import (
+    OPEN_PER_SLOT,
+    Attempt,
+    Clock,
+    Deadline,
+    RequestPool,
+    Retry,
+    is_transient,
+    retry_after,
+    retry_async,
+)
 from guerdon.settings.label import JudgeSettings
 from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.vlm import EndpointSettings
 from guerdon.types import Failure
 
-AGAIN = Tried(Failure("connection"), again=True)
+AGAIN = Attempt(Failure("connection"), again=True)
 
 
 class FakeTime:
@@ -78,28 +88,28 @@ def test_by_default_a_call_outlives_half_a_minute(seed):
     ],
 )  # fmt: skip
 def test_servers_ask_in_seconds_milliseconds_or_dates(headers, seconds):
-    assert asked_pause(headers, FakeTime().clock) == seconds
+    assert retry_after(headers, FakeTime().clock) == seconds
 
 
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_no_header_breaks_anything(seconds, milliseconds):
-    pause = asked_pause({"retry-after": seconds, "retry-after-ms": milliseconds}, Clock())
+    pause = retry_after({"retry-after": seconds, "retry-after-ms": milliseconds}, Clock())
     assert pause is None or 0 <= pause < math.inf
 
 
 @given(st.floats(0.001, 600), st.integers(1, 20), st.integers(0, 2**32))
 def test_what_a_server_asks_for_is_what_it_gets_with_a_tenth_of_jitter(asked, made, seed):
-    tried = Tried(Failure("rate_limited"), again=True, asked=asked)
+    tried = Attempt(Failure("rate_limited"), again=True, retry_after=asked)
     assert asked <= Retry(100).next_pause(made, tried, math.inf, random.Random(seed)) <= 1.1 * asked
 
 
 def test_no_pause_reaches_beyond_the_deadline_and_none_is_endless():
     rng = random.Random(0)
-    asked = Tried(Failure("rate_limited"), again=True, asked=30.0)
+    asked = Attempt(Failure("rate_limited"), again=True, retry_after=30.0)
     assert Retry().next_pause(1, asked, 20.0, rng) == "; the server asks to wait 30 s; no time for try 2"
     assert Retry().next_pause(4, AGAIN, 2.0, rng) == "; no time for try 5"
-    assert "3600 s" in Retry().next_pause(1, Tried(AGAIN.outcome, True, 3600.0), math.inf, rng)
-    assert Retry().next_pause(1, Tried("fine"), math.inf, rng) == ""
+    assert "3600 s" in Retry().next_pause(1, Attempt(AGAIN.outcome, True, 3600.0), math.inf, rng)
+    assert Retry().next_pause(1, Attempt("fine"), math.inf, rng) == ""
 
 
 def test_what_is_tried_again():
@@ -115,8 +125,8 @@ def test_a_deadline_runs_out():
     assert deadline.left == -1.0
 
 
-def crew(fake, slots=1, tries=3, **given):
-    return Crew(Retry(tries), slots, fake.clock, rng=random.Random(0), **given)
+def pool(fake, slots=1, tries=3, **given):
+    return RequestPool(Retry(tries), slots, fake.clock, rng=random.Random(0), **given)
 
 
 def script(*tried):
@@ -127,15 +137,15 @@ def script(*tried):
 
 def test_a_crew_gives_every_outcome_once_and_counts_tries():
     fake = FakeTime()
-    todo = deque([("a", script(Tried("A"))), ("b", script(AGAIN, Tried("B"))), ("c", script(AGAIN, AGAIN, AGAIN))])
-    assert dict(crew(fake, slots=2).run(todo)) == {"a": "A", "b": "B", "c": Failure("connection")}
+    todo = deque([("a", script(Attempt("A"))), ("b", script(AGAIN, Attempt("B"))), ("c", script(AGAIN, AGAIN, AGAIN))])
+    assert dict(pool(fake, slots=2).run(todo)) == {"a": "A", "b": "B", "c": Failure("connection")}
 
 
 def test_a_pause_holds_no_slot():
     """With one slot: the first call waits for its second try, and all others are done before it."""
     fake = FakeTime()
-    calls = [("slow", script(AGAIN, Tried("slow")))] + [(n, script(Tried(n))) for n in range(3)]
-    assert [key for key, _ in crew(fake).run(deque(calls))] == [0, 1, 2, "slow"]
+    calls = [("slow", script(AGAIN, Attempt("slow")))] + [(n, script(Attempt(n))) for n in range(3)]
+    assert [key for key, _ in pool(fake).run(deque(calls))] == [0, 1, 2, "slow"]
     assert len(fake.slept) == 1
 
 
@@ -149,23 +159,23 @@ def test_behind_a_dead_server_only_some_calls_are_begun():
 
         return one_try
 
-    running = crew(fake, slots=2).run(deque((n, dead(n)) for n in range(50)))
+    running = pool(fake, slots=2).run(deque((n, dead(n)) for n in range(50)))
     next(running)
-    assert len({n for n, _ in begun}) <= 2 * MORE_BEGUN
+    assert len({n for n, _ in begun}) <= 2 * OPEN_PER_SLOT
     running.close()
 
 
 def test_nobody_starts_while_a_server_asks_to_wait():
     fake = FakeTime()
-    busy = Tried(Failure("rate_limited"), again=True, asked=0.25)
+    busy = Attempt(Failure("rate_limited"), again=True, retry_after=0.25)
     started = []
 
     def other(seconds):
         started.append(fake.time)
-        return Tried("ok")
+        return Attempt("ok")
 
-    todo = deque([("first", script(busy, Tried("ok"))), ("second", other)])
-    assert dict(crew(fake).run(todo)) == {"first": "ok", "second": "ok"}
+    todo = deque([("first", script(busy, Attempt("ok"))), ("second", other)])
+    assert dict(pool(fake).run(todo)) == {"first": "ok", "second": "ok"}
     assert started[0] >= 100.25
     assert 0.25 <= sum(fake.slept) <= 0.275 + 1e-9  # a quarter of a second, not a whole one
 
@@ -178,7 +188,7 @@ def test_a_limit_ends_a_call_that_has_tries_left():
         left.append(seconds)
         return AGAIN
 
-    ((_, outcome),) = crew(fake, tries=50, limit=10.0).run(deque([("a", one_try)]))
+    ((_, outcome),) = pool(fake, tries=50, limit=10.0).run(deque([("a", one_try)]))
     assert outcome.reason == "connection"
     assert outcome.detail.startswith("; no time for try ")
     assert left[0] == 10.0
@@ -187,12 +197,12 @@ def test_a_limit_ends_a_call_that_has_tries_left():
 
 
 def test_calls_may_be_added_while_a_crew_works():
-    todo = deque([(1, script(Tried(1)))])
+    todo = deque([(1, script(Attempt(1)))])
     found = []
-    for key, outcome in crew(FakeTime()).run(todo):
+    for key, outcome in pool(FakeTime()).run(todo):
         found.append(outcome)
         if key < 4:
-            todo.append((key + 1, script(Tried(key + 1))))
+            todo.append((key + 1, script(Attempt(key + 1))))
     assert found == [1, 2, 3, 4]
 
 
@@ -200,9 +210,9 @@ def test_a_closed_crew_begins_nothing_more():
     begun = []
 
     def one_try(n):
-        return lambda seconds: begun.append(n) or Tried(n)
+        return lambda seconds: begun.append(n) or Attempt(n)
 
-    running = crew(FakeTime()).run(deque((n, one_try(n)) for n in range(9)))
+    running = pool(FakeTime()).run(deque((n, one_try(n)) for n in range(9)))
     next(running)
     running.close()
     assert begun == [0]
@@ -213,7 +223,7 @@ def test_an_exception_of_a_try_comes_through():
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        list(crew(FakeTime(), slots=2).run(deque([("a", broken), ("b", script(Tried("b")))])))
+        list(pool(FakeTime(), slots=2).run(deque([("a", broken), ("b", script(Attempt("b")))])))
 
 
 @given(
@@ -223,8 +233,8 @@ def test_an_exception_of_a_try_comes_through():
 )
 def test_whatever_happens_every_call_has_one_outcome_and_no_more_tries_than_allowed(scripts, slots, tries):
     fake, made, lock = FakeTime(), [0] * len(scripts), threading.Lock()
-    kinds = {"again": AGAIN, "asked": Tried(Failure("busy"), True, 0.5), "fine": Tried("fine")}
-    kinds["wrong"] = Tried(Failure("no"))
+    kinds = {"again": AGAIN, "asked": Attempt(Failure("busy"), True, 0.5), "fine": Attempt("fine")}
+    kinds["wrong"] = Attempt(Failure("no"))
 
     def call(n):
         def one_try(seconds):
@@ -234,7 +244,7 @@ def test_whatever_happens_every_call_has_one_outcome_and_no_more_tries_than_allo
 
         return one_try
 
-    found = list(crew(fake, slots=slots, tries=tries).run(deque((n, call(n)) for n in range(len(scripts)))))
+    found = list(pool(fake, slots=slots, tries=tries).run(deque((n, call(n)) for n in range(len(scripts)))))
     assert sorted(n for n, _ in found) == list(range(len(scripts)))
     for n, outcome in found:
         ends = next((k + 1 for k, kind in enumerate(scripts[n]) if kind in ("fine", "wrong")), None)
@@ -265,11 +275,11 @@ def test_a_pause_in_an_event_loop_holds_no_slot_either():
         clock = Clock(lambda: fake.time, sleep_async=sleep)
 
         def persisting(one_try):
-            return persist(one_try, Retry(3), Deadline.after(60, clock), slots, random.Random(0), lambda o, _: o)
+            return retry_async(one_try, Retry(3), Deadline.after(60, clock), slots, random.Random(0), lambda o, _: o)
 
-        slow = asyncio.create_task(persisting(call("slow", AGAIN, Tried("slow"))))
+        slow = asyncio.create_task(persisting(call("slow", AGAIN, Attempt("slow"))))
         await asyncio.sleep(0)
-        assert await persisting(call("quick", Tried("quick"))) == "quick"
+        assert await persisting(call("quick", Attempt("quick"))) == "quick"
         over.set()
         return await slow
 

@@ -4,9 +4,9 @@ A transient failure is tried again after a pause: what the server asks for in `R
 a random one that doubles. A pause holds no slot: other calls use it. With the defaults the pauses of a call add up to
 at least 50 s, longer than a server takes to restart. Clock and random generator are parameters, for tests.
 
-    crew = Crew(Retry(tries=8), slots=4)
-    todo = deque([("a", lambda seconds_left: Tried("done"))])
-    for name, outcome in crew.run(todo): ...                 # as they come
+    pool = RequestPool(Retry(tries=8), slots=4)
+    todo = deque([("a", lambda seconds_left: Attempt("done"))])
+    for name, outcome in pool.run(todo): ...                 # as they come
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from typing import Generic, TypeVar
 from guerdon.types import Failure
 
 TRIES = 8  # of a call, unless a setting says otherwise
-MORE_BEGUN = 4  # calls under way for each slot: some wait for their next try while others use the slots
+OPEN_PER_SLOT = 4  # open calls per slot: some wait for their next try while others use the slots
 _TRANSIENT = frozenset({408, 425, 429})  # of the 4xx; every 5xx is too
-_HERD = 1.1  # the clients that a server sent away come back spread over a tenth of what it asked for
-_LEAST = 0.75  # of the longest that a pause may be
+_JITTER = 1.1  # clients that a server asked to wait come back spread over a tenth of that time
+_MIN_SHARE = 0.75  # of the longest that a pause may be
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Deadline:
-    """A moment after which nothing is tried any more."""
+    """A moment after which there are no more tries."""
 
     clock: Clock
     at: float
@@ -71,23 +71,23 @@ class Deadline:
 
 
 @dataclass(frozen=True)
-class Tried(Generic[T]):
-    """How one try went.
+class Attempt(Generic[T]):
+    """The result of one try.
 
     Attributes:
-        outcome: of the call, if this try is its last.
+        outcome: of the call, if this is its last try.
         again: whether another try may give a better one.
-        asked: seconds that the server asks to wait; None where it does not say.
+        retry_after: seconds that the server asks to wait; None where it does not say.
     """
 
     outcome: T
     again: bool = False
-    asked: float | None = None
+    retry_after: float | None = None
 
 
 @dataclass(frozen=True)
 class Retry:
-    """How often, and how far apart.
+    """The policy: how many tries, and the pauses between them.
 
     Attributes:
         tries: in all.
@@ -101,33 +101,33 @@ class Retry:
     longest: float = 20.0
     most_asked: float = 600.0
 
-    def next_pause(self, made: int, tried: Tried[T], left: float, rng: random.Random) -> float | str:
+    def next_pause(self, made: int, attempt: Attempt[T], left: float, rng: random.Random) -> float | str:
         """Seconds until the next try of a call; or why there is none, as an addition to a message.
 
         Args:
             made: tries so far.
-            tried: the last of them.
+            attempt: the last of them.
             left: seconds until the deadline of the call.
-            rng: chance.
+            rng: random numbers.
 
         Returns:
             What the server asks for and up to a tenth more; else between three quarters and all of
             `first` * 2^(made - 1), as far as `longest` allows.
         """
-        if not tried.again or made >= self.tries:
+        if not attempt.again or made >= self.tries:
             return ""
-        if tried.asked:
-            pause = tried.asked * rng.uniform(1.0, _HERD)
-            if tried.asked > self.most_asked or pause >= left:
-                return f"; the server asks to wait {tried.asked:.6g} s; no time for try {made + 1}"
+        if attempt.retry_after:
+            pause = attempt.retry_after * rng.uniform(1.0, _JITTER)
+            if attempt.retry_after > self.most_asked or pause >= left:
+                return f"; the server asks to wait {attempt.retry_after:.6g} s; no time for try {made + 1}"
             return pause
         most = min(self.longest, self.first * 2 ** min(made - 1, 30))
-        pause = rng.uniform(_LEAST * most, most)
+        pause = rng.uniform(_MIN_SHARE * most, most)
         return pause if pause < left else f"; no time for try {made + 1}"
 
 
-async def persist(
-    one_try: Callable[[], Awaitable[Tried[T]]],
+async def retry_async(
+    one_try: Callable[[], Awaitable[Attempt[T]]],
     retry: Retry,
     deadline: Deadline,
     slots: asyncio.Semaphore,
@@ -141,7 +141,7 @@ async def persist(
         retry: the policy.
         deadline: of the whole call.
         slots: one is held during a try, none during a pause.
-        rng: chance.
+        rng: random numbers.
         late: the outcome of a call that has no time left, from that of its last try (None: there was none) and a note.
     """
     outcome: T | None = None
@@ -150,9 +150,9 @@ async def persist(
         async with slots:
             if deadline.left <= 0:
                 return late(outcome, f"; no time left for try {made + 1}")
-            tried = await one_try()
-        outcome, made = tried.outcome, made + 1
-        pause = retry.next_pause(made, tried, deadline.left, rng)
+            attempt = await one_try()
+        outcome, made = attempt.outcome, made + 1
+        pause = retry.next_pause(made, attempt, deadline.left, rng)
         if isinstance(pause, str):
             return late(outcome, pause) if pause else outcome
         await deadline.clock.sleep_async(pause)
@@ -163,18 +163,18 @@ class _Call(Generic[K, T]):
     due: float  # when its next try may start
     number: int
     key: K = field(compare=False)
-    one_try: Callable[[float], Tried[T]] = field(compare=False)
+    one_try: Callable[[float], Attempt[T]] = field(compare=False)
     until: float = field(compare=False)
     made: int = field(default=0, compare=False)
 
 
-Todo = deque[tuple[K, Callable[[float], Tried[T]]]]
+Calls = deque[tuple[K, Callable[[float], Attempt[T]]]]
 """Calls by name; a try gets the seconds left for it."""
 
 
 @dataclass
-class Crew:
-    """Makes many calls, several at a time, from threads of its own.
+class RequestPool:
+    """Many calls, several at a time, in threads.
 
     When a server asks one call to wait, none starts meanwhile: it counts what they send together.
 
@@ -184,7 +184,7 @@ class Crew:
         clock: time.
         limit: seconds for a call with all its tries and pauses.
         per_minute: start no more tries than these; None: no limit.
-        rng: chance.
+        rng: random numbers.
     """
 
     retry: Retry
@@ -196,14 +196,14 @@ class Crew:
     _free_at: float = -math.inf  # when the next try may start
     _begun: int = 0
 
-    def run(self, todo: Todo[K, T | Failure]) -> Generator[tuple[K, T | Failure]]:
+    def run(self, todo: Calls[K, T | Failure]) -> Generator[tuple[K, T | Failure]]:
         """Outcomes, as they come; closing the iterator begins nothing more and waits for what is under way.
 
         Args:
             todo: is emptied, and may be added to until the iterator ends.
         """
         waiting: list[_Call[K, T | Failure]] = []  # a heap
-        running: dict[Future[Tried[T | Failure]], _Call[K, T | Failure]] = {}
+        running: dict[Future[Attempt[T | Failure]], _Call[K, T | Failure]] = {}
         pool = ThreadPoolExecutor(self.slots)
         try:
             while todo or waiting or running:
@@ -219,24 +219,24 @@ class Crew:
                     continue
                 done, _ = wait(running, None if math.isinf(wake) else wake - now, FIRST_COMPLETED)
                 for future in done:
-                    call, tried, now = running.pop(future), future.result(), self.clock.now()
+                    call, attempt, now = running.pop(future), future.result(), self.clock.now()
                     call.made += 1
-                    pause = self.retry.next_pause(call.made, tried, call.until - now, self.rng)
+                    pause = self.retry.next_pause(call.made, attempt, call.until - now, self.rng)
                     if isinstance(pause, str):
-                        last = tried.outcome
+                        last = attempt.outcome
                         yield call.key, Failure(last.reason, last.detail + pause) if isinstance(last, Failure) else last
                         continue
-                    if tried.asked:
-                        self._free_at = max(self._free_at, now + tried.asked)
+                    if attempt.retry_after:
+                        self._free_at = max(self._free_at, now + attempt.retry_after)
                     call.due = now + pause
                     heapq.heappush(waiting, call)
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _start(self, todo: Todo[K, T], waiting: list[_Call[K, T]], running: int, now: float) -> _Call[K, T] | float:
+    def _start(self, todo: Calls[K, T], waiting: list[_Call[K, T]], running: int, now: float) -> _Call[K, T] | float:
         """The call whose next try starts now; if there is none, when there may be one."""
         due = waiting[0].due if waiting else math.inf
-        fresh = bool(todo) and len(waiting) + running < self.slots * MORE_BEGUN
+        fresh = bool(todo) and len(waiting) + running < self.slots * OPEN_PER_SLOT
         at = max(self._free_at, now if fresh else due)
         if at > now:
             return at
@@ -249,11 +249,11 @@ class Crew:
 
 
 def is_transient(status: int) -> bool:
-    """Whether the same request may fare better later."""
+    """Whether a status code may be another one later."""
     return status in _TRANSIENT or status >= 500
 
 
-def asked_pause(headers: Mapping[str, str], clock: Clock) -> float | None:
+def retry_after(headers: Mapping[str, str], clock: Clock) -> float | None:
     """Seconds that a reply asks to wait; None where it does not say, or nonsense.
 
     Args:

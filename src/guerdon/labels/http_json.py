@@ -20,7 +20,7 @@ from typing import Any
 import httpx2
 
 from guerdon.errors import ConfigError
-from guerdon.retry import Clock, asked_pause, is_transient
+from guerdon.retry import Clock, is_transient, retry_after
 
 MAX_BYTES = 16_000_000
 _FATAL = {401: "does not accept the key", 403: "does not allow this", 404: "has no such model or path"}
@@ -34,15 +34,15 @@ class HttpFailure(Exception):
     Attributes:
         reason: a short stable word.
         again: whether trying again can help.
-        asked: seconds that the server asks to wait; None where it does not say.
+        retry_after: seconds that the server asks to wait; None where it does not say.
         billed: whether the server may have received and answered the request.
     """
 
     def __init__(
-        self, reason: str, detail: str, *, again: bool = True, asked: float | None = None, billed: bool = False
+        self, reason: str, detail: str, *, again: bool = True, retry_after: float | None = None, billed: bool = False
     ) -> None:
         super().__init__(detail)
-        self.reason, self.again, self.asked, self.billed = reason, again, asked, billed
+        self.reason, self.again, self.retry_after, self.billed = reason, again, retry_after, billed
 
 
 def post_json(
@@ -94,7 +94,7 @@ def post_json(
         raise ConfigError(f"{who} at {url} {_FATAL[status]} ({message}); check {check}")
     if is_transient(status):
         reason = "rate_limited" if status == 429 else "server_error"
-        raise HttpFailure(reason, message, asked=asked_pause(found, clock))
+        raise HttpFailure(reason, message, retry_after=retry_after(found, clock))
     raise HttpFailure("rejected", message, again=False)
 
 

@@ -27,7 +27,7 @@ from guerdon.errors import ConfigError, boundary
 from guerdon.labels.append_log import Cache, content_key
 from guerdon.labels.http_json import HttpFailure, post_json
 from guerdon.labels.ledger import Ledger, TokenUsage
-from guerdon.retry import Clock, Crew, Retry, Todo, Tried
+from guerdon.retry import Attempt, Calls, Clock, RequestPool, Retry
 from guerdon.settings.label import JudgeSettings
 from guerdon.types import Failure
 from guerdon.worlds.prompts import Message
@@ -158,7 +158,7 @@ class HttpLLMClient:
         self._key = api_key(settings.api_key_env or _KEY_VARIABLES[settings.api], required=not own)
         self._settings, self._cache, self._ledger = settings, cache, ledger
         self._clock = clock or Clock()
-        self._crew = Crew(
+        self._pool = RequestPool(
             Retry(settings.retries + 1), settings.concurrency, self._clock, per_minute=settings.requests_per_minute
         )
 
@@ -173,7 +173,7 @@ class HttpLLMClient:
         places: dict[str, list[int]] = {}
         for i, request in enumerate(requests):
             places.setdefault(request_key(self._settings, request), []).append(i)
-        todo: Todo[str, T | Failure] = deque()
+        todo: Calls[str, T | Failure] = deque()
         for key, (first, *_) in places.items():
             answer = self._cached(key, parsers[first])
             if answer is not None:
@@ -184,7 +184,7 @@ class HttpLLMClient:
                 todo.append((key, partial(self._try, key, requests[first], parsers[first], role)))
                 continue
             yield from ((i, answer) for i in places[key])
-        with closing(self._crew.run(todo)) as outcomes:
+        with closing(self._pool.run(todo)) as outcomes:
             for key, answer in outcomes:
                 yield from ((i, answer) for i in places[key])
 
@@ -200,21 +200,21 @@ class HttpLLMClient:
                 return answer
         return Failure(kept["reason"], kept["detail"])
 
-    def _try(self, key: str, request: LLMRequest, parse: Parse[T], role: str, seconds: float) -> Tried[T | Failure]:
+    def _try(self, key: str, request: LLMRequest, parse: Parse[T], role: str, seconds: float) -> Attempt[T | Failure]:
         """Send a request once."""
         later = self.reserve_later.get(role, 0.0)
         reservation = self._ledger.reserve(
             role, tokens_in=request.max_prompt_tokens, tokens_out=request.max_tokens, later=later
         )
         if reservation is None:
-            return Tried(Failure(BUDGET))
+            return Attempt(Failure(BUDGET))
         reply = None
         try:
             reply = send(self._settings, self._key, request, seconds=seconds, clock=self._clock)
             answer = unusable(reply) or parse(reply)
         except HttpFailure as error:
             self._ledger.settle(reservation, None, failure=error.reason, billed=error.billed)
-            return Tried(Failure(error.reason, str(error)), again=error.again, asked=error.asked)
+            return Attempt(Failure(error.reason, str(error)), again=error.again, retry_after=error.retry_after)
         except BaseException as error:  # a refused key costs nothing; a call that was cut off may have been billed
             usage, billed = reply.usage if reply else None, not isinstance(error, ConfigError)
             self._ledger.settle(reservation, usage, failure="stopped", billed=billed)
@@ -231,7 +231,7 @@ class HttpLLMClient:
             self._cache.put({key: kept})  # first: a reply that was paid for is not lost to a kill
         finally:
             self._ledger.settle(reservation, reply.usage, failure=failure.reason if failure else "")
-        return Tried(answer, again=not last)
+        return Attempt(answer, again=not last)
 
 
 @runtime_checkable

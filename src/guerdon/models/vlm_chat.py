@@ -37,7 +37,7 @@ from guerdon.models.vlm_prompts import (
     WordLogProbs,
     matches_word,
 )
-from guerdon.retry import Clock, Crew, Retry, Todo, Tried
+from guerdon.retry import Attempt, Calls, Clock, RequestPool, Retry
 from guerdon.settings.vlm import EndpointSettings, VLLMSettings
 from guerdon.types import ByteArray, Failure
 
@@ -65,7 +65,7 @@ class OpenAIBackend:
         self.settings = settings
         key = api_key(settings.api_key_env) if settings.api_key_env else None
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._crew = Crew(Retry(settings.retries + 1), settings.concurrency, clock or Clock(), settings.deadline)
+        self._pool = RequestPool(Retry(settings.retries + 1), settings.concurrency, clock or Clock(), settings.deadline)
 
     def generate(self, questions: Sequence[Question], options: GenerationOptions) -> list[Reply | Failure]:
         """An answer to each question, in order.
@@ -90,25 +90,25 @@ class OpenAIBackend:
         self, questions: Sequence[Question], body: Mapping[str, Any], decode: Callable[[Any], T | Failure]
     ) -> list[T | Failure]:
         """The decoded answer to each question, in order."""
-        todo: Todo[int, T | Failure] = deque()
+        todo: Calls[int, T | Failure] = deque()
         todo += ((i, partial(self._try, question, body, decode)) for i, question in enumerate(questions))
-        answers: dict[int, T | Failure] = dict(self._crew.run(todo))
+        answers: dict[int, T | Failure] = dict(self._pool.run(todo))
         return [answers[i] for i in range(len(questions))]
 
     def _try(
         self, question: Question, body: Mapping[str, Any], decode: Callable[[Any], T | Failure], seconds: float
-    ) -> Tried[T | Failure]:
+    ) -> Attempt[T | Failure]:
         s = self.settings
         payload = {"model": s.model, "messages": chat_messages(question, s.image_format), **body}
         url = s.base_url.rstrip("/") + "/chat/completions"
         try:
             found = post_json(
-                url, self._headers, payload, timeout=min(s.timeout, seconds), clock=self._crew.clock,
+                url, self._headers, payload, timeout=min(s.timeout, seconds), clock=self._pool.clock,
                 who="the vision-language model", check="vlm.openai",
             )  # fmt: skip
         except HttpFailure as error:
-            return Tried(Failure(error.reason, str(error)), again=error.again, asked=error.asked)
-        return Tried(decode(found))
+            return Attempt(Failure(error.reason, str(error)), again=error.again, retry_after=error.retry_after)
+        return Attempt(decode(found))
 
 
 def chat_messages(question: Question, image_format: Literal["png", "jpeg"] = "png") -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from guerdon.errors import ConfigError, DataError, RewardRequestError
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.models.vlm_frames import to_rgb_uint8
-from guerdon.retry import MORE_BEGUN, Clock, Deadline, Retry, Tried, asked_pause, is_transient, persist
+from guerdon.retry import OPEN_PER_SLOT, Attempt, Clock, Deadline, Retry, is_transient, retry_after, retry_async
 from guerdon.serve.client_wire import (
     FORMATS,
     Body,
@@ -311,7 +311,7 @@ class AsyncRewardClient:
     ) -> list[ExplainedScore]:
         """One explained score per episode, in order, of a model whose declaration is known."""
         send = self._sender()
-        begun = asyncio.Semaphore(self.settings.concurrency * MORE_BEGUN)  # requests in memory
+        begun = asyncio.Semaphore(self.settings.concurrency * OPEN_PER_SLOT)  # requests in memory
 
         async def ask(places: Sequence[int]) -> list[ExplainedScore]:
             async with begun:
@@ -349,52 +349,52 @@ class AsyncRewardClient:
             content=None if body is None else body.content,
             headers=headers,
         )
-        reply = await persist(partial(self._try, request, deadline), retry, deadline, self._slots, self._rng, _late)
+        reply = await retry_async(partial(self._try, request, deadline), retry, deadline, self._slots, self._rng, _late)
         if reply.failure is not None:
             self._counts[reply.failure.reason] += 1
         return reply
 
-    async def _try(self, request: Callable[[], Any], deadline: Deadline) -> Tried[Reply]:
+    async def _try(self, request: Callable[[], Any], deadline: Deadline) -> Attempt[Reply]:
         self._counts["tries"] += 1
         try:
             async with asyncio.timeout(deadline.left), request() as response:
                 return await self._read(response)
         except TimeoutError:
-            return Tried(_no("deadline", f"no complete reply within {self.settings.timeout:g} s", transient=True))
+            return Attempt(_no("deadline", f"no complete reply within {self.settings.timeout:g} s", transient=True))
         except httpx2.TimeoutException as error:
-            return Tried(_no("timeout", _described(error), transient=True), again=True)
+            return Attempt(_no("timeout", _described(error), transient=True), again=True)
         except httpx2.TransportError as error:
-            return Tried(_no("connection", _described(error), transient=True), again=True)
+            return Attempt(_no("connection", _described(error), transient=True), again=True)
         except (httpx2.DecodingError, httpx2.InvalidURL) as error:
-            return Tried(_no("bad_reply", _described(error)))
+            return Attempt(_no("bad_reply", _described(error)))
 
-    async def _read(self, response: httpx2.Response) -> Tried[Reply]:
+    async def _read(self, response: httpx2.Response) -> Attempt[Reply]:
         data = bytearray()
         async for piece in response.aiter_bytes():
             data += piece
             if len(data) > MOST_BYTES:
-                return Tried(_no("bad_reply", f"longer than {MOST_BYTES} bytes"))
+                return Attempt(_no("bad_reply", f"longer than {MOST_BYTES} bytes"))
         status, value = response.status_code, None
         try:
             value = json.loads(bytes(data))
         except (ValueError, RecursionError):
             if status == 200:
-                return Tried(_no("bad_reply", f"not JSON: {bytes(data[:80])!r}"))
+                return Attempt(_no("bad_reply", f"not JSON: {bytes(data[:80])!r}"))
         if status == 200:
-            return Tried(Reply(value))
+            return Attempt(Reply(value))
         said = f"{status}: {_message(value)}"
         if is_transient(status):
             reason = "overloaded" if status in _OVERLOADED else _REASONS.get(status, "server_error")
-            asked = asked_pause(response.headers, self._clock)
-            return Tried(_no(reason, said, transient=True), again=True, asked=asked)
+            asked = retry_after(response.headers, self._clock)
+            return Attempt(_no(reason, said, transient=True), again=True, retry_after=asked)
         error = value.get("error") if isinstance(value, Mapping) else None
         fields = error if isinstance(error, Mapping) else {}
         if fields.get("code") == "failed_measurement":  # the item's own failure, as "reason: detail"
             reason, _, detail = str(fields.get("message")).partition(":")
             failure = server_failure(reason, detail.strip()[:200])
-            return Tried(Reply(failure=failure if failure.reason == reason else replace(failure, detail=said)))
+            return Attempt(Reply(failure=failure if failure.reason == reason else replace(failure, detail=said)))
         param, code = (one if isinstance(one := fields.get(key), str) else None for key in ("param", "code"))
-        return Tried(Reply(None, Failure(_REASONS.get(status, "rejected"), said), param, code))
+        return Attempt(Reply(None, Failure(_REASONS.get(status, "rejected"), said), param, code))
 
     def _client(self) -> httpx2.AsyncClient:
         loop = asyncio.get_running_loop()
