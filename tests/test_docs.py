@@ -95,7 +95,7 @@ def test_studies_are_valid(path):
 
 
 def yaml_blocks():
-    for page in PAGES:
+    for page in (page for page in PAGES if page.name != "extend.md"):  # its package is installed in tests/extend
         for language, text in BLOCK.findall(page.read_text(encoding="utf-8")):
             if language == "yaml":
                 yield pytest.param(text, id=f"{page.name}: {text.splitlines()[0]}")
