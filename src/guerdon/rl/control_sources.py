@@ -302,21 +302,21 @@ class ControlReward(RewardSource[Rollout[StateInputs]]):
         rewards_T: FloatArray,
         failed_T: BoolArray,
     ) -> None:
-        """Rewards at every step of the stretch: the potential is held between scored rows.
+        """Rewards at every step of the segment: the potential is held between scored rows.
 
         Until a first value is known, the potential is not, and those steps fail.
         """
         if segment.end < segment.start:
             return
-        stretch = slice(segment.start, segment.end + 1)
+        steps = slice(segment.start, segment.end + 1)
         before = np.nan if carry.previous is None else carry.previous
         held = np.full(segment.end - segment.start + 1, before)
         for t, value in good:
             held[t - segment.start :] = value
         shaped = shaping.potential_reward(held, previous=before, gamma=self.terms.gamma, terminated=segment.terminated)
         unknown = np.isnan(shaped)
-        rewards_T[stretch] = np.where(unknown, 0.0, shaped)
-        failed_T[stretch] |= unknown
+        rewards_T[steps] = np.where(unknown, 0.0, shaped)
+        failed_T[steps] |= unknown
         carry.previous = None if np.isnan(held[-1]) else float(held[-1])
 
     # Learning and state.

@@ -72,7 +72,7 @@ class RewardSource(Generic[R]):
 
         Args:
             rollout: what happened.
-            learn: let a model that learns from the forward pass that scores take its steps; False: nothing changes.
+            learn: let a model that learns from the forward pass that scores take its steps; False: no weight changes.
         """
         raise NotImplementedError
 

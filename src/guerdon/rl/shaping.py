@@ -1,7 +1,6 @@
-"""From a reward model's values to rewards: pure functions of one episode's scored rows, in order.
+"""Reward shaping: pure functions from a reward model's values to rewards, of one episode's scored rows in order.
 
-`values_F` are the F scored rows of a stretch of one episode; `previous` is the last value scored before the
-stretch (None at the start of an episode when the first frame was not scored). This module knows no model.
+`values_F` are the F scored rows of a segment of an episode; `previous` is the last value scored before the segment.
 
     relative_reward(np.array([0.2, 0.5]), previous=0.1)  # [0.1, 0.3]
 """
@@ -25,7 +24,7 @@ def potential_reward(values_T: np.ndarray, *, previous: float, gamma: float, ter
     """Potential-based shaping (Ng, Harada & Russell 1999): gamma Phi(s') - Phi(s) at every step.
 
     Args:
-        values_T: potential after each step of the stretch, held between scored rows.
+        values_T: potential after each step of the segment, held between scored rows.
         previous: potential before the first step.
         gamma: the source's discount.
         terminated: the last step ended the task, where Phi is 0. A truncated episode keeps its potential.
@@ -47,11 +46,11 @@ def confirmed_bonus(
         threshold: above it a row confirms success.
         frames: confirming rows needed.
         bonus: what the confirming row earns, once an episode.
-        streak: confirming rows just before the stretch.
+        streak: confirming rows just before the segment.
         paid: the episode already had its bonus.
 
     Returns:
-        Rewards (F,), the streak and the paid mark after the stretch.
+        Rewards (F,), the streak and the paid mark after the segment.
     """
     rewards = np.zeros(len(values_F), dtype=np.float64)
     for i, value in enumerate(values_F):
