@@ -93,7 +93,10 @@ class Ledger:
         """
         most = self.price(TokenUsage(tokens_in, tokens_out))
         with self._settled:
-            while self.max_usd is not None and self._reserved + most + later > self.max_usd:
+            while (
+                self.max_usd is not None
+                and self.spent + sum(self._open.values()) + self._later + most + later > self.max_usd
+            ):
                 if not self._open:
                     return None
                 self._settled.wait()
@@ -115,10 +118,6 @@ class Ledger:
         with self._settled:
             self._later = 0.0
             self._settled.notify_all()
-
-    @property
-    def _reserved(self) -> float:
-        return self.spent + sum(self._open.values()) + self._later
 
     def settle(
         self, reservation: Reservation, usage: TokenUsage | None, *, failure: str = "", billed: bool = True

@@ -62,17 +62,13 @@ def split(text: str, splitter: Splitter, *, separator: str = "") -> tuple[str, .
             raise ConfigError("the splitter 'separator' needs the task's own separator, which these questions lack")
         return tuple(split_steps(text, separator))
     ends = {
-        "blank_line": lambda: _ends(_BLANK_LINE, text),
-        "newline": lambda: _ends(_NEWLINE, text),
+        "blank_line": lambda: [match.end() for match in _BLANK_LINE.finditer(text)],
+        "newline": lambda: [match.end() for match in _NEWLINE.finditer(text)],
         "sentence": lambda: _sentences(text, 0, len(text)),
         "code_block": lambda: _code(text),
-        "tags": lambda: _tags(text),
+        "tags": lambda: [match.end() if match["closing"] else match.start() for match in _MARK.finditer(text)],
     }[splitter]()
     return _pieces(text, ends)
-
-
-def _ends(pattern: re.Pattern[str], text: str) -> list[int]:
-    return [match.end() for match in pattern.finditer(text)]
 
 
 def _sentences(text: str, start: int, stop: int) -> list[int]:
@@ -91,10 +87,6 @@ def _code(text: str) -> list[int]:
         ends += [*_sentences(text, at, block.start()), block.end()]
         at = block.end()
     return ends + _sentences(text, at, len(text))
-
-
-def _tags(text: str) -> list[int]:
-    return [match.end() if match["closing"] else match.start() for match in _MARK.finditer(text)]
 
 
 def _pieces(text: str, ends: Iterable[int]) -> tuple[str, ...]:
