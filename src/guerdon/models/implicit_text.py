@@ -73,12 +73,11 @@ class ImplicitModel(TextRewardModel):
             config = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
             stored = load_weights(folder / ADAPTER_WEIGHTS)
             origin = str(config["base_model_name_or_path"])
-            target = config["target_modules"]
             lora = LoraSettings(
                 r=config["r"],
                 alpha=config["lora_alpha"],
                 dropout=config["lora_dropout"],
-                target_modules=target if isinstance(target, str) else tuple(target),
+                target_modules=config["target_modules"],
             )
         origin = str(folder / origin) if (folder / origin).is_dir() else origin
         model = read_model(origin)[0].to("cuda" if torch.cuda.is_available() else "cpu")
@@ -91,17 +90,14 @@ class ImplicitModel(TextRewardModel):
         return cls(policy, card, micro_batch_size=micro_batch_size)
 
     def __init__(
-        self,
-        policy: TextPolicy,
-        card: TextModelCard,
-        *,
-        micro_batch_size: int = 16,
-        ref: TextPolicy | None = None,
+        self, policy: TextPolicy, card: TextModelCard, *, micro_batch_size: int = 16, ref: TextPolicy | None = None
     ) -> None:
         super().__init__(policy, card, micro_batch_size=micro_batch_size)
         if ref is None and policy.adapter is None:
             raise ConfigError("an implicit reward model needs a reference: an adapter's own weights, or a second model")
-        self._own_ref = ref
+        assert card.beta is not None
+        self._beta = card.beta
+        self.stored_reference = ref
         self.ref = reference(policy.base, remove_padding=policy.remove_padding) if ref is None else ref
         self.learning = LEARNING | dict(card.learning)
         self.updates = 0
@@ -148,18 +144,8 @@ class ImplicitModel(TextRewardModel):
     def _weights(self) -> Iterable[tuple[str, Tensor]]:
         """All weights that scores depend on: the language model with its adapters, and a copied reference."""
         yield from self.policy.base.model.named_parameters()
-        if self._own_ref is not None:
-            yield from ((f"reference.{k}", v) for k, v in self._own_ref.base.model.named_parameters())
-
-    @property
-    def _beta(self) -> float:
-        assert self.card.beta is not None
-        return self.card.beta
-
-    @property
-    def stored_reference(self) -> TextPolicy | None:
-        """The second copy of the weights, where there is one."""
-        return self._own_ref
+        if self.stored_reference is not None:
+            yield from ((f"reference.{k}", v) for k, v in self.stored_reference.base.model.named_parameters())
 
     # learning in use
 

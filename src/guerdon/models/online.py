@@ -33,7 +33,7 @@ from guerdon.models.backbone import calibrating
 from guerdon.models.checkpoint import Kind
 from guerdon.models.image import ImageRewardModel, load_image_model
 from guerdon.models.preprocess import random_shift, to_input, to_pixels
-from guerdon.models.quality import classifier_quality, progress_quality
+from guerdon.models.quality import frame_quality
 from guerdon.models.state import adam_tensors, load_adam, load_state, save_state
 from guerdon.types import ByteArray, Episode, FloatArray, RewardInfo, Score
 
@@ -212,10 +212,8 @@ class OnlineImageModel:
     def _quality(self, pixels: ByteArray, targets: FloatArray) -> dict[str, float | None]:
         values = self.model.probabilities(pixels, channels_last=True)
         known = np.isfinite(values)
-        if self.model.config.type == "progress":
-            return progress_quality(values[known], targets[known])
-        threshold = 0.5 if self.model.config.threshold is None else self.model.config.threshold
-        return classifier_quality(values[known], targets[known], threshold)
+        threshold = None if self.model.config.type == "progress" else self.model.config.threshold or 0.5
+        return frame_quality(values[known], targets[known], threshold)
 
     def _fit(self, pixels: ByteArray, targets: FloatArray, steps: int) -> list[float | None]:
         """The loss before each step; None where the step was not taken."""

@@ -2,7 +2,7 @@
 
 Pure functions of arrays; an undefined metric is None, never 0.
 
-    classifier_quality(logits_N, targets_N)   # {"accuracy": 0.97, "auroc": 0.99}
+    classifier_quality(probabilities_N, targets_N)   # {"accuracy": 0.97, "auroc": 0.99}
 """
 
 from __future__ import annotations
@@ -56,3 +56,10 @@ def progress_quality(predictions_N: NDArray[Any], targets_N: NDArray[Any]) -> di
     if not len(targets_N):
         return {"mae": None}
     return {"mae": float(np.abs(np.asarray(predictions_N, np.float64) - np.asarray(targets_N, np.float64)).mean())}
+
+
+def frame_quality(values_N: NDArray[Any], targets_N: NDArray[Any], threshold: float | None) -> dict[str, float | None]:
+    """Quality of a classifier with this threshold; None: of a progress model."""
+    if threshold is None:
+        return progress_quality(values_N, targets_N)
+    return classifier_quality(values_N, targets_N, threshold)

@@ -127,6 +127,7 @@ class TextRewardModel(ABC):
     learns_outcomes = False  # trained on whole solutions being right, instead of labels of steps
     form = "chat"  # how it reads, see `TextModelCard`
     meaning = "the step is right"  # what a target of 1 means
+    stored_reference: TextPolicy | None = None  # a second language model that is stored with this one
 
     def __init__(self, policy: TextPolicy, card: TextModelCard, *, micro_batch_size: int = 16) -> None:
         self.policy, self.card, self.micro_batch_size = policy, card, micro_batch_size
@@ -307,11 +308,6 @@ class TextRewardModel(ABC):
         return write_folder(
             folder, self.policy, replace(self.card, **changes), head=self.head, ref=self.stored_reference
         )
-
-    @property
-    def stored_reference(self) -> TextPolicy | None:
-        """A second language model that has to be stored with this one."""
-        return None
 
 
 def read_policy(folder: Path, card: TextModelCard) -> TextPolicy:

@@ -31,7 +31,7 @@ from guerdon.errors import ConfigError, DataError
 from guerdon.models.backbone import ImageScorer, calibrating, resolve_device
 from guerdon.models.checkpoint import ImageModelConfig, save_checkpoint
 from guerdon.models.preprocess import random_shift, to_input, to_pixels
-from guerdon.models.quality import classifier_quality, progress_quality
+from guerdon.models.quality import frame_quality
 from guerdon.policies.precision import uses_bf16
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
 from guerdon.settings.vlm import VLMTrainSettings
@@ -472,7 +472,8 @@ class FrameTrainer(BaseTrainer):
             dataloader_pin_memory=device.type == "cuda",
             fsdp=True if settings.fsdp else None,
         )
-        self.compute_metrics = _quality_of(settings)
+        self.compute_metrics = self._metrics
+        self._threshold = getattr(settings, "reward_threshold", None)
 
     def training_step(self, *args: Any, **options: Any) -> Tensor:
         """Trainer's own, with a loss that must be finite."""
@@ -496,16 +497,8 @@ class FrameTrainer(BaseTrainer):
                 self.model_wrapped(**self._prepare_inputs(self._frames.batch(rows[start : start + size])))
         network.augment = augment
 
-
-def _quality_of(settings: Settings) -> Callable[[EvalPrediction], dict[str, float]]:
-    def quality(prediction: EvalPrediction) -> dict[str, float]:
+    def _metrics(self, prediction: EvalPrediction) -> dict[str, float]:
         logits = np.asarray(prediction.predictions, np.float64).reshape(-1)
         values = 1 / (1 + np.exp(-np.clip(logits, -500, 500)))
-        targets = np.asarray(prediction.label_ids).reshape(-1)
-        if isinstance(settings, ResNetTrainSettings):
-            found = classifier_quality(values, targets, settings.reward_threshold)
-        else:
-            found = progress_quality(values, targets)
+        found = frame_quality(values, np.asarray(prediction.label_ids).reshape(-1), self._threshold)
         return {name: value for name, value in found.items() if value is not None}
-
-    return quality

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from guerdon.errors import CheckpointError, ConfigError, DataError
 from guerdon.finite import refuse_to_write
-from guerdon.models.quality import classifier_quality, progress_quality
+from guerdon.models.quality import frame_quality
 from guerdon.models.tiny_vlm import write_tiny_vlm
 from guerdon.models.vlm import ADAPTER, BASE, VLMCard, VLMRewardModel, load_vlm, write_vlm_checkpoint
 from guerdon.models.vlm_frames import limit_pixels
@@ -165,11 +165,8 @@ def _quality(examples: VLMExamples, model: VLMRewardModel) -> dict[str, float | 
     found = model.values([examples.question(int(i)) for i in rows]) if len(rows) else []
     known = [(value, i) for value, i in zip(found, rows, strict=True) if not isinstance(value, Failure)]
     values, targets = np.array([v for v, _ in known]), examples.targets[[i for _, i in known]]
-    if is_classifier(examples.settings):
-        quality = classifier_quality(values, targets, examples.settings.reward_threshold)
-    else:
-        quality = progress_quality(values, targets)
-    return {**quality, "failures": len(found) - len(known)}
+    threshold = examples.settings.reward_threshold if is_classifier(examples.settings) else None
+    return {**frame_quality(values, targets, threshold), "failures": len(found) - len(known)}
 
 
 @dataclass(frozen=True, eq=False)
