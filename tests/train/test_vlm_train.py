@@ -76,8 +76,8 @@ def test_a_checkpoint_says_how_it_is_asked(trained):
     for wrong, error, why in (
         (VLMSettings(question="progress"), CheckpointError, "question mismatch"),
         (VLMSettings(max_pixels=1000), CheckpointError, "max_pixels mismatch"),
-        (VLMSettings(prompt="completed"), ConfigError, "remove one of them"),
-        (VLMSettings(path="other"), ConfigError, "remove one of them"),
+        (VLMSettings(prompt="completed"), ConfigError, "both given; remove one"),
+        (VLMSettings(path="other"), ConfigError, "both given; remove one"),
     ):
         with pytest.raises(error, match=why):
             load_vlm("qwen_vl", folder, settings=wrong)
