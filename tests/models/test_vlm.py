@@ -8,7 +8,7 @@ from guerdon.errors import ConfigError
 from guerdon.models.explained_score import Judge, JudgeOptions, judge
 from guerdon.models.load import load_reward_model
 from guerdon.models.vlm import LOWEST_LOG_PROB, Calibration, VLMRewardModel, load_vlm
-from guerdon.models.vlm_prompts import Picture, Reply, Video
+from guerdon.models.vlm_prompts import Picture, Video, VLMReply
 from guerdon.settings.vlm import VLMSettings
 from guerdon.types import Episode, Failure, RewardModel
 
@@ -80,13 +80,13 @@ def test_score_modes_and_failures(text, mode, wanted):
 
 
 def test_an_answer_that_was_cut_off_is_no_answer():
-    cut = Reply("<think> 1 2 3", tokens=5, whole=False)
+    cut = VLMReply("<think> 1 2 3", tokens=5, whole=False)
     for kind in ("qwen_vl", "primo_r1"):
         more = {"question": "progress"} if kind == "qwen_vl" else {}
         judged = model(kind, Scripted([cut]), **more).judge([episode(2)], JudgeOptions())[0]
         assert judged.score.failure.reason == "truncated"
         assert judged.text == cut.text
-    cut = Reply("<answer>80</answer> and 1", whole=False)
+    cut = VLMReply("<answer>80</answer> and 1", whole=False)
     assert model("primo_r1", Scripted([cut])).score([episode(2)])[0].failure.reason == "truncated"
 
 
@@ -121,12 +121,12 @@ def test_the_status_of_an_episode_is_the_worst_of_its_rows():
 
 
 def test_a_yes_that_was_cut_off_counts_only_where_the_key_says_so():
-    cut = Reply("Yes,", whole=False)
+    cut = VLMReply("Yes,", whole=False)
     failure = model(backend=Scripted([cut]), answer="hard").score([episode(1)])[0].failure
     assert failure.reason == "fallback"
     assert "without its end" in failure.detail
     assert model(backend=Scripted([cut]), answer="hard", allow_fallback=True).score([episode(1)])[0].total == 1.0
-    cut = Reply("Yes, it is in", whole=False)  # ... complete
+    cut = VLMReply("Yes, it is in", whole=False)  # ... complete
     assert (
         model(backend=Scripted([cut]), answer="hard", allow_fallback=True).score([episode(1)])[0].failure.reason
         == "no_verdict"

@@ -12,7 +12,7 @@ from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.models.load import load_reward_model
 from guerdon.models.vlm import VLMRewardModel
 from guerdon.models.vlm_chat import OpenAIBackend, chat_messages, group_log_probs
-from guerdon.models.vlm_prompts import NO, PROMPTS, YES, GenerationOptions, Picture, Reply, Video, make_question
+from guerdon.models.vlm_prompts import NO, PROMPTS, YES, GenerationOptions, Picture, Video, VLMReply, make_question
 from guerdon.retry import Clock
 from guerdon.settings.vlm import EndpointSettings, VLLMSettings, VLMSettings
 from guerdon.types import Failure
@@ -127,7 +127,7 @@ def test_what_may_pass_is_tried_again_with_pauses(sharp):
     script = [DROP, 503, (429, {"Retry-After": "7"}), NOT_JSON]
     with serving(sharp, script) as server:
         found = OpenAIBackend(endpoint(server, retries=4), glass.clock).generate([question()], GenerationOptions(3))
-        assert isinstance(found[0], Reply)
+        assert isinstance(found[0], VLMReply)
         assert len(server.requests) == 5
     assert 7.0 <= glass.slept[2] <= 7.7
     assert all(0 <= pause <= longest for pause, longest in zip(glass.slept, (1.0, 2.0, 7.7, 8.0), strict=True))

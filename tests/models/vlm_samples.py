@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from guerdon.models.tiny_vlm import write_tiny_vlm
-from guerdon.models.vlm_prompts import Reply, WordLogProbs
+from guerdon.models.vlm_prompts import VLMReply, WordLogProbs
 from guerdon.models.vlm_transformers import TransformersBackend, read_vlm
 from guerdon.settings.vlm import TinyVLMSettings
 from guerdon.types import Episode, Failure
@@ -51,7 +51,7 @@ class Scripted:
         self.asked += questions
         self.how.append(how)
         found = [self.replies.pop(0) for _ in questions]
-        return [Reply(f, tokens=7) if isinstance(f, str) else f for f in found]
+        return [VLMReply(f, tokens=7) if isinstance(f, str) else f for f in found]
 
     def word_log_probs(self, questions, groups):
         self.asked += questions

@@ -166,7 +166,7 @@ SENTENCE = 500  # characters of a sentence that is read
 
 
 @dataclass(frozen=True)
-class Segment:
+class AnswerSegment:
     """A line, sentence or clause of an answer.
 
     Attributes:
@@ -181,7 +181,7 @@ class Segment:
     value: Any = None
     inner: Text | None = None
 
-    def leads_to(self, answer: Segment) -> bool:
+    def leads_to(self, answer: AnswerSegment) -> bool:
         """Whether a marked answer may follow: not where this speaks of an example, or is not finished."""
         if _EXAMPLE.search(self.words):
             return False
@@ -277,20 +277,20 @@ def labels_of(*nouns: str) -> Labels:
     )
 
 
-def segments_of(text: Text, form: Form) -> list[Segment] | Failure:
+def segments_of(text: Text, form: Form) -> list[AnswerSegment] | Failure:
     """The segments of an answer, in order; a `Failure` where a mark is in the middle of a sentence."""
     heading = form.labels[3]
     pieces: list[str] = []
     for piece in _BREAK.split(text.words):
         pieces += [part for part in _TAIL.split(piece) if part.strip(" .,;!-")]
-    out: list[Segment] = []
+    out: list[AnswerSegment] = []
     before = ""
     explained = False
     while pieces:
         piece = before + pieces.pop(0).strip()
         before = ""
         if len(piece) > SENTENCE and "\ue000" not in piece:
-            out.append(Segment("other", piece))
+            out.append(AnswerSegment("other", piece))
             continue
         if pieces and heading.fullmatch(piece) and (piece.endswith(":") or form.value(piece) is None):
             before = piece.rstrip(" :") + ": "
@@ -305,7 +305,7 @@ def segments_of(text: Text, form: Form) -> list[Segment] | Failure:
                     if "\ue000" in piece:
                         return Failure("unclear_answer", f"an answer in the middle of a sentence: {piece[:80]!r}")
                     kind: Kind = "aside" if explained else "reason"
-                    out.append(Segment(kind, piece))
+                    out.append(AnswerSegment(kind, piece))
                     continue
             pieces[:0] = [head, rest]
             continue
@@ -314,34 +314,34 @@ def segments_of(text: Text, form: Form) -> list[Segment] | Failure:
     return out
 
 
-def _segment(piece: str, text: Text, form: Form) -> Segment | None:
+def _segment(piece: str, text: Text, form: Form) -> AnswerSegment | None:
     """A piece as a segment with a value or an aside; None where it is neither."""
     strong, weak, said, _ = form.labels
     if alone := _PLACED.fullmatch(piece.rstrip(" .!")):
         content = text.marks[int(alone[1])]
         if isinstance(content, str):
-            return Segment("strong", piece, inner=Text(content, text.marks))
-        return Segment("weak", piece, form.member(content))
+            return AnswerSegment("strong", piece, inner=Text(content, text.marks))
+        return AnswerSegment("weak", piece, form.member(content))
     if found := strong.fullmatch(piece):
-        return Segment("strong", piece, inner=Text(found["rest"], text.marks))
+        return AnswerSegment("strong", piece, inner=Text(found["rest"], text.marks))
     if found := weak.fullmatch(piece):
         rest = found["rest"] or found["is"]
         kind: Kind = "weak"
         if (placed := _PLACED.fullmatch(rest.rstrip(" .!"))) and isinstance(text.marks[int(placed[1])], str):
             kind = "strong"
-        return Segment(kind, piece, inner=Text(rest, text.marks))
+        return AnswerSegment(kind, piece, inner=Text(rest, text.marks))
     if (value := form.value(piece)) is not None:
-        return Segment("bare", piece, value)
+        return AnswerSegment("bare", piece, value)
     if found := said.fullmatch(piece):
         value = form.value(found["rest"])
         if value is not None:
-            return Segment("statement", piece, value)
+            return AnswerSegment("statement", piece, value)
         if placed := _PLACED.fullmatch(found["rest"].rstrip(" .!")):
             content = text.marks[int(placed[1])]
             if isinstance(content, str):
-                return Segment("strong", piece, inner=Text(content, text.marks))
+                return AnswerSegment("strong", piece, inner=Text(content, text.marks))
     if (value := form.statement(piece)) is not None:
-        return Segment("statement", piece, value)
+        return AnswerSegment("statement", piece, value)
     if _ASIDE.fullmatch(piece) or _SURE.fullmatch(piece.rstrip(".")):
-        return Segment("aside", piece)
+        return AnswerSegment("aside", piece)
     return None

@@ -37,8 +37,8 @@ from guerdon.models.verdict_grammar import (
     OPENER,
     SEEN,
     THAT_SEEN,
+    AnswerSegment,
     Form,
-    Segment,
     Text,
     final_text,
     labels_of,
@@ -221,7 +221,7 @@ def _peeled(words: str) -> str:
     return words
 
 
-def _agrees(form: Form, segment: Segment, value: Any) -> bool:
+def _agrees(form: Form, segment: AnswerSegment, value: Any) -> bool:
     """Whether a segment without a value is consistent with this value."""
     if segment.kind != "reason":
         return segment.kind == "aside" and not _RETRACTED.search(segment.words)
@@ -470,7 +470,7 @@ def _resolve(text: Text, form: Form, depth: int) -> ParsedAnswer[Any] | Failure:
     return ParsedAnswer(chosen.value, status, chosen.source)
 
 
-def _value(segment: Segment, form: Form, depth: int) -> ParsedAnswer[Any] | Failure | None:
+def _value(segment: AnswerSegment, form: Form, depth: int) -> ParsedAnswer[Any] | Failure | None:
     """What a segment gives by itself; None where it gives no value."""
     if segment.inner is not None:
         return _resolve(segment.inner, form, depth + 1)

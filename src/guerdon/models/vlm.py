@@ -41,7 +41,7 @@ from guerdon.models.vlm_prompts import (
     GenerationOptions,
     PromptTemplate,
     Question,
-    Reply,
+    VLMReply,
     WordLogProbs,
     find_prompt,
     make_question,
@@ -239,7 +239,7 @@ class VLMRewardModel:
         options = GenerationOptions(s.max_tokens or plan.prompt.max_tokens, s.temperature, s.top_p, s.seed)
         return [self._read(found, plan) for found in self.backend.generate(questions, options)]
 
-    def _read(self, found: Reply | Failure, plan: _Plan) -> _Read:
+    def _read(self, found: VLMReply | Failure, plan: _Plan) -> _Read:
         """The value of a reply."""
         if isinstance(found, Failure):
             return _Read(found)

@@ -33,7 +33,7 @@ from guerdon.models.vlm_prompts import (
     GenerationOptions,
     Picture,
     Question,
-    Reply,
+    VLMReply,
     WordLogProbs,
     matches_word,
 )
@@ -67,7 +67,7 @@ class OpenAIBackend:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._pool = RequestPool(Retry(settings.retries + 1), settings.concurrency, clock or Clock(), settings.deadline)
 
-    def generate(self, questions: Sequence[Question], options: GenerationOptions) -> list[Reply | Failure]:
+    def generate(self, questions: Sequence[Question], options: GenerationOptions) -> list[VLMReply | Failure]:
         """An answer to each question, in order.
 
         Raises:
@@ -155,7 +155,7 @@ def group_log_probs(
     return WordLogProbs(sums, tokens)
 
 
-def _reply(payload: Any) -> Reply | Failure:
+def _reply(payload: Any) -> VLMReply | Failure:
     try:
         choice = payload["choices"][0]
         message = choice["message"]
@@ -168,7 +168,7 @@ def _reply(payload: Any) -> Reply | Failure:
         return Failure("refusal", str(refusal or text or "")[:200])
     if not isinstance(text, str):
         return Failure("bad_reply", f"no text: {str(payload)[:80]!r}")
-    return Reply(text, _tokens(payload), whole)
+    return VLMReply(text, _tokens(payload), whole)
 
 
 def _first_word(payload: Any, groups: Sequence[Sequence[str]]) -> WordLogProbs | Failure:
@@ -233,13 +233,13 @@ class VLLMBackend:
                 **options,
             )
 
-    def generate(self, questions: Sequence[Question], options: GenerationOptions) -> list[Reply | Failure]:
+    def generate(self, questions: Sequence[Question], options: GenerationOptions) -> list[VLMReply | Failure]:
         """An answer to each question, in order."""
-        replies: list[Reply | Failure] = []
+        replies: list[VLMReply | Failure] = []
         for found in self._chat(questions, options.request()):
             written = found.outputs[0]
             read = len(found.prompt_token_ids or ())
-            replies.append(Reply(written.text, read, whole=written.finish_reason in ENDED))
+            replies.append(VLMReply(written.text, read, whole=written.finish_reason in ENDED))
         return replies
 
     def word_log_probs(

@@ -228,7 +228,7 @@ class GenerationOptions:
 
 
 @dataclass(frozen=True)
-class Reply:
+class VLMReply:
     """A generated answer.
 
     Attributes:
@@ -258,7 +258,7 @@ class WordLogProbs:
 class Backend(Protocol):
     """A vision-language model that answers questions."""
 
-    def generate(self, questions: Sequence[Question], options: GenerationOptions) -> list[Reply | Failure]:
+    def generate(self, questions: Sequence[Question], options: GenerationOptions) -> list[VLMReply | Failure]:
         """An answer to each question, in order."""
         ...
 

@@ -27,7 +27,7 @@ from guerdon.atomic import COMPLETE, verify_folder
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.finite import load_weights, refuse_to_read
 from guerdon.hub import check_model
-from guerdon.models.vlm_prompts import GenerationOptions, Picture, Question, Reply, Video, WordLogProbs, matches_word
+from guerdon.models.vlm_prompts import GenerationOptions, Picture, Question, Video, VLMReply, WordLogProbs, matches_word
 from guerdon.policies.precision import uses_bf16
 from guerdon.policies.shared_base import import_peft
 from guerdon.policies.text_files import read_tokenizer
@@ -262,7 +262,7 @@ class TransformersBackend:
         self._words: dict[tuple[str, ...], list[int]] = {}
         self._texts: list[str] | None = None
 
-    def generate(self, questions: Sequence[Question], options: GenerationOptions) -> list[Reply | Failure]:
+    def generate(self, questions: Sequence[Question], options: GenerationOptions) -> list[VLMReply | Failure]:
         """An answer to each question, in order; the same questions get the same answers."""
         warm = options.temperature > 0
         sampling = {
@@ -274,7 +274,7 @@ class TransformersBackend:
             "pad_token_id": self._pad,
             "eos_token_id": self._ends,
         }
-        out: list[Reply | Failure] = []
+        out: list[VLMReply | Failure] = []
         for tensors in self._batches(questions):
             start = tensors["input_ids"].shape[1]
             devices = [self.device] if self.device.type == "cuda" else []
@@ -284,7 +284,7 @@ class TransformersBackend:
             for row, read in zip(written[:, start:].tolist(), tensors["attention_mask"].sum(1).tolist(), strict=True):
                 stop = next((n for n, i in enumerate(row) if i in self._ends), None)
                 text = self.inputs.tokenizer.decode(row[:stop], skip_special_tokens=True)
-                out.append(Reply(text, int(read), whole=stop is not None))
+                out.append(VLMReply(text, int(read), whole=stop is not None))
         return out
 
     def word_log_probs(
