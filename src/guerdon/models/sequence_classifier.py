@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 from guerdon.errors import CheckpointError, DataError, boundary
-from guerdon.finite import refuse_to_read
-from guerdon.hub import check_model
+from guerdon.policies.text_files import read_pretrained
 from guerdon.policies.tokens import pad_id, pad_right, prompt_ids, response_ids, sequence
 from guerdon.types import Failure, FloatArray, IntArray
 from guerdon.worlds.prompts import Prompt
@@ -35,19 +34,9 @@ class SequenceClassifier:
     def __init__(self, path: str) -> None:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-        check_model(CheckpointError, "the sequence classifier", path)
-        with boundary(CheckpointError, f"the sequence classifier {path!r} cannot be read"):
-            self.model, report = AutoModelForSequenceClassification.from_pretrained(
-                path, dtype=torch.float32, output_loading_info=True
-            )
+        self.model = read_pretrained(AutoModelForSequenceClassification, path, "the sequence classifier")
+        with boundary(CheckpointError, f"the tokenizer of {path!r} cannot be read"):
             self.tokenizer: Any = AutoTokenizer.from_pretrained(path)
-        missing = sorted({*report["missing_keys"], *(str(k) for k in report["mismatched_keys"])})
-        if missing:
-            raise CheckpointError(
-                f"the sequence classifier {path!r} lacks {len(missing)} weights, such as {missing[0]}: it was not "
-                "trained as a classifier"
-            )
-        refuse_to_read(self.model.named_parameters(), f"the sequence classifier {path!r}")
         self.labels = int(self.model.config.num_labels)
         if self.labels > 2:
             raise CheckpointError(f"the sequence classifier {path!r} has {self.labels} labels; a reward needs 1 or 2")

@@ -12,9 +12,7 @@ padded on the left, so that every answer begins at the same position. Answers do
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -25,12 +23,9 @@ from torch import Tensor
 
 from guerdon.atomic import COMPLETE, verify_folder
 from guerdon.errors import CheckpointError, ConfigError, boundary
-from guerdon.finite import load_weights, refuse_to_read
-from guerdon.hub import check_model
 from guerdon.models.vlm_prompts import GenerationOptions, Picture, Question, Video, VLMReply, WordLogProbs, matches_word
 from guerdon.policies.precision import uses_bf16
-from guerdon.policies.shared_base import import_peft
-from guerdon.policies.text_files import read_tokenizer
+from guerdon.policies.text_files import quietly, read_adapter, read_pretrained, read_tokenizer
 from guerdon.types import ByteArray, Failure, IntArray
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -214,23 +209,19 @@ def read_vlm(path: str | Path, adapter: str | Path | None = None, *, dtype: torc
     """
     from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
-    folder = Path(path)
-    if (folder / COMPLETE).is_file():
-        verify_folder(folder)
-    check_model(CheckpointError, "the vision-language model", str(path))
-    with quietly(), boundary(CheckpointError, f"the vision-language model {str(path)!r} cannot be read"):
-        model, report = AutoModelForImageTextToText.from_pretrained(str(path), dtype=dtype, output_loading_info=True)
+    for folder in (Path(path), *([] if adapter is None else [Path(adapter)])):
+        if (folder / COMPLETE).is_file():
+            verify_folder(folder)
+    what = "the vision-language model"
+    model = read_pretrained(AutoModelForImageTextToText, str(path), what, dtype=dtype)
+    with quietly(), boundary(CheckpointError, f"{what} {str(path)!r} cannot be read"):
         tokenizer = read_tokenizer(str(path))
         if not tokenizer.chat_template:  # older folders keep it for their processor only
             tokenizer.chat_template = _processor_template(str(path))
         processor = AutoImageProcessor.from_pretrained(str(path))
-    missing = sorted({*report["missing_keys"], *(str(k) for k in report["mismatched_keys"])})
-    if missing:
-        raise CheckpointError(f"{path} lacks {len(missing)} weights, such as {missing[0]}: it is incomplete")
-    refuse_to_read(model.named_parameters(), f"the vision-language model {str(path)!r}")
     inputs = VisionInputs(tokenizer, processor, model.config.model_type)
     if adapter is not None:
-        model = _with_adapter(model, Path(adapter))
+        model = read_adapter(model, Path(adapter))
     return LoadedVLM(model.eval(), inputs)
 
 
@@ -345,38 +336,3 @@ def _processor_template(path: str) -> str | None:
         return None
     template: str = json.loads(Path(found).read_text(encoding="utf-8"))["chat_template"]
     return template
-
-
-def _with_adapter(model: Any, folder: Path) -> Any:
-    peft = import_peft()
-    weights = folder / "adapter_model.safetensors"
-    if not weights.is_file():
-        raise CheckpointError(f"no adapter at {folder}: expected adapter_config.json and {weights.name}")
-    if (folder / COMPLETE).is_file():
-        verify_folder(folder)
-    with quietly(), boundary(CheckpointError, f"the adapter {folder} does not fit its model"):
-        stored = set(load_weights(weights))
-        adapted = peft.PeftModel.from_pretrained(model, str(folder))
-        wanted = set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
-    if stored != wanted:
-        wrong = sorted(stored ^ wanted)
-        raise CheckpointError(f"the adapter {folder} does not fit its model: {len(wrong)} weights, such as {wrong[0]}")
-    return adapted
-
-
-@contextmanager
-def quietly() -> Iterator[None]:
-    """Without transformers' progress bars and warnings about what is checked here anyway."""
-    from transformers.utils import logging
-
-    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft calls transformers by older names
-            yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,19 +86,59 @@ def read_model(path: str) -> tuple[Any, Any]:
     if (folder / COMPLETE).is_file():
         verify_folder(folder)
     if (folder / ADAPTER).is_file():
-        return _read_adapter(folder)
-    check_model(CheckpointError, "the language model", path)
-    with _quietly(), boundary(CheckpointError, f"the language model {path!r} cannot be read"):
-        model, report = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
-        tokenizer = read_tokenizer(path)
+        return _read_merged(folder)
+    model = read_pretrained(AutoModelForCausalLM, path, "the language model")
+    with quietly(), boundary(CheckpointError, f"the tokenizer of {path!r} cannot be read"):
+        return model, read_tokenizer(path)
+
+
+def read_pretrained(kind: Any, path: str, what: str, *, dtype: torch.dtype = torch.float32, exact: bool = False) -> Any:
+    """A model of transformers, every weight of it from the file.
+
+    Args:
+        kind: a class with `from_pretrained`.
+        path: folder or hub id.
+        what: name of the model in errors, such as "the language model".
+        dtype: of the weights.
+        exact: refuse weights that the class does not have, too; but for a head that some files keep (`lm_head`).
+
+    Raises:
+        CheckpointError: it cannot be read, lacks weights, or has weights that are not finite or not of this class.
+    """
+    check_model(CheckpointError, what, path)
+    with quietly(), boundary(CheckpointError, f"{what} {path!r} cannot be read"):
+        model, report = kind.from_pretrained(path, dtype=dtype, output_loading_info=True)
     missing = sorted({*report["missing_keys"], *(str(k) for k in report["mismatched_keys"])})
-    if missing:
+    extra = sorted(k for k in report["unexpected_keys"] if exact and not str(k).startswith("lm_head."))
+    if missing or extra:
+        lacks = f"lacks {len(missing)} weights, such as {missing[0]}" if missing else ""
+        has = f"has {len(extra)} weights of another model, such as {extra[0]}" if extra else ""
         raise CheckpointError(
-            f"the language model {path!r} lacks {len(missing)} weights, such as {missing[0]}: it is of another kind "
-            f"than {type(model).__name__}, or incomplete"
+            f"{what} {path!r} {' and '.join(x for x in (lacks, has) if x)}: it is of another kind than "
+            f"{type(model).__name__}, or incomplete"
         )
-    refuse_to_read(model.named_parameters(), f"the language model {path!r}")
-    return model, tokenizer
+    refuse_to_read(model.named_parameters(), f"{what} {path!r}")
+    return model
+
+
+def read_adapter(model: Any, folder: Path) -> Any:
+    """A model with the peft adapter of a folder on it, every weight of which must fit.
+
+    Raises:
+        CheckpointError: there is no adapter, it cannot be read, or it does not fit.
+        MissingDependencyError: peft is not installed.
+    """
+    peft = import_peft()
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        raise CheckpointError(f"no adapter at {folder}: expected {ADAPTER} and {ADAPTER_WEIGHTS}")
+    with quietly(), boundary(CheckpointError, f"the adapter {folder} does not fit its model"):
+        stored = set(load_weights(folder / ADAPTER_WEIGHTS))
+        adapted = peft.PeftModel.from_pretrained(model, str(folder))
+        wanted = set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
+    if stored != wanted:
+        wrong = sorted(stored ^ wanted)
+        raise CheckpointError(f"the adapter {folder} does not fit its model: {len(wrong)} weights, such as {wrong[0]}")
+    return adapted
 
 
 def read_tokenizer(path: str) -> Any:
@@ -132,7 +173,7 @@ def save_policy(policy: TextPolicy, folder: Path, *, merged: bool = False) -> Pa
     temporary = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    with _quietly():
+    with quietly():
         if policy.adapter is None or merged:
             _write_model(policy, temporary)
         else:
@@ -181,21 +222,16 @@ def _write_adapter(policy: TextPolicy, folder: Path) -> None:
     shutil.rmtree(inside, ignore_errors=True)
 
 
-def _read_adapter(folder: Path) -> tuple[Any, Any]:
-    peft = import_peft()
+def _read_merged(folder: Path) -> tuple[Any, Any]:
+    """The model of an adapter's folder with the adapter merged into it, and its tokenizer."""
     with boundary(CheckpointError, f"the adapter {folder} cannot be read"):
         origin = json.loads((folder / ADAPTER).read_text(encoding="utf-8")).get("base_model_name_or_path")
-        stored = set(load_weights(folder / ADAPTER_WEIGHTS))
     if not origin:
         raise CheckpointError(f"{folder / ADAPTER} does not say which model it belongs to (base_model_name_or_path)")
     inside = folder / str(origin)
     model, tokenizer = read_model(str(inside) if inside.is_dir() else origin)
-    with _quietly(), boundary(CheckpointError, f"the adapter {folder} does not fit its model {origin!r}"):
-        adapted = peft.PeftModel.from_pretrained(model, str(folder))
-        wanted = set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
-        if stored != wanted:
-            wrong = sorted(stored ^ wanted)
-            raise CheckpointError(f"the adapter {folder} does not fit {origin!r}: {len(wrong)} weights, as {wrong[0]}")
+    adapted = read_adapter(model, folder)
+    with quietly(), boundary(CheckpointError, f"the adapter {folder} does not fit its model {origin!r}"):
         merged = adapted.merge_and_unload(safe_merge=True)
         if (folder / "tokenizer_config.json").is_file():
             tokenizer = read_tokenizer(str(folder))
@@ -203,15 +239,17 @@ def _read_adapter(folder: Path) -> tuple[Any, Any]:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Without transformers' progress bars and without its complaints about what is checked here anyway."""
+def quietly() -> Iterator[None]:
+    """Without progress bars of transformers, and without its warnings about what is checked here anyway."""
     from transformers.utils import logging
 
     bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft calls transformers by older names
+            yield
     finally:
         logging.set_verbosity(level)
         if bars:

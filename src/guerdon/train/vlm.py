@@ -31,8 +31,9 @@ from guerdon.models.tiny_vlm import write_tiny_vlm
 from guerdon.models.vlm import ADAPTER, BASE, VLMCard, VLMRewardModel, load_vlm, write_vlm_checkpoint
 from guerdon.models.vlm_frames import limit_pixels
 from guerdon.models.vlm_prompts import PROMPTS, FilledPrompt, Question, make_question
-from guerdon.models.vlm_transformers import TransformersBackend, quietly, read_vlm
+from guerdon.models.vlm_transformers import TransformersBackend, read_vlm
 from guerdon.policies.shared_base import import_peft
+from guerdon.policies.text_files import quietly
 from guerdon.settings.text_policy import LoraSettings
 from guerdon.settings.vlm import VLMTrainSettings
 from guerdon.train.images import LabelledRows, TrainResult, is_classifier, label_meaning, label_rows, read_data

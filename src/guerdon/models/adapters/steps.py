@@ -25,13 +25,11 @@ import torch
 from torch import Tensor
 
 from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
-from guerdon.finite import refuse_to_read
-from guerdon.hub import check_model
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.policies import packing
 from guerdon.policies.packing import PACKED_ATTENTION, Packing
 from guerdon.policies.shared_base import SharedBase
-from guerdon.policies.text_files import read_model, read_tokenizer
+from guerdon.policies.text_files import read_model, read_pretrained, read_tokenizer
 from guerdon.policies.tokens import pad_id, pad_right
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Episode, Failure, FloatArray, IntArray, RewardInfo, Score
@@ -246,26 +244,7 @@ def read_strictly(kind: Any, path: str) -> Any:
     Raises:
         CheckpointError: it cannot be read, lacks weights, or has some that the class does not.
     """
-    from transformers.utils import logging
-
-    check_model(CheckpointError, "the reward model", path)
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()  # what it would complain about is checked here
-    try:
-        with boundary(CheckpointError, f"the reward model {path!r} cannot be read"):
-            model, report = kind.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
-    finally:
-        logging.set_verbosity(level)
-    missing = sorted({*report["missing_keys"], *(str(k) for k in report["mismatched_keys"])})
-    extra = sorted(k for k in report["unexpected_keys"] if not str(k).startswith("lm_head."))  # some keep the old head
-    if missing or extra:
-        lacks = f"lacks {len(missing)} weights, such as {missing[0]}" if missing else ""
-        has = f"has {len(extra)} weights of another model, such as {extra[0]}" if extra else ""
-        raise CheckpointError(
-            f"the reward model {path!r} {' and '.join(x for x in (lacks, has) if x)}: it is of another family"
-        )
-    refuse_to_read(model.named_parameters(), f"the reward model {path!r}")
-    return placed(model)
+    return placed(read_pretrained(kind, path, "the reward model", exact=True))
 
 
 def placed(model: Any) -> Any:
