@@ -1,7 +1,7 @@
 """Completions of a policy in this process, kept on disk by content; also a local judge.
 
 Mining, solutions, continuations and local judges all use this. What is sampled depends on the requests, the weights of
-the policy and the seed alone, and a killed run that goes on samples what an uninterrupted one would have.
+the policy and the seed alone, and a resumed run samples what an uninterrupted one would have.
 
     completer = Completer(policy, generation, cache, seed=0)
     request = CompletionRequest(prompt_ids, prefix="3+5=8;")

@@ -85,7 +85,7 @@ class LabelledDataSet:
 
 
 def identity(settings: LabelSettings) -> dict[str, Any]:
-    """Whose labels a data set holds: the labeler, and the model of the judge where one is asked."""
+    """Where the labels of a data set come from: the labeler, and the model of the judge where there is one."""
     return {"labeler": settings.labeler, "judge": settings.judge.model_name if settings.asks_judge else None}
 
 
@@ -137,14 +137,14 @@ def write(
     *,
     partial: bool = False,
 ) -> LabelledDataSet:
-    """Write a data set; each file appears whole, the card last. Until then it says whose labels these are, no more.
+    """Write a data set; each file appears whole, the card last. Until then it has only the labeler and the judge.
 
     A format that can express none of the solutions is left out, and the card says why.
 
     Args:
         folder: where.
         solutions: its rows.
-        card: what it says about itself.
+        card: the contents of `card.json`.
         settings: which formats.
         table: fail rates of questions.
         partial: there would be more, but for failures or a cap: a data set that is there and has more rows is kept.

@@ -34,7 +34,7 @@ class HttpFailure(Exception):
     Attributes:
         reason: a short stable word.
         again: whether trying again can help.
-        retry_after: seconds that the server asks to wait; None where it does not say.
+        retry_after: seconds that the server asks to wait; None where it asks for none.
         billed: whether the server may have received and answered the request.
     """
 
@@ -141,7 +141,7 @@ def _ssl_context() -> ssl.SSLContext:
 
 
 def error_message(payload: Any) -> str:
-    """What an error reply says, in one line."""
+    """The message of an error reply, in one line."""
     if isinstance(payload, Mapping):
         error = payload.get("error", payload.get("detail", payload))
         payload = error.get("message", error) if isinstance(error, Mapping) else error

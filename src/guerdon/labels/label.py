@@ -1,6 +1,6 @@
 """`guerdon label`: mine questions, get solutions, label their steps, compute rewards, write the data set.
 
-Everything that is sampled or received is kept on disk by its content before it is used, so the same command goes on
+Everything that is sampled or received is kept on disk by its content before it is used, so the same command continues
 after a kill, and a second run samples and sends nothing. A spent budget ends the work cleanly: what is labelled is
 written, unless the data set that is there has more.
 
@@ -61,7 +61,7 @@ QUESTIONS_AT_A_TIME = 16  # sent to the judge's model where there is a budget
 
 
 def label(study: Study, *, skip_generation: bool = False, clock: Clock | None = None) -> data_set.LabelledDataSet:
-    """Make the data set of a study's `label` section, or go on making it.
+    """Make the data set of a study's `label` section, or continue making it.
 
     Args:
         study: with `data`, `label` and a text policy.
@@ -390,7 +390,7 @@ class _LabelRun:
         self._over = self._http_client is None or (why == "failures" and self._settings.labeler not in JUDGED)
 
     def card(self) -> dict[str, Any]:
-        """What the data set says about itself."""
+        """The contents of `card.json`."""
         rates = [row["fail_rate"] for row in self.mined.table]
         sampled: Counter[str] = sum((c.counts for c in self._completers.values()), Counter())
         return {

@@ -48,7 +48,7 @@ class StepLabels:
     """Labels of the steps of one solution.
 
     Attributes:
-        values: per step the probability that it is right; None where the labeler cannot tell.
+        values: per step the probability that it is right; None where it has no label.
         meta: how it was found; plain JSON values.
     """
 
@@ -216,7 +216,7 @@ class BinarySearchLabeler:
         self._sampler, self._k = sampler, k
 
     def label(self, solutions: Sequence[PromptedSolution]) -> list[StepLabels | Failure]:
-        """Labels up to the first error; a `Failure` where the search cannot go on."""
+        """Labels up to the first error; a `Failure` where the search cannot continue."""
         found: list[StepLabels | Failure | None] = [self._without_search(w) for w in solutions]
         low = [0] * len(solutions)  # the first error is at this step or later
         high = [len(w.solution.steps) - 1 for w in solutions]  # ... and not after this one

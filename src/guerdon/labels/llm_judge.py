@@ -1,7 +1,7 @@
 """A language model as the judge of steps: its prompt, and the parser of its replies.
 
 It gets the question and every step in full, between marks that the steps cannot imitate, and has to give one verdict
-per step in JSON. A reply with missing, extra, repeated or unscored steps is a failure. What it says about the solution
+per step in JSON. A reply with missing, extra, repeated or unscored steps is a failure. Its verdict on the solution
 as a whole is not used: the verifier decides whether an answer is right.
 
     labeler = JudgeLabeler(client, JudgeSettings())
@@ -159,7 +159,7 @@ def _end(text: str, start: int) -> int | None:
 
 
 def _read(text: str) -> Any:
-    """JSON, as it stands or repaired; else what is wrong with it, and where."""
+    """JSON, unchanged or repaired; else the error and its place."""
     try:
         return _parsed(text)
     except (ValueError, RecursionError):
@@ -201,7 +201,7 @@ def _repaired(text: str) -> str:
 
 
 def _between(text: str) -> str:
-    """What stands between strings, without plus signs before numbers and commas before closing brackets."""
+    """The text between strings, without plus signs before numbers and commas before closing brackets."""
     return re.sub(r",(?=\s*[}\]])", "", re.sub(r"(?<=:)(\s*)\+(?=\d)", r"\1", text))
 
 

@@ -6,7 +6,7 @@ With i the step from 0 and n the number of steps:
     SE   +(0.5 + 0.5 (i+1)/n) for a right step, -(0.5 + 0.5 (i+1)/n) for a wrong one
 
 A step is right where its label is at least 0.5, as `Solution.first_error` has it. Both magnitude and sign are kept:
-`target` maps a reward to the probability that a model is trained towards. The seed's own training saw the sign alone.
+`target` maps a reward to the probability that a model is trained towards. The seed's own training used the sign alone.
 
     with_rewards(solution, "SE").rewards         # (0.75, -1.0)
     target(-0.75)                       # 0.125
@@ -46,5 +46,5 @@ def with_rewards(solution: Solution, reward: Reward) -> Solution:
 
 
 def target(reward: float) -> float:
-    """The probability of "right" that a reward asks for: -1 is 0, +1 is 1, and SE lies in between."""
+    """The probability of "right" that a reward stands for: -1 is 0, +1 is 1, and SE is in between."""
     return (1.0 + reward) / 2.0

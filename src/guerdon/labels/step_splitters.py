@@ -39,7 +39,7 @@ def split(text: str, splitter: Splitter, *, separator: str = "") -> tuple[str, .
     - `blank_line`: a step ends with one or more blank lines (Qwen's convention, 2501.07301).
     - `newline`: with the end of a line.
     - `sentence`: with a full stop, question or exclamation mark that blanks follow, or with the end of a line; not
-      inside a number, nor behind common abbreviations.
+      inside a number, nor after common abbreviations.
     - `code_block`: a fenced block (or `<llm-code>`) is a step; the rest is cut into sentences.
     - `tags`: a step starts at `<step>`, `Step 3` or `[ADVANCE]` at the start of a line, and ends at `</step>`.
     - `separator`: with the text that the task itself ends its steps with.

@@ -295,7 +295,7 @@ class ControlPolicy(nn.Module):
         """Refuse a world that shows or takes something else than what this policy was made for.
 
         Raises:
-            CheckpointError: says both sides.
+            CheckpointError: with both shapes.
         """
         wanted = (tuple(observation_shape), int(np.prod(action_space.shape or ())))
         if wanted != (self.observation_shape, self.action_size):

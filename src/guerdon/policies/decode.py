@@ -29,8 +29,8 @@ _MODELS = {"LlamaForCausalLM", "Qwen2ForCausalLM"}
 _FIXED_ANGLES = {"default", "linear", "llama3"}  # others change the angles with the length
 
 
-# Prompt tokens in one forward pass on the CPU: what lies between two products then stays in the cache, and its memory
-# is used again instead of being asked of the system anew. Measured at 256 prompts of 63 tokens, 3.4 million weights.
+# Prompt tokens in one forward pass on the CPU: the values between two products then stay in the cache, and their
+# memory is reused instead of being allocated again. Measured at 256 prompts of 63 tokens, 3.4 million weights.
 READ_AT_ONCE = 2048
 
 _Linear = tuple[Tensor, Tensor | None]
@@ -65,7 +65,7 @@ class LlamaDecoder:
     """A batch being written.
 
     Args:
-        policy: whose weights; they are read once, so make a new decoder after an update.
+        policy: the weights are read once, so make a new decoder after an update.
     """
 
     def __init__(self, policy: TextPolicy) -> None:

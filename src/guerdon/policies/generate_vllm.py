@@ -2,7 +2,7 @@
 
 vLLM must run in this process (it does when `VLLM_ENABLE_V1_MULTIPROCESSING` is 0, which is set here before it is
 imported), so that weights are handed over in memory. The log-probabilities are those that `generate` promises: at
-the sampling temperature and before `top_p` and `top_k`; where vLLM measures something else, the policy is asked.
+the sampling temperature and before `top_p` and `top_k`; where vLLM measures something else, the policy computes them.
 
     engine = VLLMEngine(policy, GenerationSettings(engine="vllm"))
     found = engine.generate(prompts, 8, max_new_tokens=64, rng=rng)

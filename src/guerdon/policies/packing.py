@@ -1,4 +1,4 @@
-"""How a batch of sequences lies in the network's input: padded rows, or packed into one row without padding.
+"""Layout of a batch of sequences in the network's input: padded rows, or packed into one row without padding.
 
 Packed, every layer but attention works on real tokens only; attention spreads them out to rows, so that no token
 sees another sequence, and gathers the result again. Rows are padded on the right, where a causal model never looks

@@ -11,7 +11,7 @@ import torch
 
 
 def uses_bf16(choice: bool | Literal["auto"], device: torch.device) -> bool:
-    """Whether to compute in bfloat16: as asked, or where the hardware multiplies it natively."""
+    """Whether to compute in bfloat16: as configured, or where the hardware multiplies it natively."""
     if choice != "auto":
         return choice
     if device.type == "cuda":

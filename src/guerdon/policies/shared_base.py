@@ -80,7 +80,7 @@ class SharedBase:
 
     @cached_property
     def packs(self) -> bool:
-        """Whether it can read sequences without padding; found out when first asked."""
+        """Whether it can read sequences without padding; tested when first needed."""
         return packing.packs(self.model)
 
     def check_packs(self) -> None:
@@ -211,7 +211,7 @@ class SharedBase:
             layer.enable_adapters(name is not None)
         for parameter_name, parameter in self.model.named_parameters() if self._layers else ():
             if ".lora_" in parameter_name:
-                parameter.requires_grad_(True)  # peft freezes those it leaves; here they all go on learning
+                parameter.requires_grad_(True)  # peft freezes those it leaves; here all adapters stay trainable
         self._active = name
 
     def _as_on_the_way_there(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
@@ -235,7 +235,7 @@ class SharedBase:
 
 
 def import_peft() -> Any:
-    """The peft package; what it still calls by an older name of transformers is not said at every run.
+    """The peft package, without its repeated deprecation warnings.
 
     Raises:
         MissingDependencyError: it is not installed.

@@ -142,7 +142,7 @@ def read_adapter(model: Any, folder: Path) -> Any:
 
 
 def read_tokenizer(path: str) -> Any:
-    """The tokenizer of a folder or hub id, as its own `tokenizer.json` says.
+    """The tokenizer of a folder or hub id, exactly as in its `tokenizer.json`.
 
     For some architectures (Qwen2 among them) `AutoTokenizer` puts a built-in tokenizer in place of any other, and the
     same text silently becomes other ids.
@@ -161,7 +161,7 @@ def save_policy(policy: TextPolicy, folder: Path, *, merged: bool = False) -> Pa
     Args:
         policy: whatever it trains is stored, the value head too.
         folder: replaced if it exists.
-        merged: write an adapter merged into its model, so that the folder stands by itself.
+        merged: write an adapter merged into its model, so that the folder needs no other.
 
     Returns:
         The folder.

@@ -146,7 +146,7 @@ def response_ids(tokenizer: Any, text: str) -> IntArray:
 
 
 def piece_ids(tokenizer: Any, texts: Sequence[str]) -> list[IntArray]:
-    """Ids of pieces of text, each by itself, with nothing before or behind it.
+    """Ids of pieces of text, each by itself, with nothing before or after it.
 
     Raises:
         DataError: a character the tokenizer does not know.

@@ -181,7 +181,7 @@ def numbers_of(text: str, question: str = "") -> tuple[Fraction, ...]:
         decimal = digits, or groups of three with commas or spaces, then optionally "." digits
         unit    = words: units of measure, and the words of the question; in all at most six
 
-    A sum in front of `=` must have the value behind it. Words that change a number (thousand, half, not, more, ...)
+    A sum in front of `=` must have the value after it. Words that change a number (thousand, half, not, more, ...)
     are no units, and neither is a letter (5k, 5m, 5x). Everything else states no number: `5!`, `5^2`, `>5`, `5 or 6`.
 
     Args:
@@ -236,7 +236,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def _unit(match: re.Match[str], question: str) -> str | None:
-    """The unit behind a number in one spelling, "" where there is none, None where a word is no unit."""
+    """The unit after a number in one spelling, "" where there is none, None where a word is no unit."""
     words = re.findall(r"[A-Za-z]+|[^A-Za-z\s]+", match["unit"] or "")
     asked = {_singular(word) for word in re.findall(r"[a-z]{3,}", question.lower())} if words else set()
     found: list[str] = []

@@ -123,7 +123,7 @@ class MuJoCoCamera:
 
     @staticmethod
     def snapshot(data: Any) -> Snapshot:
-        """Where everything stands now: a flat copy of the placements in an `mujoco.MjData`."""
+        """The present state of the scene: a flat copy of the placements in an `mujoco.MjData`."""
         return np.concatenate([getattr(data, name).ravel() for name in _PLACED])
 
     def render(self, snapshots: Sequence[Snapshot]) -> ByteArray:

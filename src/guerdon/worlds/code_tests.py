@@ -1,7 +1,7 @@
 r"""The tests of a programming task: read from a data set, run in isolation, compared here.
 
 Programs run in `code_sandbox.py`, which gets inputs and calls but never the right outputs: what it returns are strings
-and plain values, and only this process says whether they are right. The outcome is the share of tests passed.
+and plain values, and only this process decides whether they are right. The outcome is the share of tests passed.
 
     tests = read_tests('{"inputs": ["1\n"], "outputs": ["2\n"]}')
     with Sandbox() as sandbox:
@@ -44,7 +44,7 @@ class CodeTest:
     """One test.
 
     Attributes:
-        request: what the sandbox is asked: `stdin`, or `calls` with `setup` and `function`; a test that writes more
+        request: to the sandbox: `stdin`, or `calls` with `setup` and `function`; a test that writes more
             than `most` bytes fails.
         passes: whether what it wrote, or the values of the calls, are right.
     """
@@ -54,7 +54,7 @@ class CodeTest:
 
 
 def program_of(response: str) -> str | None:
-    """The program in a response: the last closed block between ``` marks that is Python or says no language."""
+    """The program in a response: the last closed block between ``` marks that is Python or names no language."""
     blocks = [
         text for language, text in _FENCE.findall(response) if language.lower() in ("", "python", "python3", "py")
     ]
@@ -62,7 +62,7 @@ def program_of(response: str) -> str | None:
 
 
 def is_code(ability: str, ground_truth: str) -> bool:
-    """Whether a row is a programming task: it says so, or its true answer is inputs and outputs, asserts or a program.
+    """Whether a row is a programming task, by its ability or its true answer: inputs and outputs, asserts or a program.
 
     Also where `read_tests` reads none of it: such rows are refused, and no answer to them is judged as mathematics.
     """
@@ -178,7 +178,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in _PLAIN} | {
 
 
 def _from_asserts(text: str) -> list[CodeTest]:
-    """`assert` statements; what stands before them (imports, names) is run with the program.
+    """`assert` statements; what comes before them (imports, names) is run with the program.
 
     Calls of the program's functions become requests, and the rest of each statement is evaluated here.
     """
@@ -317,7 +317,6 @@ class Sandbox:
             raise MissingDependencyError("programs of a model run in isolation on Linux only; leave code rows out")
         python = os.path.realpath(sys.executable)
         command = [python, "-I", "-S", "-B", str(Path(__file__).with_name("code_sandbox.py"))]
-        self._process: SubprocessWorker | None = None
         try:
             self._process = SubprocessWorker(
                 command,
@@ -335,7 +334,6 @@ class Sandbox:
 
     def run(self, source: str, requests: Sequence[Mapping[str, Any]], cpu_seconds: int) -> list[dict[str, Any]] | None:
         """How each request ended (`state`, `output`), in order; None where the process ended or hung itself."""
-        assert self._process is not None
         asked = {"source": source, "tests": [dict(request) for request in requests], "cpu": cpu_seconds}
         try:
             results = self._process.request(asked, len(requests) * (2.0 * cpu_seconds + 6.0) + 10.0).get("results")
@@ -345,8 +343,7 @@ class Sandbox:
 
     def close(self) -> None:
         """End the process and everything that it started."""
-        if self._process is not None:
-            self._process.kill()
+        self._process.kill()
 
     def __enter__(self) -> Sandbox:
         return self

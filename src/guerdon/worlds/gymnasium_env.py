@@ -74,7 +74,7 @@ def check_spaces(env: gymnasium.vector.VectorEnv, what: str) -> None:
     """Refuse observations and actions that are no plain boxes.
 
     Raises:
-        ConfigError: they are not; `what` stands in front.
+        ConfigError: they are not; the message begins with `what`.
     """
     for name, space in (("observation", env.single_observation_space), ("action", env.single_action_space)):
         if not isinstance(space, gymnasium.spaces.Box):
@@ -146,7 +146,7 @@ class RenderEye:
 
 
 class SceneEye:
-    """Looks by keeping a MuJoCo snapshot; the picture is drawn when asked for."""
+    """Looks by keeping a MuJoCo snapshot; the picture is drawn when it is needed."""
 
     def __init__(self, env: Any, camera: Any) -> None:
         self._env = env

@@ -92,7 +92,7 @@ _FOREIGN = {
 
 @dataclass(frozen=True)
 class SimulatorState:
-    """Everything that decides how a copy goes on.
+    """The complete state of a copy.
 
     Attributes:
         physics: MuJoCo's own state.
@@ -127,8 +127,8 @@ def _benchmark(name: str, goals_seed: int) -> tuple[type[Any], list[Any]]:
 class _FastObservations:
     """Mixed into a Meta-World environment: the same model and observation at less cost.
 
-    The model is compiled from XML once per process and copied. None of the 50 tasks overrides what stands here; they
-    say where their objects are.
+    The model is compiled from XML once per process and copied. None of the 50 tasks overrides these methods; they
+    define where their objects are.
     """
 
     fullpath: str
@@ -206,7 +206,7 @@ class MetaWorldVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         self._pristine = _model_fields(self._envs[0].model)
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
         single = self._envs[0]
-        space = single.sawyer_observation_space  # the one made with the environment says that goals are hidden
+        space = single.sawyer_observation_space  # that of the environment hides goals
         self.single_observation_space = gymnasium.spaces.Box(
             space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32
         )
@@ -267,11 +267,11 @@ class MetaWorldVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         return self._observations.copy(), rewards, never, never.copy(), {"success": success}
 
     def snapshot(self, index: int) -> Snapshot:
-        """Where everything stands in copy `index`, for a camera to draw later."""
+        """The placements of copy `index`, for a camera to draw later."""
         return MuJoCoCamera.snapshot(self._envs[index].data)
 
     def save_state(self, index: int) -> SimulatorState:
-        """Copy `index` as it stands, to go on from elsewhere (`load_state`)."""
+        """The state of copy `index`, for `load_state`."""
         env = self._envs[index]
         fields = self._memory[self._goal_of[index]].model_fields
         return SimulatorState(_state_of(env), fields, _own_attributes(env), self._observations[index].copy())

@@ -124,14 +124,11 @@ def read_gsm8k(folder: Path | str, split: str = "train") -> tuple[Prompt, ...]:
     if not path.is_file():
         there = ", ".join(sorted(p.name for p in Path(folder).glob("*.jsonl"))) or "no .jsonl file at all"
         raise DataError(f"{path}: there is no such file; the folder of GSM8K has {there}")
-    rows = ((where, _gsm8k_row(row, where)) for where, row in good_rows(path))
+    rows = list(good_rows(path))
+    for where, row in rows:
+        if "####" not in str(row.get("answer")):
+            raise DataError(f"{where}: a row of GSM8K has an answer that ends in '#### <number>'; this one has none")
     return _prompts(rows, "openai/gsm8k", path, ability="math")
-
-
-def _gsm8k_row(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    if "####" not in str(row.get("answer")):
-        raise DataError(f"{where}: a row of GSM8K has an answer that ends in '#### <number>'; this one has none")
-    return row
 
 
 def read_dataset(path: str, split: str, name: str | None = None) -> tuple[Prompt, ...]:

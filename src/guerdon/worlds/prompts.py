@@ -30,7 +30,7 @@ class Prompt:
         ground_truth: the true answer, as the verifier wants it.
         data_source: which data set, for metrics by source.
         ability: what kind of task.
-        extra_info: plain JSON values; a generated family says here how to recompute the truth.
+        extra_info: plain JSON values; of a generated problem, how to recompute the truth.
         solution: a worked solution where one is known.
     """
 
@@ -44,7 +44,7 @@ class Prompt:
 
     @property
     def question(self) -> str:
-        """What the user asked last."""
+        """The last user's turn."""
         return next(m["content"] for m in reversed(self.messages) if m["role"] == "user")
 
 
@@ -60,7 +60,7 @@ def insert_system_prompt(messages: Sequence[Message], text: str | None) -> tuple
 
 
 def shared_system_prompt(prompts: Sequence[Prompt]) -> tuple[bool, str | None]:
-    """Whether all prompts are one user's turn behind the same system turn (or none), and its text."""
+    """Whether all prompts are one user's turn after the same system turn (or none), and its text."""
     systems = {p.messages[0]["content"] if p.messages[0]["role"] == "system" else None for p in prompts}
     turns = {tuple(m["role"] for m in p.messages if m["role"] != "system") for p in prompts}
     same = len(systems) == 1 and turns == {("user",)}
@@ -74,7 +74,7 @@ def question_hash(messages: Sequence[Message]) -> str:
 
 
 def with_unique_ids(prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:
-    """The same prompts; ids seen before get `-2`, `-3`, ... in order."""
+    """The same prompts; repeated ids get `-2`, `-3`, ... in order."""
     taken: set[str] = set()
     times: dict[str, int] = {}
     unique = []

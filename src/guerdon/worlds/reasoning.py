@@ -3,11 +3,11 @@
 The test bed for process rewards: what a reward model can only estimate (which line went wrong first) is computed here
 from the question alone. Any text is a list of right and wrong steps, never an error.
 
-Every family writes its question so that line k of the solution stands where line k of the question stood, with the
+Every family writes its question so that line k of the solution has the place of line k of the question, with the
 question marks filled in: a tiny model has to copy at a constant distance and compute one thing per line.
 
 Demonstrations can be written with false beliefs: a fact is what a line asks one to know (`3*7`), and for a share of
-all facts a demonstration states, at a given rate, a wrong result, always off in the same way, and goes on from it. A
+all facts a demonstration states, at a given rate, a wrong result, always the same one, and continues from it. A
 policy trained on them starts with errors of its own that no better decoding removes.
 
     family = task_family(ChainSettings(steps=2))
@@ -50,7 +50,7 @@ class Problem:
 
     Attributes:
         lines: the true lines of its solution, without separators.
-        follow: what line k must be, given the lines written before it; None where that cannot be said.
+        follow: what line k must be, given the lines written before it; None where that is undefined.
         value: what a line states as its result; None for a malformed line.
     """
 
@@ -63,13 +63,13 @@ class Problem:
 class StepTruth:
     """What is true about a response, step by step.
 
-    A step is the text up to and with the next separator; what stands behind the last one is a step of its own,
+    A step is the text up to and with the next separator; text after the last one is a step of its own,
     unless it is blank. Spans follow each other without a gap and cover the whole text.
 
     Attributes:
         correct: per step, whether it is the true line at its place.
-        follows: per step, whether it follows from the lines that this response wrote before it: after one slip
-            the later steps may still reason well. False where those lines cannot be read.
+        follows: per step, whether it follows from the lines that this response wrote before it: after one error
+            the later steps may still be sound. False where those lines cannot be read.
         spans: per step, start and end in characters.
         first_error: the first step that is not correct, from 0; -1 where none is wrong.
         answer: what the last step states as its result; None where it is malformed or there is none.
@@ -420,12 +420,12 @@ def judge(problem: Problem, text: str, separator: str = SEPARATOR) -> StepTruth:
 
 
 def is_generated(prompt: Prompt) -> bool:
-    """Whether a prompt says how to recompute its truth."""
+    """Whether the truth of a prompt can be recomputed."""
     return "family" in prompt.extra_info
 
 
 def family_of(prompt: Prompt) -> TaskFamily[Any]:
-    """The family that a prompt was drawn from, by what its `extra_info` says.
+    """The family of a generated prompt, from its `extra_info`.
 
     Raises:
         DataError: it is not a generated prompt, or its parameters are not those of its family.

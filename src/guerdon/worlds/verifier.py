@@ -310,7 +310,7 @@ _MARK = re.compile(r"_|(?<=[0-9)}])['\"]")  # of a base, a derivative, feet: dro
 
 
 def _is_asked(left: str, question: str) -> bool:
-    """Whether what stands in front of `=` is a name, the question's own expression, or has no letters (a sum)."""
+    """Whether the text in front of `=` is a name, the question's own expression, or has no letters (a sum)."""
     plain, asked = (re.sub(r"[\s$]|\\[,!;: ]", "", typographic(text)) for text in (left, question))
     bare = re.sub(r"'+|\^\*|_(?:\{[^{}]*\}|\w)|\([^()=]*\)$", "", plain)
     return not re.search("[A-Za-z]", _COMMAND.sub("", plain)) or plain in asked or _NAME.fullmatch(bare) is not None

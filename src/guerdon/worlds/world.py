@@ -1,8 +1,8 @@
 """A world: a vectorised Gymnasium environment with a task in words, a camera and true success.
 
-`World` hides the three autoreset conventions of Gymnasium behind one: `step` always answers with the observation
+`World` hides the three autoreset conventions of Gymnasium behind one: `step` always returns the observation
 *after* the action (the terminal one where the episode ended) and the observation to act on next, and offers
-the picture of every moment it was asked for exactly once, the terminal moment included. It seeds every episode
+each requested picture exactly once, that of the terminal moment included. It seeds every episode
 from the run's seed, so that an episode can be replayed from its seed and its actions; that is how a killed run
 finds its simulators again (`state_dict`).
 
@@ -34,7 +34,7 @@ class Eye(Protocol):
         ...
 
     def look(self, index: int) -> Any:
-        """Keep what is needed to draw copy `index` as it stands now."""
+        """Keep what is needed to draw copy `index` as it is now."""
         ...
 
     def render(self, looks: Sequence[Any]) -> ByteArray:
@@ -57,7 +57,7 @@ class Transition:
         terminated: (B,) bool, the task ended.
         truncated: (B,) bool, the time limit ended the episode.
         success: (B,) bool, ground truth after the action; False where it is not known.
-        success_known: (B,) bool, where the environment said whether this is a success.
+        success_known: (B,) bool, where the environment reported whether this is a success.
         mask: (B,) bool, False where no action was taken because the copy was resetting.
         looks: copy index to look, taken after the action (of the terminal moment where an episode ended).
         first_looks: copy index to look at the start of a new episode.
@@ -126,16 +126,16 @@ def own_readers(native_reward: str, end_on_success: bool) -> list[str]:
     ]
 
 
-def unreported(what: str, readers: Sequence[str], keys: Sequence[str], seen: Sequence[str] | None = None) -> str:
+def unreported(what: str, readers: Sequence[str], keys: Sequence[str], info_keys: Sequence[str] | None = None) -> str:
     """The message for an environment that does not report the success that a configuration reads.
 
     Args:
         what: that did not report it.
         readers: keys of the configuration that read true success.
         keys: of `info` that were read.
-        seen: keys that `info` had, where it was looked at.
+        info_keys: keys that `info` had, where it is known.
     """
-    had = "" if seen is None else f"; info had {', '.join(seen) or 'no keys'}"
+    had = "" if info_keys is None else f"; info had {', '.join(info_keys) or 'no keys'}"
     return (
         f"{what} does not report success, which {' and '.join(readers)} need: info has no value at {' or '.join(keys)}"
         f"{had}. Set env.success_key to the key that says so; without one, true success is unknown: set "
@@ -206,8 +206,8 @@ class World:
         self._success_keys = tuple(success_keys)
         self._success_readers = [*own_readers(native_reward, end_on_success), *success_readers]
         self.reports_every_step = True
-        self._reported = False  # whether the environment ever said anything about success
-        self._said = np.zeros(self.num_envs, dtype=np.bool_)  # whether it did in the episode under way
+        self._reported = False  # whether the environment ever reported success or failure
+        self._episode_reported = np.zeros(self.num_envs, dtype=np.bool_)  # whether it did in the current episode
         self._info_keys: set[str] = set()
         self._episode = np.zeros(self.num_envs, dtype=np.int64)
         self._steps = np.zeros(self.num_envs, dtype=np.int64)
@@ -259,7 +259,7 @@ class World:
         observations, _ = self.env.reset(seed=seeds)
         self._observations = np.asarray(observations)
         self._steps[:] = 0
-        self._said[:] = False
+        self._episode_reported[:] = False
         self._resetting[:] = False
         self._actions = [[] for _ in range(self.num_envs)]
         nothing = np.zeros(self.num_envs, dtype=np.bool_)
@@ -317,9 +317,9 @@ class World:
         truncated = truncated & ~terminated
         done = terminated | truncated
         self.reports_every_step &= bool((known | ~mask).all())
-        self._said |= known
-        self._check_reported(done & ~self._said)
-        self._said &= ~done
+        self._episode_reported |= known
+        self._check_reported(done & ~self._episode_reported)
+        self._episode_reported &= ~done
         final = self._see_all() if self._pixels else self._final_observations(observations, info, ended_inside)
         wanted = (np.zeros(self.num_envs, np.bool_) if capture is None else capture) & mask
         if capture_ends:
@@ -332,7 +332,7 @@ class World:
         return Transition(
             observations=self._shown.copy(),
             final_observations=final,
-            rewards=self._native(rewards, success, mask),
+            rewards=np.where(mask, success if self._sparse else rewards, 0).astype(np.float32),
             terminated=terminated,
             truncated=truncated,
             success=success,
@@ -343,7 +343,7 @@ class World:
         )
 
     def save_state(self, index: int) -> Any:
-        """The simulator of copy `index` as it stands, for `load_state`; only Meta-World has this."""
+        """The simulator of copy `index` as it is now, for `load_state`; only Meta-World has this."""
         return self.env.save_state(index)
 
     def load_state(self, index: int, state: Any) -> None:
@@ -389,7 +389,7 @@ class World:
         self._replay(pasts)
         self._actions = [[np.asarray(a) for a in p] for p in pasts]
         self._steps = np.asarray(state["steps"], dtype=np.int64).copy()
-        self._said = self._steps > 0  # not replayed: an episode under way is not held to have said nothing
+        self._episode_reported = self._steps > 0  # not replayed: it may have had a report
         self._shown = self._see_all() if self._pixels else self._observations
         if not np.array_equal(self._observations, state["observations"]):
             raise CheckpointError(
@@ -424,7 +424,7 @@ class World:
         self._observations = np.asarray(self.env.reset(seed=seeds, options={"reset_mask": mask})[0])
 
     def _successes(self, info: dict[str, Any], mask: BoolArray, ended: BoolArray) -> tuple[BoolArray, BoolArray]:
-        """(B,) bool twice: true success of every copy, and where it is known; at once where one array says it."""
+        """(B,) bool twice: true success of every copy, and where it is known; read at once where one array holds it."""
         key = next((key for key in self._success_keys if key in info), "")
         plain, where = info.get(key), info.get(f"_{key}")
         whole = self.mode is not AutoresetMode.SAME_STEP and (where is None or where.all())
@@ -432,9 +432,9 @@ class World:
             known = mask & ~np.isnan(plain)
             self._reported |= bool(known.any())
             return np.asarray((plain > 0) & mask), known
-        said = [self._success_of(info, ended, i) if mask[i] else None for i in range(self.num_envs)]
-        self._reported |= any(s is not None for s in said)
-        return np.array([s is True for s in said]), np.array([s is not None for s in said])
+        reports = [self._success_of(info, ended, i) if mask[i] else None for i in range(self.num_envs)]
+        self._reported |= any(s is not None for s in reports)
+        return np.array([s is True for s in reports]), np.array([s is not None for s in reports])
 
     def _success_of(self, info: dict[str, Any], ended: BoolArray, index: int) -> bool | None:
         if self.mode is AutoresetMode.SAME_STEP and ended[index] and "final_info" in info:
@@ -448,12 +448,8 @@ class World:
         if silent.any() and self._success_readers and (self._sparse or not self._reported):
             copy = int(np.flatnonzero(silent)[0])
             what = f"the environment of {self.tasks[copy]!r} (copy {copy}, {int(self._steps[copy])} steps)"
-            seen = sorted(self._info_keys)
-            raise ConfigError(unreported(what, self._success_readers, self._success_keys, seen))
-
-    def _native(self, rewards: np.ndarray, success: BoolArray, mask: BoolArray) -> FloatArray:
-        native = success.astype(np.float32) if self._sparse else np.asarray(rewards, dtype=np.float32)
-        return np.where(mask, native, np.float32(0))
+            keys = sorted(self._info_keys)
+            raise ConfigError(unreported(what, self._success_readers, self._success_keys, keys))
 
     def _final_observations(self, observations: np.ndarray, info: dict[str, Any], ended: BoolArray) -> np.ndarray:
         final = observations.copy()
