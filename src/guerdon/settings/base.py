@@ -64,7 +64,9 @@ class SpokenSettings(Settings):
         __init__.__pydantic_base_init__ = True  # pydantic does not call it for a part of a larger configuration
 
 
-PARAMS: Any = Field(default_factory=dict, description="arguments of the factory, by name")
+Schedule = Literal["constant", "linear", "cosine"]
+Bf16 = bool | Literal["auto"]
+PARAMS: Any = Field(default_factory=dict, description="of a part of your own: arguments of its factory, by name")
 """The key of a section with a user's own part."""
 
 

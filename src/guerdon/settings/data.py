@@ -13,16 +13,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from guerdon.registry import Registry
-from guerdon.settings.base import Named, Settings, refuse
+from guerdon.settings.base import PARAMS, Named, Settings, refuse
 
 
 class _FamilySettings(Settings):
     """What all generated families share."""
 
     steps: int = Field(6, ge=1, le=200, description="lines of a solution")
-    min_steps: int | None = Field(
-        None, ge=1, description="draw the number of lines from min_steps to steps; null: always steps"
-    )
+    min_steps: int | None = Field(None, ge=1, description="draw the number of lines from here on; null: always steps")
     seed: int = Field(0, ge=0, description="decides every problem, of training and of validation")
 
     @model_validator(mode="after")
@@ -66,12 +64,7 @@ class RegisterSettings(_FamilySettings):
 
     family: Literal["register"] = Field("register", description="variables that depend on earlier ones")
     inputs: int = Field(2, ge=1, le=25, description="variables that are given")
-    modulus: int = Field(
-        10,
-        ge=2,
-        le=10**6,
-        description="every value is taken modulo this; up to 10, a solved line is as long as its question",
-    )
+    modulus: int = Field(10, ge=2, le=10**6, description="values are modulo this; up to 10: one digit")
     ops: str = Field("+-*", pattern=r"^[-+*]+$", description="operations drawn from")
     chained: bool = Field(
         True,
@@ -141,15 +134,11 @@ class DataSettings(Settings):
     )
     train_files: tuple[str, ...] = Field((), description="files: one or several to train on")
     val_files: tuple[str, ...] = Field((), description="files: one or several to validate on")
-    path: str | None = Field(
-        None, description="gsm8k: folder with train.jsonl and test.jsonl; datasets: folder or hub id"
-    )
+    path: str | None = Field(None, description="gsm8k: folder with its own files; datasets: folder or hub id")
     name: str | None = Field(None, description="datasets: the configuration of a data set that has several")
     train_split: str = Field("train", description="gsm8k, datasets: split to train on")
     val_split: str | None = Field(None, description="gsm8k, datasets: split to validate on; null: hold out val_size")
-    system_prompt: str | None = Field(
-        None, description="inserted before the question (or in place of the data set's own); null: leave as it is"
-    )
+    system_prompt: str | None = Field(None, description="before the question; null: that of the data set, if any")
     max_prompt_length: int = Field(1024, ge=1, description="tokens; longer prompts are left out and counted")
     max_response_length: int = Field(3072, ge=1, description="tokens; longer responses are truncated")
     train_batch_size: int = Field(32, ge=1, description="prompts per update")
@@ -168,16 +157,10 @@ class DataSettings(Settings):
         description="who compares answers; auto: programs by their tests, GSM8K numerically, others by math (generated "
         "ones check themselves)",
     )
-    verifier_params: dict[str, Any] = Field(
-        default_factory=dict, description="a verifier of your own: arguments of its factory, by name"
-    )
-    verifier_timeout: float = Field(
-        10.0, gt=0, description="seconds of wall-clock per answer (math), of computing time per test (code)"
-    )
+    verifier_params: dict[str, Any] = PARAMS
+    verifier_timeout: float = Field(10.0, gt=0, description="math: seconds per answer; code: CPU seconds per test")
     verifier_workers: int = Field(2, ge=1, description="processes that compare answers (math) or run programs (code)")
-    verifier_tolerance: float = Field(
-        0.0, ge=0, lt=1, description="relative difference at which two numbers count as equal (math, numeric)"
-    )
+    verifier_tolerance: float = Field(0.0, ge=0, lt=1, description="math, numeric: relative difference of equals")
     unparsable: Literal["failure", "wrong"] = Field(
         "failure",
         description="a response without a readable answer is a failure (dropped and counted) or wrong",

@@ -40,9 +40,7 @@ class BestOfNSettings(Settings):
     aggregations: tuple[Aggregation, ...] = Field(
         ("min", "prod", "last", "mean", "pure_min"), min_length=1, description="one pair of curves each"
     )
-    ns: tuple[int, ...] | None = Field(
-        None, description="numbers of samples to choose from; null: powers of two up to what every question has"
-    )
+    ns: tuple[int, ...] | None = Field(None, description="numbers of samples; null: powers of two")
     draws: int = Field(500, ge=1, description="random subsets per point where listing all of them takes too long")
 
     @model_validator(mode="after")
@@ -58,9 +56,7 @@ class BestOfNSettings(Settings):
 class AttackSettings(Settings):
     """Wrong solutions dressed up to please a judge."""
 
-    limit: float = Field(
-        0.05, gt=0, lt=1, description="an attack has worked when it shows to fool the model more often than this"
-    )
+    limit: float = Field(0.05, gt=0, lt=1, description="an attack works when it fools the model more often than this")
     questions: int = Field(100, ge=1, description="at most so many questions")
     copies: int = Field(3, ge=1, description="padding steps, and repetitions of a right step")
     filler: str | None = Field(None, description="text of a padding step; null: the question again")
@@ -83,9 +79,7 @@ class EvaluateTextSettings(Settings):
         description="judged beside those of the train section, by name: a path, or a path with its adapter",
     )
     save_dir: str | None = Field(None, description="receives a folder for each of models; null: work_dir/models/<task>")
-    aggregation: Aggregation = Field(
-        description="how values of steps become one of a solution; the best choice depends on the labels, so say it"
-    )
+    aggregation: Aggregation = Field(description="how the values of steps become one value of a solution")
     generated: GeneratedBenchSettings | None = Field(
         None,
         description="first errors on a generated set in the shape of ProcessBench; in a study that names nothing to "
@@ -94,15 +88,9 @@ class EvaluateTextSettings(Settings):
     process_bench: tuple[str, ...] = Field((), description="ProcessBench files, a subset each")
     prm_bench: str | None = Field(None, description="a PRMBench file")
     pairs: str | None = Field(None, description="a RewardBench or RewardBench 2 file")
-    threshold: float | None = Field(
-        None, gt=0, lt=1, description="a step below it is judged wrong; null: 0.5, or tuned where tune_on is set"
-    )
-    tune_on: str | None = Field(
-        None, description="choose the threshold with the best F1 on this subset and use it on all (recorded)"
-    )
-    ties: Literal["wrong", "half"] = Field(
-        "wrong", description="pairs: what a tie of RewardBench is worth, nothing as published, or half"
-    )
+    threshold: float | None = Field(None, gt=0, lt=1, description="a step below it is wrong; null: 0.5, or tune_on's")
+    tune_on: str | None = Field(None, description="use the threshold with the best F1 on this subset for all subsets")
+    ties: Literal["wrong", "half"] = Field("wrong", description="pairs: ties of RewardBench: 0 as published, or half")
     best_of_n: BestOfNSettings | None = Field(None, description="curves of best-of-N and votes")
     attacks: AttackSettings | None = Field(AttackSettings(), description="dressed-up wrong solutions; null: none")
     batch_size: int = Field(64, ge=1, description="solutions per call of the model")

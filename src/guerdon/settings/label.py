@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from guerdon.registry import Registry
 from guerdon.retry import TRIES
-from guerdon.settings.base import Named, Settings, refuse
+from guerdon.settings.base import PARAMS, Named, Settings, refuse
 from guerdon.settings.text_policy import TextPolicySettings
 
 Reward = Literal["HE", "SE"]
@@ -56,20 +56,14 @@ class JudgeSettings(Settings):
         description="anthropic: the Messages API; openai: any chat completions endpoint (vLLM, SGLang, OpenAI); local: "
         "a transformers model in this process",
     )
-    model: str | None = Field(
-        None, description="its name; local: folder or hub id; null: claude-sonnet-4-20250514 (anthropic)"
-    )
-    base_url: str | None = Field(
-        None, description="where the API is; null: https://api.anthropic.com or https://api.openai.com/v1"
-    )
+    model: str | None = Field(None, description="name; local: folder or hub id; null: claude-sonnet-4-20250514")
+    base_url: str | None = Field(None, description="of the API; null: that of Anthropic or OpenAI")
     api_key_env: str | None = Field(
         None,
         description="environment variable (or line of ./.env) with the key; null: ANTHROPIC_API_KEY or OPENAI_API_KEY. "
         "An openai endpoint at a base_url of your own needs none",
     )
-    params: dict[str, Any] = Field(
-        default_factory=dict, description="a judge of your own: arguments of its factory, by name"
-    )
+    params: dict[str, Any] = PARAMS
     max_tokens: int = Field(2048, ge=1, description="longest judgement; a longer one is cut, which is a failure")
     token_limit_key: Literal["max_tokens", "max_completion_tokens"] = Field(
         "max_tokens", description="openai: what the endpoint calls that limit"
@@ -94,9 +88,7 @@ class JudgeSettings(Settings):
     usd_per_million_in: float | None = Field(
         None, ge=0, description="price of a million tokens read; null: 3 (anthropic) or 0"
     )
-    usd_per_million_out: float | None = Field(
-        None, ge=0, description="price of a million tokens written; null: 15 (anthropic) or 0"
-    )
+    usd_per_million_out: float | None = Field(None, ge=0, description="price of a million reply tokens; null: 15 or 0")
 
     @model_validator(mode="after")
     def _fits(self) -> JudgeSettings:
@@ -139,9 +131,7 @@ class MonteCarloSettings(Settings):
     """`label.monte_carlo`: completions of the solution so far show whether it can still be saved."""
 
     completions: int = Field(8, ge=1, description="per prefix")
-    estimate: Literal["hard", "soft"] = Field(
-        "soft", description="hard: 1 where any completion reaches the answer; soft: the share that does"
-    )
+    estimate: Literal["hard", "soft"] = Field("soft", description="soft: share of right completions; hard: 1 for any")
     temperature: float = Field(0.7, gt=0, description="of completions")
     top_p: float = Field(1.0, gt=0, le=1, description="of completions")
     policy: TextPolicySettings | None = Field(None, description="who completes; null: the policy of the study")
@@ -181,14 +171,10 @@ class SolutionSettings(Settings):
 class LabelSettings(Settings):
     """`label`: step labels for process reward models; `guerdon label`."""
 
-    save_dir: str = Field(
-        "data", description="receives prm_dataset_method{1|2}_{HE|SE}/, and a cache of all that was sampled and asked"
-    )
+    save_dir: str = Field("data", description="receives prm_dataset_method{1|2}_{HE|SE}/ and a cache of all replies")
     method: Literal[1, 2] = Field(1, description="1: the policy writes the solutions; 2: the judge's model does")
     reward: Reward = Field("HE", description="what a step pays: HE needs the whole solution right, SE does not")
-    num_samples: int = Field(
-        1000, ge=1, description="questions whose solutions are labelled; with solutions.data_path the default is all"
-    )
+    num_samples: int = Field(1000, ge=1, description="questions to label; with solutions.data_path all by default")
     num_rollouts: int = Field(5, ge=1, description="solutions per question")
     splitter: Splitter | None = Field(
         None,
@@ -199,21 +185,15 @@ class LabelSettings(Settings):
         description="a judge; completions of every prefix; completions in a binary search for the first error; judge "
         "and completions where they agree on the first error; the truth of generated tasks",
     )
-    labeler_params: dict[str, Any] = Field(
-        default_factory=dict, description="a labeler of your own: arguments of its factory, by name"
-    )
-    mining: MiningSettings | None = Field(
-        MiningSettings(), description="which questions; null: the first num_samples of the training prompts"
-    )
+    labeler_params: dict[str, Any] = PARAMS
+    mining: MiningSettings | None = Field(MiningSettings(), description="which questions; null: the first num_samples")
     solutions: SolutionSettings = Field(SolutionSettings(), description="how solutions are written")
     judge: JudgeSettings = Field(JudgeSettings(), description="who judges, and who writes with method 2")
     monte_carlo: MonteCarloSettings = Field(MonteCarloSettings(), description="how prefixes are completed")
     formats: tuple[Literal["training", "trl", "prm800k", "math_shepherd"], ...] = Field(
         ("training", "trl"), description="also written, beside the records in the seed's format"
     )
-    max_usd: float | None = Field(
-        None, gt=0, description="stop before all calls of this save_dir together cost more; what is done is kept"
-    )
+    max_usd: float | None = Field(None, gt=0, description="stop before the calls of this save_dir cost more")
     max_failure_rate: float = Field(0.5, ge=0, le=1, description="stop when a larger share of labels fails")
     seed: int = Field(0, ge=0, description="of everything that is sampled")
 

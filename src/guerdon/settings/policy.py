@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from guerdon.registry import Registry
-from guerdon.settings.base import Named, Settings, refuse
+from guerdon.settings.base import PARAMS, Named, Schedule, Settings, refuse
 from guerdon.settings.text_policy import TextPolicySettings
 
 
@@ -18,9 +18,7 @@ class MLPPolicySettings(Settings):
     hidden: tuple[int, ...] = Field((128, 128), description="widths of the hidden layers")
     activation: Literal["tanh", "relu"] = Field("tanh", description="between layers")
     log_std_init: float = Field(0.0, description="log standard deviation of the actions at the start")
-    normalize_observations: bool = Field(
-        True, description="subtract the running mean, divide by the running standard deviation"
-    )
+    normalize_observations: bool = Field(True, description="by running mean and standard deviation")
     checkpoint: str | None = Field(None, description="start from this policy (behaviour cloning, an earlier run)")
 
 
@@ -65,23 +63,17 @@ class AlgorithmSettings(Settings):
     adv_estimator: Annotated[str, Named(CONTROL_ESTIMATORS)] = Field(
         "gae", description="gae: critic and GAE; grpo: compare episodes with the same start; your own: with the critic"
     )
-    estimator_params: dict[str, Any] = Field(
-        default_factory=dict, description="an estimator of your own: arguments of its factory, by name"
-    )
+    estimator_params: dict[str, Any] = PARAMS
     rollout_steps: int = Field(250, ge=1, description="steps per copy between updates (gae)")
     num_epochs: int = Field(10, ge=1, description="passes over a rollout per update")
     minibatch_size: int = Field(250, ge=1, description="steps per gradient step")
     learning_rate: float = Field(1e-3, gt=0, description="of Adam")
-    lr_schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="how the learning rate falls to 0 over runner.total_steps"
-    )
+    lr_schedule: Schedule = Field("constant", description="how the learning rate falls to 0 over runner.total_steps")
     gamma: float = Field(0.99, ge=0, le=1, description="discount; a source may have its own")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="lambda of GAE (1506.02438)")
     clip_range: float = Field(0.2, gt=0, description="how far the probability ratio may leave 1")
     clip_range_high: float | None = Field(None, gt=0, description="upper clip where it differs (DAPO, 2503.14476)")
-    clip_ratio_c: float | None = Field(
-        None, gt=1, description="a negative advantage costs at most this times its size (dual clip, 1912.09729)"
-    )
+    clip_ratio_c: float | None = Field(None, gt=1, description="dual clip (1912.09729): bound for negative advantages")
     clip_range_value: float | None = Field(None, gt=0, description="clip the change of the value; null: not")
     value_coef: float = Field(1.0, ge=0, description="weight of half the mean squared value error")
     entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")

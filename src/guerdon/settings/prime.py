@@ -21,9 +21,7 @@ class OptimSettings(Settings):
     weight_decay: float = Field(0.0, ge=0, description="of AdamW")
     betas: tuple[float, float] = Field((0.9, 0.999), description="of AdamW")
     grad_clip: float = Field(10.0, gt=0, description="clip gradients to this norm")
-    epochs: int = Field(
-        1, ge=1, description="passes over the rollouts of an update; update: after is scored by the first"
-    )
+    epochs: int = Field(1, ge=1, description="passes over the rollouts of an update; update: after scores in the first")
 
 
 class WarmUpSettings(Settings):
@@ -53,12 +51,8 @@ class PrimeModelSettings(Settings):
     beta_train: float = Field(0.05, gt=0, description="beta of the training loss")
     loss_type: Literal["ce", "dpo", "bon_acc", "bon_rm"] = Field("ce", description="of the update")
     use_remove_padding: bool = Field(False, description="forward without padding")
-    replay_size: int = Field(
-        0, ge=0, description="newest rollouts of earlier batches kept to learn from again; 0: none"
-    )
-    replay_ratio: float = Field(
-        0.5, gt=0, lt=1, description="share of replayed rollouts among all that an update learns from"
-    )
+    replay_size: int = Field(0, ge=0, description="newest earlier rollouts kept to learn from again; 0: none")
+    replay_ratio: float = Field(0.5, gt=0, lt=1, description="share of replayed rollouts in an update")
     optim: OptimSettings = Field(OptimSettings(), description="how it learns")
     warm_up: WarmUpSettings = Field(WarmUpSettings(), description="learn before its reward counts")
 

@@ -56,9 +56,7 @@ class RemoteSettings(SpokenSettings):
         16, ge=1, le=128, description="frames sent of an episode, for models that judge whole episodes; first and last "
         "among them"
     )  # fmt: skip
-    max_pixels: int = Field(
-        200704, ge=784, le=1605632, description="pixels per frame above which a vision-language model shrinks it"
-    )
+    max_pixels: int = Field(200704, ge=784, le=1605632, description="vision-language models shrink larger frames")
     fps: int = Field(4, ge=1, description="upload mp4 or path: frames per second of the video")
     upload: Upload = Field(
         "npy",

@@ -44,12 +44,8 @@ class SourceSettings(Settings):
         "whole episode once, at its end, from its first frame, every score_every-th and the last; per_token (text): "
         "each step, paid at each of its tokens",
     )
-    score_every: int = Field(
-        1, ge=1, description="per_step: score every k-th step of an episode, and its last; episode: look at these"
-    )
-    aggregation: Aggregation | None = Field(
-        None, description="text, terminal: how values of steps become one; needed where the model judges steps"
-    )
+    score_every: int = Field(1, ge=1, description="per_step, episode: score every k-th step and the last")
+    aggregation: Aggregation | None = Field(None, description="text, terminal: from values of steps to one")
     splitter: Splitter | None = Field(
         None, description="text: where steps end; null: as label.splitter does with null. Cut as in training"
     )
@@ -63,9 +59,7 @@ class SourceSettings(Settings):
     fail_reward: float = Field(0.0, description="reward at or below the threshold")
     use_negative_reward: bool = Field(False, description="fail_reward becomes -success_reward; risks policy collapse")
     reward_threshold: float | None = Field(None, ge=0, le=1, description="null: the one stored with the model")
-    binary_reward: bool | None = Field(
-        None, description="the LIBERO guide's word for shaping: true is threshold, false is raw"
-    )
+    binary_reward: bool | None = Field(None, description="LIBERO guide: true is shaping threshold, false is raw")
     success_threshold: float | None = Field(
         None,
         ge=0,
@@ -167,9 +161,7 @@ class RewardSettings(Settings):
         "env_reward_weight",
     )
     env_reward_weight: float = Field(0.0, description="weight of the native reward with combine_mode: weighted")
-    max_failure_rate: float = Field(
-        0.1, ge=0, le=1, description="stop the run when a larger share of a source's measurements fails"
-    )
+    max_failure_rate: float = Field(0.1, ge=0, le=1, description="stop when a larger share of a source fails")
     failure_window: int = Field(200, ge=1, description="measurements of a source over which its failure rate is taken")
     sources: dict[str, SourceSettings] = Field(
         default_factory=dict, description="several reward models, by name, each with the keys of a source"

@@ -65,12 +65,8 @@ class _ImageModelSettings(_ModelSettings):
     arch: Arch | None = Field(None, description="refuse a checkpoint with another architecture")
     hidden_dim: int | None = Field(None, ge=1, description="refuse a checkpoint with another head")
     dropout: float | None = Field(None, ge=0, lt=1, description="refuse a checkpoint with another dropout")
-    image_size: ImageSize | None = Field(
-        None, description="refuse a checkpoint with another input size; 128, [128, 128] or [3, 128, 128]"
-    )
-    debug_save_dir: str | None = Field(
-        None, description="write every scored frame to resnet_success/ or resnet_fail/ in this folder"
-    )
+    image_size: ImageSize | None = Field(None, description="refuse a checkpoint with another input size")
+    debug_save_dir: str | None = Field(None, description="write scored frames to resnet_success/ and resnet_fail/")
     update: Literal["none", "before", "after"] = Field(
         "none", description="refit the model during RL, before or after the policy's update"
     )
@@ -137,9 +133,7 @@ class TextModelSettings(_ModelSettings):
 
     model_type: Literal["text"] = Field("text", description="any reward model of text")
     checkpoint_path: str = Field(description="folder that `guerdon train` wrote, any other folder, or a hub id")
-    adapter: str = Field(
-        "auto", description="which family's way to mark steps and read scores; auto: as the model's files say"
-    )
+    adapter: str = Field("auto", description="how steps are marked and scores read; auto: by the model's files")
     micro_batch_size: int = Field(16, ge=1, description="solutions per forward pass")
 
     def arguments(self) -> dict[str, Any]:
@@ -156,9 +150,7 @@ class RemoteModelSettings(_ModelSettings):
     model_type: Literal["remote", "remote_text"] = Field(
         "remote", description="one on a reward server, for robots; remote_text: for text"
     )
-    remote: RemoteSettings = Field(
-        RemoteSettings(), description="where the server is; its keys may stand directly under model too"
-    )
+    remote: RemoteSettings = Field(RemoteSettings(), description="the server; its keys may stand under model too")
 
     @property
     def origin(self) -> str:

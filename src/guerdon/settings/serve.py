@@ -21,36 +21,24 @@ MIB = 1024 * 1024
 class ServedModelSettings(Settings):
     """`models.<name>`: one reward model of a server."""
 
-    backend: str | None = Field(
-        None, description="what it is, such as PRIMO-R1 or resnet; null: read from what lies at model_path"
-    )
+    backend: str | None = Field(None, description="kind of model, such as PRIMO-R1; null: by model_path")
     model_path: str | None = Field(None, description="folder of its checkpoint, or a hub id")
-    custom_backend: str | None = Field(
-        None, description="module:factory that builds it, instead of backend; the factory gets these settings"
-    )
+    custom_backend: str | None = Field(None, description="module:factory instead of backend; gets these settings")
     aliases: tuple[str, ...] = Field((), description="other names that a client may call it")
     tensor_parallel_size: int | None = Field(
         None, ge=1, description="GPUs that share one vLLM model; null: 2 for qwen2_5_vl_vllm, 1 for the rest"
     )
     max_model_len: int | None = Field(None, ge=1, description="tokens that vLLM plans for; null: 16384")
-    gpu_memory_utilization: float | None = Field(
-        None, gt=0, le=1, description="share of a GPU's memory that vLLM takes; null: 0.8, PRIMO-R1 0.9"
-    )
+    gpu_memory_utilization: float | None = Field(None, gt=0, le=1, description="vLLM's share; null: 0.8, PRIMO-R1 0.9")
     temperature: float | None = Field(None, ge=0, description="of what it writes; null: 0, PRIMO-R1 0.1")
     top_p: float | None = Field(None, gt=0, le=1, description="of what it writes; null: 0.001, PRIMO-R1 0.9")
-    max_tokens: int | None = Field(
-        None, ge=1, description="longest answer; null: 64, PRIMO-R1 4096 (1024 cut answers off)"
-    )
+    max_tokens: int | None = Field(None, ge=1, description="longest reply; null: 64, PRIMO-R1 4096 (1024 is too short)")
     processes: int | None = Field(
         None, ge=1, description="copies of it, each in a process of its own (and on a GPU of its own, where gpu_ids "
         "names several); null: it is in the server's process"
     )  # fmt: skip
-    options: dict[str, Any] = Field(
-        default_factory=dict, description="further arguments of the function that builds it, by name"
-    )
-    update_dir: str | None = Field(
-        None, description="where a model that learns in use keeps its state; null: it does not learn"
-    )
+    options: dict[str, Any] = Field(default_factory=dict, description="further arguments of its loader, by name")
+    update_dir: str | None = Field(None, description="state of a model that learns; null: it does not learn")
     keep_updates: int = Field(2, ge=1, description="newest states kept there")
 
     @model_validator(mode="after")
@@ -80,9 +68,7 @@ class BatchSettings(Settings):
 
     max_items: int = Field(32, ge=1, description="items per call of a model")
     max_wait_ms: float = Field(2.0, ge=0, description="wait so long for more items while the model is idle")
-    length_ratio: float = Field(
-        4.0, ge=1, description="the longest item of a call is at most so many times as long as its first"
-    )
+    length_ratio: float = Field(4.0, ge=1, description="longest item of a call, relative to its first")
     queue_items: int = Field(1024, ge=1, description="items that wait for one model; beyond that the answer is 429")
     cache_items: int = Field(4096, ge=0, description="scores remembered by content for one model; 0: none")
 
@@ -91,30 +77,22 @@ class LimitSettings(Settings):
     """`limits`: what one request, and all requests together, may take."""
 
     max_body_bytes: int = Field(64 * MIB, ge=1, description="of one request; beyond that the answer is 413")
-    max_header_bytes: int = Field(
-        65_536, ge=1024, description="of a request before its body; beyond that the answer is 431"
-    )
+    max_header_bytes: int = Field(65_536, ge=1024, description="of a request's header; beyond that the answer is 431")
     max_bytes_in_flight: int = Field(512 * MIB, ge=1, description="of all request bodies being received or worked on")
     concurrency: int = Field(512, ge=1, description="requests at a time; beyond that the answer is 429")
-    read_timeout_s: float = Field(
-        30.0, gt=0, description="seconds in which the head of a request, and then its body, must have arrived"
-    )
+    read_timeout_s: float = Field(30.0, gt=0, description="seconds for the header of a request, and for its body")
     max_items: int = Field(1024, ge=1, description="items in one request")
     max_steps: int = Field(1024, ge=1, description="steps of one text item")
     max_characters: int = Field(1_000_000, ge=1, description="characters of one text item")
     max_task_characters: int = Field(10_000, ge=1, description="characters of the task of one item of frames")
-    deadline_s: float = Field(
-        120.0, gt=0, description="seconds after which a request is given up, 504; frames are decoded in that time, too"
-    )
+    deadline_s: float = Field(120.0, gt=0, description="seconds for a request, decoding included; then 504")
     drain_s: float = Field(8.0, gt=0, description="seconds that accepted requests have left after SIGTERM")
 
 
 class MediaSettings(Settings):
     """`media`: what pictures and videos may cost before they are looked at."""
 
-    root: str | None = Field(
-        None, description="folder in which video_path may name files; null: videos come with the request only"
-    )
+    root: str | None = Field(None, description="folder of the files that video_path may name; null: none")
     max_file_bytes: int = Field(32 * MIB, ge=1, description="of one picture or video")
     max_frames: int = Field(1024, ge=1, description="frames of one item, after sampling")
     max_frame_pixels: int = Field(4_000_000, ge=1, description="pixels of one frame")
@@ -131,16 +109,10 @@ class ServeSettings(Settings):
     default: str | None = Field(None, description="the model of requests that name none; null: the first")
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(18080, ge=0, le=65535, description="port to listen on; 0: any free one")
-    token: str | None = Field(
-        None, min_length=8, repr=False, description="secret that every request but GET /health must bring"
-    )
+    token: str | None = Field(None, min_length=8, repr=False, description="secret of every request but GET /health")
     insecure: bool = Field(False, description="listen beyond this machine without a token")
     gpu_ids: str | None = Field(None, description="GPUs to use, such as 0,1; null: all that are visible")
-    threads: int | None = Field(
-        None,
-        ge=1,
-        description="cores that a model and its copies compute on; null: OMP_NUM_THREADS, or half",
-    )
+    threads: int | None = Field(None, ge=1, description="cores of a model; null: OMP_NUM_THREADS, or half of all")
     batch: BatchSettings = Field(BatchSettings(), description="how requests are put together")
     limits: LimitSettings = Field(LimitSettings(), description="what requests may take")
     media: MediaSettings = Field(MediaSettings(), description="what pictures and videos may take")

@@ -49,23 +49,12 @@ class RunnerSettings(Settings):
     seed: int = Field(0, description="of weights, exploration and every reset")
     total_steps: int = Field(100_000, ge=1, description="environment steps, all copies together")
     eval_every: int = Field(10_000, ge=1, description="environment steps between evaluations of the policy")
-    eval_episodes: int = Field(
-        20,
-        ge=1,
-        description="episodes per evaluation of the deterministic policy, rounded up to a multiple of num_envs",
-    )
+    eval_episodes: int = Field(20, ge=1, description="episodes per evaluation, rounded up to a multiple of num_envs")
     checkpoint_every: int = Field(50_000, ge=1, description="environment steps between checkpoints")
-    keep_checkpoints: int = Field(
-        2, ge=0, description="newest checkpoints kept; 0 removes them once the run is complete"
-    )
+    keep_checkpoints: int = Field(2, ge=0, description="newest checkpoints kept; 0: none once the run is complete")
     save_reward_models: bool = Field(True, description="write reward models that were refitted during the run")
-    resume_dir: str | None = Field(
-        None,
-        description="start from a checkpoint of another run (two-stage training): policy, optimiser, normalisers",
-    )
-    film_every: int = Field(
-        0, ge=0, description="environment steps between filmed episodes for the report; 0: end only"
-    )
+    resume_dir: str | None = Field(None, description="start from a checkpoint of another run (two-stage training)")
+    film_every: int = Field(0, ge=0, description="environment steps between films for the report; 0: end only")
     film_frames: int = Field(24, ge=2, description="frames per filmed episode")
     threads: int = Field(1, ge=1, description="torch threads")
 
@@ -79,11 +68,7 @@ class ActorShare(Settings):
     share: float = Field(1.0, gt=0, description="its part of the episodes")
     noise: float = Field(0.3, ge=0, description="noisy: standard deviation added to the expert's actions")
     checkpoint: str | None = Field(None, description="checkpoint: the folder of a policy")
-    random_steps: int = Field(
-        0,
-        ge=0,
-        description="up to this many unrecorded random steps first, so that episodes start from many states",
-    )
+    random_steps: int = Field(0, ge=0, description="up to so many unrecorded random steps before an episode")
 
     calibration_error: float = Field(
         0.0,
@@ -111,9 +96,7 @@ class CollectSettings(Settings):
     mixture: tuple[ActorShare, ...] = Field((ActorShare(type="expert"),), description="who acts, by shares")
     only_success: bool = Field(False, description="keep successful episodes only")
     frame_every: int = Field(5, ge=1, description="keep every k-th row of an episode and its last")
-    stop_after_success: int | None = Field(
-        None, ge=0, description="end an episode this many steps after its first success"
-    )
+    stop_after_success: int | None = Field(None, ge=0, description="steps from first success to the end of an episode")
     continuation_limit: int | None = Field(
         None,
         ge=1,
@@ -192,9 +175,7 @@ class Study(Settings):
 
     name: str = Field("study", description="title of the report")
     work_dir: str = Field("runs/study", description="where a study keeps data, models, runs and its report")
-    runner: RunnerSettings = Field(
-        RunnerSettings(), description="how long a run is, how often it is evaluated, where it writes"
-    )
+    runner: RunnerSettings = Field(RunnerSettings(), description="length, evaluations and folder of a run")
     env: WorldSettings = Field(MetaWorldSettings(), description="what the policy acts in")
     policy: Annotated[PolicySettings, Field(description="what acts")] = MLPPolicySettings()
     algorithm: Annotated[

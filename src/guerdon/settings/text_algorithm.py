@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from guerdon.registry import Registry
-from guerdon.settings.base import Named, Settings
+from guerdon.settings.base import PARAMS, Named, Schedule, Settings
 
 GROUPED = ("rloo", "grpo", "dr_grpo")
 _CLIPS = ("clip_range", "clip_range_high", "clip_ratio_c")
@@ -34,12 +34,8 @@ ESTIMATORS = Registry("estimator", "guerdon.estimators", dict.fromkeys(_PAPERS, 
 class AdvParamsSettings(Settings):
     """`algorithm.adv_params`: a discount for each source of reward."""
 
-    verifier_gamma: float | None = Field(
-        None, ge=0, le=1, description="discount of the outcome reward; null: algorithm.gamma"
-    )
-    reward_model_gamma: float | None = Field(
-        None, ge=0, le=1, description="discount of the reward model's rewards; null: algorithm.gamma"
-    )
+    verifier_gamma: float | None = Field(None, ge=0, le=1, description="of the outcome reward; null: algorithm.gamma")
+    reward_model_gamma: float | None = Field(None, ge=0, le=1, description="of reward_model; null: algorithm.gamma")
 
 
 class TextAlgorithmSettings(Settings):
@@ -51,9 +47,7 @@ class TextAlgorithmSettings(Settings):
         description="of advantages; each takes dense rewards of several sources, only gae has a critic; the defaults "
         "of normalize_advantages, loss, loss_agg and kl_in are those of its paper",
     )
-    estimator_params: dict[str, Any] = Field(
-        default_factory=dict, description="an estimator of your own: arguments of its factory, by name"
-    )
+    estimator_params: dict[str, Any] = PARAMS
     gamma: float = Field(1.0, ge=0, le=1, description="discount per token")
     adv_params: AdvParamsSettings = Field(AdvParamsSettings(), description="a discount for each source")
     gae_lambda: float = Field(1.0, ge=0, le=1, description="gae: lambda")
@@ -81,28 +75,18 @@ class TextAlgorithmSettings(Settings):
     )
     clip_range: float = Field(0.2, gt=0, description="how far the probability ratio may leave 1")
     clip_range_high: float | None = Field(None, gt=0, description="upper clip where it differs (DAPO, 2503.14476)")
-    clip_ratio_c: float | None = Field(
-        None,
-        gt=1,
-        description="a negative advantage costs at most this times its size (dual clip, 1912.09729)",
-    )
+    clip_ratio_c: float | None = Field(None, gt=1, description="dual clip (1912.09729): bound for negative advantages")
     kl_coef: float = Field(0.0, ge=0, description="weight of the KL from the reference policy (the start of the run)")
-    kl_type: Literal["k1", "k2", "k3"] = Field(
-        "k3", description="its estimator in the loss (Schulman 2020); in the reward it is k1"
-    )
+    kl_type: Literal["k1", "k2", "k3"] = Field("k3", description="estimator in the loss (Schulman 2020)")
     kl_in: Literal["loss", "reward"] = Field(
         "loss", description="where the KL enters; in the reward by default, but for grpo, dr_grpo and with kl_type"
     )
     entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
     num_epochs: int = Field(1, ge=1, description="passes over a batch per update")
     minibatch_size: int | None = Field(None, ge=1, description="responses per gradient step; null: the whole batch")
-    micro_batch_size: int | None = Field(
-        None, ge=1, description="responses per forward pass; null: the whole gradient step"
-    )
+    micro_batch_size: int | None = Field(None, ge=1, description="responses per forward pass; null: minibatch_size")
     learning_rate: float = Field(1e-6, gt=0, description="of AdamW")
-    lr_schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="how the learning rate falls to 0 over runner.total_steps"
-    )
+    lr_schedule: Schedule = Field("constant", description="how the learning rate falls to 0 over runner.total_steps")
     weight_decay: float = Field(0.0, ge=0, description="of AdamW")
     betas: tuple[float, float] = Field((0.9, 0.999), description="of AdamW")
     max_grad_norm: float = Field(1.0, gt=0, description="clip gradients to this norm")

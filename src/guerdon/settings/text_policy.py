@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from guerdon.settings.base import Settings
+from guerdon.settings.base import Bf16, Schedule, Settings
 
 PRINTABLE = string.ascii_letters + string.digits + string.punctuation + " \n"
 
@@ -63,18 +63,12 @@ class TextPolicySettings(Settings):
     """A causal language model."""
 
     type: Literal["text"] = Field("text", description="a causal language model")
-    path: str | None = Field(
-        None, description="folder or hub id of a causal language model and its tokenizer; an adapter is merged"
-    )
+    path: str | None = Field(None, description="folder or hub id of a causal language model; an adapter is merged")
     tiny: TinyModelSettings | None = Field(None, description="make a small model in code instead of reading one")
     lora: LoraSettings | None = Field(None, description="train adapters on frozen weights; null: train all weights")
-    bf16: bool | Literal["auto"] = Field(
-        "auto", description="compute in bfloat16 (weights stay float32); auto: where the hardware has it"
-    )
+    bf16: Bf16 = Field("auto", description="compute in bfloat16; auto: where the hardware has it")
     gradient_checkpointing: bool = Field(False, description="recompute activations backwards: less memory, more time")
-    use_remove_padding: bool = Field(
-        False, description="forward without padding: all sequences in one row, each with its prompt"
-    )
+    use_remove_padding: bool = Field(False, description="forward without padding: all sequences in one row")
     share_prompts: bool = Field(
         True,
         description="read a prompt once for all of its responses in a forward pass, where the architecture can (such a "
@@ -143,23 +137,15 @@ class SFTSettings(Settings):
     epochs: float = Field(3.0, gt=0, description="passes over the training pairs")
     max_steps: int | None = Field(None, ge=1, description="stop after so many gradient steps, however many epochs")
     batch_size: int = Field(16, ge=1, description="pairs per gradient step")
-    micro_batch_size: int | None = Field(
-        None, ge=1, description="pairs per forward pass, a divisor of batch_size; null: the whole batch"
-    )
-    max_length: int | None = Field(
-        None, ge=2, description="tokens of prompt and response together; longer pairs are left out and counted"
-    )
+    micro_batch_size: int | None = Field(None, ge=1, description="pairs per forward pass; null: batch_size")
+    max_length: int | None = Field(None, ge=2, description="tokens of a pair; longer pairs are left out and counted")
     learning_rate: float = Field(1e-5, gt=0, description="of AdamW")
     weight_decay: float = Field(0.0, ge=0, description="of AdamW")
-    lr_scheduler: Literal["constant", "linear", "cosine"] = Field(
-        "cosine", description="what the learning rate does after the warm-up"
-    )
+    lr_scheduler: Schedule = Field("cosine", description="what the learning rate does after the warm-up")
     warmup: float = Field(0.03, ge=0, lt=1, description="share of the steps over which the learning rate rises")
     max_grad_norm: float = Field(1.0, gt=0, description="clip gradients to this norm")
     val_split: float = Field(0.05, ge=0, lt=1, description="share of the prompts held out; 0: none")
-    eval_every: int | None = Field(
-        None, ge=1, description="gradient steps between evaluations and checkpoints; null: a tenth of all steps"
-    )
+    eval_every: int | None = Field(None, ge=1, description="gradient steps between evaluations; null: a tenth of all")
     log_every: int = Field(10, ge=1, description="gradient steps between logged losses")
     tensorboard: bool = Field(False, description="write TensorBoard logs")
     resume: bool = Field(False, description="continue from the newest whole checkpoint in save_dir, when there is one")

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from guerdon.settings.base import Settings
+from guerdon.settings.base import Bf16, Schedule, Settings
 
 Arch = Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"]
 Normalize = Literal["none", "imagenet"]
@@ -42,53 +42,26 @@ class _ImageTrainSettings(Settings):
     """What both image reward models share."""
 
     data_path: str | tuple[str, ...] = Field(description="one or several LeRobot data sets")
-    save_dir: str = Field(
-        description="receives the checkpoint (`model/`), `metrics.json`, TensorBoard logs and resumable state"
-    )
+    save_dir: str = Field(description="receives `model/`, `metrics.json`, TensorBoard logs and resumable state")
     camera: str | None = Field(default=None, description="which camera to look through; null: the only one")
     arch: Arch = Field(default="resnet18", description="depth of the residual network")
-    hidden_dim: int | None = Field(
-        default=256, ge=1, description="width of the head's hidden layer; null: a head of one linear layer"
-    )
+    hidden_dim: int | None = Field(256, ge=1, description="width of the head's hidden layer; null: none")
     dropout: float = Field(default=0.1, ge=0, lt=1, description="in the head, before the last layer")
-    image_size: ImageSize = Field(
-        default=(3, 128, 128), description="(3, H, W) that frames are resized to; 128 and [128, 128] are accepted too"
-    )
-    pretrained_path: str | None = Field(
-        default=None, description="backbone weights (a transformers ResNet folder or hub id); null: random weights"
-    )
-    normalize: Normalize = Field(
-        default="none", description="`imagenet` subtracts and divides by ImageNet's channel statistics"
-    )
-    bf16: bool | Literal["auto"] = Field(default="auto", description="bfloat16; `auto`: where the hardware has it")
+    image_size: ImageSize = Field((3, 128, 128), description="frames are resized to (3, H, W); also 128 or [128, 128]")
+    pretrained_path: str | None = Field(None, description="transformers ResNet, folder or hub id; null: random weights")
+    normalize: Normalize = Field("none", description="`imagenet`: by ImageNet's channel statistics")
+    bf16: Bf16 = Field("auto", description="bfloat16; `auto`: where the hardware has it")
     fsdp: bool = Field(default=False, description="shard the model over several GPUs (start it with torchrun)")
     learning_rate: float = Field(default=1e-4, gt=0, description="of AdamW")
-    lr_scheduler: Literal["constant", "linear", "cosine"] = Field(
-        default="constant", description="what the learning rate does after the warm-up"
-    )
-    warmup: float = Field(
-        default=0.0, ge=0, lt=1, description="fraction of the optimiser's steps over which the learning rate rises"
-    )
+    lr_scheduler: Schedule = Field("constant", description="what the learning rate does after the warm-up")
+    warmup: float = Field(0.0, ge=0, lt=1, description="share of the steps over which the learning rate rises")
     weight_decay: float = Field(default=1e-5, ge=0, description="of AdamW")
     batch_size: int = Field(default=64, ge=2, description="frames per optimiser step and process")
     max_epochs: int = Field(default=100, ge=1, description="passes over the (sub-sampled) training frames")
-    max_steps: int | None = Field(
-        default=None, ge=1, description="stop after this many optimiser steps; null: no limit but `max_epochs`"
-    )
-    val_split: float = Field(
-        default=0.2,
-        ge=0,
-        lt=1,
-        description="fraction of the episodes held out; 0 trains on everything, without early stopping",
-    )
-    fail_success_ratio: float | None = Field(
-        default=2.0,
-        gt=0,
-        description="at most so many failure frames per success frame and epoch; null: all",
-    )
-    num_samples_per_episode: int = Field(
-        default=0, ge=0, description="frames drawn from each episode (the last one always); 0 uses all"
-    )
+    max_steps: int | None = Field(None, ge=1, description="stop after so many gradient steps; null: max_epochs alone")
+    val_split: float = Field(0.2, ge=0, lt=1, description="share of the episodes held out; 0: none")
+    fail_success_ratio: float | None = Field(2.0, gt=0, description="failures per success and epoch at most; null: all")
+    num_samples_per_episode: int = Field(0, ge=0, description="frames per episode, the last always; 0: all")
     augment: bool = Field(default=True, description="shift every training frame randomly by up to 4 pixels")
     eval_every: int | None = Field(
         default=None,
@@ -98,14 +71,10 @@ class _ImageTrainSettings(Settings):
     early_stopping_patience: int | None = Field(
         default=5, ge=1, description="evaluations without an improvement before stopping; null: never stop early"
     )
-    min_delta: float = Field(
-        default=1e-3, ge=0, description="the smallest decrease of the validation loss that counts as an improvement"
-    )
+    min_delta: float = Field(1e-3, ge=0, description="smallest improvement of the validation loss that counts")
     log_every: int = Field(default=10, ge=1, description="optimiser steps between logged losses")
     tensorboard: bool = Field(default=True, description="write TensorBoard logs")
-    resume: bool = Field(
-        default=False, description="continue from the newest checkpoint in `save_dir`, when there is one"
-    )
+    resume: bool = Field(False, description="continue from the newest checkpoint in save_dir, if any")
     seed: int = Field(default=42, ge=0, description="of the split, the weights, the batches and the augmentation")
 
     @model_validator(mode="after")

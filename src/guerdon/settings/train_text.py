@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from guerdon.settings.base import Settings
+from guerdon.settings.base import Bf16, Schedule, Settings
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings, TinyModelSettings
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
 from guerdon.settings.vlm import VLMTrainSettings
@@ -29,9 +29,7 @@ class _TextTrainSettings(Settings):
         description="receives `final_checkpoint/`, `checkpoint-N/` and metrics; below `method{X}_{HE|SE}/` where the "
         "data came from `guerdon label`"
     )
-    path: str | None = Field(
-        None, description="folder or hub id of the language model to start from; null: that of the study's policy"
-    )
+    path: str | None = Field(None, description="folder or hub id to start from; null: that of the study's policy")
     tiny: TinyModelSettings | None = Field(None, description="make a small model in code instead of reading one")
     lora: LoraSettings | None = Field(
         None,
@@ -40,9 +38,7 @@ class _TextTrainSettings(Settings):
     quantize: Literal["nf4"] | None = Field(
         None, description="keep the frozen weights in 4 bits (QLoRA, 2305.14314); needs lora, a GPU and bitsandbytes"
     )
-    bf16: bool | Literal["auto"] = Field(
-        "auto", description="compute in bfloat16 (weights stay float32); auto: where the hardware has it"
-    )
+    bf16: Bf16 = Field("auto", description="compute in bfloat16; auto: where the hardware has it")
     gradient_checkpointing: bool = Field(False, description="recompute activations backwards: less memory, more time")
     use_remove_padding: bool = Field(False, description="forward without padding: all solutions in one row")
     max_length: int | None = Field(
@@ -59,17 +55,11 @@ class _TextTrainSettings(Settings):
     )
     epochs: float = Field(3.0, gt=0, description="passes over the training solutions")
     max_steps: int | None = Field(None, ge=1, description="stop after so many gradient steps, however many epochs")
-    lr_scheduler: Literal["constant", "linear", "cosine"] = Field(
-        "cosine", description="what the learning rate does after the warm-up"
-    )
+    lr_scheduler: Schedule = Field("cosine", description="what the learning rate does after the warm-up")
     warmup: float = Field(0.05, ge=0, lt=1, description="share of the steps over which the learning rate rises")
     max_grad_norm: float = Field(1.0, gt=0, description="clip gradients to this norm")
-    val_split: float = Field(
-        0.1, ge=0, lt=1, description="share of the questions held out, by a hash of their text; 0: none"
-    )
-    save_steps: int | None = Field(
-        None, ge=1, description="gradient steps between checkpoints and validations; null: a tenth of all steps"
-    )
+    val_split: float = Field(0.1, ge=0, lt=1, description="share of the questions held out, by hash; 0: none")
+    save_steps: int | None = Field(None, ge=1, description="gradient steps between checkpoints; null: a tenth of all")
     keep_checkpoints: int = Field(2, ge=1, description="newest checkpoints kept, beside the best")
     log_every: int = Field(10, ge=1, description="gradient steps between logged losses")
     tensorboard: bool = Field(False, description="write TensorBoard logs")
@@ -149,20 +139,14 @@ class _HeadSettings(_TextTrainSettings):
 class _StepSettings(_TextTrainSettings):
     """What models that learn from labels of steps share."""
 
-    labels: Literal["hard", "soft"] = Field(
-        "hard", description="train towards 0 and 1, or towards the labels as they are, any number from 0 to 1"
-    )
-    threshold: float | None = Field(
-        None, gt=0, le=1, description="hard: labels of at least this are right; null: labels must be 0 or 1"
-    )
+    labels: Literal["hard", "soft"] = Field("hard", description="train towards 0 and 1, or towards labels from 0 to 1")
+    threshold: float | None = Field(None, gt=0, le=1, description="hard: right from here on; null: labels are 0 or 1")
     rewards: Literal["weight", "target", "ignore"] = Field(
         "weight",
         description="what the HE or SE rewards of the data do, where it has any: weight: |reward| weighs the loss of "
         "its step; target: train towards (1 + reward) / 2 instead of the label; ignore: nothing",
     )
-    reward_threshold: float = Field(
-        0.5, gt=0, lt=1, description="a step with a smaller probability counts as wrong; stored with the model"
-    )
+    reward_threshold: float = Field(0.5, gt=0, lt=1, description="a step below it is wrong; stored with the model")
 
     @model_validator(mode="after")
     def _no_dead_knob(self) -> _StepSettings:

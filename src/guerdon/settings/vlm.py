@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, model_validator
 
 from guerdon.retry import TRIES
-from guerdon.settings.base import Settings, refuse
+from guerdon.settings.base import Bf16, Schedule, Settings, refuse
 from guerdon.settings.text_policy import LoraSettings
 
 VLMType = Literal["qwen_vl", "primo_r1", "true_logprob", "trend", "preference"]
@@ -64,9 +64,7 @@ class EndpointSettings(Settings):
 
     base_url: str = Field(description="such as http://127.0.0.1:8000/v1")
     model: str = Field(description="what the endpoint calls the model")
-    api_key_env: str | None = Field(
-        None, description="environment variable (or line of ./.env) with the key; null: none is sent"
-    )
+    api_key_env: str | None = Field(None, description="environment variable (or line of ./.env) of the key; null: none")
     concurrency: int = Field(8, ge=1, description="requests under way at a time")
     retries: int = Field(TRIES - 1, ge=0, description="asked again so many times after a failure that may pass")
     timeout: float = Field(120.0, gt=0, description="seconds of wall-clock per request")
@@ -124,18 +122,14 @@ class VLMSettings(Settings):
         "all for images, last for videos",
     )
     nframes: int = Field(NFRAMES, ge=1, le=128, description="frames of a video, the first and the last among them")
-    max_pixels: int = Field(
-        MAX_PIXELS, ge=784, le=2048 * 28 * 28, description="pixels per frame above which frames are made smaller"
-    )
+    max_pixels: int = Field(MAX_PIXELS, ge=784, le=2048 * 28 * 28, description="larger frames are made smaller")
     video_as: Literal["video", "images"] | None = Field(
         None,
         description="how a model gets a video: in one piece (openai, vllm: a video_url as vLLM takes it), or as its "
         "frames one by one; null: video for transformers, images for the others",
     )
     fps: float = Field(4.0, gt=0, description="transformers: frames per second that the model is told")
-    max_tokens: int | None = Field(
-        None, ge=1, description="longest answer; a longer one is cut, which is a failure. null: the prompt's own"
-    )
+    max_tokens: int | None = Field(None, ge=1, description="a longer reply is a failure; null: the prompt's own")
     temperature: float = Field(0.0, ge=0, description="of answers; 0: the likeliest token")
     top_p: float = Field(1.0, gt=0, le=1, description="of answers, with temperature above 0")
     seed: int = Field(0, ge=0, description="of answers, with temperature above 0")
@@ -144,9 +138,7 @@ class VLMSettings(Settings):
     negative_reward: float = Field(-0.2, description="trend, preference: value of a change for the worse")
     unclear_reward: float = Field(0.0, description="trend, preference: value where none can be told")
     batch_size: int = Field(8, ge=1, description="transformers: questions per forward pass")
-    bf16: bool | Literal["auto"] = Field(
-        "auto", description="transformers: compute in bfloat16; auto: where the hardware has it"
-    )
+    bf16: Bf16 = Field("auto", description="compute in bfloat16; auto: where the hardware has it")
     openai: EndpointSettings | None = Field(None, description="backend openai: the endpoint")
     vllm: VLLMSettings = Field(VLLMSettings(), description="backend vllm: its engine")
 
@@ -272,9 +264,7 @@ class VLMTrainSettings(Settings):
 
     type: Literal["qwen_vl"] = "qwen_vl"
     data_path: str | tuple[str, ...] = Field(description="one or several LeRobot data sets")
-    save_dir: str = Field(
-        description="receives the checkpoint (`model/`), `metrics.json`, TensorBoard logs and resumable state"
-    )
+    save_dir: str = Field(description="receives `model/`, `metrics.json`, TensorBoard logs and resumable state")
     camera: str | None = Field(None, description="which camera to look through; null: the only one")
     path: str | None = Field(None, description="folder or hub id of a Qwen2-VL, Qwen2.5-VL or Qwen3-VL")
     tiny: TinyVLMSettings | None = Field(None, description="make a small model in code instead of reading one")
@@ -283,41 +273,25 @@ class VLMTrainSettings(Settings):
     )
     input: Literal["image", "video"] = Field("image", description="single frames, or the episode up to a row")
     nframes: int = Field(NFRAMES, ge=2, le=128, description="frames of a video, the first and the last among them")
-    max_pixels: int = Field(
-        MAX_PIXELS, ge=784, le=2048 * 28 * 28, description="pixels per frame above which frames are made smaller"
-    )
+    max_pixels: int = Field(MAX_PIXELS, ge=784, le=2048 * 28 * 28, description="larger frames are made smaller")
     fps: float = Field(4.0, gt=0, description="frames per second that the model is told")
-    horizon: float | None = Field(
-        None, gt=0, description="progress: null: share of the way to success; a number: nearness in time, see progress"
-    )
-    reward_threshold: float = Field(
-        0.5, gt=0, lt=1, description="completed: the probability above which a frame counts as success; stored"
-    )
+    horizon: float | None = Field(None, gt=0, description="progress: as `horizon` of type progress")
+    reward_threshold: float = Field(0.5, gt=0, lt=1, description="completed: probability above which a frame succeeds")
     lora: LoraSettings | None = Field(LoraSettings(), description="train adapters; null: train all weights")
-    bf16: bool | Literal["auto"] = Field("auto", description="compute in bfloat16; auto: where the hardware has it")
+    bf16: Bf16 = Field("auto", description="compute in bfloat16; auto: where the hardware has it")
     learning_rate: float = Field(1e-4, gt=0, description="of AdamW")
-    lr_scheduler: Literal["constant", "linear", "cosine"] = Field(
-        "cosine", description="what the learning rate does after the warm-up"
-    )
+    lr_scheduler: Schedule = Field("cosine", description="what the learning rate does after the warm-up")
     warmup: float = Field(0.1, ge=0, lt=1, description="share of the steps over which the learning rate rises")
     weight_decay: float = Field(0.0, ge=0, description="of AdamW")
     max_grad_norm: float = Field(1.0, gt=0, description="clip gradients to this norm")
     batch_size: int = Field(8, ge=1, description="examples per gradient step")
-    micro_batch_size: int | None = Field(
-        None, ge=1, description="examples per forward pass, a divisor of batch_size; null: the whole batch"
-    )
+    micro_batch_size: int | None = Field(None, ge=1, description="examples per forward pass; null: batch_size")
     max_epochs: int = Field(10, ge=1, description="passes over the (sub-sampled) training rows")
     max_steps: int | None = Field(None, ge=1, description="stop after this many gradient steps; null: no limit")
     val_split: float = Field(0.2, ge=0, lt=1, description="share of the episodes held out; 0: none")
-    fail_success_ratio: float | None = Field(
-        1.0, gt=0, description="at most so many failure rows per success row and epoch; null: all"
-    )
-    num_samples_per_episode: int = Field(
-        0, ge=0, description="rows drawn from each episode (the last one always); 0 uses all"
-    )
-    eval_every: int | None = Field(
-        None, ge=1, description="gradient steps between evaluations and checkpoints; null: a tenth of all steps"
-    )
+    fail_success_ratio: float | None = Field(1.0, gt=0, description="failure rows per success row and epoch; null: all")
+    num_samples_per_episode: int = Field(0, ge=0, description="rows per episode, the last always; 0: all")
+    eval_every: int | None = Field(None, ge=1, description="gradient steps between evaluations; null: a tenth of all")
     log_every: int = Field(10, ge=1, description="gradient steps between logged losses")
     tensorboard: bool = Field(True, description="write TensorBoard logs")
     resume: bool = Field(False, description="continue from the newest checkpoint in save_dir, when there is one")

@@ -15,14 +15,10 @@ class DataCollectionSettings(Settings):
 
     enabled: bool = Field(False, description="keep episodes")
     save_dir: str | None = Field(None, description="receives them, as a LeRobot data set")
-    mode: Literal["train", "eval", "all"] = Field(
-        "train", description="which episodes: of training, of evaluation, or both"
-    )
+    mode: Literal["train", "eval", "all"] = Field("train", description="of training, of evaluation, or both")
     only_success: bool = Field(False, description="keep successful episodes only")
     sample_rate_success: float = Field(1.0, ge=0, le=1, description="share of successful episodes to keep")
-    sample_rate_fail: float = Field(
-        0.1, ge=0, le=1, description="share of failed episodes to keep; those of unknown success are all kept"
-    )
+    sample_rate_fail: float = Field(0.1, ge=0, le=1, description="share of failed episodes to keep; unknown: all")
     frame_every: int = Field(5, ge=1, description="keep every k-th row and the last")
 
     @model_validator(mode="after")
