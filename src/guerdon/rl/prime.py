@@ -121,7 +121,7 @@ class PrimeReward(RewardSource[TextRollout]):
         return self.optimizer.skipped.in_a_row
 
     def labelled(self, rollout: TextRollout) -> LabelledBatch:
-        """Responses with their outcomes and what the reference says of them."""
+        """Responses with their outcomes and log-probabilities of the reference."""
         batch = rollout.inputs.batch
         if self.ref is None:
             ref = torch.from_numpy(rollout.log_probs)
@@ -410,7 +410,7 @@ def _check_whole_groups(section: RewardModelSection, n_samples: int) -> None:
 def _models(study: Study, policy: TextPolicy) -> tuple[TextPolicy, TextPolicy | None]:
     """The model phi and its reference (None: the policy that acted). Frozen weights are shared where that is possible.
 
-    Weights are frozen under adapters; whoever starts at the same place can use them.
+    Weights under adapters are frozen, so that all parts that start from them can use one copy.
     """
     own, prime = study.text_policy, study.reward_model.prime_model  # type: ignore[union-attr]
     seed, padding = study.runner.seed, prime.use_remove_padding

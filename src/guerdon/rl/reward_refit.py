@@ -1,8 +1,8 @@
 """Refits of an image reward model during a run, so that the policy cannot exploit it for long.
 
 Observed frames are kept until their episode ends; then ground truth (success of each frame, or progress along the
-episode) labels them, and failed episodes become hard negatives. Or an expert goes on from observed moments, and the
-steps that it needs label them at once. The image twin of PRIME's online update (Cui et al. 2025, 2502.01456).
+episode) labels them, and failed episodes become hard negatives. Or an expert continues from observed moments, and
+the steps that it needs label them at once. The image twin of PRIME's online update (Cui et al. 2025, 2502.01456).
 
     refit = build_refit("resnet", model, settings, num_envs=8, seed=0)
     metrics = refit.learn(rollout.segments)

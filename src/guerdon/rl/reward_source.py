@@ -55,7 +55,7 @@ class RewardSource(Generic[R]):
         terms: how it counts.
 
     Attributes:
-        ready: False while a warm-up goes on: the source learns from rollouts, and is not measured.
+        ready: False during its warm-up: the source learns from rollouts, and is not measured.
         learn_before: `learn` is called before `measure`, not after it.
         needs_log_probs: it compares with the log-probabilities of the policy that acted.
     """

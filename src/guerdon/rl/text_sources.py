@@ -340,9 +340,9 @@ def attack_warnings(study: Study) -> list[str]:
 
 
 def card_folder(study: Study, path: str) -> Path | None:
-    """Where the evaluation of the model at this path lies; None where there is none.
+    """The folder with the evaluation of the model at this path; None where there is none.
 
-    Beside its checkpoint, in its folder, or where the study puts that of `evaluate.models`.
+    It is the folder of its checkpoint, its own, or that of `evaluate.models`.
 
     Raises:
         CheckpointError: the path means several models.
@@ -356,7 +356,7 @@ def card_folder(study: Study, path: str) -> Path | None:
 
 
 def _trained_models(study: Study) -> dict[str, str]:
-    """Reward models that somebody trained before the run, by the name of their source, with their paths."""
+    """Paths of the reward models that were trained before the run, by the name of their source."""
     found = {name: source.model.origin for name, source in study.text_sources.items()}
     section = study.reward_model
     if section is not None and section.path is not None:

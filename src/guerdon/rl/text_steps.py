@@ -99,7 +99,7 @@ def true_steps(answered: Responses) -> list[tuple[list[int], tuple[bool, ...]]]:
 
 
 def step_auroc(answered: Responses, cuts: Sequence[Cut], values: Sequence[FloatArray | None]) -> float | None:
-    """Do values of steps tell sound steps from first errors? None without both.
+    """AUROC of values of steps between sound steps and first errors; None without both.
 
     Steps behind the first error do not count (as in ProcessBench, 2412.06559): the response is lost already. A
     response whose steps were cut otherwise than the task cuts them is left out.
