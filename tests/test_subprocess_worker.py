@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,14 @@ import pytest
 from child import environment
 from guerdon.errors import MissingDependencyError
 from guerdon.folder_lock import held
-from guerdon.subprocess_worker import end_with_parent, start_child
+from guerdon.subprocess_worker import (
+    PoolClosedError,
+    SubprocessPool,
+    WorkerDiedError,
+    WorkerTimeoutError,
+    end_with_parent,
+    start_child,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 TESTS = Path(__file__).parent
@@ -232,3 +240,50 @@ def test_jobs_end_with_a_study_that_is_killed_and_a_second_start_waits_for_a_fol
     assert out == "[('done', '')]\n", err
     assert (folder / "COMPLETE").is_file()
     assert not (folder / "FAILED.json").exists()
+
+
+WORKER = """
+import guerdon.subprocess_worker as w, os, time
+def answer(request):
+    if request["do"] == "sleep": time.sleep(600)
+    if request["do"] == "die": os._exit(1)
+    print("noise that is no reply")
+    return {"pid": os.getpid(), "echo": request["do"]}
+w.answer_requests(answer, alarm=600)
+"""
+
+
+def pool(workers=1):
+    return SubprocessPool([sys.executable, "-c", WORKER], workers=workers, start_seconds=60)
+
+
+def test_a_pool_replaces_processes_that_hang_or_die():
+    with pool() as workers:
+        first = workers.request({"do": "a"}, 60)
+        assert first == {"pid": first["pid"], "echo": "a"}
+        with pytest.raises(WorkerTimeoutError):
+            workers.request({"do": "sleep"}, 0.1)
+        with pytest.raises(WorkerDiedError):
+            workers.request({"do": "die"}, 60)
+        assert workers.request({"do": "b"}, 60)["pid"] != first["pid"]
+        assert workers.restarts == 3  # one that hung, two that died of the same request
+
+
+def test_closing_a_pool_ends_the_requests_under_way():
+    workers, caught, started = pool(), [], threading.Event()
+
+    def ask():
+        try:
+            workers.request({"do": "sleep"}, 600, files=lambda: started.set() or ())
+        except PoolClosedError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert started.wait(60)
+    workers.close()
+    thread.join(60)
+    assert len(caught) == 1
+    with pytest.raises(PoolClosedError):
+        workers.request({"do": "a"}, 60)
+    assert workers.restarts == 0

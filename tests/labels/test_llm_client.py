@@ -12,7 +12,7 @@ from judge_server import CUT, DROP, HANG, FakeClock, judge_server
 from guerdon.errors import ConfigError, DataError
 from guerdon.labels.append_log import AppendLog, Cache
 from guerdon.labels.http_json import HttpFailure
-from guerdon.labels.ledger import Ledger, TokenUsage
+from guerdon.labels.ledger import CallUsage, Ledger
 from guerdon.labels.llm_client import BUDGET, HttpLLMClient, LLMRequest, api_key, send
 from guerdon.retry import Clock
 from guerdon.settings.label import JudgeSettings
@@ -330,7 +330,7 @@ def test_a_full_disk_leaves_no_half_line(tmp_path):
 def test_a_call_that_a_kill_cut_off_counts_with_the_most_it_can_have_cost(tmp_path):
     with closing(Ledger(tmp_path / "c.jsonl", prices=(10.0, 100.0), max_usd=0.01)) as ledger:
         first, _ = (ledger.reserve("judge", tokens_in=10, tokens_out=40) for _ in range(2))
-        ledger.settle(first, TokenUsage(10, 10))
+        ledger.settle(first, CallUsage(10, 10))
     with closing(Ledger(tmp_path / "c.jsonl", prices=(10.0, 100.0), max_usd=0.01)) as ledger:
         assert ledger.spent == pytest.approx(0.0011 + 0.0041)
         assert ledger.totals()["judge"] | {"usd": 0, "usd_at_most": 0} == {

@@ -40,7 +40,7 @@ from guerdon.labels.labelers import (
     PromptedSolution,
     StepLabels,
 )
-from guerdon.labels.ledger import Ledger, TokenUsage
+from guerdon.labels.ledger import CallUsage, Ledger
 from guerdon.labels.llm_client import BUDGET, NOT_ASKED, HttpLLMClient, LLMClient, OwnLLMClient, ReplyModel
 from guerdon.labels.llm_judge import JudgeLabeler, longest_judgement_request
 from guerdon.labels.step_rewards import with_rewards
@@ -168,7 +168,7 @@ class _LabelRun:
         client = HttpLLMClient(judge, replies, self._ledger, self._clock)
         if self._settings.method == 2 and self._settings.labeler in JUDGED:
             longest = longest_judgement_request(self._data, judge)
-            usage = TokenUsage(longest.max_prompt_tokens, longest.max_tokens)
+            usage = CallUsage(longest.max_prompt_tokens, longest.max_tokens)
             client.reserve_later["solve"] = self._ledger.price(usage)
         self._http_client = client
         return client

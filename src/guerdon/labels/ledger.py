@@ -7,7 +7,7 @@ under way.
     with contextlib.closing(Ledger(folder / "calls.jsonl", prices=(3.0, 15.0), max_usd=5.0)) as ledger:
         reservation = ledger.reserve("judge", tokens_in=900, tokens_out=2048)
         if reservation is not None:
-            ledger.settle(reservation, TokenUsage(812, 240))
+            ledger.settle(reservation, CallUsage(812, 240))
         ledger.totals()["judge"]["usd"]
 """
 
@@ -25,7 +25,7 @@ UNFINISHED = "unfinished"  # the failure of a call that a kill cut off
 
 
 @dataclass(frozen=True)
-class TokenUsage:
+class CallUsage:
     """Tokens that a call read and wrote."""
 
     tokens_in: int
@@ -71,7 +71,7 @@ class Ledger:
             self._count({**row, "failure": UNFINISHED})
         self._log.rows = []
 
-    def price(self, usage: TokenUsage) -> float:
+    def price(self, usage: CallUsage) -> float:
         """Dollars."""
         return (usage.tokens_in * self.prices[0] + usage.tokens_out * self.prices[1]) / 1e6
 
@@ -91,7 +91,7 @@ class Ledger:
             tokens_out: the most that it writes.
             later: dollars to reserve, too, for a call about its reply; until `release`.
         """
-        most = self.price(TokenUsage(tokens_in, tokens_out))
+        most = self.price(CallUsage(tokens_in, tokens_out))
         with self._settled:
             while (
                 self.max_usd is not None
@@ -120,7 +120,7 @@ class Ledger:
             self._settled.notify_all()
 
     def settle(
-        self, reservation: Reservation, usage: TokenUsage | None, *, failure: str = "", billed: bool = True
+        self, reservation: Reservation, usage: CallUsage | None, *, failure: str = "", billed: bool = True
     ) -> None:
         """Record a call that is over.
 

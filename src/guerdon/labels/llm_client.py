@@ -26,7 +26,7 @@ from guerdon.config import dot_env
 from guerdon.errors import ConfigError, boundary
 from guerdon.labels.append_log import Cache, content_key
 from guerdon.labels.http_json import HttpFailure, post_json
-from guerdon.labels.ledger import Ledger, TokenUsage
+from guerdon.labels.ledger import CallUsage, Ledger
 from guerdon.retry import Attempt, Calls, Clock, RequestPool, Retry
 from guerdon.settings.label import JudgeSettings
 from guerdon.types import Failure
@@ -85,7 +85,7 @@ class LLMReply:
 
     text: str
     stop: _Stop
-    usage: TokenUsage | None = None
+    usage: CallUsage | None = None
 
 
 T = TypeVar("T")
@@ -373,8 +373,8 @@ def _openai_reply(payload: Any) -> LLMReply:
     return LLMReply(text, stop, _usage([usage.get("prompt_tokens")], usage.get("completion_tokens")))
 
 
-def _usage(read: list[Any], written: Any) -> TokenUsage | None:
+def _usage(read: list[Any], written: Any) -> CallUsage | None:
     counts = [n for n in read if n is not None]
     if not counts or not all(isinstance(n, int) and n >= 0 for n in (*counts, written)):
         return None
-    return TokenUsage(sum(counts), written)
+    return CallUsage(sum(counts), written)
