@@ -73,7 +73,7 @@ def test_the_guides_flag_goes_on_from_a_checkpoint(call, tmp_path):
 def test_a_flag_that_would_do_nothing_is_refused(call):
     status, said = call("--only", "other", "--reward", "SE")
     assert status != 0
-    assert "train.other.data_path names the data already" in said
+    assert "train.other.data_path already names the data" in said
 
 
 def test_a_dry_run_writes_nothing(call, tmp_path):
