@@ -319,4 +319,4 @@ def test_loading_refuses_what_does_not_fit():
     with pytest.raises(ConfigError, match="give one of them"):
         load_reward_model("qwen_vl", tiny_folder(), vlm={"path": "other"})
     with pytest.raises(ConfigError, match="question would do nothing"):
-        load_vlm("trend", settings=VLMSettings(path=str(tiny_folder()), question="progress"))
+        load_vlm("trend", vlm=VLMSettings(path=str(tiny_folder()), question="progress"))

@@ -222,7 +222,7 @@ def test_a_template_that_only_the_processor_had_is_found(tmp_path):
 
 
 def test_bfloat16_changes_little_and_float32_is_exact():
-    low, full = (load_vlm("qwen_vl", settings=VLMSettings(path=str(tiny_folder()), bf16=b)) for b in (True, False))
+    low, full = (load_vlm("qwen_vl", vlm=VLMSettings(path=str(tiny_folder()), bf16=b)) for b in (True, False))
     assert next(low.backend.model.parameters()).dtype == torch.bfloat16
     assert next(full.backend.model.parameters()).dtype == torch.float32
     a, b = (m.score([episode(4)])[0].steps for m in (low, full))

@@ -72,7 +72,7 @@ def test_a_checkpoint_says_how_it_is_asked(trained):
     assert (card.threshold, card.adapter, card.base, card.data_hash) == (0.5, True, "base", "abc")
     model = load_vlm("qwen_vl", folder)
     assert model.info.success_threshold == 0.5
-    assert load_vlm("qwen_vl", folder, settings=VLMSettings(question="completed")).settings.question == "completed"
+    assert load_vlm("qwen_vl", folder, vlm=VLMSettings(question="completed")).settings.question == "completed"
     for wrong, error, why in (
         (VLMSettings(question="progress"), CheckpointError, "question mismatch"),
         (VLMSettings(max_pixels=1000), CheckpointError, "max_pixels mismatch"),
@@ -80,7 +80,7 @@ def test_a_checkpoint_says_how_it_is_asked(trained):
         (VLMSettings(path="other"), ConfigError, "both given; remove one"),
     ):
         with pytest.raises(error, match=why):
-            load_vlm("qwen_vl", folder, settings=wrong)
+            load_vlm("qwen_vl", folder, vlm=wrong)
     with pytest.raises(ConfigError, match="no checkpoints"):
         load_vlm("trend", folder)
 
@@ -110,6 +110,8 @@ def test_what_was_altered_or_cut_off_is_refused(trained, tmp_path):
     with pytest.raises(CheckpointError, match="incomplete"):
         load_vlm("qwen_vl", tmp_path / "m")
     with pytest.raises(CheckpointError, match="guerdon train"):
+        read_card(tmp_path / "nothing")
+    with pytest.raises(CheckpointError, match="no such folder"):
         load_vlm("qwen_vl", tmp_path / "nothing")
 
 

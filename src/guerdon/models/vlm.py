@@ -9,7 +9,7 @@ and, for a model made in code, the base under `base/`. The question of training 
 that says otherwise is refused.
 
     model = load_vlm("qwen_vl", "runs/vlm")                      # what `guerdon train` wrote
-    model = load_vlm("qwen_vl", settings=VLMSettings(path="Qwen/Qwen2.5-VL-7B-Instruct", question="progress"))
+    model = load_vlm("qwen_vl", vlm={"path": "Qwen/Qwen2.5-VL-7B-Instruct", "question": "progress"})
     judged = model.judge([episode], JudgeOptions(nframes=8))[0]
     judged.score.total, judged.text           # 0.72, "72"
 """
@@ -29,6 +29,7 @@ import torch
 from pydantic import ValidationError
 
 from guerdon.atomic import seal_folder, verify_folder, write_json
+from guerdon.config import validate
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, ParseStatus, Scale, joined_status
 from guerdon.models.verdict_parser import parse_choice, parse_completed, parse_verdict
@@ -387,18 +388,19 @@ def read_card(path: str | Path) -> tuple[Path, VLMCard]:
 
 
 def load_vlm(
-    kind: VLMType,
+    name: str,
     checkpoint_path: str | Path | None = None,
     *,
-    settings: VLMSettings | None = None,
+    vlm: VLMSettings | Mapping[str, Any] | None = None,
     device: str | torch.device | None = None,
 ) -> VLMRewardModel:
     """Build a vision-language reward model.
 
     Args:
-        kind: kind of question.
-        checkpoint_path: folder that `guerdon train` wrote; then settings may not name another model or question.
-        settings: of questions and backend.
+        name: of `VLM_NAMES`; some imply a backend or a question.
+        checkpoint_path: folder that `guerdon train` wrote (then `vlm` may not name another model or question), or any
+            model (folder or hub id), which then is `vlm.path`.
+        vlm: settings of questions and backend.
         device: of the transformers backend; None for the GPU when there is one.
 
     Raises:
@@ -406,51 +408,26 @@ def load_vlm(
         CheckpointError: it cannot be read.
         MissingDependencyError: the backend is not installed.
     """
-    asked, calibration = settings or VLMSettings(), None
-    if checkpoint_path is not None:
-        asked, calibration = _from_checkpoint(kind, checkpoint_path, asked)
-    elif asked.backend != "openai" and asked.path is None:
+    kind, calibration, card = VLM_NAMES[name], Calibration(), None
+    given = vlm.model_dump(exclude_unset=True) if isinstance(vlm, VLMSettings) else dict(vlm or {})
+    if checkpoint_path is not None and is_checkpoint(checkpoint_path):
+        folder, card = read_card(checkpoint_path)
+    elif checkpoint_path is not None:
+        if given.get("path") is not None:
+            raise ConfigError(f"both vlm.path and checkpoint_path {str(checkpoint_path)!r} are given; give one of them")
+        given["path"] = str(checkpoint_path)
+    fixed = {} if card is None else {"question": card.asked["question"]}
+    given = {k: v for k, v in implied_by(name, {**fixed, **given}).items() if k in given or k not in fixed}
+    settings = validate(VLMSettings, given, source="reward.model.vlm")
+    if card is not None:
+        settings, calibration = _from_checkpoint(kind, folder, card, settings)
+    elif settings.backend != "openai" and settings.path is None:
         raise ConfigError(
-            f"the reward model {kind} needs a model: checkpoint_path (what `guerdon train` wrote), vlm.path "
+            f"the reward model {kind} needs a model: checkpoint_path (a folder that `guerdon train` wrote), vlm.path "
             "(prm_model_name_or_path), or vlm.backend: openai with an endpoint"
         )
-    _check(kind, asked)
-    return VLMRewardModel(kind, asked, open_backend(asked, device), calibration)
-
-
-def load_named_vlm(
-    name: str,
-    checkpoint_path: str | Path | None = None,
-    *,
-    vlm: VLMSettings | Mapping[str, Any] | None = None,
-    device: str | torch.device | None = None,
-) -> VLMRewardModel:
-    """Build the vision-language reward model that a configuration or a server calls by one of its names.
-
-    Args:
-        name: of `VLM_NAMES`; some imply a backend or a question.
-        checkpoint_path: folder that `guerdon train` wrote, or any model (folder or hub id), which then is `vlm.path`.
-        vlm: settings of the questions.
-        device: as for `load_vlm`.
-
-    Raises:
-        ConfigError: settings that do not fit, or a model is missing.
-        CheckpointError: it cannot be read.
-    """
-    asked = vlm.model_dump(exclude_unset=True) if isinstance(vlm, VLMSettings) else dict(vlm or {})
-    if checkpoint_path is not None and not is_checkpoint(checkpoint_path):
-        if asked.get("path") is not None:
-            raise ConfigError(f"both vlm.path and checkpoint_path {str(checkpoint_path)!r} are given; give one of them")
-        asked["path"], checkpoint_path = str(checkpoint_path), None
-    fixed = {} if checkpoint_path is None else {"question": read_card(checkpoint_path)[1].asked["question"]}
-    asked = {k: v for k, v in implied_by(name, {**fixed, **asked}).items() if k in asked or k not in fixed}
-    try:
-        settings = VLMSettings(**asked)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(["reward.model.vlm", *(str(part) for part in first["loc"])])
-        raise ConfigError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from error
-    return load_vlm(VLM_NAMES[name], checkpoint_path, settings=settings, device=device)
+    _check(kind, settings)
+    return VLMRewardModel(kind, settings, open_backend(settings, device), calibration)
 
 
 def is_checkpoint(path: str | Path) -> bool:
@@ -478,8 +455,10 @@ def open_backend(settings: VLMSettings, device: str | torch.device | None = None
     return TransformersBackend(*loaded, batch_size=settings.batch_size, bf16=bf16, device=where)
 
 
-def _from_checkpoint(kind: VLMType, path: str | Path, settings: VLMSettings) -> tuple[VLMSettings, Calibration]:
-    folder, card = read_card(path)
+def _from_checkpoint(
+    kind: VLMType, folder: Path, card: VLMCard, settings: VLMSettings
+) -> tuple[VLMSettings, Calibration]:
+    """The settings with those of a checkpoint, which they may not contradict."""
     if kind != "qwen_vl":
         raise ConfigError(f"{folder} is a qwen_vl model; model_type {kind} has no checkpoints: give vlm.path")
     given = settings.model_dump(exclude_unset=True)

@@ -183,7 +183,7 @@ def remote_form(given: dict[str, Any]) -> dict[str, Any]:
 class VLMModelSettings(_ModelSettings):
     """A vision-language model as a reward model."""
 
-    factory = "guerdon.models.vlm:load_named_vlm"
+    factory = "guerdon.models.vlm:load_vlm"
     short_form = (VLMShortForm,)
 
     model_type: VLMName = Field(
