@@ -76,21 +76,21 @@ def time_guerdon(study: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         What `Stopwatch.read` gives, `steps` taken, `phases` (name to seconds on the wall) and `frames` scored.
     """
-    from guerdon.rl import control_side as module
     from guerdon.rl.loop import Loop
     from guerdon.settings.study import Study
 
     never = 10**12
     quiet = {"eval_every": never, "eval_episodes": 1, "checkpoint_every": never, "logger": {"tensorboard": False}}
-    evaluate, marks = module.evaluate_policy, []
-
-    def stop_and_evaluate(*args: Any, **kwargs: Any) -> dict[str, float]:
-        marks.append(watch.read())  # a run ends with an evaluation, right after its last update
-        return evaluate(*args, **kwargs)
-
-    module.evaluate_policy = stop_and_evaluate
+    marks = []
     with tempfile.TemporaryDirectory() as folder:
         loop = Loop(Study.model_validate({**study, "runner": {**study["runner"], **quiet}}), Path(folder))
+        evaluate = loop.collector.evaluate
+
+        def stop_and_evaluate(*args: Any, **kwargs: Any) -> dict[str, float]:
+            marks.append(watch.read())  # a run ends with an evaluation, right after its last update
+            return evaluate(*args, **kwargs)
+
+        loop.collector.evaluate = stop_and_evaluate  # type: ignore[method-assign]
         watch = Stopwatch()
         summary = loop.run()
         rows = [json.loads(line) for line in (Path(folder) / "timings.jsonl").read_text().splitlines()]

@@ -127,22 +127,14 @@ def run_guerdon(model: str, size: Size, *, matched: bool, prime: bool = False) -
     from guerdon.rl.loop import Loop
     from guerdon.settings.study import Study
 
-    rows, phases, marks = size.prompts * size.samples, Phases(), []
+    rows, marks = size.prompts * size.samples, []
 
     class Timed(Loop):
         """Reads the watch after every update."""
 
-        def _iterate(self) -> None:
-            super()._iterate()
+        def iterate(self) -> None:
+            super().iterate()
             marks.append(watch.read())
-            if len(marks) == size.warm:
-                phases.seconds.clear()
-
-        def _phase(self, name: str) -> Any:
-            stack = contextlib.ExitStack()
-            stack.enter_context(super()._phase(name))
-            stack.enter_context(phases(name))
-            return stack
 
     never = 10**12
     study: dict[str, Any] = {
@@ -165,8 +157,11 @@ def run_guerdon(model: str, size: Size, *, matched: bool, prime: bool = False) -
         watch = Stopwatch()
         loop.run()
         log = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+        times = [json.loads(line) for line in (Path(folder) / "timings.jsonl").read_text().splitlines()][size.warm :]
     tokens = [row["tokens_generated"] for row in log if "tokens_generated" in row][-1]
-    return {**between(marks, size.warm), "samples": rows * size.steps, "tokens": tokens, "phases": dict(phases.seconds)}
+    names = {name for row in times for name in row if name.startswith("seconds/")}
+    phases = {name.removeprefix("seconds/"): sum(row.get(name, 0.0) for row in times) for name in sorted(names)}
+    return {**between(marks, size.warm), "samples": rows * size.steps, "tokens": tokens, "phases": phases}
 
 
 def run_trl(model: str, size: Size, *, kind: str, bf16: bool) -> dict[str, Any]:

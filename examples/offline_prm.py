@@ -30,9 +30,9 @@ from guerdon.episodes.solutions import Solution
 from guerdon.evaluate.best_of_n import best_of_n
 from guerdon.evaluate.intervals import Interval
 from guerdon.evaluate.step_benchmarks import process_bench
+from guerdon.rl.build_text import text_parts
 from guerdon.rl.prime import LabelledBatch, PrimeReward
 from guerdon.rl.reward_source import SourceTerms
-from guerdon.rl.text_side import TextSide
 from guerdon.rl.text_steps import steps_of
 from guerdon.train.sft import train_sft_study
 from guerdon.types import Score
@@ -85,16 +85,18 @@ def one_seed(given: argparse.Namespace, seed: int) -> dict[str, list[float | Non
     sft = plan.configs.get(f"{given.task}.sft")
     if sft is not None:
         train_sft_study(sft, resume=True)
-    side = TextSide(plan.configs[f"{given.task}.{given.arm}.seed{seed}"], fresh=True)
-    learned_from = side.collector.sampler.draw()
-    judged_on = side.collector.sampler.answer(side.collector.validation[: given.questions], given.samples)
-    reward = PrimeReward(SourceTerms("prime"), side.study, side.policy)
+    study = plan.configs[f"{given.task}.{given.arm}.seed{seed}"]
+    parts = text_parts(study, fresh=True)
+    collector = parts.collector
+    learned_from = collector.sampler.draw()
+    judged_on = collector.sampler.answer(collector.validation[: given.questions], given.samples)
+    reward = PrimeReward(SourceTerms("prime"), study, parts.learner.policy)
     batch = reward.labelled(learned_from)
     rng = np.random.default_rng([seed, 9])
     for _ in range(given.epochs):
         reward.fit(shuffled(batch, rng.permutation(len(learned_from.inputs))))
     q_B_T = reward.log_ratios(reward.labelled(judged_on)).numpy().astype(np.float64)
-    side.close()
+    collector.close()
     return {"train_accuracy": [float(learned_from.outcomes_B.mean())], **judge(judged_on, q_B_T, given, seed)}
 
 

@@ -306,7 +306,9 @@ class PolicyInputs(Protocol):
 
 
 Inputs = TypeVar("Inputs", bound=PolicyInputs)
-_In = TypeVar("_In", bound=PolicyInputs, contravariant=True)
+Collected = TypeVar("Collected", bound=PolicyInputs)
+_Inputs = TypeVar("_Inputs", bound=PolicyInputs, contravariant=True)
+_Collected = TypeVar("_Collected", bound=PolicyInputs, contravariant=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -372,6 +374,17 @@ class Rollout(Generic[Inputs]):
     def done(self) -> BoolArray:
         """(B, T) True at the last decision of an episode."""
         return self.terminated | self.truncated
+
+    def counting(self, others: Sequence[Rollout[Inputs]]) -> Self:
+        """The same rollout with the steps, measurements, failures and time of others, which are not part of it."""
+        parts: list[Rollout[Inputs]] = [*others, self]
+        return replace(
+            self,
+            steps=sum(part.steps for part in parts),
+            measured=sum(part.measured for part in parts),
+            failures=(*self.failures, *((-1, step, why) for part in others for _, step, why in part.failures)),
+            seconds={name: sum(part.seconds.get(name, 0.0) for part in parts) for name in self.seconds},
+        )
 
     @property
     def groups_B(self) -> IntArray:
@@ -475,9 +488,70 @@ class Evaluated:
     values: Tensor | None = None
 
 
-class Policy(Protocol[_In]):
+class Evaluates(Protocol[_Inputs]):
+    """What gradient steps need of a policy."""
+
+    def evaluate(self, inputs: _Inputs, *, entropy: bool = False) -> Evaluated:
+        """Log-probabilities, entropy and values of these rows, with gradients unless the caller switched them off."""
+        ...
+
+
+class Policy(Protocol[_Collected, Inputs]):
     """What the learner trains."""
 
-    def evaluate(self, inputs: _In, *, entropy: bool = False) -> Evaluated:
+    def prepared(self, inputs: _Collected) -> Inputs:
+        """What `evaluate` takes, from the inputs of a rollout; computed once for all passes over it."""
+        ...
+
+    def evaluate(self, inputs: Inputs, *, entropy: bool = False) -> Evaluated:
         """Log-probabilities, entropy and values of these rows, with gradients unless the caller switched them off."""
+        ...
+
+    def evaluate_all(self, inputs: Inputs, *, micro: int) -> Evaluated:
+        """`evaluate` without gradients, `micro` rows at a time; the result is on the CPU."""
+        ...
+
+    def observe(self, inputs: _Collected, mask_B_T: BoolArray) -> None:
+        """Update running statistics of what was observed, after the policy has learned from it."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything to store."""
+        ...
+
+    def load_tensors(self, state: dict[str, Tensor], *, critic: bool = True) -> None:
+        """Return to stored tensors; without `critic` the value heads stay as they are."""
+        ...
+
+
+_Policy = TypeVar("_Policy", contravariant=True)
+
+
+class Collector(Protocol[_Policy, Collected]):
+    """Lets a policy act, and measures ground truth."""
+
+    def collect(self, policy: _Policy, *, version: int = 0, warm_up: bool = False) -> Rollout[Collected]:
+        """The next rollout.
+
+        Args:
+            policy: what acts.
+            version: of its weights, kept with the rollout.
+            warm_up: only reward models learn from it.
+        """
+        ...
+
+    def evaluate(self, policy: _Policy, *, episodes: int, step: int = 0) -> dict[str, float]:
+        """True success of the policy as it is; nothing of the run changes by it."""
+        ...
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and JSON-able values of everything that decides later rollouts."""
+        ...
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Return to a stored state."""
+        ...
+
+    def close(self) -> None:
+        """Close worlds, files and processes."""
         ...

@@ -143,8 +143,10 @@ def reader_reward(**given):
 def start(study, *, resume=False, reader=None):
     """A loop in the study's folder, with a reader in place of its models (unless `reader` is "own")."""
     loop = Loop(study, run_folder(study), resume=resume)
-    for source in loop.side.sources.values():
+    models = list(loop.sources.values())[1:]
+    for source in models:
         source.model = source.model if reader == "own" else reader or Reader()
+    loop.collector.observes = tuple(source.observes for source in models)  # another model may look at frames
     return loop
 
 

@@ -8,8 +8,8 @@ class Killed(BaseException):
 
 
 def kill_at(loop, where, count):
-    """Run until the method `where` of the loop or its side has begun `count` times, then stop as dead."""
-    owner = loop if hasattr(loop, where) else loop.side
+    """Run until the method `where` of the loop, its learner or its collector has begun `count` times, then stop."""
+    owner = next(part for part in (loop, loop.learner, loop.collector) if hasattr(part, where))
     original, calls = getattr(owner, where), []
 
     def dies(*args, **kw):

@@ -70,15 +70,15 @@ def study_of(folder, name, **given):
 def test_fresh_frames_are_labelled_by_what_the_expert_needs_from_there(model, tmp_path):
     model()
     loop = Loop(study_of(tmp_path, "one"), tmp_path / "runs" / "one")
-    side, told = loop.side, []
-    trainer = side.sources["progress"].refit.trainer
+    collector, told = loop.collector, []
+    trainer = loop.sources["progress"].refit.trainer
     learn, seen = trainer.update, []
     trainer.update = lambda frames, targets, **kw: (told.append(targets), learn(frames, targets, **kw))[1]
-    roll_out, moment_of, moments = side.roll_out, side.collector.world.env.moment, []
-    side.roll_out = lambda phase: seen.append(roll_out(phase)) or seen[-1]
-    side.collector.world.env.moment = lambda copy: moments.append((len(seen), copy, moment_of(copy))) or moments[-1][2]
+    collect, moment_of, moments = collector.collect, collector.world.env.save_state, []
+    collector.collect = lambda policy, **kw: seen.append(collect(policy, **kw)) or seen[-1]
+    collector.world.env.save_state = lambda copy: moments.append((len(seen), copy, moment_of(copy))) or moments[-1][2]
     loop.run()
-    oracle = Continuations(side.study.env, HORIZON)
+    oracle = Continuations(loop.study.env, HORIZON)
     for number, (happened, targets) in enumerate(zip(seen, told, strict=True)):
         labelled = [s for s in happened.segments if s.steps_left_F is not None]
         steps = [(s.stream, t) for s in labelled for t in s.steps_F[~np.isnan(s.steps_left_F)].tolist()]

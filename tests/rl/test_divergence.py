@@ -84,15 +84,15 @@ def test_an_implicit_reward_model_that_diverges_stops_the_run(tmp_path):
 def test_few_skipped_updates_at_the_end_are_no_success(tmp_path):
     study = letter_study(tmp_path, runner={"total_steps": 32})
     loop = start(study)
-    before = loop.side.policy.tensors()
-    evaluate = loop.side.policy.evaluate
+    before = loop.learner.policy.tensors()
+    evaluate = loop.learner.policy.evaluate
 
     def not_finite(batch, **options):
         scores = evaluate(batch, **options)
         scores.log_probs[:] = float("nan")
         return scores
 
-    loop.side.policy.evaluate = not_finite
+    loop.learner.policy.evaluate = not_finite
     with pytest.raises(NonFiniteError, match="ended with 2 skipped updates in a row"):
         loop.run()
     assert_left_finite(study)
@@ -106,11 +106,11 @@ def test_weights_whose_update_was_skipped_replace_no_checkpoint(tmp_path):
     kill_at(start(study), "update", 3)
     loop = start(study, resume=True)
     step = loop.step
-    loop.side.optimizer.skipped.takes(float("nan"))
+    loop.learner.optimizer.skipped.takes(float("nan"))
     loop.step += 16
     loop._save()
     assert ckpt.latest_checkpoint(run_folder(study) / "checkpoints").name == f"step_{step:012d}"
-    assert loop.side.optimizer.skipped.takes(1.0)
+    assert loop.learner.optimizer.skipped.takes(1.0)
     loop._save()
     assert ckpt.latest_checkpoint(run_folder(study) / "checkpoints").name == f"step_{step + 16:012d}"
     loop.close()

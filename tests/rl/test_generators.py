@@ -23,14 +23,14 @@ def test_parts_of_one_seed_and_seeds_of_one_part_differ():
     assert generator(2, ACTING).random() == generator(2, ACTING).random()
 
 
-def one_iteration(loop, acting, learning):
+def one_iteration(loop, acting):
     """What happened, and the states of both generators after acting and after learning."""
-    side = loop.side
-    happened = side.roll_out(loop._phase)
-    seen = [acting(side).bit_generator.state, learning(side).bit_generator.state]
-    measured = side.score(happened, loop._phase)
-    side.update(happened, measured, progress=0.0, phase=loop._phase)
-    return happened, seen, [acting(side).bit_generator.state, learning(side).bit_generator.state]
+    collector, learner = loop.collector, loop.learner
+    happened = collector.collect(learner.policy)
+    acted = [acting(collector).bit_generator.state, learner.rng.bit_generator.state]
+    rewards = {name: source.measure(happened) for name, source in loop.sources.items()}
+    learner.update(happened, rewards, loop.parts.terms, progress=0.0)
+    return happened, acted, [acting(collector).bit_generator.state, learner.rng.bit_generator.state]
 
 
 def test_a_control_policy_acts_and_learns_with_generators_of_its_own(tmp_path):
@@ -43,7 +43,7 @@ def test_a_control_policy_acts_and_learns_with_generators_of_its_own(tmp_path):
                 algorithm={"rollout_steps": 12, "minibatch_size": 8, "num_epochs": epochs},
             )
         )
-        happened, acted, learned = one_iteration(loop, lambda s: s.collector.rng, lambda s: s.learning_rng)
+        happened, acted, learned = one_iteration(loop, lambda collector: collector.rng)
         loop.close()
         assert acted[0] != generator(0, ACTING).bit_generator.state
         assert acted[1] == generator(0, LEARNING).bit_generator.state
@@ -58,18 +58,18 @@ def test_a_language_model_acts_and_learns_with_generators_of_its_own(tmp_path):
     replay = prime(prime_model={"replay_size": 64})
     study = letter_study(tmp_path, algorithm={"minibatch_size": 8}, reward_model=replay)
     loop = start_text(study)
-    _, acted, learned = one_iteration(loop, lambda s: s.collector.sampler.rng, lambda s: s.learning_rng)
+    _, acted, learned = one_iteration(loop, lambda collector: collector.sampler.rng)
     assert acted[0] != generator(0, ACTING).bit_generator.state
     assert acted[1] == generator(0, LEARNING).bit_generator.state
     assert learned[0] == acted[0]
     assert learned[1] != acted[1]
-    before = [rng.bit_generator.state for rng in (loop.side.collector.sampler.rng, loop.side.learning_rng)]
-    happened = loop.side.roll_out(loop._phase)
-    stream = loop.side.collector.sampler.stream.state_dict()
-    loop.side.score(happened, loop._phase)  # learns from the replay, too
-    assert loop.side.collector.sampler.stream.state_dict() == stream
-    assert loop.side.learning_rng.bit_generator.state == before[1]
-    assert loop.side.sources["prime"].rng.bit_generator.state != generator(0, REPLAY).bit_generator.state
+    before, sampler = loop.learner.rng.bit_generator.state, loop.collector.sampler
+    happened = loop.collector.collect(loop.learner.policy)
+    stream = sampler.stream.state_dict()
+    loop.sources["prime"].measure(happened)  # learns from the replay, too
+    assert sampler.stream.state_dict() == stream
+    assert loop.learner.rng.bit_generator.state == before
+    assert loop.sources["prime"].rng.bit_generator.state != generator(0, REPLAY).bit_generator.state
     loop.close()
 
 
@@ -88,5 +88,5 @@ def test_a_checkpoint_of_another_version_is_refused_and_still_starts_another_run
         start(study, resume=True)
     assert "\n" not in str(refused.value)
     second = start(make(tmp_path, name="second", runner={"resume_dir": str(run_folder(study))}))
-    assert any(note.startswith("stage 2 starts from") for note in second.side.notes)
+    assert any(note.startswith("stage 2 starts from") for note in second.parts.notes)
     second.close()

@@ -9,7 +9,8 @@ from text_rl import LETTERS, tiny
 
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import token_batch
-from guerdon.rl.learner import AdamW, Batch, log_probs_of, steps_per_update, update_policy
+from guerdon.rl.optimizers import AdamW
+from guerdon.rl.update import Batch, steps_per_update, update_policy
 from guerdon.settings.text_algorithm import TextAlgorithmSettings
 from guerdon.settings.text_policy import TextPolicySettings
 
@@ -98,7 +99,7 @@ def test_the_first_step_follows_advantage_times_score(loss):
 def test_a_ratio_that_left_the_clip_range_has_no_gradient_in_ppo_but_in_cispo():
     batch, _ = responses()
     advantages = torch.from_numpy(batch.mask_B_T).float()
-    old = log_probs_of(policy_of(), batch, micro=4, temperature=1.0) - 1.0  # every ratio is e
+    old = policy_of().evaluate_all(batch, micro=4, temperature=1.0).log_probs - 1.0  # every ratio is e
     for loss, moves in (("ppo", False), ("gspo", False), ("cispo", True)):
         policy = policy_of()
         metrics = updated(policy, taught(batch, advantages, old), algorithm(loss=loss, **OLD))
@@ -113,7 +114,7 @@ def test_the_kl_in_the_loss_pulls_towards_the_reference(kl_type):
     batch, _ = responses()
     nothing = torch.zeros(batch.mask_B_T.shape)
     target = torch.where(
-        torch.from_numpy(batch.mask_B_T), log_probs_of(policy_of(), batch, micro=8, temperature=1.0) + 0.5, 0.0
+        torch.from_numpy(batch.mask_B_T), policy_of().evaluate_all(batch, micro=8, temperature=1.0).log_probs + 0.5, 0.0
     )
     pulled = taught(batch, nothing, ref_log_probs=target)
     policy = policy_of()
@@ -124,7 +125,7 @@ def test_the_kl_in_the_loss_pulls_towards_the_reference(kl_type):
         gaps.append(updated(policy, pulled, settings, optimizer=optimizer)["kl"])
     assert all(b < a for a, b in pairwise(gaps))
     at_home = policy_of()
-    itself = taught(batch, nothing, ref_log_probs=log_probs_of(at_home, batch, micro=8, temperature=1.0))
+    itself = taught(batch, nothing, ref_log_probs=at_home.evaluate_all(batch, micro=8, temperature=1.0).log_probs)
     metrics = updated(at_home, itself, algorithm(kl_coef=1.0, kl_type=kl_type))
     assert metrics["kl"] == pytest.approx(0, abs=1e-9)
     same(at_home, policy_of(), rtol=0, atol=1e-7)
@@ -191,14 +192,14 @@ def test_as_many_steps_as_announced(epochs, size, steps):
     batch, advantages = responses()
     settings = algorithm(num_epochs=epochs, minibatch_size=size)
     assert steps_per_update(settings, len(batch)) == steps
-    old = log_probs_of(policy_of(), batch, micro=3, temperature=1.0)
+    old = policy_of().evaluate_all(batch, micro=3, temperature=1.0).log_probs
     assert updated(policy_of(), taught(batch, advantages, old), settings)["updates"] == steps
 
 
 def test_the_gap_between_training_and_rollout_is_measured():
     batch, advantages = responses()
     mask = torch.from_numpy(batch.mask_B_T)
-    here = log_probs_of(policy_of(), batch, micro=8, temperature=1.0)
+    here = policy_of().evaluate_all(batch, micro=8, temperature=1.0).log_probs
     behaviour = torch.where(mask, here + 0.25, 0.0)
     behaviour[0, 0] += 0.5
     expected = float((behaviour - here).abs()[mask].mean())

@@ -49,7 +49,7 @@ def test_a_run_that_was_cut_off_anywhere_ends_the_same(setup, tmp_path):
     again = clock_study(tmp_path, name="again", **SETUPS[setup])
     start(again).run()
     assert result(again) == result(whole)
-    moments = (("update", 5), ("_evaluate", 2), ("_record", 4), ("_complete", 1), ("_iterate", 2))
+    moments = (("update", 5), ("_evaluate", 2), ("_record", 4), ("_complete", 1), ("iterate", 2))
     for where, count in moments if setup == "native" else moments[:2]:
         study = clock_study(tmp_path, name=f"{where}{count}", **SETUPS[setup])
         interrupted(study, where, count)
@@ -60,8 +60,8 @@ def test_a_run_that_was_cut_off_anywhere_ends_the_same(setup, tmp_path):
 def test_cut_off_more_than_once(tmp_path):
     whole, study = clock_study(tmp_path, name="whole"), clock_study(tmp_path)
     start(whole).run()
-    interrupted(study, "_iterate", 4)
-    interrupted(study, "_iterate", 5, resume=True)
+    interrupted(study, "iterate", 4)
+    interrupted(study, "iterate", 5, resume=True)
     start(study, resume=True).run()
     assert result(study) == result(whole)
 
@@ -69,7 +69,7 @@ def test_cut_off_more_than_once(tmp_path):
 def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(tmp_path):
     whole, study = clock_study(tmp_path, name="whole"), clock_study(tmp_path)
     start(whole).run()
-    interrupted(study, "_iterate", 6)
+    interrupted(study, "iterate", 6)
     folder = run_folder(study) / "checkpoints"
     older, newest = sorted(folder.glob("step_*"))
     weights = newest / "state.safetensors"
@@ -85,7 +85,7 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(tmp_path):
 
 def test_logs_that_lost_lines_are_refused(tmp_path):
     study = clock_study(tmp_path)
-    interrupted(study, "_iterate", 6)
+    interrupted(study, "iterate", 6)
     (run_folder(study) / "metrics.jsonl").write_text("")
     with pytest.raises(CheckpointError, match=r"metrics\.jsonl has 0 bytes"):
         start(study, resume=True)
@@ -96,9 +96,9 @@ def test_where_episodes_cannot_be_replayed_they_begin_again(mode, tmp_path):
     study = clock_study(
         tmp_path, env={"autoreset_mode": mode}, reward=reader_reward(shaping="bonus", reward_threshold=0.0)
     )
-    interrupted(study, "_iterate", 6)
+    interrupted(study, "iterate", 6)
     loop = start(study, resume=True)
-    reader = loop.side.sources["constant"].model
+    reader = loop.sources["constant"].model
     loop.run()
     rows = lines(study, "episodes")
     assert all(row["length"] <= 8 for row in rows)
@@ -129,7 +129,7 @@ def test_success_is_the_environments_whatever_is_rewarded(reward, mode, tmp_path
     study = clock_study(tmp_path, reward=reward, env={"autoreset_mode": mode, "kwargs": {"push": 0.9}})
     loop = start(study)
     truth, once = [], [False, False]
-    vector = loop.side.collector.world.env
+    vector = loop.collector.world.env
     original = vector.step
 
     def watched(actions):
@@ -223,16 +223,16 @@ def test_raise_stops_before_anything_is_learned_and_goes_on_as_if_nothing_had_be
 def test_groups_start_alike_and_every_copy_plays_one_episode(tmp_path):
     study = clock_study(tmp_path, env={"num_envs": 4}, algorithm=GRPO, reward=reader_reward())
     loop = start(study)
-    assert loop.side.policy.vf is None
-    reader = loop.side.sources["constant"].model
-    loop._iterate()
+    assert loop.learner.policy.vf is None
+    reader = loop.sources["constant"].model
+    loop.iterate()
     names = [seen[0][0] for seen in reader.seen]
     assert len(names) == 4
     assert names[0] == names[1]
     assert names[2] == names[3]
     assert names[0] != names[2]
     assert all(seen[-1][2] for seen in reader.seen)
-    loop._iterate()
+    loop.iterate()
     assert reader.seen[4][0][0] not in names
     assert len(reader.seen) == 8
     loop.run()
@@ -257,7 +257,7 @@ def test_two_stages_keep_the_policy_and_change_the_reward(tmp_path):
     second = clock_study(tmp_path, name="second", reward=reader_reward(), runner={"resume_dir": str(run_folder(first))})
     loop = start(second)
     stored, _ = ckpt.load_checkpoint(ckpt.find_checkpoint(run_folder(first)))
-    own = loop.side.policy.tensors()
+    own = loop.learner.policy.tensors()
     for name, value in ckpt.under("policy", stored).items():
         if not name.startswith("vf."):
             assert torch.equal(own[name], value), name
@@ -273,7 +273,7 @@ def test_two_stages_keep_the_policy_and_change_the_reward(tmp_path):
 def test_episodes_are_recorded_while_training(mode, algorithm, tmp_path):
     data = {"enabled": True, "save_dir": str(tmp_path / "data"), "mode": mode, "sample_rate_fail": 1.0}
     study = clock_study(tmp_path, env={"data_collection": {**data, "frame_every": 2}}, algorithm=algorithm)
-    interrupted(study, "_iterate", 7)
+    interrupted(study, "iterate", 7)
     start(study, resume=True).run()
     episodes = list(read_episodes(tmp_path / "data"))
     modes = [e.meta["mode"] for e in episodes]
@@ -299,8 +299,8 @@ def test_nobody_draws_what_nobody_looks_at(tmp_path):
     study = clock_study(tmp_path)
     loop = start(study)
     for _ in range(4):
-        loop._iterate()
-    assert sum(env.unwrapped.pictures for env in loop.side.collector.world.env.envs) == 0
+        loop.iterate()
+    assert sum(env.unwrapped.pictures for env in loop.collector.world.env.envs) == 0
     loop.close()
 
 
@@ -319,7 +319,7 @@ def test_a_policy_on_pixels(mode, tmp_path):
     assert lines(whole)[-1]["step"] >= 120
     if mode == "disabled":
         study = clock_study(tmp_path, **setup)
-        interrupted(study, "_iterate", 4)
+        interrupted(study, "iterate", 4)
         start(study, resume=True).run()
         assert result(study) == result(whole)
 
@@ -328,7 +328,7 @@ def test_a_policy_on_pixels(mode, tmp_path):
 def test_a_run_that_was_killed_before_its_first_step_leaves_its_place_free(tmp_path, monkeypatch, resume):
     study = clock_study(tmp_path, runner={"total_steps": 24})
     with monkeypatch.context() as at_load:
-        at_load.setattr("guerdon.rl.loop.build_side", dies)
+        at_load.setattr("guerdon.rl.loop.build_parts", dies)
         with pytest.raises(Killed):
             run(study)
     folder = run_folder(study)

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guerdon.policies.control import ControlPolicy, StateInputs
-from guerdon.rl.learner import Batch, FlatAdam, _policy_terms, scheduled, update_policy
 from guerdon.rl.losses import old_kl_terms, ppo_clip_terms, value_errors
+from guerdon.rl.optimizers import FlatAdam
+from guerdon.rl.update import Batch, _policy_terms, scheduled, update_policy
 from guerdon.settings.policy import AlgorithmSettings, MLPPolicySettings
 from guerdon.settings.text_algorithm import TextAlgorithmSettings
 

@@ -6,13 +6,15 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from text_rl import LETTERS, letter_study, tiny
+from text_rl import LETTERS, advise, letter_study, tiny
 
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import token_batch
 from guerdon.rl.advantages import last_valid
-from guerdon.rl.learner import AdamW, make_batch, update_policy
-from guerdon.rl.text_advantages import KL, VERIFIER, advise, kl_rewards
+from guerdon.rl.learner import KL
+from guerdon.rl.optimizers import AdamW
+from guerdon.rl.text_sources import VERIFIER
+from guerdon.rl.update import make_batch, update_policy
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Rewards
 
@@ -53,7 +55,7 @@ def updated(name, folder, *, kl=False):
     rewards, weights = {VERIFIER: outcomes(SCORES, batch.mask_B_T, greedy)}, {VERIFIER: 1.0}
     if kl:
         assert study.text_algorithm.kl_in == "reward"
-        rewards[KL] = kl_rewards(gaps(batch), np.zeros(batch.mask_B_T.shape), batch.mask_B_T)
+        rewards[KL] = Rewards(-gaps(batch), np.zeros(batch.mask_B_T.shape, dtype=np.bool_))
         weights[KL] = study.text_algorithm.kl_coef
     found = advise(study, batch.mask_B_T, GROUPS, rewards, weights, greedy_mask_B_T=one)
     optimizer = AdamW(policy.parameters(), RATE)

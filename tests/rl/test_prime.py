@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from text_rl import LETTERS, LORA, SHAPE, as_rollout, letter_study, prime, sum_study
+from text_rl import LETTERS, LORA, SHAPE, advise, as_rollout, letter_study, prime, sum_study
 
 from guerdon.collect.text import Responses, take
 from guerdon.errors import ConfigError
@@ -15,10 +15,9 @@ from guerdon.policies.text_files import load_policy, save_policy
 from guerdon.policies.tiny_text import build_tokenizer
 from guerdon.policies.tokens import token_batch
 from guerdon.rl.prime import LabelledBatch, PrimeReward, TextReplay
-from guerdon.rl.reward_source import SourceTerms
-from guerdon.rl.text_advantages import advise
-from guerdon.rl.text_sources import VerifierReward
+from guerdon.rl.reward_source import GroundTruth, SourceTerms
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
+from guerdon.types import Evaluated
 from guerdon.worlds.prompts import Prompt
 
 torch.set_num_threads(1)
@@ -44,6 +43,9 @@ class Says:
             table[i, : len(response)] = row[: len(response)]
         return torch.where(torch.from_numpy(batch.mask_B_T), table + self.offset, 0.0)
 
+    def evaluate_all(self, batch, *, micro, temperature=1.0):
+        return Evaluated(self.log_probs(batch).detach())
+
 
 def says(rows, study, *, lr=0.0):
     """The reward model of a study with such a policy in place of phi, and zeros as the reference."""
@@ -55,7 +57,7 @@ def says(rows, study, *, lr=0.0):
 
 def outcomes(rollout):
     """What the verifier pays for it."""
-    return VerifierReward(SourceTerms("verifier")).measure(rollout)
+    return GroundTruth(SourceTerms("verifier"), at_end=True).measure(rollout)
 
 
 def answers(lengths, acc, groups, failures=()):

@@ -12,7 +12,6 @@ from guerdon.models.text_load import load_text_model
 from guerdon.models.text_model import ADDED, read_card
 from guerdon.policies.text_files import save_policy
 from guerdon.policies.tokens import prompt_ids, response_ids, token_batch
-from guerdon.rl.learner import log_probs_of
 from guerdon.rl.prime import LabelledBatch
 from guerdon.rl.run import run_folder
 from guerdon.types import Episode
@@ -46,14 +45,13 @@ def learnt(folder, *, model=None, name="run", **given):
 
 def values_in_run(loop, prompt, steps):
     """The model's probability that a response is right, at the end of each step, from the run's own log-ratios."""
-    side = loop.side
-    model, tokenizer = side.sources["prime"], side.policy.tokenizer
+    model, tokenizer = loop.sources["prime"], loop.learner.policy.tokenizer
     ids = response_ids(tokenizer, "".join(steps))
     cut = len(ids) > LIMIT  # as generation cuts: without an end
     ids = ids[:-1] if cut else ids
     batch = token_batch([prompt_ids(tokenizer, prompt.messages)], [ids], np.array([not cut]), pad_id=0)
-    old = log_probs_of(side.policy, batch, micro=1, temperature=model.temperature)
-    ref = old if model.ref is None else log_probs_of(model.ref, batch, micro=1, temperature=model.temperature)
+    old = loop.learner.policy.evaluate_all(batch, micro=1, temperature=model.temperature).log_probs
+    ref = old if model.ref is None else model.ref.evaluate_all(batch, micro=1, temperature=model.temperature).log_probs
     given = LabelledBatch(batch, torch.zeros(1), torch.ones(1, dtype=torch.bool), torch.zeros(1), ref)
     sums = np.cumsum(model.log_ratios(given)[0].numpy())
     ends = np.cumsum([len(response_ids(tokenizer, step)) - 1 for step in steps]) - 1
@@ -62,7 +60,7 @@ def values_in_run(loop, prompt, steps):
 
 
 def prompts_of(loop):
-    return loop.side.collector.sampler.stream.prompts[:2]
+    return loop.collector.sampler.stream.prompts[:2]
 
 
 def episodes(prompts):
@@ -91,7 +89,7 @@ def test_it_scores_as_in_its_run(form, tmp_path):
 
 def test_with_a_reference_of_its_own_under_adapters(tmp_path):
     first = learnt(tmp_path, name="first")
-    other = save_policy(first.side.policy, tmp_path / "other")
+    other = save_policy(first.learner.policy, tmp_path / "other")
     loop = learnt(tmp_path, name="second", policy={"lora": LORA}, model={"ref_path": str(other)})
     prompts = prompts_of(loop)
     scores = load_text_model(str(run_folder(loop.study) / "reward_models" / "prime")).score(episodes(prompts))
@@ -123,7 +121,7 @@ def test_a_server_and_another_run_get_the_same_scores(tmp_path):
             reward={"use_reward_model": True, "combine_mode": "add", "sources": {"prm": source}},
         )
     )  # fmt: skip
-    for score, values in zip(second.side.sources["prm"].model.score(episodes(prompts)), expected, strict=True):
+    for score, values in zip(second.sources["prm"].model.score(episodes(prompts)), expected, strict=True):
         np.testing.assert_allclose(score.steps, values, atol=2e-5)
     second.run()
     train = [row for row in lines(second.study) if row["kind"] == "train"]

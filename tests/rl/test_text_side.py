@@ -26,7 +26,6 @@ from guerdon.policies.text_files import load_policy, save_policy
 from guerdon.policies.tiny_text import build_tokenizer
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run_folder
-from guerdon.rl.text_side import TextSide
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
 from guerdon.worlds.reasoning import family_of
 
@@ -75,11 +74,11 @@ def test_every_estimator_with_every_reward(estimator, kind, tmp_path, judge):
     )  # fmt: skip
     loop = start(study)
     if kind == "exact":
-        half_solved(loop.side)
-    before = loop.side.policy.tensors()
-    heads = loop.side.policy.value_head
+        half_solved(loop)
+    before = loop.learner.policy.tensors()
+    heads = loop.learner.policy.value_head
     loop.run()
-    after = loop.side.policy.tensors()
+    after = loop.learner.policy.tensors()
     assert any(not torch.equal(v, after[k]) for k, v in before.items())
     assert all(torch.isfinite(v).all() for v in after.values())
     rows = [row for row in lines(study) if row["kind"] == "train"]
@@ -120,10 +119,10 @@ def test_every_form_of_prime_runs(setup, tmp_path):
         runner={"total_steps": 48, "eval_every": 1000, "checkpoint_every": 1000},
     )  # fmt: skip
     loop = start(study)
-    phi = loop.side.sources["prime"].phi.tensors()
+    phi = loop.sources["prime"].phi.tensors()
     loop.run()
     rows = [row for row in lines(study) if row["kind"] == "train"]
-    moved = any(not torch.equal(v, phi[k]) for k, v in loop.side.sources["prime"].phi.tensors().items())
+    moved = any(not torch.equal(v, phi[k]) for k, v in loop.sources["prime"].phi.tensors().items())
     assert moved
     assert (rows[-1].get("reward_model/prime/prm_loss") is None) == (setup == "frozen")
     assert {"reward_model/prime/dpo_acc", "reward_model/prime/dpo_acc_coverage"} <= set(rows[-1])
@@ -157,9 +156,9 @@ def test_every_option_of_the_algorithm_runs(setup, tmp_path):
         runner={"total_steps": 64, "eval_every": 1000, "checkpoint_every": 1000},
     )  # fmt: skip
     loop = start(study)
-    before = loop.side.policy.tensors()
+    before = loop.learner.policy.tensors()
     loop.run()
-    assert any(not torch.equal(v, before[k]) for k, v in loop.side.policy.tensors().items())
+    assert any(not torch.equal(v, before[k]) for k, v in loop.learner.policy.tensors().items())
     rows = [row for row in lines(study) if row["kind"] == "train"]
     if "kl" in setup:
         assert rows[0]["kl"] == pytest.approx(0, abs=1e-5)
@@ -175,7 +174,7 @@ def test_coefficients_change_the_advantage(tmp_path):
         )  # fmt: skip
         loop = start(study)
         loop.run()
-        found.append(loop.side.policy.tensors())
+        found.append(loop.learner.policy.tensors())
     assert any(not torch.equal(v, found[1][k]) for k, v in found[0].items())
 
 
@@ -228,7 +227,7 @@ def test_evaluating_and_filming_change_nothing(tmp_path):
         )  # fmt: skip
         loop = start(study)
         loop.run()
-        found.append((loop.side.policy.tensors(), [r for r in lines(study) if r["kind"] == "train"]))
+        found.append((loop.learner.policy.tensors(), [r for r in lines(study) if r["kind"] == "train"]))
     assert found[0][1] == found[1][1]
     assert all(torch.equal(v, found[1][0][k]) for k, v in found[0][0].items())
 
@@ -237,21 +236,21 @@ def test_a_second_stage_takes_the_policy_over(tmp_path):
     first = letter_study(tmp_path, name="first", runner={"total_steps": 32})
     one = start(first)
     one.run()
-    after = one.side.policy.tensors()
+    after = one.learner.policy.tensors()
     again = letter_study(tmp_path, name="again", runner={"resume_dir": str(run_folder(first))})
     loop = start(again)
     assert loop.step == 0
-    assert all(torch.equal(v, after[k]) for k, v in loop.side.policy.tensors().items())
-    assert loop.side.optimizer.optimizer.state
-    assert any("policy and optimiser" in note for note in loop.side.notes)
+    assert all(torch.equal(v, after[k]) for k, v in loop.learner.policy.tensors().items())
+    assert loop.learner.optimizer.optimizer.state
+    assert any("policy and optimiser" in note for note in loop.parts.notes)
     loop.close()
     other = letter_study(
         tmp_path, name="other", reward_model=prime(), algorithm={"adv_estimator": "gae"},
         runner={"resume_dir": str(run_folder(first))},
     )  # fmt: skip
     loop = start(other)
-    assert not loop.side.optimizer.optimizer.state
-    assert torch.equal(loop.side.policy.tensors()["model.norm.weight"], after["model.norm.weight"])
+    assert not loop.learner.optimizer.optimizer.state
+    assert torch.equal(loop.learner.policy.tensors()["model.norm.weight"], after["model.norm.weight"])
     loop.close()
 
 
@@ -264,20 +263,19 @@ def test_the_kl_of_a_second_stage_is_measured_from_where_it_starts(tmp_path, lor
     resume_dir = {"resume_dir": str(run_folder(first))}
     whole = letter_study(tmp_path, name="whole", runner={"total_steps": 64, **resume_dir}, **given)
     loop = start(whole)
-    side = loop.side
-    begun = {k: v for k, v in side.policy.tensors().items() if "value_head" not in k}
-    kept = side.kl_ref.tensors()
+    begun = {k: v for k, v in loop.learner.policy.tensors().items() if "value_head" not in k}
+    kept = loop.learner.reference.tensors()
     assert [torch.equal(a, b) for a, b in zip(begun.values(), kept.values(), strict=True)] == [True] * len(begun)
-    happened = side.roll_out(loop._phase)
+    happened = loop.collector.collect(loop.learner.policy)
     with torch.no_grad():
-        now, ref = (policy.log_probs(happened.inputs.batch) for policy in (side.policy, side.kl_ref))
+        now, ref = (policy.log_probs(happened.inputs.batch) for policy in (loop.learner.policy, loop.learner.reference))
     torch.testing.assert_close(now, ref, atol=1e-5, rtol=0)
     loop.close()
     start(whole).run()
     cut = letter_study(tmp_path, name="cut", runner={"total_steps": 64, **resume_dir}, **given)
     interrupted(cut, "update", 3)
     resumed = start(cut, resume=True)
-    assert all(torch.equal(v, kept[k]) for k, v in resumed.side.kl_ref.tensors().items())
+    assert all(torch.equal(v, kept[k]) for k, v in resumed.learner.reference.tensors().items())
     resumed.run()
     assert result(cut) == result(whole)
 
@@ -298,7 +296,7 @@ def test_answers_that_cannot_be_checked_are_counted_and_teach_nothing(tmp_path):
     last = [row for row in lines(study) if row["kind"] == "train"][-1]
     assert last["failures"] == len(failures) >= len(unknown)
     assert 0 < last["failure_rate"] < 1
-    assert all(row["success"] is not None for row in loop.side.book.finished)
+    assert all(row["success"] is not None for row in loop.stats.finished)
 
 
 def test_too_many_unchecked_answers_stop_the_run_with_a_checkpoint(tmp_path):
@@ -312,7 +310,7 @@ def test_too_many_unchecked_answers_stop_the_run_with_a_checkpoint(tmp_path):
 
 def broken_prime(loop, every=2):
     """From now on the reward model's numbers are not finite."""
-    phi = loop.side.sources["prime"].phi
+    phi = loop.sources["prime"].phi
     original = phi.evaluate
 
     def evaluate(batch, **kwargs):
@@ -329,11 +327,11 @@ def test_a_reward_model_that_breaks(on_failure, tmp_path):
     loop = start(study)
     loop.failures.max_rate = 1.0
     broken_prime(loop)
-    before = loop.side.policy.tensors()
+    before = loop.learner.policy.tensors()
     if on_failure == "raise":
         with pytest.raises(TooManyFailuresError, match="on_failure is raise"):
             loop.run()
-        assert all(torch.equal(v, before[k]) for k, v in loop.side.policy.tensors().items())
+        assert all(torch.equal(v, before[k]) for k, v in loop.learner.policy.tensors().items())
         return
     with pytest.raises(NonFiniteError, match="skipped updates in a row"):  # it learnt nothing up to the end
         loop.run()
@@ -369,13 +367,13 @@ def test_every_part_of_a_batch_can_have_its_own_unit_as_the_ranks_of_the_origina
     both = {}
     for shards in (1, 2):
         study = letter_study(tmp_path, name=str(shards), reward_model={**section, "prime_norm_shards": shards})
-        side = TextSide(study, fresh=True)
-        answered = side.collector.sampler.answer(side.collector.validation[:2], 4)
+        loop = start(study)
+        answered = loop.collector.sampler.answer(loop.collector.validation[:2], 4)
         log_ratio = torch.linspace(0.5, 4.0, answered.mask.size).view(answered.mask.shape)
-        old = (side.policy.log_probs(answered.inputs.batch).detach() - log_ratio).numpy()
-        measured = side.sources["prime"].measure(replace(answered, log_probs=old), learn=False)
+        old = (loop.learner.policy.log_probs(answered.inputs.batch).detach() - log_ratio).numpy()
+        measured = loop.sources["prime"].measure(replace(answered, log_probs=old), learn=False)
         rewards = measured.values * answered.mask
-        side.close()
+        loop.close()
         returns = np.abs(np.cumsum(rewards[:, ::-1], axis=1))
         both[shards] = (rewards, returns[:4].max(), returns[4:].max())
     rewards, first, second = both[1]
@@ -390,7 +388,7 @@ def test_a_unit_of_its_own_does_not_go_with_greedy_baselines(tmp_path):
     section = prime(prime_granularity="token") | {"prime_norm_shards": 2}
     study = letter_study(tmp_path, reward_model=section, algorithm={"adv_estimator": "remax"})
     with pytest.raises(ConfigError, match="prime_norm_shards"):
-        TextSide(study, fresh=True)
+        start(study)
 
 
 def test_exact_rewards_need_steps_that_can_be_checked(tmp_path):
@@ -400,15 +398,14 @@ def test_exact_rewards_need_steps_that_can_be_checked(tmp_path):
 
 def test_exact_rewards_are_the_truth_about_each_step(tmp_path):
     loop = start(sum_study(tmp_path, reward_model={"rm_type": "exact"}, data={"max_response_length": 20}))
-    side = loop.side
-    prompts = side.collector.validation[:3]
+    prompts = loop.collector.validation[:3]
     right = prompts[1].solution[:5]
     slip = right[:4] + str((int(right[4]) + 1) % 10)
     goes_on = family_of(prompts[1]).solve(prompts[1].question).follow(1, [slip])
     malformed = prompts[2].solution[:6].replace("=", "+") + prompts[2].solution[6:]
     texts = [prompts[0].solution, f"{slip};{goes_on};", malformed]
-    side.collector.sampler.engine = Scripted(side.policy.tokenizer, lambda p, s, d: texts[p])
-    paid = side.sources["exact"].score(side.collector.sampler.answer(prompts, 1, greedy=True)).values
+    loop.collector.sampler.engine = Scripted(loop.learner.policy.tokenizer, lambda p, s, d: texts[p])
+    paid = loop.sources["exact"].score(loop.collector.sampler.answer(prompts, 1, greedy=True)).values
     # A slip costs its own line; nothing follows from a line that cannot be read.
     assert paid.tolist() == [[1] * 12 + [0], [0] * 6 + [1] * 6 + [0], [0] * 13]
     loop.close()
@@ -422,13 +419,12 @@ def test_lora_has_one_base_for_policy_reward_model_and_both_references(tmp_path)
         tmp_path, policy={"lora": LORA}, reward_model=prime(), algorithm={"kl_coef": 0.1}, runner={"total_steps": 32}
     )
     loop = start(study)
-    side = loop.side
-    model = side.sources["prime"]
-    bases = {id(p.base) for p in (side.policy, model.phi, model.ref, side.kl_ref)}
+    model = loop.sources["prime"]
+    bases = {id(p.base) for p in (loop.learner.policy, model.phi, model.ref, loop.learner.reference)}
     assert len(bases) == 1
-    frozen = {k: v.clone() for k, v in side.policy.base.model.state_dict().items() if ".lora_" not in k}
+    frozen = {k: v.clone() for k, v in loop.learner.policy.base.model.state_dict().items() if ".lora_" not in k}
     loop.run()
-    now = side.policy.base.model.state_dict()
+    now = loop.learner.policy.base.model.state_dict()
     assert all(torch.equal(v, now[k]) for k, v in frozen.items())
     stored = run_folder(study)
     for part in (stored / "policy", stored / "reward_models" / "prime"):
@@ -438,9 +434,8 @@ def test_lora_has_one_base_for_policy_reward_model_and_both_references(tmp_path)
 
 def test_full_training_shares_the_copy_of_the_start(tmp_path):
     loop = start(letter_study(tmp_path, reward_model=prime(), algorithm={"kl_coef": 0.1}))
-    side = loop.side
-    assert side.kl_ref.base is side.sources["prime"].ref.base
-    assert side.kl_ref.base is not side.policy.base
+    assert loop.learner.reference.base is loop.sources["prime"].ref.base
+    assert loop.learner.reference.base is not loop.learner.policy.base
     loop.close()
 
 

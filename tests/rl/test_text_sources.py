@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from text_rl import Scripted, interrupted, lines, prime, result, start, sum_study
+from text_rl import Scripted, advise, interrupted, lines, prime, result, start, sum_study
 
 from guerdon.errors import ConfigError, TooManyFailuresError
 from guerdon.evaluate.scores import aggregate
@@ -16,8 +16,7 @@ from guerdon.labels.step_splitters import split
 from guerdon.rl import text_sources
 from guerdon.rl.reward_source import SourceTerms
 from guerdon.rl.run import run, run_folder
-from guerdon.rl.text_advantages import advise, terms_of
-from guerdon.rl.text_sources import TextReward, attack_warnings
+from guerdon.rl.text_sources import TextReward, attack_warnings, terms_of
 from guerdon.rl.text_steps import cut_steps, token_places
 from guerdon.settings.reward import SourceSettings
 from guerdon.types import Failure, RewardInfo, Score
@@ -79,9 +78,9 @@ def models(monkeypatch):
 def written(folder, texts, **given):
     """These responses to the first validation prompts of a study of sums."""
     loop = start(sum_study(folder, data={"max_response_length": 24}, **given))
-    prompts = loop.side.collector.validation[: len(texts)]
-    loop.side.collector.sampler.engine = Scripted(loop.side.policy.tokenizer, lambda p, s, d: texts[p])
-    answered = loop.side.collector.sampler.answer(prompts, 1, greedy=True)
+    prompts = loop.collector.validation[: len(texts)]
+    loop.collector.sampler.engine = Scripted(loop.learner.policy.tokenizer, lambda p, s, d: texts[p])
+    answered = loop.collector.sampler.answer(prompts, 1, greedy=True)
     loop.close()
     return answered
 
@@ -183,11 +182,10 @@ def test_steps_are_cut_as_labels_are(tmp_path):
 
 def test_what_is_logged_of_a_perfect_model_and_of_one_that_knows_nothing(tmp_path):
     loop = start(sum_study(tmp_path, data={"max_response_length": 24}))
-    side = loop.side
-    prompts = side.collector.validation[:2]
+    prompts = loop.collector.validation[:2]
     texts = [(p.solution, p.solution[:6] + "1;") for p in prompts]
-    side.collector.sampler.engine = Scripted(side.policy.tokenizer, lambda p, s, d: texts[p][s])
-    answered = side.collector.sampler.answer(prompts, 2)
+    loop.collector.sampler.engine = Scripted(loop.learner.policy.tokenizer, lambda p, s, d: texts[p][s])
+    answered = loop.collector.sampler.answer(prompts, 2)
     loop.close()
     section = SourceSettings.model_validate(source())
     facts = TextReward(PRM, Says(truth), section).score(answered).metrics
@@ -208,16 +206,15 @@ def test_what_is_logged_of_a_perfect_model_and_of_one_that_knows_nothing(tmp_pat
 
 def test_equal_responses_to_a_question_are_judged_once(tmp_path):
     loop = start(sum_study(tmp_path))
-    side = loop.side
-    side.collector.sampler.engine = Scripted(side.policy.tokenizer, lambda p, s, d: "1;2;" if s < 3 else "1;")
-    answered = side.collector.sampler.answer(side.collector.validation[:2], 4)
+    loop.collector.sampler.engine = Scripted(loop.learner.policy.tokenizer, lambda p, s, d: "1;2;" if s < 3 else "1;")
+    answered = loop.collector.sampler.answer(loop.collector.validation[:2], 4)
     loop.close()
     model = Says(by_text)
     rewards = TextReward(PRM, model, SourceSettings.model_validate(source())).score(answered).values
     assert len(model.asked) == 4
     assert (rewards[0] == rewards[1]).all()
     assert model.asked[0].texts == ("1;", "2;")
-    assert model.asked[0].task == side.collector.validation[0].question
+    assert model.asked[0].task == loop.collector.validation[0].question
     assert model.asked[0].outcome is None  # a judge is not told
 
 
@@ -252,7 +249,7 @@ def test_several_sources_beside_prime_and_the_outcome(estimator, tmp_path, model
         runner={"total_steps": 64},
     )  # fmt: skip
     loop = start(study)
-    assert loop.side.heads == ("verifier", "prime", "prm", "orm", "kl")
+    assert loop.learner.heads == ("verifier", "prime", "prm", "orm", "kl")
     loop.run()
     rows = [row for row in lines(study) if row["kind"] == "train"]
     assert {"return/prime", "return/prm", "return/orm", "return/verifier", "return/combined"} <= rows[0].keys()
@@ -278,8 +275,8 @@ def test_what_the_outcome_counts_beside_it(mode, extra, weights, tmp_path):
 def test_only_the_model_pays_where_it_replaces_the_outcome(tmp_path, models):
     study = sum_study(tmp_path, reward=reward(prm=source()), algorithm={"normalize_advantages": False})
     loop = start(study)
-    happened = loop.side.roll_out(loop._phase)
-    rewards = loop.side.score(happened, loop._phase)
+    happened = loop.collector.collect(loop.learner.policy)
+    rewards = {name: s.measure(happened) for name, s in loop.sources.items()}
     weights = {name: terms.weight(0.0) for name, terms in terms_of(study).items()}
     both = advise(study, happened.mask, happened.groups_B, rewards, weights)
     alone = advise(study, happened.mask, happened.groups_B, {"prm": rewards["prm"]}, {"prm": 1.0})
@@ -314,11 +311,11 @@ def test_a_model_that_fails_now_and_then(on_failure, tmp_path, models):
     study = sum_study(tmp_path, reward=reward(prm=source(on_failure=on_failure)), runner={"total_steps": 32})
     loop = start(study)
     loop.failures.max_rate = 1.0
-    before = loop.side.policy.tensors()
+    before = loop.learner.policy.tensors()
     if on_failure == "raise":
         with pytest.raises(TooManyFailuresError, match=r"'prm' failed \(late"):
             loop.run()
-        assert all(torch.equal(v, before[k]) for k, v in loop.side.policy.tensors().items())
+        assert all(torch.equal(v, before[k]) for k, v in loop.learner.policy.tensors().items())
         return
     loop.run()
     rows = lines(study, "episodes")
@@ -337,11 +334,12 @@ def test_what_a_failure_is_worth(on_failure, tmp_path, models):
     study = sum_study(tmp_path, reward=reward(prm=source("terminal", aggregation="last", on_failure=on_failure)),
                       algorithm={"normalize_advantages": False})  # fmt: skip
     loop = start(study)
-    side = loop.side
-    side.collector.sampler.engine = Scripted(side.policy.tokenizer, lambda p, s, d: ("1;", "12;", "123;", "1234;")[s])
-    answered = side.collector.sampler.answer(side.collector.validation[:1], 4)
+    loop.collector.sampler.engine = Scripted(
+        loop.learner.policy.tokenizer, lambda p, s, d: ("1;", "12;", "123;", "1234;")[s]
+    )
+    answered = loop.collector.sampler.answer(loop.collector.validation[:1], 4)
     loop.close()
-    stream = side.sources["prm"].score(answered)
+    stream = loop.sources["prm"].score(answered)
     assert stream.failed_B.tolist() == [False, True, False, True]
     mask, groups = answered.mask, answered.groups_B
     found = advise(study, mask, groups, {"prm": stream}, {"prm": 1.0}).advantages

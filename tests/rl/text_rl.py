@@ -8,8 +8,12 @@ import numpy as np
 from rl_killed import kill_at
 
 from guerdon.policies.tokens import prompt_ids
+from guerdon.rl.advantages import last_valid
+from guerdon.rl.learner import source_advantages
 from guerdon.rl.loop import Loop
+from guerdon.rl.reward_source import SourceTerms
 from guerdon.rl.run import run_folder
+from guerdon.rl.text_sources import terms_of
 from guerdon.settings.study import Study
 from guerdon.types import Failure, Rollout
 from scripted import LETTERS, SHAPE, Scripted
@@ -87,7 +91,7 @@ def start(study, *, resume=False):
 
 
 def interrupted(study, where, count, *, resume=False):
-    """Run until the method `where` of the loop or its side has begun `count` times, then stop as dead."""
+    """Run until the method `where` of the loop or one of its parts has begun `count` times, then stop as dead."""
     kill_at(start(study, resume=resume), where, count)
 
 
@@ -106,17 +110,17 @@ def result(study):
     return {str(p.relative_to(folder)): p.read_bytes() for p in [*files, *films]}
 
 
-def half_solved(side):
+def half_solved(loop):
     """Let every other response be the true solution, which a random policy never finds."""
-    tokenizer = side.policy.tokenizer
-    known = [*side.collector.sampler.stream.prompts, *side.collector.validation]
+    tokenizer = loop.learner.policy.tokenizer
+    known = [*loop.collector.sampler.stream.prompts, *loop.collector.validation]
     solutions = {prompt_ids(tokenizer, p.messages).tobytes(): p.solution for p in known}
 
     def write(prompt, sample, draw):
         return solutions[engine.seen[prompt].tobytes()] if sample % 2 else "1;2;"
 
     engine = Scripted(tokenizer, write)
-    side.collector.sampler.engine = engine
+    loop.collector.sampler.engine = engine
 
 
 def as_rollout(inputs, outcomes, groups, failures=(), log_probs=None):
@@ -141,3 +145,22 @@ def as_rollout(inputs, outcomes, groups, failures=(), log_probs=None):
         steps=len(mask),
         measured=len(mask),
     )
+
+
+def bare_rollout(mask, groups, greedy=None):
+    """A rollout of responses of which only the mask and the groups are known."""
+    last, none = last_valid(mask), np.zeros(mask.shape, dtype=np.bool_)
+    return Rollout(
+        inputs=(), log_probs=np.zeros(mask.shape, np.float32), mask=mask, terminated=last, truncated=none,
+        success=none, success_known=none, rewards=np.zeros(mask.shape, np.float32), failed=none,
+        group_ids=groups, greedy=greedy,
+    )  # fmt: skip
+
+
+def advise(study, mask, groups, rewards, weights, greedy_mask_B_T=None):
+    """Advantages of these rewards as the learner of a study computes them."""
+    known = terms_of(study)
+    terms = {name: known.get(name, SourceTerms(name, study.text_algorithm.gamma)) for name in rewards}
+    greedy = None if greedy_mask_B_T is None else bare_rollout(greedy_mask_B_T, np.arange(len(greedy_mask_B_T)))
+    happened = bare_rollout(mask, groups, greedy)
+    return source_advantages(happened, rewards, terms, weights, study.text_algorithm)

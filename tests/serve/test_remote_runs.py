@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from zlib import crc32
 
@@ -22,14 +23,14 @@ from guerdon.cli import main  # noqa: E402
 from guerdon.config import to_yaml  # noqa: E402
 from guerdon.errors import ConfigError, TooManyFailuresError  # noqa: E402
 from guerdon.rl import checkpoint as ckpt  # noqa: E402
-from guerdon.rl import control_side, text_sources  # noqa: E402
+from guerdon.rl import learner, text_sources  # noqa: E402
 from guerdon.rl.run import run_folder  # noqa: E402
 from guerdon.types import Failure, RewardInfo, Score  # noqa: E402
 
 torch.set_num_threads(1)
 
 
-NO_TEXT = "there is nothing to judge in a step or response without text"
+NO_TEXT = "a step or response without text cannot be scored"
 
 
 def one_in_ten(values):
@@ -92,25 +93,25 @@ def test_a_run_with_a_remote_model_is_the_run_with_the_local_one_whatever_the_ne
 def test_failed_items_are_those_of_the_local_model_and_carry_no_gradient(tmp_path, monkeypatch):
     checked = []
 
-    real = control_side.ControlSide._advantages
+    real = learner.source_advantages
 
-    def watched(side, rollout, scales):
-        found = real(side, rollout, scales)
-        failed = rollout.failed["rm"]
-        assert (rollout.rewards["rm"][failed] == 0).all()
-        loud = {**rollout.rewards, "rm": np.where(failed, np.float32(1e6), rollout.rewards["rm"])}
-        other = real(side, type(rollout)(**{**vars(rollout), "rewards": loud}), scales)
+    def watched(rollout, rewards, *args, **given):
+        found = real(rollout, rewards, *args, **given)
+        own = rewards["rm"]
+        assert (own.values[own.failed] == 0).all()
+        loud = {**rewards, "rm": replace(own, values=np.where(own.failed, np.float32(1e6), own.values))}
+        other = real(rollout, loud, *args, **given)
         np.testing.assert_array_equal(found.advantages, other.advantages)
         known = found.known["rm"]
         np.testing.assert_array_equal(found.value_targets["rm"][known], other.value_targets["rm"][known])
-        assert not known[failed].any()
-        checked.append(int(failed.sum()))
+        assert not known[own.failed].any()
+        checked.append(int(own.failed.sum()))
         return found
 
     given = {"score_every": 1, "max_failure_rate": 0.6, "combine_mode": "add"}
     local = clock_study(tmp_path, name="local", reward=source(LOCAL, **given))
     start(local, reader=Worth(one_in_ten)).run()
-    monkeypatch.setattr(control_side.ControlSide, "_advantages", watched)
+    monkeypatch.setattr(learner, "source_advantages", watched)
     with chaos_server(mute=one_in_ten, modality="image") as server:
         study = clock_study(tmp_path, name="remote", reward=source(remote(server), **given))
         start(study, reader="own").run()
@@ -222,7 +223,7 @@ def test_groups_of_episodes_are_judged_in_one_request(tmp_path):
     reward = source(LOCAL, **EPISODE)
     study = clock_study(tmp_path, env={"num_envs": 4}, algorithm=grpo, reward=reward)
     loop = start(study, reader=(reader := Whole()))
-    loop._iterate()
+    loop.iterate()
     assert reader.calls == [4]
     loop.close()
 

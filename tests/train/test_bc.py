@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from guerdon.rl.start import start_from_policy
 
 from corridor import ID
 from guerdon.collect.collect import collect
@@ -13,7 +14,6 @@ from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError, DataError, NonFiniteError
 from guerdon.policies.control import build_policy, load_policy
 from guerdon.policies.experts import ScriptedExpert
-from guerdon.rl.start import start_from_policy
 from guerdon.settings.study import Study
 from guerdon.train.bc import SMALLEST_STD, gather_pairs, residual_std, split_pairs, train_bc
 from guerdon.types import Episode

@@ -95,12 +95,15 @@ class ControlCollector:
             self.settings, world.observation_shape, world.action_space, sources=self.heads, seed=self.seed
         )
 
-    def collect(self, policy: ControlPolicy | Weights, *, version: int = 0) -> Rollout[StateInputs]:
+    def collect(
+        self, policy: ControlPolicy | Weights, *, version: int = 0, warm_up: bool = False
+    ) -> Rollout[StateInputs]:
         """Act for `rollout_steps` steps, or for one episode of every copy of a group.
 
         Args:
             policy: what acts; a policy is used as it is, weights (`ControlPolicy.tensors`) are loaded.
             version: of the weights, kept with the rollout.
+            warm_up: only reward models learn from it; a rollout like any other.
         """
         policy = self._loaded(policy)
         seconds: dict[str, float] = {}

@@ -33,6 +33,7 @@ from guerdon.policies.tokens import (
     prompt_ids,
     prompt_lengths,
     response_texts,
+    split_steps,
     token_ends,
 )
 from guerdon.settings.data import DataSettings
@@ -40,9 +41,11 @@ from guerdon.settings.text_policy import GenerationSettings, TextPolicySettings
 from guerdon.types import BoolArray, Failure, IntArray, Metrics, Rollout
 from guerdon.worlds.prompt_files import load_prompts
 from guerdon.worlds.prompts import Prompt, PromptStream, insert_system_prompt
+from guerdon.worlds.reasoning import family_of, is_generated
 from guerdon.worlds.verifier import Verifier, outcome, verifier_from
 
 MOST_DRAWS = 50  # of prompts for one rollout, before the filter is declared too narrow
+DEFAULT_SEPARATOR = "\n"
 COLUMNS = ("log_probs", "terminated", "truncated", "success", "success_known", "rewards", "failed")
 
 Weights = Mapping[str, Tensor | np.ndarray]
@@ -82,6 +85,16 @@ class Responses:
             tuple(self.texts[i] for i in rows),
             self.tokenizer,
         )
+
+
+def generated(responses: Responses) -> bool:
+    """Whether the truth of every step is known."""
+    return bool(responses.prompts) and is_generated(responses.prompts[0])
+
+
+def separator_of(responses: Responses) -> str:
+    """What ends a step: the task's own separator, or a new line."""
+    return family_of(responses.prompts[0]).separator if generated(responses) else DEFAULT_SEPARATOR
 
 
 TextRollout = Rollout[Responses]
@@ -370,9 +383,10 @@ class TextCollector:
                     measured=rollout.measured + greedy.measured,
                     failures=(*rollout.failures, *((-1, step, why) for _, step, why in greedy.failures)),
                 )
-        return replace(rollout, fresh=True, version=version, seconds=seconds)
+        metrics = {**rollout.metrics, **_response_metrics(rollout.inputs)}
+        return replace(rollout, fresh=True, version=version, seconds=seconds, metrics=metrics)
 
-    def evaluate(self, policy: TextPolicy | Weights, *, episodes: int) -> dict[str, float]:
+    def evaluate(self, policy: TextPolicy | Weights, *, episodes: int, step: int = 0) -> dict[str, float]:
         """Greedy answers to validation prompts, verified.
 
         Returns:
@@ -481,4 +495,17 @@ def _shares(parts: Sequence[TextRollout], kept: Sequence[BoolArray]) -> Metrics:
         "accuracy_before_filter": accuracy([np.ones_like(rows) for rows in kept]),
         "accuracy_after_filter": accuracy(kept),
         "truncated": float((~finished).sum()) / len(finished),
+    }
+
+
+def _response_metrics(responses: Responses) -> Metrics:
+    """Mean length in tokens, mean number of steps, separators per token: early signs of a reward that is hacked."""
+    tokens = int(responses.batch.mask_B_T.sum())
+    if not tokens:
+        return {"response_length": None, "steps": None, "separator_rate": None}
+    separator = separator_of(responses)
+    return {
+        "response_length": tokens / len(responses),
+        "steps": float(np.mean([len(split_steps(text, separator)) for text in responses.texts])),
+        "separator_rate": sum(text.count(separator) for text in responses.texts) / tokens,
     }

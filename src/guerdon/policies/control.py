@@ -24,7 +24,7 @@ from guerdon.atomic import write_bytes, write_json
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.finite import load_weights, refuse_to_write
 from guerdon.settings.policy import CNNPolicySettings, MLPPolicySettings
-from guerdon.types import Evaluated, IntArray
+from guerdon.types import BoolArray, Evaluated, IntArray
 
 _ACTIVATION, _ACTIVATIONS = "activation", ("tanh", "relu")
 _CLIP = 10.0  # normalised observations beyond ten standard deviations are cut off
@@ -221,10 +221,15 @@ class ControlPolicy(nn.Module):
         value: Tensor = self.vf(x)
         return value
 
-    def inputs(self, observations: np.ndarray, actions: np.ndarray) -> StateInputs:
-        """(..., observation) and (..., A) as N rows for `evaluate`."""
-        flat = observations.reshape(-1, *self.observation_shape)
-        return StateInputs(self.prepare(flat), torch.from_numpy(actions.reshape(len(flat), -1)))
+    def prepared(self, inputs: StateInputs) -> StateInputs:
+        """The steps of a rollout with observations as the networks take them."""
+        return StateInputs(self.prepare(inputs.observations.numpy()), inputs.actions)
+
+    def observe(self, inputs: StateInputs, mask_B_T: BoolArray) -> None:
+        """Update the running statistics of observations and make them the ones in use."""
+        if self.normalizer is not None:
+            self.normalizer.update(inputs.observations.numpy()[mask_B_T.reshape(-1)])
+            self.refresh_normalizer()
 
     def evaluate(self, inputs: StateInputs, *, entropy: bool = False) -> Evaluated:
         """Log-probabilities (N, 1), values (N, 1, H), and the entropy, which is the same at every step."""
@@ -233,6 +238,11 @@ class ControlPolicy(nn.Module):
             self.entropy() if entropy else None,
             None if self.vf is None else self.value(inputs.observations)[:, None],
         )
+
+    @torch.no_grad()
+    def evaluate_all(self, inputs: StateInputs, *, micro: int) -> Evaluated:
+        """`evaluate` without gradients, all steps at once: control policies are small."""
+        return self.evaluate(inputs)
 
     def actor(self) -> Actor | PixelActor:
         """A copy to act with; it does not follow later updates."""

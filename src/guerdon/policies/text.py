@@ -11,7 +11,7 @@ reference).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,10 +24,19 @@ from guerdon.policies.prompt_sharing import lay_out_shared
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.tokens import TokenBatch, pad_id
 from guerdon.settings.text_policy import LoraSettings
-from guerdon.types import Evaluated
+from guerdon.types import BoolArray, Evaluated, PolicyInputs
 
 LOGITS_AT_ONCE = 2**24
 _VALUE = "value_head."
+
+
+class WithTokens(PolicyInputs, Protocol):
+    """What a rollout of text holds: at least the tokens."""
+
+    @property
+    def batch(self) -> TokenBatch:
+        """Prompts and responses."""
+        ...
 
 
 class TextPolicy:
@@ -86,6 +95,13 @@ class TextPolicy:
         """Where the weights are."""
         return self.base.device
 
+    def prepared(self, inputs: WithTokens) -> TokenBatch:
+        """The tokens of a rollout's responses."""
+        return inputs.batch
+
+    def observe(self, inputs: WithTokens, mask_B_T: BoolArray) -> None:
+        """Nothing: a language model keeps no statistics."""
+
     def evaluate(self, inputs: TokenBatch, *, entropy: bool = False, temperature: float | None = None) -> Evaluated:
         """Log-probabilities of the responses, with gradients unless the caller switched them off.
 
@@ -126,14 +142,14 @@ class TextPolicy:
         return Evaluated(log_probs_B_T, spread(entropy_M), values_B_T_K)
 
     @torch.no_grad()
-    def evaluate_all(self, batch: TokenBatch, *, micro: int, temperature: float | None = None) -> Evaluated:
+    def evaluate_all(self, inputs: TokenBatch, *, micro: int, temperature: float | None = None) -> Evaluated:
         """`evaluate` without gradients, `micro` responses at a time; the result is on the CPU."""
-        log_probs, values = torch.zeros(batch.mask_B_T.shape), None
+        log_probs, values = torch.zeros(inputs.mask_B_T.shape), None
         if self.value_head is not None:
-            values = torch.zeros(*batch.mask_B_T.shape, self.value_head.out_features)
-        for start in range(0, len(batch), micro):
-            rows = np.arange(start, min(start + micro, len(batch)))
-            part = batch.take(rows)
+            values = torch.zeros(*inputs.mask_B_T.shape, self.value_head.out_features)
+        for start in range(0, len(inputs), micro):
+            rows = np.arange(start, min(start + micro, len(inputs)))
+            part = inputs.take(rows)
             found, width = self.evaluate(part, temperature=temperature), part.mask_B_T.shape[1]
             log_probs[rows, :width] = found.log_probs.cpu()
             if values is not None and found.values is not None:
@@ -163,13 +179,18 @@ class TextPolicy:
         return {name: p.detach().cpu().clone() for name, p in self.named_parameters().items()}
 
     @torch.no_grad()
-    def load_tensors(self, state: dict[str, Tensor]) -> None:
+    def load_tensors(self, state: dict[str, Tensor], *, critic: bool = True) -> None:
         """Return to stored tensors.
+
+        Args:
+            state: from `tensors`.
+            critic: False leaves the value heads as they are, for a start from another reward's policy.
 
         Raises:
             CheckpointError: names or shapes do not fit.
         """
-        own = self.named_parameters()
+        own = {n: p for n, p in self.named_parameters().items() if critic or not n.startswith(_VALUE)}
+        state = {n: t for n, t in state.items() if critic or not n.startswith(_VALUE)}
         wrong = sorted(own.keys() ^ state.keys())
         wrong += [n for n in own if n in state and state[n].shape != own[n].shape]
         if wrong:

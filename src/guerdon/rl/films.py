@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from guerdon.atomic import write_bytes, write_json
-from guerdon.collect.text import TextRollout
+from guerdon.collect.text import TextRollout, generated
 from guerdon.episodes.targets import outcome_of
 from guerdon.rl.control_sources import ControlReward
-from guerdon.rl.text_steps import generated, true_steps
+from guerdon.rl.text_steps import true_steps
 from guerdon.types import Episode, FloatArray, Rewards, Segment
 
 

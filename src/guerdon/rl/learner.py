@@ -1,478 +1,263 @@
-"""The policy update, one for all policies: gradient steps on a rollout with advantages.
+"""The learner, one for all policies: what a rollout and its rewards do to a policy.
 
-Rows are what a gradient step is made of: the steps of a control policy (K = 1 decision each), the responses of a
-language model (K tokens), the chunks of a policy with action tokens. Losses of micro-batches add up to exactly the
-loss of the gradient step they belong to.
-
-    batch = make_batch(inputs, rollout.mask, advantages, old=rollout.log_probs, values=rollout.values)
-    metrics = update_policy(policy, FlatAdam(policy, 1e-3), batch, settings, rng, learning_rate=1e-3)
+learner = Learner(policy, FlatAdam(policy, 1e-3), settings, seed=0, heads=("env",))
+rollout = collector.collect(learner.policy)
+metrics = learner.update(rollout, rewards, terms, progress=0.1)
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
-from typing import Generic, Protocol
+from collections.abc import Mapping
+from typing import Any, Generic
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from guerdon.errors import CheckpointError
-from guerdon.finite import SkippedSteps
-from guerdon.policies.text import TextPolicy
-from guerdon.policies.tokens import TokenBatch
-from guerdon.rl import losses
+from guerdon.generators import LEARNING, generator
+from guerdon.rl import checkpoint as ckpt
+from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, paid_means
+from guerdon.rl.episode_stats import RewardScaler
+from guerdon.rl.optimizers import Optimizer
+from guerdon.rl.reward_source import SourceTerms
+from guerdon.rl.update import make_batch, scheduled, steps_per_update, update_policy
 from guerdon.settings.policy import AlgorithmSettings
 from guerdon.settings.text_algorithm import TextAlgorithmSettings
-from guerdon.types import Advantages, BoolArray, Evaluated, FloatArray, Inputs, Metrics, Policy
+from guerdon.types import (
+    Advantages,
+    BoolArray,
+    Collected,
+    FloatArray,
+    Inputs,
+    Metrics,
+    Policy,
+    Rewards,
+    Rollout,
+)
+
+KL = "kl"  # the KL from the reference as a source of reward
+_MICRO = 1024  # rows that are evaluated together where nothing says how many
 
 
-class Optimizer(Protocol):
-    """Adam on what a policy trains, with gradient clipping.
-
-    Attributes:
-        skipped: counts the steps in a row that were not finite.
-    """
-
-    skipped: SkippedSteps
-
-    def zero_grad(self) -> None:
-        """Set gradients to zero."""
-        ...
-
-    def step(self, loss: float, max_norm: float, learning_rate: float | None = None) -> float | None:
-        """Clip gradients to a norm and step; the norm before clipping, None where a step is skipped as not finite.
-
-        Args:
-            loss: that the gradients are of.
-            max_norm: of all gradients together.
-            learning_rate: from now on; None: as it is.
-
-        Raises:
-            NonFiniteError: too many in a row were skipped.
-        """
-        ...
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Moments and step counts, for a checkpoint."""
-        ...
-
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Return to stored moments."""
-        ...
-
-
-class FlatAdam:
-    """Adam (Kingma & Ba 2015, 1412.6980) on all parameters of a small module as one tensor.
-
-    The module's parameters become windows into `flat`; gradients are gathered into `flat.grad`, so that clipping and
-    Adam are a handful of operations instead of one per layer.
-    """
-
-    def __init__(self, module: nn.Module, learning_rate: float, *, eps: float = 1e-5) -> None:
-        self._parameters = [p for p in module.parameters() if p.requires_grad]
-        size = sum(p.numel() for p in self._parameters)
-        self.flat = torch.empty(size)
-        self.flat.grad = torch.zeros(size)
-        offset = 0
-        for p in self._parameters:
-            window = self.flat[offset : offset + p.numel()].view_as(p)
-            window.copy_(p.detach())
-            p.data = window
-            p.grad = self.flat.grad[offset : offset + p.numel()].view_as(p)
-            offset += p.numel()
-        self.optimizer = torch.optim.Adam([self.flat], lr=learning_rate, eps=eps, fused=True)
-        self.skipped = SkippedSteps("the policy", "algorithm.learning_rate")
-
-    def zero_grad(self) -> None:
-        """Set gradients to zero, in place."""
-        assert self.flat.grad is not None
-        self.flat.grad.zero_()
-
-    def step(self, loss: float, max_norm: float, learning_rate: float | None = None) -> float | None:
-        """See `Optimizer`."""
-        grad = self.flat.grad
-        assert grad is not None
-        norm = float(torch.linalg.vector_norm(grad))
-        if not self.skipped.takes(loss, norm):
-            return None
-        if norm > max_norm:
-            grad.mul_(max_norm / (norm + 1e-6))
-        if learning_rate is not None:
-            self.optimizer.param_groups[0]["lr"] = learning_rate
-        self.optimizer.step()
-        return norm
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Adam's moments and step count."""
-        state = self.optimizer.state_dict()["state"]
-        return {k: torch.as_tensor(v).clone() for k, v in state[0].items()} if state else {}
-
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Return to stored moments.
-
-        Raises:
-            CheckpointError: they are of another policy.
-        """
-        if not tensors:
-            return
-        if tensors["exp_avg"].numel() != self.flat.numel():
-            raise CheckpointError(
-                f"the optimiser state is for {tensors['exp_avg'].numel()} parameters, "
-                f"this policy has {self.flat.numel()}"
-            )
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict(
-            {"state": {0: {k: v.clone() for k, v in tensors.items()}}, "param_groups": groups}
-        )
-
-
-class AdamW:
-    """AdamW (Loshchilov & Hutter 2019, 1711.05101) on the tensors that a large policy trains, each by itself.
+class Learner(Generic[Collected, Inputs]):
+    """The policy, its optimiser, and what else changes when it learns.
 
     Args:
-        parameters: what is trained.
-        learning_rate: until `step` sets another.
-        betas: decay of the moments.
-        weight_decay: per step, times the learning rate.
-        what: what is trained, in words.
-        key: the setting to change where training diverges.
+        policy: what is trained.
+        optimizer: of its parameters.
+        settings: the `algorithm` section.
+        seed: of the run; decides the order of mini-batches.
+        heads: names of the streams of reward, in the order of the policy's value heads.
+        reference: what the KL is measured from; None without a KL.
+        store_reference: keep its weights in checkpoints, because they are found nowhere else.
+        max_length: the length limit of a response (`loss_agg: constant`).
+        scaler: divides rewards by the spread of their returns; None: as they are.
     """
 
     def __init__(
         self,
-        parameters: list[nn.Parameter],
-        learning_rate: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        weight_decay: float = 0.0,
+        policy: Policy[Collected, Inputs],
+        optimizer: Optimizer,
+        settings: AlgorithmSettings | TextAlgorithmSettings,
         *,
-        what: str = "the policy",
-        key: str = "algorithm.learning_rate",
+        seed: int,
+        heads: tuple[str, ...],
+        reference: Policy[Collected, Inputs] | None = None,
+        store_reference: bool = False,
+        max_length: int | None = None,
+        scaler: RewardScaler | None = None,
     ) -> None:
-        self.optimizer = torch.optim.AdamW(
-            parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=True
+        self.policy, self.optimizer, self.settings, self.heads = policy, optimizer, settings, heads
+        self.reference, self.store_reference = reference, store_reference and reference is not None
+        self.max_length, self.scaler = max_length, scaler
+        self.rng = generator(seed, LEARNING)
+        self.version = 0  # updates so far
+        self.source_weights: dict[str, float] = {}  # of the last update, without that of the KL
+
+    @property
+    def kl_in_reward(self) -> bool:
+        """Whether the KL from the reference is a stream of reward."""
+        return self.reference is not None and self.settings.kl_in == "reward"
+
+    def update(
+        self,
+        rollout: Rollout[Collected],
+        rewards: Mapping[str, Rewards],
+        terms: Mapping[str, SourceTerms],
+        *,
+        progress: float,
+    ) -> Metrics:
+        """Advantages of every source, and gradient steps on the policy.
+
+        Args:
+            rollout: what happened.
+            rewards: source to its rewards.
+            terms: source to how it counts.
+            progress: share of the run that is over.
+        """
+        settings = self.settings
+        ref = None if self.reference is None else self._reference_log_probs(rollout)
+        if self.kl_in_reward:
+            assert ref is not None
+            rewards = {**rewards, KL: self._kl(rollout, ref)}
+            terms = {**terms, KL: SourceTerms(KL, settings.gamma, settings.kl_coef)}
+        weights = {name: one.weight(progress) for name, one in terms.items()}
+        self.source_weights = {name: weight for name, weight in weights.items() if name != KL}
+        scales = None if self.scaler is None else self.scaler.update(rollout, rewards)
+        found = source_advantages(rollout, rewards, terms, weights, settings, scales=scales)
+        several = steps_per_update(settings, len(rollout.inputs)) > 1
+        sampled = rollout.log_probs if rollout.sampled_log_probs is None and not several else rollout.sampled_log_probs
+        batch = make_batch(
+            self.policy.prepared(rollout.inputs),
+            rollout.mask,
+            found,
+            old=rollout.log_probs if several else None,
+            ref=None if self.kl_in_reward else ref,
+            behaviour=sampled,
+            values={name: rollout.values[name] for name in self.heads} if rollout.values else None,
         )
-        self.skipped = SkippedSteps(what, key)
+        rate = scheduled(settings.learning_rate, settings.lr_schedule, progress)
+        learned = update_policy(
+            self.policy, self.optimizer, batch, settings, self.rng, learning_rate=rate, max_length=self.max_length
+        )
+        self.policy.observe(rollout.inputs, rollout.mask)
+        self.version += 1
+        facts: Metrics = {f"silent_groups/{k}": float(v) for k, v in found.silent_groups.items()}
+        facts |= {f"flat_groups/{k}": float(v) for k, v in found.flat_groups.items()}
+        facts |= {f"reward_weight/{name}": weight for name, weight in self.source_weights.items()}
+        if self.kl_in_reward:
+            facts["kl"] = -float(rewards[KL].values.sum()) / max(int(rollout.mask.sum()), 1)
+        return {**learned, **facts, "learning_rate": rate}
 
-    def zero_grad(self) -> None:
-        """Drop gradients."""
-        self.optimizer.zero_grad(set_to_none=True)
+    def _kl(self, rollout: Rollout[Collected], ref_B_T: FloatArray) -> Rewards:
+        """The KL from the reference as a reward: -(log pi - log ref) of each step (k1, unbiased)."""
+        values = np.where(rollout.mask, ref_B_T - rollout.log_probs, np.float32(0)).astype(np.float32)
+        greedy = None
+        if rollout.greedy is not None:
+            greedy = self._kl(rollout.greedy, self._reference_log_probs(rollout.greedy))
+        return Rewards(values, np.zeros(rollout.mask.shape, dtype=np.bool_), greedy=greedy)
 
-    def step(self, loss: float, max_norm: float, learning_rate: float | None = None) -> float | None:
-        """See `Optimizer`."""
-        if learning_rate is not None:
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate
-        return self.skipped.clipped_step(self.optimizer, loss, max_norm)
+    def _reference_log_probs(self, rollout: Rollout[Collected]) -> FloatArray:
+        """(B, T) of the policy that the KL is measured from."""
+        assert self.reference is not None
+        micro = self.settings.micro_batch_size or self.settings.minibatch_size or _MICRO
+        found = self.reference.evaluate_all(self.reference.prepared(rollout.inputs), micro=micro)
+        return found.log_probs.numpy().reshape(rollout.mask.shape)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The state as named tensors: `adam.<parameter>.<slot>`."""
-        state = self.optimizer.state_dict()["state"]
-        return {
-            f"adam.{i}.{k}": torch.as_tensor(v).cpu().clone() for i, slots in state.items() for k, v in slots.items()
-        }
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and JSON-able values of everything that decides the next update."""
+        tensors = {f"policy.{k}": v for k, v in self.policy.tensors().items()}
+        tensors |= {f"optimizer.{k}": v for k, v in self.optimizer.tensors().items()}
+        if self.store_reference:
+            assert self.reference is not None
+            tensors |= {f"kl_start.{k}": v for k, v in self.reference.tensors().items()}
+        tensors["rng.cpu"] = torch.get_rng_state()  # dropout draws from it
+        if torch.cuda.is_available():
+            tensors["rng.cuda"] = torch.cuda.get_rng_state()
+        values = {"sources": list(self.heads), "rng": self.rng.bit_generator.state, "version": self.version}
+        return tensors, values | ({} if self.scaler is None else {"scaler": self.scaler.state_dict()})
 
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Return to what `tensors` gave; names that are not of Adam are passed over."""
-        state: dict[int, dict[str, Tensor]] = {}
-        for name, value in tensors.items():
-            if name.startswith("adam."):
-                _, index, slot = name.split(".", 2)
-                state.setdefault(int(index), {})[slot] = value.clone()
-        self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})
+    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Return to a stored state.
+
+        Raises:
+            CheckpointError: it does not fit, or lacks what the run started from.
+        """
+        if self.store_reference:
+            start = ckpt.under("kl_start", tensors)
+            if not start:
+                raise CheckpointError(
+                    "this checkpoint does not hold the policy that its run started from (runner.resume_dir), from "
+                    "which algorithm.kl_coef measures: start the run anew in another folder"
+                )
+            assert self.reference is not None
+            self.reference.load_tensors(start)
+        self.policy.load_tensors(ckpt.under("policy", tensors))
+        self.optimizer.load_tensors(ckpt.under("optimizer", tensors))
+        self.rng.bit_generator.state = values["rng"]
+        self.version = int(values["version"])
+        if self.scaler is not None:
+            self.scaler.load_state_dict(values["scaler"])
+        torch.set_rng_state(tensors["rng.cpu"])
+        if torch.cuda.is_available() and "rng.cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["rng.cuda"])
+
+    def start_from(self, tensors: dict[str, Tensor], sources: list[str]) -> str:
+        """Second stage: take over the policy and its optimiser from the checkpoint of another run.
+
+        Where the sources of reward differ from the first stage's, the critic and the optimiser start fresh: their
+        numbers are about another reward.
+
+        Returns:
+            What was taken over, in words.
+
+        Raises:
+            CheckpointError: the policy does not fit.
+        """
+        same = tuple(sources) == self.heads
+        self.policy.load_tensors(ckpt.under("policy", tensors), critic=same)
+        if same:
+            self.optimizer.load_tensors(ckpt.under("optimizer", tensors))
+            return "policy and optimiser"
+        return (
+            "policy; the critic and the optimiser start fresh, because the sources of reward changed from "
+            f"{', '.join(sources) or 'none'} to {', '.join(self.heads) or 'none'}"
+        )
 
 
-@dataclass(frozen=True, eq=False)
-class Batch(Generic[Inputs]):
-    """A rollout with advantages, ready for gradient steps: R rows of K decisions, H value heads.
-
-    Attributes:
-        inputs: R rows, for `Policy.evaluate`.
-        mask: (R, K) float32, 1 where there is a decision.
-        advantages: (R, K) float32, 0 where masked.
-        old_log_probs: (R, K) of the policy that acted, as training computes them; None where one gradient step takes
-            the whole batch, so that the policy that is trained is the one that acted.
-        ref_log_probs: (R, K) of the KL's reference; None without a KL in the loss.
-        behaviour: (R, K) log-probabilities as they were sampled, to measure how far training is from them.
-        values: (R, K, H) before the update, for clipping its change.
-        returns: (R, K, H) targets of the value heads; None without a critic.
-        value_mask: (R, K, H) float32, 0 where a target is missing.
-    """
-
-    inputs: Inputs
-    mask: Tensor
-    advantages: Tensor
-    old_log_probs: Tensor | None = None
-    ref_log_probs: Tensor | None = None
-    behaviour: Tensor | None = None
-    values: Tensor | None = None
-    returns: Tensor | None = None
-    value_mask: Tensor | None = None
-
-    def columns(self) -> dict[str, Tensor]:
-        """The tensors that are there, by name."""
-        return {f.name: t for f in fields(self) if isinstance(t := getattr(self, f.name), Tensor)}
-
-
-def make_batch(
-    inputs: Inputs,
-    mask_B_T: BoolArray,
-    found: Advantages,
+def source_advantages(
+    rollout: Rollout[Collected],
+    rewards: Mapping[str, Rewards],
+    terms: Mapping[str, SourceTerms],
+    weights: Mapping[str, float],
+    settings: AlgorithmSettings | TextAlgorithmSettings,
     *,
-    old: FloatArray | None = None,
-    ref: FloatArray | None = None,
-    behaviour: FloatArray | None = None,
-    values: Mapping[str, FloatArray] | None = None,
-) -> Batch[Inputs]:
-    """A rollout with its advantages as rows of decisions: as many as the inputs have.
+    scales: Mapping[str, float] | None = None,
+) -> Advantages:
+    """Advantages of every source that has terms, added with their weights.
+
+    A failed measurement is left out of its source, or paid 0 where `on_failure` is neutral.
 
     Args:
-        inputs: of the policy.
-        mask_B_T: where there is a decision.
-        found: advantages and value targets; value heads are in the order of `values`.
-        old, ref, behaviour: (B, T), see `Batch`.
-        values: source to (B, T) values before the update, where there is a critic.
+        rollout: what happened.
+        rewards: source to its rewards.
+        terms: source to its discount and its failure policy.
+        weights: source to its weight.
+        settings: the estimator.
+        scales: source to what its rewards are divided by.
     """
-    rows = len(inputs)
-
-    def column(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)).reshape(rows, -1 if array.size else 0)
-
-    def heads(arrays: Mapping[str, np.ndarray]) -> Tensor | None:
-        return torch.stack([column(arrays[name]) for name in values], dim=-1) if values else None
-
-    return Batch(
-        inputs,
-        column(mask_B_T),
-        column(found.advantages),
-        None if old is None else column(old),
-        None if ref is None else column(ref),
-        None if behaviour is None else column(behaviour),
-        heads(values or {}),
-        heads(found.value_targets),
-        heads(found.known),
+    sources: dict[str, SourceRewards] = {}
+    for name in terms:
+        own, neutral = rewards[name], terms[name].on_failure == "neutral"
+        greedy, greedy_failed = _greedy(own.greedy, rollout)
+        sources[name] = SourceRewards(
+            own.values / np.float32((scales or {}).get(name, 1.0)),
+            gamma=terms[name].gamma,
+            weight=weights[name],
+            paid_B_T=own.paid,
+            failed_B_T=None if neutral else own.failed,
+            credit=settings.reward_credit,
+            standardize=settings.standardize and name != KL,
+            greedy_B=greedy,
+            greedy_failed_B=None if neutral else greedy_failed,
+            values_B_T=rollout.values.get(name),
+            next_values_B_T=rollout.next_values.get(name),
+        )
+    return estimate_advantages(
+        sources,
+        Steps(rollout.mask, rollout.terminated, rollout.truncated, rollout.group_ids),
+        estimator=settings.adv_estimator,
+        form=settings.rloo_form,
+        whitened=settings.whiten_batch,
+        lam=settings.gae_lambda,
     )
 
 
-class _Sums(dict[str, float]):
-    """Sums by name."""
-
-    def add(self, numbers: Mapping[str, float]) -> None:
-        for name, value in numbers.items():
-            self[name] = self.get(name, 0.0) + value
-
-
-def update_policy(
-    policy: Policy[Inputs],
-    optimizer: Optimizer,
-    batch: Batch[Inputs],
-    settings: AlgorithmSettings | TextAlgorithmSettings,
-    rng: np.random.Generator,
-    *,
-    learning_rate: float,
-    max_length: int | None = None,
-) -> Metrics:
-    """Passes over a batch, a gradient step per mini-batch, stopped early where the policy moved beyond `target_kl`.
-
-    Args:
-        policy: what is trained; with value heads where the batch has returns.
-        optimizer: of its parameters.
-        batch: what to learn from.
-        settings: loss, aggregation, sizes.
-        rng: the order of rows, where an epoch has more than one mini-batch.
-        learning_rate: for every step.
-        max_length: the length limit of a response (`loss_agg: constant`).
-
-    Returns:
-        Means over the gradient steps that were taken, None where there was none; `rollout_gap_*`: how far the acting
-        policy's log-probabilities are from those that were sampled with; the counts `updates` and `skipped_updates`
-        (losses or gradients that were not finite).
-
-    Raises:
-        NonFiniteError: too many in a row were not.
-    """
-    total, largest_gap, taken, skipped = _Sums(), 0.0, 0, 0
-    names = _metric_names(batch)
-    for rows, part in _mini_batches(batch, settings, rng):
-        optimizer.zero_grad()
-        weights, divisor = _aggregation(part["mask"], settings, max_length)
-        value_count = part["value_mask"].sum((0, 1)).clamp_min(1.0) if "value_mask" in part else None
-        count = part["mask"].sum().clamp_min(1.0)
-        facts = _Sums()
-        for here in _chunks(len(rows), settings.micro_batch_size):
-            columns = {name: column[here] for name, column in part.items()} | {"weights": weights[here]}
-            inputs = batch.inputs.take(rows[here])
-            loss, numbers, gap = _loss(policy, inputs, columns, divisor, count, value_count, settings)
-            loss.backward()  # type: ignore[no-untyped-call]
-            facts.add(numbers)
-            largest_gap = max(largest_gap, gap)
-        if settings.target_kl is not None and facts["approx_kl"] > 1.5 * settings.target_kl:
-            break
-        norm = optimizer.step(
-            facts["policy_loss"] + facts.get("value_loss", 0.0), settings.max_grad_norm, learning_rate
-        )
-        if norm is None:
-            skipped += 1
-            continue
-        taken += 1
-        total.add({**facts, "grad_norm": norm})
-    metrics: Metrics = {name: total[name] / taken if taken else None for name in names}
-    if batch.behaviour is not None:
-        metrics["rollout_gap_max"] = largest_gap
-    return metrics | {"updates": taken, "skipped_updates": skipped}
-
-
-def _metric_names(batch: Batch[Inputs]) -> list[str]:
-    names = ["policy_loss", "grad_norm", "entropy", "clip_fraction", "approx_kl"]
-    names += ["value_loss"] if batch.returns is not None else []
-    names += ["kl"] if batch.ref_log_probs is not None else []
-    return names + (["rollout_gap_mean"] if batch.behaviour is not None else [])
-
-
-def _mini_batches(
-    batch: Batch[Inputs], settings: AlgorithmSettings | TextAlgorithmSettings, rng: np.random.Generator
-) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
-    """Rows and columns of each gradient step; in their own order where one step takes them all.
-
-    Columns are put in order once per epoch, which is cheaper than picking from each for every part; inputs, which may
-    be pictures, are picked part by part.
-    """
-    n = len(batch.inputs)
-    size = settings.minibatch_size or n
-    for _ in range(settings.num_epochs):
-        order = np.arange(n) if size >= n else rng.permutation(n)
-        index = torch.from_numpy(order)
-        ordered = {name: column.index_select(0, index) for name, column in batch.columns().items()}
-        for here in _chunks(n, size):
-            yield order[here], {name: column[here] for name, column in ordered.items()}
-
-
-def _chunks(n: int, size: int | None) -> Iterator[slice]:
-    """Parts of at most `size` rows; None: all."""
-    for start in range(0, n, size or max(n, 1)):
-        yield slice(start, min(start + (size or n), n))
-
-
-def _aggregation(
-    mask: Tensor, settings: AlgorithmSettings | TextAlgorithmSettings, max_length: int | None
-) -> tuple[Tensor, Tensor | float]:
-    """Weights of the decisions of a gradient step, and what their weighted sum is divided by."""
-    if settings.loss_agg == "token":
-        return mask, mask.sum().clamp_min(1.0)
-    return losses.aggregation_weights(mask, settings.loss_agg, max_length=max_length), 1.0
-
-
-def _loss(
-    policy: Policy[Inputs],
-    inputs: Inputs,
-    columns: Mapping[str, Tensor],
-    divisor: Tensor | float,
-    count: Tensor,
-    value_count: Tensor | None,
-    settings: AlgorithmSettings | TextAlgorithmSettings,
-) -> tuple[Tensor, dict[str, float], float]:
-    """These rows' part of a gradient step's loss, its parts as plain numbers, and the largest gap to the sampler."""
-    found = policy.evaluate(inputs, entropy=True)
-    new = found.log_probs
-    here = {name: column[:, : new.shape[1]].to(new.device) for name, column in columns.items()}
-    mask, weights = here["mask"], here["weights"]
-    old = here.get("old_log_probs", new.detach())
-    advantages = here["advantages"]
-    if settings.normalize_minibatches:
-        advantages = _standardise(advantages, mask)
-
-    def share(values: Tensor) -> float:
-        return float((values.detach() * mask).sum() / count)
-
-    terms, outside = _policy_terms(new, old, advantages, mask, settings)
-    policy_loss = (terms * weights).sum() / divisor
-    numbers = {
-        "policy_loss": float(policy_loss.detach()),
-        "clip_fraction": share(outside),
-        "approx_kl": share(losses.old_kl_terms(new, old)),
-    }
-    total = policy_loss
-    if found.entropy is not None:
-        everywhere = found.entropy.ndim == 0  # the same at every decision
-        entropy = found.entropy if everywhere else (found.entropy * weights).sum() / divisor
-        total = total - settings.entropy_coef * entropy if settings.entropy_coef else total
-        numbers["entropy"] = float(entropy.detach()) if everywhere else share(found.entropy)
-    if "ref_log_probs" in here:
-        gap = losses.kl_terms(new, here["ref_log_probs"], settings.kl_type)
-        total = total + settings.kl_coef * ((gap * weights).sum() / divisor)
-        numbers["kl"] = share(gap)
-    if value_count is not None:
-        value_loss = _value_loss(found, here, weights, value_count.to(new.device), settings)
-        total = total + settings.value_coef * value_loss
-        numbers["value_loss"] = float(value_loss.detach())
-    largest = 0.0
-    if "behaviour" in here and mask.numel():
-        apart = (old - here["behaviour"]).abs() * mask
-        numbers["rollout_gap_mean"], largest = float(apart.sum() / count), float(apart.max())
-    return total, numbers, largest
-
-
-def _value_loss(
-    found: Evaluated,
-    here: Mapping[str, Tensor],
-    weights: Tensor,
-    value_count: Tensor,
-    settings: AlgorithmSettings | TextAlgorithmSettings,
-) -> Tensor:
-    """Half the squared error of each value head where its target is known, aggregated as the policy loss is."""
-    assert found.values is not None
-    errors = losses.value_errors(found.values, here["returns"], here.get("values"), settings.clip_range_value)
-    if settings.loss_agg != "token":
-        return 0.5 * (errors * weights[..., None] * here["value_mask"]).sum()
-    return 0.5 * ((errors * here["value_mask"]).sum((0, 1)) / value_count).sum()
-
-
-def _policy_terms(
-    new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, settings: AlgorithmSettings | TextAlgorithmSettings
-) -> tuple[Tensor, Tensor]:
-    """Terms of the policy loss per decision, and where the ratio was clipped."""
-    low = settings.clip_range
-    high = low if settings.clip_range_high is None else settings.clip_range_high
-    match settings.loss:
-        case "ppo":
-            dual_clip = settings.clip_ratio_c
-            return losses.ppo_clip_terms(new, old, advantages, clip_low=low, clip_high=high, dual_clip=dual_clip)
-        case "gspo":
-            return losses.gspo_terms(new, old, advantages, mask, clip_low=low, clip_high=high)
-        case "cispo":
-            return losses.cispo_terms(new, old, advantages, clip_low=low, clip_high=high)
-        case "reinforce":
-            return losses.reinforce_terms(new, advantages), torch.zeros_like(new)
-
-
-def _standardise(a: Tensor, mask: Tensor) -> Tensor:
-    count = mask.sum().clamp_min(1.0)
-    mean = (a * mask).sum() / count
-    centred = (a - mean) * mask
-    return centred / ((centred * centred).sum() / (count - 1).clamp_min(1.0)).sqrt().add(1e-8)
-
-
-def scheduled(base: float, schedule: str, progress: float) -> float:
-    """Learning rate after a share `progress` of the run: constant, linear to 0, or half a cosine to 0."""
-    if schedule == "linear":
-        return base * max(0.0, 1.0 - progress)
-    if schedule == "cosine":
-        return base * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-    return base
-
-
-def steps_per_update(settings: TextAlgorithmSettings, rows: int) -> int:
-    """Gradient steps that an update of so many rows takes."""
-    return settings.num_epochs * -(-rows // (settings.minibatch_size or max(rows, 1)))
-
-
-@torch.no_grad()
-def log_probs_of(policy: TextPolicy, batch: TokenBatch, *, micro: int, temperature: float) -> Tensor:
-    """(B, T) float32 log-probabilities, on the CPU, a few responses at a time."""
-    found = torch.zeros(batch.mask_B_T.shape)
-    for here in _chunks(len(batch), micro):
-        part = batch.take(np.arange(here.start, here.stop))
-        found[here, : part.mask_B_T.shape[1]] = policy.log_probs(part, temperature=temperature).cpu()
-    return found
+def _greedy(rewards: Rewards | None, rollout: Rollout[Collected]) -> tuple[np.ndarray | None, BoolArray | None]:
+    """Mean paid reward of the greedy response to each row's prompt, and where there is none (ReMax)."""
+    if rewards is None or rollout.greedy is None or rollout.group_ids is None:
+        return None, None
+    paid = rollout.greedy.mask if rewards.paid is None else rewards.paid
+    _, place = np.unique(rollout.group_ids, return_inverse=True)
+    return paid_means(rewards.values, paid)[place], rewards.failed_B[place]

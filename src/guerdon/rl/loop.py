@@ -1,10 +1,9 @@
-"""The one RL loop: rollout, score, shape, advantages, update the policy, refit the reward model, log, checkpoint.
+"""The RL loop: collect, measure, assign credit, learn, for text and robots alike.
 
-Robots and language models go through it alike; what acting and learning mean for each is its side's (`rl.side`).
-The loop and its side are the only stateful part of `rl`. Killed at any moment and resumed, a run in one process
-goes on to the same bytes: the state of every part is in the checkpoint, and log files are cut back to it. True
-success is recorded beside every reward and never derived from one. This module does not know which study a run
-belongs to.
+The body of `Loop.iterate` is the algorithm. All state is in the parts that have `state` and `restore`: the collector,
+the reward sources, the learner, and the statistics of episodes. A run that is killed and resumed goes on to the same
+bytes: checkpoints hold the state of every part, and log files are cut back to them. True success is recorded with every
+reward and never derived from one.
 
     summary = Loop(study, Path("runs/one")).run()
 """
@@ -26,60 +25,47 @@ from guerdon.errors import GuerdonError, NonFiniteError, TooManyFailuresError
 from guerdon.finite import first_non_finite
 from guerdon.progress import ProgressBar
 from guerdon.rl import checkpoint as ckpt
+from guerdon.rl.build import build_parts
 from guerdon.rl.failures import FailureCounter, failure_rows, refuse_failures
 from guerdon.rl.log import RunLog, true_success
-from guerdon.rl.records import RewardedRollout
-from guerdon.rl.side import Refits, Side
+from guerdon.rl.reward_source import GroundTruth
 from guerdon.settings.study import Study
-from guerdon.types import Rewards
-
-
-def build_side(study: Study, *, fresh: bool) -> Side:
-    """The side that the `policy` section asks for.
-
-    Args:
-        study: the resolved configuration.
-        fresh: whether the run starts from nothing; off where a checkpoint follows.
-    """
-    if study.text:
-        from guerdon.rl.text_side import TextSide
-
-        return TextSide(study, fresh=fresh)
-    from guerdon.rl.control_side import ControlSide
-
-    return ControlSide(study, fresh=fresh)
+from guerdon.types import Metrics, Rewards, Rollout
 
 
 class Loop:
-    """A run: its side, its counters and its log.
+    """A run: its parts, its counters and its log.
 
     Args:
         study: the resolved configuration.
         folder: the run's directory.
         resume: go on from the newest checkpoint in `folder`, if there is one.
+
+    Attributes:
+        collector, sources, learner, stats: the parts that hold state.
+        step: environment steps, or responses, up to now: what `runner.total_steps` counts.
     """
 
     def __init__(self, study: Study, folder: Path, *, resume: bool = False) -> None:
         torch.set_num_threads(study.runner.threads)
         self.study, self.folder = study, folder
         found = ckpt.latest_checkpoint(folder / "checkpoints") if resume else None
-        self.side = build_side(study, fresh=found is None)
+        self.parts = parts = build_parts(study, fresh=found is None)
+        self.collector, self.sources = parts.collector, parts.sources
+        self.learner, self.stats = parts.learner, parts.stats
         self.failures = FailureCounter(study.reward.max_failure_rate, study.reward.failure_window)
         self.step = 0
         self._wall_before = 0.0
         self._started = time.perf_counter()
-        self._phases: dict[str, float] = {}
-        self._evaluated: tuple[int, dict[str, float]] | None = None
+        self._seconds: dict[str, float] = {}
+        self._evaluated: tuple[int, Mapping[str, float]] | None = None
         offsets = None if found is None else self._load(found)
         tensorboard = study.runner.logger.tensorboard
         self.log = RunLog(folder, tensorboard=tensorboard, offsets=offsets, purge_after=self.step)
-        self._start: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None  # until the first checkpoint
         self.progress = ProgressBar(study.runner.total_steps)
-        for note in [*([] if found is None else [f"resumed from {found}"]), *self.side.notes]:
+        for note in [*([] if found is None else [f"resumed from {found}"]), *parts.notes]:
             self.progress.write_line(note)
-        if found is None:
-            self.side.begin()
-            self._start = copy.deepcopy(self._state())
+        self._start = copy.deepcopy(self._state()) if found is None else None  # until the first checkpoint
 
     def run(self) -> dict[str, Any]:
         """Run to `runner.total_steps` and return the summary that is also written to `COMPLETE`.
@@ -92,7 +78,7 @@ class Loop:
         try:
             while self.step < runner.total_steps:
                 before = self.step
-                self._iterate()
+                self.iterate()
                 if _crossed(before, self.step, runner.eval_every) or self.step >= runner.total_steps:
                     self._evaluate()
                 if runner.film_every and _crossed(before, self.step, runner.film_every):
@@ -110,37 +96,65 @@ class Loop:
         finally:
             self.close()
 
+    def iterate(self) -> None:
+        """One iteration."""
+        self._seconds = {}
+        progress = self.step / self.study.runner.total_steps
+        rollout = self._collect()
+        metrics = self._learn(rollout, before=True)
+        with self._timed("score"):
+            rewards = {name: source.measure(rollout) for name, source in self.sources.items()}
+        self._count_failures(rewards, self.step + rollout.steps)
+        with self._timed("update"):
+            learned = self.learner.update(rollout, rewards, self.parts.terms, progress=progress)
+        metrics |= self._learn(rollout, before=False)
+        self.step += rollout.steps
+        measured = {f"reward_model/{n}/{k}": v for n, r in rewards.items() for k, v in r.metrics.items()}
+        self._record(rollout, rewards, {**rollout.metrics, **learned, **measured, **metrics})
+
     def close(self) -> None:
         """Close files, worlds and bars."""
         self.progress.close()
         self.log.close()
-        self.side.close()
+        self.collector.close()
+        for source in self.sources.values():
+            source.close()
 
-    # One iteration.
+    # Parts of an iteration.
 
-    def _iterate(self) -> None:
-        self._phases = {}
-        side = self.side
-        happened = side.roll_out(self._phase)
-        self._phases |= side.seconds(happened)
-        taken = side.steps(happened)
-        before = side.refit("before", happened, self._phase)
-        measured = side.score(happened, self._phase)
-        self._count_failures(measured, self.step + taken)
-        progress = self.step / self.study.runner.total_steps
-        rollout, learned = side.update(happened, measured, progress=progress, phase=self._phase)
-        after = side.refit("after", happened, self._phase)
-        updated = {n: before.get(n, {}) | rewards.metrics | after.get(n, {}) for n, rewards in measured.items()}
-        self.step += taken
-        self._record(rollout, taken, learned, updated)
+    def _collect(self) -> Rollout[Any]:
+        """The next rollout; before it, those that reward models warm up on, which count as steps, too."""
+        policy, version = self.learner.policy, self.learner.version
+        warm_up: list[Rollout[Any]] = []
+        while waiting := [source for source in self.sources.values() if not source.ready]:
+            warm_up.append(self.collector.collect(policy, version=version, warm_up=True))
+            with self._timed("warm up"):
+                for source in waiting:
+                    source.learn(warm_up[-1])
+        rollout = self.collector.collect(policy, version=version)
+        if rollout.fresh:  # nothing of earlier episodes may reach these
+            for source in self.sources.values():
+                source.reset_streams()
+        return rollout.counting(warm_up) if warm_up else rollout
 
-    def _count_failures(self, measured: Mapping[str, Rewards], step: int) -> None:
+    def _learn(self, rollout: Rollout[Any], *, before: bool) -> Metrics:
+        """Let the reward models learn that learn at this point."""
+        metrics: Metrics = {}
+        for name, source in self.sources.items():
+            if source.learn_before == before:
+                with self._timed("refit"):
+                    found = source.learn(rollout)
+                metrics |= {f"reward_model/{name}/{k}": v for k, v in found.items() if k != "seconds"}
+        return metrics
+
+    def _count_failures(self, rewards: Mapping[str, Rewards], step: int) -> None:
         """Write every failed measurement down; refuse to go on where a source says so."""
-        for name, m in measured.items():
-            self.failures.add(name, m.measured, m.failures)
-        for row in failure_rows(measured, step):
+        for name, found in rewards.items():
+            if found.measured or not isinstance(self.sources[name], GroundTruth):  # an environment cannot fail
+                self.failures.add(name, found.measured, found.failures)
+        for row in failure_rows(rewards, step):
             self.log.write("failures.jsonl", row)
-        refuse_failures(self.side.on_failure, measured)
+        refuse_failures({name: source.terms.on_failure for name, source in self.sources.items()}, rewards)
 
     def _stop_if_failing(self) -> None:
         """Stop with a checkpoint when measurements fail too often."""
@@ -153,59 +167,53 @@ class Loop:
         self._save()
         raise TooManyFailuresError(message)
 
-    def _fall_back(self) -> Path | None:
-        """The newest checkpoint; that of the start of the run where there is no other."""
-        folder = self.folder / "checkpoints"
-        found = ckpt.latest_checkpoint(folder)
-        if found is None and self._start is not None:
-            found = ckpt.save_checkpoint(folder, 0, *self._start, keep=1)
-        return found
-
-    def _record(
-        self, rollout: RewardedRollout, taken: int, learned: Mapping[str, float | None], updated: Refits
-    ) -> None:
-        rows, summary = self.side.record(rollout, self.step)
+    def _record(self, rollout: Rollout[Any], rewards: Mapping[str, Rewards], metrics: Metrics) -> None:
+        """Log the iteration: its episodes, its metrics, its time."""
+        rows = self.stats.add(rollout, rewards, self.learner.source_weights, self.step)
+        summary = self.stats.summary(rows)
         for row in rows:
             self.log.write("episodes.jsonl", row)
-        refits = {f"reward_model/{n}/{k}": v for n, row in updated.items() for k, v in row.items() if k != "seconds"}
-        counts = {"failure_rate": self.failures.rate, "failures": self.failures.total}
+        counts: Metrics = {"failure_rate": self.failures.rate, "failures": self.failures.total}
         counts |= {f"failure_rate/{name}": rate for name, rate in self.failures.rates.items()}
-        self.log.metrics("train", self.step, {**summary, **learned, **refits, **counts})
-        timings = {f"seconds/{k}": round(v, 6) for k, v in self._phases.items()}
-        rate = taken / sum(self._phases.values())
+        self.log.metrics("train", self.step, {**summary, **metrics, **counts})
+        seconds = {**rollout.seconds, **self._seconds}
+        timings = {f"seconds/{k}": round(v, 6) for k, v in seconds.items()}
+        rate = rollout.steps / sum(seconds.values())
         wall = round(self.wall_time, 3)
         self.log.write("timings.jsonl", {"step": self.step, "wall_time": wall, "steps_per_second": rate, **timings})
         success = summary.get("success")
         unknown = "success unknown" if summary["episodes"] else "collecting"
         self.progress.advance(self.step, unknown if success is None else f"success {success:.2f}")
 
-    def _true_success(self) -> dict[str, float]:
-        """What the policy really achieves now; evaluated once per step of the run.
+    def _true_success(self) -> Mapping[str, float]:
+        """What the policy achieves now by ground truth; evaluated once per step of the run.
 
         Raises:
             NonFiniteError: its weights, or those of another part of the run, are not finite.
         """
         if self._evaluated is None or self._evaluated[0] != self.step:
-            lost = first_non_finite(self.side.state()[0].items())
+            lost = first_non_finite(self._state()[0].items())
             if lost:
                 raise NonFiniteError(f"the policy cannot be evaluated: {lost} is not finite. Lower the learning rate")
-            self._evaluated = (self.step, self.side.evaluate(self.step))
+            episodes = self.study.runner.eval_episodes
+            found = self.collector.evaluate(self.learner.policy, episodes=episodes, step=self.step)
+            self._evaluated = (self.step, found)
         return self._evaluated[1]
 
     def _evaluate(self) -> None:
         result = self._true_success()
         self.log.metrics("eval", self.step, result)
         self.log.write("timings.jsonl", {"step": self.step, "wall_time": round(self.wall_time, 3), "kind": "eval"})
-        alarm = self.side.alarm()
+        alarm = self.stats.alarm()
         self.progress.write_line(
             f"step {self.step}: {true_success(result)}, "
-            f"{self.step / max(self.wall_time, 1e-9):.0f} {self.side.unit}/s"
+            f"{self.step / max(self.wall_time, 1e-9):.0f} {self.parts.unit}/s"
             + (f" | HACKING ALARM: {alarm}" if alarm else "")
         )
 
     def _film(self) -> None:
-        try:  # a picture for the report: where nothing can be drawn, the run is no worse for it
-            self.side.film(self.folder / "films", self.step)
+        try:  # a picture for the report: where nothing can be drawn, the run goes on
+            self.parts.film(self.folder / "films", self.step)
         except GuerdonError as error:
             self.progress.write_line(f"no film: {error}")
 
@@ -215,21 +223,47 @@ class Loop:
         return self._wall_before + time.perf_counter() - self._started
 
     @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
+    def _timed(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        self._phases[name] = self._phases.get(name, 0.0) + time.perf_counter() - start
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
     # Checkpoints.
 
     def _state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        tensors, values = self.side.state()
+        """Tensors and JSON-able values of everything that decides what comes next."""
+        tensors, learner = self.learner.state()
+        values: dict[str, Any] = {"sources": learner["sources"], "learner": learner}
+        stored = {f"source/{name}": source.state() for name, source in self.sources.items()}
+        for name, (more, own) in {"collector": self.collector.state(), **stored}.items():
+            tensors |= {f"{name}.{k}": v for k, v in more.items()}
+            values[name] = own
         return tensors, values | {
             "step": self.step,
             "wall_time": self.wall_time,
+            "stats": self.stats.state_dict(),
             "failures": self.failures.state_dict(),
             "offsets": self.log.offsets(),
         }
+
+    def _load(self, path: Path) -> dict[str, int]:
+        """Return to a checkpoint; the sizes of the log files at that time."""
+        tensors, values = ckpt.load_state(path)
+        self.learner.restore(tensors, values["learner"])
+        self.collector.restore(ckpt.under("collector", tensors), values["collector"])
+        for name, source in self.sources.items():
+            source.restore(ckpt.under(f"source/{name}", tensors), values[f"source/{name}"])
+        self.stats.load_state_dict(values["stats"])
+        self.failures.load_state_dict(values["failures"])
+        self.step, self._wall_before = int(values["step"]), float(values["wall_time"])
+        offsets: dict[str, int] = values["offsets"]
+        return offsets
+
+    @property
+    def _skipped(self) -> int:
+        """Updates skipped in a row up to now, because they were not finite; of the part that skipped most."""
+        learning = (source.skipped_in_a_row for source in self.sources.values())
+        return max(self.learner.optimizer.skipped.in_a_row, *learning, 0)
 
     def _save(self) -> None:
         """Write a checkpoint; not of weights whose last update was skipped, as they may have diverged.
@@ -237,12 +271,11 @@ class Loop:
         Raises:
             NonFiniteError: weights are not finite, or the run would end with such weights.
         """
-        skipped = self.side.skipped_in_a_row
-        if skipped:
+        if self._skipped:
             if self.step >= self.study.runner.total_steps:
                 raise NonFiniteError(
-                    f"the run ended with {skipped} skipped updates in a row, because the loss or its gradient is not "
-                    "finite: lower the learning rate"
+                    f"the run ended with {self._skipped} skipped updates in a row, because the loss or its gradient "
+                    "is not finite: lower the learning rate"
                 )
             self._fall_back()
             return
@@ -250,20 +283,23 @@ class Loop:
         ckpt.save_checkpoint(self.folder / "checkpoints", self.step, *self._state(), keep=keep)
         self._start = None
 
-    def _load(self, path: Path) -> dict[str, int]:
-        tensors, values = ckpt.load_state(path)
-        self.side.restore(tensors, values)
-        self.step, self._wall_before = int(values["step"]), float(values["wall_time"])
-        self.failures.load_state_dict(values["failures"])
-        offsets: dict[str, int] = values["offsets"]
-        return offsets
+    def _fall_back(self) -> Path | None:
+        """The newest checkpoint; that of the start of the run where there is no other."""
+        folder = self.folder / "checkpoints"
+        found = ckpt.latest_checkpoint(folder)
+        if found is None and self._start is not None:
+            found = ckpt.save_checkpoint(folder, 0, *self._start, keep=1)
+        return found
 
     def _complete(self) -> dict[str, Any]:
         self._film()
-        self.side.save(self.folder)
+        self.parts.save_policy(self.folder / "policy")
+        if self.study.runner.save_reward_models:
+            for name, source in self.sources.items():
+                source.save(self.folder / "reward_models" / name)
         summary = {
             "step": self.step,
-            "unit": self.side.unit,
+            "unit": self.parts.unit,
             "wall_time": round(self.wall_time, 3),
             "final": self._true_success(),
             "failures": dict(self.failures.reasons),

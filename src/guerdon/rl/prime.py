@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from guerdon.collect.text import Responses, TextRollout
+from guerdon.collect.text import Responses, TextRollout, generated
 from guerdon.errors import ConfigError
 from guerdon.evaluate.classification import auroc, point
 from guerdon.generators import REPLAY, generator
@@ -34,9 +34,9 @@ from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import TokenBatch, token_batch
 from guerdon.rl.advantages import min_form_rewards
 from guerdon.rl.alarm import correlation
-from guerdon.rl.learner import AdamW, log_probs_of
+from guerdon.rl.optimizers import AdamW
 from guerdon.rl.reward_source import RewardSource, SourceTerms, failed_rows, with_greedy
-from guerdon.rl.text_steps import generated, steps_of, true_steps
+from guerdon.rl.text_steps import steps_of, true_steps
 from guerdon.settings.prime import RewardModelSection
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
@@ -115,6 +115,11 @@ class PrimeReward(RewardSource[TextRollout]):
         self._warm_up_steps = 0
         self._learned: tuple[TextRollout, LabelledBatch] | None = None
 
+    def starts_at(self, path: str | None) -> bool:
+        """Whether the model and its reference start from the policy at this path."""
+        own = self.settings
+        return own.path in (None, path) and own.ref_path in (None, path)
+
     @property
     def skipped_in_a_row(self) -> int:
         """Gradient steps."""
@@ -127,7 +132,7 @@ class PrimeReward(RewardSource[TextRollout]):
             ref = torch.from_numpy(rollout.log_probs)
         else:
             micro = self.section.micro_batch_size
-            ref = log_probs_of(self.ref, batch, micro=micro, temperature=self.temperature)
+            ref = self.ref.evaluate_all(batch, micro=micro, temperature=self.temperature).log_probs
         return LabelledBatch(
             batch,
             torch.from_numpy(rollout.outcomes_B),
@@ -165,7 +170,7 @@ class PrimeReward(RewardSource[TextRollout]):
     def log_ratios(self, batch: LabelledBatch) -> Tensor:
         """(B, T) float32 q with the weights as they are."""
         micro = self.section.micro_batch_size
-        log_probs = log_probs_of(self.phi, batch.tokens, micro=micro, temperature=self.temperature)
+        log_probs = self.phi.evaluate_all(batch.tokens, micro=micro, temperature=self.temperature).log_probs
         return implicit.implicit_rewards(log_probs, batch.ref_B_T, torch.from_numpy(batch.tokens.mask_B_T))
 
     def _rewards(

@@ -17,7 +17,8 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 from torch import Tensor
 
-from guerdon.types import BoolArray, Metrics, RawScores, Rewards
+from guerdon.rl.advantages import last_valid
+from guerdon.types import BoolArray, Metrics, RawScores, Rewards, Rollout
 
 R = TypeVar("R", contravariant=True)  # rollouts
 OnFailure = Literal["drop", "neutral", "raise"]
@@ -93,10 +94,37 @@ class RewardSource(Generic[R]):
     def save(self, folder: Path) -> None:
         """Write the model as the run left it, where the run changed it."""
 
+    def close(self) -> None:
+        """End what the model holds open."""
+
     @property
     def skipped_in_a_row(self) -> int:
         """Updates skipped in a row up to now, because they were not finite."""
         return 0
+
+
+class GroundTruth(RewardSource[Rollout[Any]]):
+    """What the collector measured: the environment's own reward, or the verifier's outcome.
+
+    Args:
+        terms: how it counts.
+        at_end: it is paid at the end of each row (an outcome).
+    """
+
+    def __init__(self, terms: SourceTerms, *, at_end: bool = False) -> None:
+        super().__init__(terms)
+        self._at_end = at_end
+
+    def measure(self, rollout: Rollout[Any], *, learn: bool = True) -> Rewards:
+        """Read it; failures of responses that are not part of the rollout count, too."""
+        return Rewards(
+            rollout.rewards,
+            rollout.failed,
+            paid=last_valid(rollout.mask) if self._at_end else None,
+            failures=rollout.failures,
+            measured=rollout.measured,
+            greedy=None if rollout.greedy is None else self.measure(rollout.greedy),
+        )
 
 
 def with_greedy(rewards: Rewards, greedy: Rewards | None) -> Rewards:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from guerdon.collect.text import Responses, TextRollout
+from guerdon.collect.text import Responses, TextRollout, generated
 from guerdon.errors import ConfigError
 from guerdon.evaluate.scores import score_episodes, solution_value
 from guerdon.evaluate.text_suite import RECORD, attacks_that_fooled, third_party_folder
@@ -28,14 +28,15 @@ from guerdon.policies.text import TextPolicy
 from guerdon.rl import shaping
 from guerdon.rl.advantages import last_valid, min_form_rewards
 from guerdon.rl.prime import PrimeReward
-from guerdon.rl.reward_source import RewardSource, SourceTerms, failed_rows, raw_scores, with_greedy
-from guerdon.rl.text_advantages import VERIFIER, terms_of
-from guerdon.rl.text_steps import Cut, cut_steps, generated, step_auroc, true_steps
+from guerdon.rl.reward_source import GroundTruth, RewardSource, SourceTerms, failed_rows, raw_scores, with_greedy
+from guerdon.rl.text_steps import Cut, cut_steps, step_auroc, true_steps
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.study import Study
+from guerdon.settings.text_sources import SECTION_NAMES
 from guerdon.types import Episode, Failure, FloatArray, Metrics, RewardModel, Rewards, Score
 
 PROBABILITIES = (0.0, 1.0)
+VERIFIER = "verifier"
 
 
 def build_text_sources(
@@ -57,7 +58,7 @@ def build_text_sources(
     sources: dict[str, RewardSource[TextRollout]] = {}
     for name, terms in terms_of(study).items():
         if name == VERIFIER:
-            sources[name] = VerifierReward(terms)
+            sources[name] = GroundTruth(terms, at_end=True)
         elif name in study.text_sources:
             settings = study.text_sources[name]
             sources[name] = TextReward(terms, load_source_model(settings.model), settings, min_form=min_form)
@@ -73,6 +74,27 @@ def build_text_sources(
     return sources
 
 
+def terms_of(study: Study) -> dict[str, SourceTerms]:
+    """How every source of a study counts, by name: the verifier, that of `reward_model`, then `reward.sources`."""
+    algorithm, section = study.text_algorithm, study.reward_model
+    outcome = study.reward.env_weight() if study.text_sources else 1.0
+    found = [SourceTerms(VERIFIER, algorithm.verifier_gamma, outcome if section is None else section.verifier_coef)]
+    if section is not None:
+        found.append(
+            SourceTerms(
+                SECTION_NAMES[section.rm_type],
+                algorithm.reward_model_gamma,
+                section.rm_coef,
+                section.rm_coef_schedule,
+                section.on_failure,
+            )
+        )
+    for name, source in study.text_sources.items():
+        gamma = algorithm.gamma if source.gamma is None else source.gamma
+        found.append(SourceTerms(name, gamma, source.reward_weight, on_failure=source.on_failure))
+    return {terms.name: terms for terms in found}
+
+
 class FixedReward(RewardSource[TextRollout]):
     """A source that never changes: it implements `score`."""
 
@@ -84,21 +106,6 @@ class FixedReward(RewardSource[TextRollout]):
     def score(self, rollout: TextRollout) -> Rewards:
         """Rewards of the rollout without its greedy responses."""
         raise NotImplementedError
-
-
-class VerifierReward(RewardSource[TextRollout]):
-    """The verifier's outcome at the last token of each response: ground truth."""
-
-    def measure(self, rollout: TextRollout, *, learn: bool = True) -> Rewards:
-        """Read the outcomes; failed checks of responses that the filters dropped are counted too."""
-        own = Rewards(
-            rollout.rewards,
-            rollout.failed,
-            paid=last_valid(rollout.mask),
-            failures=rollout.failures,
-            measured=rollout.measured,
-        )
-        return own if rollout.greedy is None else replace(own, greedy=self.measure(rollout.greedy))
 
 
 class ExactReward(FixedReward):

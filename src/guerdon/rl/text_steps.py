@@ -14,15 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from guerdon.collect.text import Responses
+from guerdon.collect.text import Responses, generated, separator_of
 from guerdon.evaluate.classification import auroc, point
 from guerdon.labels.step_splitters import split
 from guerdon.policies.tokens import step_ends
 from guerdon.settings.label import Splitter
 from guerdon.types import FloatArray, IntArray
-from guerdon.worlds.reasoning import family_of, is_generated, step_truth
-
-DEFAULT_SEPARATOR = "\n"
+from guerdon.worlds.reasoning import step_truth
 
 
 class Cut(NamedTuple):
@@ -30,16 +28,6 @@ class Cut(NamedTuple):
 
     texts: tuple[str, ...]
     ends: IntArray
-
-
-def generated(answered: Responses) -> bool:
-    """Whether the truth of every step is known."""
-    return bool(answered.prompts) and is_generated(answered.prompts[0])
-
-
-def separator_of(answered: Responses) -> str:
-    """What ends a step: the task's own separator, or a new line."""
-    return family_of(answered.prompts[0]).separator if generated(answered) else DEFAULT_SEPARATOR
 
 
 def steps_of(answered: Responses) -> tuple[IntArray, ...]:

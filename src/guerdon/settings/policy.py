@@ -88,7 +88,20 @@ class AlgorithmSettings(Settings):
     loss_agg: ClassVar[Literal["token"]] = "token"  # every step counts alike
     kl_coef: ClassVar[float] = 0.0
     kl_type: ClassVar[Literal["k3"]] = "k3"
+    kl_in: ClassVar[Literal["loss"]] = "loss"
     micro_batch_size: ClassVar[None] = None
+    rloo_form: ClassVar[Literal["paper"]] = "paper"
+    whiten_batch: ClassVar[bool] = False  # each mini-batch is
+
+    @property
+    def reward_credit(self) -> Literal["dense", "episode"]:
+        """GRPO compares whole episodes."""
+        return "episode" if self.adv_estimator == "grpo" else "dense"
+
+    @property
+    def standardize(self) -> bool:
+        """Whether GRPO divides by the group's standard deviation."""
+        return self.grpo_std
 
     @property
     def normalize_minibatches(self) -> bool:

@@ -95,6 +95,13 @@ class TextAlgorithmSettings(Settings):
     target_kl: ClassVar[None] = None
     clip_range_value: ClassVar[None] = None
     normalize_minibatches: ClassVar[bool] = False  # the batch is, before it is cut
+    reward_credit: ClassVar[Literal["dense"]] = "dense"
+    standardize: ClassVar[bool] = True
+
+    @property
+    def whiten_batch(self) -> bool:
+        """Whether advantages are whitened over the tokens of a batch."""
+        return self.normalize_advantages
 
     @model_validator(mode="before")
     @classmethod

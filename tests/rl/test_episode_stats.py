@@ -7,48 +7,54 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from guerdon.rl.records import NEWEST, OLDEST, EpisodeBook, RewardedRollout, RewardScaler
+from guerdon.rl.episode_stats import NEWEST, OLDEST, EpisodeStats, RewardScaler
+from guerdon.types import Rewards, Rollout
 
 
-def rollout(rewards, done, *, success=None, known=None, mask=None, failed=None):
-    """A rollout of one learned source `rm` beside `env`, from nested lists (B, T)."""
+def rollout(rewards, done, *, success=None, known=None, mask=None, failed=None, fresh=False):
+    """A rollout, and the rewards of `env` and of one reward model `rm`, from nested lists (B, T)."""
     rewards, done = np.asarray(rewards, np.float32), np.asarray(done, np.bool_)
-    b, t = rewards.shape
-    none = np.zeros((b, t), dtype=np.bool_)
-    return RewardedRollout(
-        observations=np.zeros((b, t, 1), np.float32),
-        actions=np.zeros((b, t, 1), np.float32),
-        log_probs=np.zeros((b, t), np.float32),
+    none = np.zeros(rewards.shape, dtype=np.bool_)
+    happened = Rollout(
+        inputs=(),
+        log_probs=np.zeros(rewards.shape, np.float32),
         mask=~none if mask is None else np.asarray(mask, np.bool_),
         terminated=done,
         truncated=none,
         success=none if success is None else np.asarray(success, np.bool_),
         success_known=~none if known is None else np.asarray(known, np.bool_),
-        rewards={"env": rewards, "rm": rewards * 10},
-        failed={"rm": none if failed is None else np.asarray(failed, np.bool_)},
+        rewards=rewards,
+        failed=none,
+        fresh=fresh,
     )
+    missing = none if failed is None else np.asarray(failed, np.bool_)
+    return happened, {"env": Rewards(rewards, none), "rm": Rewards(rewards * 10, missing)}
+
+
+def stats_of(streams=1):
+    return EpisodeStats(["env", "rm"], ["rm"], streams)
 
 
 WEIGHTS = {"env": 1.0, "rm": 0.5}
 
 
 def test_every_source_is_added_up_apart():
-    book = EpisodeBook(1, ["env", "rm"])
-    rows = book.add(rollout([[1, 2, 4, 8]], [[0, 1, 0, 0]], success=[[1, 0, 0, 0]]), WEIGHTS, 4)
+    stats = stats_of(1)
+    rows = stats.add(*rollout([[1, 2, 4, 8]], [[0, 1, 0, 0]], success=[[1, 0, 0, 0]]), WEIGHTS, 4)
     assert rows == [
         {
             "step": 4, "env": 0, "success": True, "success_at_end": False, "length": 2,
             "return/env": 3.0, "return/rm": 30.0, "return/combined": 18.0,
         }
     ]  # fmt: skip
-    rows = book.add(rollout([[16]], [[1]]), WEIGHTS, 5)
+    rows = stats.add(*rollout([[16]], [[1]]), WEIGHTS, 5)
     assert (rows[0]["return/env"], rows[0]["length"], rows[0]["success"]) == (28.0, 3, False)
 
 
 def test_success_is_unknown_where_nobody_reported_it():
     def one(success, known):
         happened = rollout([[1, 2]], [[0, 1]], success=[success], known=[known])
-        return EpisodeBook(1, ["env", "rm"]).add(happened, WEIGHTS, 2)[0]
+        return stats_of(1).add(*happened, WEIGHTS, 2)[0]
 
     assert (one([0, 0], [0, 0])["success"], one([0, 0], [0, 0])["success_at_end"]) == (None, None)
     assert (one([1, 0], [1, 0])["success"], one([1, 0], [1, 0])["success_at_end"]) == (True, None)
@@ -56,49 +62,49 @@ def test_success_is_unknown_where_nobody_reported_it():
 
 
 def test_shares_and_the_alarm_are_those_of_known_episodes():
-    book = EpisodeBook(1, ["env", "rm"])
-    rows = book.add(rollout([[1, 1, 1]], [[1, 1, 1]], success=[[1, 0, 0]], known=[[1, 1, 0]]), WEIGHTS, 3)
-    summary = book.summary(rows, ["rm"])
+    stats = stats_of(1)
+    rows = stats.add(*rollout([[1, 1, 1]], [[1, 1, 1]], success=[[1, 0, 0]], known=[[1, 1, 0]]), WEIGHTS, 3)
+    summary = stats.summary(rows)
     assert (summary["success"], summary["success_known"], summary["episodes"]) == (0.5, 2, 3)
     assert summary["hacking_alarm"] == 0
-    unknown = EpisodeBook(1, ["env", "rm"])
+    unknown = stats_of(1)
     rising = np.arange(2.0 * NEWEST)[None]
-    rows = unknown.add(rollout(rising, np.ones_like(rising), known=np.zeros_like(rising)), WEIGHTS, 3)
-    summary = unknown.summary(rows, ["rm"])
+    rows = unknown.add(*rollout(rising, np.ones_like(rising), known=np.zeros_like(rising)), WEIGHTS, 3)
+    summary = unknown.summary(rows)
     assert (summary["success"], summary["success_at_end"], summary["success_known"]) == (None, None, 0)
     assert (summary["hacking_alarm"], summary["reward_success_correlation"]) == (None, None)
-    assert not unknown.alarm(["rm"])
-    book.add(rollout(rising, np.ones_like(rising)), WEIGHTS, 4)
-    assert book.alarm(["rm"]), "where failures are known, the same returns ring it"
+    assert not unknown.alarm()
+    stats.add(*rollout(rising, np.ones_like(rising)), WEIGHTS, 4)
+    assert stats.alarm(), "where failures are known, the same returns ring it"
 
 
 def test_the_alarm_says_what_it_compares():
     """Success of 6 and 11 of 40: variances 0.1308 and 0.2045, z = 0.125 / sqrt(0.3353 / 40) = 1.37, less than 1.5."""
     success = np.repeat([1.0, 0.0, 1.0, 0.0], [6, 34, 11, 29])[None]
-    book = EpisodeBook(1, ["env", "rm"])
-    book.add(rollout(np.repeat([1.0, 2.0], 40)[None], np.ones((1, 80)), success=success), {"rm": 1.0}, 80)
-    assert book.alarm(["rm"]) == (
+    stats = stats_of(1)
+    stats.add(*rollout(np.repeat([1.0, 2.0], 40)[None], np.ones((1, 80)), success=success), {"rm": 1.0}, 80)
+    assert stats.alarm() == (
         "the learned return rises, success does not: rm 10.00 -> 20.00, success 0.15 -> 0.28 from the first 40 to the "
         "newest 40 training episodes"
     )
 
 
 def test_a_sum_with_a_hole_is_no_number():
-    book = EpisodeBook(1, ["env", "rm"])
-    first = book.add(rollout([[1, 2, 4]], [[0, 1, 1]], failed=[[1, 0, 0]]), WEIGHTS, 3)
+    stats = stats_of(1)
+    first = stats.add(*rollout([[1, 2, 4]], [[0, 1, 1]], failed=[[1, 0, 0]]), WEIGHTS, 3)
     assert [r["return/rm"] for r in first] == [None, 40.0]
     assert [r["return/combined"] for r in first] == [None, 24.0]
     assert [r["return/env"] for r in first] == [3.0, 4.0]
-    summary = book.summary(first, ["rm"])
+    summary = stats.summary(first)
     assert (summary["return/rm"], summary["return/env"]) == (40.0, 3.5)
     assert summary["undefined_returns/rm"] == 1
-    assert book.summary(first[:1], ["rm"])["return/rm"] is None
+    assert stats.summary(first[:1])["return/rm"] is None
     json.dumps(summary, allow_nan=False)
 
 
 def test_a_hole_in_what_has_no_weight_leaves_the_sum_known():
-    book = EpisodeBook(1, ["env", "rm"])
-    rows = book.add(rollout([[1]], [[1]], failed=[[1]]), {"env": 1.0, "rm": 0.0}, 1)
+    stats = stats_of(1)
+    rows = stats.add(*rollout([[1]], [[1]], failed=[[1]]), {"env": 1.0, "rm": 0.0}, 1)
     assert (rows[0]["return/rm"], rows[0]["return/combined"]) == (None, 1.0)
 
 
@@ -109,7 +115,7 @@ def test_rows_do_not_depend_on_where_rollouts_are_cut(data, b, t):
     rewards = data.draw(hnp.arrays(np.float32, shape, elements=st.integers(0, 9).map(float)))
     done, success, failed, mask = (data.draw(hnp.arrays(np.bool_, shape)) for _ in range(4))
     cut = data.draw(st.integers(0, t))
-    whole, parts = EpisodeBook(b, ["env", "rm"]), EpisodeBook(b, ["env", "rm"])
+    whole, parts = stats_of(b), stats_of(b)
 
     def piece(where):
         return rollout(
@@ -117,50 +123,48 @@ def test_rows_do_not_depend_on_where_rollouts_are_cut(data, b, t):
             success=success[:, where], mask=mask[:, where], failed=failed[:, where],
         )  # fmt: skip
 
-    expected = whole.add(piece(slice(0, t)), WEIGHTS, 0)
-    rows = parts.add(piece(slice(0, cut)), WEIGHTS, 0)
-    resumed = EpisodeBook(b, ["env", "rm"])
+    expected = whole.add(*piece(slice(0, t)), WEIGHTS, 0)
+    rows = parts.add(*piece(slice(0, cut)), WEIGHTS, 0)
+    resumed = stats_of(b)
     resumed.load_state_dict(json.loads(json.dumps(parts.state_dict())))
-    assert rows + resumed.add(piece(slice(cut, t)), WEIGHTS, 0) == expected
+    assert rows + resumed.add(*piece(slice(cut, t)), WEIGHTS, 0) == expected
     assert resumed.state_dict() == whole.state_dict()
 
 
-def test_forgetting_leaves_nothing_for_the_next_episode():
-    book = EpisodeBook(1, ["env", "rm"])
-    book.add(rollout([[5]], [[0]], success=[[1]], failed=[[1]]), WEIGHTS, 1)
-    book.forget()
-    row = book.add(rollout([[1]], [[1]]), WEIGHTS, 2)[0]
+def test_a_fresh_rollout_leaves_nothing_of_the_episodes_before():
+    stats = stats_of(1)
+    stats.add(*rollout([[5]], [[0]], success=[[1]], failed=[[1]]), WEIGHTS, 1)
+    row = stats.add(*rollout([[1]], [[1]], fresh=True), WEIGHTS, 2)[0]
     assert (row["return/env"], row["return/rm"], row["success"], row["length"]) == (1.0, 10.0, False, 1)
 
 
-def test_the_book_keeps_what_the_alarm_needs_and_no_more():
-    book = EpisodeBook(1, ["env", "rm"])
+def test_the_stats_keeps_what_the_alarm_needs_and_no_more():
+    stats = stats_of(1)
     rising = np.arange(500, dtype=np.float32) + np.random.default_rng(0).normal(0, 1, 500)
-    rows = book.add(rollout(rising[None], np.ones((1, 500))), {"rm": 1.0}, 500)
+    rows = stats.add(*rollout(rising[None], np.ones((1, 500))), {"rm": 1.0}, 500)
     assert len(rows) == 500
-    assert book.finished == rows[:OLDEST] + rows[-NEWEST:]
-    assert book.summary(rows, ["rm"])["hacking_alarm"] == 1
-    assert book.summary(rows, ["rm"])["reward_success_correlation"] is None
-    solved = EpisodeBook(1, ["env", "rm"])
-    rows = solved.add(rollout(rising[None], np.ones((1, 500)), success=np.ones((1, 500))), {"rm": 1.0}, 500)
-    assert solved.summary(rows, ["rm"])["hacking_alarm"] == 0
+    assert stats.finished == rows[:OLDEST] + rows[-NEWEST:]
+    assert stats.summary(rows)["hacking_alarm"] == 1
+    assert stats.summary(rows)["reward_success_correlation"] is None
+    solved = stats_of(1)
+    rows = solved.add(*rollout(rising[None], np.ones((1, 500)), success=np.ones((1, 500))), {"rm": 1.0}, 500)
+    assert solved.summary(rows)["hacking_alarm"] == 0
 
 
 def test_rewards_are_scaled_by_the_spread_of_their_return():
-    scaler = RewardScaler({"env": 0.5}, 1, enabled=True)
-    scales = scaler.update(rollout([[1, 2, 4]], [[0, 1, 0]]))
+    scaler = RewardScaler({"env": 0.5}, 1)
+    scales = scaler.update(*rollout([[1, 2, 4]], [[0, 1, 0]]))
     returns = np.array([1.0, 2.5, 4.0])  # the last one begins anew
     assert scales == {"env": pytest.approx(returns.std())}
-    scales = scaler.update(rollout([[2, 99]], [[1, 0]], mask=[[1, 0]]))
+    scales = scaler.update(*rollout([[2, 99]], [[1, 0]], mask=[[1, 0]]))
     assert scales["env"] == pytest.approx(np.array([1, 2.5, 4, 4]).std())
-    assert RewardScaler({"env": 0.5}, 1, enabled=False).update(rollout([[1]], [[0]])) == {"env": 1.0}
 
 
 def test_the_scaler_survives_a_checkpoint():
-    first, second = (RewardScaler({"env": 0.9, "rm": 1.0}, 2, enabled=True) for _ in range(2))
+    first, second = (RewardScaler({"env": 0.9, "rm": 1.0}, 2) for _ in range(2))
     rng = np.random.default_rng(0)
-    first.update(rollout(rng.normal(size=(2, 5)), rng.random((2, 5)) < 0.3))
+    first.update(*rollout(rng.normal(size=(2, 5)), rng.random((2, 5)) < 0.3))
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     more = rollout(rng.normal(size=(2, 5)), rng.random((2, 5)) < 0.3)
-    assert first.update(more) == second.update(more)
-    assert all(math.isfinite(v) for v in first.update(more).values())
+    assert first.update(*more) == second.update(*more)
+    assert all(math.isfinite(v) for v in first.update(*more).values())

@@ -1,124 +1,99 @@
-"""Bookkeeping of a run: the return of every source per episode, kept apart from true success; running scales.
+"""Statistics of episodes: the return of every source per episode, kept apart from true success; scales of rewards.
 
-A return with a failed measurement in it is a sum with a hole: it is not reported as a number, but as None.
-This module does not know models, policies or files.
+A return with a failed measurement in it is a sum with a hole: it is reported as None, not as a number.
 
-    book = EpisodeBook(num_envs=8, sources=["env", "resnet"])
-    rows = book.add(rollout, {"resnet": 1.0}, step=2000)
+    stats = EpisodeStats(["env", "resnet"], learned=["resnet"], num_streams=8)
+    rows = stats.add(rollout, rewards, {"resnet": 1.0}, step=2000)
+    metrics = stats.summary(rows)
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from guerdon.policies.control import RunningMeanStd
 from guerdon.rl.alarm import correlation, hacking_alarm
-from guerdon.types import BoolArray, FloatArray, IntArray
+from guerdon.types import BoolArray, Inputs, Rewards, Rollout
 
 OLDEST, NEWEST = 40, 200  # episodes that the alarm and the correlations look at
+Row = dict[str, Any]
 
 
-@dataclass(frozen=True, eq=False)
-class RewardedRollout:
-    """A rollout with the rewards of every source, as advantages and logs read it.
+class EpisodeStats:
+    """Adds up each stream's episode and keeps the finished ones that later sums need: the oldest and the newest.
 
-    Attributes:
-        observations: (B, T, S) float32 for states or (B, T, H, W, C) uint8 for pixels, before the action.
-        actions: (B, T, A) float32.
-        log_probs: (B, T) float32, of the behaviour policy.
-        mask: (B, T) bool, False where a step does not exist (padding, a reset step).
-        terminated: (B, T) bool, the task's own end: no value beyond it.
-        truncated: (B, T) bool, cut off by a limit: the value goes on beyond it.
-        success: (B, T) bool, ground truth after the step; False where nobody knows. Nothing ever overwrites it.
-        success_known: (B, T) bool, where ground truth was reported.
-        rewards: source name to (B, T) float32. `env` is ground truth; the others are reward models.
-        failed: source name to (B, T) bool, True where the source's measurement is missing.
-        values: source name to (B, T) float32 estimates of the value before the step, or empty.
-        next_values: source name to (B, T) float32 estimates of the value after the step (of the terminal
-            observation where the episode ended), or empty.
-        group_ids: (B, T) int64, steps of episodes with the same start share an id; -1 where there is none.
-    """
-
-    observations: NDArray[Any]
-    actions: FloatArray
-    log_probs: FloatArray
-    mask: BoolArray
-    terminated: BoolArray
-    truncated: BoolArray
-    success: BoolArray
-    success_known: BoolArray
-    rewards: Mapping[str, FloatArray]
-    failed: Mapping[str, BoolArray] = field(default_factory=dict)
-    values: Mapping[str, FloatArray] = field(default_factory=dict)
-    next_values: Mapping[str, FloatArray] = field(default_factory=dict)
-    group_ids: IntArray | None = None
-
-    def __post_init__(self) -> None:
-        shape = self.mask.shape
-        for f in fields(self):
-            value = getattr(self, f.name)
-            arrays = value.values() if isinstance(value, Mapping) else [value]
-            for array in arrays:
-                if array is not None and array.shape[:2] != shape:
-                    raise ValueError(f"rollout field {f.name!r} has shape {array.shape}, expected {shape} first")
-
-    @property
-    def done(self) -> BoolArray:
-        """(B, T) bool, True at the last step of an episode."""
-        return self.terminated | self.truncated
-
-
-class EpisodeBook:
-    """Adds up each copy's episode and keeps the finished ones that later sums need: the oldest and the newest.
+    Args:
+        sources: names, ground truth first.
+        learned: those that are reward models.
+        num_streams: streams whose episodes go on from rollout to rollout; None: every row of a rollout is an episode.
 
     Attributes:
         finished: one plain row per finished episode: success, success_at_end, length, return/<source>,
-            return/combined; a return is None where one of its measurements failed, success where nobody knows it.
+            return/combined; a return is None where one of its measurements failed, success where it is unknown.
     """
 
-    def __init__(self, num_envs: int, sources: Sequence[str]) -> None:
-        self._sources = [*sources, "combined"]
-        self._sums = {name: np.zeros(num_envs) for name in self._sources}
-        self._holes = {name: np.zeros(num_envs, dtype=np.bool_) for name in self._sources}
-        self._once = np.zeros(num_envs, dtype=np.bool_)
-        self._length = np.zeros(num_envs, dtype=np.int64)
-        self.finished: list[dict[str, Any]] = []
+    def __init__(self, sources: Sequence[str], learned: Sequence[str], num_streams: int | None = None) -> None:
+        self._sources, self._learned = [*sources, "combined"], tuple(learned)
+        self._streams = num_streams
+        self.finished: list[Row] = []
+        self.reset_streams()
 
-    def add(self, rollout: RewardedRollout, weights: Mapping[str, float], step: int) -> list[dict[str, Any]]:
-        """Take in a rollout; return the rows of the episodes that ended in it, in order of time."""
-        streams, failed = _with_combined(rollout, weights, self._sources)
-        rows: list[dict[str, Any]] = []
+    def reset_streams(self) -> None:
+        """Drop the episodes under way: the world begins new ones."""
+        streams = self._streams or 0
+        self._sums = {name: np.zeros(streams) for name in self._sources}
+        self._holes = {name: np.zeros(streams, dtype=np.bool_) for name in self._sources}
+        self._once = np.zeros(streams, dtype=np.bool_)
+        self._length = np.zeros(streams, dtype=np.int64)
+
+    def add(
+        self, rollout: Rollout[Inputs], rewards: Mapping[str, Rewards], weights: Mapping[str, float], step: int
+    ) -> list[Row]:
+        """Take in a rollout; the rows of the episodes that ended in it, in order of time.
+
+        Args:
+            rollout: what happened.
+            rewards: of every source.
+            weights: of the sources whose sum is `return/combined`.
+            step: of the run, after the rollout.
+        """
+        if self._streams is None:
+            rows = _whole_rows(rollout, rewards, weights, step)
+        else:
+            if rollout.fresh:
+                self.reset_streams()
+            rows = self._ended(rollout, rewards, weights, step)
+        self.finished += [row for row in rows if self._streams is not None or row["success"] is not None]
+        del self.finished[OLDEST:-NEWEST]
+        return rows
+
+    def _ended(
+        self, rollout: Rollout[Inputs], rewards: Mapping[str, Rewards], weights: Mapping[str, float], step: int
+    ) -> list[Row]:
+        streams, failed = _with_combined(rewards, weights, rollout.mask)
+        rows: list[Row] = []
         for t in range(rollout.mask.shape[1]):
             alive = rollout.mask[:, t]
             for name in self._sources:
                 self._sums[name] += np.where(alive, streams[name][:, t], 0.0)
-            for name, flags in failed.items():
-                self._holes[name] |= flags[:, t] & alive
+                self._holes[name] |= failed[name][:, t] & alive
             self._once |= rollout.success[:, t] & alive
             self._length += alive
             for i in np.flatnonzero(rollout.done[:, t] & alive):
                 at_end = bool(rollout.success[i, t]) if rollout.success_known[i, t] else None
                 rows.append(self._row(int(i), at_end, step))
                 self._clear(i)
-        return self.keep(rows)
-
-    def keep(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Remember finished episodes, the oldest and the newest; returns them as they are."""
-        self.finished += rows
-        del self.finished[OLDEST:-NEWEST]
         return rows
 
-    def alarm(self, learned: Sequence[str]) -> str:
+    def alarm(self) -> str:
         """Which learned return rises while true success does not, with numbers; empty where none does.
 
         It is about the episodes that the policy was trained on, never about those whose true success is unknown.
         """
-        for name in learned:
+        for name in self._learned:
             returns, success = self._history(name)
             if hacking_alarm(returns, success, window=OLDEST):
                 moved = (f"{v[:OLDEST].mean():.2f} -> {v[-OLDEST:].mean():.2f}" for v in (returns, success))
@@ -128,7 +103,7 @@ class EpisodeBook:
                 ).format(*moved)
         return ""
 
-    def summary(self, rows: list[dict[str, Any]], learned: Sequence[str]) -> dict[str, Any]:
+    def summary(self, rows: list[Row]) -> dict[str, Any]:
         """Means over the given episodes, and what the whole history says about each learned source.
 
         Success is a share of the `success_known` episodes, None where there is none; so is the alarm.
@@ -139,20 +114,16 @@ class EpisodeBook:
             for key in ("success", "success_at_end", "length", *(f"return/{n}" for n in self._sources)):
                 known = [r[key] for r in rows if r[key] is not None]
                 result[key] = float(np.mean(known)) if known else None
-        for name in learned:
+        for name in self._learned:
             returns, success = self._history(name)
             result[f"undefined_returns/{name}"] = sum(r[f"return/{name}"] is None for r in rows)
             result[f"reward_success_correlation/{name}"] = correlation(returns[-NEWEST:], success[-NEWEST:])
-        if learned:
+        if self._learned:
             returns, success = self._history("combined")
             result["reward_success_correlation"] = correlation(returns[-NEWEST:], success[-NEWEST:])
             judged = any(r["success"] is not None for r in self.finished) or not self.finished
-            result["hacking_alarm"] = int(bool(self.alarm(learned))) if judged else None
+            result["hacking_alarm"] = int(bool(self.alarm())) if judged else None
         return result
-
-    def forget(self) -> None:
-        """Leave the episodes under way: the world begins new ones."""
-        self._clear(slice(None))
 
     def _row(self, i: int, success_at_end: bool | None, step: int) -> dict[str, Any]:
         row: dict[str, Any] = {"step": step, "env": i, "success": True if self._once[i] else success_at_end}
@@ -192,51 +163,60 @@ class EpisodeBook:
         self.finished = list(state["finished"])
 
 
+def _whole_rows(
+    rollout: Rollout[Inputs], rewards: Mapping[str, Rewards], weights: Mapping[str, float], step: int
+) -> list[Row]:
+    """One row per response: success, length, and what each source paid in sum; None where it is unknown."""
+    failed = {name: np.asarray((r.failed & rollout.mask).any(axis=1)) for name, r in rewards.items()}
+    sums = {name: np.asarray(r.values.sum(axis=1)) for name, r in rewards.items()}
+    unknown = np.asarray((rollout.failed & rollout.mask).any(axis=1))
+    rows = []
+    for i in range(len(rollout.mask)):
+        right = None if unknown[i] else bool(rollout.success[i].any())
+        row: Row = {"step": step, "success": right, "success_at_end": right, "length": int(rollout.mask[i].sum())}
+        for name, total in sums.items():
+            row[f"return/{name}"] = None if failed[name][i] else round(float(total[i]), 6)
+        known = [None if failed[n][i] else weights[n] * float(sums[n][i]) for n in sums if weights.get(n)]
+        row["return/combined"] = None if None in known else round(float(sum(k for k in known if k is not None)), 6)
+        rows.append(row)
+    return rows
+
+
 def _with_combined(
-    rollout: RewardedRollout, weights: Mapping[str, float], names: Sequence[str]
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    rewards: Mapping[str, Rewards], weights: Mapping[str, float], mask_B_T: BoolArray
+) -> tuple[dict[str, np.ndarray], dict[str, BoolArray]]:
     """Rewards of every source and their weighted sum; and where each of them is missing."""
-    streams = {name: rollout.rewards[name] for name in names if name != "combined"}
-    failed: dict[str, np.ndarray] = {name: flags for name, flags in rollout.failed.items() if name in streams}
-    combined = np.zeros(rollout.mask.shape)
-    missing = np.zeros(rollout.mask.shape, dtype=np.bool_)
+    combined, missing = np.zeros(mask_B_T.shape), np.zeros(mask_B_T.shape, dtype=np.bool_)
     for name, weight in weights.items():
-        combined += weight * rollout.rewards[name]
-        if name in failed and weight:
-            missing |= failed[name]
-    if failed:
-        failed = {**failed, "combined": missing}
-    return {**streams, "combined": combined}, failed
+        combined += weight * rewards[name].values
+        if weight:
+            missing |= rewards[name].failed
+    streams: dict[str, np.ndarray] = {name: r.values for name, r in rewards.items()} | {"combined": combined}
+    return streams, {name: r.failed for name, r in rewards.items()} | {"combined": missing}
 
 
 class RewardScaler:
     """Running standard deviation of each source's discounted return, to divide its rewards by."""
 
-    def __init__(self, gammas: Mapping[str, float], num_envs: int, *, enabled: bool) -> None:
+    def __init__(self, gammas: Mapping[str, float], num_streams: int) -> None:
         self._gammas = dict(gammas)
-        self._enabled = enabled
-        self._returns = {name: np.zeros(num_envs) for name in gammas}
+        self._returns = {name: np.zeros(num_streams) for name in gammas}
         self._stats = {name: RunningMeanStd() for name in gammas}
 
-    def update(self, rollout: RewardedRollout) -> dict[str, float]:
-        """Take in a rollout and name the divisors for it; all 1 when switched off."""
-        if not self._enabled:
-            return dict.fromkeys(self._gammas, 1.0)
+    def update(self, rollout: Rollout[Inputs], rewards: Mapping[str, Rewards]) -> dict[str, float]:
+        """Take in a rollout; the divisor of each source for it."""
         for name, gamma in self._gammas.items():
+            if rollout.fresh:
+                self._returns[name][:] = 0.0
             seen = []
             for t in range(rollout.mask.shape[1]):
                 alive = rollout.mask[:, t]
-                grown = self._returns[name] * gamma + rollout.rewards[name][:, t]
+                grown = self._returns[name] * gamma + rewards[name].values[:, t]
                 self._returns[name] = np.where(alive, grown, self._returns[name])
                 seen.append(self._returns[name][alive])
                 self._returns[name] = np.where(rollout.done[:, t], 0.0, self._returns[name])
             self._stats[name].update(np.concatenate(seen))
         return {name: max(float(s.std), 1e-4) for name, s in self._stats.items()}
-
-    def forget(self) -> None:
-        """Leave the episodes under way: the world begins new ones."""
-        for returns in self._returns.values():
-            returns[:] = 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values."""

@@ -1,0 +1,151 @@
+"""The parts of a run, from its configuration: collector, reward sources, learner, statistics.
+
+The one place of the loop that knows which kinds of policy there are.
+
+    parts = build_parts(study, fresh=True)
+    rollout = parts.collector.collect(parts.learner.policy)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from guerdon.collect.control import ControlCollector
+from guerdon.policies.control import ControlPolicy, load_policy, save_policy
+from guerdon.rl import checkpoint as ckpt
+from guerdon.rl.control_sources import build_control_sources
+from guerdon.rl.episode_stats import EpisodeStats, RewardScaler
+from guerdon.rl.films import write_film
+from guerdon.rl.learner import Learner
+from guerdon.rl.optimizers import FlatAdam
+from guerdon.rl.reward_source import GroundTruth, RewardSource, SourceTerms
+from guerdon.settings.study import Study
+from guerdon.types import Collector
+
+
+class Parts(NamedTuple):
+    """What a loop is made of.
+
+    Attributes:
+        collector: acts.
+        sources: of reward, by name, ground truth first.
+        terms: how each source counts, of those that the policy learns from.
+        learner: learns.
+        stats: of episodes.
+        unit: what `runner.total_steps` counts, in words.
+        film: writes a film of the policy as it is into a folder, for a step of the run.
+        save_policy: writes the policy as it is into a folder.
+        notes: lines for the start of the log.
+    """
+
+    collector: Collector[Any, Any]
+    sources: Mapping[str, RewardSource[Any]]
+    terms: Mapping[str, SourceTerms]
+    learner: Learner[Any, Any]
+    stats: EpisodeStats
+    unit: str
+    film: Callable[[Path, int], None]
+    save_policy: Callable[[Path], None]
+    notes: list[str]
+
+
+def build_parts(study: Study, *, fresh: bool) -> Parts:
+    """The parts of a run.
+
+    Args:
+        study: the resolved configuration.
+        fresh: take over `policy.checkpoint` and `runner.resume_dir`; off where a checkpoint of this run follows.
+    """
+    if study.text:
+        from guerdon.rl.build_text import text_parts
+
+        return text_parts(study, fresh=fresh)
+    return control_parts(study, fresh=fresh)
+
+
+def control_parts(study: Study, *, fresh: bool) -> Parts:
+    """A control policy in copies of an environment, with reward models that look at frames.
+
+    Args:
+        study: the resolved configuration.
+        fresh: as in `build_parts`.
+    """
+    runner, algorithm = study.runner, study.control_algorithm
+    group = algorithm.group_size if algorithm.adv_estimator == "grpo" else None
+    models = build_control_sources(study)
+    sources: dict[str, RewardSource[Any]] = {
+        "env": GroundTruth(SourceTerms("env", algorithm.gamma, study.reward.env_weight())),
+        **models,
+    }
+    terms = {name: sources[name].terms for name in study.reward.weights()}
+    collector = ControlCollector(
+        study.env,
+        study.control_policy,
+        seed=runner.seed,
+        rollout_steps=algorithm.rollout_steps,
+        group_size=group,
+        heads=[] if group else list(terms),
+        observes=[source.observes for source in models.values()],
+        success_readers=study.success_readers(),
+    )
+    policy = collector.build_policy()
+    notes = []
+    if fresh and study.control_policy.checkpoint is not None:
+        notes.append(_start_from_policy(policy, Path(study.control_policy.checkpoint), study))
+    gammas = {name: one.gamma for name, one in terms.items()}
+    learner = Learner(
+        policy,
+        FlatAdam(policy, algorithm.learning_rate),
+        algorithm,
+        seed=runner.seed,
+        heads=policy.sources,
+        scaler=RewardScaler(gammas, study.env.num_envs) if algorithm.normalize_rewards else None,
+    )
+    if fresh and runner.resume_dir:
+        notes.append(start_from_run(learner, Path(runner.resume_dir)))
+    notes += [
+        f"[{study.reward.group_name}] {name}: {one.settings.model.model_type} from {one.settings.model.origin}, "
+        f"weight {one.settings.reward_weight:g}"
+        for name, one in models.items()
+    ]
+
+    def film(folder: Path, step: int) -> None:
+        moments, rewards = collector.film(policy, frames=runner.film_frames)
+        env_rewards = rewards if study.reward.env_weight() else None
+        write_film(folder / f"step_{step:012d}.npz", moments, models, step=step, env_rewards=env_rewards)
+
+    return Parts(
+        collector,
+        sources,
+        terms,
+        learner,
+        EpisodeStats(list(sources), learned=list(models), num_streams=study.env.num_envs),
+        "environment steps",
+        film,
+        lambda folder: save_policy(policy, folder),
+        notes,
+    )
+
+
+def start_from_run(learner: Learner[Any, Any], folder: Path) -> str:
+    """Second stage: take over the policy of another run's newest checkpoint; counters start at 0.
+
+    Returns:
+        A line that says what was done.
+
+    Raises:
+        CheckpointError: there is no whole checkpoint, or it does not fit.
+    """
+    path = ckpt.find_checkpoint(folder)
+    tensors, values = ckpt.load_checkpoint(path)
+    return f"stage 2 starts from {path}: {learner.start_from(tensors, values['sources'])}"
+
+
+def _start_from_policy(policy: ControlPolicy, folder: Path, study: Study) -> str:
+    """Take over the actor of `policy.checkpoint`. The critic starts fresh: it was trained on other rewards."""
+    policy.load_tensors(load_policy(folder).tensors(), critic=False)
+    if "log_std_init" in study.control_policy.model_fields_set:
+        policy.log_std.data.fill_(study.control_policy.log_std_init)
+    return f"policy starts from {folder}"

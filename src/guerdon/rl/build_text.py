@@ -1,0 +1,139 @@
+"""The parts of a run of a language model: prompts, a verifier, reward models of text, the learner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from guerdon.collect.text import TextCollector
+from guerdon.policies.text import TextPolicy, add_policy, reference
+from guerdon.policies.text_files import load_policy, save_policy
+from guerdon.rl.build import Parts, start_from_run
+from guerdon.rl.episode_stats import EpisodeStats
+from guerdon.rl.films import write_text_film
+from guerdon.rl.learner import KL, Learner
+from guerdon.rl.optimizers import AdamW
+from guerdon.rl.prime import PrimeReward
+from guerdon.rl.reward_source import RewardSource
+from guerdon.rl.text_sources import VERIFIER, attack_warnings, build_text_sources
+from guerdon.settings.study import Study
+from guerdon.worlds.prompts import shared_system_prompt
+
+FILMED_PROMPTS, FILMED_SAMPLES = 6, 4
+KL_START = "kl_ref"  # the adapter that holds the start of a second stage
+
+
+def text_parts(study: Study, *, fresh: bool) -> Parts:
+    """A language model that answers prompts, with reward models that read its answers.
+
+    `runner.total_steps` counts responses: all that were generated, those that the filters dropped and those that a
+    reward model warmed up on included.
+
+    Args:
+        study: the resolved configuration.
+        fresh: take over `runner.resume_dir`; off where a checkpoint of this run follows.
+    """
+    assert study.data is not None
+    algorithm, runner = study.text_algorithm, study.runner
+    torch.manual_seed(runner.seed)  # of dropout, where a model has any: only gradient steps draw from it
+    kl_in_reward, critic = bool(algorithm.kl_coef) and algorithm.kl_in == "reward", algorithm.adv_estimator == "gae"
+    streams = 1 + (study.reward_model is not None) + len(study.text_sources) + kl_in_reward
+    policy = load_policy(study.text_policy, seed=runner.seed, value_heads=streams if critic else 0)
+    policy.temperature = study.generation.temperature
+    collector = TextCollector(
+        study.data, study.generation, policy, seed=runner.seed, greedy=algorithm.adv_estimator == "remax",
+        recompute_above=0 if algorithm.num_epochs > 1 else algorithm.minibatch_size,
+        micro_batch_size=algorithm.micro_batch_size or algorithm.minibatch_size or 1024,
+    )  # fmt: skip
+    alike, system_prompt = shared_system_prompt(collector.prompts)
+    sources = build_text_sources(study, policy, system_prompt=system_prompt)
+    heads = (*sources, *((KL,) if kl_in_reward else ()))
+    collector.heads = heads if critic else ()
+    collector.recompute = kl_in_reward or any(source.needs_log_probs for source in sources.values())
+    start = _reference(study, policy, sources) if algorithm.kl_coef else None
+    learner = Learner(
+        policy,
+        AdamW(policy.parameters(), algorithm.learning_rate, algorithm.betas, algorithm.weight_decay),
+        algorithm,
+        seed=runner.seed,
+        heads=heads,
+        reference=start,
+        store_reference=bool(runner.resume_dir),
+        max_length=study.data.max_response_length,
+    )
+    notes = _notes(study, collector, sources, alike=alike)
+    if fresh and runner.resume_dir:
+        notes.append(start_from_run(learner, Path(runner.resume_dir)))
+        if start is not None:
+            _take_start(start, policy)
+
+    def film(folder: Path, step: int) -> None:
+        rollout = collector.film(policy, prompts=FILMED_PROMPTS, samples=FILMED_SAMPLES)
+        if rollout is not None:
+            rewards = {n: source.measure(rollout, learn=False) for n, source in sources.items() if n != VERIFIER}
+            write_text_film(folder / f"step_{step:012d}.json", rollout, rewards, step=step)
+
+    def save(folder: Path) -> None:
+        save_policy(policy, folder)
+
+    terms = {name: source.terms for name, source in sources.items()}
+    stats = EpisodeStats(list(sources), learned=[name for name in sources if name != VERIFIER])
+    return Parts(collector, sources, terms, learner, stats, "responses", film, save, notes)
+
+
+def _notes(study: Study, collector: TextCollector, sources: dict[str, RewardSource[Any]], *, alike: bool) -> list[str]:
+    """Lines for the start of the log."""
+    notes = [f"{len(collector.prompts)} prompts to train on, {len(collector.validation)} to validate on"]
+    if too_long := collector.sampler.too_long:
+        notes.append(
+            f"{too_long} prompts are longer than data.max_prompt_length ({collector.data.max_prompt_length}) and are "
+            "left out"
+        )
+    notes += [
+        f"[{study.reward.group_name}] {name}: text from {s.model.origin}, weight {s.reward_weight:g}"
+        for name, s in study.text_sources.items()
+    ]
+    learning = any(isinstance(s, PrimeReward) and s.settings.learns for s in sources.values())
+    if learning and study.runner.save_reward_models and not alike:
+        notes.append(
+            "WARNING: the prompts differ in their system turns or have several turns; the saved reward model reads "
+            "the last question alone, so that it gives other values than in this run (data.system_prompt sets one)"
+        )
+    return notes + [f"WARNING: {line}" for line in attack_warnings(study)]
+
+
+# The policy that the KL is measured from.
+
+
+def _reference(study: Study, policy: TextPolicy, sources: dict[str, RewardSource[Any]]) -> TextPolicy:
+    """The policy at the start of the run: the weights under its adapter, or a copy of them.
+
+    A run that starts from another one (`runner.resume_dir`) learns from where that run ended: that is its reference,
+    in weights of its own that go into its checkpoints. Here it only gets the room for them.
+    """
+    own, seed = study.text_policy, study.runner.seed
+    if study.runner.resume_dir and policy.adapter is not None:
+        assert own.lora is not None
+        found = add_policy(policy.base, KL_START, own.lora, seed=seed)
+    elif study.runner.resume_dir:
+        found = TextPolicy(load_policy(own, seed=seed).base)
+    elif policy.adapter is not None:
+        found = reference(policy.base)
+    else:
+        models = (s for s in sources.values() if isinstance(s, PrimeReward) and s.starts_at(own.path))
+        shared = next((model.ref.base for model in models if model.ref is not None), None)
+        found = reference(load_policy(own, seed=seed).base if shared is None else shared)
+    found.temperature = policy.temperature
+    return found
+
+
+def _take_start(start: TextPolicy, policy: TextPolicy) -> None:
+    """Make the reference what the policy is now.
+
+    Raises:
+        CheckpointError: it is a reference of another policy.
+    """
+    mark = f".{policy.adapter}."
+    start.load_tensors({k.replace(mark, f".{KL_START}."): v for k, v in policy.tensors().items()}, critic=False)

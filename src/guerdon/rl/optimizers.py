@@ -1,0 +1,173 @@
+"""Adam for small policies as one tensor, and for large ones tensor by tensor, with clipping and skipped steps.
+
+optimizer = FlatAdam(policy, 1e-3)
+optimizer.zero_grad()
+loss.backward()
+norm = optimizer.step(float(loss.detach()), max_norm=0.5)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from guerdon.errors import CheckpointError
+from guerdon.finite import SkippedSteps
+
+
+class Optimizer(Protocol):
+    """Adam on what a policy trains, with gradient clipping.
+
+    Attributes:
+        skipped: counts the steps in a row that were not finite.
+    """
+
+    skipped: SkippedSteps
+
+    def zero_grad(self) -> None:
+        """Set gradients to zero."""
+        ...
+
+    def step(self, loss: float, max_norm: float, learning_rate: float | None = None) -> float | None:
+        """Clip gradients to a norm and step; the norm before clipping, None where a step is skipped as not finite.
+
+        Args:
+            loss: that the gradients are of.
+            max_norm: of all gradients together.
+            learning_rate: from now on; None: as it is.
+
+        Raises:
+            NonFiniteError: too many in a row were skipped.
+        """
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Moments and step counts, for a checkpoint."""
+        ...
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Return to stored moments."""
+        ...
+
+
+class FlatAdam:
+    """Adam (Kingma & Ba 2015, 1412.6980) on all parameters of a small module as one tensor.
+
+    The module's parameters become windows into `flat`; gradients are gathered into `flat.grad`, so that clipping and
+    Adam are a handful of operations instead of one per layer.
+    """
+
+    def __init__(self, module: nn.Module, learning_rate: float, *, eps: float = 1e-5) -> None:
+        self._parameters = [p for p in module.parameters() if p.requires_grad]
+        size = sum(p.numel() for p in self._parameters)
+        self.flat = torch.empty(size)
+        self.flat.grad = torch.zeros(size)
+        offset = 0
+        for p in self._parameters:
+            window = self.flat[offset : offset + p.numel()].view_as(p)
+            window.copy_(p.detach())
+            p.data = window
+            p.grad = self.flat.grad[offset : offset + p.numel()].view_as(p)
+            offset += p.numel()
+        self.optimizer = torch.optim.Adam([self.flat], lr=learning_rate, eps=eps, fused=True)
+        self.skipped = SkippedSteps("the policy", "algorithm.learning_rate")
+
+    def zero_grad(self) -> None:
+        """Set gradients to zero, in place."""
+        assert self.flat.grad is not None
+        self.flat.grad.zero_()
+
+    def step(self, loss: float, max_norm: float, learning_rate: float | None = None) -> float | None:
+        """See `Optimizer`."""
+        grad = self.flat.grad
+        assert grad is not None
+        norm = float(torch.linalg.vector_norm(grad))
+        if not self.skipped.takes(loss, norm):
+            return None
+        if norm > max_norm:
+            grad.mul_(max_norm / (norm + 1e-6))
+        if learning_rate is not None:
+            self.optimizer.param_groups[0]["lr"] = learning_rate
+        self.optimizer.step()
+        return norm
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Adam's moments and step count."""
+        state = self.optimizer.state_dict()["state"]
+        return {k: torch.as_tensor(v).clone() for k, v in state[0].items()} if state else {}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Return to stored moments.
+
+        Raises:
+            CheckpointError: they are of another policy.
+        """
+        if not tensors:
+            return
+        if tensors["exp_avg"].numel() != self.flat.numel():
+            raise CheckpointError(
+                f"the optimiser state is for {tensors['exp_avg'].numel()} parameters, "
+                f"this policy has {self.flat.numel()}"
+            )
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict(
+            {"state": {0: {k: v.clone() for k, v in tensors.items()}}, "param_groups": groups}
+        )
+
+
+class AdamW:
+    """AdamW (Loshchilov & Hutter 2019, 1711.05101) on the tensors that a large policy trains, each by itself.
+
+    Args:
+        parameters: what is trained.
+        learning_rate: until `step` sets another.
+        betas: decay of the moments.
+        weight_decay: per step, times the learning rate.
+        what: what is trained, in words.
+        key: the setting to change where training diverges.
+    """
+
+    def __init__(
+        self,
+        parameters: list[nn.Parameter],
+        learning_rate: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
+        *,
+        what: str = "the policy",
+        key: str = "algorithm.learning_rate",
+    ) -> None:
+        self.optimizer = torch.optim.AdamW(
+            parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=True
+        )
+        self.skipped = SkippedSteps(what, key)
+
+    def zero_grad(self) -> None:
+        """Drop gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def step(self, loss: float, max_norm: float, learning_rate: float | None = None) -> float | None:
+        """See `Optimizer`."""
+        if learning_rate is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate
+        return self.skipped.clipped_step(self.optimizer, loss, max_norm)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state as named tensors: `adam.<parameter>.<slot>`."""
+        state = self.optimizer.state_dict()["state"]
+        return {
+            f"adam.{i}.{k}": torch.as_tensor(v).cpu().clone() for i, slots in state.items() for k, v in slots.items()
+        }
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Return to what `tensors` gave; names that are not of Adam are passed over."""
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            if name.startswith("adam."):
+                _, index, slot = name.split(".", 2)
+                state.setdefault(int(index), {})[slot] = value.clone()
+        self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})

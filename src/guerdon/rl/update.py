@@ -1,0 +1,310 @@
+"""Gradient steps on a rollout with advantages: one function for all policies.
+
+Rows are what a gradient step is made of: the steps of a control policy (K = 1 decision each), the responses of a
+language model (K tokens), the chunks of a policy with action tokens. Losses of micro-batches add up to exactly the
+loss of the gradient step they belong to.
+
+    batch = make_batch(inputs, rollout.mask, advantages, old=rollout.log_probs, values=rollout.values)
+    metrics = update_policy(policy, FlatAdam(policy, 1e-3), batch, settings, rng, learning_rate=1e-3)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Generic
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from guerdon.rl import losses
+from guerdon.rl.optimizers import Optimizer
+from guerdon.settings.policy import AlgorithmSettings
+from guerdon.settings.text_algorithm import TextAlgorithmSettings
+from guerdon.types import Advantages, BoolArray, Evaluated, Evaluates, FloatArray, Inputs, Metrics
+
+
+@dataclass(frozen=True, eq=False)
+class Batch(Generic[Inputs]):
+    """A rollout with advantages, ready for gradient steps: R rows of K decisions, H value heads.
+
+    Attributes:
+        inputs: R rows, for `Policy.evaluate`.
+        mask: (R, K) float32, 1 where there is a decision.
+        advantages: (R, K) float32, 0 where masked.
+        old_log_probs: (R, K) of the policy that acted, as training computes them; None where one gradient step takes
+            the whole batch, so that the policy that is trained is the one that acted.
+        ref_log_probs: (R, K) of the KL's reference; None without a KL in the loss.
+        behaviour: (R, K) log-probabilities as they were sampled, to measure how far training is from them.
+        values: (R, K, H) before the update, for clipping its change.
+        returns: (R, K, H) targets of the value heads; None without a critic.
+        value_mask: (R, K, H) float32, 0 where a target is missing.
+    """
+
+    inputs: Inputs
+    mask: Tensor
+    advantages: Tensor
+    old_log_probs: Tensor | None = None
+    ref_log_probs: Tensor | None = None
+    behaviour: Tensor | None = None
+    values: Tensor | None = None
+    returns: Tensor | None = None
+    value_mask: Tensor | None = None
+
+    def columns(self) -> dict[str, Tensor]:
+        """The tensors that are there, by name."""
+        return {f.name: t for f in fields(self) if isinstance(t := getattr(self, f.name), Tensor)}
+
+
+def make_batch(
+    inputs: Inputs,
+    mask_B_T: BoolArray,
+    found: Advantages,
+    *,
+    old: FloatArray | None = None,
+    ref: FloatArray | None = None,
+    behaviour: FloatArray | None = None,
+    values: Mapping[str, FloatArray] | None = None,
+) -> Batch[Inputs]:
+    """A rollout with its advantages as rows of decisions: as many as the inputs have.
+
+    Args:
+        inputs: of the policy.
+        mask_B_T: where there is a decision.
+        found: advantages and value targets; value heads are in the order of `values`.
+        old, ref, behaviour: (B, T), see `Batch`.
+        values: source to (B, T) values before the update, where there is a critic.
+    """
+    rows = len(inputs)
+
+    def column(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)).reshape(rows, -1 if array.size else 0)
+
+    def heads(arrays: Mapping[str, np.ndarray]) -> Tensor | None:
+        return torch.stack([column(arrays[name]) for name in values], dim=-1) if values else None
+
+    return Batch(
+        inputs,
+        column(mask_B_T),
+        column(found.advantages),
+        None if old is None else column(old),
+        None if ref is None else column(ref),
+        None if behaviour is None else column(behaviour),
+        heads(values or {}),
+        heads(found.value_targets),
+        heads(found.known),
+    )
+
+
+class _Sums(dict[str, float]):
+    """Sums by name."""
+
+    def add(self, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            self[name] = self.get(name, 0.0) + value
+
+
+def update_policy(
+    policy: Evaluates[Inputs],
+    optimizer: Optimizer,
+    batch: Batch[Inputs],
+    settings: AlgorithmSettings | TextAlgorithmSettings,
+    rng: np.random.Generator,
+    *,
+    learning_rate: float,
+    max_length: int | None = None,
+) -> Metrics:
+    """Passes over a batch, a gradient step per mini-batch, stopped early where the policy moved beyond `target_kl`.
+
+    Args:
+        policy: what is trained; with value heads where the batch has returns.
+        optimizer: of its parameters.
+        batch: what to learn from.
+        settings: loss, aggregation, sizes.
+        rng: the order of rows, where an epoch has more than one mini-batch.
+        learning_rate: for every step.
+        max_length: the length limit of a response (`loss_agg: constant`).
+
+    Returns:
+        Means over the gradient steps that were taken, None where there was none; `rollout_gap_*`: how far the acting
+        policy's log-probabilities are from those that were sampled with; the counts `updates` and `skipped_updates`
+        (losses or gradients that were not finite).
+
+    Raises:
+        NonFiniteError: too many in a row were not.
+    """
+    total, largest_gap, taken, skipped = _Sums(), 0.0, 0, 0
+    names = _metric_names(batch)
+    for rows, part in _mini_batches(batch, settings, rng):
+        optimizer.zero_grad()
+        weights, divisor = _aggregation(part["mask"], settings, max_length)
+        value_count = part["value_mask"].sum((0, 1)).clamp_min(1.0) if "value_mask" in part else None
+        count = part["mask"].sum().clamp_min(1.0)
+        facts = _Sums()
+        for here in _chunks(len(rows), settings.micro_batch_size):
+            columns = {name: column[here] for name, column in part.items()} | {"weights": weights[here]}
+            inputs = batch.inputs.take(rows[here])
+            loss, numbers, gap = _loss(policy, inputs, columns, divisor, count, value_count, settings)
+            loss.backward()  # type: ignore[no-untyped-call]
+            facts.add(numbers)
+            largest_gap = max(largest_gap, gap)
+        if settings.target_kl is not None and facts["approx_kl"] > 1.5 * settings.target_kl:
+            break
+        norm = optimizer.step(
+            facts["policy_loss"] + facts.get("value_loss", 0.0), settings.max_grad_norm, learning_rate
+        )
+        if norm is None:
+            skipped += 1
+            continue
+        taken += 1
+        total.add({**facts, "grad_norm": norm})
+    metrics: Metrics = {name: total[name] / taken if taken else None for name in names}
+    if batch.behaviour is not None:
+        metrics["rollout_gap_max"] = largest_gap
+    return metrics | {"updates": taken, "skipped_updates": skipped}
+
+
+def _metric_names(batch: Batch[Inputs]) -> list[str]:
+    names = ["policy_loss", "grad_norm", "entropy", "clip_fraction", "approx_kl"]
+    names += ["value_loss"] if batch.returns is not None else []
+    names += ["kl"] if batch.ref_log_probs is not None else []
+    return names + (["rollout_gap_mean"] if batch.behaviour is not None else [])
+
+
+def _mini_batches(
+    batch: Batch[Inputs], settings: AlgorithmSettings | TextAlgorithmSettings, rng: np.random.Generator
+) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
+    """Rows and columns of each gradient step; in their own order where one step takes them all.
+
+    Columns are put in order once per epoch, which is cheaper than picking from each for every part; inputs, which may
+    be pictures, are picked part by part.
+    """
+    n = len(batch.inputs)
+    size = settings.minibatch_size or n
+    for _ in range(settings.num_epochs):
+        order = np.arange(n) if size >= n else rng.permutation(n)
+        index = torch.from_numpy(order)
+        ordered = {name: column.index_select(0, index) for name, column in batch.columns().items()}
+        for here in _chunks(n, size):
+            yield order[here], {name: column[here] for name, column in ordered.items()}
+
+
+def _chunks(n: int, size: int | None) -> Iterator[slice]:
+    """Parts of at most `size` rows; None: all."""
+    for start in range(0, n, size or max(n, 1)):
+        yield slice(start, min(start + (size or n), n))
+
+
+def _aggregation(
+    mask: Tensor, settings: AlgorithmSettings | TextAlgorithmSettings, max_length: int | None
+) -> tuple[Tensor, Tensor | float]:
+    """Weights of the decisions of a gradient step, and what their weighted sum is divided by."""
+    if settings.loss_agg == "token":
+        return mask, mask.sum().clamp_min(1.0)
+    return losses.aggregation_weights(mask, settings.loss_agg, max_length=max_length), 1.0
+
+
+def _loss(
+    policy: Evaluates[Inputs],
+    inputs: Inputs,
+    columns: Mapping[str, Tensor],
+    divisor: Tensor | float,
+    count: Tensor,
+    value_count: Tensor | None,
+    settings: AlgorithmSettings | TextAlgorithmSettings,
+) -> tuple[Tensor, dict[str, float], float]:
+    """These rows' part of a gradient step's loss, its parts as plain numbers, and the largest gap to the sampler."""
+    found = policy.evaluate(inputs, entropy=True)
+    new = found.log_probs
+    here = {name: column[:, : new.shape[1]].to(new.device) for name, column in columns.items()}
+    mask, weights = here["mask"], here["weights"]
+    old = here.get("old_log_probs", new.detach())
+    advantages = here["advantages"]
+    if settings.normalize_minibatches:
+        advantages = _standardise(advantages, mask)
+
+    def share(values: Tensor) -> float:
+        return float((values.detach() * mask).sum() / count)
+
+    terms, outside = _policy_terms(new, old, advantages, mask, settings)
+    policy_loss = (terms * weights).sum() / divisor
+    numbers = {
+        "policy_loss": float(policy_loss.detach()),
+        "clip_fraction": share(outside),
+        "approx_kl": share(losses.old_kl_terms(new, old)),
+    }
+    total = policy_loss
+    if found.entropy is not None:
+        everywhere = found.entropy.ndim == 0  # the same at every decision
+        entropy = found.entropy if everywhere else (found.entropy * weights).sum() / divisor
+        total = total - settings.entropy_coef * entropy if settings.entropy_coef else total
+        numbers["entropy"] = float(entropy.detach()) if everywhere else share(found.entropy)
+    if "ref_log_probs" in here:
+        gap = losses.kl_terms(new, here["ref_log_probs"], settings.kl_type)
+        total = total + settings.kl_coef * ((gap * weights).sum() / divisor)
+        numbers["kl"] = share(gap)
+    if value_count is not None:
+        value_loss = _value_loss(found, here, weights, value_count.to(new.device), settings)
+        total = total + settings.value_coef * value_loss
+        numbers["value_loss"] = float(value_loss.detach())
+    largest = 0.0
+    if "behaviour" in here and mask.numel():
+        apart = (old - here["behaviour"]).abs() * mask
+        numbers["rollout_gap_mean"], largest = float(apart.sum() / count), float(apart.max())
+    return total, numbers, largest
+
+
+def _value_loss(
+    found: Evaluated,
+    here: Mapping[str, Tensor],
+    weights: Tensor,
+    value_count: Tensor,
+    settings: AlgorithmSettings | TextAlgorithmSettings,
+) -> Tensor:
+    """Half the squared error of each value head where its target is known, aggregated as the policy loss is."""
+    assert found.values is not None
+    errors = losses.value_errors(found.values, here["returns"], here.get("values"), settings.clip_range_value)
+    if settings.loss_agg != "token":
+        return 0.5 * (errors * weights[..., None] * here["value_mask"]).sum()
+    return 0.5 * ((errors * here["value_mask"]).sum((0, 1)) / value_count).sum()
+
+
+def _policy_terms(
+    new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, settings: AlgorithmSettings | TextAlgorithmSettings
+) -> tuple[Tensor, Tensor]:
+    """Terms of the policy loss per decision, and where the ratio was clipped."""
+    low = settings.clip_range
+    high = low if settings.clip_range_high is None else settings.clip_range_high
+    match settings.loss:
+        case "ppo":
+            dual_clip = settings.clip_ratio_c
+            return losses.ppo_clip_terms(new, old, advantages, clip_low=low, clip_high=high, dual_clip=dual_clip)
+        case "gspo":
+            return losses.gspo_terms(new, old, advantages, mask, clip_low=low, clip_high=high)
+        case "cispo":
+            return losses.cispo_terms(new, old, advantages, clip_low=low, clip_high=high)
+        case "reinforce":
+            return losses.reinforce_terms(new, advantages), torch.zeros_like(new)
+
+
+def _standardise(a: Tensor, mask: Tensor) -> Tensor:
+    count = mask.sum().clamp_min(1.0)
+    mean = (a * mask).sum() / count
+    centred = (a - mean) * mask
+    return centred / ((centred * centred).sum() / (count - 1).clamp_min(1.0)).sqrt().add(1e-8)
+
+
+def scheduled(base: float, schedule: str, progress: float) -> float:
+    """Learning rate after a share `progress` of the run: constant, linear to 0, or half a cosine to 0."""
+    if schedule == "linear":
+        return base * max(0.0, 1.0 - progress)
+    if schedule == "cosine":
+        return base * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    return base
+
+
+def steps_per_update(settings: AlgorithmSettings | TextAlgorithmSettings, rows: int) -> int:
+    """Gradient steps that an update of so many rows takes."""
+    return settings.num_epochs * -(-rows // (settings.minibatch_size or max(rows, 1)))
