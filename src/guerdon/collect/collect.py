@@ -2,7 +2,7 @@
 
 Episodes are played in rounds: in a round every copy of the world plays one episode, from a start and with random
 numbers that only the seed, the actor and the round decide, and they are written in the order of the copies. So the
-same configuration gives the same data set, and one that was cut off by a kill goes on to the same data set too.
+same configuration gives the same data set, also where the process was killed and started again.
 
     done = collect(study)
     print(done.path, done.episodes)
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,8 +35,8 @@ GIVE_UP_AFTER = 50  # episodes tried for each one wanted, while not one could be
 
 
 @dataclass(frozen=True)
-class Collected:
-    """What was written where.
+class CollectResult:
+    """A data set after a call of `collect`.
 
     Attributes:
         path: the data set.
@@ -50,12 +50,8 @@ class Collected:
     tried: int
 
 
-class Acts(Protocol):
-    """Anything that turns observations into actions."""
-
-    def act(self, observations_B: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """(B, A) actions."""
-        ...
+Act = Callable[[np.ndarray, np.random.Generator], np.ndarray]
+"""(B, ...) observations to (B, A) actions."""
 
 
 class _Part(NamedTuple):
@@ -79,7 +75,7 @@ def shares_to_counts(mixture: tuple[ActorShare, ...], episodes: int) -> list[int
     return counts
 
 
-def collect(study: Study) -> Collected:
+def collect(study: Study) -> CollectResult:
     """Collect what the `collect` section asks for. A data set already there is continued, up to `episodes`.
 
     With `env.observation: pixels` the episodes have no states, only frames; scripted experts still look at states.
@@ -90,7 +86,7 @@ def collect(study: Study) -> Collected:
     """
     settings = study.collect
     if settings is None:
-        raise ConfigError("this configuration has no collect section: say at least collect.save_dir")
+        raise ConfigError("this configuration has no collect section: set at least collect.save_dir")
     tried = 0
     with EpisodeWriter(
         settings.save_dir,
@@ -109,11 +105,11 @@ def collect(study: Study) -> Collected:
             writer.flush()
         finally:
             progress.close()
-        return Collected(Path(settings.save_dir), writer.num_episodes, writer.num_frames, tried)
+        return CollectResult(Path(settings.save_dir), writer.num_episodes, writer.num_frames, tried)
 
 
 def _parts(settings: CollectSettings, writer: EpisodeWriter) -> list[_Part]:
-    """Who has recorded how much and goes on where; refuse a data set that this mixture did not begin."""
+    """What each actor has recorded and which episode comes next; refuses a data set of another mixture."""
     parts, known = [], 0
     counts = shares_to_counts(settings.mixture, settings.episodes)
     for index, (share, wanted) in enumerate(zip(settings.mixture, counts, strict=True)):
@@ -185,7 +181,7 @@ def _collect_part(
 def _play_round(
     world: World,
     recorder: Recorder,
-    actor: Acts,
+    actor: Act,
     share: ActorShare,
     stop_after_success: int | None,
     rng: np.random.Generator,
@@ -203,7 +199,7 @@ def _play_round(
     playing = np.arange(copies) >= skip
 
     def act(observations: np.ndarray) -> np.ndarray:
-        actions = actor.act(observations + error if share.calibration_error else observations, rng)
+        actions = actor(observations + error if share.calibration_error else observations, rng)
         if wander is not None:
             actions = np.where((world.steps_in_episode < first)[:, None], wander.act(observations, rng), actions)
         return np.asarray(np.clip(actions, space.low, space.high))
@@ -249,15 +245,15 @@ def _calibration_errors(share: ActorShare, shape: tuple[int, ...], rng: np.rando
 
 
 def _labeler(world: World, env: WorldSettings, limit: int | None) -> Callable[[int], int] | None:
-    """What says how far a copy is from success, if continuations are wanted."""
+    """Continuation labels of copies, if they are wanted."""
     if limit is None:
         return None
     continuations = Continuations(env, limit)
     return lambda index: continuations.steps_left(world.save_state(index))
 
 
-def _actor_maker(share: ActorShare, world: World, study: Study, policy: ControlPolicy | None) -> Callable[[], Acts]:
-    """What makes a fresh actor for each round.
+def _actor_maker(share: ActorShare, world: World, study: Study, policy: ControlPolicy | None) -> Callable[[], Act]:
+    """Makes a new actor for each round.
 
     Raises:
         ConfigError: an expert for a world that has none, or random actions without bounds.
@@ -266,13 +262,13 @@ def _actor_maker(share: ActorShare, world: World, study: Study, policy: ControlP
     space = world.action_space
     if policy is not None:
         policy.check_fits(world.observation_shape, space)
-        return lambda: NoisyActor(policy.actor(), share.noise)
+        return lambda: NoisyActor(policy.actor(), share.noise).act
     if share.type in ("expert", "noisy"):
         if study.env.type != "metaworld":
             raise ConfigError(
                 f"collect.mixture: {study.env.task} has no scripted expert; use type random or checkpoint"
             )
-        return lambda: ScriptedExpert(study.env.task, noise=share.noise if share.type == "noisy" else 0.0)
+        return lambda: ScriptedExpert(study.env.task, noise=share.noise if share.type == "noisy" else 0.0).act
     if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
         raise ConfigError(f"collect.mixture: the actions of {study.env.task} have no bounds to draw random ones from")
-    return lambda: RandomActor(space.low, space.high)
+    return lambda: RandomActor(space.low, space.high).act

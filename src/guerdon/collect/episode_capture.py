@@ -50,18 +50,18 @@ class Recorder:
         kept: episodes recorded so far, those found on the disk included.
 
     Args:
-        world: what is watched; its eye draws the frames. Where it does not report success at every step, or the data
+        world: what is watched; it draws the frames. Where it does not report success at every step, or the data
             set began so, episodes have no success column, only an outcome, or none.
         writer: where episodes go.
         frame_every: 1 keeps all rows. With k > 1 a row's action is the last of its k actions and its reward is
             the sum of theirs.
         keep_success, keep_fail, keep_unknown: share to keep of the episodes that succeeded, that failed, and whose
-            success nobody knows; an episode's number decides.
+            success is unknown; an episode's number decides.
         keep_states: record what the environment itself observes, where the world shows that.
-        meta: written with every episode, beside `frame_every` and `copy`. Its `prefix` begins the episodes' ids.
+        meta: written with every episode, with `frame_every` and `copy`. Its `prefix` begins the episodes' ids.
         seed: draws which episodes are kept.
         limit: keep no more than this many.
-        label: says how many steps from success a copy is now (`collect.continuations`); goes to `meta["steps_left"]`.
+        label: steps from success of a copy as it stands (`collect.continuations`); goes to `meta["steps_left"]`.
         hold: keep ended episodes until `release`, which writes them in the order of their copies.
     """
 

@@ -65,19 +65,22 @@ class ObservedFrames:
         self.world, self.observes, self._continuations = world, tuple(observes), continuations
         self._rows: list[ObservedRow] = []
 
-    def capture(self, rows_B: IntArray) -> BoolArray:
-        """(B,) bool, whether the moment after an action of this number within its episode is looked at."""
+    def capture(self, rows_B: IntArray, last_B: BoolArray | None = None) -> BoolArray:
+        """(B,) bool, whether any reward model looks at the moment after an action.
+
+        Args:
+            rows_B: number of the action within its episode.
+            last_B: where it ends the episode; None: such moments are looked at for another reason.
+        """
         wanted = np.zeros(len(rows_B), dtype=np.bool_)
         for o in self.observes:
-            wanted |= o.selects(rows_B)
+            wanted |= o.selects(rows_B, last_B)
         return wanted
 
     def begin(self, transition: Transition) -> None:
-        """Forget what was seen: every copy begins an episode, before the first step of a rollout."""
+        """Forget what was observed: every copy begins an episode, before the first step of a rollout."""
         self._rows = []
-        numbers = self.world.episode_ids
-        for i, look in transition.first_looks.items():
-            self._append(ObservedRow(i, -1, int(numbers[i]), 0, False, False, look))
+        self._add_first(-1, self.world.episode_ids, transition)
 
     def add(self, t: int, step: Step, over_B: BoolArray | None = None) -> None:
         """Take in step t of the rollout.
@@ -88,15 +91,16 @@ class ObservedFrames:
             over_B: where copies play one episode each: those whose episode was over before the step.
         """
         transition, done = step.transition, step.transition.done
+        wanted = self.capture(step.rows, done)
+        if over_B is not None:
+            wanted &= ~over_B
         for i, look in transition.looks.items():
-            if over_B is None or not over_B[i]:
-                row, last = int(step.rows[i]), bool(done[i])
-                success = transition.success_of(i)
+            if wanted[i]:
+                row, last, success = int(step.rows[i]), bool(done[i]), transition.success_of(i)
                 left = np.nan if last else self._steps_left(i, row, success)
-                self._append(ObservedRow(i, t, int(step.numbers[i]), row, last, success, look, left))
+                self._rows.append(ObservedRow(i, t, int(step.numbers[i]), row, last, success, look, left))
         if over_B is None:  # a copy that resets in a step of its own (NEXT_STEP) already carries the new number
-            for i, look in transition.first_looks.items():
-                self._append(ObservedRow(i, t, int(step.numbers[i]) + int(done[i]), 0, False, False, look))
+            self._add_first(t, step.numbers + done, transition)
 
     def segments(self, mask_B_T: BoolArray, terminated_B_T: BoolArray, done_B_T: BoolArray) -> tuple[Segment, ...]:
         """Draw the rows of a rollout that is over and cut them at the ends of episodes; see `cut_into_segments`."""
@@ -107,9 +111,11 @@ class ObservedFrames:
             frames = np.zeros((len(rows), 1, 1, 3), dtype=np.uint8)
         return cut_into_segments(rows, frames, self.world.tasks, mask_B_T, terminated_B_T, done_B_T)
 
-    def _append(self, row: ObservedRow) -> None:
-        if any(o.selects(np.array([row.row]), np.array([row.last]))[0] for o in self.observes):
-            self._rows.append(row)
+    def _add_first(self, t: int, numbers_B: IntArray, transition: Transition) -> None:
+        """Take in the first moments of episodes with these numbers, which begin after step t."""
+        if any(o.first for o in self.observes):
+            for i, look in transition.first_looks.items():
+                self._rows.append(ObservedRow(i, t, int(numbers_B[i]), 0, False, False, look))
 
     def _steps_left(self, stream: int, row: int, success: bool | None) -> float:
         """What an expert needs from where a copy stands now; nan where no label is wanted."""
