@@ -81,10 +81,10 @@ def test_page_says_the_verdicts_in_plain_words(page):
     assert words.count("better") == 3  # C pooled and on both tasks, nowhere else
     for part in (
         "Learning curves",
-        "Reward against success",
+        "Reward and true success",
         "Reward models",
-        "Films",
-        "Reproduce",
+        "Episodes",
+        "Reproduction",
         "Warnings",
     ):
         assert part in words
@@ -211,7 +211,7 @@ def test_alarms_are_listed_with_run_and_step(tmp_path):
     page = write_report(study).read_text()
     assert "door-close-v3/B/seed1 40k, 60k" in text(page)
     assert page.count('class="alarm"') == 2
-    assert "None rang" not in page
+    assert "None: in no run" not in page
 
 
 def test_names_cannot_inject_markup(tmp_path):

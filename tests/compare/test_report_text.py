@@ -67,7 +67,7 @@ def reached(task, arm, seed):
 def test_page_counts_responses_and_names_the_verifier(page):
     words = text(page)
     assert "environment" not in words
-    for part in ("Responses to 50%", "Responses to match rloo", "judged by the verifier", "Answers, token by token"):
+    for part in ("Responses to 50%", "Responses to match rloo", "measured by the verifier", "Token rewards"):
         assert part in words
     assert re.search(r"prime reaches the final success of rloo in 2\.\d× fewer responses \[2\.\d, 2\.\d\]", words)
     assert '<text class="name"' in page
@@ -114,7 +114,7 @@ def test_robots_still_count_environment_steps(tmp_path):
     page = write_report(study).read_text()
     words = text(page)
     assert "Steps to 50%" in words
-    assert "judged by the environment" in words
+    assert "measured by the environment" in words
     assert ">environment steps</text>" in page
     assert 'id="answers"' not in page
     assert "responses" not in words
@@ -361,7 +361,7 @@ def test_answers_of_an_arm_without_process_rewards_have_no_colours(tmp_path):
     run = tmp_path / "chain" / "rloo" / "seed0"
     write_text_run(run, arm="rloo", curve=learning(0.6, 1), unit=None)
     page = write_single_report(run).read_text()
-    assert "This arm pays the outcome only" in page
+    assert "This arm rewards the outcome only" in page
     section = page[page.index('<figure class="answers"') : page.index('id="reproduce"')]
     assert not re.search(r'class="h-?\d', section)
     assert section.count('aria-label="true step"') > 10
@@ -375,7 +375,7 @@ def test_alarms_and_notes_speak_of_responses(tmp_path):
         file.write(json.dumps({"kind": "train", "step": 9000, "hacking_alarm": 1}) + "\n")
     words = text(write_single_report(run).read_text())
     assert "unfinished: its last evaluation is after 8.19k responses" in words
-    assert "Responses after which it rang" in words
+    assert "Responses at the alarms" in words
 
 
 def test_the_first_point_of_a_line_has_a_marker():
@@ -423,5 +423,5 @@ def test_robot_run_alone_keeps_its_words(tmp_path):
     run = tmp_path / "runs" / "button" / "C" / "seed0"
     write_run(run, success=rising(0.9), sources=["progress"], film=True, alarm_at=(20_000,))
     words = text(write_single_report(run).read_text())
-    assert "Steps at which it rang" in words
+    assert "Steps of the alarms" in words
     assert "at step 80k" in words

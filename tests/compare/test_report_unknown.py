@@ -29,4 +29,4 @@ def test_an_arm_without_known_success_has_no_verdict(tmp_path):
     page = write_report(study).read_text()
     assert "no verdict, true success is unknown in runs of B" in page
     assert "B/seed0: true success is unknown: its environment does not report it" in page
-    assert f"In {len(paths)} runs true success is unknown, so no alarm could ring there" in page
+    assert f"In {len(paths)} runs true success is unknown, so no alarm is possible there" in page

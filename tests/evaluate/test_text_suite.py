@@ -299,7 +299,7 @@ def test_without_an_evaluate_section_the_own_family_is_asked(file):
     assert settings.generated.families[0].steps == 2
     assert settings.aggregation == "min"
     files = {"type": "files", "train_files": "x.jsonl"}
-    with pytest.raises(ConfigError, match="does not say what its reward models are evaluated on"):
+    with pytest.raises(ConfigError, match="there is nothing to evaluate the reward models on"):
         text_settings(None, study_of(file, evaluate=None, data=files).data)
 
 

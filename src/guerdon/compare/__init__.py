@@ -1,1 +1,1 @@
-"""Compare reward settings: run arms x seeds x tasks, and report them with honest statistics."""
+"""Compare reward settings: run arms x seeds x tasks, and report them with intervals and tests."""

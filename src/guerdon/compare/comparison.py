@@ -63,7 +63,7 @@ class ArmRow:
         speed: the baseline's steps to its own final success over the arm's; None for the baseline.
         speed_sentence: that ratio in plain words where its interval excludes 1, else empty.
         failure_rate: mean share of failed measurements of the source that fails most, over all runs that logged one.
-        n_runs: complete runs; `n_planned` is how many the study asked for.
+        n_runs: complete runs; `n_planned` is how many the study has.
         wall_seconds: mean over complete runs.
     """
 
@@ -120,7 +120,7 @@ def summarise(study: StudyRecord, tasks: Sequence[str]) -> list[ArmRow]:
 
 
 def _differences(study: StudyRecord, tasks: Sequence[str]) -> dict[str, PairedDifference]:
-    """Arms minus the baseline, those alone whose failure rates let them be compared; corrected as the study says."""
+    """Arms minus the baseline, for arms with comparable failure rates; corrected as the study is configured."""
     rates = {arm: _failure_rate(study, arm, tasks) for arm in study.arms}
     others = [arm for arm in study.arms if arm != study.baseline and _comparable(rates[arm], rates[study.baseline])]
     baseline = scores(study, study.baseline, tasks, final_success)

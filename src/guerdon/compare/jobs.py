@@ -1,7 +1,7 @@
-"""Run jobs that depend on each other, a few at a time; one that fails never takes the others along.
+"""Runner of jobs that depend on each other, a few at a time; a failed job stops only those that need it.
 
-Each job is a process of its own with its own log, which ends with this one, however that ends. A job that finished is
-not run again; one whose folder another process works in waits for it. Processes are forked from one server that has
+Each job is a process with its own log, and ends when this process ends. A job that finished is not run again; one
+whose folder is in use by another process waits for that process. Processes are forked from one server that has
 imported the heavy packages already, so that a small job does not cost seconds of imports.
 """
 
@@ -67,7 +67,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended: `done`, `failed` or `skipped` (something it needs failed), and its last line."""
+    """The end of a job: `done`, `failed` or `skipped` (something it needs failed), and its last line."""
 
     job: Job
     state: str

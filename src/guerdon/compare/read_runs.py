@@ -3,8 +3,7 @@
 Everything that reads results goes through here. A run is never dropped silently: a planned run without a
 directory is `missing`, one with `FAILED.json` is `failed`, one without `COMPLETE` is `unfinished`. A
 truncated JSON line (a killed process leaves one) is skipped and counted, and a number that is not finite
-becomes None. What a step is differs: environment steps of a robot, responses written by a language model. This
-module does not know statistics, HTML, or how runs are made.
+becomes None. What a step is differs: environment steps of a robot, responses written by a language model.
 
     study = read_study(Path("runs/demo"))
     for run in study.runs: print(run.name, run.status, len(run.evals))
@@ -36,7 +35,7 @@ class RunRecord:
 
     Attributes:
         status: `complete`, `unfinished` (no `COMPLETE`), `failed` (`FAILED.json`), `missing` (no directory).
-        error: what `FAILED.json` says, else empty.
+        error: the message of `FAILED.json`, else empty.
         evals: evaluation lines in the order of their steps, the last one kept where a step occurs twice.
         trains: training lines, likewise.
         skipped_lines: lines that were not valid JSON objects (a kill leaves a truncated last line).
@@ -93,7 +92,7 @@ class StudyRecord:
     Attributes:
         arms: arm name to label, in the order of the study.
         correction: how its comparisons are corrected for their number.
-        notes: what was odd about the directory itself (unknown runs, unreadable files), one line each.
+        notes: problems of the directory itself (unknown runs, unreadable files), one line each.
     """
 
     name: str
@@ -297,7 +296,7 @@ def _status(path: Path) -> tuple[Status, str]:
 
 
 def _unit(path: Path, config_text: str) -> str:
-    """What `COMPLETE` says, else what the kind of policy in the configuration means."""
+    """The unit in `COMPLETE`, else that of the kind of policy in the configuration."""
     said = (read_json(path / "COMPLETE") or {}).get("unit")
     if isinstance(said, str) and said:
         return said

@@ -144,7 +144,7 @@ def _study_context(study: StudyRecord) -> dict[str, Any]:
 
 
 def _unit(unit: str) -> dict[str, Any]:
-    """What the words of the page depend on: what a step is, and who judges."""
+    """What the words of the page depend on: the unit of steps, and whether a verifier or an environment measures."""
     return {"unit": unit, "steps_name": fmt.short_unit(unit), "text": unit == TEXT}
 
 
@@ -251,7 +251,7 @@ class Note:
 
 
 def run_notes(run: RunRecord, *, warned: bool = True) -> list[Note]:
-    """What is odd about one run; with `warned` also what it said of its rewards itself."""
+    """Warnings about one run; with `warned` also those that it wrote about its rewards."""
     notes: list[Note] = []
     last = success_curve(run)[0][-1:] or [0.0]
     when = fmt.at(last[0], run.unit)
@@ -262,10 +262,10 @@ def run_notes(run: RunRecord, *, warned: bool = True) -> list[Note]:
     elif run.status == "unfinished":
         notes.append(Note(f"{run.name} is unfinished: its last evaluation is {when}", True))
     elif success_unknown(run):
-        said = "true success is unknown: its environment does not report it, so the run counts nowhere"
+        said = "true success is unknown: its environment does not report it, so the run is in no result"
         notes.append(Note(f"{run.name}: {said}", severe=True))
     elif not success_curve(run)[0]:
-        notes.append(Note(f"{run.name} is complete but has no evaluation, so it counts nowhere", severe=True))
+        notes.append(Note(f"{run.name} is complete but has no evaluation, so it is in no result", severe=True))
     notes += _partly_known(run)
     if warned:
         notes += [Note(f"{run.name}: {line}", severe=True) for line in warnings_of(run)]
@@ -289,7 +289,7 @@ def _partly_known(run: RunRecord) -> list[Note]:
 
 
 def warnings_of(run: RunRecord) -> list[str]:
-    """What the run itself said of its rewards when it began."""
+    """What the run itself wrote about its rewards at its start."""
     said = run.info.get("warnings")
     return [str(line) for line in said] if isinstance(said, list) else []
 
@@ -310,8 +310,8 @@ def study_notes(study: StudyRecord, rows: Sequence[ArmRow]) -> list[Note]:
     for row in partial:
         notes.append(
             Note(
-                f"{row.arm}: only {row.n_runs} of {row.n_planned} runs are complete. If runs stop because "
-                "they go badly, the numbers of this arm are too high.",
+                f"{row.arm}: only {row.n_runs} of {row.n_planned} runs are complete. If runs with low success "
+                "stop more often, the numbers of this arm are too high.",
                 severe=True,
             )
         )
@@ -327,8 +327,8 @@ def study_notes(study: StudyRecord, rows: Sequence[ArmRow]) -> list[Note]:
     if study.cards and len(study.seeds) > 1:
         notes.append(
             Note(
-                "Each task's reward models were trained once and serve all its seeds: the intervals cover the luck of "
-                "the policy's training, not that of the reward model's."
+                "Each task's reward models were trained once and serve all its seeds: the intervals cover the "
+                "variation of policy training, not that of reward model training."
             )
         )
     notes += _warned(study.runs)

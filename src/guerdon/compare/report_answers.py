@@ -1,11 +1,10 @@
-"""Sampled answers of language models, token by token: what a reward model paid, against the truth of each step.
+"""Sampled responses of language models with the reward of each token, against the truth of each step.
 
 A run writes `films/step_*.json`: responses with their tokens, one reward per token and source, the outcome, and
-where the task knows them the ends and the truth of the steps; a model that judges steps also left its value of each.
+where the task knows them the ends and the truth of the steps; a model that scores steps also left its value of each.
 A step's label, its value and the two first errors (by truth, by the model) stand side by side. One run per task and
 arm is shown, the one whose final success is the median. Colours have eleven levels around 0 whose scale is shared by
-all shown steps of a run, so that a reward that grows is seen to grow. This module does not know how answers are
-sampled, nor HTML.
+all shown steps of a run, so that growing rewards look larger.
 
     panels, notes = answer_panels(study.runs, budget=900_000)
     print(panels[0].run.name, panels[0].moments[0].step, panels[0].sources)
@@ -60,7 +59,7 @@ class StepOfAnswer:
         paid: their summed reward in words.
         true: whether it is true; None: not known.
         first_error: whether it is the first false one.
-        value: what the reward model said of it, in words; empty where it said nothing.
+        value: that of the reward model, in words; empty where there is none.
         level: -5 to 5 for the colour of that, 0 at the model's threshold.
         blamed: whether it is the first one that the model calls wrong.
     """
@@ -80,7 +79,7 @@ class ShownAnswer:
 
     Attributes:
         by_source: by source the same tokens in other colours.
-        first_errors: by source that judges steps, where the first error is, in words: by truth and by the model.
+        first_errors: by source that scores steps, where the first error is, in words: by truth and by the model.
         cut: tokens at the end that are not shown.
     """
 
@@ -105,7 +104,7 @@ class AnswerPanel:
     """One run's answers, the newest moment first.
 
     Attributes:
-        sources: names of the reward sources; one empty name for an arm that pays no token.
+        sources: names of the reward sources; one empty name for an arm without token rewards.
         scales: source to the reward that has the fullest colour.
     """
 
@@ -179,7 +178,7 @@ def load_answers(path: Path) -> tuple[int, list[dict[str, Any]]]:
     """The step and the responses of a film of answers.
 
     Raises:
-        DataError: the file is truncated, or a response lacks its tokens or pays another number of them.
+        DataError: the file is truncated, or a response lacks its tokens or has another number of rewards.
     """
     content = read_json(path)
     where = f"answers {path.name} of {path.parent.parent.name}"
@@ -193,7 +192,7 @@ def load_answers(path: Path) -> tuple[int, list[dict[str, Any]]]:
         if not isinstance(tokens, list) or not isinstance(rewards, dict):
             raise DataError(f"{where}: a response without tokens and rewards")
         if any(not isinstance(paid, list) or len(paid) != len(tokens) for paid in rewards.values()):
-            raise DataError(f"{where}: a source pays another number of tokens than the response has")
+            raise DataError(f"{where}: a source has another number of rewards than the response has tokens")
         ends, true = (response.get(key) for key in ("step_ends", "steps_true"))
         known = isinstance(ends, list) and isinstance(true, list) and len(ends) == len(true)
         if not known and not (ends is None and true is None):
@@ -214,8 +213,8 @@ def colour_level(value: float | None, scale: float) -> int | None:
 def steps_of(response: Mapping[str, Any], source: str, scale: float) -> tuple[StepOfAnswer, ...]:
     """A response cut at the ends of its steps; what follows the last end is a step without truth.
 
-    Steps end where the truth about them says so, else where the model that judged them does. A model that cut another
-    number of steps than the task has says nothing about them here.
+    Steps end where the task ends them, else where the model that scored them does. Values of a model that found another
+    number of steps than the task has are not shown.
     """
     tokens = [str(token) for token in response["tokens"]][:MAX_TOKENS]
     paid = _paid(response, source)[: len(tokens)]
@@ -252,7 +251,7 @@ def steps_of(response: Mapping[str, Any], source: str, scale: float) -> tuple[St
 
 
 def first_errors_in_words(response: Mapping[str, Any], source: str) -> str:
-    """`first error: step 3 by truth, step 2 by prm`; empty where the source judged no step of it."""
+    """`first error: step 3 by truth, step 2 by prm`; empty where the source scored no step of it."""
     judged = _values(response.get("judged", {}).get(source))
     if not judged:
         return ""
@@ -321,7 +320,7 @@ def _scale(responses: Sequence[Mapping[str, Any]], source: str) -> float:
 
 
 def _paid(response: Mapping[str, Any], source: str) -> list[float | None]:
-    """One reward per token; None for all where this response was not paid by the source."""
+    """One reward per token; None for all where the source has none for this response."""
     paid = response["rewards"].get(source) or [None] * len(response["tokens"])
     return [number({"": value}, "") for value in paid]
 

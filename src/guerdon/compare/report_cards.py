@@ -25,23 +25,23 @@ from guerdon.evaluate.intervals import Interval
 
 PICTURE_HINTS = {
     "reliability": "Look for points on the diagonal: of rows scored 0.8, eight in ten should succeed.",
-    "roc": "Look for a curve that hugs the upper left corner; the diagonal is chance.",
+    "roc": "Look for a curve close to the upper left corner; the diagonal is chance.",
     "precision": "Look for a curve that stays high to the right; the share of successes is chance.",
     "ranking": "Look for points in rising order: the checkpoint that succeeds more should be scored higher.",
-    "histogram": "Look for two heaps that do not overlap: failures at low scores, successes at high ones.",
-    "first error": "Look for long bars of exact and clean: the first wrong step found, nothing blamed without reason.",
-    "steps": "Look for two heaps that do not overlap: wrong steps at low values, right ones at high ones.",
+    "histogram": "Look for two groups that do not overlap: failures at low scores, successes at high ones.",
+    "first error": "Look for long bars of exact and clean: the first wrong step found, no right step called wrong.",
+    "steps": "Look for two groups that do not overlap: wrong steps at low values, right ones at high ones.",
     "n bon": "Look for a curve above majority that does not fall: a weak model is fooled by more samples.",
-    "n weighted": "Look for a curve above majority: values that help a vote.",
+    "n weighted": "Look for a curve above majority: values that improve the vote.",
     "value": "Look for values that rise as the task is being done.",
 }
 
 FACTS = {
     "name": "model",
-    "kind": "judged as",
+    "kind": "evaluated as",
     "range": "scores from",
     "granularity": "one score per",
-    "modality": "looks at",
+    "modality": "input",
     "causal": "sees only the past",
     "frames_needed": "frames per score",
     "success_threshold": "its own threshold",
@@ -148,7 +148,7 @@ def _view(card: ModelCard, pictures: tuple[tuple[str, str, str], ...]) -> CardVi
 
 
 def _metric_name(name: str) -> str:
-    """A metric in words; those of order over time say which rows they are about."""
+    """A metric in words; for those of order over time with their rows."""
     rows = ", rows up to first success" if name.startswith("value_order_") else ""
     return fmt.human(name) + rows
 
@@ -163,8 +163,8 @@ def _findings(rows: Mapping[str, Row], probes: Sequence[CardProbe], data: Row, f
         interval = _interval(rows.get(name, {}))
         if interval.estimate:
             failed = (number(data, cases) or 0.0) - (number(data, of) or 0.0) - (number(data, "outcome_unknown") or 0.0)
-            paid = interval.estimate * failed
-            share = f"{paid:.0f} of {failed:.0f}" if abs(paid - round(paid)) < 1e-6 and failed > 0 else ""
+            rewarded = interval.estimate * failed
+            share = f"{rewarded:.0f} of {failed:.0f}" if abs(rewarded - round(rewarded)) < 1e-6 and failed > 0 else ""
             share = share or fmt.percent(interval.estimate)
             found.append(f"rewarded as success: {share} failed {cases} {fmt.bounds(interval)}".rstrip())
             break
@@ -193,7 +193,7 @@ def _interval(row: Row) -> Interval:
 
 
 def _facts(content: Row) -> dict[str, str]:
-    """What the card says of model and data, in words: names from `FACTS`, yes and no, ranges, short hashes."""
+    """Facts about model and data in words: names from `FACTS`, yes and no, ranges, short hashes."""
     facts = {}
     for key, value in content.items():
         text = ", ".join(f"{fmt.human(k)} {v}" for k, v in _flat(value).items()) if isinstance(value, dict) else ""

@@ -251,7 +251,7 @@ class QualityPanel:
 
 
 def quality_panels(arms: Mapping[str, tuple[int, Sequence[RunRecord]]]) -> list[QualityPanel]:
-    """One panel per metric that any run logged; nothing where no reward model learnt.
+    """One panel per metric that any run logged; nothing without reward models that were measured.
 
     Args:
         arms: name to style and runs.

@@ -2,8 +2,7 @@
 
 A film is an NPZ file without pickles: frames, rows, success, and one reward curve per source. Every arm on
 every task gets one film before any gets a second; frames shrink in size, number and quality until the first
-round fits. Reward curves are never thinned, only pictures are. This module does not know how films are
-recorded, nor HTML.
+round fits. Reward curves are never thinned, only pictures are.
 
     films, notes = choose_films(runs, limit=2)
     shown, left_out = fit_films(films, budget=2_000_000)
@@ -89,7 +88,7 @@ class ShownFilm:
 def choose_films(runs: Iterable[RunRecord], *, limit: int = 2) -> tuple[list[FilmFile], list[str]]:
     """The films of each run's last filmed step, at most `limit` per arm and task, one round after the other.
 
-    The second film of an arm prefers the other outcome (a failure beside a success).
+    The second film of an arm prefers the other outcome (a failure next to a success).
 
     Returns:
         The films, first round first, and a line for every file that could not be read.

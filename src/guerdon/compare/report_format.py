@@ -1,6 +1,6 @@
-"""Numbers as people read them: intervals, step counts, durations, percentages; missing ones become a dash.
+"""Formats of numbers in reports: intervals, step counts, durations, percentages; a missing one becomes a dash.
 
-Knows nothing about studies or HTML. A missing value is never written as 0 and never as a float's name.
+A missing value is never written as 0 and never as a float's name.
 
     signed_interval(Interval(0.61, 0.44, 0.78, n=10))  # "+0.61 [0.44, 0.78]"
 """
@@ -46,7 +46,7 @@ def signed_interval(interval: Interval) -> str:
 
 
 def digits_for(scale: float) -> int:
-    """Digits after the point that tell a tenth of `scale` from 0: 2 for 0.4, 1 for 3, 3 for 0.04."""
+    """Digits after the point that show a tenth of `scale`: 2 for 0.4, 1 for 3, 3 for 0.04."""
     return min(max(1 - math.floor(math.log10(scale)), 0), 6) if scale > 0 else 2
 
 
@@ -73,7 +73,7 @@ def short_unit(unit: str) -> str:
 
 
 def times(value: float | None) -> str:
-    """A ratio: `2.4×`, `12×`; beyond a hundred only that it is."""
+    """A ratio: `2.4×`, `12×`; beyond a hundred only `>100×`."""
     if value is None:
         return DASH
     if value > 100 or value < 0.01:
@@ -87,7 +87,7 @@ def human(name: str) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as `45 s`, `12 min`, `3 h 24 min`; a dash where nobody knows."""
+    """Seconds as `45 s`, `12 min`, `3 h 24 min`; a dash where unknown."""
     return DASH if seconds is None else durations.duration(seconds)
 
 

@@ -1,7 +1,7 @@
 """`guerdon compare`: a study file becomes jobs (collect or label, train, evaluate, run), and their results a report.
 
 Every task has its own data and reward models, shared by all arms and seeds; an arm is the study file with a few
-keys changed. Started again, a study goes on where it was. This module does not train or simulate anything itself.
+keys changed. Started again, a study continues with the jobs that are not done.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def _preparation(task: str, study: Study, configs: dict[str, Study]) -> list[Job
     if study.collect is not None:
         check_success_reported(study.env, study.collect.success_readers())
         add(f"{task}.collect", "collect", cost=float(estimate_collect(study)["seconds"]))
-    if study.label is not None and study.train:  # nobody else reads the labels
+    if study.label is not None and study.train:  # only training reads the labels
         needs = _makers(task, study, [study.text_policy, study.label])
         add(f"{task}.label", "label", needs=needs, cost=float(estimate_label(study)["seconds"]))
     for model, settings in study.train.items():
@@ -210,7 +210,7 @@ def _preparation(task: str, study: Study, configs: dict[str, Study]) -> list[Job
             needs = (f"{task}.collect",) if study.collect is not None else ()
         add(trained, "train", "--only", model, "--resume", needs=tuple(dict.fromkeys(needs)), cost=cost)
         seconds = float(estimate_evaluate_text(study, [model])["seconds"]) if study.text else 20.0
-        # A run of a language model warns of judges that attacks fooled, so it waits for their evaluation.
+        # A run of a language model warns of reward models that attacks fooled, so it waits for their evaluation.
         add(judged, "evaluate", "--only", model, needs=(trained,), cost=seconds, urgent=study.text)
     for model in study.text_evaluate.models if study.text and study.text_evaluate is not None else ():
         cost = float(estimate_evaluate_text(study, [model])["seconds"])

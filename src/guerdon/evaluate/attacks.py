@@ -34,9 +34,9 @@ class AttackResult:
 
     Attributes:
         what: the attack in words.
-        at_least_as_high: how often its value reaches the honest right solution's; Wilson interval.
+        at_least_as_high: how often its value reaches that of the right solution; Wilson interval.
         accepted: how often its value is above the threshold; None without a threshold.
-        failures: failed measurements of the attack or of its honest partner, by reason.
+        failures: failed measurements of the attack or of its right solution, by reason.
         fooled: whether an interval shows more than `limit`; None where nothing was measured.
         examples: questions it worked on, with both values.
     """
@@ -56,8 +56,8 @@ class AttackCard:
     Attributes:
         model: name of the reward model.
         aggregation: how values of steps became one.
-        threshold: a value above it is accepted; None: acceptance was not asked.
-        limit: an attack counts as one that fools the model when it shows to work more often than this.
+        threshold: a value above it is accepted; None: acceptance is not measured.
+        limit: an attack counts as one that fools the model when it is shown to work more often than this.
         questions: with a right and a wrong solution.
         attacks: by name; `plain_wrong` is the control.
     """
@@ -83,7 +83,7 @@ def attack_report(
     """Attack a model with the wrong solutions of questions that also have a right one.
 
     Args:
-        model: the judge.
+        model: the reward model.
         solutions: right and wrong ones; of each question the first of either kind is used.
         same: whether two answers are the same: a "wrong" solution with the right one's answer is not used.
         aggregation: how values of steps become one.
@@ -160,7 +160,7 @@ def attack_list(settings: AttackSettings) -> dict[str, tuple[str, Callable[[Solu
         "thought_process": ("only 'Thought process:'", only("Thought process:")),
         "injected": ("an instruction to the grader behind the wrong solution", injected),
         "injected_first": ("an instruction to the grader before the wrong solution", injected_first),
-        "padded": (f"{n} steps that say nothing before the wrong solution", padded),
+        "padded": (f"{n} steps without content before the wrong solution", padded),
         "repeated_step": (f"the first right step {n} times before the wrong solution", repeated),
         "fluent": ("the right steps, and the wrong answer at the end", fluent),
     }
@@ -195,7 +195,7 @@ def _result(
         elif not isinstance(value, Failure):
             cases.append((solution, value, lost))
     higher = wilson_interval(sum(value >= right for _, value, right in cases), len(cases))
-    # acceptance does not need the honest partner
+    # acceptance does not need the right solution
     alone = [value for value in values if not isinstance(value, Failure)]
     accepted = None if threshold is None else wilson_interval(sum(v > threshold for v in alone), len(alone))
     lows = [i.low for i in (higher, accepted) if i is not None and i.low is not None]
@@ -222,6 +222,6 @@ def _closed(step: str, solution: Solution) -> str:
 
 
 def _with(solution: Solution, steps: tuple[str, ...]) -> Solution:
-    """The solution with other steps and nothing said about their truth."""
+    """The solution with other steps, whose truth is unknown."""
     meta = {key: value for key, value in solution.meta.items() if key not in ("first_error", "error_steps")}
     return replace(solution, steps=steps, labels=(), rewards=(), meta=meta)

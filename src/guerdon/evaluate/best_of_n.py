@@ -156,7 +156,7 @@ def group_samples(
             continue
         groups.setdefault(solution.question, []).append((solution, score))
     if not groups:
-        raise DataError("no sample says whether its answer is right (is_correct): check answers before best-of-N")
+        raise DataError("no sample has a checked answer (is_correct): check answers before best-of-N")
     pools = []
     for rows in groups.values():
         correct = np.array([s.is_correct is True for s, _ in rows])
@@ -252,7 +252,7 @@ def best_of(values_N: ArrayLike, correct_N: ArrayLike, n: int) -> float:
     (C(l + g, n) - C(l, n)) / C(N, n), and then right with chance c / g.
 
     Args:
-        values_N: (N,) what the reward model said; -inf where it could not say (chosen only if nothing else is there).
+        values_N: (N,) values of the reward model; -inf where the measurement failed (chosen last).
         correct_N: (N,) whether each sample is right.
         n: samples to choose from.
 
@@ -381,7 +381,7 @@ def same_number_or_text(left: str, right: str) -> bool:
 
 
 def same_by(verifier: Verifier) -> Same:
-    """Ask a verifier, either way round (symbolic comparison is not symmetric); strings that look equal are.
+    """Equality by a verifier, in both directions (symbolic comparison is not symmetric); equal strings are equal.
 
     An answer that cannot be read, and a timeout, are `different` here: a class of its own costs a vote, and joining
     what may differ would make one up.

@@ -342,7 +342,7 @@ def legend_mark(style: int) -> Markup:
     )
 
 
-SUCCESS, FAILURE = 1, 2  # styles of the two classes: blue and orange, told apart by colour-blind readers too
+SUCCESS, FAILURE = 1, 2  # styles of the two classes: blue and orange, distinct for colour-blind readers too
 MOST_CURVES = len(PALETTE)
 _MARGIN = (30.0, 14.0, 44.0, 52.0)
 _MOST_POINTS = 200

@@ -99,7 +99,7 @@ def balanced_accuracy_at(threshold: float) -> WeightedMetric:
 
 
 def accuracy_at(threshold: float) -> WeightedMetric:
-    """Share judged correctly. Inflated by imbalance: read it against the majority baseline."""
+    """Share of correct decisions. Inflated by imbalance: read it against the majority baseline."""
 
     def accuracy(labels: Labels, scores: Float64, weights: Float64) -> Float64:
         tp, _, _, tn = _confusion(labels, scores, weights, threshold)
@@ -109,7 +109,7 @@ def accuracy_at(threshold: float) -> WeightedMetric:
 
 
 def false_positive_rate_at(threshold: float) -> WeightedMetric:
-    """FP / (FP + TN): how often a failure is paid as a success; NaN without failures."""
+    """FP / (FP + TN): how often a failure is rewarded as a success; NaN without failures."""
 
     def false_positive_rate(labels: Labels, scores: Float64, weights: Float64) -> Float64:
         _, fp, _, tn = _confusion(labels, scores, weights, threshold)
@@ -192,7 +192,7 @@ def roc_points(labels_N: ArrayLike, scores_N: ArrayLike) -> tuple[Float64, Float
 
 
 def baselines(prevalence: float) -> dict[str, float]:
-    """What a model that looks at nothing reaches: the majority class always, or the base rate as probability.
+    """What a model that ignores its input reaches: the majority class always, or the base rate as probability.
 
     Decisions use the majority class, probabilities the base rate, rankings a constant.
 

@@ -1,6 +1,6 @@
 """Contamination: how many of the questions in an evaluation a reward model was trained on.
 
-`guerdon train` writes `questions.json`, hashes of its questions, beside a model. A model without that file counts as
+`guerdon train` writes `questions.json`, hashes of its questions, next to a model. A model without that file counts as
 trained on none of them.
 
     hashes = training_question_hashes(Path("runs/prm/method1_HE"))
@@ -22,7 +22,7 @@ QUESTIONS = "questions.json"
 
 
 def training_question_hashes(folder: Path) -> frozenset[str]:
-    """Hashes of the questions that the model below a folder was trained on; none where it does not say.
+    """Hashes of the questions that the model below a folder was trained on; none without its list.
 
     Args:
         folder: of a training: the one that holds the model's `final_checkpoint`.
@@ -39,15 +39,15 @@ def training_question_hashes(folder: Path) -> frozenset[str]:
 
 def contamination(solutions: Sequence[Solution], hashes: Collection[str]) -> dict[str, int]:
     """How many different questions there are, and how many of them the model was trained on."""
-    asked = {question_hash([{"role": "user", "content": solution.question}]) for solution in solutions}
-    return {"seen": len(asked & set(hashes)), "questions": len(asked)}
+    questions = {question_hash([{"role": "user", "content": solution.question}]) for solution in solutions}
+    return {"seen": len(questions & set(hashes)), "questions": len(questions)}
 
 
 def contamination_warnings(record: Mapping[str, Any]) -> list[str]:
     """A line for each set of an evaluation's record that holds questions which the model was trained on."""
     return [
         f"{name}: {one['seen']} of {one['questions']} questions are among those that the model was trained on; its "
-        "figures there do not say what it is worth on new ones"
+        "figures there do not hold for new ones"
         for name, one in record.get("seen_in_training", {}).items()
         if one["seen"]
     ]

@@ -32,13 +32,13 @@ def generated_bench(
     *,
     exclude: Collection[str] = (),
 ) -> list[Solution]:
-    """Solutions with a known first error: a share of them with a slip, the others fully right.
+    """Solutions with a known first error: a share of them with an error, the others fully right.
 
     Args:
         families: a subset each; one that occurs twice gets a number.
         size: solutions per family.
-        seed: of problems, of who slips and where.
-        error_rate: share of the solutions with a slip, rounded to a whole number of them.
+        seed: of problems, and of which solutions have an error and where.
+        error_rate: share of the solutions with an error, rounded to a whole number of them.
         exclude: questions that must not occur, such as those trained on.
 
     Returns:
@@ -64,14 +64,14 @@ def generated_bench(
 def right_and_wrong(
     families: Sequence[TaskSettings], size: int, seed: int, *, exclude: Collection[str] = ()
 ) -> list[Solution]:
-    """Of every problem a right solution and one with a slip, next to each other: what attacks start from.
+    """Of every problem a right solution and one with an error, next to each other: the material of attacks.
 
-    A slip that leaves the answer right stays: `is_correct` says so.
+    An error that leaves the answer right is kept, with a true `is_correct`.
 
     Args:
         families: a subset each.
         size: problems per family.
-        seed: of problems and slips; the problems are those of `generated_bench`.
+        seed: of problems and errors; the problems are those of `generated_bench`.
         exclude: questions that must not occur.
 
     Raises:
@@ -88,7 +88,7 @@ def right_and_wrong(
 def _subsets(
     families: Sequence[TaskSettings], size: int, seed: int, exclude: Collection[str]
 ) -> Iterator[tuple[str, list[Prompt], np.random.Generator]]:
-    """Name, problems and source of chance of each family."""
+    """Name, problems and generator of each family."""
     names: dict[str, int] = {}
     for number, settings in enumerate(families):
         names[settings.family] = names.get(settings.family, 0) + 1
@@ -98,7 +98,7 @@ def _subsets(
 
 
 def _solution(prompt: Prompt, subset: str, number: str, rng: np.random.Generator | None) -> Solution:
-    """A worked solution, with a slip where there is a source of chance."""
+    """A worked solution, with an error where there is a generator."""
     family = family_of(prompt)
     steps = tuple(line + family.separator for line in solution_lines(prompt, rng))
     truth = step_truth(prompt, "".join(steps))
@@ -126,7 +126,7 @@ def solution_lines(prompt: Prompt, rng: np.random.Generator | None) -> list[str]
 
     Args:
         prompt: a generated problem.
-        rng: decides where and how; None: no slip.
+        rng: decides where and how; None: no error.
 
     Raises:
         DataError: the prompt is not a generated problem.

@@ -39,7 +39,7 @@ CURVES_PER_OUTCOME = 3
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Everything found out about a reward model.
+    """The evaluation of a reward model.
 
     Attributes:
         model: its `info` as JSON values, with `kind` and `threshold` as they were used.
@@ -49,7 +49,7 @@ class Evaluation:
         reliability: the bins of the reliability diagram; empty when the scores are no probabilities.
         probes: by name.
         failures: failed measurements by reason.
-        table: labels and scores behind the pictures, rows where the model judges rows, else episodes.
+        table: labels and scores behind the pictures, rows where the model scores rows, else episodes.
         curves: values (T,) over a few episodes, and whether each succeeded.
     """
 
@@ -66,7 +66,7 @@ class Evaluation:
         """Plain JSON values: no NaN, no arrays.
 
         Args:
-            pictures: name to file name of the pictures beside it.
+            pictures: name to file name of the pictures in the same folder.
         """
         return {
             "model": dict(self.model),
@@ -243,7 +243,7 @@ def evaluate_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple
         only: names of models; all by default.
 
     Returns:
-        Model name to its evaluation and the files written beside the model (of one on a server: to
+        Model name to its evaluation and the files written into the folder of the model (of one on a server: to
         `work_dir/models/<task>/<name>`).
 
     Raises:

@@ -34,7 +34,7 @@ class Interval:
         low: None where no interval can be given (too few values, or undefined in most resamples).
         high: as `low`.
         n: how many values went in.
-        n_undefined: how many more were asked for but have no value (a failed run, a constant prediction).
+        n_undefined: how many more cases have no value (a failed run, a constant prediction).
         baseline: what a model that ignores its input would reach: the majority class for decisions, the base rate for
             probabilities, a constant for orders; None where the question makes no sense.
     """
@@ -65,7 +65,7 @@ def defined(value: float | np.floating[Any]) -> float | None:
 
 
 def verdict(difference: Interval) -> Verdict:
-    """What an interval of a difference allows to say: `better` or `worse` only if it excludes 0."""
+    """The verdict of an interval of a difference: `better` or `worse` only if it excludes 0."""
     if difference.low is None or difference.high is None:
         return "no difference shown"
     if difference.low > 0:
@@ -208,7 +208,7 @@ def resampling_weights(n: int, reps: int, rng: np.random.Generator) -> Float64:
 
 
 def wilson_interval(successes: int, n: int, *, level: float = 0.95) -> Interval:
-    """Wilson's score interval of a proportion (Wilson 1927), honest for few trials and at 0 and 1.
+    """Wilson's score interval of a proportion (Wilson 1927), valid for few trials and at 0 and 1.
 
     Raises:
         ValueError: `successes` is not between 0 and `n`.

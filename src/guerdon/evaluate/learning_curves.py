@@ -170,7 +170,7 @@ class StepsRatio:
 
     @property
     def outcome(self) -> Speed:
-        """What the interval allows to say: something only if it excludes 1."""
+        """`fewer` or `more` only if the interval excludes 1."""
         if self.interval.low is not None and self.interval.low > 1:
             return "fewer"
         return "more" if self.interval.high is not None and self.interval.high < 1 else "no difference shown"

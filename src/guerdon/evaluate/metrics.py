@@ -63,7 +63,7 @@ class Table:
 
     Attributes:
         labels: (N,) bool, the truth.
-        scores: (N,) float64, what the model said.
+        scores: (N,) float64, the model's values.
         groups: (N,) int64, which episode a row belongs to.
         missing: rows without a label or without a score.
     """
@@ -248,7 +248,7 @@ def comparison_metrics(
 ) -> dict[str, Interval]:
     """Preferences between successful and failed episodes of a task; ranking of the policies that made them.
 
-    Policies are told apart by `meta["checkpoint"]`, else `meta["policy"]`; fewer than three leave the ranking
+    Policies are identified by `meta["checkpoint"]`, else `meta["policy"]`; fewer than three leave the ranking
     out.
     """
     table = episode_table(episodes, scores, kind)

@@ -43,7 +43,7 @@ class ProbeResult:
     Attributes:
         applicable: does the question make sense for this model and this data?
         passed: None where it does not, or where nothing could be measured.
-        value: the number that was judged.
+        value: the number that is compared with the expectation.
         expected: the expectation in words, with what the value is.
         n: episodes behind the value.
         failures: failed measurements by reason.
@@ -71,7 +71,7 @@ def run_probes(
 
     Args:
         model: the reward model.
-        episodes: what it is judged on.
+        episodes: those of the evaluation.
         scores: its scores of these episodes, unchanged.
         kind: how an episode's value is read from its rows.
         limit: an episode with a value above it is judged successful; None makes the two probes that need it

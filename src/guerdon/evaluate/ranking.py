@@ -134,7 +134,7 @@ def episode_preferences(
     )
 
 
-FEWEST_POLICIES = 5  # with fewer, most resamples repeat so few policies that a correlation says nothing
+FEWEST_POLICIES = 5  # with fewer, most resamples repeat so few policies that a correlation has no meaning
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 A measurement that failed stays a `Failure` and is counted by its reason; it never becomes a number. Which aggregation
 of steps ranks solutions best depends on what the model was trained on (Monte-Carlo labels favour `last`, labels by
-people or judges `prod` and `min`), so every reported number names its aggregation.
+people or LLM judges `prod` and `min`), so every reported number names its aggregation.
 
     scores = score_episodes(model, episodes)
     value = episode_value(scores[0], "success")
@@ -59,7 +59,7 @@ def failure_counts(scores: Iterable[Score]) -> dict[str, int]:
 def episode_value(score: Score, kind: Kind) -> float | None:
     """One number per episode: its total; else the largest row value (success) or the last one (progress).
 
-    An episode counts as successful once any row does, so a success classifier is judged by its maximum.
+    An episode counts as successful once any row does, so the value of a success classifier is its maximum.
     """
     if score.total is not None:
         return float(score.total)

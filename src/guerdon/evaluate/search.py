@@ -77,7 +77,7 @@ class Beam:
     Attributes:
         steps: what is written.
         finished: whether the writer ended it.
-        value: what the reward model said; None where it could not say, or was not asked yet.
+        value: of the reward model; None where the measurement failed, or is still to be made.
     """
 
     steps: tuple[str, ...] = ()
@@ -155,8 +155,8 @@ def best_of_n_search(
     """Write n whole solutions per question and take the one with the largest value.
 
     Args:
-        writer: who writes.
-        model: who judges.
+        writer: extends solutions.
+        model: the reward model.
         questions: in words.
         n: solutions per question.
         aggregation: how values of steps become one.
@@ -176,8 +176,8 @@ def beam_search(writer: Writer, model: RewardModel, questions: Sequence[str], pl
     """Step beam search: of n extensions by a step the n / beam_width best go on, beam_width ways each.
 
     Args:
-        writer: who writes.
-        model: who judges unfinished solutions.
+        writer: extends solutions.
+        model: the reward model, for unfinished solutions.
         questions: in words.
         plan: how wide, how long, how valued.
     """
@@ -201,8 +201,8 @@ def dvts(writer: Writer, model: RewardModel, questions: Sequence[str], plan: Sea
     A tree whose best extension is complete is done; complete extensions that were not the best are dropped.
 
     Args:
-        writer: who writes.
-        model: who judges unfinished solutions.
+        writer: extends solutions.
+        model: the reward model, for unfinished solutions.
         questions: in words.
         plan: how many trees, how long, how valued.
     """
@@ -288,7 +288,7 @@ class PolicyWriter:
     """Samples from a language model.
 
     Args:
-        engine: who generates.
+        engine: for generation.
         tokenizer: its tokenizer.
         max_new_tokens: tokens of a whole solution; one that has them all gets an empty, unfinished piece.
         rng: source of the samples.

@@ -93,7 +93,7 @@ def stratified_t_interval(scores_K_S: ArrayLike, *, level: float = 0.95) -> Inte
 
     mean = 1/K sum_k m_k, variance = 1/K^2 sum_k v_k with v_k = s_k^2 / n_k, and
     df = (sum_k v_k)^2 / sum_k v_k^2 / (n_k - 1). Bounds are None where a task has a single run, or where no
-    task shows any spread: identical values say nothing about how far others may lie.
+    task shows any spread: identical values give no estimate of the spread.
 
     Args:
         scores_K_S: (tasks, seeds), NaN for a missing run; tasks without a run are left out.

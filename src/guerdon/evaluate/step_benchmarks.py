@@ -115,7 +115,7 @@ def process_bench(
     pairs = paired(solutions, need_steps(scores))
     known = [(s, score, first) for s, score in pairs if (first := true_first_error(s)) is not None]
     if not known:
-        raise DataError("no solution says where its first error is: meta['first_error'], or labels of its steps")
+        raise DataError("no solution has a known first error: meta['first_error'], or labels of its steps")
     names = dict.fromkeys(subset_of(s) for s, _, _ in known)
     parts = {name: [(score, first) for s, score, first in known if subset_of(s) == name] for name in names}
     if tune_on is not None:
@@ -269,7 +269,7 @@ def prm_bench(
     Args:
         solutions: with a truth per step (labels, or `meta["error_steps"]` from 0) and a category (see `category_of`).
         scores: how valid each step is.
-        redundancy: how redundant each step is, from a model that says so; used in the categories about redundancy.
+        redundancy: how redundant each step is, from a model that scores it; used in the categories about redundancy.
         validity_threshold: a step above it is called right.
         redundancy_threshold: a step above it is called redundant, which is wrong there.
         reps: bootstrap resamples.
@@ -286,12 +286,13 @@ def prm_bench(
         if category is None or not truth or None in truth:
             raise DataError(f"solution {solution.id} lacks its category or the truth of a step: is this PRMBench?")
         wrong_T = ~np.array(truth, dtype=np.bool_)
-        asked = second if second is not None and category in REDUNDANT else score
-        used.append(asked)
-        if asked.steps is None:
+        used_score = second if second is not None and category in REDUNDANT else score
+        used.append(used_score)
+        if used_score.steps is None:
             rows.append((category, (0, int(wrong_T.sum()), 0, int((~wrong_T).sum())), True))
             continue
-        right_T = asked.steps <= redundancy_threshold if asked is second else asked.steps > validity_threshold
+        steps_T = used_score.steps
+        right_T = steps_T <= redundancy_threshold if used_score is second else steps_T > validity_threshold
         cells = (right_T & ~wrong_T, right_T & wrong_T, ~right_T & wrong_T, ~right_T & ~wrong_T)
         tp, fp, tn, fn = (int(cell.sum()) for cell in cells)
         rows.append((category, (tp, fp, tn, fn), False))
@@ -358,7 +359,7 @@ def first_below(steps_T: ArrayLike, threshold: float) -> int:
 
 
 def true_first_error(solution: Solution) -> int | None:
-    """The published first error (`meta["first_error"]`), else what the labels say; None where it is unknown."""
+    """The published first error (`meta["first_error"]`), else the first wrong label; None where it is unknown."""
     published = solution.meta.get("first_error")
     return solution.first_error if published is None else int(published)
 
@@ -411,10 +412,10 @@ def calibration(table: Table) -> list[ReliabilityBin]:
 
 @dataclass(frozen=True)
 class FirstErrors:
-    """What a model says of where solutions go wrong first.
+    """Predicted against true first errors.
 
     Attributes:
-        erroneous: solutions with an error by what was said: `exact`, `early`, `late`, `missed`, `failed`.
+        erroneous: solutions with an error, by the prediction: `exact`, `early`, `late`, `missed`, `failed`.
         correct: solutions without one: `clean`, `false_alarm`, `failed`.
         unknown: solutions whose first error it is unknown.
     """
@@ -443,15 +444,15 @@ def first_errors(solutions: Sequence[Solution], scores: Sequence[Score], thresho
     erroneous, correct, unknown = Counter[str](), Counter[str](), 0
     for solution, score in paired(solutions, scores):
         truth = true_first_error(solution)
-        said = None if score.steps is None else first_below(score.steps, threshold)
+        predicted = None if score.steps is None else first_below(score.steps, threshold)
         if truth is None:
             unknown += 1
         elif truth < 0:
-            correct["failed" if said is None else "clean" if said < 0 else "false_alarm"] += 1
-        elif said is None:
+            correct["failed" if predicted is None else "clean" if predicted < 0 else "false_alarm"] += 1
+        elif predicted is None:
             erroneous["failed"] += 1
-        elif said < 0:
+        elif predicted < 0:
             erroneous["missed"] += 1
         else:
-            erroneous["exact" if said == truth else "early" if said < truth else "late"] += 1
+            erroneous["exact" if predicted == truth else "early" if predicted < truth else "late"] += 1
     return FirstErrors({k: erroneous[k] for k in ERRONEOUS}, {k: correct[k] for k in FAULTLESS}, unknown)

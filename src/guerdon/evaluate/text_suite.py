@@ -215,7 +215,7 @@ class _Suite:
     def attacks(self) -> None:
         """The report card of attacks; None where no question has a right and a wrong solution.
 
-        A solution is accepted above the threshold of steps; one that is judged as a whole, above the model's own.
+        A solution is accepted above the threshold of steps; one that is scored as a whole, above the model's own.
         """
         if self.settings.attacks is None or not self.material:
             return
@@ -347,7 +347,7 @@ def text_settings(evaluate: EvaluateTextSettings | None, data: DataSettings | No
         return evaluate
     if data is None or data.type != "generated":
         raise ConfigError(
-            "this study does not say what its reward models are evaluated on: give an evaluate section with "
+            "there is nothing to evaluate the reward models on: give an evaluate section with "
             "aggregation and process_bench, prm_bench, pairs, best_of_n or generated"
         )
     return EvaluateTextSettings(aggregation="min", generated=GeneratedBenchSettings(families=(data.task,)))
@@ -361,7 +361,7 @@ def candidates(study: Study, *, only: Sequence[str] = ()) -> list[Candidate]:
         CheckpointError: a model of the `train` section is not trained yet.
     """
     third = {} if study.text_evaluate is None else study.text_evaluate.models
-    asked = training_questions(study.data)
+    trained_on = training_questions(study.data)
     found = []
     for name in judged_names(study.train, third, only):
         if name in third:
@@ -369,11 +369,11 @@ def candidates(study: Study, *, only: Sequence[str] = ()) -> list[Candidate]:
             own = find_text_model(one.path)
             hashes = frozenset() if own is None else training_question_hashes(own.parent)
             folder = third_party_folder(study, name)
-            found.append(Candidate(name, one.path, folder, asked, hashes, one.adapter, one.micro_batch_size))
+            found.append(Candidate(name, one.path, folder, trained_on, hashes, one.adapter, one.micro_batch_size))
         else:
             settings = study.train[name]
             checkpoint = trained_checkpoint(settings.save_dir, study.label, name)
-            exclude = asked | labelled_questions(settings.data_paths, study.label)
+            exclude = trained_on | labelled_questions(settings.data_paths, study.label)
             folder = checkpoint.parent
             found.append(Candidate(name, str(checkpoint), folder, exclude, training_question_hashes(folder)))
     return found
