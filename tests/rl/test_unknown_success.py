@@ -57,7 +57,7 @@ def test_unknown_success_is_unknown_in_every_file_of_a_run(tmp_path, capsys):
     assert "last success <b>unknown</b>" in page
     assert "true success unknown</span>" in page, "the film says so, too"
     assert "did not succeed" not in page
-    assert "no alarm could ring there" in page
+    assert "no alarm is possible there" in page
     assert "None: in no run" not in page
 
 

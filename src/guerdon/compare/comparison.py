@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Literal
 
 import numpy as np
@@ -121,8 +122,9 @@ def summarise(study: StudyRecord, tasks: Sequence[str]) -> list[ArmRow]:
 
 def _differences(study: StudyRecord, tasks: Sequence[str]) -> dict[str, PairedDifference]:
     """Arms minus the baseline, for arms with comparable failure rates; corrected as the study is configured."""
-    rates = {arm: _failure_rate(study, arm, tasks) for arm in study.arms}
-    others = [arm for arm in study.arms if arm != study.baseline and _comparable(rates[arm], rates[study.baseline])]
+    rates = {arm: _failure_rate(study, arm, tasks) or 0.0 for arm in study.arms}
+    base = rates.pop(study.baseline)
+    others = [arm for arm, rate in rates.items() if abs(rate - base) <= FAILURE_GAP]
     baseline = scores(study, study.baseline, tasks, final_success)
     finals = [scores(study, arm, tasks, final_success) for arm in others]
     found = paired_differences(finals, baseline, seed=_SEED, correction=study.correction)
@@ -131,10 +133,6 @@ def _differences(study: StudyRecord, tasks: Sequence[str]) -> dict[str, PairedDi
 
 def _failure_rate(study: StudyRecord, arm: str, tasks: Sequence[str]) -> float | None:
     return _mean([failure_rate(run) for run in study.select(arm=arm) if run.task in tasks])
-
-
-def _comparable(own: float | None, other: float | None) -> bool:
-    return abs((own or 0.0) - (other or 0.0)) <= FAILURE_GAP
 
 
 def scores(study: StudyRecord, arm: str, tasks: Sequence[str], of: Callable[[RunRecord], float | None]) -> Float64:
@@ -243,7 +241,8 @@ def _detail(
     if p_above is None:
         return text + "One seed: what another would give is not known, so there is no interval and no test."
     text += f"P({arm}\u00a0>\u00a0{baseline})\u00a0= {fmt.decimal(p_above.estimate)}; "
-    text += f"sign-flip test p {_p(difference.p_value)}"
+    p_value = fmt.p_value(difference.p_value)
+    text += "sign-flip test p " + (p_value if p_value.startswith("<") else f"= {p_value}")
     if difference.family > 1:
         text += f" after Holm's correction for {difference.family} comparisons, interval at {difference.level:.1%}"
     if difference.smallest_p is not None and difference.smallest_p > 0.05:
@@ -251,11 +250,6 @@ def _detail(
         text += f", the smallest that {fmt.plural(n, 'pair')} can give being {smallest}"
         text += " before it" if difference.family > 1 else ""
     return text + "."
-
-
-def _p(value: float | None) -> str:
-    text = fmt.p_value(value)
-    return text if text.startswith("<") else f"= {text}"
 
 
 def _reach(runs: Sequence[RunRecord], threshold: float) -> StepsToThreshold:
@@ -285,13 +279,13 @@ def speed_against(study: StudyRecord, arm: str, tasks: Sequence[str]) -> StepsRa
     shape = (len(tasks), len(study.seeds))
     own, other = np.full(shape, np.nan), np.full(shape, np.nan)
     censored = np.zeros(shape, dtype=bool)
-    arms, baselines = (_complete(study, name) for name in (arm, study.baseline))
-    for k, task in enumerate(tasks):
-        for s, seed in enumerate(study.seeds):
-            run, base = arms.get((task, seed)), baselines.get((task, seed))
-            if run is None or base is None:
-                continue
-            reach = pair_reach(*success_curve(base), *success_curve(run))
+    arms, baselines = (
+        {(run.task, run.seed): success_curve(run) for run in study.select(arm=name, status="complete")}
+        for name in (arm, study.baseline)
+    )
+    for (k, task), (s, seed) in product(enumerate(tasks), enumerate(study.seeds)):
+        if (task, seed) in arms and (task, seed) in baselines:
+            reach = pair_reach(*baselines[task, seed], *arms[task, seed])
             own[k, s], other[k, s], censored[k, s] = reach.arm, reach.baseline, reach.censored
     return steps_ratio(other, own, censored, seed=0)
 
@@ -328,11 +322,6 @@ def speed_sentence(speed: StepsRatio | None, arm: str, baseline: str, unit: str)
     pairs = fmt.plural(speed.interval.n, "pair")
     detail = f", {never} reached it" if never else ""
     return f"{arm} {verb} {what} {bounds} over {pairs} of runs{detail}."
-
-
-def _complete(study: StudyRecord, arm: str) -> dict[tuple[str, int], RunRecord]:
-    runs = study.select(arm=arm, status="complete")
-    return {(run.task, run.seed): run for run in runs if run.seed is not None}
 
 
 def _inverse(value: float | None) -> float | None:

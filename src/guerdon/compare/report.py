@@ -49,7 +49,7 @@ from guerdon.compare.report_charts import (
 from guerdon.compare.report_films import FilmFile, ShownFilm, choose_films, fit_films
 from guerdon.compare.report_tables import columns
 from guerdon.errors import DataError
-from guerdon.evaluate.charts import legend_mark
+from guerdon.evaluate.charts import clip, legend_mark
 from guerdon.evaluate.intervals import Interval, wilson_interval
 
 MAX_BYTES = 2_900_000
@@ -315,7 +315,8 @@ def study_notes(study: StudyRecord, rows: Sequence[ArmRow]) -> list[Note]:
                 severe=True,
             )
         )
-    seeds = _fewest_seeds(study)
+    counts = [len(study.select(arm=arm, task=task, status="complete")) for arm in study.arms for task in study.tasks]
+    seeds = min(counts, default=0)
     if seeds < FEW_SEEDS:
         notes.append(
             Note(
@@ -351,7 +352,7 @@ def config_differences(study: StudyRecord) -> list[tuple[str, list[str]]]:
     keys = list(dict.fromkeys(key for flat in flats for key in flat))
     rows = []
     for key in keys:
-        cells = [_short(flat.get(key, fmt.DASH)) for flat in flats]
+        cells = [clip(flat.get(key, fmt.DASH), MAX_CELL) for flat in flats]
         if len(set(cells)) > 1 and not any(part in PER_RUN_KEYS for part in key.split(".")):
             rows.append((key, cells))
     return rows
@@ -363,12 +364,3 @@ def _flat_config(text: str) -> Mapping[str, str]:
     except yaml.YAMLError:
         return {}
     return fmt.flatten(content) if isinstance(content, dict) else {}
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= MAX_CELL else text[: MAX_CELL - 1] + "…"
-
-
-def _fewest_seeds(study: StudyRecord) -> int:
-    counts = [len(study.select(arm=arm, task=task, status="complete")) for arm in study.arms for task in study.tasks]
-    return min(counts, default=0)

@@ -260,8 +260,9 @@ def quality_panels(arms: Mapping[str, tuple[int, Sequence[RunRecord]]]) -> list[
     every = [run for _, runs in arms.values() for run in runs]
     end = max([number(row, "step") or 0.0 for run in every for row in run.trains], default=0.0) or 1.0
     unit = next((run.unit for run in every if run.status != "missing"), "")
+    logged = {key for run in every for row in run.trains for key in row if key.startswith(PREFIX)}
     for metric, about in ONLINE_METRICS.items():
-        keys = sorted({key for run in every for row in run.trains for key in row if _is(key, metric)})
+        keys = sorted(key for key in logged if key.endswith(f"/{metric}"))
         if not keys:
             continue
         lines = [_quality_line(arm, style, runs, key, end) for arm, (style, runs) in arms.items() for key in keys]
@@ -269,8 +270,8 @@ def quality_panels(arms: Mapping[str, tuple[int, Sequence[RunRecord]]]) -> list[
         box = Box(400, 250, x=(0.0, end), y=(0.0, 1.0))
         title = f"{about.title} against {unit}"
         svg = line_chart(box, lines, title=title, x_label=unit, y_label="", chance=about.chance)
-        logged = [number(row, key) for run in every for row in run.trains for key in keys if key in row]
-        panels.append(QualityPanel(about.title, about.hint, svg, sum(v is None for v in logged), len(logged)))
+        values = [number(row, key) for run in every for row in run.trains for key in keys if key in row]
+        panels.append(QualityPanel(about.title, about.hint, svg, sum(v is None for v in values), len(values)))
     return panels
 
 
@@ -281,10 +282,6 @@ def windowed(run: RunRecord, key: str, end: float, windows: int = WINDOWS) -> Fl
     count = np.bincount(places, minlength=windows)
     total = np.bincount(places, weights=[y for _, y in pairs], minlength=windows)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
-
-
-def _is(key: str, metric: str) -> bool:
-    return key.startswith(PREFIX) and key.rpartition("/")[2] == metric
 
 
 def _quality_line(arm: str, style: int, runs: Sequence[RunRecord], key: str, end: float) -> Line:

@@ -235,7 +235,9 @@ def reward_curves(film: Film) -> Markup:
         parts.append(f'<text class="arm" x="{panel.left + 5:g}" y="{top + 13:g}">{escape(name)}</text>')
         edges = ((panel.top, high), (panel.bottom, low)) if high > low else ((panel.py(low), low),)
         for y, value in edges if len(known) else ():
-            parts.append(f'<text x="{panel.left - 6:g}" y="{y + 3.5:.1f}" text-anchor="end">{_brief(value)}</text>')
+            parts.append(
+                f'<text x="{panel.left - 6:g}" y="{y + 3.5:.1f}" text-anchor="end">{short(round(value, 2))}</text>'
+            )
         parts.append(_gapped_path(panel, film.rows, values, gone))
         crosses = "".join(
             f"M{panel.px(float(row)) - 2.5:.1f} {panel.bottom - 2.5:.1f}l5 5m0 -5l-5 5" for row in film.rows[gone]
@@ -285,10 +287,6 @@ def _gapped_path(box: Box, rows: IntArray, values: FloatArray, gone: BoolArray) 
 
 def _value(film: Film, name: str, i: int) -> str:
     return "missing" if film.missing[name][i] else f"{float(film.rewards[name][i]):.3f}".replace("-", "−")
-
-
-def _brief(value: float) -> str:
-    return short(round(value, 2))
 
 
 def _shrink(picture: ByteArray, side: int) -> ByteArray:

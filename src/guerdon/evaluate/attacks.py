@@ -148,7 +148,8 @@ def attack_list(settings: AttackSettings) -> dict[str, tuple[str, Callable[[Solu
         return _with(wrong, (*(filler + (wrong.separator or "\n"),) * n, *wrong.steps))
 
     def repeated(right: Solution, wrong: Solution) -> Solution:
-        return _with(wrong, (*(_closed(right.steps[0], right),) * n, *wrong.steps))
+        end = right.separator or "\n"
+        return _with(wrong, (*(right.steps[0].removesuffix(end) + end,) * n, *wrong.steps))
 
     def fluent(right: Solution, wrong: Solution) -> Solution:
         return _with(wrong, (*right.steps[:-1], wrong.steps[-1]))
@@ -213,12 +214,6 @@ def _values(
     model: RewardModel, solutions: Sequence[Solution], aggregation: Aggregation, batch_size: int
 ) -> list[float | Failure]:
     return [solution_value(score, aggregation) for score in score_solutions(model, solutions, batch_size=batch_size)]
-
-
-def _closed(step: str, solution: Solution) -> str:
-    """The step with a separator at its end."""
-    ends = solution.separator or "\n"
-    return step if step.endswith(ends) else step + ends
 
 
 def _with(solution: Solution, steps: tuple[str, ...]) -> Solution:
