@@ -33,7 +33,7 @@ from guerdon.errors import DataError
 from guerdon.evaluate.charts import Line, line_chart
 from guerdon.evaluate.text_suite import evaluate_text
 from guerdon.settings.data import ChainSettings
-from guerdon.settings.evaluate_text import AttackSettings, EvaluateTextSettings, GeneratedBenchSettings
+from guerdon.settings.evaluate import AttackSettings, EvaluateTextSettings, GeneratedBenchSettings
 from guerdon.types import RewardInfo, Score
 
 

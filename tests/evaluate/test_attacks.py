@@ -12,7 +12,7 @@ from guerdon.evaluate.best_of_n import same_number_or_text
 from guerdon.evaluate.generated_bench import right_and_wrong
 from guerdon.evaluate.text_suite import attack_lines
 from guerdon.settings.data import ChainSettings, SwapSettings
-from guerdon.settings.evaluate_text import AttackSettings
+from guerdon.settings.evaluate import AttackSettings
 from guerdon.types import Failure, Score
 
 SOLUTIONS = right_and_wrong([ChainSettings(steps=4, ops="+-"), SwapSettings(steps=4)], 30, 0)

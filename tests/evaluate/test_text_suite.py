@@ -28,7 +28,7 @@ from guerdon.models.text_heads import OutcomeModel, StepwiseModel
 from guerdon.models.text_model import TextModelCard
 from guerdon.policies.text_files import load_policy
 from guerdon.settings.data import ChainSettings, SwapSettings
-from guerdon.settings.evaluate_text import EvaluateTextSettings
+from guerdon.settings.evaluate import EvaluateTextSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Failure

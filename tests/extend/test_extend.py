@@ -123,7 +123,7 @@ def test_solutions_are_labelled_by_a_judge_and_by_a_labeler_of_ones_own(here):
     finished(here("label", "label.yaml", "label.max_failure_rate=1"))
     card = json.loads(next(here.folder.glob("labels/*/card.json")).read_text())
     assert card["judge"] == "my_parts.parts:AgreeableJudge"
-    assert card["failures"] == {"missing_steps": len(three)}
+    assert card["solutions"]["failed"] == {"missing_steps": len(three)}
     study = studies()["label.yaml"].replace('judge: {api: "my_parts.parts:AgreeableJudge", params: {steps: 2}}', "")
     (here.folder / "label.yaml").write_text(study)
     finished(here("label", "label.yaml", "label.save_dir=own", "label.labeler=my_parts.parts:NoRepetition"))

@@ -5,9 +5,8 @@ from pydantic import ValidationError
 
 from guerdon.config import to_plain, validate
 from guerdon.errors import ConfigError
-from guerdon.settings.evaluate_text import EvaluateTextSettings
+from guerdon.settings.evaluate import EvaluateTextSettings, judged_names
 from guerdon.settings.study import Study
-from guerdon.settings.text_sources import judged_names
 
 TEXT = {"policy": {"type": "text", "tiny": {}}, "data": {}}
 MODEL = {"model_type": "text", "checkpoint_path": "prm"}

@@ -20,7 +20,7 @@ from guerdon.errors import DataError
 from guerdon.evaluate.best_of_n import Same
 from guerdon.evaluate.intervals import Interval, wilson_interval
 from guerdon.evaluate.scores import score_solutions, solution_value
-from guerdon.settings.evaluate_text import Aggregation, AttackSettings
+from guerdon.settings.evaluate import Aggregation, AttackSettings
 from guerdon.types import Failure, RewardModel
 
 EXAMPLES = 3

@@ -25,7 +25,7 @@ from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.evaluate.intervals import Float64, Interval, bootstrap_ci, mean, widen_at_edge
 from guerdon.evaluate.scores import AGGREGATIONS, failure_counts, paired, solution_value
-from guerdon.settings.evaluate_text import Aggregation
+from guerdon.settings.evaluate import Aggregation
 from guerdon.types import Failure, Score
 from guerdon.worlds.answers import normalized, same_number
 from guerdon.worlds.prompts import Prompt

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.progress import ProgressBar
-from guerdon.settings.evaluate_text import Aggregation
+from guerdon.settings.evaluate import Aggregation
 from guerdon.types import Episode, Failure, RewardModel, Score
 
 Kind = Literal["success", "progress"]

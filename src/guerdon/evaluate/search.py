@@ -32,7 +32,7 @@ from guerdon.labels.labelers import ExactLabeler, StepLabels
 from guerdon.policies.generate import Engine
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import prompt_ids, response_ids, response_texts, sequence, split_steps
-from guerdon.settings.evaluate_text import Aggregation
+from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.label import Splitter
 from guerdon.settings.study import Study
 from guerdon.types import Failure, IntArray, RewardModel

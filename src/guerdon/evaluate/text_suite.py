@@ -47,10 +47,9 @@ from guerdon.evaluate.step_benchmarks import (
 from guerdon.models.text_load import FINAL, find_text_model, load_text_model
 from guerdon.progress import log_line
 from guerdon.settings.data import DataSettings
-from guerdon.settings.evaluate_text import EvaluateTextSettings, GeneratedBenchSettings
+from guerdon.settings.evaluate import EvaluateTextSettings, GeneratedBenchSettings, judged_names
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.study import Study
-from guerdon.settings.text_sources import judged_names
 from guerdon.types import Failure, RewardModel, Score
 from guerdon.worlds.prompt_files import load_prompts
 

@@ -30,9 +30,9 @@ from guerdon.rl.advantages import last_valid, min_form_rewards
 from guerdon.rl.prime import PrimeReward
 from guerdon.rl.reward_source import GroundTruth, RewardSource, SourceTerms, failed_rows, raw_scores, with_greedy
 from guerdon.rl.text_steps import Cut, cut_steps, step_auroc, true_steps
+from guerdon.settings.prime import SECTION_NAMES
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.study import Study
-from guerdon.settings.text_sources import SECTION_NAMES
 from guerdon.types import Episode, Failure, FloatArray, Metrics, RewardModel, Rewards, Score
 
 PROBABILITIES = (0.0, 1.0)

@@ -46,7 +46,7 @@ from guerdon.serve.client_wire import (
     value_of,
 )
 from guerdon.serve.update_store import UpdateId, UpdateResult
-from guerdon.settings.evaluate_text import Aggregation
+from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.remote import RemoteSettings
 from guerdon.types import Episode, Failure, RewardInfo, Score
 

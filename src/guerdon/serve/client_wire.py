@@ -35,7 +35,7 @@ from guerdon.models.explained_score import PARSE_STATUSES, ExplainedScore, Judge
 from guerdon.models.vlm_frames import sample_frames
 from guerdon.policies.tokens import split_steps
 from guerdon.serve.update_store import UpdateId, UpdateResult
-from guerdon.settings.evaluate_text import Aggregation
+from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.remote import RemoteSettings
 from guerdon.types import ByteArray, Episode, Failure, RewardInfo, Score
 

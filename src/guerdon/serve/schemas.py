@@ -21,7 +21,7 @@ from guerdon.serve.errors import BadRequest
 from guerdon.serve.strict_types import FIRST_ERROR, WHOLE, Strings
 from guerdon.serve.update_store import UpdateId
 from guerdon.serve.wire import FailureReason, FrameFields
-from guerdon.settings.evaluate_text import Aggregation
+from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.serve import LimitSettings
 from guerdon.types import Episode, Failure, RewardInfo
 

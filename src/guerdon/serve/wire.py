@@ -33,7 +33,7 @@ from guerdon.serve.media import Media
 from guerdon.serve.model_queue import ModelQueue, ServedModels
 from guerdon.serve.strict_types import Strings
 from guerdon.serve.wire_text import PromptResponse, marked_steps
-from guerdon.settings.evaluate_text import Aggregation
+from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.serve import LimitSettings
 from guerdon.types import ByteArray, Episode, Failure, Score
 

@@ -22,12 +22,12 @@ from typing import Any
 from guerdon.durations import duration
 from guerdon.errors import DataError, boundary
 from guerdon.settings.data import DataSettings
+from guerdon.settings.evaluate import judged_names
 from guerdon.settings.label import CONTINUED, JUDGED, LabelSettings
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import ConstantModelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
-from guerdon.settings.text_sources import judged_names
 from guerdon.settings.train import ImageTrainSettings
 from guerdon.settings.vlm import VLMTrainSettings
 

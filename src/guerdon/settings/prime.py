@@ -145,3 +145,7 @@ class RewardModelSection(Settings):
         if self.rm_type == "prime" and not self.prime_model.learns:
             refuse({"mini_batch_size"} & self.model_fields_set, "prime_model.update: none and no warm_up")
         return self
+
+
+SECTION_NAMES = {"prime": "prime", "exact": "exact", "value": "rm", "normal": "rm"}
+"""`reward_model.rm_type` to the name of its stream of rewards."""

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from guerdon.settings.aliases import libero_words
 from guerdon.settings.base import Settings, refuse
-from guerdon.settings.evaluate_text import Aggregation
+from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.label import Splitter
 from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.reward_models import (

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from guerdon.settings.base import Settings
 from guerdon.settings.data import DataSettings
-from guerdon.settings.evaluate_text import EvaluateTextSettings, on_own_family
+from guerdon.settings.evaluate import EvaluateSettings, EvaluateTextSettings, on_own_family
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.policy import (
     AlgorithmSettings,
@@ -22,12 +22,10 @@ from guerdon.settings.policy import (
     MLPPolicySettings,
     PolicySettings,
 )
-from guerdon.settings.prime import RewardModelSection
-from guerdon.settings.remote import RemoteSettings
+from guerdon.settings.prime import SECTION_NAMES, RewardModelSection
 from guerdon.settings.reward import LIMITS, RewardSettings, SourceSettings
 from guerdon.settings.text_algorithm import GROUPED, TextAlgorithmSettings
 from guerdon.settings.text_policy import GenerationSettings, SFTSettings, TextPolicySettings
-from guerdon.settings.text_sources import check_text_sources
 from guerdon.settings.train import ImageTrainSettings, ProgressTrainSettings, ResNetTrainSettings
 from guerdon.settings.train_text import TextTrainSettings, TrainSettings
 from guerdon.settings.vlm import VLMTrainSettings
@@ -111,24 +109,6 @@ class CollectSettings(Settings):
         """The keys, beside those of `env` itself, that need the environment to report true success."""
         given = {"only_success": self.only_success, "stop_after_success": self.stop_after_success is not None}
         return [f"collect.{key}" for key, reads in given.items() if reads]
-
-
-class EvaluateSettings(Settings):
-    """`evaluate`: how reward models of robots are judged."""
-
-    type: Literal["control"] = Field("control", description="robots; follows from policy.type")
-    data_path: str | None = Field(None, description="held-out episodes; null: each model's own validation split")
-    reps: int = Field(1000, ge=100, description="bootstrap replications")
-    seed: int = Field(0, description="of the bootstrap")
-    remote: dict[str, RemoteSettings] = Field(
-        default_factory=dict, description="models on a reward server, judged beside those of the train section, by name"
-    )
-
-    @model_validator(mode="after")
-    def _has_episodes(self) -> EvaluateSettings:
-        if self.remote and self.data_path is None:
-            raise ValueError("remote needs data_path: nobody knows which episodes a model on a server was trained on")
-        return self
 
 
 class ArmSettings(Settings):
@@ -370,7 +350,7 @@ class Study(Settings):
                     f"reward_model.{idle[0]} would do nothing with verifier_coef 0, where the only source is "
                     "normalised; remove it"
                 )
-        check_text_sources(self.reward, model, algorithm)
+        _check_text_sources(self.reward, model, algorithm)
         if "film_frames" in self.runner.model_fields_set:
             raise ValueError("runner.film_frames would do nothing with policy.type text; remove it")
         return self
@@ -406,3 +386,37 @@ class Study(Settings):
         if self.env.max_episode_steps is None:
             raise ValueError("adv_estimator grpo needs env.max_episode_steps: every episode of a group must end")
         return self
+
+
+def _check_text_sources(
+    reward: RewardSettings, section: RewardModelSection | None, algorithm: TextAlgorithmSettings
+) -> None:
+    """Refuse names that are taken, weights that train nothing, and knobs that would do nothing.
+
+    Raises:
+        ValueError: with the key and the reason.
+    """
+    sources = reward.sources if reward.use_reward_model else {}
+    if not sources:
+        return
+    reserved = {"verifier", "kl"} | ({SECTION_NAMES[section.rm_type]} if section is not None else set())
+    for name in sorted(reserved & set(sources)):
+        raise ValueError(f"a reward source cannot be called {name}: another source has that name")
+    if section is not None:
+        idle = sorted({"combine_mode", "env_reward_weight"} & reward.model_fields_set)
+        if idle:
+            raise ValueError(
+                f"reward.{idle[0]} would do nothing beside reward_model, whose verifier_coef is the weight of the "
+                "outcome; remove it"
+            )
+        return
+    outcome = reward.env_weight()
+    if not outcome and not any(source.reward_weight for source in sources.values()):
+        raise ValueError("every weight is 0, so nothing would train the policy: see reward.combine_mode")
+    if len(sources) == 1 and not outcome and algorithm.normalize_advantages:
+        name, source = next(iter(sources.items()))
+        if "reward_weight" in source.model_fields_set and source.reward_weight > 0:
+            raise ValueError(
+                f"reward.sources.{name}.reward_weight would do nothing with combine_mode {reward.combine_mode}, where "
+                "the only source is normalised; remove it"
+            )

@@ -1,20 +1,39 @@
-"""How reward models for text are judged: on which solutions, at which threshold, by which aggregation.
+"""The `evaluate` section: how reward models of robots and of text are evaluated.
 
-Nothing here reads a file, draws a problem or scores anything.
-
-    EvaluateTextSettings(aggregation="min", generated=GeneratedBenchSettings(families=(ChainSettings(),)))
+EvaluateTextSettings(aggregation="min", generated=GeneratedBenchSettings(families=(ChainSettings(),)))
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from guerdon.errors import ConfigError
 from guerdon.settings.base import Settings
 from guerdon.settings.data import TaskSettings
+from guerdon.settings.remote import RemoteSettings
 
 Aggregation = Literal["min", "prod", "last", "mean", "pure_min"]
+
+
+class EvaluateSettings(Settings):
+    """`evaluate`: how reward models of robots are judged."""
+
+    type: Literal["control"] = Field("control", description="robots; follows from policy.type")
+    data_path: str | None = Field(None, description="held-out episodes; null: each model's own validation split")
+    reps: int = Field(1000, ge=100, description="bootstrap replications")
+    seed: int = Field(0, description="of the bootstrap")
+    remote: dict[str, RemoteSettings] = Field(
+        default_factory=dict, description="models on a reward server, judged beside those of the train section, by name"
+    )
+
+    @model_validator(mode="after")
+    def _has_episodes(self) -> EvaluateSettings:
+        if self.remote and self.data_path is None:
+            raise ValueError("remote needs data_path: nobody knows which episodes a model on a server was trained on")
+        return self
 
 
 class GeneratedBenchSettings(Settings):
@@ -141,3 +160,25 @@ def on_own_family(given: dict[str, Any], data: Any) -> dict[str, Any]:
     if data.get("type", "generated") != "generated" or given.get("type", "text") != "text":
         return given
     return {**given, "generated": {"families": [data.get("task", {"family": "chain"})]}}
+
+
+def judged_names(train: Iterable[str], third: Iterable[str], only: Sequence[str]) -> list[str]:
+    """The reward models that `guerdon evaluate` judges, by name.
+
+    Args:
+        train: names of the `train` section.
+        third: names of `evaluate.models`.
+        only: those asked for; empty: all.
+
+    Raises:
+        ConfigError: a name that there is not, or is twice; or there is none at all.
+    """
+    own, others = list(train), list(third)
+    if not own and not others:
+        raise ConfigError("there is no reward model to judge: name one in the train section or in evaluate.models")
+    for name in set(own) & set(others):
+        raise ConfigError(f"evaluate.models: {name} is also a model of the train section; call it something else")
+    for name in only:
+        if name not in (*own, *others):
+            raise ConfigError(f"--only {name}: this study has {', '.join([*own, *others])}")
+    return list(only) or [*own, *others]
