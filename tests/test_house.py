@@ -75,6 +75,34 @@ def test_imports_go_one_way(path):
     assert not wrong
 
 
+def imported_modules(path):
+    """The modules of guerdon that a module imports, also inside functions and for types only."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("guerdon"):
+            yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+
+
+def module_name(path):
+    return ".".join(["guerdon", *path.relative_to(SOURCE).with_suffix("").parts])
+
+
+def test_no_module_imports_itself_through_others():
+    known = {module_name(path) for path in modules}
+    waiting = {module_name(path): known.intersection(imported_modules(path)) - {module_name(path)} for path in modules}
+    while free := {name for name, needs in waiting.items() if not needs}:
+        waiting = {name: needs - free for name, needs in waiting.items() if name not in free}
+    assert not waiting, "these modules are part of an import circle, or import one"
+
+
+def test_a_public_class_has_a_name_of_its_own():
+    places = {}
+    for path in modules:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(module_name(path))
+    assert not {name: where for name, where in places.items() if len(where) > 1}
+
+
 def test_the_import_rule_catches_what_it_should(tmp_path):
     assert violation(SOURCE / "models" / "x.py", "rl")
     assert violation(SOURCE / "config.py", "settings")

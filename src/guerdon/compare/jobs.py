@@ -36,8 +36,8 @@ _log = logging.getLogger(__name__)
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS")
 _PRELOAD = (
-    "torch", "transformers.trainer", "scipy.stats", "guerdon.train.images", "guerdon.rl.run", "guerdon.rl.build",
-    "guerdon.evaluate.image_suite", "guerdon.collect.collect", "guerdon.compare.report",
+    "torch", "transformers.trainer", "scipy.stats", "guerdon.train.images", "guerdon.rl.run",
+    "guerdon.rl.build_control", "guerdon.evaluate.image_suite", "guerdon.collect.collect", "guerdon.compare.report",
 )  # fmt: skip
 """What the server imports before it forks; none of it starts threads, opens a display or touches a GPU."""
 _GRACE = 20.0  # seconds

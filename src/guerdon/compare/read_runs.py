@@ -71,7 +71,7 @@ class RunRecord:
 
 
 @dataclass(frozen=True)
-class ModelCard:
+class RewardModelCard:
     """The evaluation of one reward model.
 
     Attributes:
@@ -102,7 +102,7 @@ class StudyRecord:
     tasks: tuple[str, ...]
     seeds: tuple[int, ...]
     runs: tuple[RunRecord, ...]
-    cards: tuple[ModelCard, ...]
+    cards: tuple[RewardModelCard, ...]
     config_text: str
     info: Row
     notes: tuple[str, ...] = ()
@@ -319,8 +319,8 @@ def _read_text(path: Path) -> str:
         return ""
 
 
-def _read_cards(root: Path) -> tuple[tuple[ModelCard, ...], list[str]]:
-    cards: list[ModelCard] = []
+def _read_cards(root: Path) -> tuple[tuple[RewardModelCard, ...], list[str]]:
+    cards: list[RewardModelCard] = []
     notes: list[str] = []
     for path in sorted([*root.glob("*/*/evaluation.json"), *root.glob("*/*/method*/evaluation.json")]):
         folder = path.parent
@@ -332,5 +332,5 @@ def _read_cards(root: Path) -> tuple[tuple[ModelCard, ...], list[str]]:
         pictures = {
             str(title): folder / Path(str(file)).name for title, file in mapping(content.get("pictures")).items()
         }
-        cards.append(ModelCard(task, "/".join(name), content, pictures))
+        cards.append(RewardModelCard(task, "/".join(name), content, pictures))
     return tuple(cards), notes

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from guerdon.compare import report_format as fmt
-from guerdon.compare.read_runs import ModelCard, Row, mapping, number
+from guerdon.compare.read_runs import RewardModelCard, Row, mapping, number
 from guerdon.compare.report_tables import MODEL_METRICS
 from guerdon.evaluate.attacks import CONTROL
 from guerdon.evaluate.intervals import Interval
@@ -95,7 +95,7 @@ class CardView:
     pictures: tuple[tuple[str, str, str], ...]
 
 
-def card_views(cards: Sequence[ModelCard], *, budget: int) -> tuple[list[CardView], list[str]]:
+def card_views(cards: Sequence[RewardModelCard], *, budget: int) -> tuple[list[CardView], list[str]]:
     """Cards for the page, with as many pictures as fit into `budget` bytes; a line for each left out."""
     views: list[CardView] = []
     notes: list[str] = []
@@ -118,7 +118,7 @@ def card_views(cards: Sequence[ModelCard], *, budget: int) -> tuple[list[CardVie
     return views, notes
 
 
-def _view(card: ModelCard, pictures: tuple[tuple[str, str, str], ...]) -> CardView:
+def _view(card: RewardModelCard, pictures: tuple[tuple[str, str, str], ...]) -> CardView:
     content = card.evaluation if not is_text_card(card.evaluation) else flat_text_card(card.evaluation)
     facts = _facts({**mapping(content.get("model")), **mapping(content.get("data"))})
     rows = dict(_rows(content.get("metrics")))

@@ -10,11 +10,11 @@ import torch
 from guerdon.collect.text import TextCollector
 from guerdon.policies.text import TextPolicy, add_policy, reference
 from guerdon.policies.text_files import load_policy, save_policy
-from guerdon.rl.build import Parts, start_from_run
 from guerdon.rl.episode_stats import EpisodeStats
 from guerdon.rl.films import write_text_film
 from guerdon.rl.learner import KL, Learner
 from guerdon.rl.optimizers import AdamW
+from guerdon.rl.parts import Parts, start_from_run
 from guerdon.rl.prime import PrimeReward
 from guerdon.rl.reward_source import RewardSource
 from guerdon.rl.text_sources import VERIFIER, attack_warnings, build_text_sources

@@ -25,12 +25,28 @@ from guerdon.errors import GuerdonError, NonFiniteError, TooManyFailuresError
 from guerdon.finite import first_non_finite
 from guerdon.progress import ProgressBar
 from guerdon.rl import checkpoint as ckpt
-from guerdon.rl.build import build_parts
 from guerdon.rl.failures import FailureCounter, failure_rows, refuse_failures
 from guerdon.rl.log import RunLog, true_success
+from guerdon.rl.parts import Parts
 from guerdon.rl.reward_source import GroundTruth
 from guerdon.settings.study import Study
 from guerdon.types import Metrics, Rewards, Rollout
+
+
+def build_parts(study: Study, *, fresh: bool) -> Parts:
+    """The parts of a run.
+
+    Args:
+        study: the resolved configuration.
+        fresh: take over `policy.checkpoint` and `runner.resume_dir`; off where a checkpoint of this run follows.
+    """
+    if study.text:
+        from guerdon.rl.build_text import text_parts
+
+        return text_parts(study, fresh=fresh)
+    from guerdon.rl.build_control import control_parts
+
+    return control_parts(study, fresh=fresh)
 
 
 class Loop:

@@ -1,68 +1,20 @@
-"""The parts of a run, from its configuration: collector, reward sources, learner, statistics.
-
-The one place of the loop that knows which kinds of policy there are.
-
-    parts = build_parts(study, fresh=True)
-    rollout = parts.collector.collect(parts.learner.policy)
-"""
+"""The parts of a run of a control policy: copies of an environment, reward models of what it shows, the learner."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from guerdon.collect.control import ControlCollector
 from guerdon.policies.control import ControlPolicy, load_policy, save_policy
-from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.control_sources import build_control_sources
 from guerdon.rl.episode_stats import EpisodeStats, RewardScaler
 from guerdon.rl.films import write_film
 from guerdon.rl.learner import Learner
 from guerdon.rl.optimizers import FlatAdam
+from guerdon.rl.parts import Parts, start_from_run
 from guerdon.rl.reward_source import GroundTruth, RewardSource, SourceTerms
 from guerdon.settings.study import Study
-from guerdon.types import Collector
-
-
-class Parts(NamedTuple):
-    """What a loop is made of.
-
-    Attributes:
-        collector: acts.
-        sources: of reward, by name, ground truth first.
-        terms: how each source counts, of those that the policy learns from.
-        learner: learns.
-        stats: of episodes.
-        unit: what `runner.total_steps` counts, in words.
-        film: writes a film of the policy as it is into a folder, for a step of the run.
-        save_policy: writes the policy as it is into a folder.
-        notes: lines for the start of the log.
-    """
-
-    collector: Collector[Any, Any]
-    sources: Mapping[str, RewardSource[Any]]
-    terms: Mapping[str, SourceTerms]
-    learner: Learner[Any, Any]
-    stats: EpisodeStats
-    unit: str
-    film: Callable[[Path, int], None]
-    save_policy: Callable[[Path], None]
-    notes: list[str]
-
-
-def build_parts(study: Study, *, fresh: bool) -> Parts:
-    """The parts of a run.
-
-    Args:
-        study: the resolved configuration.
-        fresh: take over `policy.checkpoint` and `runner.resume_dir`; off where a checkpoint of this run follows.
-    """
-    if study.text:
-        from guerdon.rl.build_text import text_parts
-
-        return text_parts(study, fresh=fresh)
-    return control_parts(study, fresh=fresh)
 
 
 def control_parts(study: Study, *, fresh: bool) -> Parts:
@@ -127,20 +79,6 @@ def control_parts(study: Study, *, fresh: bool) -> Parts:
         lambda folder: save_policy(policy, folder),
         notes,
     )
-
-
-def start_from_run(learner: Learner[Any, Any], folder: Path) -> str:
-    """Second stage: take over the policy of another run's newest checkpoint; counters start at 0.
-
-    Returns:
-        A line that says what was done.
-
-    Raises:
-        CheckpointError: there is no whole checkpoint, or it does not fit.
-    """
-    path = ckpt.find_checkpoint(folder)
-    tensors, values = ckpt.load_checkpoint(path)
-    return f"stage 2 starts from {path}: {learner.start_from(tensors, values['sources'])}"
 
 
 def _start_from_policy(policy: ControlPolicy, folder: Path, study: Study) -> str:

@@ -1,0 +1,53 @@
+"""What a run is made of, whatever its policy is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from guerdon.rl import checkpoint as ckpt
+from guerdon.rl.episode_stats import EpisodeStats
+from guerdon.rl.learner import Learner
+from guerdon.rl.reward_source import RewardSource, SourceTerms
+from guerdon.types import Collector
+
+
+class Parts(NamedTuple):
+    """What a loop is made of.
+
+    Attributes:
+        collector: acts.
+        sources: of reward, by name, ground truth first.
+        terms: how each source counts, of those that the policy learns from.
+        learner: learns.
+        stats: of episodes.
+        unit: what `runner.total_steps` counts, in words.
+        film: writes a film of the policy as it is into a folder, for a step of the run.
+        save_policy: writes the policy as it is into a folder.
+        notes: lines for the start of the log.
+    """
+
+    collector: Collector[Any, Any]
+    sources: Mapping[str, RewardSource[Any]]
+    terms: Mapping[str, SourceTerms]
+    learner: Learner[Any, Any]
+    stats: EpisodeStats
+    unit: str
+    film: Callable[[Path, int], None]
+    save_policy: Callable[[Path], None]
+    notes: list[str]
+
+
+def start_from_run(learner: Learner[Any, Any], folder: Path) -> str:
+    """Second stage: take over the policy of another run's newest checkpoint; counters start at 0.
+
+    Returns:
+        A line that says what was done.
+
+    Raises:
+        CheckpointError: there is no whole checkpoint, or it does not fit.
+    """
+    path = ckpt.find_checkpoint(folder)
+    tensors, values = ckpt.load_checkpoint(path)
+    return f"stage 2 starts from {path}: {learner.start_from(tensors, values['sources'])}"
