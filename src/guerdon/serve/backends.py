@@ -1,7 +1,7 @@
 """From the settings of a served model to the function that loads it.
 
-A backend is a name of the first reward server (`qwen2_5_vl_vllm`, `PRIMO-R1`), a name of a reward model, `text`, or
-is read from what lies at `model_path`. Nothing is imported before a model is loaded. This module does not know HTTP.
+A backend is a name of the first reward server (`qwen2_5_vl_vllm`, `PRIMO-R1`), a type of reward model, `text`, or is
+inferred from the contents of `model_path`. Nothing heavy is imported before a model is loaded.
 
     source = model_source("prm", ServedModelSettings(model_path="runs/prm"))
     model = source.load()
@@ -29,7 +29,7 @@ from guerdon.types import RewardModel
 QWEN, PRIMO, TEXT = "qwen2_5_vl_vllm", "PRIMO-R1", "text"
 ALIASES = {"primo_r1_vllm": PRIMO}
 WRITING: dict[str, dict[str, Any]] = {
-    QWEN: {"temperature": 0.0, "max_tokens": 64},  # top_p is nothing where the likeliest token is taken
+    QWEN: {"temperature": 0.0, "max_tokens": 64},  # top_p has no effect at temperature 0
     PRIMO: {"temperature": 0.1, "top_p": 0.9, "max_tokens": 4096},
 }
 ENGINES: dict[str, dict[str, Any]] = {
@@ -39,13 +39,13 @@ ENGINES: dict[str, dict[str, Any]] = {
 WRITING_KNOBS, ENGINE_KNOBS = ("temperature", "top_p", "max_tokens"), tuple(ENGINES[QWEN])
 QWEN_PATH = "Qwen/Qwen2.5-VL-7B-Instruct"
 IMAGE_KINDS = ("resnet", "progress")
-OPTIONS = {  # of what imports torch, so that a wrong one is refused before that
+OPTIONS = {  # of functions whose modules import torch, so that a wrong one is refused before that
     TEXT: ("adapter", "micro_batch_size"),
     "learning": ("data_path", "device", "bf16", "steps", "frames_per_episode", "learning_rate", "weight_decay",
                  "batch_size", "replay_size", "replay_ratio", "augment", "seed"),
 }  # fmt: skip
 
-_IMPORTING = threading.Lock()  # transformers imports its parts when first needed, and not well from two threads
+_IMPORTING = threading.Lock()  # the lazy imports of transformers are not thread-safe
 
 
 @dataclass(frozen=True)
@@ -68,25 +68,23 @@ class ModelSource:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoadCall:
     """The call that builds a model.
 
     Attributes:
-        kind: the backend, or what was found at `model_path`.
-        function: is called.
-        given: arguments that the settings imply.
-        options: those of `options`.
+        kind: the backend, or the type found at `model_path`.
+        function: loads the model.
+        arguments: of the function.
     """
 
     kind: str
     function: Callable[..., RewardModel]
-    given: dict[str, Any]
-    options: dict[str, Any]
+    arguments: dict[str, Any]
 
 
-def backend_name(given: str) -> str:
-    """The name under which a backend is known."""
-    return ALIASES.get(given, given)
+def backend_name(given: str | None) -> str | None:
+    """The first name of a backend that has several."""
+    return None if given is None else ALIASES.get(given, given)
 
 
 def known_backends() -> tuple[str, ...]:
@@ -95,12 +93,12 @@ def known_backends() -> tuple[str, ...]:
 
 
 def model_source(name: str, settings: ServedModelSettings) -> ModelSource:
-    """Where a model comes from, not yet loaded.
+    """How a model is loaded, without loading it.
 
     Raises:
         ConfigError: there is no such backend, or a setting would do nothing with it.
     """
-    backend = None if settings.backend is None else backend_name(settings.backend)
+    backend = backend_name(settings.backend)
     if backend is not None:
         _refuse_backend(name, backend, settings)
     given = [knob for knob in (*WRITING_KNOBS, *ENGINE_KNOBS) if getattr(settings, knob) is not None]
@@ -126,7 +124,7 @@ def model_source(name: str, settings: ServedModelSettings) -> ModelSource:
 
 
 def _refuse_backend(name: str, backend: str, settings: ServedModelSettings) -> None:
-    """Refuse a backend that there is not, and what it would not use or lacks."""
+    """Refuse an unknown backend, and settings that it would not use or needs."""
     if backend not in known_backends() and ":" not in backend:
         known = known_backends()
         by_case = {one.lower(): one for one in known}
@@ -143,7 +141,7 @@ def _refuse_backend(name: str, backend: str, settings: ServedModelSettings) -> N
 
 
 def plain_name(backend: str) -> str:
-    """The first name of what has several."""
+    """The first name of a type of model that has several."""
     return names_in(MODEL_FORMS[backend], "model_type")[0] if backend in MODEL_FORMS else backend
 
 
@@ -151,7 +149,7 @@ def build_model(name: str, settings: ServedModelSettings) -> RewardModel:
     """The model, in this process.
 
     Args:
-        name: what clients call it.
+        name: of the model.
         settings: of the model.
 
     Raises:
@@ -162,33 +160,32 @@ def build_model(name: str, settings: ServedModelSettings) -> RewardModel:
 
         return load_custom(name, settings)
     with _IMPORTING:
-        plan = plan_of(name, settings, None if settings.backend is None else backend_name(settings.backend))
+        call = load_call(name, settings)
         with boundary(ConfigError, f"models.{name} cannot be loaded"):
-            return plan.function(**plan.given, **plan.options)
+            return call.function(**call.arguments)
 
 
 def _replicas(name: str, settings: ServedModelSettings) -> RewardModel:
     from guerdon.serve.replicas import Replicas
 
     count = settings.processes or 1
-    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # a list is one number per level of nesting
-    threads = max(1, (int(told) if told.isdigit() else 1) // count)
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # a list is one number per level of nesting
+    threads = max(1, (int(given) if given.isdigit() else 1) // count)
     return Replicas(name, partial(build_model, name, settings), count=count, threads=threads)
 
 
-def plan_of(name: str, settings: ServedModelSettings, backend: str | None) -> Plan:
-    """How a model that is not a custom one is built; imports what builds it, and looks at its folder.
+def load_call(name: str, settings: ServedModelSettings) -> LoadCall:
+    """How a model without a custom backend is loaded; imports its module, and looks into its folder.
 
     Args:
-        name: what clients call it.
+        name: of the model.
         settings: of the model.
-        backend: by the name that `backend_name` gives; None: by what lies at `model_path`.
 
     Raises:
-        ConfigError: there is no such folder, or an option that the function does not have.
-        CheckpointError: what lies there cannot be read.
+        ConfigError: there is no such folder, or an unknown option.
+        CheckpointError: the folder cannot be read.
     """
-    kind = _kind_at(settings.model_path or "") if backend is None else backend
+    kind = backend_name(settings.backend) or _kind_at(settings.model_path or "")
     options = dict(settings.options)
     function: Callable[..., RewardModel]
     given: dict[str, Any]
@@ -210,11 +207,11 @@ def plan_of(name: str, settings: ServedModelSettings, backend: str | None) -> Pl
         elif REWARD_MODELS.is_own(kind):
             given["params"], options = options, {}
     refuse_options(name, options, known_options(kind, learns=settings.update_dir is not None))
-    return Plan(kind, function, given, options)
+    return LoadCall(kind, function, given | options)
 
 
 def known_options(kind: str, *, learns: bool) -> list[str]:
-    """Names of the options of a kind of model; imports nothing that builds one.
+    """Names of the options of a type of model, without importing its module.
 
     Args:
         kind: a backend.
@@ -230,10 +227,10 @@ def known_options(kind: str, *, learns: bool) -> list[str]:
 
 
 def refuse_options(name: str, options: Iterable[str], known: Sequence[str]) -> None:
-    """Refuse options of a model that there are not.
+    """Refuse unknown options of a model.
 
     Raises:
-        ConfigError: names the first one, and the nearest that there is.
+        ConfigError: names the first, and the nearest known one.
     """
     unknown = sorted(set(options) - set(known))
     if unknown:
@@ -243,10 +240,10 @@ def refuse_options(name: str, options: Iterable[str], known: Sequence[str]) -> N
 
 
 def vlm_options(name: str, kind: str, settings: ServedModelSettings) -> dict[str, Any]:
-    """How a vision-language model is asked: `options.vlm`, the flags, and the defaults of the first reward server.
+    """Settings of a vision-language model: `options.vlm`, the flags, and the defaults of the first reward server.
 
     Raises:
-        ConfigError: `options.vlm` says what a flag says too, or is no mapping.
+        ConfigError: `options.vlm` has the key of a flag too, or is not a mapping.
     """
     given = settings.options.get("vlm") or {}
     if not isinstance(given, dict) or not isinstance(given.get("vllm") or {}, dict):
@@ -256,7 +253,7 @@ def vlm_options(name: str, kind: str, settings: ServedModelSettings) -> dict[str
     engine = {knob: value for knob in ENGINE_KNOBS if (value := getattr(settings, knob)) is not None}
     twice = sorted((writing.keys() & asked.keys()) | (engine.keys() & dict(asked.get("vllm") or {}).keys()))
     if twice:
-        raise ConfigError(f"models.{name}: {twice[0]} stands beside the same key in options.vlm; give one of them")
+        raise ConfigError(f"models.{name}: {twice[0]} is given here and in options.vlm; give one of them")
     default = dict(WRITING.get(kind, {}))
     if {**default, **writing, **asked}.get("temperature") == 0:
         default.pop("top_p", None)
@@ -267,7 +264,7 @@ def vlm_options(name: str, kind: str, settings: ServedModelSettings) -> dict[str
 
 
 def refuse_missing(path: str) -> None:
-    """Refuse a path that can only mean a folder here, where there is none; anything else may be a hub id.
+    """Refuse a path that can only be a local folder and does not exist; anything else may be a hub id.
 
     Raises:
         ConfigError: there is no such folder.
@@ -280,7 +277,7 @@ def refuse_missing(path: str) -> None:
 
 
 def _kind_at(path: str) -> str:
-    """What lies at a path: a model of pictures that `guerdon train` wrote, or something for the loader of texts."""
+    """The type of the model at a path: an image model of `guerdon train`, a vision-language model, or text."""
     from guerdon.models.checkpoint import CONFIG, find_checkpoint
     from guerdon.models.vlm import is_checkpoint
 

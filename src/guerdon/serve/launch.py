@@ -1,7 +1,6 @@
 """From a command line to a running server.
 
-Which GPUs are visible is decided before anything that could look for them is imported. This module does not know
-routes.
+The visible GPUs are chosen before anything that could look for them is imported.
 
     settings = serve_settings(None, [], {"backend": "constant", "port": 0})
     launch(settings)
@@ -20,29 +19,25 @@ from guerdon.config import Tree, apply_overrides, merge, read_yaml, resolve_refs
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.serve.backends import PRIMO, QWEN, QWEN_PATH, backend_name, known_backends, model_source
 from guerdon.serve.preflight import refuse_early
-from guerdon.settings.serve import ServeSettings
+from guerdon.settings.serve import ServedModelSettings, ServeSettings
 
-MODEL_FLAGS = (
-    "backend", "model_path", "custom_backend", "tensor_parallel_size", "max_model_len", "gpu_memory_utilization",
-    "temperature", "top_p", "max_tokens", "processes", "update_dir",
-)  # fmt: skip
 SOURCES = ("backend", "model_path", "custom_backend")
 
 
 def serve_settings(file: Path | None, overrides: Sequence[str], flags: Mapping[str, Any]) -> ServeSettings:
-    """Settings from a YAML file, dotted overrides and the flags of the command line, the later ones winning.
+    """Settings from a YAML file, dotted overrides and command-line flags; later ones take precedence.
 
-    The flags of one model (`backend`, `model_path`, ...) describe a model of their own, named after its backend;
-    `model` holds `name=path` (or `name=backend:path`) entries. Flags that do not say which model they are about
-    (`update_dir`, `temperature`, ...) are about the one entry of `model`, where there is one.
+    The flags of one model (`backend`, `model_path`, ...) define a model named after its backend; `model` has entries
+    `name=path` (or `name=backend:path`). Flags that do not name a model (`update_dir`, `temperature`, ...) apply to the
+    entry of `model`, if there is exactly one.
 
     Raises:
-        ConfigError: something is wrong; nothing is left to guess.
+        ConfigError: something is wrong or ambiguous.
     """
     tree = Tree() if file is None else read_yaml(file)
     tree = resolve_refs(apply_overrides(tree, overrides), ServeSettings)
     models = dict(tree.data.get("models") or {})
-    single = {key: flags[key] for key in MODEL_FLAGS if flags.get(key) is not None}
+    single = {key: flags[key] for key in ServedModelSettings.model_fields if flags.get(key) is not None}
     entries = dict(_named(entry) for entry in flags.get("model") or ())
     models |= entries
     about = next(iter(entries)) if len(entries) == 1 and not single.keys() & set(SOURCES) else None
@@ -62,10 +57,10 @@ def serve_settings(file: Path | None, overrides: Sequence[str], flags: Mapping[s
 
 
 def launch(settings: ServeSettings) -> None:
-    """Serve until a signal comes.
+    """Serve until a signal.
 
     Raises:
-        ConfigError: as `refuse_early`; or GPUs cannot be chosen any more, or the address cannot be used.
+        ConfigError: as `refuse_early`; or it is too late to choose GPUs, or the address cannot be used.
         MissingDependencyError: the `serve` extra is not installed.
         GuerdonError: a model could not be loaded.
     """
@@ -75,8 +70,8 @@ def launch(settings: ServeSettings) -> None:
             raise ConfigError("gpu_ids must be set before torch is imported; start the server with `guerdon serve`")
         os.environ["CUDA_VISIBLE_DEVICES"] = settings.gpu_ids.replace(" ", "")
     if settings.threads is not None or "OMP_NUM_THREADS" not in os.environ:
-        os.environ["OMP_NUM_THREADS"] = str(settings.threads or max(1, _cores() // 2))  # the rest is for the requests
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts are short, and threads for them wait for cores
+        os.environ["OMP_NUM_THREADS"] = str(settings.threads or max(1, _cores() // 2))  # the other half is for requests
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts are short: more threads only wait for cores
     sources = {name: model_source(name, model) for name, model in settings.models.items()}
     try:
         from guerdon.serve.app import build_app
@@ -106,7 +101,7 @@ def _named(entry: str) -> tuple[str, dict[str, Any]]:
 
 
 def _primo(single: dict[str, Any], size: int | None) -> dict[str, Any]:
-    """`--primo-tensor-parallel-size` is the size of PRIMO-R1, and of nothing else."""
+    """`--primo-tensor-parallel-size` as a setting of PRIMO-R1."""
     if size is None:
         return {}
     if backend_name(single.get("backend", "")) != PRIMO:
@@ -115,7 +110,7 @@ def _primo(single: dict[str, Any], size: int | None) -> dict[str, Any]:
 
 
 def _name_of(single: dict[str, Any], others: Mapping[str, Any]) -> str:
-    """What the model of the flags is called: its backend, its factory's module, or its folder."""
+    """Name of the model that the flags define: its backend, its factory's module, or its folder."""
     if "backend" in single:
         name = str(single["backend"])
         if backend_name(name) == QWEN and "model_path" not in single:
@@ -128,7 +123,7 @@ def _name_of(single: dict[str, Any], others: Mapping[str, Any]) -> str:
         if others:
             key, name = min(single), next(iter(others))
             raise ConfigError(
-                f"{flags}: which of {', '.join(others)}? Say it of the one that is meant: as the override "
+                f"{flags}: which of {', '.join(others)}? Name the model: as the override "
                 f"models.{name}.{key}={single[key]}, or in a file: models: {{{name}: {{..., {key}: {single[key]}}}}}"
             )
         raise ConfigError(f"{flags}: which model? Give --model-path, --backend, --custom-backend or one --model")

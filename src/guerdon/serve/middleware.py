@@ -55,7 +55,7 @@ class RequestMiddleware:
                 await self.app(scope, receive, send)
             return
         start = time.perf_counter()
-        status = 500
+        status, refused = 500, None
 
         async def counting_send(message: Message) -> None:
             nonlocal status
@@ -65,7 +65,12 @@ class RequestMiddleware:
 
         self.models.metrics.in_flight.inc()
         try:
-            await self._pass(scope, receive, counting_send)
+            try:
+                await self._pass(scope, receive, counting_send)
+            except _Refused as error:
+                refused = error.answer  # not the error itself: its traceback holds the body
+            if refused is not None:
+                await _refuse(counting_send, receive, *refused)
         except ClientDisconnect:
             status = GONE
         finally:
@@ -74,24 +79,28 @@ class RequestMiddleware:
             self.models.metrics.answered(route, status, time.perf_counter() - start)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] == OPEN and scope["method"] in ("GET", "HEAD"):
+        """Let the application answer.
+
+        Raises:
+            _Refused: the request fails a check.
+        """
+        headers, limits, reads = Headers(scope=scope), self.limits, scope["method"] in ("GET", "HEAD")
+        if scope["path"] == OPEN and reads:
             return await self.app(scope, receive, send)
-        headers = Headers(scope=scope)
-        if (wrong := self._token_problem(headers)) is not None:
-            return await _refuse(send, receive, 401, "unauthorized", wrong)
+        if (problem := self._token_problem(headers)) is not None:
+            raise _Refused(401, "unauthorized", problem)
         if self._token is None and _cross_site(headers):
-            return await _refuse(send, receive, 403, "forbidden", "requests from web pages of other sites are refused")
-        if scope["method"] in ("GET", "HEAD"):
+            raise _Refused(403, "forbidden", "requests from web pages of other sites are refused")
+        if reads:
             return await self.app(scope, receive, send)
         if self.models.draining:
-            return await _refuse(send, receive, 503, "not_ready", "the server is about to end", retry_after="1")
+            raise _Refused(503, "not_ready", "the server is about to end")
         claimed = headers.get("content-length", "0")
-        if not (claimed.isascii() and claimed.isdigit()) or int(claimed) > self.limits.max_body_bytes:
-            most = self.limits.max_body_bytes
-            return await _refuse(send, receive, 413, "too_large", f"a request may have at most {most} bytes")
-        if self._working >= self.limits.concurrency or self.bytes + int(claimed) > self.limits.max_bytes_in_flight:
-            return await _refuse(send, receive, 429, "busy", "too many requests at a time", retry_after="1")
-        body, why = _Body(self, receive), None
+        if not (claimed.isascii() and claimed.isdigit()) or int(claimed) > limits.max_body_bytes:
+            raise _Refused(413, "too_large", f"a request may have at most {limits.max_body_bytes} bytes")
+        if self._working >= limits.concurrency or self.bytes + int(claimed) > limits.max_bytes_in_flight:
+            raise _Refused(429, "busy", "too many requests at a time")
+        body = _Body(self, receive)
         self._working += 1
         try:
             wait = self.models.overload()
@@ -99,13 +108,9 @@ class RequestMiddleware:
                 await self.app(scope, body.receive, send)
             else:
                 await self._shed(body, send, wait)
-        except _BodyRefused as error:
-            why = error.why  # not the error itself: its traceback holds the body
         finally:
             self._working -= 1
             self.bytes -= body.size
-        if why is not None:
-            await _refuse(send, receive, *why, retry_after="1" if why[0] == 429 else None)
 
     async def _shed(self, body: _Body, send: Send, wait: float) -> None:
         """Refuse before parsing: to parse requests only to refuse them would slow the others down."""
@@ -129,16 +134,16 @@ class RequestMiddleware:
         return None if known else WRONG
 
 
-class _BodyRefused(Exception):
-    """A body is not read further; propagates through the application to the middleware.
+class _Refused(Exception):
+    """A request, or the rest of its body, is not read; propagates through the application to the middleware.
 
     Attributes:
-        why: status, code and message of the answer.
+        answer: status, code and message.
     """
 
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.why = status, code, message
+    def __init__(self, *answer: Any) -> None:
+        super().__init__(answer)
+        self.answer = answer
 
 
 class _Body:
@@ -154,7 +159,7 @@ class _Body:
         """The next part; after the last one, the next message of the server.
 
         Raises:
-            _BodyRefused: it is too large, or too late.
+            _Refused: it is too large, or too late.
         """
         if self.complete:
             return await self._receive()
@@ -162,16 +167,16 @@ class _Body:
             async with asyncio.timeout_at(self._until):
                 message = await self._receive()
         except TimeoutError:
-            raise _BodyRefused(408, "timeout", "the request did not arrive in time") from None
+            raise _Refused(408, "timeout", "the request did not arrive in time") from None
         if message["type"] == "http.request":
             arrived = len(message.get("body", b""))
             self.size += arrived
             self._middleware.bytes += arrived
             if self.size > self._limits.max_body_bytes:
                 most = self._limits.max_body_bytes
-                raise _BodyRefused(413, "too_large", f"a request may have at most {most} bytes")
+                raise _Refused(413, "too_large", f"a request may have at most {most} bytes")
             if self._middleware.bytes > self._limits.max_bytes_in_flight:
-                raise _BodyRefused(429, "busy", "too many requests at a time")
+                raise _Refused(429, "busy", "too many requests at a time")
         self.complete = not message.get("more_body", False)
         return message
 
@@ -205,13 +210,11 @@ async def _answer(send: Send, status: int, body: object, headers: list[tuple[byt
     await send({"type": "http.response.body", "body": data, "more_body": b"close" in dict(headers).values()})
 
 
-async def _refuse(
-    send: Send, receive: Receive, status: int, code: str, message: str, *, retry_after: str | None = None
-) -> None:
+async def _refuse(send: Send, receive: Receive, status: int, code: str, message: str) -> None:
     """Answer without reading the body, and close the connection."""
     headers = [(b"connection", b"close")]
-    if retry_after is not None:
-        headers.append((b"retry-after", retry_after.encode()))
+    if status in (429, 503):
+        headers.append((b"retry-after", b"1"))
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     await _answer(send, status, error_body(message, status, code), headers)

@@ -1,7 +1,7 @@
-"""What a start of the server would refuse, said before it listens, without loading a model.
+"""Checks of a server's settings before it listens, without loading a model.
 
-`refuse_early` is quick and is part of every start; `refuse_all` imports what would build the models and looks at their
-folders, for `--dry-run`. What only loading shows (a damaged weight, too little memory) this module does not know.
+`refuse_early` is quick and part of every start; `refuse_all` imports the modules of the models and looks into their
+folders, for `--dry-run`. A damaged weight or too little memory shows only when a model is loaded.
 
     refuse_early(settings)
     refuse_all(settings)
@@ -19,12 +19,11 @@ from guerdon.models.adapters import ADAPTERS
 from guerdon.serve.backends import (
     IMAGE_KINDS,
     TEXT,
-    Plan,
     backend_name,
     known_options,
+    load_call,
     model_source,
     plain_name,
-    plan_of,
     refuse_missing,
     refuse_options,
     vlm_options,
@@ -37,27 +36,27 @@ from guerdon.settings.vlm import VLM_NAMES, VLMSettings, check_vlm, implied_by
 
 
 def refuse_early(settings: ServeSettings) -> None:
-    """Refuse unknown backends, settings that would do nothing, folders that are not there.
+    """Refuse unknown backends, settings that would do nothing, missing folders.
 
     Raises:
         ConfigError: one of these.
     """
     for name, model in settings.models.items():
         model_source(name, model)
-        backend = None if model.backend is None else backend_name(model.backend)
+        backend = backend_name(model.backend)
         if backend in VLM_NAMES:
-            _refuse_asked(name, backend, model, vlm_options(name, backend, model))
+            _check_vlm(name, backend, model, vlm_options(name, backend, model))
         if model.custom_backend is None:
             _refuse_options(name, backend, model)
         if model.model_path is not None and model.custom_backend is None:
-            images = model.backend is not None and plain_name(model.backend) in IMAGE_KINDS  # which no hub has
+            images = model.backend is not None and plain_name(model.backend) in IMAGE_KINDS  # never a hub id
             refuse_missing(str(Path(model.model_path).absolute()) if images else model.model_path)
     if settings.media.root is not None:
         MediaRoot(settings.media.root)
 
 
 def _refuse_options(name: str, backend: str | None, model: ServedModelSettings) -> None:
-    """No option that the backend does not have; where the folder decides what it is, none that no kind of model has."""
+    """Refuse options that the backend does not have; if the folder decides the type, those that no type has."""
     if backend is not None and REWARD_MODELS.is_own(backend):
         REWARD_MODELS.check(backend, model.options)
         return
@@ -75,7 +74,7 @@ def _refuse_options(name: str, backend: str | None, model: ServedModelSettings) 
 
 
 def refuse_all(settings: ServeSettings) -> None:
-    """Refuse all that a start would refuse before it reads weights.
+    """Refuse everything that a start would refuse before it reads weights.
 
     Raises:
         ConfigError: as `refuse_early`; or an unknown option, or a factory that cannot be imported.
@@ -89,29 +88,25 @@ def refuse_all(settings: ServeSettings) -> None:
 
             factory(model.custom_backend)
             continue
-        backend = None if model.backend is None else backend_name(model.backend)
-        plan = plan_of(name, model, backend)
-        if plan.kind in VLM_NAMES:
-            _refuse_vlm(name, model, plan)
-        elif plan.kind == TEXT:
-            _refuse_text(plan)
-        elif plain_name(plan.kind) in IMAGE_KINDS:
-            _refuse_image(plan)
+        call = load_call(name, model)
+        if call.kind in VLM_NAMES:
+            from guerdon.models.vlm import is_checkpoint
+
+            vlm = _check_vlm(name, call.kind, model, call.arguments["vlm"])
+            if model.model_path is not None and not is_checkpoint(model.model_path):
+                validate(VLMSettings, {**vlm, "path": model.model_path}, source=f"models.{name}.options.vlm")
+        elif call.kind == TEXT:
+            from guerdon.models.text_load import check_text_model
+
+            check_text_model(call.arguments["path"], adapter=call.arguments.get("adapter", "auto"))
+        elif plain_name(call.kind) in IMAGE_KINDS:
+            from guerdon.models.checkpoint import load_config
+
+            load_config(call.arguments["checkpoint_path"], type=plain_name(call.kind))
 
 
-def _refuse_vlm(name: str, model: ServedModelSettings, plan: Plan) -> None:
-    """A vision-language model is asked in a way that there is, and it is somewhere."""
-    from guerdon.models.vlm import is_checkpoint
-
-    path = model.model_path
-    asked = _refuse_asked(name, plan.kind, model, plan.given["vlm"])
-    if path is None or not is_checkpoint(path):
-        named = {**asked, "path": path} if path is not None else asked
-        validate(VLMSettings, named, source=f"models.{name}.options.vlm")
-
-
-def _refuse_asked(name: str, kind: str, model: ServedModelSettings, vlm: Mapping[str, Any]) -> dict[str, Any]:
-    """What `options.vlm` and the flags say is valid; returns it, with what the name of the model implies."""
+def _check_vlm(name: str, kind: str, model: ServedModelSettings, vlm: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a vision-language model with those that its name implies, checked."""
     asked = implied_by(kind, dict(vlm))
     known = validate(VLMSettings, asked, source=f"models.{name}.options.vlm")
     if model.model_path is None and known.path is None and known.backend != "openai":
@@ -125,17 +120,3 @@ def _refuse_asked(name: str, kind: str, model: ServedModelSettings, vlm: Mapping
     if known.path is not None:
         refuse_missing(known.path)
     return asked
-
-
-def _refuse_text(plan: Plan) -> None:
-    """A folder of a text model holds one."""
-    from guerdon.models.text_load import check_text_model
-
-    check_text_model(plan.given["path"], adapter=plan.options.get("adapter", "auto"))
-
-
-def _refuse_image(plan: Plan) -> None:
-    """A folder of an image model holds one of this kind."""
-    from guerdon.models.checkpoint import load_config
-
-    load_config(plan.given["checkpoint_path"], type=plain_name(plan.kind))

@@ -15,31 +15,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from guerdon.models.explained_score import JudgeOptions
+from guerdon.serve import schemas, wire
 from guerdon.serve.errors import ERRORS, BadRequest, ErrorAnswer, ServeError
 from guerdon.serve.media import Media
 from guerdon.serve.metrics import CONTENT_TYPE
 from guerdon.serve.model_queue import ModelQueue
-from guerdon.serve.schemas import (
-    TEXT_EXAMPLE,
-    UPDATE_EXAMPLE,
-    VISION_EXAMPLE,
-    Description,
-    Health,
-    Readiness,
-    Reloaded,
-    ReloadRequest,
-    RewardItem,
-    RewardsAnswer,
-    RewardsRequest,
-    UpdateAnswer,
-    UpdateRequest,
-    has_frames,
-    info_fields,
-    rewards_answer,
-    text_episode,
-)
 from guerdon.serve.update_store import UpdateResult
-from guerdon.serve.wire import check_task, frames_of, json_body, media_of, models_of, read_body
 from guerdon.types import ByteArray, Episode
 
 _NO_TOKEN: dict[int | str, dict[str, Any]] = {401: ERRORS[401]}
@@ -47,93 +28,98 @@ routes = APIRouter()
 
 
 @routes.get("/health", tags=["state"])
-async def health(request: Request) -> Health:
+async def health(request: Request) -> schemas.Health:
     """Whether the process is alive. The only route without a token; it answers while models load or score."""
-    models = models_of(request)
+    models = wire.models_of(request)
     loaded = [name for name, state in models.states().items() if state == "ready"]
-    return Health(status="ok", default_backend=models.default, loaded_backends=loaded)
+    return schemas.Health(status="ok", default_backend=models.default, loaded_backends=loaded)
 
 
-@routes.get("/ready", tags=["state"], responses={503: {"model": Readiness}, **_NO_TOKEN})
-async def ready(request: Request, response: Response) -> Readiness:
+@routes.get("/ready", tags=["state"], responses={503: {"model": schemas.Readiness}, **_NO_TOKEN})
+async def ready(request: Request, response: Response) -> schemas.Readiness:
     """Whether requests will be answered: 503 while a model loads or is unusable, or the server is shutting down."""
-    models = models_of(request)
+    models = wire.models_of(request)
     response.status_code = 200 if models.ready else 503
     states = dict.fromkeys(models.queues, "the server is about to end") if models.draining else models.states()
-    return Readiness(ready=models.ready, models=states)
+    return schemas.Readiness(ready=models.ready, models=states)
 
 
 @routes.get("/metrics", tags=["state"], responses=_NO_TOKEN, response_class=Response)
 async def metrics(request: Request) -> Response:
     """Counters for Prometheus."""
-    return Response(models_of(request).metrics.text(), media_type=CONTENT_TYPE)
+    return Response(wire.models_of(request).metrics.text(), media_type=CONTENT_TYPE)
 
 
 @routes.get("/v1/rewards", tags=["guerdon"], responses={status: ERRORS[status] for status in (401, 404, 503)})
 async def describe(
     request: Request,
     model: Annotated[str | None, Query(max_length=200, description="which model; the default if left out")] = None,
-) -> Description:
+) -> schemas.Description:
     """The declaration of a model's scores, which clients check answers against."""
-    queue = models_of(request).get(model)
-    return Description(model=queue.name, info=info_fields(queue.info), learns=queue.learns)
+    queue = wire.models_of(request).get(model)
+    return schemas.Description(model=queue.name, info=schemas.info_fields(queue.info), learns=queue.learns)
 
 
 @routes.post(
-    "/v1/rewards", response_model=RewardsAnswer, tags=["rewards"], responses=ERRORS,
-    openapi_extra=json_body(RewardsRequest, text=TEXT_EXAMPLE, frames=VISION_EXAMPLE),
+    "/v1/rewards", response_model=schemas.RewardsAnswer, tags=["rewards"], responses=ERRORS,
+    openapi_extra=wire.json_body(schemas.RewardsRequest, text=schemas.TEXT_EXAMPLE, frames=schemas.VISION_EXAMPLE),
 )  # fmt: skip
 async def rewards(request: Request) -> Response:
     """Score a batch. An item that cannot be scored has a `failure` and no score; the others are not affected."""
-    body = await read_body(request, RewardsRequest)
-    queue = models_of(request).get(body.model)
+    body = await wire.read_body(request, schemas.RewardsRequest)
+    queue = wire.models_of(request).get(body.model)
     async with queue.deadline(body.deadline_s) as left:
-        episodes = await _episodes(media_of(request), queue, body.items, body.options.nframes)
+        episodes = await _episodes(wire.media_of(request), queue, body.items, body.options.nframes)
         scores = await queue.judge(episodes, JudgeOptions(**body.options.model_dump()), deadline_s=left())
-    return _json(rewards_answer(queue.name, body, episodes, scores))
+    return _json(schemas.rewards_answer(queue.name, body, episodes, scores))
 
 
 @routes.post(
-    "/v1/update", response_model=UpdateAnswer, tags=["learning"], responses={**ERRORS, 409: {"model": ErrorAnswer}},
-    openapi_extra=json_body(UpdateRequest, text=UPDATE_EXAMPLE),
+    "/v1/update", response_model=schemas.UpdateAnswer, tags=["learning"],
+    responses={**ERRORS, 409: {"model": ErrorAnswer}},
+    openapi_extra=wire.json_body(schemas.UpdateRequest, text=schemas.UPDATE_EXAMPLE),
 )  # fmt: skip
 async def update(request: Request) -> Response:
     """Let a model learn from rollouts with outcomes, and score them before or after that.
 
     The new state is on disk before the answer is sent. With `update: none` this only scores.
     """
-    body = await read_body(request, UpdateRequest)
-    queue = models_of(request).get(body.model)
+    body = await wire.read_body(request, schemas.UpdateRequest)
+    queue = wire.models_of(request).get(body.model)
     async with queue.deadline():
-        episodes = await _episodes(media_of(request), queue, body.items, None)
+        episodes = await _episodes(wire.media_of(request), queue, body.items, None)
     if body.update != "none":
         done = await queue.learn(episodes, body.update, body.update_id)
     elif body.update_id is not None:
         raise BadRequest("client_id and number would do nothing with update: none; remove them", param="number")
     else:
         done = UpdateResult(await queue.judge(episodes, JudgeOptions()), metrics={}, updates=None)
-    answer = rewards_answer(queue.name, body, episodes, done.judgements).model_dump()
+    answer = schemas.rewards_answer(queue.name, body, episodes, done.judgements).model_dump()
     return _json(
-        UpdateAnswer(**answer, update=body.update, updates=done.updates, metrics=done.metrics, repeated=done.repeated)
+        schemas.UpdateAnswer(
+            **answer, update=body.update, updates=done.updates, metrics=done.metrics, repeated=done.repeated
+        )
     )
 
 
 @routes.post(
     "/v1/reload", tags=["learning"], responses=ERRORS,
-    openapi_extra=json_body(ReloadRequest, required=False, default={}, named={"model": "prm"}),
+    openapi_extra=wire.json_body(schemas.ReloadRequest, required=False, default={}, named={"model": "prm"}),
 )  # fmt: skip
-async def reload(request: Request) -> Reloaded:
+async def reload(request: Request) -> schemas.Reloaded:
     """Load a model again from its source, next to the old one, and exchange them; no request is lost.
 
     Without a body it is the default model.
     """
-    body = await read_body(request, ReloadRequest, empty=ReloadRequest(model=None))
-    queue = models_of(request).get(body.model)
+    body = await wire.read_body(request, schemas.ReloadRequest, empty=schemas.ReloadRequest(model=None))
+    queue = wire.models_of(request).get(body.model)
     await queue.reload()
-    return Reloaded(model=queue.name)
+    return schemas.Reloaded(model=queue.name)
 
 
-async def _episodes(media: Media, queue: ModelQueue, items: Sequence[RewardItem], nframes: int | None) -> list[Episode]:
+async def _episodes(
+    media: Media, queue: ModelQueue, items: Sequence[schemas.RewardItem], nframes: int | None
+) -> list[Episode]:
     """One episode per item.
 
     Raises:
@@ -146,26 +132,26 @@ async def _episodes(media: Media, queue: ModelQueue, items: Sequence[RewardItem]
         raise BadRequest(f"{len(items)} items; {limits.max_items} are allowed in a request", param="items")
     per_step = queue.info.granularity == "step"
     found: list[Episode | None] = [None] * len(items)
-    visual: dict[int, RewardItem] = {}
+    visual: dict[int, schemas.RewardItem] = {}
     for place, item in enumerate(items):
-        if has_frames(item, place):
-            check_task(limits, item.task or "", f"items[{place}].task")
+        if schemas.has_frames(item, place):
+            wire.check_task(limits, item.task or "", f"items[{place}].task")
             visual[place] = item
         else:
-            found[place] = text_episode(item, place, per_step=per_step, limits=limits)
+            found[place] = schemas.text_episode(item, place, per_step=per_step, limits=limits)
     for place, frames in zip(visual, await _decoded(media, visual, nframes), strict=True):
         item = items[place]
         found[place] = Episode(id=item.id or str(place), task=item.task or "", frames=frames, outcome=item.outcome)
     return [episode for episode in found if episode is not None]
 
 
-async def _decoded(media: Media, visual: Mapping[int, RewardItem], nframes: int | None) -> list[ByteArray]:
+async def _decoded(media: Media, visual: Mapping[int, schemas.RewardItem], nframes: int | None) -> list[ByteArray]:
     """Frames of several items, a few at a time; the first that is refused refuses the request."""
 
-    async def one(place: int, item: RewardItem) -> ByteArray:
+    async def one(place: int, item: schemas.RewardItem) -> ByteArray:
         async with media.batch_slots:
             try:
-                return await frames_of(media, item, nframes=nframes)
+                return await wire.frames_of(media, item, nframes=nframes)
             except ServeError as error:
                 error.param = f"items[{place}]" + (f".{error.param}" if error.param else "")
                 raise
@@ -178,6 +164,6 @@ async def _decoded(media: Media, visual: Mapping[int, RewardItem], nframes: int 
             task.cancel()
 
 
-def _json(answer: RewardsAnswer) -> Response:
+def _json(answer: schemas.RewardsAnswer) -> Response:
     """The answer as bytes, serialized once."""
     return Response(answer.model_dump_json(), media_type="application/json")

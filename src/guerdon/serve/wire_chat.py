@@ -20,23 +20,9 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
+from guerdon.serve import wire
 from guerdon.serve.errors import ERRORS, BadRequest
 from guerdon.serve.strict_types import FLAG, WHOLE
-from guerdon.serve.wire import (
-    FailedMeasurement,
-    ForeignBody,
-    FrameFields,
-    TokenUsage,
-    check_modality,
-    check_task,
-    check_texts,
-    frames_of,
-    json_body,
-    media_of,
-    models_of,
-    read_body,
-    value_of,
-)
 from guerdon.types import Episode, Failure
 
 TREND_MARGIN = 0.05
@@ -50,7 +36,7 @@ _DATA_URL = re.compile(r"data:image/(?:png|jpeg|jpg|webp);base64,")
 routes = APIRouter(tags=["chat"], responses=ERRORS)
 
 
-class ChatCompletionRequest(ForeignBody):
+class ChatCompletionRequest(wire.ForeignBody):
     """Request of RLinf's API reward worker."""
 
     model: str | None = Field(None, max_length=200, description="which model; the default if left out")
@@ -97,7 +83,7 @@ class ChatAnswer(BaseModel):
     created: int
     model: str
     choices: list[ChatChoice]
-    usage: TokenUsage
+    usage: wire.TokenUsage
     guerdon: ScoreDetails
 
 
@@ -105,39 +91,39 @@ _PICTURE = {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,/9
 _EXAMPLE = {"messages": [{"role": "user", "content": [_PICTURE, {"type": "text", "text": "close the drawer"}]}]}
 
 
-@routes.post("/v1/chat/completions", openapi_extra=json_body(ChatCompletionRequest, rlinf=_EXAMPLE))
+@routes.post("/v1/chat/completions", openapi_extra=wire.json_body(ChatCompletionRequest, rlinf=_EXAMPLE))
 async def chat(request: Request) -> ChatAnswer:
     """The answer of a vision reward model about a few frames.
 
     If the text asks for a trend (`positive, negative, or unclear`), the answer is one of these: the model's own, else
     from its values of the first and the last frame. A failed measurement is a 422, never an empty answer.
     """
-    body = await read_body(request, ChatCompletionRequest)
-    queue = models_of(request).get(body.model)
-    check_modality(queue, "image")
+    body = await wire.read_body(request, ChatCompletionRequest)
+    queue = wire.models_of(request).get(body.model)
+    wire.check_modality(queue, "image")
     pictures, text = _parts(body.messages[0])
-    check_texts(queue.limits, [text])
+    wire.check_texts(queue.limits, [text])
     task = task_of(text)
-    check_task(queue.limits, task, "messages")
+    wire.check_task(queue.limits, task, "messages")
     views = body.views or (2 if _VIEWS.search(text) else 1)
     if len(pictures) % views:
         raise BadRequest(f"{len(pictures)} pictures cannot be equally many from {views} cameras", param="messages")
     async with queue.deadline() as left:
-        sent = FrameFields(frames_base64=pictures[: len(pictures) // views])
-        frames = await frames_of(media_of(request), sent, nframes=None)
+        sent = wire.FrameFields(frames_base64=pictures[: len(pictures) // views])
+        frames = await wire.frames_of(wire.media_of(request), sent, nframes=None)
         episode = Episode(id="", task=task, frames=frames)
         (explained,) = await queue.judge([episode], JudgeOptions(), deadline_s=left())
-    value = value_of(explained.score)
+    value = wire.value_of(explained.score)
     content = trend(explained) if _TREND.search(text) else _content(explained.text, value)
     if isinstance(content, Failure):
-        raise FailedMeasurement(content)
+        raise wire.FailedMeasurement(content)
     number = None if isinstance(value, Failure) else value
     return ChatAnswer(
         id=f"chatcmpl-{uuid.uuid4().hex}",
         created=int(time.time()),
         model=queue.name,
         choices=[ChatChoice(message=ChatMessage(content=content))],
-        usage=TokenUsage.of([explained]),
+        usage=wire.TokenUsage.of([explained]),
         guerdon=ScoreDetails(task=task, frames=len(frames), views=views, score=number),
     )
 

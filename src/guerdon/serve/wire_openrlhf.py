@@ -14,28 +14,16 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 
+from guerdon.serve import wire
 from guerdon.serve.errors import ERRORS, BadRequest
 from guerdon.serve.strict_types import FIRST_ERROR, Strings
-from guerdon.serve.wire import (
-    FailedMeasurement,
-    ForeignBody,
-    UrlOptions,
-    check_texts,
-    json_body,
-    judge_texts,
-    models_of,
-    read_body,
-    run_long,
-    value_of,
-    values_or_null,
-)
 from guerdon.serve.wire_text import CutError, PromptResponse, as_task, cut, text_of, without_end
 from guerdon.types import Failure
 
 routes = APIRouter(tags=["trainers"], responses=ERRORS)
 
 
-class GetRewardRequest(ForeignBody):
+class GetRewardRequest(wire.ForeignBody):
     """Request of OpenRLHF."""
 
     query: Strings = Field(description="prompt and response as one text each, special tokens included")
@@ -51,7 +39,7 @@ class GetRewardAnswer(BaseModel):
     extra_logs: dict[str, list[float]] = Field(description="`failed`: 1 where the measurement failed")
 
 
-class RmRequest(ForeignBody):
+class RmRequest(wire.ForeignBody):
     """Request of slime."""
 
     prompt: str | Annotated[list[dict[str, Any]], FIRST_ERROR] = Field(
@@ -69,36 +57,36 @@ _GET_REWARD = {
 _RM = {"prompt": "3+5=?", "response": "8", "label": "8"}
 
 
-@routes.post("/get_reward", openapi_extra=json_body(GetRewardRequest, openrlhf=_GET_REWARD))
-async def get_reward(request: Request, options: Annotated[UrlOptions, Query()]) -> GetRewardAnswer:
+@routes.post("/get_reward", openapi_extra=wire.json_body(GetRewardRequest, openrlhf=_GET_REWARD))
+async def get_reward(request: Request, options: Annotated[wire.UrlOptions, Query()]) -> GetRewardAnswer:
     """Rewards for OpenRLHF's remote reward model.
 
     The prompt, the template and end tokens are removed from each text. A failed item is null; if all of them failed,
     the answer is 422, which OpenRLHF reports and treats as a missing reward.
     """
-    body = await read_body(request, GetRewardRequest)
-    queue = models_of(request).get(options.model)
-    check_texts(queue.limits, body.query)
-    check_texts(queue.limits, body.prompts or ())
-    pairs = await run_long(sum(map(len, body.query)), lambda: _cut_all(body))
-    values = [value_of(one.score, options.aggregate) for one in await judge_texts(queue, pairs, options)]
-    rewards = values_or_null(values)
+    body = await wire.read_body(request, GetRewardRequest)
+    queue = wire.models_of(request).get(options.model)
+    wire.check_texts(queue.limits, body.query)
+    wire.check_texts(queue.limits, body.prompts or ())
+    pairs = await wire.run_long(sum(map(len, body.query)), lambda: _cut_all(body))
+    values = [wire.value_of(one.score, options.aggregate) for one in await wire.judge_texts(queue, pairs, options)]
+    rewards = wire.values_or_null(values)
     failed = [float(isinstance(value, Failure)) for value in values]
     return GetRewardAnswer(rewards=rewards, scores=rewards, extra_logs={"failed": failed})
 
 
-@routes.post("/rm", openapi_extra=json_body(RmRequest, slime=_RM))
-async def rm(request: Request, options: Annotated[UrlOptions, Query()]) -> float:
+@routes.post("/rm", openapi_extra=wire.json_body(RmRequest, slime=_RM))
+async def rm(request: Request, options: Annotated[wire.UrlOptions, Query()]) -> float:
     """One reward as a bare number, for slime's remote reward model; a failed measurement is a 422."""
-    body = await read_body(request, RmRequest)
-    queue = models_of(request).get(options.model)
+    body = await wire.read_body(request, RmRequest)
+    queue = wire.models_of(request).get(options.model)
     prompt = body.prompt if isinstance(body.prompt, str) else "".join(str(m.get("content")) for m in body.prompt)
-    check_texts(queue.limits, [prompt + body.response])
-    pair = await run_long(len(prompt) + len(body.response), lambda: _pair(body))
-    (explained,) = await judge_texts(queue, [pair], options)
-    value = value_of(explained.score, options.aggregate)
+    wire.check_texts(queue.limits, [prompt + body.response])
+    pair = await wire.run_long(len(prompt) + len(body.response), lambda: _pair(body))
+    (explained,) = await wire.judge_texts(queue, [pair], options)
+    value = wire.value_of(explained.score, options.aggregate)
     if isinstance(value, Failure):
-        raise FailedMeasurement(value)
+        raise wire.FailedMeasurement(value)
     return value
 
 

@@ -17,22 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from starlette.datastructures import FormData, UploadFile
 
 from guerdon.models.explained_score import JudgeOptions, ParseStatus, Scale
+from guerdon.serve import wire
 from guerdon.serve.errors import ERRORS, BadRequest
 from guerdon.serve.strict_types import WHOLE
-from guerdon.serve.wire import (
-    FailedMeasurement,
-    FrameFields,
-    check_modality,
-    check_once,
-    check_task,
-    flat_schema,
-    frames_of,
-    media_of,
-    models_of,
-    read_body,
-    validation_error,
-    value_of,
-)
 from guerdon.types import Episode, Failure
 
 _PROMPTS = {"prompt_template", "system_prompt", "user_prompt"}
@@ -50,7 +37,7 @@ class BackendOptions(BaseModel):
     prompt: str | None = Field(None, max_length=100, description="name of a prompt template of the model")
 
 
-class ScoreRequest(FrameFields):
+class ScoreRequest(wire.FrameFields):
     """The fields of `POST /score`."""
 
     model_config = ConfigDict(extra="forbid")
@@ -90,7 +77,7 @@ class ScoreAnswer(BaseModel):
 
 def _body() -> dict[str, Any]:
     """Both kinds of body for the OpenAPI document."""
-    schema = flat_schema(ScoreRequest)
+    schema = wire.flat_schema(ScoreRequest)
     form = {k: v for k, v in schema["properties"].items() if k not in _BASE64}
     form |= {
         "backend_kwargs": {"type": "string", "description": "JSON text"},
@@ -115,26 +102,26 @@ async def score(request: Request) -> ScoreAnswer:
     A measurement that failed is a 422 with its reason. A path that does not exist and one that may not be read
     get the same 400.
     """
-    media, video, pictures = media_of(request), None, None
+    media, video, pictures = wire.media_of(request), None, None
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
-        body = await read_body(request, ScoreRequest)
+        body = await wire.read_body(request, ScoreRequest)
     else:
         async with request.form(max_files=media.limits.max_frames, max_fields=len(ScoreRequest.model_fields)) as form:
             body, video, pictures = await _read_form(form)
-    queue = models_of(request).get(body.backend, param="backend")
-    check_modality(queue, "image")
-    check_task(queue.limits, body.task_text, "task_text")
+    queue = wire.models_of(request).get(body.backend, param="backend")
+    wire.check_modality(queue, "image")
+    wire.check_task(queue.limits, body.task_text, "task_text")
     chosen = body.backend_kwargs
     options = JudgeOptions(body.nframes, body.max_pixels, chosen.prompt, chosen.score_mode)
     async with queue.deadline() as left:
-        frames = await frames_of(media, body, nframes=body.nframes, video=video, pictures=pictures)
+        frames = await wire.frames_of(media, body, nframes=body.nframes, video=video, pictures=pictures)
         episode = Episode(id="", task=body.task_text, frames=frames)
         (explained,) = await queue.judge([episode], options, deadline_s=left())
-    value = value_of(explained.score)
+    value = wire.value_of(explained.score)
     if isinstance(value, float) and not 0 <= value <= 1:
         value = Failure("out_of_range", f"{queue.name} gives {value:g}; /score promises 0 to 1, /v1/rewards gives any")
     if isinstance(value, Failure):
-        raise FailedMeasurement(value)
+        raise wire.FailedMeasurement(value)
     return ScoreAnswer(
         score=value,
         model_output=explained.text,
@@ -159,12 +146,12 @@ async def _read_form(form: FormData) -> tuple[ScoreRequest, bytes | None, list[b
         raise BadRequest("base64 frames belong in a JSON body; a form takes the files themselves", param="frames")
     try:
         if "backend_kwargs" in texts:
-            check_once(texts["backend_kwargs"].encode("utf-8", "surrogatepass"))
+            wire.check_once(texts["backend_kwargs"].encode("utf-8", "surrogatepass"))
             texts["backend_kwargs"] = json.loads(texts["backend_kwargs"])
     except (ValueError, RecursionError) as error:
         raise BadRequest("backend_kwargs is not JSON", param="backend_kwargs") from error
     try:
         body = ScoreRequest.model_validate(texts)
     except ValidationError as error:
-        raise validation_error(error, ScoreRequest) from error
+        raise wire.validation_error(error, ScoreRequest) from error
     return body, files.get("video", [None])[0], files.get("frames")

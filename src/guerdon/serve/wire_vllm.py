@@ -17,23 +17,10 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 
 from guerdon.models.explained_score import ExplainedScore
+from guerdon.serve import wire
 from guerdon.serve.errors import ERRORS, BadRequest
 from guerdon.serve.model_queue import ModelQueue
 from guerdon.serve.strict_types import FIRST_ERROR, Strings
-from guerdon.serve.wire import (
-    FailureReason,
-    ForeignBody,
-    TokenUsage,
-    UrlOptions,
-    check_texts,
-    json_body,
-    judge_texts,
-    models_of,
-    read_body,
-    run_long,
-    value_of,
-    values_or_null,
-)
 from guerdon.serve.wire_text import CutError, PromptResponse, cut, from_messages, marked_steps
 from guerdon.settings.serve import LimitSettings
 from guerdon.types import Failure
@@ -42,7 +29,7 @@ _STARTED = int(time.time())
 routes = APIRouter(tags=["vllm"], responses=ERRORS)
 
 
-class PoolRequest(ForeignBody):
+class PoolRequest(wire.ForeignBody):
     """Request of clients of vLLM's pooling models."""
 
     model: str | None = Field(None, max_length=200, description="which model; the default if left out")
@@ -68,7 +55,7 @@ class Classified(BaseModel):
     label: str | None = None
     probs: list[float] | None = Field(description="one value; null: the measurement failed")
     num_classes: int = 1
-    failure: FailureReason | None = None
+    failure: wire.FailureReason | None = None
 
 
 class Pooled(BaseModel):
@@ -79,7 +66,7 @@ class Pooled(BaseModel):
     data: list[list[float]] | list[float] | None = Field(
         description="per step [wrong, right], or [value] if values are no probabilities; null: it failed"
     )
-    failure: FailureReason | None = None
+    failure: wire.FailureReason | None = None
 
 
 class ClassifyAnswer(BaseModel):
@@ -90,7 +77,7 @@ class ClassifyAnswer(BaseModel):
     created: int = Field(default_factory=lambda: int(time.time()))
     model: str
     data: list[Classified]
-    usage: TokenUsage
+    usage: wire.TokenUsage
 
 
 class PoolAnswer(BaseModel):
@@ -101,7 +88,7 @@ class PoolAnswer(BaseModel):
     created: int = Field(default_factory=lambda: int(time.time()))
     model: str
     data: list[Pooled]
-    usage: TokenUsage
+    usage: wire.TokenUsage
 
 
 class ModelCard(BaseModel):
@@ -127,57 +114,59 @@ _STEPS = [{"role": "user", "content": "3+5=?"}, {"role": "assistant", "content":
 @routes.get("/v1/models")
 async def list_models(request: Request) -> ModelCards:
     """The models by name."""
-    return ModelCards(data=[ModelCard(id=name) for name in models_of(request).queues])
+    return ModelCards(data=[ModelCard(id=name) for name in wire.models_of(request).queues])
 
 
-@routes.post("/classify", openapi_extra=json_body(PoolRequest, text={"input": _TEXT, "use_activation": False}))
-async def classify(request: Request, options: Annotated[UrlOptions, Query()]) -> ClassifyAnswer:
+@routes.post("/classify", openapi_extra=wire.json_body(PoolRequest, text={"input": _TEXT, "use_activation": False}))
+async def classify(request: Request, options: Annotated[wire.UrlOptions, Query()]) -> ClassifyAnswer:
     """One value per response: `data[i].probs[-1]`, the model's own, without an activation.
 
     A failed item has `probs` null; if all of them failed, the answer is 422.
     """
-    body = await read_body(request, PoolRequest)
+    body = await wire.read_body(request, PoolRequest)
     if body.task == "token_classify":
         raise BadRequest("/classify gives one value per response; use /pooling", param="task")
     queue = _queue(request, body, options)
-    scores = await judge_texts(queue, await _pairs(body, queue.limits), options)
-    values = [value_of(one.score, options.aggregate) for one in scores]
+    scores = await wire.judge_texts(queue, await _pairs(body, queue.limits), options)
+    values = [wire.value_of(one.score, options.aggregate) for one in scores]
     data = [
-        Classified(index=i, probs=None if number is None else [number], failure=FailureReason.of(value))
-        for i, (number, value) in enumerate(zip(values_or_null(values), values, strict=True))
+        Classified(index=i, probs=None if number is None else [number], failure=wire.FailureReason.of(value))
+        for i, (number, value) in enumerate(zip(wire.values_or_null(values), values, strict=True))
     ]
-    return ClassifyAnswer(model=queue.name, data=data, usage=TokenUsage.of(scores))
+    return ClassifyAnswer(model=queue.name, data=data, usage=wire.TokenUsage.of(scores))
 
 
-@routes.post("/pooling", openapi_extra=json_body(PoolRequest, steps={"messages": _STEPS, "task": "token_classify"}))
-async def pooling(request: Request, options: Annotated[UrlOptions, Query()]) -> PoolAnswer:
+@routes.post(
+    "/pooling", openapi_extra=wire.json_body(PoolRequest, steps={"messages": _STEPS, "task": "token_classify"})
+)
+async def pooling(request: Request, options: Annotated[wire.UrlOptions, Query()]) -> PoolAnswer:
     """Values of steps: `data[i].data[step]` is [wrong, right]; with the task `classify`, one value per response.
 
     Steps end at the marks `<extra_0>` or ` ки`, or at the separator given as a query parameter. A failed item has
     `data` null; if all of them failed, the answer is 422.
     """
-    body = await read_body(request, PoolRequest)
+    body = await wire.read_body(request, PoolRequest)
     queue = _queue(request, body, options)
     pairs = await _pairs(body, queue.limits)
     per_step = body.task == "token_classify" or (body.task is None and queue.info.granularity == "step")
     if per_step:
         _check_steps(queue, pairs, options)
-    scores = await judge_texts(queue, pairs, options)
+    scores = await wire.judge_texts(queue, pairs, options)
     values: list[list[list[float]] | list[float] | Failure] = [
         _rows(one, queue) if per_step else _total(one, options) for one in scores
     ]
     data = [
-        Pooled(index=i, data=rows, failure=FailureReason.of(value))
-        for i, (rows, value) in enumerate(zip(values_or_null(values), values, strict=True))
+        Pooled(index=i, data=rows, failure=wire.FailureReason.of(value))
+        for i, (rows, value) in enumerate(zip(wire.values_or_null(values), values, strict=True))
     ]
-    return PoolAnswer(model=queue.name, data=data, usage=TokenUsage.of(scores))
+    return PoolAnswer(model=queue.name, data=data, usage=wire.TokenUsage.of(scores))
 
 
-def _queue(request: Request, body: PoolRequest, options: UrlOptions) -> ModelQueue:
+def _queue(request: Request, body: PoolRequest, options: wire.UrlOptions) -> ModelQueue:
     """The requested model; refuses an activation that its values do not have."""
     if body.model is not None and options.model is not None and body.model != options.model:
         raise BadRequest("the body and the address name different models", param="model")
-    queue = models_of(request).get(body.model or options.model)
+    queue = wire.models_of(request).get(body.model or options.model)
     if (body.use_activation or body.activation) and not _probabilities(queue):
         raise BadRequest(
             f"values of {queue.name!r} are no probabilities, and no activation is applied: send use_activation false",
@@ -199,11 +188,11 @@ async def _pairs(body: PoolRequest, limits: LimitSettings) -> list[PromptRespons
             pair = from_messages(body.messages)
         except CutError as error:
             raise BadRequest(str(error), param="messages") from error
-        check_texts(limits, [pair.task + pair.response])
+        wire.check_texts(limits, [pair.task + pair.response])
         return [pair]
     texts = [body.input] if isinstance(body.input, str) else body.input or []
-    check_texts(limits, texts)
-    return await run_long(sum(map(len, texts)), lambda: [_cut(text) for text in texts])
+    wire.check_texts(limits, texts)
+    return await wire.run_long(sum(map(len, texts)), lambda: [_cut(text) for text in texts])
 
 
 def _cut(text: str) -> PromptResponse | Failure:
@@ -213,7 +202,7 @@ def _cut(text: str) -> PromptResponse | Failure:
         return Failure("no_prompt", str(error))
 
 
-def _check_steps(queue: ModelQueue, pairs: Sequence[PromptResponse | Failure], options: UrlOptions) -> None:
+def _check_steps(queue: ModelQueue, pairs: Sequence[PromptResponse | Failure], options: wire.UrlOptions) -> None:
     """Refuse to guess where steps end."""
     if queue.info.granularity != "step":
         raise BadRequest(f"{queue.name!r} scores whole responses: send the task classify", param="task")
@@ -242,6 +231,6 @@ def _rows(explained: ExplainedScore, queue: ModelQueue) -> list[list[float]] | F
     return [[1 - value, value] for value in values] if _probabilities(queue) else [[value] for value in values]
 
 
-def _total(explained: ExplainedScore, options: UrlOptions) -> list[float] | Failure:
-    value = value_of(explained.score, options.aggregate)
+def _total(explained: ExplainedScore, options: wire.UrlOptions) -> list[float] | Failure:
+    value = wire.value_of(explained.score, options.aggregate)
     return value if isinstance(value, Failure) else [value]
