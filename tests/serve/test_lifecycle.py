@@ -151,7 +151,7 @@ def test_reloads_while_requests_come_lose_none_and_failures_keep_the_old(server,
         ({"backend": "text"}, "backend text needs model_path"),
         ({"backend": "constant", "options": {"speed": 3}}, "models.x.options has no speed"),
         ({"custom_backend": "toys:nobody"}, "custom_backend toys:nobody"),
-        ({"custom_backend": "no_such_module:make"}, "cannot be imported"),
+        ({"custom_backend": "no_such_module:make"}, "there is no module no_such_module"),
         ({"custom_backend": "toys:make_nothing"}, "returned a int"),
         ({"custom_backend": "toys:TOKENS", "options": {}}, "toys:TOKENS"),
     ],
@@ -169,7 +169,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_in_one_line(tmp_path):
     assert done.returncode == 2
     first, *_, last = done.stderr.strip().splitlines()
     assert first.startswith("guerdon serves")
-    assert last.startswith("guerdon: custom_backend nothing:here: the module cannot be imported")
+    assert last.startswith("guerdon: the custom_backend nothing:here: there is no module nothing")
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_a_dry_run_refuses_what_a_start_would(tmp_path, monkeypatch):
         ),
         (("--backend", "qwen_vl", "--model-path", "hub/id", "models.qwen_vl.options.vlm.path=x"), "path"),
         (("--custom-backend", "toys:nobody"), "custom_backend toys:nobody"),
-        (("--custom-backend", "toys:__doc__"), "toys:__doc__ is no function"),
+        (("--custom-backend", "toys:__doc__"), "toys:__doc__ is a str and cannot be called"),
         (("--backend", "constant", "--host", "0.0.0.0"), "give a token"),
     ):
         with pytest.raises(GuerdonError) as refused:

@@ -26,7 +26,7 @@ from guerdon.serve.wire import UrlOptions, unknown_key
 from guerdon.settings.serve import ServeSettings
 
 FORMATS = (routes, wire_openrlhf, wire_vllm, wire_seed, wire_chat)
-CODES = {400: "invalid_request", 404: "not_found", 405: "method_not_allowed", 408: "timeout", 413: "too_large"}
+CODES = {404: "not_found", 405: "method_not_allowed", 408: "timeout", 413: "too_large", 429: "busy"}
 SHOWN = 5
 
 
@@ -97,7 +97,6 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     code = CODES.get(error.status_code, "invalid_request" if error.status_code < 500 else "internal_error")
-    code = "busy" if error.status_code == 429 else code
     headers = dict(error.headers) if error.headers else None
     return _answer(str(error.detail), error.status_code, code, headers=headers)
 

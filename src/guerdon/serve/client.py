@@ -24,7 +24,6 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
-from types import TracebackType
 from typing import Any, Concatenate, Never, ParamSpec, TypeVar
 
 import httpx2
@@ -284,9 +283,7 @@ class AsyncRewardClient:
     async def __aenter__(self) -> AsyncRewardClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _description(self, tries: int | None = None) -> RewardInfo | Failure:
@@ -313,11 +310,11 @@ class AsyncRewardClient:
         send = self._sender()
         begun = asyncio.Semaphore(self.settings.concurrency * OPEN_PER_SLOT)  # requests in memory
 
-        async def ask(places: Sequence[int]) -> list[ExplainedScore]:
+        async def ask(batch: Sequence[Episode]) -> list[ExplainedScore]:
             async with begun:
-                return await self._format.ask(send, [episodes[i] for i in places], info, options)
+                return await self._format.ask(send, batch, info, options)
 
-        batches = self._format.batches(episodes, info)  # neighbours, in order
+        batches = self._format.batches(episodes, info)
         found = [one for scores in await asyncio.gather(*map(ask, batches)) for one in scores]
         assert len(found) == len(episodes)
         return found
@@ -468,9 +465,7 @@ class RewardClient:
     def __enter__(self) -> RewardClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _run(

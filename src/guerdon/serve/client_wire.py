@@ -107,16 +107,16 @@ class RewardsFormat:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             return Failure("bad_reply", f"no description of a reward model: {type(error).__name__}: {error}")
 
-    def batches(self, episodes: Sequence[Episode], info: RewardInfo) -> list[list[int]]:
-        """Indices of the episodes of each request: neighbours, at most `max_batch_items` and `MOST_BYTES`."""
-        batches: list[list[int]] = []
+    def batches(self, episodes: Sequence[Episode], info: RewardInfo) -> list[list[Episode]]:
+        """The episodes of each request, in order: at most `max_batch_items` and `MOST_BYTES`."""
+        batches: list[list[Episode]] = []
         room = 0
-        for place, episode in enumerate(episodes):
+        for episode in episodes:
             size = _bytes(episode, info, self.settings)
             if not batches or len(batches[-1]) == self.settings.max_batch_items or size > room:
                 batches.append([])
                 room = MOST_BYTES
-            batches[-1].append(place)
+            batches[-1].append(episode)
             room -= size
         return batches
 
@@ -192,18 +192,15 @@ class RewardsFormat:
             return {"prompt": episode.task, "steps": list(episode.texts)}
         if episode.frames is None:
             return Failure("no_frames", "the episode has neither frames nor text to send")
-        s, frames = self.settings, episode.frames
-        try:
-            with boundary(DataError, "the frames cannot be encoded"):
-                if info.granularity == "total":
-                    frames = frames[sample_frames(len(frames), s.nframes)]
-                if s.upload == "path":
-                    return {"task": episode.task, "video_path": _video_path(frames, s, files)}
-                texts = [base64.b64encode(blob).decode("ascii") for blob in _encoded(frames, s)]
-        except DataError as error:
-            return Failure("cannot_send", str(error)[:300])
-        field = {"npy": "npy_base64", "jpeg": "frames_base64", "mp4": "video_base64"}[s.upload]
-        return {"task": episode.task, field: texts if s.upload == "jpeg" else texts[0]}
+        media = _media(episode.frames, self.settings, files, whole=info.granularity == "total")
+        if isinstance(media, Failure):
+            return media
+        if isinstance(media, str):
+            return {"task": episode.task, "video_path": media}
+        texts = [base64.b64encode(blob).decode("ascii") for blob in media]
+        if self.settings.upload == "jpeg":
+            return {"task": episode.task, "frames_base64": texts}
+        return {"task": episode.task, "npy_base64" if self.settings.upload == "npy" else "video_base64": texts[0]}
 
 
 @dataclass(frozen=True)
@@ -220,9 +217,9 @@ class ScoreFormat:
         name = self.settings.backend or str(found.get("default_backend") or "score")
         return RewardInfo(name=name, range=(0.0, 1.0), granularity="total", causal=False)
 
-    def batches(self, episodes: Sequence[Episode], info: RewardInfo) -> list[list[int]]:
+    def batches(self, episodes: Sequence[Episode], info: RewardInfo) -> list[list[Episode]]:
         """One episode per request."""
-        return [[place] for place in range(len(episodes))]
+        return [[episode] for episode in episodes]
 
     async def ask(
         self, send: Send, episodes: Sequence[Episode], info: RewardInfo, options: JudgeOptions | None
@@ -240,19 +237,13 @@ class ScoreFormat:
         kwargs: dict[str, Any] = {key: fields.pop(key) for key in ("score_mode", "prompt") if key in fields}
         fields |= {"backend": s.backend} if s.backend is not None else {}
         with ExitStack() as files:
-            try:
-                with boundary(DataError, "the frames cannot be encoded"):
-                    frames = episode.frames[sample_frames(len(episode.frames), s.nframes)]
-                    if s.upload == "path":
-                        body = _json(
-                            fields
-                            | {"video_path": _video_path(frames, s, files)}
-                            | ({"backend_kwargs": kwargs} if kwargs else {})
-                        )
-                    else:
-                        body = _form(fields | ({"backend_kwargs": json.dumps(kwargs)} if kwargs else {}), frames, s)
-            except DataError as error:
-                return failed(Failure("cannot_send", str(error)[:300]))
+            media = _media(episode.frames, s, files, whole=True)
+            if isinstance(media, Failure):
+                return failed(media)
+            if isinstance(media, str):
+                body = _json(fields | {"video_path": media} | ({"backend_kwargs": kwargs} if kwargs else {}))
+            else:
+                body = _form(fields | ({"backend_kwargs": json.dumps(kwargs)} if kwargs else {}), media, s)
             reply = await send("/score", body)
         return read_score(reply.value, info) if reply.failure is None else failed(reply.failure)
 
@@ -287,27 +278,43 @@ def _json(fields: Mapping[str, Any]) -> Body:
     return Body(text.encode("utf-8", "replace"), "application/json")
 
 
-def _form(fields: Mapping[str, Any], frames_T_H_W_3: ByteArray, settings: RemoteSettings) -> Body:
-    """A form with the frames as files."""
+def _form(fields: Mapping[str, Any], blobs: Sequence[bytes], settings: RemoteSettings) -> Body:
+    """A form with files."""
     name, file, media_type = FILES[settings.upload]
-    blobs = _encoded(frames_T_H_W_3, settings)
     files = [(name, (file.format(t), blob, media_type)) for t, blob in enumerate(blobs)]
     texts = {key: str(value) for key, value in fields.items()}
     request = httpx2.Request("POST", "http://form", data=texts, files=files)
     return Body(request.read(), request.headers["Content-Type"])
 
 
-def _encoded(frames_T_H_W_3: ByteArray, settings: RemoteSettings) -> list[bytes]:
-    """The frames as one NPY or MP4 file, or as a JPEG file each."""
-    if settings.upload == "jpeg":
-        return [_jpeg(frame) for frame in frames_T_H_W_3]
-    if settings.upload == "mp4":
-        folder = settings.temp_video_dir
-        with video_file(frames_T_H_W_3, folder, settings.fps, keep=folder is not None) as path:
-            return [path.read_bytes()]
-    buffer = io.BytesIO()
-    np.save(buffer, np.ascontiguousarray(frames_T_H_W_3), allow_pickle=False)
-    return [buffer.getvalue()]
+def _media(
+    frames_T_H_W_3: ByteArray, settings: RemoteSettings, files: ExitStack, *, whole: bool
+) -> list[bytes] | str | Failure:
+    """The frames as one NPY or MP4 file, as a JPEG file each, or as the path of a video; or why that failed.
+
+    Args:
+        frames_T_H_W_3: of an episode.
+        settings: what to send.
+        files: the video of a path exists until it is closed.
+        whole: the model scores whole episodes: `nframes` are sent.
+    """
+    s, frames = settings, frames_T_H_W_3
+    try:
+        with boundary(DataError, "the frames cannot be encoded"):
+            if whole:
+                frames = frames[sample_frames(len(frames), s.nframes)]
+            if s.upload == "jpeg":
+                return [_jpeg(frame) for frame in frames]
+            if s.upload == "npy":
+                np.save(buffer := io.BytesIO(), np.ascontiguousarray(frames), allow_pickle=False)
+                return [buffer.getvalue()]
+            if s.upload == "path":
+                path = files.enter_context(video_file(frames, s.temp_video_dir, s.fps, keep=s.keep_temp_video))
+                return str(path.resolve())
+            with video_file(frames, s.temp_video_dir, s.fps, keep=s.temp_video_dir is not None) as path:
+                return [path.read_bytes()]
+    except DataError as error:
+        return Failure("cannot_send", str(error)[:300])
 
 
 def _jpeg(frame_H_W_3: ByteArray) -> bytes:
@@ -317,13 +324,6 @@ def _jpeg(frame_H_W_3: ByteArray) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(frame_H_W_3)).save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling=0)
     return buffer.getvalue()
-
-
-def _video_path(frames_T_H_W_3: ByteArray, settings: RemoteSettings, files: ExitStack) -> str:
-    """Path of a video that exists until `files` is closed."""
-    s = settings
-    path = files.enter_context(video_file(frames_T_H_W_3, s.temp_video_dir, s.fps, keep=s.keep_temp_video))
-    return str(path.resolve())
 
 
 @contextmanager
@@ -425,7 +425,9 @@ def _read_item(item: Any, episode: Episode, info: RewardInfo, name: str) -> Expl
     said = item.get("failure")
     only_steps = isinstance(said, Mapping) and said.get("reason") == NO_TOTAL and item.get("step_scores") is not None
     if said is not None and not only_steps:
-        return failed(_read_failure(said))
+        fields = said if isinstance(said, Mapping) else {"reason": said}
+        detail = fields.get("detail")
+        return failed(server_failure(fields.get("reason"), _shown(detail) if detail else ""))
     steps = _read_steps(item.get("step_scores"), len(episode), info)
     if isinstance(steps, Failure):
         return failed(steps)
@@ -488,13 +490,6 @@ def _read_steps(values: Any, rows: int, info: RewardInfo) -> np.ndarray | Failur
     read = [_number(value, info, f"step_scores[{row}]") for row, value in enumerate(values)]
     wrong = next((value for value in read if isinstance(value, Failure)), None)
     return wrong if wrong is not None else np.array(read, dtype=np.float32)
-
-
-def _read_failure(said: Any) -> Failure:
-    """The server's failure, with a reason that can be counted."""
-    reason = said.get("reason") if isinstance(said, Mapping) else said
-    detail = said.get("detail") if isinstance(said, Mapping) else ""
-    return server_failure(reason, _shown(detail) if detail else "")
 
 
 def server_failure(reason: object, detail: str) -> Failure:

@@ -140,25 +140,25 @@ class Media:
         sizes = [len(blob) for blob in blobs]
         if sum(sizes) > self.limits.max_file_bytes * (4 / 3 if encoded else 1) + 4:
             raise MediaRefused("bad_media", f"more than {self.limits.max_file_bytes} bytes")
-        return await self._run(lambda: self._upload({**request, "sizes": sizes, "encoded": encoded}, blobs))
+
+        def work() -> ByteArray:
+            with _unnamed() as source:
+                for blob in blobs:
+                    source.write(blob)
+                return self._decode({**request, "sizes": sizes, "encoded": encoded}, source)
+
+        return await self._run(work)
 
     async def _run(self, work: Callable[[], ByteArray]) -> ByteArray:
         if self._waiting >= _WAITING + self.pool.workers:
-            raise Busy(f"{_WAITING} requests wait for a decoder already", retry_after_s=1.0)
+            raise Busy(f"{_WAITING} requests wait for a decoder already")
         if self._held > _HELD * self.limits.max_decoded_bytes:
-            raise Busy("decoded frames of other requests fill the memory", retry_after_s=1.0)
+            raise Busy("decoded frames of other requests fill the memory")
         self._waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         finally:
             self._waiting -= 1
-
-    def _upload(self, request: dict[str, Any], blobs: Sequence[bytes]) -> ByteArray:
-        with _unnamed() as source:
-            for blob in blobs:
-                source.write(blob)
-            source.seek(0)
-            return self._decode(request, source)
 
     def _path(self, name: str, nframes: int | None) -> ByteArray:
         if self._root is None:
@@ -176,7 +176,6 @@ class Media:
         with file:
             if sniff(file.read(12)) != "mp4":
                 raise refused
-            file.seek(0)
             return self._decode({"kind": "mp4", "nframes": nframes, "encoded": False}, file)
 
     def _decode(self, request: dict[str, Any], source: BinaryIO) -> ByteArray:

@@ -225,7 +225,7 @@ class ModelQueue:
         Raises:
             DeadlineExceeded: the block did not end in time.
         """
-        seconds = min(deadline_s or math.inf, self.limits.deadline_s)
+        seconds = min(math.inf if deadline_s is None else deadline_s, self.limits.deadline_s)
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         try:
@@ -235,14 +235,14 @@ class ModelQueue:
             raise DeadlineExceeded(f"not scored within {seconds:g} s") from None
 
     async def judge(
-        self, episodes: Sequence[Episode], options: JudgeOptions, *, deadline_s: float = math.inf
+        self, episodes: Sequence[Episode], options: JudgeOptions, *, deadline_s: float | None = None
     ) -> list[ExplainedScore]:
         """One explained score per episode, in order; those that cannot be scored carry a `Failure`.
 
         Args:
             episodes: equal content is scored once, and not again while it is remembered.
             options: choices of the client.
-            deadline_s: seconds, at most `limits.deadline_s`.
+            deadline_s: seconds, at most `limits.deadline_s`; None: that.
 
         Raises:
             Busy: the queue has no room for the new ones (429); nothing was queued.
@@ -252,23 +252,16 @@ class ModelQueue:
         self.loaded_model()
         if not episodes:
             return []
-        loop = asyncio.get_running_loop()
-        deadline_s = min(deadline_s, self.limits.deadline_s)
-        deadline = loop.time() + deadline_s
-        sizes = [content_bytes(episode) for episode in episodes]
-        if sum(sizes) > HASH_HERE:
-            keys = await asyncio.to_thread(_keys, episodes, options)
-        else:
-            keys = _keys(episodes, options)
-        self.loaded_model()
-        ticket = Ticket(deadline, loop.create_future(), [None] * len(episodes))
-        now = loop.time()
-        self._submit(ticket, [Item(*one, options, now) for one in zip(keys, episodes, sizes, strict=True)])
-        try:
-            async with asyncio.timeout_at(deadline):
-                await ticket.done
-        except TimeoutError:
-            raise DeadlineExceeded(f"not scored within {deadline_s:g} s") from None
+        async with self.deadline(deadline_s) as left:
+            sizes = [content_bytes(episode) for episode in episodes]
+            here = sum(sizes) <= HASH_HERE
+            keys = _keys(episodes, options) if here else await asyncio.to_thread(_keys, episodes, options)
+            self.loaded_model()
+            loop = asyncio.get_running_loop()
+            now = loop.time()
+            ticket = Ticket(now + left(), loop.create_future(), [None] * len(episodes))
+            self._submit(ticket, [Item(*one, options, now) for one in zip(keys, episodes, sizes, strict=True)])
+            await ticket.done
         return [explained for explained in ticket.results if explained is not None]
 
     async def learn(

@@ -235,21 +235,15 @@ def has_frames(item: RewardItem, place: int) -> bool:
     """Whether an item is frames with a task; otherwise it is a text.
 
     Raises:
-        BadRequest: it is both, or has a task and no frames.
+        BadRequest: it is both.
     """
     texts = [name for name in _TEXT_FIELDS if getattr(item, name) is not None]
     frames = [name for name in FrameFields.model_fields if getattr(item, name) is not None]
     if not frames and item.task is None:
         return False
-    where = f"items[{place}]"
     if texts:
-        both = [*frames, *(["task"] if item.task is not None else [])]
+        where, both = f"items[{place}]", [*frames, "task"]
         raise BadRequest(f"{where} has {texts[0]} of a text and {both[0]} of frames; give one of them", param=where)
-    if len(frames) != 1:
-        found = " and ".join(frames) or "none"
-        raise BadRequest(
-            f"{where} needs exactly one of {', '.join(FrameFields.model_fields)}; there is {found}", param=where
-        )
     return True
 
 

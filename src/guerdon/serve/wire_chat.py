@@ -176,24 +176,20 @@ def _parts(message: dict[str, Any]) -> tuple[list[str], str]:
     pictures: list[str] = []
     texts: list[str] = []
     for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind == "text" and isinstance(part.get("text"), str):
-            texts.append(part["text"])
-        elif kind == "image_url":
-            url = part.get("image_url")
-            url = url.get("url") if isinstance(url, dict) else url
-            if not isinstance(url, str):
-                raise BadRequest("image_url needs a url", param="messages")
-            match = _DATA_URL.match(url)
-            if match is None:
-                raise BadRequest(
-                    "only data URLs with a PNG, JPEG or WebP picture are accepted (data:image/jpeg;base64,...); no URL "
-                    "is fetched",
-                    param="messages",
-                )
-            pictures.append(url[match.end() :])
-        else:
-            raise BadRequest("parts of the content are of type image_url or text", param="messages")
+        match part:
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case {"type": "image_url", "image_url": {"url": str(url)} | str(url)}:
+                found = _DATA_URL.match(url)
+                if found is None:
+                    raise BadRequest(
+                        "only data URLs with a PNG, JPEG or WebP picture are accepted (data:image/jpeg;base64,...); no "
+                        "URL is fetched",
+                        param="messages",
+                    )
+                pictures.append(url[found.end() :])
+            case _:
+                raise BadRequest("parts of the content are of type image_url, with a url, or text", param="messages")
     if len(texts) != 1 or not texts[0].strip() or not pictures:
         raise BadRequest("the content needs pictures and one text that says what the task is", param="messages")
     return pictures, texts[0]

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from guerdon.serve import wire
 from guerdon.serve.errors import ERRORS, BadRequest
 from guerdon.serve.strict_types import FIRST_ERROR, Strings
-from guerdon.serve.wire_text import CutError, PromptResponse, as_task, cut, text_of, without_end
+from guerdon.serve.wire_text import CutError, PromptResponse, as_task, cut, cut_or_failure, text_of, without_end
 from guerdon.types import Failure
 
 routes = APIRouter(tags=["trainers"], responses=ERRORS)
@@ -95,13 +95,7 @@ def _cut_all(body: GetRewardRequest) -> list[PromptResponse | Failure]:
     for name, given in (("prompts", body.prompts), ("labels", body.labels)):
         if given is not None and len(given) != len(body.query):
             raise BadRequest(f"{len(given)} {name} for {len(body.query)} texts", param=name)
-    pairs: list[PromptResponse | Failure] = []
-    for text, prompt in zip(body.query, prompts, strict=True):
-        try:
-            pairs.append(cut(text, prompt))
-        except CutError as error:
-            pairs.append(Failure("no_prompt", str(error)))
-    return pairs
+    return [cut_or_failure(text, prompt) for text, prompt in zip(body.query, prompts, strict=True)]
 
 
 def _pair(body: RmRequest) -> PromptResponse:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from guerdon.errors import DataError
+from guerdon.types import Failure
 
 Turn = tuple[str, str]
 
@@ -79,6 +80,14 @@ def cut(text: str, prompt: str | None = None) -> PromptResponse:
     if turns[-1][0] != "assistant" or len(turns) < 2:
         raise CutError("the last turn is not the assistant's: there is no response")
     return PromptResponse(as_task(turns[:-1]), without_end(turns[-1][1]))
+
+
+def cut_or_failure(text: str, prompt: str | None = None) -> PromptResponse | Failure:
+    """As `cut`; a text that cannot be cut is a `Failure("no_prompt")`."""
+    try:
+        return cut(text, prompt)
+    except CutError as error:
+        return Failure("no_prompt", str(error))
 
 
 def from_messages(messages: Sequence[Mapping[str, Any]]) -> PromptResponse:

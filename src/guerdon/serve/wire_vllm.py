@@ -21,7 +21,7 @@ from guerdon.serve import wire
 from guerdon.serve.errors import ERRORS, BadRequest
 from guerdon.serve.model_queue import ModelQueue
 from guerdon.serve.strict_types import FIRST_ERROR, Strings
-from guerdon.serve.wire_text import CutError, PromptResponse, cut, from_messages, marked_steps
+from guerdon.serve.wire_text import CutError, PromptResponse, cut_or_failure, from_messages, marked_steps
 from guerdon.settings.serve import LimitSettings
 from guerdon.types import Failure
 
@@ -192,14 +192,7 @@ async def _pairs(body: PoolRequest, limits: LimitSettings) -> list[PromptRespons
         return [pair]
     texts = [body.input] if isinstance(body.input, str) else body.input or []
     wire.check_texts(limits, texts)
-    return await wire.run_long(sum(map(len, texts)), lambda: [_cut(text) for text in texts])
-
-
-def _cut(text: str) -> PromptResponse | Failure:
-    try:
-        return cut(text)
-    except CutError as error:
-        return Failure("no_prompt", str(error))
+    return await wire.run_long(sum(map(len, texts)), lambda: [cut_or_failure(text) for text in texts])
 
 
 def _check_steps(queue: ModelQueue, pairs: Sequence[PromptResponse | Failure], options: wire.UrlOptions) -> None:
