@@ -45,9 +45,9 @@ class ServedModels:
         default: the model of requests that name none; None: the first.
         batch: limits of batches.
         limits: limits of requests.
-        metrics: counters; None: new ones.
 
     Attributes:
+        metrics: counters.
         queues: the models by name, without aliases.
         default: one of the names.
         draining: the server is shutting down and accepts no new requests.
@@ -61,9 +61,8 @@ class ServedModels:
         default: str | None = None,
         batch: BatchSettings | None = None,
         limits: LimitSettings | None = None,
-        metrics: Metrics | None = None,
     ) -> None:
-        batch, self.limits, self.metrics = batch or BatchSettings(), limits or LimitSettings(), metrics or Metrics()
+        batch, self.limits, self.metrics = batch or BatchSettings(), limits or LimitSettings(), Metrics()
         self.queues = {name: ModelQueue(name, at, batch, self.limits, self.metrics) for name, at in sources.items()}
         self.default = default or next(iter(sources))
         self._by_alias = {alias: name for name, source in sources.items() for alias in source.aliases}

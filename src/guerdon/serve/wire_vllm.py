@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
@@ -25,6 +25,7 @@ from guerdon.serve.wire_text import CutError, PromptResponse, cut_or_failure, fr
 from guerdon.settings.serve import LimitSettings
 from guerdon.types import Failure
 
+D = TypeVar("D")
 _STARTED = int(time.time())
 routes = APIRouter(tags=["vllm"], responses=ERRORS)
 
@@ -69,25 +70,14 @@ class Pooled(BaseModel):
     failure: wire.FailureReason | None = None
 
 
-class ClassifyAnswer(BaseModel):
-    """Values of responses."""
-
-    id: str = Field(default_factory=lambda: f"classify-{uuid.uuid4().hex}")
-    object: Literal["list"] = "list"
-    created: int = Field(default_factory=lambda: int(time.time()))
-    model: str
-    data: list[Classified]
-    usage: wire.TokenUsage
-
-
-class PoolAnswer(BaseModel):
-    """Values of steps."""
+class PoolingAnswer(BaseModel, Generic[D]):
+    """Values of responses, or of their steps."""
 
     id: str = Field(default_factory=lambda: f"pool-{uuid.uuid4().hex}")
     object: Literal["list"] = "list"
     created: int = Field(default_factory=lambda: int(time.time()))
     model: str
-    data: list[Pooled]
+    data: list[D]
     usage: wire.TokenUsage
 
 
@@ -118,7 +108,7 @@ async def list_models(request: Request) -> ModelCards:
 
 
 @routes.post("/classify", openapi_extra=wire.json_body(PoolRequest, text={"input": _TEXT, "use_activation": False}))
-async def classify(request: Request, options: Annotated[wire.UrlOptions, Query()]) -> ClassifyAnswer:
+async def classify(request: Request, options: Annotated[wire.UrlOptions, Query()]) -> PoolingAnswer[Classified]:
     """One value per response: `data[i].probs[-1]`, the model's own, without an activation.
 
     A failed item has `probs` null; if all of them failed, the answer is 422.
@@ -133,13 +123,14 @@ async def classify(request: Request, options: Annotated[wire.UrlOptions, Query()
         Classified(index=i, probs=None if number is None else [number], failure=wire.FailureReason.of(value))
         for i, (number, value) in enumerate(zip(wire.values_or_null(values), values, strict=True))
     ]
-    return ClassifyAnswer(model=queue.name, data=data, usage=wire.TokenUsage.of(scores))
+    answer_id, usage = f"classify-{uuid.uuid4().hex}", wire.TokenUsage.of(scores)
+    return PoolingAnswer(id=answer_id, model=queue.name, data=data, usage=usage)
 
 
 @routes.post(
     "/pooling", openapi_extra=wire.json_body(PoolRequest, steps={"messages": _STEPS, "task": "token_classify"})
 )
-async def pooling(request: Request, options: Annotated[wire.UrlOptions, Query()]) -> PoolAnswer:
+async def pooling(request: Request, options: Annotated[wire.UrlOptions, Query()]) -> PoolingAnswer[Pooled]:
     """Values of steps: `data[i].data[step]` is [wrong, right]; with the task `classify`, one value per response.
 
     Steps end at the marks `<extra_0>` or ` ки`, or at the separator given as a query parameter. A failed item has
@@ -159,7 +150,7 @@ async def pooling(request: Request, options: Annotated[wire.UrlOptions, Query()]
         Pooled(index=i, data=rows, failure=wire.FailureReason.of(value))
         for i, (rows, value) in enumerate(zip(wire.values_or_null(values), values, strict=True))
     ]
-    return PoolAnswer(model=queue.name, data=data, usage=wire.TokenUsage.of(scores))
+    return PoolingAnswer(model=queue.name, data=data, usage=wire.TokenUsage.of(scores))
 
 
 def _queue(request: Request, body: PoolRequest, options: wire.UrlOptions) -> ModelQueue:
