@@ -392,9 +392,9 @@ def _text(part: Any) -> str:
     return part if isinstance(part, str) else "\n".join(str(message["content"]) for message in part)
 
 
-def failed(failure: Failure) -> ExplainedScore:
-    """A score that is missing."""
-    return ExplainedScore(Score(failure=failure))
+def failed(failure: Failure, text: str = "") -> ExplainedScore:
+    """A score that is missing, and the text of the model."""
+    return ExplainedScore(Score(failure=failure), text)
 
 
 def read_items(found: Any, episodes: Sequence[Episode], info: RewardInfo, ids: Sequence[str]) -> list[ExplainedScore]:
@@ -455,8 +455,8 @@ def read_score(found: Any, info: RewardInfo) -> ExplainedScore:
     text = found.get("model_output")
     text = text if isinstance(text, str) else ""
     if isinstance(value, Failure):
-        return ExplainedScore(Score(failure=value), text=text)
-    return ExplainedScore(Score(total=value), text=text, parse_status=_status(found))
+        return failed(value, text)
+    return ExplainedScore(Score(total=value), text, parse_status=_status(found))
 
 
 def _status(found: Mapping[str, Any]) -> ParseStatus | None:

@@ -10,17 +10,15 @@ backend_kwargs) -> (score, raw_text)`. The latter gets each item as an MP4 file 
 from __future__ import annotations
 
 import inspect
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from guerdon.episodes.video import VideoWriter
 from guerdon.errors import ConfigError, boundary
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.registry import Registry
+from guerdon.serve.client_wire import failed, video_file
 from guerdon.settings.serve import ServedModelSettings
 from guerdon.types import Episode, Failure, RewardInfo, RewardModel, Score
 
@@ -70,40 +68,32 @@ class VideoScorer:
 
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
         """One Score per episode."""
-        return [judged.score for judged in self.judge(episodes, JudgeOptions())]
+        return [explained.score for explained in self.judge(episodes, JudgeOptions())]
 
     def judge(self, episodes: Sequence[Episode], options: JudgeOptions) -> list[ExplainedScore]:
-        """One judgement per episode; a score outside [0, 1] is a `Failure("out_of_range")`."""
+        """One explained score per episode; a score outside [0, 1] is a `Failure("out_of_range")`."""
         return [self._judge(episode, options) for episode in episodes]
 
     def _judge(self, episode: Episode, options: JudgeOptions) -> ExplainedScore:
         if episode.frames is None or not len(episode.frames):
-            return ExplainedScore(Score(failure=Failure("no_frames", "the item has no frames to look at")))
+            return failed(Failure("no_frames", "the item has no frames"))
         chosen = {"score_mode": options.score_mode, "prompt": options.prompt}
-        words = {key: value for key, value in chosen.items() if value is not None}
-        frames = options.nframes or FRAMES
-        with tempfile.TemporaryDirectory(prefix="guerdon-") as folder:
-            path = Path(folder) / "video.mp4"
-            _, height, width, _ = episode.frames.shape
-            with VideoWriter(path, height=height, width=width, fps=FPS) as video:
-                video.add(episode.frames)
-            answer = self._scorer.score_video(
-                episode.task, str(path), min(frames, len(episode.frames)), options.max_pixels or PIXELS, words
-            )
+        chosen = {key: value for key, value in chosen.items() if value is not None}
+        nframes = min(options.nframes or FRAMES, len(episode.frames))
+        with video_file(episode.frames, None, FPS, keep=False) as path:
+            answer = self._scorer.score_video(episode.task, str(path), nframes, options.max_pixels or PIXELS, chosen)
         value, text = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, "")
         try:
             if isinstance(value, str | bytes | bool):
                 raise TypeError
             total = float(value)
         except (TypeError, ValueError):
-            said = (
-                f"score_video must return a number, or (number, text); got {value!r:.80} in a {type(answer).__name__}"
-            )
-            return ExplainedScore(Score(failure=Failure("bad_answer", said)))
+            got = f"{value!r:.80} in a {type(answer).__name__}"
+            return failed(Failure("bad_answer", f"score_video must return a number, or (number, text); got {got}"))
         if not np.isfinite(total):
-            return ExplainedScore(Score(failure=Failure("non_finite", "the backend's score is not finite")), str(text))
+            return failed(Failure("non_finite", "the backend's score is not finite"), str(text))
         if not 0.0 <= total <= 1.0:
-            return ExplainedScore(Score(failure=Failure("out_of_range", f"{total:g} is not within 0 and 1")), str(text))
+            return failed(Failure("out_of_range", f"{total:g} is not within 0 and 1"), str(text))
         return ExplainedScore(Score(total=total), str(text))
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, joined_status
 from guerdon.serve.client import RewardClient
+from guerdon.serve.client_wire import failed
 from guerdon.settings.remote import RemoteSettings
 from guerdon.types import Episode, Failure, RewardInfo, Score
 
@@ -64,7 +65,7 @@ class RemoteRewardModel:
             pieces += mine
         found = iter(self.client.judge(pieces, options))
         return [
-            _joined([next(found) for _ in range(count)], again) if count else ExplainedScore(_nothing(episode))
+            _joined([next(found) for _ in range(count)], again) if count else _no_input(episode)
             for episode, (count, again) in zip(episodes, owners, strict=True)
         ]
 
@@ -108,16 +109,16 @@ def _visible(episode: Episode, info: RewardInfo) -> Episode | None:
     return None
 
 
-def _nothing(episode: Episode) -> Score:
+def _no_input(episode: Episode) -> ExplainedScore:
     held = ", ".join(episode.columns())
-    return Score(failure=Failure("no_frames", f"the episode has neither frames nor text to send, only {held}"))
+    return failed(Failure("no_frames", f"the episode has neither frames nor text to send, only {held}"))
 
 
 def _joined(pieces: list[ExplainedScore], again: int) -> ExplainedScore:
     """The explained score of an episode from those of its pieces; one that failed makes it fail."""
-    failed = next((piece for piece in pieces if piece.score.failure is not None), None)
-    if len(pieces) == 1 or failed is not None:
-        return failed or pieces[0]
+    first = next((piece for piece in pieces if piece.score.failure is not None), pieces[0])
+    if len(pieces) == 1 or first.score.failure is not None:
+        return first
     steps = [piece.score.steps for piece in pieces if piece.score.steps is not None]
     rows = np.concatenate([steps[0], *(part[again:] for part in steps[1:])])
     return replace(

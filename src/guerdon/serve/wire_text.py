@@ -110,12 +110,9 @@ def text_of(content: Any) -> str:
     """
     if isinstance(content, str):
         return content
-    texts = (
-        [part.get("text") for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
-        if (isinstance(content, list))
-        else []
-    )
-    if not texts or len(texts) != len(content) or not all(isinstance(text, str) for text in texts):
+    parts = content if isinstance(content, list) else []
+    texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
+    if not texts or len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
         raise CutError("content must be a string, or parts of type text")
     return "".join(map(str, texts))
 
