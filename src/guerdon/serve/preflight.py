@@ -16,18 +16,7 @@ from typing import Any
 from guerdon.config import validate
 from guerdon.errors import ConfigError
 from guerdon.models.adapters import ADAPTERS
-from guerdon.serve.backends import (
-    IMAGE_KINDS,
-    TEXT,
-    backend_name,
-    known_options,
-    load_call,
-    model_source,
-    plain_name,
-    refuse_missing,
-    refuse_options,
-    vlm_options,
-)
+from guerdon.serve import backends
 from guerdon.serve.paths import MediaRoot
 from guerdon.settings.reward_models import REWARD_MODELS
 from guerdon.settings.serve import ServedModelSettings, ServeSettings
@@ -42,29 +31,29 @@ def refuse_early(settings: ServeSettings) -> None:
         ConfigError: one of these.
     """
     for name, model in settings.models.items():
-        model_source(name, model)
-        backend = backend_name(model.backend)
+        backends.model_source(name, model)
+        backend = backends.backend_name(model.backend)
         if backend in VLM_NAMES:
-            _check_vlm(name, backend, model, vlm_options(name, backend, model))
+            _check_vlm(name, backend, model, backends.vlm_options(name, backend, model))
         if model.custom_backend is None:
             _refuse_options(name, backend, model)
         if model.model_path is not None and model.custom_backend is None:
-            images = model.backend is not None and plain_name(model.backend) in IMAGE_KINDS  # never a hub id
-            refuse_missing(str(Path(model.model_path).absolute()) if images else model.model_path)
+            images = backends.plain_name(model.backend or "") in backends.IMAGE_KINDS  # never a hub id
+            backends.refuse_missing(str(Path(model.model_path).absolute()) if images else model.model_path)
     if settings.media.root is not None:
         MediaRoot(settings.media.root)
 
 
 def _refuse_options(name: str, backend: str | None, model: ServedModelSettings) -> None:
-    """Refuse options that the backend does not have; if the folder decides the type, those that no type has."""
+    """Refuse options that the backend does not have; if the folder tells the type, those that no type has."""
     if backend is not None and REWARD_MODELS.is_own(backend):
         REWARD_MODELS.check(backend, model.options)
         return
-    kinds = (TEXT, *IMAGE_KINDS, "qwen_vl") if backend is None else (backend,)
-    known = [option for kind in kinds for option in known_options(kind, learns=model.update_dir is not None)]
-    refuse_options(name, model.options, list(dict.fromkeys(known)))
+    kinds = (backends.TEXT, *backends.IMAGE_KINDS, "qwen_vl") if backend is None else (backend,)
+    known = [option for kind in kinds for option in backends.known_options(kind, learns=model.update_dir is not None)]
+    backends.refuse_options(name, model.options, list(dict.fromkeys(known)))
     adapter = model.options.get("adapter", "auto")
-    if TEXT in kinds and adapter not in ("auto", "guerdon", *ADAPTERS):
+    if backends.TEXT in kinds and adapter not in ("auto", "guerdon", *ADAPTERS):
         raise ConfigError(f"unknown adapter {adapter!r}: choose one of {', '.join(ADAPTERS)}")
     if "image_size" in model.options:
         try:
@@ -88,21 +77,21 @@ def refuse_all(settings: ServeSettings) -> None:
 
             factory(model.custom_backend)
             continue
-        call = load_call(name, model)
+        call = backends.load_call(name, model)
         if call.kind in VLM_NAMES:
             from guerdon.models.vlm import is_checkpoint
 
             vlm = _check_vlm(name, call.kind, model, call.arguments["vlm"])
             if model.model_path is not None and not is_checkpoint(model.model_path):
                 validate(VLMSettings, {**vlm, "path": model.model_path}, source=f"models.{name}.options.vlm")
-        elif call.kind == TEXT:
+        elif call.kind == backends.TEXT:
             from guerdon.models.text_load import check_text_model
 
             check_text_model(call.arguments["path"], adapter=call.arguments.get("adapter", "auto"))
-        elif plain_name(call.kind) in IMAGE_KINDS:
+        elif backends.plain_name(call.kind) in backends.IMAGE_KINDS:
             from guerdon.models.checkpoint import load_config
 
-            load_config(call.arguments["checkpoint_path"], type=plain_name(call.kind))
+            load_config(call.arguments["checkpoint_path"], type=backends.plain_name(call.kind))
 
 
 def _check_vlm(name: str, kind: str, model: ServedModelSettings, vlm: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,5 +107,5 @@ def _check_vlm(name: str, kind: str, model: ServedModelSettings, vlm: Mapping[st
     except ValueError as error:
         raise ConfigError(f"models.{name}.options.vlm: {error}") from error
     if known.path is not None:
-        refuse_missing(known.path)
+        backends.refuse_missing(known.path)
     return asked
