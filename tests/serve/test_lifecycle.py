@@ -178,7 +178,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_in_one_line(tmp_path):
         (("--backend", "resnett", "--model-path", "."), "unknown backend 'resnett'; did you mean 'resnet'"),
         (("--backend", "text", "--model-path", "./nope"), "model_path ./nope: there is no such folder"),
         (("--backend", "resnet", "--model-path", "nope"), "/nope: there is no such folder"),
-        (("--backend", "constant", "--media-root", "nope"), "media_root: 'nope' is no folder"),
+        (("--backend", "constant", "--media-root", "nope"), "media_root: 'nope' is not a folder"),
         (("--backend", "constant", "--update-dir", "x"), "backend constant cannot learn while it is served"),
         (("--backend", "qwen_vl", "--model-path", "h/i", "models.qwen_vl.options.vlm.nframe=2"), "nframes"),
         (("--backend", "PRIMO-R1", "--model-path", "h/i", "models.PRIMO-R1.options.vlm.top_p=7"), "top_p"),

@@ -407,7 +407,7 @@ def read_items(found: Any, episodes: Sequence[Episode], info: RewardInfo, ids: S
         ids: name of each item in the request, which the reply repeats.
 
     Returns:
-        One per episode. If the number of items is wrong, none is used: nobody knows which ones are missing.
+        One per episode. If the number of items is wrong, none is used: it is unknown which ones are missing.
     """
     items = found.get("results") if isinstance(found, Mapping) else None
     if not isinstance(items, list):

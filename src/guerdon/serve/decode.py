@@ -88,7 +88,7 @@ def check_room(count: int, height: int, width: int, limits: MediaSettings) -> No
     """Refuse what is over a limit.
 
     Raises:
-        DataError: it is, or it holds nothing.
+        DataError: it is, or it is empty.
     """
     if height < 1 or width < 1 or count < 1:
         raise DataError(f"{count} frames of {height}x{width} hold no pixel")

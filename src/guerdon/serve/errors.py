@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Any
 
 from pydantic import BaseModel
@@ -122,21 +123,9 @@ class ErrorAnswer(BaseModel):
     error: ErrorDetail
 
 
+_STATUSES = (400, 401, 403, 404, 408, 413, 422, 429, 500, 503, 504)
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorAnswer, "description": what}
-    for status, what in {
-        400: "no JSON",
-        401: "no token, or a wrong one",
-        403: "from a web page of another site",
-        404: "no such model",
-        408: "the request did not arrive in time",
-        413: "the request is too large",
-        422: "the request is invalid",
-        429: "no room; see Retry-After",
-        500: "a fault of the server",
-        503: "not ready; see Retry-After",
-        504: "not done in time",
-    }.items()
+    status: {"model": ErrorAnswer, "description": HTTPStatus(status).phrase} for status in _STATUSES
 }
 
 

@@ -92,7 +92,7 @@ class Media:
         self._threads = ThreadPoolExecutor(settings.workers, thread_name_prefix="decode")
 
     async def upload(self, blob: bytes, *, nframes: int | None = None, encoded: bool = False) -> ByteArray:
-        """Frames of an MP4 or NPY file or a single picture, as its first bytes tell.
+        """Frames of an MP4 or NPY file or a single picture, depending on its first bytes.
 
         Args:
             blob: the file.

@@ -1,8 +1,7 @@
-"""What the server counts, in Prometheus' form.
+"""Metrics of the server for Prometheus.
 
-Each server has a registry of its own, so that several can live in one process. Reasons of failures are words that
-models choose; after the first hundred they are counted as `other`, so that no model can fill the memory. This module
-does not know what is counted where.
+Each server has a registry of its own, so that several can run in one process. Models choose the reasons of failures;
+after the first hundred they are counted as `other`, so that no model can fill the memory.
 
     metrics = Metrics()
     metrics.items.labels("prm", "scored").inc(32)
@@ -15,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 RESULTS = ("scored", "failed", "cached", "shared", "expired", "refused")
-"""Of items; shared: with an equal one under way."""
+"""Results of items; shared: with an equal item that was waiting or being scored."""
 _REASONS = 100
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -27,14 +26,14 @@ class Metrics:
     Attributes:
         requests: by route and status.
         request_seconds: by route, from the first byte to the last.
-        in_flight: requests being worked on.
-        items: by model and what became of them, one of `RESULTS`.
+        in_flight: requests in progress.
+        items: by model and result, one of `RESULTS`.
         failures: by model and reason.
         queue: items that wait, by model.
         batch_items: items per call of a model.
         batch_seconds: of a call of a model.
-        updates: by model and what became of them: learnt, failed, repeated.
-        ready: 1 while a model can be asked.
+        updates: by model and result: learnt, failed, repeated, refused.
+        ready: 1 while a model is loaded.
     """
 
     def __init__(self) -> None:
@@ -72,5 +71,5 @@ class Metrics:
         self._failures.labels(model, reason).inc()
 
     def text(self) -> bytes:
-        """Everything, as a scraper reads it."""
+        """All metrics in the text format."""
         return generate_latest(self.registry)

@@ -1,8 +1,7 @@
-"""Open a file that a client names, if it lies under the folder that the operator gave, and under no other condition.
+"""Open a file that a client names, only if it is under the folder that the operator gave.
 
-The name is walked folder by folder from an open descriptor, without following a link anywhere, so that nothing can be
-swapped between a check and its use. Every refusal is the same error: a client learns nothing about the disk. This
-module does not know videos, HTTP, or what the bytes are good for.
+The path is walked folder by folder from an open descriptor, without following links, so that nothing can be replaced
+between a check and its use. Every refusal is the same error, so that a client learns nothing about the disk.
 
     root = MediaRoot("/data/videos")
     with root.open("libero/episode_0.mp4", suffixes=(".mp4",), most_bytes=32 << 20) as file:
@@ -20,13 +19,13 @@ from typing import BinaryIO
 
 from guerdon.errors import ConfigError, DataError
 
-_LONGEST = 1024  # bytes of a name; below what any file system takes
+_LONGEST = 1024  # bytes of a name; below the limit of any file system
 _SCHEME = re.compile(r"\A\s*[A-Za-z][A-Za-z0-9+.\-]*:")  # http: file: data: C:
 _STRANGE = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
 
 
 class ForbiddenPathError(DataError):
-    """There is no such file, or it may not be read: the caller is not told which."""
+    """There is no such file, or it may not be read; the error does not say which."""
 
 
 def looks_like_url(name: str) -> bool:
@@ -35,33 +34,33 @@ def looks_like_url(name: str) -> bool:
 
 
 class MediaRoot:
-    """The one folder whose files clients may name.
+    """The folder whose files clients may name.
 
     Args:
-        folder: given by the operator; it may itself be reached through links.
+        folder: of the operator; its own path may contain links.
 
     Raises:
-        ConfigError: there is no such folder.
+        ConfigError: the folder does not exist.
     """
 
     def __init__(self, folder: str | Path) -> None:
         given = os.path.abspath(folder)
         self.folder = os.path.realpath(given)
         if not os.path.isdir(self.folder):
-            raise ConfigError(f"media_root: {str(folder)!r} is no folder; create it or name another")
+            raise ConfigError(f"media_root: {str(folder)!r} is not a folder; create it or name another")
         self._prefixes = {given, self.folder}
 
     def open(self, name: str, *, suffixes: Sequence[str], most_bytes: int) -> BinaryIO:
         """The file, opened for reading.
 
         Args:
-            name: relative to the folder; an absolute path that starts with the folder's is taken as well. Parts such
-                as `..`, links (soft or hard), devices and pipes are refused, and so is anything with a scheme.
-            suffixes: how the name may end, in lower case.
+            name: relative to the folder, or absolute and starting with its path. `..`, links (soft or hard), devices,
+                pipes, and names with a scheme are refused.
+            suffixes: allowed endings of the name, in lower case.
             most_bytes: a larger file is refused.
 
         Raises:
-            ForbiddenPathError: always with the same words.
+            ForbiddenPathError: always with the same message.
         """
         try:
             parts = self._parts(name, suffixes)
@@ -92,7 +91,9 @@ class MediaRoot:
                 below = os.open(part, flags | os.O_DIRECTORY, dir_fd=at)
                 os.close(at)
                 at = below
-            _check(os.stat(parts[-1], dir_fd=at, follow_symlinks=False), most_bytes)  # opening a device can do harm
+            _check(
+                os.stat(parts[-1], dir_fd=at, follow_symlinks=False), most_bytes
+            )  # opening a device can have side effects
             handle = os.open(parts[-1], flags | os.O_NONBLOCK | os.O_NOCTTY, dir_fd=at)
         finally:
             os.close(at)

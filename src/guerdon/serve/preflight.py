@@ -45,7 +45,7 @@ def refuse_early(settings: ServeSettings) -> None:
 
 
 def _refuse_options(name: str, backend: str | None, model: ServedModelSettings) -> None:
-    """Refuse options that the backend does not have; if the folder tells the type, those that no type has."""
+    """Refuse options that the backend does not have; if only the folder has the type, those that no type has."""
     if backend is not None and REWARD_MODELS.is_own(backend):
         REWARD_MODELS.check(backend, model.options)
         return
