@@ -36,8 +36,8 @@ from guerdon.retry import OPEN_PER_SLOT, Attempt, Clock, Deadline, Retry, is_tra
 from guerdon.serve.client_wire import (
     FORMATS,
     Body,
-    Reply,
     RewardsFormat,
+    ServerReply,
     UpdateOrder,
     failed,
     server_failure,
@@ -135,7 +135,7 @@ class AsyncRewardClient:
         """
         found = await self._description(tries=FIRST_TRIES)
         if isinstance(found, Failure):
-            raise ConfigError(_no_description(Reply(failure=found), self.settings))
+            raise ConfigError(_no_description(ServerReply(failure=found), self.settings))
         return found
 
     async def judge(self, episodes: Sequence[Episode], options: JudgeOptions | None = None) -> list[ExplainedScore]:
@@ -319,7 +319,7 @@ class AsyncRewardClient:
         assert len(found) == len(episodes)
         return found
 
-    def _sender(self, tries: int | None = None) -> Callable[[str, Body | None], Coroutine[Any, Any, Reply]]:
+    def _sender(self, tries: int | None = None) -> Callable[[str, Body | None], Coroutine[Any, Any, ServerReply]]:
         """Sends requests with one deadline, from now on.
 
         Args:
@@ -331,7 +331,7 @@ class AsyncRewardClient:
             retry=Retry(min(tries or self.settings.tries, self.settings.tries)),
         )
 
-    async def _send(self, path: str, body: Body | None, *, deadline: Deadline, retry: Retry) -> Reply:
+    async def _send(self, path: str, body: Body | None, *, deadline: Deadline, retry: Retry) -> ServerReply:
         """The reply to a POST, or to a GET without body, or why there is none."""
         headers = {"X-Request-ID": self._new_id(), "Accept": "application/json"}
         if self._token:
@@ -351,7 +351,7 @@ class AsyncRewardClient:
             self._counts[reply.failure.reason] += 1
         return reply
 
-    async def _try(self, request: Callable[[], Any], deadline: Deadline) -> Attempt[Reply]:
+    async def _try(self, request: Callable[[], Any], deadline: Deadline) -> Attempt[ServerReply]:
         self._counts["tries"] += 1
         try:
             async with asyncio.timeout(deadline.left), request() as response:
@@ -365,7 +365,7 @@ class AsyncRewardClient:
         except (httpx2.DecodingError, httpx2.InvalidURL) as error:
             return Attempt(_no("bad_reply", _described(error)))
 
-    async def _read(self, response: httpx2.Response) -> Attempt[Reply]:
+    async def _read(self, response: httpx2.Response) -> Attempt[ServerReply]:
         data = bytearray()
         async for piece in response.aiter_bytes():
             data += piece
@@ -378,7 +378,7 @@ class AsyncRewardClient:
             if status == 200:
                 return Attempt(_no("bad_reply", f"not JSON: {bytes(data[:80])!r}"))
         if status == 200:
-            return Attempt(Reply(value))
+            return Attempt(ServerReply(value))
         said = f"{status}: {_message(value)}"
         if is_transient(status):
             reason = "overloaded" if status in _OVERLOADED else _REASONS.get(status, "server_error")
@@ -389,9 +389,9 @@ class AsyncRewardClient:
         if fields.get("code") == "failed_measurement":  # the item's own failure, as "reason: detail"
             reason, _, detail = str(fields.get("message")).partition(":")
             failure = server_failure(reason, detail.strip()[:200])
-            return Attempt(Reply(failure=failure if failure.reason == reason else replace(failure, detail=said)))
+            return Attempt(ServerReply(failure=failure if failure.reason == reason else replace(failure, detail=said)))
         param, code = (one if isinstance(one := fields.get(key), str) else None for key in ("param", "code"))
-        return Attempt(Reply(None, Failure(_REASONS.get(status, "rejected"), said), param, code))
+        return Attempt(ServerReply(None, Failure(_REASONS.get(status, "rejected"), said), param, code))
 
     def _client(self) -> httpx2.AsyncClient:
         loop = asyncio.get_running_loop()
@@ -519,7 +519,7 @@ def _refuse_idle(settings: RemoteSettings, info: RewardInfo) -> None:
         )
 
 
-def _no_description(reply: Reply, settings: RemoteSettings) -> str:
+def _no_description(reply: ServerReply, settings: RemoteSettings) -> str:
     """Message for a server that does not describe its model."""
     failure, base = reply.failure, settings.base
     assert failure is not None
@@ -535,11 +535,11 @@ def _no_description(reply: Reply, settings: RemoteSettings) -> str:
     return f"the reward server at {base} does not answer ({failure}); {what}"
 
 
-def _no(reason: str, detail: str, *, transient: bool = False) -> Reply:
-    return Reply(failure=Failure(reason, detail), transient=transient)
+def _no(reason: str, detail: str, *, transient: bool = False) -> ServerReply:
+    return ServerReply(failure=Failure(reason, detail), transient=transient)
 
 
-def _late(reply: Reply | None, note: str) -> Reply:
+def _late(reply: ServerReply | None, note: str) -> ServerReply:
     """The reply of a request without time left."""
     if reply is None:
         return _no("deadline", note.removeprefix("; "), transient=True)

@@ -62,8 +62,8 @@ class Body:
 
 
 @dataclass(frozen=True)
-class Reply:
-    """Reply of a server, or why there is none.
+class ServerReply:
+    """ServerReply of a server, or why there is none.
 
     Attributes:
         value: the JSON of a reply with status 200.
@@ -80,7 +80,7 @@ class Reply:
     transient: bool = False
 
 
-Send = Callable[[str, Body], Awaitable[Reply]]
+Send = Callable[[str, Body], Awaitable[ServerReply]]
 """Posts a body to a path, with retries and the deadline of the call."""
 
 

@@ -97,7 +97,7 @@ class FailureReason(BaseModel):
         return FailureReason(reason=value.reason, detail=value.detail) if isinstance(value, Failure) else None
 
 
-class TokenUsage(BaseModel):
+class CompletionUsage(BaseModel):
     """Input tokens, 0 if they were not counted."""
 
     prompt_tokens: int
@@ -105,10 +105,10 @@ class TokenUsage(BaseModel):
     total_tokens: int
 
     @staticmethod
-    def of(scores: Sequence[ExplainedScore]) -> TokenUsage:
+    def of(scores: Sequence[ExplainedScore]) -> CompletionUsage:
         """The sum over several items."""
         tokens = sum(explained.tokens for explained in scores)
-        return TokenUsage(prompt_tokens=tokens, total_tokens=tokens)
+        return CompletionUsage(prompt_tokens=tokens, total_tokens=tokens)
 
 
 def models_of(request: Request) -> ServedModels:

@@ -83,7 +83,7 @@ class ChatAnswer(BaseModel):
     created: int
     model: str
     choices: list[ChatChoice]
-    usage: wire.TokenUsage
+    usage: wire.CompletionUsage
     guerdon: ScoreDetails
 
 
@@ -123,7 +123,7 @@ async def chat(request: Request) -> ChatAnswer:
         created=int(time.time()),
         model=queue.name,
         choices=[ChatChoice(message=ChatMessage(content=content))],
-        usage=wire.TokenUsage.of([explained]),
+        usage=wire.CompletionUsage.of([explained]),
         guerdon=ScoreDetails(task=task, frames=len(frames), views=views, score=number),
     )
 

@@ -78,10 +78,10 @@ class PoolingAnswer(BaseModel, Generic[D]):
     created: int = Field(default_factory=lambda: int(time.time()))
     model: str
     data: list[D]
-    usage: wire.TokenUsage
+    usage: wire.CompletionUsage
 
 
-class ModelCard(BaseModel):
+class ModelEntry(BaseModel):
     """A served model."""
 
     id: str
@@ -90,11 +90,11 @@ class ModelCard(BaseModel):
     owned_by: str = "guerdon"
 
 
-class ModelCards(BaseModel):
+class ModelList(BaseModel):
     """All served models."""
 
     object: Literal["list"] = "list"
-    data: list[ModelCard]
+    data: list[ModelEntry]
 
 
 _TEXT = "<|im_start|>user\n3+5=?<|im_end|>\n<|im_start|>assistant\n8<|im_end|>\n"
@@ -102,9 +102,9 @@ _STEPS = [{"role": "user", "content": "3+5=?"}, {"role": "assistant", "content":
 
 
 @routes.get("/v1/models")
-async def list_models(request: Request) -> ModelCards:
+async def list_models(request: Request) -> ModelList:
     """The models by name."""
-    return ModelCards(data=[ModelCard(id=name) for name in wire.models_of(request).queues])
+    return ModelList(data=[ModelEntry(id=name) for name in wire.models_of(request).queues])
 
 
 @routes.post("/classify", openapi_extra=wire.json_body(PoolRequest, text={"input": _TEXT, "use_activation": False}))
@@ -123,7 +123,7 @@ async def classify(request: Request, options: Annotated[wire.UrlOptions, Query()
         Classified(index=i, probs=None if number is None else [number], failure=wire.FailureReason.of(value))
         for i, (number, value) in enumerate(zip(wire.values_or_null(values), values, strict=True))
     ]
-    answer_id, usage = f"classify-{uuid.uuid4().hex}", wire.TokenUsage.of(scores)
+    answer_id, usage = f"classify-{uuid.uuid4().hex}", wire.CompletionUsage.of(scores)
     return PoolingAnswer(id=answer_id, model=queue.name, data=data, usage=usage)
 
 
@@ -150,7 +150,7 @@ async def pooling(request: Request, options: Annotated[wire.UrlOptions, Query()]
         Pooled(index=i, data=rows, failure=wire.FailureReason.of(value))
         for i, (rows, value) in enumerate(zip(wire.values_or_null(values), values, strict=True))
     ]
-    return PoolingAnswer(model=queue.name, data=data, usage=wire.TokenUsage.of(scores))
+    return PoolingAnswer(model=queue.name, data=data, usage=wire.CompletionUsage.of(scores))
 
 
 def _queue(request: Request, body: PoolRequest, options: wire.UrlOptions) -> ModelQueue:
