@@ -36,7 +36,7 @@ def test_the_first_servers_defaults():
         "temperature": 0.1, "top_p": 0.9, "max_tokens": 4096, "backend": "transformers", "nframes": 4,
     }  # fmt: skip
     assert options("qwen_vl") == {}
-    with pytest.raises(ConfigError, match="max_tokens stands beside"):
+    with pytest.raises(ConfigError, match="max_tokens is given here and in"):
         options("PRIMO-R1", max_tokens=3, options={"vlm": {"max_tokens": 4}})
 
 
