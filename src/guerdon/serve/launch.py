@@ -42,7 +42,10 @@ def serve_settings(file: Path | None, overrides: Sequence[str], flags: Mapping[s
     models |= entries
     about = next(iter(entries)) if len(entries) == 1 and not single.keys() & set(SOURCES) else None
     known = {} if about is None else entries[about]
-    single |= _primo(known | single, flags.get("primo_tensor_parallel_size"))
+    if flags.get("primo_tensor_parallel_size") is not None:
+        if backend_name((known | single).get("backend")) != PRIMO:
+            raise ConfigError("--primo-tensor-parallel-size would do nothing without --backend PRIMO-R1; remove it")
+        single["tensor_parallel_size"] = flags["primo_tensor_parallel_size"]
     if single:
         name = _name_of(single, models) if about is None else about
         models[name] = known | single
@@ -70,7 +73,8 @@ def launch(settings: ServeSettings) -> None:
             raise ConfigError("gpu_ids must be set before torch is imported; start the server with `guerdon serve`")
         os.environ["CUDA_VISIBLE_DEVICES"] = settings.gpu_ids.replace(" ", "")
     if settings.threads is not None or "OMP_NUM_THREADS" not in os.environ:
-        os.environ["OMP_NUM_THREADS"] = str(settings.threads or max(1, _cores() // 2))  # the other half is for requests
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        os.environ["OMP_NUM_THREADS"] = str(settings.threads or max(1, cores // 2))  # the other half is for requests
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts are short: more threads only wait for cores
     sources = {name: model_source(name, model) for name, model in settings.models.items()}
     try:
@@ -84,11 +88,6 @@ def launch(settings: ServeSettings) -> None:
     serve(models, build_app(models, settings), settings)
 
 
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _named(entry: str) -> tuple[str, dict[str, Any]]:
     """One `--model`: name=path, name=backend:path or name=backend."""
     name, found, rest = entry.partition("=")
@@ -98,15 +97,6 @@ def _named(entry: str) -> tuple[str, dict[str, Any]]:
     if backend_name(backend) in known_backends():
         return name, {"backend": backend, **({"model_path": path} if colon and path else {})}
     return name, {"model_path": rest}
-
-
-def _primo(single: dict[str, Any], size: int | None) -> dict[str, Any]:
-    """`--primo-tensor-parallel-size` as a setting of PRIMO-R1."""
-    if size is None:
-        return {}
-    if backend_name(single.get("backend", "")) != PRIMO:
-        raise ConfigError("--primo-tensor-parallel-size would do nothing without --backend PRIMO-R1; remove it")
-    return {"tensor_parallel_size": size}
 
 
 def _name_of(single: dict[str, Any], others: Mapping[str, Any]) -> str:

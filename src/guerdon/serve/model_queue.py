@@ -27,7 +27,7 @@ from guerdon.serve.batcher import Batcher, Item, ResultCache, Ticket, content_by
 from guerdon.serve.errors import BadRequest, BrokenModel, Busy, DeadlineExceeded, NotReady, ReloadFailed, UnknownModel
 from guerdon.serve.metrics import RESULTS, Metrics
 from guerdon.serve.update_store import UpdateId, UpdateResult, UpdateStore, When
-from guerdon.serve.worker import Worker, judge_all, learn
+from guerdon.serve.worker import Worker, judge_all, learn, resolve
 from guerdon.settings.serve import BatchSettings, LimitSettings
 from guerdon.types import Episode, Learnable, RewardInfo, RewardModel
 
@@ -483,7 +483,7 @@ class ModelQueue:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         late = DeadlineExceeded(f"not begun within {seconds or 0:g} s; nothing was learnt")
-        timer = None if seconds is None else loop.call_later(seconds, _resolve, future, late)
+        timer = None if seconds is None else loop.call_later(seconds, resolve, future, late)
 
         async def job() -> None:
             if timer is not None:
@@ -491,11 +491,11 @@ class ModelQueue:
             if future.done():  # too late, or its request was cancelled
                 return
             try:
-                _resolve(future, await work())
+                resolve(future, await work())
             except GuerdonError as error:
-                _resolve(future, error)
+                resolve(future, error)
             except asyncio.CancelledError:
-                _resolve(future, self._not_ready())
+                resolve(future, self._not_ready())
                 raise
 
         self._jobs.append((job, future))
@@ -514,7 +514,7 @@ class ModelQueue:
         for item in {*self._pending.values(), *self._scoring}:
             _refuse(item, self._not_ready())
         for _, future in self._jobs:
-            _resolve(future, self._not_ready())
+            resolve(future, self._not_ready())
         self.batcher.drain()
         self._pending.clear()
         self._jobs.clear()
@@ -531,14 +531,4 @@ def _keys(episodes: Sequence[Episode], options: JudgeOptions) -> list[bytes]:
 def _refuse(item: Item, error: NotReady) -> None:
     """Answer the requests of an item with a 503: they may try again."""
     for ticket, _ in item.waiters:
-        _resolve(ticket.done, error)
-
-
-def _resolve(future: asyncio.Future[Any], outcome: object) -> None:
-    """Give a future its result, or the exception to raise, unless it is done."""
-    if future.done():
-        return
-    if isinstance(outcome, BaseException):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)
+        resolve(ticket.done, error)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import accumulate, pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -329,7 +330,7 @@ def rewards_answer(
 
 
 def _result(item_id: str | None, episode: Episode, explained: ExplainedScore, how: Aggregation | None) -> ItemResult:
-    score = explained.score
+    score, texts = explained.score, episode.texts
     value: float | Failure
     if score.failure is not None:
         value = score.failure
@@ -343,21 +344,10 @@ def _result(item_id: str | None, episode: Episode, explained: ExplainedScore, ho
         id=item_id,
         score=None if isinstance(value, Failure) else value,
         step_scores=None if score.steps is None else score.steps.tolist(),
-        step_offsets=_offsets(episode.texts),
+        step_offsets=None if texts is None else list(pairwise(accumulate(map(len, texts), initial=0))),
         n_tokens=explained.tokens,
         truncated=explained.truncated,
         failure=FailureReason.of(value),
         text=explained.text,
         parse_status=explained.parse_status,
     )
-
-
-def _offsets(texts: tuple[str, ...] | None) -> list[tuple[int, int]] | None:
-    """Start and end of each text when they are joined."""
-    if texts is None:
-        return None
-    found, at = [], 0
-    for text in texts:
-        found.append((at, at + len(text)))
-        at += len(text)
-    return found

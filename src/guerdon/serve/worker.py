@@ -17,7 +17,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from functools import partial
 from hashlib import blake2b
 from queue import SimpleQueue
@@ -44,7 +43,8 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[[], Any]] | None]
+        self._jobs = SimpleQueue()
         threading.Thread(target=self._work, name=f"guerdon-{name}", daemon=True).start()
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
@@ -53,9 +53,10 @@ class Worker:
         Raises:
             GuerdonError: raised by the function; any other exception becomes the cause of a `ModelFailed`.
         """
-        future: Future[T] = Future()
-        self._jobs.put((future, partial(function, *arguments)))
-        return await asyncio.wrap_future(future)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._jobs.put((loop, future, partial(function, *arguments)))
+        return await future
 
     def stop(self) -> None:
         """End the thread after the jobs that it has already."""
@@ -63,16 +64,28 @@ class Worker:
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            future, call = job
-            if future.set_running_or_notify_cancel():
-                try:
-                    with boundary(ModelFailed, self._name):
-                        future.set_result(call())
-                except GuerdonError as error:
-                    future.set_exception(error)
-                except SystemExit as error:
-                    future.set_exception(ModelFailed(f"{self._name} asked the process to end with {error.code}"))
-            del job, future, call  # release the episodes while waiting
+            loop, future, call = job
+            outcome: object = None
+            try:
+                with boundary(ModelFailed, self._name):
+                    outcome = call()
+            except GuerdonError as error:
+                outcome = error
+            except SystemExit as error:
+                outcome = ModelFailed(f"{self._name} asked the process to end with {error.code}")
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(resolve, future, outcome)
+            del job, future, call, outcome  # release the episodes while waiting
+
+
+def resolve(future: asyncio.Future[Any], outcome: object) -> None:
+    """Give a future its result, or the exception to raise, unless it is done."""
+    if future.done():
+        return
+    if isinstance(outcome, BaseException):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
 
 
 def judge_all(
