@@ -99,7 +99,7 @@ def test_no_descriptor_is_left_behind(root):
 
 
 def test_a_root_that_is_none(tmp_path):
-    with pytest.raises(ConfigError, match="no folder"):
+    with pytest.raises(ConfigError, match="not a folder"):
         MediaRoot(tmp_path / "nothing")
 
 
