@@ -498,9 +498,8 @@ def _refuse_unknown(names: Iterable[str]) -> None:
         if name in settings:
             raise ConfigError(f"{name} is a setting, not an argument of the reward client: RemoteSettings({name}=...)")
         near = difflib.get_close_matches(name, (*own, *settings), n=1, cutoff=0.6)
-        hint = ""
-        if near:
-            hint = f"; did you mean {near[0]}?" if near[0] in own else f"; did you mean RemoteSettings({near[0]}=...)?"
+        meant = [one if one in own else f"RemoteSettings({one}=...)" for one in near]
+        hint = f"; did you mean {meant[0]}?" if meant else ""
         raise ConfigError(f"the reward client has no argument {name!r}{hint}")
 
 

@@ -129,12 +129,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def error_type(status: int) -> str:
-    """OpenAI's `type` of an error."""
-    by_status = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-    return by_status.get(status, "invalid_request_error" if status < 500 else "server_error")
-
-
 def error_body(message: str, status: int, code: str, param: str | None = None) -> dict[str, object]:
-    """The JSON of an error."""
-    return {"error": {"message": message, "type": error_type(status), "param": param, "code": code}}
+    """The JSON of an error; its `type` is OpenAI's."""
+    by_status = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+    kind = by_status.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
