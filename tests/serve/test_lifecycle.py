@@ -47,7 +47,7 @@ def test_sigterm_answers_what_was_accepted_and_takes_nothing_new(server, tmp_pat
         running.process.send_signal(signal.SIGTERM)
         with httpx.Client(base_url=running.url) as newcomer:
             until(lambda: newcomer.get("/ready").status_code == 503)
-            assert "about to end" in newcomer.get("/ready").text
+            assert "shutting down" in newcomer.get("/ready").text
             refused = newcomer.post("/v1/rewards", json=rewards())
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
             assert newcomer.get("/health").status_code == 200

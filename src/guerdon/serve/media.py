@@ -201,7 +201,7 @@ class Media:
             except WorkerDiedError as error:
                 raise MediaRefused("decoder_died", "the decoding process died of it twice") from error
             except PoolClosedError as error:
-                raise NotReady("the server is about to end") from error
+                raise NotReady("the server is shutting down") from error
             if "refused" in reply:
                 raise MediaRefused("bad_media", str(reply["refused"]))
             return self._frames(reply, target)

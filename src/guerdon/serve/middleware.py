@@ -94,7 +94,7 @@ class RequestMiddleware:
         if reads:
             return await self.app(scope, receive, send)
         if self.models.draining:
-            raise _Refused(503, "not_ready", "the server is about to end")
+            raise _Refused(503, "not_ready", "the server is shutting down")
         claimed = headers.get("content-length", "0")
         if not (claimed.isascii() and claimed.isdigit()) or int(claimed) > limits.max_body_bytes:
             raise _Refused(413, "too_large", f"a request may have at most {limits.max_body_bytes} bytes")
@@ -117,7 +117,7 @@ class RequestMiddleware:
         while not body.complete:
             if (await body.receive())["type"] == "http.disconnect":
                 return
-        what = "too many items wait; come again later"
+        what = "too many items wait; try again later"
         await _answer(send, 429, error_body(what, 429, "busy"), [(b"retry-after", str(max(1, round(wait))).encode())])
 
     def _token_problem(self, headers: Headers) -> str | None:

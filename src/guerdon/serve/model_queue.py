@@ -183,7 +183,7 @@ class ModelQueue:
 
     def abandon(self) -> None:
         """Refuse waiting requests."""
-        self.model, self.problem = None, "is about to end"
+        self.model, self.problem = None, "is shutting down"
         self._refuse_all()
 
     def loaded_model(self) -> RewardModel:
@@ -344,7 +344,7 @@ class ModelQueue:
         if not self.batcher.has_room(len(new)):
             self._count("refused", len(items))
             self._refused = min(len(new), max(1, self.batcher.limit // 2))
-            raise Busy(f"{len(self.batcher)} items wait for {self.name!r}; come again later", self._wait_s())
+            raise Busy(f"{len(self.batcher)} items wait for {self.name!r}; try again later", self._wait_s())
         for place, (item, explained) in enumerate(zip(items, known, strict=True)):
             if explained is not None:
                 ticket.settle(place, explained)

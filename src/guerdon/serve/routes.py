@@ -40,7 +40,7 @@ async def ready(request: Request, response: Response) -> schemas.Readiness:
     """Whether requests will be answered: 503 while a model loads or is unusable, or the server is shutting down."""
     models = wire.models_of(request)
     response.status_code = 200 if models.ready else 503
-    states = dict.fromkeys(models.queues, "the server is about to end") if models.draining else models.states()
+    states = dict.fromkeys(models.queues, "the server is shutting down") if models.draining else models.states()
     return schemas.Readiness(ready=models.ready, models=states)
 
 

@@ -29,7 +29,7 @@ from guerdon.serve.errors import BadRequest, BrokenModel, Conflict, ModelFailed,
 from guerdon.serve.update_store import UpdateId, UpdateResult, UpdateStore, When
 from guerdon.types import Episode, Failure, Learnable, RewardModel, Score
 
-RAISED = Failure("model_error", "the model could not judge this item; the server's log says why")
+RAISED = Failure("model_error", "the model could not score this item; see the server's log")
 log = logging.getLogger("guerdon.serve")
 T = TypeVar("T")
 
@@ -107,7 +107,7 @@ def judge_all(
         if len(episodes) == 1:
             log.error("%s", error, exc_info=error)
             return [ExplainedScore(Score(failure=RAISED))]
-        log.warning("%s; they are judged in smaller parts", error)
+        log.warning("%s; they are scored in smaller parts", error)
     half = len(episodes) // 2
     return judge_all(model, episodes[:half], options, name) + judge_all(model, episodes[half:], options, name)
 
