@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -11,7 +10,6 @@ from guerdon.rl.advantages import (
     episode_scores,
     gae,
     last_valid,
-    min_form_rewards,
     whiten,
 )
 
@@ -47,36 +45,3 @@ def test_the_first_return_is_the_episode_score(rewards, gamma):
 def test_whiten_needs_two_numbers():
     assert whiten(np.array([[5.0, 1.0]]), np.array([[True, False]])).tolist() == [[0, 0]]
     np.testing.assert_allclose(whiten(np.array([[1.0, 3.0]]), np.array([[True, True]])), [[-(0.5**0.5), 0.5**0.5]])
-
-
-def test_min_form_by_hand():
-    steps = np.array([[0.0, 0.9, 0.0, -0.6, 0.3]])
-    paid = np.array([[False, True, False, True, True]])
-    shaped = min_form_rewards(steps, paid, temperature=0.1)
-    weights = np.exp(-np.array([0.9, -0.6, 0.3]) / 0.1)
-    np.testing.assert_allclose(shaped[0, [1, 3, 4]], np.array([0.9, -0.6, 0.3]) * weights / weights.sum(), rtol=1e-9)
-    assert not shaped[~paid].any()
-    returns = discounted_returns(shaped, np.ones_like(paid), gamma=1.0)
-    np.testing.assert_allclose(returns, [[-0.6, -0.6, -0.6, -0.6, 0.0]], atol=1e-3)
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.data(), st.integers(1, 8), st.sampled_from([0.01, 0.1, 2.0]))
-def test_min_form_sums_to_at_least_the_minimum_and_tends_to_it(data, t, temperature):
-    rewards = data.draw(hnp.arrays(np.float64, (2, t), elements=st.floats(-1, 1)))
-    paid = data.draw(hnp.arrays(np.bool_, (2, t)))
-    shaped = min_form_rewards(np.where(paid, rewards, np.nan), paid, temperature=temperature)
-    assert np.isfinite(shaped).all()
-    assert not shaped[~paid].any()
-    for i in range(2):
-        own = rewards[i][paid[i]]
-        if not own.size:
-            continue
-        total = shaped[i].sum()
-        assert own.min() - 1e-9 <= total <= own.mean() + 1e-9
-        assert total - own.min() <= temperature * own.size  # each step adds at most temperature / e
-
-
-def test_min_form_needs_a_temperature():
-    with pytest.raises(ValueError, match="temperature"):
-        min_form_rewards(REWARDS, MASK, temperature=0.0)

@@ -32,10 +32,10 @@ from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy, reference
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import TokenBatch, token_batch
-from guerdon.rl.advantages import min_form_rewards
 from guerdon.rl.alarm import correlation
 from guerdon.rl.optimizers import AdamW
 from guerdon.rl.reward_source import RewardSource, SourceTerms, failed_rows, with_greedy
+from guerdon.rl.shaping import min_form_rewards
 from guerdon.rl.text_steps import steps_of, true_steps
 from guerdon.settings.prime import RewardModelSection
 from guerdon.settings.study import Study

@@ -1,6 +1,6 @@
-"""Reward shaping: pure functions from a reward model's values to rewards, of one episode's scored rows in order.
+"""Reward shaping: pure functions from a reward model's values to rewards.
 
-`values_F` are the F scored rows of a segment of an episode; `previous` is the last value scored before the segment.
+`values_F` are the F scored rows of a segment of one episode, in order; `previous` is the last value scored before it.
 
     relative_reward(np.array([0.2, 0.5]), previous=0.1)  # [0.1, 0.3]
 """
@@ -8,6 +8,8 @@
 from __future__ import annotations
 
 import numpy as np
+
+from guerdon.types import BoolArray
 
 
 def threshold_reward(values_F: np.ndarray, *, threshold: float, success: float, fail: float) -> np.ndarray:
@@ -58,3 +60,29 @@ def confirmed_bonus(
         if streak >= frames and not paid:
             rewards[i], paid = bonus, True
     return rewards, streak, paid
+
+
+def min_form_rewards(rewards_B_T: np.ndarray, paid_B_T: BoolArray, *, temperature: float) -> np.ndarray:
+    """Process rewards whose sum is about their minimum (PURE, Cheng et al. 2025, 2504.15275, min form).
+
+    r*_s = w_s r_s with w = softmax_s(-r_s / temperature) over the steps of a response, so that the undiscounted
+    return before the worst step is about min_s r_s and about 0 after it. As the temperature falls the sum tends to
+    the minimum.
+
+    Args:
+        rewards_B_T: process rewards, one per step at the step's last token (or one per token).
+        paid_B_T: True where a step pays; the other tokens have no weight. A zero reward of a token that ends no
+            step must not count as a step.
+        temperature: of the soft minimum, in units of the reward (PURE: 0.1 for rewards in [-1, 1]).
+
+    Returns:
+        (B, T) float64, 0 where not paid.
+    """
+    if temperature <= 0:
+        raise ValueError(f"the temperature of the soft minimum must be above 0, got {temperature}")
+    rewards = np.where(paid_B_T, rewards_B_T, 0.0).astype(np.float64)
+    lowest = np.where(paid_B_T, rewards, np.inf).min(axis=1, initial=np.inf, keepdims=True)
+    excess = np.where(paid_B_T, rewards - np.where(np.isfinite(lowest), lowest, 0.0), 0.0)
+    weights = np.where(paid_B_T, np.exp(-excess / temperature), 0.0)
+    total = weights.sum(axis=1, keepdims=True)
+    return np.asarray(rewards * weights / np.where(total > 0, total, 1.0))

@@ -26,7 +26,7 @@ from guerdon.models.sequence_classifier import SequenceClassifier
 from guerdon.models.text_load import find_text_model
 from guerdon.policies.text import TextPolicy
 from guerdon.rl import shaping
-from guerdon.rl.advantages import last_valid, min_form_rewards
+from guerdon.rl.advantages import last_valid
 from guerdon.rl.prime import PrimeReward
 from guerdon.rl.reward_source import GroundTruth, RewardSource, SourceTerms, failed_rows, raw_scores, with_greedy
 from guerdon.rl.text_steps import Cut, cut_steps, step_auroc, true_steps
@@ -266,7 +266,7 @@ class TextReward(FixedReward):
         if self._temperature is None:
             return values
         every = np.ones((1, len(values)), dtype=np.bool_)
-        return np.asarray(min_form_rewards(values[None], every, temperature=self._temperature)[0])
+        return np.asarray(shaping.min_form_rewards(values[None], every, temperature=self._temperature)[0])
 
     def _pay(self, rewards_T: FloatArray, cut: Cut, paid_S: np.ndarray) -> None:
         """Put rewards at tokens, in place. Steps that end in one token are paid there together."""

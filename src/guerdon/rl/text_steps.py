@@ -1,10 +1,9 @@
-"""Where the steps of a response end, in tokens, and which of them are true.
+"""Steps of responses: the tokens in which they end, and which of them are true.
 
-Steps are cut by the rule that labelled and trained them: the splitters of `guerdon label`. This module does not know
-rewards.
+Steps are cut by the rule that labelled and trained them: the splitters of `guerdon label`.
 
-    cuts = cut_steps(answered)                   # texts and last tokens of the steps of each response
-    true_steps(answered)                         # of generated tasks
+    cuts = cut_steps(responses)                  # texts and last tokens of the steps of each response
+    true_steps(responses)                        # of generated tasks
 """
 
 from __future__ import annotations
@@ -30,30 +29,30 @@ class Cut(NamedTuple):
     ends: IntArray
 
 
-def steps_of(answered: Responses) -> tuple[IntArray, ...]:
+def steps_of(responses: Responses) -> tuple[IntArray, ...]:
     """Index of the last token of each step of each response; an empty response has none."""
-    separator = separator_of(answered)
+    separator = separator_of(responses)
     return tuple(
-        step_ends(ends_T, text, separator) for ends_T, text in zip(answered.char_ends, answered.texts, strict=True)
+        step_ends(ends_T, text, separator) for ends_T, text in zip(responses.char_ends, responses.texts, strict=True)
     )
 
 
-def cut_steps(answered: Responses, splitter: Splitter | None = None) -> tuple[Cut, ...]:
+def cut_steps(responses: Responses, splitter: Splitter | None = None) -> tuple[Cut, ...]:
     """The steps of each response as a reward model reads them: a partition of its text.
 
     A response of nothing but blanks is one step; one without any token has none.
 
     Args:
-        answered: the responses.
+        responses: of a language model.
         splitter: of `guerdon label`; None: the task's own separator where it has one, else blank lines.
 
     Raises:
         ConfigError: the splitter `separator` for questions that have none.
     """
-    separator = separator_of(answered) if generated(answered) else ""
+    separator = separator_of(responses) if generated(responses) else ""
     chosen = splitter or ("separator" if separator else "blank_line")
     cuts = []
-    for ends_T, text in zip(answered.char_ends, answered.texts, strict=True):
+    for ends_T, text in zip(responses.char_ends, responses.texts, strict=True):
         texts = split(text, chosen, separator=separator) or (text,)
         cuts.append(Cut(texts, token_places(ends_T, np.cumsum([len(t) for t in texts]))) if len(ends_T) else _NO_STEP)
     return tuple(cuts)
@@ -74,32 +73,32 @@ def token_places(ends_T: IntArray, closes_S: Sequence[int] | np.ndarray) -> IntA
     return np.asarray(found, dtype=np.int64)
 
 
-def true_steps(answered: Responses) -> list[tuple[list[int], tuple[bool, ...]]]:
+def true_steps(responses: Responses) -> list[tuple[list[int], tuple[bool, ...]]]:
     """For each response of a generated task: the last token of each step, and whether it follows from those before."""
     found = []
-    for row, (prompt, text) in enumerate(zip(answered.prompts, answered.texts, strict=True)):
+    for row, (prompt, text) in enumerate(zip(responses.prompts, responses.texts, strict=True)):
         truth = step_truth(prompt, text)
-        ends_T = answered.char_ends[row]
+        ends_T = responses.char_ends[row]
         last = max(len(ends_T) - 1, 0)
         places = [min(int(np.searchsorted(ends_T, end, side="left")), last) for _, end in truth.spans]
         found.append((places, truth.follows) if len(ends_T) else ([], ()))
     return found
 
 
-def step_auroc(answered: Responses, cuts: Sequence[Cut], values: Sequence[FloatArray | None]) -> float | None:
+def step_auroc(responses: Responses, cuts: Sequence[Cut], values: Sequence[FloatArray | None]) -> float | None:
     """AUROC of values of steps between sound steps and first errors; None without both.
 
     Steps behind the first error do not count (as in ProcessBench, 2412.06559): the response is lost already. A
     response whose steps were cut otherwise than the task cuts them is left out.
 
     Args:
-        answered: responses to generated problems.
+        responses: to generated problems.
         cuts: their steps.
         values: of the steps of each response; None where there is no measurement.
     """
     labels: list[bool] = []
     scores: list[float] = []
-    for prompt, text, cut, values_S in zip(answered.prompts, answered.texts, cuts, values, strict=True):
+    for prompt, text, cut, values_S in zip(responses.prompts, responses.texts, cuts, values, strict=True):
         truth = step_truth(prompt, text)
         if values_S is None or [end for _, end in truth.spans] != np.cumsum([len(t) for t in cut.texts]).tolist():
             continue
