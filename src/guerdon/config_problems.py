@@ -30,7 +30,6 @@ class _Spotted(NamedTuple):
     spot: Spot  # at the error itself
     parent: Spot  # of the section around it
     forms: Spot  # that the section around it may have
-    parent_path: str
 
 
 def problem_lines(model: type[BaseModel], tree: Tree, error: ValidationError, source: str) -> list[str]:
@@ -72,7 +71,7 @@ def _locate(model: type[BaseModel], data: Any, detail: Mapping[str, Any]) -> _Sp
         if present or (last and (known or detail["type"] == "missing")):
             written.append(str(piece))
         data, known = (data[piece], True) if present else (data, False)
-    return _Spotted(".".join(written), spot, parent, forms, ".".join(written[:-1]))
+    return _Spotted(".".join(written), spot, parent, forms)
 
 
 def _has(data: Any, piece: Any) -> bool:
