@@ -71,7 +71,6 @@ _MINUS = "\u2212\ufe63\uff0d\u2010\u2011"
 _DASH = re.compile(
     r"(^|[=(\[{,;:$^+*/<>])(\s*)[\u2012\u2013](?=\s*[0-9.$\\])"
 )  # with something else before it: a range
-_SCRIPTS = re.compile(r"(\^|_)\{([^{}]*)\}(?:\1\{([^{}]*)\})+")
 
 
 def typographic(text: str) -> str:
