@@ -91,16 +91,15 @@ class Table:
 
 def row_table(episodes: Sequence[Episode], scores: Sequence[Score]) -> Table:
     """Every labelled and scored row of the episodes."""
-    labels, values, groups, missing = [np.empty(0, bool)], [np.empty(0)], [np.empty(0, np.int64)], 0
+    cases: list[tuple[bool, float, int]] = []
+    missing = 0
     for e, (episode, score) in enumerate(zip(episodes, scores, strict=True)):
         truth = success_labels(episode)
         if truth is None or score.steps is None:
             missing += len(episode)
-            continue
-        labels.append(truth)
-        values.append(score.steps.astype(np.float64))
-        groups.append(np.full(len(episode), e, dtype=np.int64))
-    return Table(np.concatenate(labels), np.concatenate(values), np.concatenate(groups), missing)
+        else:
+            cases += [(bool(label), float(value), e) for label, value in zip(truth, score.steps, strict=True)]
+    return Table.of(cases, missing)
 
 
 def episode_table(episodes: Sequence[Episode], scores: Sequence[Score], kind: Kind) -> Table:

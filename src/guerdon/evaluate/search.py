@@ -91,7 +91,7 @@ class Beam:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The outcome of a search for one question.
 
     Attributes:
@@ -151,7 +151,7 @@ def best_of_n_search(
     aggregation: Aggregation,
     separator: str,
     batch_size: int = 64,
-) -> list[Found]:
+) -> list[SearchResult]:
     """Write n whole solutions per question and take the one with the largest value.
 
     Args:
@@ -172,7 +172,7 @@ def best_of_n_search(
     return search.found()
 
 
-def beam_search(writer: Writer, model: RewardModel, questions: Sequence[str], plan: SearchPlan) -> list[Found]:
+def beam_search(writer: Writer, model: RewardModel, questions: Sequence[str], plan: SearchPlan) -> list[SearchResult]:
     """Step beam search: of n extensions by a step the n / beam_width best go on, beam_width ways each.
 
     Args:
@@ -195,7 +195,7 @@ def beam_search(writer: Writer, model: RewardModel, questions: Sequence[str], pl
     return search.found()
 
 
-def dvts(writer: Writer, model: RewardModel, questions: Sequence[str], plan: SearchPlan) -> list[Found]:
+def dvts(writer: Writer, model: RewardModel, questions: Sequence[str], plan: SearchPlan) -> list[SearchResult]:
     """Diverse verifier tree search: n / beam_width trees, each goes on with the best of beam_width steps.
 
     A tree whose best extension is complete is done; complete extensions that were not the best are dropped.
@@ -264,7 +264,7 @@ class _Search:
                 extended[q][k].append(Beam(beam.steps, beam.finished, value))
         return extended
 
-    def found(self) -> list[Found]:
+    def found(self) -> list[SearchResult]:
         """The outcome of each question."""
         results = []
         for q, complete in enumerate(self.complete):
@@ -274,7 +274,7 @@ class _Search:
                 failure = Failure("none_finished", "no beam came to its end: allow longer solutions or more rounds")
             elif best is None:
                 failure = Failure("none_measured", f"the reward model measured no complete beam: {lost}")
-            results.append(Found(best, failure, tuple(complete), self._written[q], lost))
+            results.append(SearchResult(best, failure, tuple(complete), self._written[q], lost))
         return results
 
 
