@@ -26,7 +26,7 @@ from guerdon.collect.timing import timed
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.generators import ACTING, generator
 from guerdon.policies.control import ControlPolicy, StateInputs, build_policy
-from guerdon.settings.policy import CNNPolicySettings, MLPPolicySettings
+from guerdon.settings.policy import ControlPolicySettings
 from guerdon.settings.world import WorldSettings
 from guerdon.types import BoolArray, FloatArray, IntArray, Observes, Rollout, Segment
 from guerdon.worlds.build import build_world
@@ -59,7 +59,7 @@ class ControlCollector:
     def __init__(
         self,
         env: WorldSettings,
-        settings: MLPPolicySettings | CNNPolicySettings,
+        settings: ControlPolicySettings,
         *,
         seed: int,
         rollout_steps: int,

@@ -18,12 +18,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from guerdon.atomic import write_bytes, write_json
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.finite import load_weights, refuse_to_write
-from guerdon.settings.policy import CNNPolicySettings, MLPPolicySettings
+from guerdon.settings.policy import POLICIES, CNNPolicySettings, ControlPolicySettings, OwnPolicySettings
 from guerdon.types import BoolArray, Evaluated, IntArray
 
 _ACTIVATION, _ACTIVATIONS = "activation", ("tanh", "relu")
@@ -116,8 +117,8 @@ class Actor:
         return np.asarray(mean + self._std * noise)
 
 
-class PixelActor:
-    """Acts through the network itself, for policies on pixels."""
+class NetworkActor:
+    """Acts through the network itself, for pixels and for networks of any shape."""
 
     def __init__(self, policy: ControlPolicy) -> None:
         self._policy = policy
@@ -165,7 +166,7 @@ class ControlPolicy(nn.Module):
 
     def __init__(
         self,
-        settings: MLPPolicySettings | CNNPolicySettings,
+        settings: ControlPolicySettings,
         observation_shape: tuple[int, ...],
         action_size: int,
         sources: Sequence[str],
@@ -176,8 +177,8 @@ class ControlPolicy(nn.Module):
         self.action_size = action_size
         self.sources = tuple(sources)
         self.normalizer: RunningMeanStd | None = None
-        pixels = isinstance(settings, CNNPolicySettings)
-        if isinstance(settings, MLPPolicySettings) and settings.normalize_observations:
+        pixels = len(observation_shape) == 3
+        if not isinstance(settings, CNNPolicySettings) and settings.normalize_observations and not pixels:
             self.normalizer = RunningMeanStd(observation_shape)
         self._shift = torch.zeros(observation_shape)
         self._factor = torch.ones(observation_shape)
@@ -244,13 +245,13 @@ class ControlPolicy(nn.Module):
         """`evaluate` without gradients, all steps at once: control policies are small."""
         return self.evaluate(inputs)
 
-    def actor(self) -> Actor | PixelActor:
+    def actor(self) -> Actor | NetworkActor:
         """A copy to act with; it does not follow later updates."""
-        if self.pixels:
-            return PixelActor(self)
+        if self.pixels or isinstance(self.settings, OwnPolicySettings):
+            return NetworkActor(self)
         layers = [
             (m.weight.detach().numpy().copy(), m.bias.detach().numpy().copy())
-            for m in self.pi
+            for m in self.pi.modules()
             if isinstance(m, nn.Linear)
         ]
         return Actor(
@@ -331,7 +332,7 @@ class ControlPolicy(nn.Module):
 
 
 def build_policy(
-    settings: MLPPolicySettings | CNNPolicySettings,
+    settings: ControlPolicySettings,
     observation_shape: tuple[int, ...],
     action_space: gymnasium.Space,
     *,
@@ -344,7 +345,7 @@ def build_policy(
         ConfigError: the policy type does not fit the observations.
     """
     wanted = 3 if isinstance(settings, CNNPolicySettings) else 1
-    if len(observation_shape) != wanted:
+    if len(observation_shape) != wanted and not isinstance(settings, OwnPolicySettings):
         raise ConfigError(
             f"policy.type {settings.type} takes observations with {wanted} dimension(s), the environment gives "
             f"{observation_shape}; set env.observation to {'pixels' if wanted == 3 else 'state'}"
@@ -392,10 +393,8 @@ def load_policy(folder: Path) -> ControlPolicy:
         raise CheckpointError(f"{folder} is no policy folder: it lacks policy.json or policy.safetensors{hint}")
     with boundary(CheckpointError, f"the policy in {folder} cannot be read"):
         spec: dict[str, Any] = json.loads(card.read_text(encoding="utf-8"))
-        kind = CNNPolicySettings if spec["settings"]["type"] == "cnn" else MLPPolicySettings
-        policy = ControlPolicy(
-            kind(**spec["settings"]), tuple(spec["observation_shape"]), spec["action_size"], spec["sources"]
-        )
+        settings = TypeAdapter(ControlPolicySettings).validate_python(spec["settings"])
+        policy = ControlPolicy(settings, tuple(spec["observation_shape"]), spec["action_size"], spec["sources"])
         policy.load_tensors(load_weights(weights))
     return policy
 
@@ -404,9 +403,13 @@ def _relu(x: np.ndarray) -> np.ndarray:
     return np.asarray(np.maximum(x, 0))
 
 
-def _body(
-    settings: MLPPolicySettings | CNNPolicySettings, shape: tuple[int, ...], out: int, *, last_gain: float
-) -> nn.Sequential:
+def _body(settings: ControlPolicySettings, shape: tuple[int, ...], out: int, *, last_gain: float) -> nn.Module:
+    if isinstance(settings, OwnPolicySettings):
+        pixels = (shape[2], *shape[:2]) if len(shape) == 3 else shape
+        own: nn.Module = POLICIES.build(
+            settings.type, settings.params, nn.Module, observation_shape=pixels, outputs=out
+        )
+        return own
     act = nn.Tanh if settings.activation == "tanh" else nn.ReLU
     layers: list[nn.Module] = []
     width = shape[0]

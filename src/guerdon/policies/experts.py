@@ -13,7 +13,7 @@ import warnings
 import numpy as np
 
 from guerdon.errors import ConfigError
-from guerdon.policies.control import Actor, PixelActor
+from guerdon.policies.control import Actor, NetworkActor
 from guerdon.worlds.camera import import_mujoco
 
 
@@ -70,7 +70,7 @@ class RandomActor:
 class NoisyActor:
     """Another actor with Gaussian noise on its most likely actions."""
 
-    def __init__(self, actor: Actor | PixelActor, noise: float) -> None:
+    def __init__(self, actor: Actor | NetworkActor, noise: float) -> None:
         self._actor, self._noise = actor, noise
 
     def act(self, observations_B: np.ndarray, rng: np.random.Generator) -> np.ndarray:

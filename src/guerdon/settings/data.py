@@ -1,7 +1,6 @@
 """The `data` section: which prompts a language model is trained on, how they are filtered, who checks answers.
 
-The knobs of prompt filtering carry the names and defaults of PRIME (2502.01456). Nothing here reads a file or
-draws a problem.
+The keys of prompt filtering have the names and defaults of PRIME (2502.01456).
 
     DataSettings(task=SwapSettings(steps=12), n_samples=8, accuracy_lower_bound=0.1)
 """

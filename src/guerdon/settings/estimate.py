@@ -109,7 +109,7 @@ def _vlm_bytes(model: VLMTrainSettings) -> tuple[int, int]:
 
 
 def _vlm_seconds(model: VLMTrainSettings, rows: int) -> float:
-    """Of a tiny model on one core; others take as long as their hardware needs, which nobody knows here."""
+    """Of a tiny model on one core; of others it is unknown."""
     examples = rows * model.max_epochs if model.max_steps is None else model.max_steps * model.batch_size
     return min(examples, rows * model.max_epochs) * (model.nframes if model.input == "video" else 1) / TRAIN_VLM
 

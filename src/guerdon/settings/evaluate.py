@@ -1,6 +1,8 @@
 """The `evaluate` section: how reward models of robots and of text are evaluated.
 
-EvaluateTextSettings(aggregation="min", generated=GeneratedBenchSettings(families=(ChainSettings(),)))
+For example:
+
+    EvaluateTextSettings(aggregation="min", generated=GeneratedBenchSettings(families=(ChainSettings(),)))
 """
 
 from __future__ import annotations
@@ -26,13 +28,14 @@ class EvaluateSettings(Settings):
     reps: int = Field(1000, ge=100, description="bootstrap replications")
     seed: int = Field(0, description="of the bootstrap")
     remote: dict[str, RemoteSettings] = Field(
-        default_factory=dict, description="models on a reward server, judged beside those of the train section, by name"
+        default_factory=dict,
+        description="models on a reward server, evaluated, too, by name",
     )
 
     @model_validator(mode="after")
     def _has_episodes(self) -> EvaluateSettings:
         if self.remote and self.data_path is None:
-            raise ValueError("remote needs data_path: nobody knows which episodes a model on a server was trained on")
+            raise ValueError("remote needs data_path: the episodes that a model on a server was trained on are unknown")
         return self
 
 
@@ -95,7 +98,7 @@ class EvaluateTextSettings(Settings):
     type: Literal["text"] = Field("text", description="language models; follows from policy.type")
     models: dict[str, ThirdPartySettings] = Field(
         default_factory=dict,
-        description="judged beside those of the train section, by name: a path, or a path with its adapter",
+        description="evaluated with those of the train section, by name: a path, or a path with its adapter",
     )
     save_dir: str | None = Field(None, description="receives a folder for each of models; null: work_dir/models/<task>")
     aggregation: Aggregation = Field(description="how the values of steps become one value of a solution")
@@ -128,7 +131,9 @@ class EvaluateTextSettings(Settings):
     @model_validator(mode="after")
     def _fits(self) -> EvaluateTextSettings:
         if "save_dir" in self.model_fields_set and self.save_dir is not None and not self.models:
-            raise ValueError("save_dir would do nothing without models: trained ones are judged beside their weights")
+            raise ValueError(
+                "save_dir would do nothing without models: trained ones are evaluated next to their weights"
+            )
         benches = self.generated is not None or bool(self.process_bench)
         if not benches and self.prm_bench is None and self.pairs is None and self.best_of_n is None:
             raise ValueError("name what to judge on: generated, process_bench, prm_bench, pairs or best_of_n")

@@ -1,7 +1,6 @@
 """The `label` section: which questions, whose solutions, who judges their steps, and what that may cost.
 
-The names are the flags of the seed's script (`method`, `reward`, `num_rollouts`, `num_samples`). Nothing here asks a
-judge or loads a model.
+The names are the flags of the seed's script (`method`, `reward`, `num_rollouts`, `num_samples`).
 
     LabelSettings(labeler="judge", judge=JudgeSettings(api="openai", model="qwen", base_url="http://localhost:8000/v1"))
 """
@@ -173,7 +172,7 @@ class LabelSettings(Settings):
 
     save_dir: str = Field("data", description="receives prm_dataset_method{1|2}_{HE|SE}/ and a cache of all replies")
     method: Literal[1, 2] = Field(1, description="1: the policy writes the solutions; 2: the judge's model does")
-    reward: Reward = Field("HE", description="what a step pays: HE needs the whole solution right, SE does not")
+    reward: Reward = Field("HE", description="reward of a step: HE needs the whole solution right, SE does not")
     num_samples: int = Field(1000, ge=1, description="questions to label; with solutions.data_path all by default")
     num_rollouts: int = Field(5, ge=1, description="solutions per question")
     splitter: Splitter | None = Field(
@@ -191,7 +190,7 @@ class LabelSettings(Settings):
     judge: JudgeSettings = Field(JudgeSettings(), description="who judges, and who writes with method 2")
     monte_carlo: MonteCarloSettings = Field(MonteCarloSettings(), description="how prefixes are completed")
     formats: tuple[Literal["training", "trl", "prm800k", "math_shepherd"], ...] = Field(
-        ("training", "trl"), description="also written, beside the records in the seed's format"
+        ("training", "trl"), description="also written, in addition to the records in the seed's format"
     )
     max_usd: float | None = Field(None, gt=0, description="stop before the calls of this save_dir cost more")
     max_failure_rate: float = Field(0.5, ge=0, le=1, description="stop when a larger share of labels fails")
@@ -199,7 +198,7 @@ class LabelSettings(Settings):
 
     @property
     def asks_judge(self) -> bool:
-        """Whether a judge's model is asked for anything."""
+        """Whether a judge's model gets any request."""
         return self.labeler in JUDGED or self.method == 2
 
     @property

@@ -1,13 +1,13 @@
-"""The `policy` and `algorithm` sections: what acts, and how it learns."""
+"""The `policy` and `algorithm` sections of robots."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from guerdon.registry import Registry
-from guerdon.settings.base import PARAMS, Named, Schedule, Settings, refuse
+from guerdon.settings.base import PARAMS, ByName, Named, Schedule, Settings, refuse
 from guerdon.settings.text_policy import TextPolicySettings
 
 
@@ -33,7 +33,36 @@ class CNNPolicySettings(Settings):
     checkpoint: str | None = Field(None, description="start from this policy")
 
 
-PolicySettings = Annotated[MLPPolicySettings | CNNPolicySettings | TextPolicySettings, Field(discriminator="type")]
+class OwnPolicySettings(Settings):
+    """A Gaussian policy with networks that a user brings, on state vectors or rendered frames."""
+
+    activation: ClassVar[Literal["tanh"]] = "tanh"  # of stored weights; that of the networks is their own
+    type: str = Field(description="a factory of your own networks")
+    params: dict[str, Any] = PARAMS
+    log_std_init: float = Field(0.0, description="log standard deviation of the actions at the start")
+    normalize_observations: bool = Field(True, description="of states: by running mean and standard deviation")
+    checkpoint: str | None = Field(None, description="start from this policy")
+
+    _known = field_validator("type")(lambda name: POLICIES.known(name))
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        POLICIES.check(self.type, self.params)
+        return self
+
+
+POLICIES: Registry = Registry(
+    "policy", "guerdon.policies",
+    {
+        "mlp": "guerdon.policies.control:build_policy", "cnn": "guerdon.policies.control:build_policy",
+        "text": "guerdon.policies.text_files:load_policy",
+    },
+    ("observation_shape", "outputs"),
+)  # fmt: skip
+ControlPolicySettings = Annotated[MLPPolicySettings | CNNPolicySettings | OwnPolicySettings, ByName("type", "mlp")]
+PolicySettings = Annotated[
+    MLPPolicySettings | CNNPolicySettings | TextPolicySettings | OwnPolicySettings, ByName("type", "mlp")
+]
 
 
 class BCSettings(Settings):

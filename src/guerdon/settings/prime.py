@@ -1,6 +1,6 @@
-"""The `reward_model` section: a reward beside the verifier's, for language models.
+"""The `reward_model` section: a reward in addition to the verifier's, for language models.
 
-Names and defaults are PRIME's (2502.01456). Nothing here loads a model.
+Names and defaults are PRIME's (2502.01456).
 
     RewardModelSection(rm_type="prime", rm_coef=5, prime_model={"path": "runs/sft"})
 """
@@ -80,7 +80,7 @@ class PrimeModelSettings(Settings):
 
 
 class RewardModelSection(Settings):
-    """`reward_model`: which model pays beside the verifier, how much, how finely."""
+    """`reward_model`: a reward model in addition to the verifier: which, weight, granularity."""
 
     rm_type: Literal["prime", "value", "normal", "exact"] = Field(
         "prime",
@@ -89,7 +89,7 @@ class RewardModelSection(Settings):
         "whether those are right or not, else 0",
     )
     rm_coef: float = Field(5.0, gt=0, description="weight of its advantage")
-    verifier_coef: float = Field(5.0, ge=0, description="weight of the outcome's advantage; 0: only the model pays")
+    verifier_coef: float = Field(5.0, ge=0, description="weight of the outcome's advantage; 0: none")
     rm_coef_schedule: Literal["constant", "linear_decay", "linear_warmup"] = Field(
         "constant", description="how rm_coef changes over the run"
     )

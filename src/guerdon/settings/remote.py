@@ -1,6 +1,6 @@
 """A reward model on a reward server: where it is, what is sent, and what happens when it does not answer.
 
-The names are those of the LIBERO guide's client. Nothing here opens a connection.
+The names are those of the LIBERO guide's client.
 
     RemoteSettings(endpoint="http://127.0.0.1:18080/v1/rewards", backend="resnet")
 """
@@ -33,7 +33,7 @@ def remote_at(address: str) -> RemoteSettings:
 
 
 class RemoteSettings(SpokenSettings):
-    """How a reward server is asked."""
+    """Client of a reward server."""
 
     endpoint: str = Field(
         "http://127.0.0.1:18080/score",

@@ -2,7 +2,7 @@
 
 With one reward model its keys stand directly under `reward` (the names of the ResNet reward guide); with several,
 each has its own entry under `reward.sources`. Robots and language models share the section: `model_type: text` is for
-the latter, the other types for the former. Nothing here loads a model.
+the latter, the other types for the former.
 
     RewardSettings(use_reward_model=True, sources={"prm": {"model": {"model_type": "text", "checkpoint_path": "prm"}}})
 """
@@ -90,7 +90,7 @@ class SourceSettings(Settings):
 
     @property
     def remote(self) -> RemoteSettings | None:
-        """How the reward server is asked; None where the model is not on one."""
+        """Client of the reward server; None where the model is not on one."""
         return self.model.remote if isinstance(self.model, RemoteModelSettings) else None
 
     @property
@@ -157,7 +157,7 @@ class RewardSettings(Settings):
     group_name: str = Field("RewardGroup", description="what log lines call the group of reward models")
     combine_mode: Literal["replace", "add", "weighted"] = Field(
         "replace",
-        description="weight of the native reward (text: of the verifier's outcome) beside the models: 0, 1, or "
+        description="weight of the native reward (text: of the verifier's outcome) in addition to the models: 0, 1, or "
         "env_reward_weight",
     )
     env_reward_weight: float = Field(0.0, description="weight of the native reward with combine_mode: weighted")

@@ -158,7 +158,7 @@ class RemoteModelSettings(_ModelSettings):
         return self.remote.address
 
     def arguments(self) -> dict[str, Any]:
-        """How the server is asked."""
+        """The settings of the client."""
         return {"settings": self.remote}
 
     @model_validator(mode="before")
@@ -194,7 +194,7 @@ class VLMModelSettings(_ModelSettings):
     checkpoint_path: str | None = Field(None, description="folder that `guerdon train` wrote, or its model.safetensors")
     vlm: VLMSettings | None = Field(
         None,
-        description="which one, how it is asked; prm_model_name_or_path and prm_checkpoint_path may stand directly "
+        description="which one, with which prompt; prm_model_name_or_path and prm_checkpoint_path may stand directly "
         "under model and mean vlm.path and vlm.adapter",
     )
 
@@ -205,7 +205,7 @@ class VLMModelSettings(_ModelSettings):
         return self.checkpoint_path or asked or "no checkpoint"
 
     def arguments(self) -> dict[str, Any]:
-        """Its name, the checkpoint and how it is asked."""
+        """Its name, the checkpoint and `vlm`."""
         return {"name": self.model_type, "checkpoint_path": self.checkpoint_path, "vlm": self.vlm}
 
     @model_validator(mode="before")

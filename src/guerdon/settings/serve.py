@@ -1,7 +1,7 @@
-"""What `guerdon serve` is told: which models, who may ask, and how much of everything.
+"""The configuration of `guerdon serve`: models, access, limits.
 
 Names and defaults that the first reward server had (`backend`, `model_path`, `gpu_ids`, `tensor_parallel_size`, ...)
-are kept. Nothing here loads a model or opens a port.
+are kept.
 
     ServeSettings(models={"prm": {"backend": "constant"}}, port=0)
 """

@@ -18,7 +18,7 @@ from guerdon.settings.label import LabelSettings
 from guerdon.settings.policy import (
     AlgorithmSettings,
     BCSettings,
-    CNNPolicySettings,
+    ControlPolicySettings,
     MLPPolicySettings,
     PolicySettings,
 )
@@ -37,7 +37,7 @@ class LoggerSettings(Settings):
 
     log_path: str = Field("runs/study", description="folder of runs; by default work_dir")
     experiment_name: str = Field("run", description="folder of this run inside it")
-    tensorboard: bool = Field(True, description="write TensorBoard logs beside metrics.jsonl")
+    tensorboard: bool = Field(True, description="write TensorBoard logs, too")
 
 
 class RunnerSettings(Settings):
@@ -91,7 +91,7 @@ class CollectSettings(Settings):
 
     save_dir: str = Field(description="receives the episodes, as a LeRobot data set")
     episodes: int = Field(50, ge=1, description="episodes in all; a data set already there is continued up to it")
-    mixture: tuple[ActorShare, ...] = Field((ActorShare(type="expert"),), description="who acts, by shares")
+    mixture: tuple[ActorShare, ...] = Field((ActorShare(type="expert"),), description="policies, by shares")
     only_success: bool = Field(False, description="keep successful episodes only")
     frame_every: int = Field(5, ge=1, description="keep every k-th row of an episode and its last")
     stop_after_success: int | None = Field(None, ge=0, description="steps from first success to the end of an episode")
@@ -106,7 +106,7 @@ class CollectSettings(Settings):
     seed: int = Field(0, description="of the actors and every reset")
 
     def success_readers(self) -> list[str]:
-        """The keys, beside those of `env` itself, that need the environment to report true success."""
+        """The keys, other than those of `env` itself, that need the environment to report true success."""
         given = {"only_success": self.only_success, "stop_after_success": self.stop_after_success is not None}
         return [f"collect.{key}" for key, reads in given.items() if reads]
 
@@ -157,7 +157,7 @@ class Study(Settings):
     work_dir: str = Field("runs/study", description="where a study keeps data, models, runs and its report")
     runner: RunnerSettings = Field(RunnerSettings(), description="length, evaluations and folder of a run")
     env: WorldSettings = Field(MetaWorldSettings(), description="what the policy acts in")
-    policy: Annotated[PolicySettings, Field(description="what acts")] = MLPPolicySettings()
+    policy: Annotated[PolicySettings, Field(description="the policy")] = MLPPolicySettings()
     algorithm: Annotated[
         AlgorithmSettings | TextAlgorithmSettings, Field(discriminator="type", description="how it learns")
     ] = AlgorithmSettings()
@@ -165,7 +165,7 @@ class Study(Settings):
     data: DataSettings | None = Field(None, description="prompts with known answers, for a language model")
     generation: GenerationSettings = Field(GenerationSettings(), description="how a language model writes")
     reward_model: RewardModelSection | None = Field(
-        None, description="a reward beside the verifier's, for a language model; null: the outcome alone"
+        None, description="a reward in addition to the verifier's, for a language model; null: none"
     )
     sft: SFTSettings | None = Field(None, description="supervised start of a language model")
     label: LabelSettings | None = Field(None, description="labels of the steps of a language model's solutions")
@@ -210,7 +210,7 @@ class Study(Settings):
         return isinstance(self.policy, TextPolicySettings)
 
     @property
-    def control_policy(self) -> MLPPolicySettings | CNNPolicySettings:
+    def control_policy(self) -> ControlPolicySettings:
         """The policy of a robot study."""
         assert not isinstance(self.policy, TextPolicySettings)
         return self.policy
@@ -234,7 +234,7 @@ class Study(Settings):
         return self.algorithm
 
     def success_readers(self) -> list[str]:
-        """The keys of a robot run, beside those of `env` itself, that need the environment to report true success."""
+        """The keys of a robot run, but for those of `env`, that need the environment to report true success."""
         collection = self.env.data_collection
         readers = ["env.data_collection.only_success"] if collection.enabled and collection.only_success else []
         for name, source in self.reward.sources.items() if self.reward.use_reward_model else ():
@@ -327,7 +327,7 @@ class Study(Settings):
         return self
 
     @model_validator(mode="after")
-    def _text_knobs_do_something(self) -> Study:
+    def _text_keys_do_something(self) -> Study:
         if not isinstance(self.algorithm, TextAlgorithmSettings):
             return self
         algorithm, model = self.algorithm, self.reward_model
@@ -391,7 +391,7 @@ class Study(Settings):
 def _check_text_sources(
     reward: RewardSettings, section: RewardModelSection | None, algorithm: TextAlgorithmSettings
 ) -> None:
-    """Refuse names that are taken, weights that train nothing, and knobs that would do nothing.
+    """Refuse names that are taken, weights that train nothing, and keys that would do nothing.
 
     Raises:
         ValueError: with the key and the reason.

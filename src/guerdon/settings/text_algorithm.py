@@ -1,6 +1,6 @@
 """The `algorithm` section for language models: the estimator of advantages, the loss and how steps are taken.
 
-Names follow PRIME (2502.01456) and its trainer where they name a knob. Nothing here computes anything.
+Names follow PRIME (2502.01456) and its trainer where they name a key.
 
     TextAlgorithmSettings(adv_estimator="rloo", learning_rate=5e-7)
 """

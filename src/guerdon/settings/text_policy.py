@@ -1,6 +1,6 @@
-"""The `policy`, `generation` and `sft` sections of language models: what acts, how it writes, how it starts.
+"""The `policy`, `generation` and `sft` sections of language models.
 
-Nothing here loads a model or touches a tokenizer.
+For example:
 
     TextPolicySettings(path="runs/sft", lora=LoraSettings(r=16))
     TextPolicySettings(tiny=TinyModelSettings(hidden_size=64))   # made in code, no download

@@ -1,6 +1,6 @@
 """Settings for fitting image reward models offline.
 
-They do not know how the training is done, only what a user may choose.
+For example:
 
     settings = ResNetTrainSettings(type="resnet", data_path="data/window", save_dir="runs/rm", image_size=64)
     settings.image_size   # (3, 64, 64)
@@ -78,7 +78,7 @@ class _ImageTrainSettings(Settings):
     seed: int = Field(default=42, ge=0, description="of the split, the weights, the batches and the augmentation")
 
     @model_validator(mode="after")
-    def _no_dead_knob(self) -> _ImageTrainSettings:
+    def _nothing_idle(self) -> _ImageTrainSettings:
         asked = "early_stopping_patience" in self.model_fields_set and self.early_stopping_patience is not None
         if self.val_split == 0 and asked:
             raise ValueError("val_split 0 leaves nothing to stop early on: set early_stopping_patience: null")

@@ -1,6 +1,6 @@
 """Settings for fitting reward models of text offline: `train.<name>` with a type of its own for each kind.
 
-They do not know how the training is done, only what a user may choose.
+For example:
 
     StepwiseTrainSettings(save_dir="runs/prm", data_path="data/prm_dataset_method1_HE", lora=LoraSettings())
 """
@@ -60,7 +60,7 @@ class _TextTrainSettings(Settings):
     max_grad_norm: float = Field(1.0, gt=0, description="clip gradients to this norm")
     val_split: float = Field(0.1, ge=0, lt=1, description="share of the questions held out, by hash; 0: none")
     save_steps: int | None = Field(None, ge=1, description="gradient steps between checkpoints; null: a tenth of all")
-    keep_checkpoints: int = Field(2, ge=1, description="newest checkpoints kept, beside the best")
+    keep_checkpoints: int = Field(2, ge=1, description="newest checkpoints kept, in addition to the best")
     log_every: int = Field(10, ge=1, description="gradient steps between logged losses")
     tensorboard: bool = Field(False, description="write TensorBoard logs")
     resume: bool = Field(False, description="continue from the newest whole checkpoint, when there is one")
@@ -149,7 +149,7 @@ class _StepSettings(_TextTrainSettings):
     reward_threshold: float = Field(0.5, gt=0, lt=1, description="a step below it is wrong; stored with the model")
 
     @model_validator(mode="after")
-    def _no_dead_knob(self) -> _StepSettings:
+    def _nothing_idle(self) -> _StepSettings:
         given = self.model_fields_set
         if self.threshold is not None and self.labels == "soft":
             raise ValueError("threshold would do nothing with labels: soft; remove it")

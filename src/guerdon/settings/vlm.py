@@ -1,6 +1,6 @@
-"""Vision-language models as rewards: how one is asked (`reward.model.vlm`), and how one is fine-tuned (`train`).
+"""Vision-language models as reward models: `reward.model.vlm`, and fine-tuning in `train`.
 
-Names and limits are those of the reward servers and clients that people use. Nothing here loads a model.
+Names and limits are those of the reward servers and clients that people use.
 
     VLMSettings(path="Qwen/Qwen2.5-VL-7B-Instruct", question="progress", nframes=8)
     VLMTrainSettings(data_path="data/door", save_dir="runs/vlm", tiny=TinyVLMSettings())
@@ -66,7 +66,7 @@ class EndpointSettings(Settings):
     model: str = Field(description="what the endpoint calls the model")
     api_key_env: str | None = Field(None, description="environment variable (or line of ./.env) of the key; null: none")
     concurrency: int = Field(8, ge=1, description="requests under way at a time")
-    retries: int = Field(TRIES - 1, ge=0, description="asked again so many times after a failure that may pass")
+    retries: int = Field(TRIES - 1, ge=0, description="requests sent again after a failure that may pass")
     timeout: float = Field(120.0, gt=0, description="seconds of wall-clock per request")
     deadline: float = Field(600.0, gt=0, description="seconds for a request with all its retries and pauses")
     image_format: Literal["png", "jpeg"] = Field("png", description="png loses nothing; jpeg (quality 95) is smaller")
@@ -87,7 +87,7 @@ class VLLMSettings(Settings):
 
 
 class VLMSettings(Settings):
-    """`reward.model.vlm`: which model, asked what, about which frames."""
+    """`reward.model.vlm`: which model, which question, which frames."""
 
     path: str | None = Field(None, description="folder or hub id of the model (prm_model_name_or_path)")
     adapter: str | None = Field(None, description="peft folder on top of it (prm_checkpoint_path); kept as an adapter")
@@ -109,11 +109,11 @@ class VLMSettings(Settings):
     score_mode: Literal["auto", "percentage", "unit"] = Field(
         "auto",
         description="how a number is read. percentage: divided by 100; unit: as it is; auto: divided where it has a % "
-        "or is above 1, and 1 itself is read as the prompt asked",
+        "or is above 1, and 1 itself is read as the prompt says",
     )
     allow_fallback: bool = Field(
         False,
-        description="count a value that was read from a sentence, not from an answer in the form that was asked for; "
+        description="count a value that was read from a sentence, not from an answer in the requested form; "
         "false: the failure `fallback`",
     )
     rows: Literal["all", "last"] | None = Field(
@@ -128,7 +128,7 @@ class VLMSettings(Settings):
         description="how a model gets a video: in one piece (openai, vllm: a video_url as vLLM takes it), or as its "
         "frames one by one; null: video for transformers, images for the others",
     )
-    fps: float = Field(4.0, gt=0, description="transformers: frames per second that the model is told")
+    fps: float = Field(4.0, gt=0, description="transformers: frames per second given to the model")
     max_tokens: int | None = Field(None, ge=1, description="a longer reply is a failure; null: the prompt's own")
     temperature: float = Field(0.0, ge=0, description="of answers; 0: the likeliest token")
     top_p: float = Field(1.0, gt=0, le=1, description="of answers, with temperature above 0")
@@ -136,7 +136,7 @@ class VLMSettings(Settings):
     window: int = Field(5, ge=2, description="trend, preference: rows that are looked at together")
     positive_reward: float = Field(1.0, description="trend, preference: value of a change for the better")
     negative_reward: float = Field(-0.2, description="trend, preference: value of a change for the worse")
-    unclear_reward: float = Field(0.0, description="trend, preference: value where none can be told")
+    unclear_reward: float = Field(0.0, description="trend, preference: value of an unclear change")
     batch_size: int = Field(8, ge=1, description="transformers: questions per forward pass")
     bf16: Bf16 = Field("auto", description="compute in bfloat16; auto: where the hardware has it")
     openai: EndpointSettings | None = Field(None, description="backend openai: the endpoint")
@@ -274,7 +274,7 @@ class VLMTrainSettings(Settings):
     input: Literal["image", "video"] = Field("image", description="single frames, or the episode up to a row")
     nframes: int = Field(NFRAMES, ge=2, le=128, description="frames of a video, the first and the last among them")
     max_pixels: int = Field(MAX_PIXELS, ge=784, le=2048 * 28 * 28, description="larger frames are made smaller")
-    fps: float = Field(4.0, gt=0, description="frames per second that the model is told")
+    fps: float = Field(4.0, gt=0, description="frames per second given to the model")
     horizon: float | None = Field(None, gt=0, description="progress: as `horizon` of type progress")
     reward_threshold: float = Field(0.5, gt=0, lt=1, description="completed: probability above which a frame succeeds")
     lora: LoraSettings | None = Field(LoraSettings(), description="train adapters; null: train all weights")
