@@ -121,6 +121,21 @@ def refuse(idle: set[str], why: str) -> None:
         raise ValueError(f"{', '.join(sorted(idle))} would do nothing with {why}; remove it")
 
 
+def check_multiple(batch_size: int, micro_batch_size: int | None, key: str = "batch_size") -> None:
+    """Refuse a batch that micro-batches do not divide.
+
+    Raises:
+        ValueError: with `key`, what the batch is called.
+    """
+    if micro_batch_size is not None and batch_size % micro_batch_size:
+        raise ValueError(f"{key} ({batch_size}) must be a multiple of micro_batch_size ({micro_batch_size})")
+
+
+def as_tuple(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """One path or several as a tuple; empty for none."""
+    return (given,) if isinstance(given, str) else given or ()
+
+
 def names_in(form: type[BaseModel], key: str) -> tuple[str, ...]:
     """The names that a form's key may have; none where it is any text."""
     annotation = form.model_fields[key].annotation

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from guerdon.registry import Registry
 from guerdon.retry import TRIES
-from guerdon.settings.base import PARAMS, Named, Settings, refuse
+from guerdon.settings.base import PARAMS, Named, Settings, as_tuple, refuse
 from guerdon.settings.text_policy import TextPolicySettings
 
 Reward = Literal["HE", "SE"]
@@ -204,8 +204,7 @@ class LabelSettings(Settings):
     @property
     def data_paths(self) -> tuple[str, ...]:
         """`solutions.data_path` as a tuple; empty where the solutions get written."""
-        given = self.solutions.data_path
-        return () if given is None else (given,) if isinstance(given, str) else given
+        return as_tuple(self.solutions.data_path)
 
     @property
     def dataset(self) -> str:

@@ -85,6 +85,8 @@ class _ImageModelSettings(_ModelSettings):
             raise ValueError(f"update: {self.update} needs replay_path: the episodes that the model was trained on")
         if self.update == "none":
             refuse({"update_params", "replay_path", "labeler"} & self.model_fields_set, "update: none")
+        if getattr(self, "labeler", "outcome") == "outcome":
+            refuse({"continuation_every"} & self.update_params.model_fields_set, "labeler: outcome")
         return self
 
 
@@ -93,11 +95,6 @@ class ResNetModelSettings(_ImageModelSettings):
 
     model_type: Literal["resnet", "resnet_reward"] = Field("resnet", description="success classifier of frames")
     labeler: ClassVar[str] = "outcome"
-
-    @model_validator(mode="after")
-    def _outcomes(self) -> Self:
-        refuse({"continuation_every"} & self.update_params.model_fields_set, "labeler: outcome")
-        return self
 
 
 class ProgressModelSettings(_ImageModelSettings):
@@ -109,12 +106,6 @@ class ProgressModelSettings(_ImageModelSettings):
         description="labels of fresh frames: true success of the episode, or (Meta-World) the steps that a scripted "
         "expert needs when it goes on from there",
     )
-
-    @model_validator(mode="after")
-    def _continuations(self) -> Self:
-        if self.labeler == "outcome":
-            refuse({"continuation_every"} & self.update_params.model_fields_set, "labeler: outcome")
-        return self
 
 
 class ConstantModelSettings(_ModelSettings):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from guerdon.registry import Registry
-from guerdon.settings.base import PARAMS, Named, Schedule, Settings
+from guerdon.settings.base import PARAMS, Named, Schedule, Settings, check_multiple
 
 GROUPED = ("rloo", "grpo", "dr_grpo")
 _CLIPS = ("clip_range", "clip_range_high", "clip_ratio_c")
@@ -162,11 +162,8 @@ class TextAlgorithmSettings(Settings):
                 "dr_grpo is grpo without any division by a spread or by the length of a response: remove "
                 "normalize_advantages and loss_agg, or ask for adv_estimator: rloo"
             )
-        if self.micro_batch_size and self.minibatch_size and self.minibatch_size % self.micro_batch_size:
-            raise ValueError(
-                f"minibatch_size ({self.minibatch_size}) must be a multiple of micro_batch_size "
-                f"({self.micro_batch_size})"
-            )
+        if self.minibatch_size is not None:
+            check_multiple(self.minibatch_size, self.micro_batch_size, "minibatch_size")
         return self
 
     @property

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from guerdon.settings.base import Bf16, Schedule, Settings
+from guerdon.settings.base import Bf16, Schedule, Settings, check_multiple
 
 PRINTABLE = string.ascii_letters + string.digits + string.punctuation + " \n"
 
@@ -153,10 +153,7 @@ class SFTSettings(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> SFTSettings:
-        if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
-            raise ValueError(
-                f"batch_size ({self.batch_size}) must be a multiple of micro_batch_size ({self.micro_batch_size})"
-            )
+        check_multiple(self.batch_size, self.micro_batch_size)
         return self
 
     @model_validator(mode="before")

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from guerdon.settings.base import Bf16, Schedule, Settings
+from guerdon.settings.base import Bf16, Schedule, Settings, as_tuple
 
 Arch = Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"]
 Normalize = Literal["none", "imagenet"]
@@ -87,7 +87,7 @@ class _ImageTrainSettings(Settings):
     @property
     def data_paths(self) -> tuple[str, ...]:
         """`data_path` as a tuple."""
-        return (self.data_path,) if isinstance(self.data_path, str) else self.data_path
+        return as_tuple(self.data_path)
 
 
 class ResNetTrainSettings(_ImageTrainSettings):

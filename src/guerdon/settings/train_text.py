@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from guerdon.settings.base import Bf16, Schedule, Settings
+from guerdon.settings.base import Bf16, Schedule, Settings, as_tuple, check_multiple
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings, TinyModelSettings
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
 from guerdon.settings.vlm import VLMTrainSettings
@@ -77,10 +77,7 @@ class _TextTrainSettings(Settings):
             raise ValueError("quantize freezes the weights, so something else must learn: give lora")
         if self.quantize is not None and self.tiny is not None:
             raise ValueError("quantize is for models that are read from path; remove it")
-        if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
-            raise ValueError(
-                f"batch_size ({self.batch_size}) must be a multiple of micro_batch_size ({self.micro_batch_size})"
-            )
+        check_multiple(self.batch_size, self.micro_batch_size)
         return self
 
     @model_validator(mode="before")
@@ -93,9 +90,7 @@ class _TextTrainSettings(Settings):
     @property
     def data_paths(self) -> tuple[str, ...]:
         """`data_path` as a tuple; empty where the `label` section says it."""
-        if self.data_path is None:
-            return ()
-        return (self.data_path,) if isinstance(self.data_path, str) else self.data_path
+        return as_tuple(self.data_path)
 
     @property
     def rate(self) -> float:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, model_validator
 
 from guerdon.retry import TRIES
-from guerdon.settings.base import Bf16, Schedule, Settings, refuse
+from guerdon.settings.base import Bf16, Schedule, Settings, as_tuple, check_multiple, refuse
 from guerdon.settings.text_policy import LoraSettings
 
 VLMType = Literal["qwen_vl", "primo_r1", "true_logprob", "trend", "preference"]
@@ -308,16 +308,13 @@ class VLMTrainSettings(Settings):
             refuse({"horizon"} & given, "question completed")
         else:
             refuse({"reward_threshold"} & given, "question progress")
-        if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
-            raise ValueError(
-                f"batch_size ({self.batch_size}) must be a multiple of micro_batch_size ({self.micro_batch_size})"
-            )
+        check_multiple(self.batch_size, self.micro_batch_size)
         return self
 
     @property
     def data_paths(self) -> tuple[str, ...]:
         """`data_path` as a tuple."""
-        return (self.data_path,) if isinstance(self.data_path, str) else self.data_path
+        return as_tuple(self.data_path)
 
     @property
     def prompt_name(self) -> str:
