@@ -1,10 +1,17 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from guerdon.rl.advantages import SourceRewards, Steps, episode_scores, estimate_advantages, estimators, gae
+from guerdon.errors import ConfigError, DataError
+from guerdon.rl.advantages import Estimate, SourceRewards, Steps, episode_scores, estimate_advantages, estimators, gae
+from guerdon.rl.learner import source_advantages
+from guerdon.rl.reward_source import SourceTerms
+from guerdon.settings.text_algorithm import TextAlgorithmSettings
+from guerdon.types import Rewards
 
 FLOATS = st.floats(-10, 10, width=32)
 flag = np.zeros((1, 3), dtype=np.bool_)
@@ -162,3 +169,33 @@ def test_sources_meet_in_a_weighted_sum():
     sources = {"env": SourceRewards(np.array([[1.0, 2.0]])), "rm": SourceRewards(np.array([[10.0, 20.0]]), weight=0.5)}
     found = estimate_advantages(sources, Steps(mask), estimator="reinforce")
     np.testing.assert_allclose(found.advantages, [[18.0, 12.0]])
+
+
+def doubled(scale: float = 2.0):
+    """A user's factory of an estimator."""
+
+    def estimate(source, steps):
+        return Estimate(scale * source.rewards_B_T.astype(np.float64), steps.mask_B_T)
+
+    return estimate
+
+
+def test_an_estimator_of_a_user_is_used_by_the_learner_and_has_to_fit():
+    name = f"{__name__}:doubled"
+    settings = TextAlgorithmSettings(adv_estimator=name, estimator_params={"scale": 3}, normalize_advantages=False)
+    mask = np.ones_like(R, np.bool_)
+    rollout = SimpleNamespace(
+        values={}, next_values={}, greedy=None, group_ids=None, mask=mask, terminated=flag, truncated=flag
+    )
+    rewards, terms = {"a": Rewards(R, failed=flag)}, {"a": SourceTerms("a", 1.0, 0.5)}
+    found = source_advantages(rollout, rewards, terms, {"a": 0.5}, settings)
+    np.testing.assert_allclose(found.advantages, 1.5 * R)
+    with pytest.raises(ConfigError, match="gives no targets_B_T, which the critic"):
+        source_advantages(
+            SimpleNamespace(**{**vars(rollout), "values": {"a": V}}), rewards, terms, {"a": 0.5}, settings
+        )
+    steps = Steps(mask)
+    with pytest.raises(ConfigError, match=r"must return an Estimate whose arrays are \(1, 3\)"):
+        estimate_advantages({"a": SourceRewards(R)}, steps, estimator=lambda source, steps: source.rewards_B_T)
+    with pytest.raises(DataError, match="advantages of the source 'a' are not finite"):
+        estimate_advantages({"a": SourceRewards(R)}, steps, estimator=doubled(np.inf))

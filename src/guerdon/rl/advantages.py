@@ -248,6 +248,8 @@ def estimate_advantages(
     _check(sources, steps, estimator if isinstance(estimator, str) else "", whitened)
     one_source = estimators(lam=lam, form=form)[estimator] if isinstance(estimator, str) else estimator
     found = {name: one_source(_whole_episodes(source, steps), steps) for name, source in sources.items()}
+    if not isinstance(estimator, str):
+        _check_own(sources, found)
     total = np.zeros(steps.mask_B_T.shape, dtype=np.float64)
     counts = np.zeros(steps.mask_B_T.shape, dtype=np.bool_)
     for name, one in found.items():
@@ -413,6 +415,18 @@ def _next_valid(values_B_T: np.ndarray, mask_B_T: BoolArray) -> np.ndarray:
         found[:, t] = following
         following = np.where(mask_B_T[:, t], values_B_T[:, t], following)
     return found
+
+
+def _check_own(sources: Mapping[str, SourceRewards], found: Mapping[str, Estimate]) -> None:
+    """Refuse estimates of a user's function that do not fit."""
+    for name, one in found.items():
+        shape = sources[name].rewards_B_T.shape
+        if not isinstance(one, Estimate) or one.advantages_B_T.shape != shape or one.known_B_T.shape != shape:
+            raise ConfigError(f"the estimator must return an Estimate whose arrays are {shape}, as the rewards are")
+        if sources[name].values_B_T is not None and one.targets_B_T is None:
+            raise ConfigError("the estimator gives no targets_B_T, which the critic of this policy learns from")
+        if not np.isfinite(one.advantages_B_T).all():
+            raise DataError(f"the estimator's advantages of the source {name!r} are not finite")
 
 
 def _check(sources: Mapping[str, SourceRewards], steps: Steps, estimator: str, whitened: bool) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from guerdon.errors import CheckpointError
 from guerdon.generators import LEARNING, generator
 from guerdon.rl import checkpoint as ckpt
-from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, paid_means
+from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, named_estimator, paid_means
 from guerdon.rl.episode_stats import RewardScaler
 from guerdon.rl.optimizers import Optimizer
 from guerdon.rl.reward_source import SourceTerms
@@ -247,7 +247,7 @@ def source_advantages(
     return estimate_advantages(
         sources,
         Steps(rollout.mask, rollout.terminated, rollout.truncated, rollout.group_ids),
-        estimator=settings.adv_estimator,
+        estimator=named_estimator(settings),
         form=settings.rloo_form,
         whitened=settings.whiten_batch,
         lam=settings.gae_lambda,
