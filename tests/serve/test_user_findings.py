@@ -89,7 +89,7 @@ def test_evaluate_knows_models_on_servers(tmp_path):
     assert "models: 1" in shown.output
     refused = CliRunner().invoke(app, ["evaluate", str(file), "--only", "other"])
     assert isinstance(refused.exception, ConfigError)
-    assert "has vlm" in str(refused.exception)
+    assert "has the reward models vlm" in str(refused.exception)
 
 
 def test_a_text_is_not_a_list_of_letters(running):
