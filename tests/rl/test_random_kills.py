@@ -36,7 +36,7 @@ def control(folder, name):
 
 def text(folder, name):
     """RLOO with PRIME, which learns in use."""
-    runner = {"total_steps": 480, "checkpoint_every": 16, "eval_every": 160}
+    runner = {"total_steps": 240, "checkpoint_every": 16, "eval_every": 80}
     return letter_study(folder, name=name, runner=runner, reward_model=prime(prime_model={"replay_size": 12}))
 
 
