@@ -103,6 +103,12 @@ def test_a_public_class_has_a_name_of_its_own():
     assert not {name: where for name, where in places.items() if len(where) > 1}
 
 
+def test_test_files_have_names_of_their_own():
+    """Folders of tests are no packages, so pytest imports them by their file names."""
+    names = sorted(path.name for path in Path(__file__).parent.rglob("test_*.py"))
+    assert len(names) == len(set(names)), sorted({name for name in names if names.count(name) > 1})
+
+
 def test_the_import_rule_catches_what_it_should(tmp_path):
     assert violation(SOURCE / "models" / "x.py", "rl")
     assert violation(SOURCE / "config.py", "settings")

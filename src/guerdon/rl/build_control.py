@@ -45,7 +45,7 @@ def control_parts(study: Study, *, fresh: bool) -> Parts:
     policy = collector.build_policy()
     notes = []
     if fresh and study.control_policy.checkpoint is not None:
-        notes.append(_start_from_policy(policy, Path(study.control_policy.checkpoint), study))
+        notes.append(start_from_policy(policy, Path(study.control_policy.checkpoint), study))
     gammas = {name: one.gamma for name, one in terms.items()}
     learner = Learner(
         policy,
@@ -81,8 +81,15 @@ def control_parts(study: Study, *, fresh: bool) -> Parts:
     )
 
 
-def _start_from_policy(policy: ControlPolicy, folder: Path, study: Study) -> str:
-    """Take over the actor of `policy.checkpoint`. The critic starts fresh: it was trained on other rewards."""
+def start_from_policy(policy: ControlPolicy, folder: Path, study: Study) -> str:
+    """Take over the actor of `policy.checkpoint`. The critic starts fresh: it was trained on other rewards.
+
+    Returns:
+        A line that says what was done.
+
+    Raises:
+        CheckpointError: the policy does not fit.
+    """
     policy.load_tensors(load_policy(folder).tensors(), critic=False)
     if "log_std_init" in study.control_policy.model_fields_set:
         policy.log_std.data.fill_(study.control_policy.log_std_init)
