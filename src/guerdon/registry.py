@@ -10,7 +10,8 @@ A factory is called with arguments by name: `params` of the configuration, check
 that guerdon offers to this kind, where the signature names them. A parameter `params` that is annotated with a pydantic
 model gets all of `params` as that model. See docs/extend.md.
 
-    REWARD_MODELS = Registry("reward model", "guerdon.reward_models", {"constant": "guerdon.models.constant:Constant"})
+    builtins = {"constant": "guerdon.models.constant:ConstantModel"}
+    REWARD_MODELS = Registry("reward model", "guerdon.reward_models", builtins)
     model = REWARD_MODELS.build("my_package.rewards:make_brightness", {"gain": 2.0}, RewardModel)
 """
 

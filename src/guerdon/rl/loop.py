@@ -133,8 +133,6 @@ class Loop:
         self.progress.close()
         self.log.close()
         self.collector.close()
-        for source in self.sources.values():
-            source.close()
 
     # Parts of an iteration.
 

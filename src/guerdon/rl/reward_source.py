@@ -94,9 +94,6 @@ class RewardSource(Generic[R]):
     def save(self, folder: Path) -> None:
         """Write the model as the run left it, where the run changed it."""
 
-    def close(self) -> None:
-        """End what the model holds open."""
-
     @property
     def skipped_in_a_row(self) -> int:
         """Updates skipped in a row up to now, because they were not finite."""
