@@ -1,7 +1,7 @@
 """A training against the clock, for transformers' Trainer on either side: it needs no guerdon.
 
 The learning rate follows the time and not the steps: it rises over a twentieth of the budget, then it falls to 0, where
-the training ends. This module does not know what is trained.
+the training ends.
 
     clock = Clocked(warm=2, budget=60.0)
     trainer.add_callback(clock)

@@ -1,6 +1,6 @@
 """What the speed comparisons share: chosen cores, a process per measurement, tables ready for `docs/benchmarks.md`.
 
-This module does not know what is compared. Run by itself it prints the machine.
+Run by itself it prints the machine.
 
     rows = measure(__file__, {"side": "sb3", "core": 1, "steps": 20000})
 """
@@ -33,7 +33,7 @@ def pin(cores: Sequence[int]) -> None:
 
 
 def measure(script: str, options: Mapping[str, Any], *, threads: int = 1) -> dict[str, Any]:
-    """Run `script` in a process of its own, with these options, and return what it told by `tell`.
+    """Run `script` in a process of its own, with these options, and return the measurement it printed.
 
     Raises:
         SystemExit: the process failed; its messages are shown.
@@ -46,15 +46,15 @@ def measure(script: str, options: Mapping[str, Any], *, threads: int = 1) -> dic
         check=False,
         env=os.environ | {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads)},
     )
-    told = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
-    if done.returncode or not told:
+    found = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
+    if done.returncode or not found:
         sys.exit(f"{script} {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-    result: dict[str, Any] = json.loads(told[-1].removeprefix(_MARK))
+    result: dict[str, Any] = json.loads(found[-1].removeprefix(_MARK))
     return result
 
 
 class Stopwatch:
-    """Time since it was made: `seconds` on the wall, and `core_seconds` that this process really got to compute.
+    """Time since it was made: `seconds` on the wall, and `core_seconds` that this process really core_share to compute.
 
     On an idle machine the two agree for work on one core; beside other work only the second says what the work costs.
     """
@@ -99,7 +99,7 @@ def time_guerdon(study: Mapping[str, Any]) -> dict[str, Any]:
     return {**marks[0], "steps": summary["step"], "phases": phases, "frames": summary["scored"]}
 
 
-def tell(result: Mapping[str, Any]) -> None:
+def report_measurement(result: Mapping[str, Any]) -> None:
     """Hand a measurement to the process that called `measure`."""
     print(_MARK + json.dumps(result))
 
@@ -121,15 +121,15 @@ def rates(runs: Sequence[Mapping[str, float]], clock: str = "seconds") -> list[f
     return [run["steps"] / run[clock] for run in runs]
 
 
-def over(a: Sequence[float], b: Sequence[float]) -> list[float]:
-    """Quotients, turn by turn."""
+def ratios(a: Sequence[float], b: Sequence[float]) -> list[float]:
+    """Quotients, repetition by repetition."""
     return [x / y for x, y in zip(a, b, strict=True)]
 
 
-def got(results: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
+def core_share(results: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
     """How much of its core the measurements on one core were given: says whether wall-clock numbers can be trusted."""
     shares = [run["core_seconds"] / run["seconds"] for runs in results.values() for run in runs]
-    return f"The processes had {min(shares):.0%} to {max(shares):.0%} of their core to themselves."
+    return f"The processes had {min(shares):.0%} to {max(shares):.0%} of their core."
 
 
 def machine_line(packages: Sequence[str] = ()) -> str:

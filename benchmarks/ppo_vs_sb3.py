@@ -2,7 +2,7 @@
 
 All three act in the same Meta-World task with its native 0/1 reward. Both PPOs have the same number of copies,
 the same network and the same hyper-parameters; evaluations, checkpoints and TensorBoard are off in both. Each
-measurement runs in a process of its own, and they take turns (raw, SB3, guerdon, raw, ...), so that whatever else
+measurement runs in a process of its own, and they alternate (raw, SB3, guerdon, raw, ...), so that whatever else
 the machine does falls on all alike. Imports and construction do not count; everything after them does.
 
 What differs, and is the point: guerdon restores a cached state where Meta-World simulates its arm back at every reset
@@ -21,15 +21,15 @@ from typing import Any
 
 from harness import (
     Stopwatch,
-    got,
+    core_share,
     machine_line,
     measure,
-    over,
     pin,
     rates,
+    ratios,
+    report_measurement,
     spread,
     table,
-    tell,
     time_guerdon,
 )
 
@@ -142,8 +142,8 @@ def report(results: dict[str, list[dict[str, Any]]]) -> str:
     wall = {side: rates(runs) for side, runs in results.items()}
     core = {side: rates(runs, "core_seconds") for side, runs in results.items()}
     rows = [
-        [name, spread(wall[side], 0), spread(over(wall[side], wall["raw"])), spread(over(wall[side], wall["sb3"])),
-         spread(core[side], 0), spread(over(core[side], core["raw"])), spread(over(core[side], core["sb3"]))]
+        [name, spread(wall[side], 0), spread(ratios(wall[side], wall["raw"])), spread(ratios(wall[side], wall["sb3"])),
+         spread(core[side], 0), spread(ratios(core[side], core["raw"])), spread(ratios(core[side], core["sb3"]))]
         for side, name in NAMES.items()
     ]  # fmt: skip
     header = [
@@ -153,13 +153,13 @@ def report(results: dict[str, list[dict[str, Any]]]) -> str:
     whole = sum(r["seconds"] for r in results["guerdon"])
     spent = {name: sum(r["phases"][name] for r in results["guerdon"]) / whole for name in ("simulate", "update")}
     return (
-        f"{table(header, rows)}\n\n{got(results)} guerdon's time: simulating {spent['simulate']:.0%} (acting "
+        f"{table(header, rows)}\n\n{core_share(results)} guerdon's time: simulating {spent['simulate']:.0%} (acting "
         f"included), policy update {spent['update']:.0%}, bookkeeping and logs {1 - sum(spent.values()):.0%}."
     )
 
 
 def main() -> None:
-    """Measure in turns and print Markdown, or do one measurement for the process that asked."""
+    """Print the tables as Markdown, or do one measurement (`--side`)."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--task", default="window-close")
     parser.add_argument("--core", type=int, default=0, help="the core that everything runs on")
@@ -169,7 +169,7 @@ def main() -> None:
     options = parser.parse_args()
     pin([options.core])
     if options.side:
-        tell(RUNS[options.side](options.task, options.steps))
+        report_measurement(RUNS[options.side](options.task, options.steps))
         return
     where = machine_line(["stable_baselines3"])
     results: dict[str, list[dict[str, Any]]] = {side: [] for side in RUNS}
@@ -179,7 +179,7 @@ def main() -> None:
             results[side].append(measure(__file__, {"side": side, **arguments}))
             print(f"repetition {repetition}: {NAMES[side]}, {rates(results[side])[-1]:.0f} steps/s", flush=True)
     print(
-        f"\n{where}\n\nTask {options.task}, {options.steps} steps, {options.repetitions} repetitions taking turns; "
+        f"\n{where}\n\nTask {options.task}, {options.steps} steps, {options.repetitions} repetitions in alternation; "
         f"median (lowest to highest).\n\n{report(results)}"
     )
 

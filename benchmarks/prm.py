@@ -15,8 +15,7 @@ head), at the learning rate that is its own best on solutions that are not repor
 errors, as in ProcessBench, at a threshold of 0.5. The learning rate rises for a twentieth of the time
 and then falls to 0. Judging, imports, tokenisation and warm-up steps do not count.
 
-Every measurement is a process of its own on the chosen core, and they take turns. This script does not know what the
-numbers should be.
+Every measurement is a process of its own on the chosen core, and they alternate.
 
     python benchmarks/prm.py --what=score --core=1 --repetitions=3
     python benchmarks/prm.py --what=train --core=1 --repetitions=3 --trl-python=/path/to/trl-1.12/bin/python
@@ -36,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import got, machine_line, measure, over, pin, spread, table, tell
+from harness import core_share, machine_line, measure, pin, ratios, report_measurement, spread, table
 from prm_sides import (
     SEED,
     SIZES,
@@ -82,19 +81,19 @@ def score_report(results: dict[str, list[dict[str, Any]]]) -> str:
     best = max(rivals, key=lambda side: float(np.median(core[side])))
     rows = []
     for side, runs in results.items():
-        ratio = "" if side in rivals else spread(over(core[side], core[best]))
+        ratio = "" if side in rivals else spread(ratios(core[side], core[best]))
         rows.append([SCORE[side], spread(core[side], 1), f"{runs[0]['tokens']:.0f}", ratio])
     alike = [results[side][0]["scores"] for side in ("one_verdict", *rivals)]
     worst = max(float(np.abs(np.subtract(alike[0], other)).max()) for other in alike[1:])
     header = ["", "solutions per core-second", "tokens read per solution", f"to {SCORE[best]}"]
     return (
         f"{table(header, rows)}\n\nLargest difference between the scores of the first four rows: {worst:.1g}. "
-        f"{got(results)}"
+        f"{core_share(results)}"
     )
 
 
 def run_score(options: argparse.Namespace, name: str) -> list[str]:
-    """All sides in turns, for one size of model."""
+    """All sides in alternation, for one size of model."""
     texts = []
     with tempfile.TemporaryDirectory() as folder:
         model = make_scorer(Path(folder), SIZES[name])
@@ -121,10 +120,10 @@ def ask_trl(options: argparse.Namespace, **given: Any) -> Any:
         check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
     )
-    told = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
-    if done.returncode or not told:
+    found = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+    if done.returncode or not found:
         sys.exit(f"TRL's side ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
-    return json.loads(told[-1].removeprefix(MARK))
+    return json.loads(found[-1].removeprefix(MARK))
 
 
 def first_error_f1(probabilities: list[list[float]], labels: list[list[bool]]) -> float:
@@ -221,9 +220,9 @@ def speed_report(results: dict[str, list[dict[str, Any]]]) -> str:
     rows = []
     for side in results:
         dtype = side.partition("_")[2]
-        ratio = "" if side.startswith("trl") else spread(over(core[side], core[f"trl_{dtype}"]))
+        ratio = "" if side.startswith("trl") else spread(ratios(core[side], core[f"trl_{dtype}"]))
         rows.append([TRAIN[side], spread(core[side], 1), ratio])
-    return f"{table(['', 'solutions per core-second', 'to PRMTrainer'], rows)}\n\n{got(results)}"
+    return f"{table(['', 'solutions per core-second', 'to PRMTrainer'], rows)}\n\n{core_share(results)}"
 
 
 def equal_time(options: argparse.Namespace, shared: Training) -> str:
@@ -253,8 +252,8 @@ def equal_time(options: argparse.Namespace, shared: Training) -> str:
             less = "" if side in rivals else difference(test[side], test[rival])
             every = ", ".join(f"{r:g}: {np.mean(found[side, r], axis=0)[1]:.3f}" for r in rates)
             f1 = f"{test[side].mean():.3f} ({test[side].min():.3f} to {test[side].max():.3f})"
-            told = [f"{budget:g}", f"{best[side]:g}", spread(steps[side], 0), f1, less, every]
-            rows.append([TRAIN[side], *told])
+            row = [f"{budget:g}", f"{best[side]:g}", spread(steps[side], 0), f1, less, every]
+            rows.append([TRAIN[side], *row])
     head = [
         "core-seconds",
         "learning rate",
@@ -292,7 +291,7 @@ def one(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure in turns and print Markdown, or do one measurement for the process that asked."""
+    """Print the tables as Markdown, or do one measurement (`--side`)."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--what", choices=["score", "train", "all"], default="all")
     parser.add_argument("--sizes", default="0.4M,3M", help=f"of {', '.join(SIZES)}, separated by commas")
@@ -321,7 +320,7 @@ def main() -> None:
     options = parser.parse_args()
     pin([options.core])
     if options.side:
-        tell(one(options))
+        report_measurement(one(options))
         return
     if options.what != "score" and not options.trl_python:
         parser.error("training is compared with TRL 1.12: give --trl-python (TRL has had no PRMTrainer since)")
@@ -333,7 +332,7 @@ def main() -> None:
             texts += run_score(options, name)
         if options.what in ("train", "all"):
             texts += run_train(options, name)
-    print(f"\n{where}\n\n{options.repetitions} repetitions taking turns; median (lowest to highest).\n")
+    print(f"\n{where}\n\n{options.repetitions} repetitions in alternation; median (lowest to highest).\n")
     print("\n\n".join(texts))
 
 

@@ -1,7 +1,7 @@
 """What `prm.py` compares, on guerdon's side and on that of plain transformers: a process makes one measurement.
 
-The models and the solutions are made in code, the same for all sides. This module knows neither turns nor tables, nor
-TRL, which lives in an environment of its own (`prm_trl.py`).
+The models and the solutions are made in code, the same for all sides. TRL's side is `prm_trl.py`,
+which needs an environment of its own.
 
     score_once("one_verdict", folder, SIZES["0.4M"], dtype="float32")
     train_once(model, folder, ["test"], seed=0, rate=1e-3, batch=16, budget=20.0, steps=10**6, warm=2, matched=True)

@@ -82,7 +82,7 @@ def train(options: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """One measurement, told on the last line."""
+    """One measurement, printed on the last line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--what", choices=["ids", "train"], required=True)
     parser.add_argument("--model", required=True)
@@ -105,7 +105,7 @@ def main() -> None:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(options.model)
     if options.what == "ids":
         found = tokenized(read_rows(options.rows), tokenizer, options.separator)
-        told: Any = [
+        result: Any = [
             {
                 "ids": row["input_ids"],
                 "places": [i for i, label in enumerate(row["labels"]) if label != -100],
@@ -114,8 +114,8 @@ def main() -> None:
             for row in found
         ]
     else:
-        told = train(options, tokenizer)
-    print(MARK + json.dumps(told))
+        result = train(options, tokenizer)
+    print(MARK + json.dumps(result))
 
 
 if __name__ == "__main__":

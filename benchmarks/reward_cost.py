@@ -1,6 +1,6 @@
 """What a learned reward costs a run, with an image model of random weights (cost does not depend on what it learnt).
 
-Runs of the same PPO in the same Meta-World task, a process each, taking turns: with the native 0/1 reward; with a
+Runs of the same PPO in the same Meta-World task, a process each, in alternation: with the native 0/1 reward; with a
 ResNet-18 that sees one 64 x 64 frame at the end of each episode (`reward_mode: terminal`); and with the same network
 scoring every 10th step and every step (`per_step`), where the time that is not simulation is split into rendering,
 scoring and the rest. Every 10th step is then repeated with two cores: rendering in the run's own process, and spread
@@ -16,7 +16,18 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from harness import got, machine_line, measure, over, pin, rates, spread, table, tell, time_guerdon
+from harness import (
+    core_share,
+    machine_line,
+    measure,
+    pin,
+    rates,
+    ratios,
+    report_measurement,
+    spread,
+    table,
+    time_guerdon,
+)
 
 NAMES = {
     "native": "native 0/1 reward, 1 core",
@@ -72,8 +83,8 @@ def report(results: dict[str, list[dict[str, Any]]]) -> str:
         if side == "native":
             rows.append([*row, "", "", "", "", ""])
             continue
-        cost = [100 * (1 - ratio) for ratio in over(wall[side], wall["native"])]
-        work = [100 * (1 - ratio) for ratio in over(core[side], core["native"])]
+        cost = [100 * (1 - ratio) for ratio in ratios(wall[side], wall["native"])]
+        work = [100 * (1 - ratio) for ratio in ratios(core[side], core["native"])]
         drawn = [1000 * r["phases"]["render"] / r["frames"] for r in runs]
         scored = [1000 * r["phases"]["score"] / r["frames"] for r in runs]
         row += [spread(cost, 0), "" if side in TWO_CORES else spread(work, 0)]
@@ -89,8 +100,8 @@ def report(results: dict[str, list[dict[str, Any]]]) -> str:
     alone = {side: runs for side, runs in results.items() if side not in TWO_CORES}
     return (
         f"{table(header, rows)}\n\nTwo rendering processes against none, on two cores: "
-        f"{spread(over(wall['workers_2'], wall['workers_0']))} times the environment steps/s, rendering alone "
-        f"{spread(drawing)} times as fast. On one core: {got(alone)}"
+        f"{spread(ratios(wall['workers_2'], wall['workers_0']))} times the environment steps/s, rendering alone "
+        f"{spread(drawing)} times as fast. On one core: {core_share(alone)}"
     )
 
 
@@ -100,7 +111,7 @@ def _rendering_share(run: dict[str, Any]) -> float:
 
 
 def main() -> None:
-    """Measure in turns and print Markdown, or do one measurement for the process that asked."""
+    """Print the tables as Markdown, or do one measurement (`--side`)."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--task", default="window-close")
     parser.add_argument("--core", type=int, default=0, help="the core of the runs on one core")
@@ -113,7 +124,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.side:
         pin([options.core, options.other] if options.side in TWO_CORES else [options.core])
-        tell(one(options.side, options.task, options.steps // PART.get(options.side, 5)))
+        report_measurement(one(options.side, options.task, options.steps // PART.get(options.side, 5)))
         return
     where = machine_line()
     results: dict[str, list[dict[str, Any]]] = {side: [] for side in NAMES}
@@ -123,9 +134,9 @@ def main() -> None:
             results[side].append(measure(__file__, {"side": side, **shared}))
             print(f"repetition {repetition}: {NAMES[side]}, {rates(results[side])[-1]:.0f} steps/s", flush=True)
     print(
-        f"\n{where}\n\nTask {options.task}, {options.steps} steps (a fifth where every 10th step is scored, a tenth "
-        f"where every step is; whole rollouts of 2000), {options.repetitions} repetitions taking turns; median (lowest "
-        f"to highest).\n\n{report(results)}"
+        f"\n{where}\n\nTask {options.task}, {options.steps} steps (a fifth where every 10th step is scored, a "
+        f"tenth where every step is; whole rollouts of 2000), {options.repetitions} repetitions in alternation; median "
+        f"(lowest to highest).\n\n{report(results)}"
     )
 
 

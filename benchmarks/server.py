@@ -330,9 +330,8 @@ def sigterm() -> list[list[str]]:
         passed = time.perf_counter() - start
         statuses = [status for status, _ in driven.get()["times"]]
     dropped = statuses.count(0)
-    text = (
-        f"{passed:.1f} s, status {code}, {statuses.count(200)} answered, {statuses.count(503)} told 503, {dropped} cut"
-    )
+    answered = f"{statuses.count(200)} answered, {statuses.count(503)} refused with 503, {dropped} cut"
+    text = f"{passed:.1f} s, status {code}, {answered}"
     return [["SIGTERM with 32 clients", text, "at most 10 s, 0 cut"]]
 
 
@@ -409,7 +408,7 @@ def vllm(python: str, folder: Path) -> Iterator[Server]:
 
 
 def against_vllm(python: str, seconds: float, repetitions: int) -> list[list[str]]:
-    """The same folder behind both, the same texts, taking turns."""
+    """The same folder behind both, the same texts, in alternation."""
     with tempfile.TemporaryDirectory() as name:
         folder = tiny_prm(Path(name) / "prm")
         rng = np.random.default_rng(0)
@@ -464,7 +463,7 @@ def main() -> None:
     """Measure and print the tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
-    parser.add_argument("--repetitions", type=int, default=3, help="turns against vLLM")
+    parser.add_argument("--repetitions", type=int, default=3, help="repetitions against vLLM")
     parser.add_argument("--vllm-python", help="the interpreter of an environment with vLLM")
     parser.add_argument("--run-blocking", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--options", type=json.loads, default={}, help=argparse.SUPPRESS)

@@ -9,8 +9,7 @@ gradient checkpointing, KL, reference, logs and saving; one gradient step per ba
 
 Nothing ever ends a response early: the models' hidden states have one constant direction, in which the end-of-sequence
 token alone points the other way. Tokens written are counted and shown. Every measurement is a process of its own, and
-they take turns; imports, construction and warm-up steps do not count. This script does not know how well anything
-learns.
+they alternate; imports, construction and warm-up steps do not count.
 
     python benchmarks/text_rl.py --what=all --core=1 --repetitions=3
 """
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import got, machine_line, measure, over, pin, spread, table, tell
+from harness import core_share, machine_line, measure, pin, ratios, report_measurement, spread, table
 from text_sides import AT_ONCE, SIZES, make_model, one
 
 STEP = {
@@ -77,9 +76,11 @@ def step_report(results: dict[str, list[dict[str, Any]]]) -> str:
         ends = "_bf16" if side == "guerdon_defaults" else ""
         row = [STEP[side], spread(core[side], 1), f"{runs[0]['tokens']:.0f}"]
         if side.startswith("guerdon"):
-            row += [spread(over(core[side], core[f"trl_{kind}"])) for kind in ("grpo", "rloo")]
+            row += [spread(ratios(core[side], core[f"trl_{kind}"])) for kind in ("grpo", "rloo")]
             row += (
-                [spread(over(core[side], core[f"trl_{kind}_bf16"])) for kind in ("grpo", "rloo")] if ends else ["", ""]
+                [spread(ratios(core[side], core[f"trl_{kind}_bf16"])) for kind in ("grpo", "rloo")]
+                if ends
+                else ["", ""]
             )
         else:
             row += ["", "", "", ""]
@@ -88,7 +89,9 @@ def step_report(results: dict[str, list[dict[str, Any]]]) -> str:
         "", "samples per core-second", "tokens written in a step", "to GRPOTrainer", "to RLOOTrainer",
         "to GRPOTrainer in bf16", "to RLOOTrainer in bf16",
     ]  # fmt: skip
-    return f"{table(header, rows)}\n\n{got(results)} Where the core-seconds went:\n\n{phases_line(results, STEP)}"
+    return (
+        f"{table(header, rows)}\n\n{core_share(results)} Where the core-seconds went:\n\n{phases_line(results, STEP)}"
+    )
 
 
 def generate_report(results: dict[str, list[dict[str, Any]]]) -> str:
@@ -99,16 +102,16 @@ def generate_report(results: dict[str, list[dict[str, Any]]]) -> str:
         row = [GENERATE[side], spread(core[side], 0), str(runs[0]["tokens"] // runs[0]["runs"])]
         if side.startswith("write"):
             dtype = side.partition("_")[2]
-            row += [spread(over(core[side], core[f"hf_{dtype}"]))]
+            row += [spread(ratios(core[side], core[f"hf_{dtype}"]))]
             row += [spread([r["core_seconds"] / r["floor"] for r in runs], 1)]
             shares = {n: float(np.mean([r["shares"].get(n, 0.0) for r in runs])) for n in runs[0]["shares"]}
-            told = ", ".join(f"{n} {share:.0%}" for n, share in sorted(shares.items(), key=lambda x: -x[1]))
-            lines.append(f"- {GENERATE[side]}: {told}.")
+            shown = ", ".join(f"{n} {share:.0%}" for n, share in sorted(shares.items(), key=lambda x: -x[1]))
+            lines.append(f"- {GENERATE[side]}: {shown}.")
         else:
             row += ["", ""]
         rows.append(row)
     header = ["", "tokens per core-second", "tokens of a request", "to transformers", "times the arithmetic floor"]
-    return f"{table(header, rows)}\n\n{got(results)} Where the core-seconds went:\n\n" + "\n".join(lines)
+    return f"{table(header, rows)}\n\n{core_share(results)} Where the core-seconds went:\n\n" + "\n".join(lines)
 
 
 def prime_report(results: dict[str, list[dict[str, Any]]]) -> str:
@@ -116,10 +119,12 @@ def prime_report(results: dict[str, list[dict[str, Any]]]) -> str:
     core = {side: rate(runs, "samples") for side, runs in results.items()}
     rows = []
     for side in results:
-        cost = "" if side.startswith("outcome") else spread(over(core[side.replace("prime", "outcome")], core[side]))
+        cost = "" if side.startswith("outcome") else spread(ratios(core[side.replace("prime", "outcome")], core[side]))
         rows.append([PRIME[side], spread(core[side], 1), cost])
     header = ["", "samples per core-second", "cost of a step, outcome-only = 1"]
-    return f"{table(header, rows)}\n\n{got(results)} Where the core-seconds went:\n\n{phases_line(results, PRIME)}"
+    return (
+        f"{table(header, rows)}\n\n{core_share(results)} Where the core-seconds went:\n\n{phases_line(results, PRIME)}"
+    )
 
 
 REPORTS = {"step": step_report, "generate": generate_report, "prime": prime_report}
@@ -127,7 +132,7 @@ TITLES = {"step": "The whole step", "generate": f"Generation, {AT_ONCE} prompts 
 
 
 def main() -> None:
-    """Measure in turns and print Markdown, or do one measurement for the process that asked."""
+    """Print the tables as Markdown, or do one measurement (`--side`)."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--what", choices=[*KINDS, "all"], default="all")
     parser.add_argument("--sizes", default="0.4M,3M", help=f"of {', '.join(SIZES)}, separated by commas")
@@ -145,7 +150,7 @@ def main() -> None:
         small = {"prompts": 2, "samples": 2, "length": 4, "warm": 1, "steps": 1}
         sizes = {name: replace(size, **small) for name, size in sizes.items()}
     if options.side:
-        tell(one(options.side, options.model, next(iter(sizes.values()))))
+        report_measurement(one(options.side, options.model, next(iter(sizes.values()))))
         return
     where, texts = machine_line(["transformers", "trl"]), []
     kinds = list(KINDS) if options.what == "all" else [options.what]
@@ -165,7 +170,7 @@ def main() -> None:
                             f"{name}, repetition {repetition}: {KINDS[kind][side]}, {speed:.2f} samples/s", flush=True
                         )
                 texts.append(f"### {TITLES[kind]}, {name} parameters\n\n{REPORTS[kind](results)}")
-    print(f"\n{where}\n\n{options.repetitions} repetitions taking turns; median (lowest to highest).\n")
+    print(f"\n{where}\n\n{options.repetitions} repetitions in alternation; median (lowest to highest).\n")
     print("\n\n".join(texts))
 
 

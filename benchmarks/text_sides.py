@@ -1,7 +1,6 @@
 """What `text_rl.py` compares: a process makes one of these measurements and tells it.
 
-The model, the problems and the checker of answers are the same on all sides. This module knows neither turns nor
-tables.
+The model, the problems and the checker of answers are the same on all sides.
 
     one("trl_grpo", model_folder, SIZES["0.4M"])
 """
