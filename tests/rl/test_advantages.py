@@ -10,7 +10,7 @@ from guerdon.errors import ConfigError, DataError
 from guerdon.rl.advantages import Estimate, SourceRewards, Steps, episode_scores, estimate_advantages, estimators, gae
 from guerdon.rl.learner import source_advantages
 from guerdon.rl.reward_source import SourceTerms
-from guerdon.settings.text_algorithm import TextAlgorithmSettings
+from guerdon.settings.algorithm import ControlAlgorithmSettings, TextAlgorithmSettings
 from guerdon.types import Rewards
 
 FLOATS = st.floats(-10, 10, width=32)
@@ -111,6 +111,81 @@ def test_episode_scores_by_hand():
     mask = np.array([[1, 1, 1], [1, 1, 0], [0, 0, 0]], dtype=np.bool_)
     np.testing.assert_allclose(episode_scores(rewards, mask, gamma=0.5), [1 + 1 + 1, 1 + 1, 0])
     np.testing.assert_allclose(episode_scores(rewards, mask), [7, 3, 0])
+
+
+def to_go(*, terminated=flag, truncated=flag, failed=None, mask=None):
+    """REINFORCE of one stream of a robot: advantages and where they are known."""
+    steps = Steps(~flag if mask is None else mask, terminated_B_T=terminated, truncated_B_T=truncated)
+    found = estimators()["reinforce"](SourceRewards(R, gamma=GAMMA, failed_B_T=failed), steps)
+    return found.advantages_B_T, found.known_B_T
+
+
+def test_reinforce_of_a_robot_sums_up_every_episode_for_itself():
+    np.testing.assert_allclose(to_go()[0], [[1 + 0.5 * (2 + 0.5 * 3), 2 + 0.5 * 3, 3]])
+    for end in ("terminated", "truncated"):  # no value beyond either: there is no critic
+        np.testing.assert_allclose(to_go(**{end: at(1)})[0], [[1 + 0.5 * 2, 2, 3]])
+        np.testing.assert_allclose(to_go(**{end: at(0)}, mask=~at(1))[0], [[1, 0, 3]])
+
+
+def test_reinforce_of_a_robot_leaves_out_the_episodes_with_a_missing_reward():
+    advantages, known = to_go(terminated=at(1), failed=at(0))
+    np.testing.assert_allclose(advantages, [[0, 0, 3]])
+    np.testing.assert_array_equal(known, at(2))
+    advantages, known = to_go(terminated=at(1), failed=at(2))
+    np.testing.assert_allclose(advantages, [[1 + 0.5 * 2, 2, 0]])
+    np.testing.assert_array_equal(known, at(0, 1))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data(), st.integers(1, 3), st.integers(1, 8), st.sampled_from([1.0, 0.9]))
+def test_reinforce_of_rows_with_several_episodes_is_that_of_a_row_for_each(data, b, t, gamma):
+    rewards = data.draw(hnp.arrays(np.float32, (b, t), elements=FLOATS))
+    done, failed, mask = (data.draw(hnp.arrays(np.bool_, (b, t))) for _ in range(3))
+    found = estimators()["reinforce"](
+        SourceRewards(rewards, gamma=gamma, failed_B_T=failed),
+        Steps(mask, terminated_B_T=done, truncated_B_T=np.zeros_like(done)),
+    )
+    for i in range(b):
+        ends = np.flatnonzero(done[i]).tolist()
+        for start, end in zip([0, *(e + 1 for e in ends)], [*ends, t - 1], strict=True):
+            part = np.s_[i : i + 1, start : end + 1]
+            alone = estimators()["reinforce"](
+                SourceRewards(rewards[part], gamma=gamma, failed_B_T=failed[part]), Steps(mask[part])
+            )
+            np.testing.assert_allclose(found.advantages_B_T[part], alone.advantages_B_T, atol=1e-12)
+            np.testing.assert_array_equal(found.known_B_T[part], alone.known_B_T)
+
+
+R_OF = {"values": {}, "next_values": {}, "greedy": None}
+THREE = np.array([[1.0, 2.0], [0.0, 4.0], [9.0, 1.0]], np.float32)  # 3, 4 and 10 in all
+
+
+@pytest.mark.parametrize(
+    ("given", "by_hand"),
+    [
+        ({"adv_estimator": "rloo", "group_size": 3}, [3 - 7, 4 - 6.5, 10 - 3.5]),
+        ({"adv_estimator": "dr_grpo", "group_size": 3}, [3 - 17 / 3, 4 - 17 / 3, 10 - 17 / 3]),
+        ({"adv_estimator": "grpo", "group_size": 3, "grpo_std": False}, [3 - 17 / 3, 4 - 17 / 3, 10 - 17 / 3]),
+    ],
+    ids=lambda value: value["adv_estimator"] if isinstance(value, dict) else "",
+)
+def test_what_a_robot_learns_from_a_group_of_episodes(given, by_hand):
+    none, end = np.zeros((3, 2), np.bool_), np.array([[0, 1]] * 3, np.bool_)
+    rollout = SimpleNamespace(**R_OF, group_ids=np.zeros(3, np.int64), mask=~none, terminated=end, truncated=none)
+    terms, algorithm = {"env": SourceTerms("env", 1.0)}, ControlAlgorithmSettings(gamma=1.0, **given)
+    found = source_advantages(rollout, {"env": Rewards(THREE, failed=none)}, terms, {"env": 1.0}, algorithm)
+    np.testing.assert_allclose(found.advantages, np.repeat(np.array(by_hand)[:, None], 2, axis=1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["reinforce", "reinforce_pp"])
+def test_what_a_robot_learns_from_a_rollout_without_a_critic(name):
+    none, end = np.zeros((3, 2), np.bool_), np.array([[0, 1], [1, 0], [0, 0]], np.bool_)
+    rollout = SimpleNamespace(**R_OF, group_ids=None, mask=~none, terminated=end, truncated=none)
+    terms, algorithm = {"env": SourceTerms("env", 0.5)}, ControlAlgorithmSettings(adv_estimator=name)
+    found = source_advantages(rollout, {"env": Rewards(THREE, failed=none)}, terms, {"env": 1.0}, algorithm)
+    returns = np.array([[1 + 0.5 * 2, 2], [0, 4], [9 + 0.5, 1]])
+    white = (returns - returns.mean()) / np.sqrt(returns.var(ddof=1) + 1e-8)
+    np.testing.assert_allclose(found.advantages, white if name == "reinforce_pp" else returns, rtol=1e-5)
 
 
 def episodes(scores, known, groups, *, divide=True):

@@ -11,7 +11,7 @@ from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import token_batch
 from guerdon.rl.optimizers import AdamW
 from guerdon.rl.update import Batch, steps_per_update, update_policy
-from guerdon.settings.text_algorithm import TextAlgorithmSettings
+from guerdon.settings.algorithm import TextAlgorithmSettings
 from guerdon.settings.text_policy import TextPolicySettings
 
 torch.set_num_threads(1)

@@ -33,6 +33,8 @@ SETUPS = {
         "algorithm": {"rollout_steps": 5, "normalize_rewards": True},
     },
     "grpo": {"algorithm": GRPO, "reward": reader_reward(reward_mode="terminal", shaping="threshold")},
+    "rloo": {"algorithm": {**GRPO, "adv_estimator": "rloo"}, "env": {"num_envs": 4}},
+    "reinforce_pp": {"algorithm": {"adv_estimator": "reinforce_pp", "rollout_steps": 12, "minibatch_size": 8}},
     "grpo_same_step": {"algorithm": GRPO, "env": {"autoreset_mode": "same_step"}},
 }
 
@@ -249,6 +251,25 @@ def test_groups_that_cannot_be_are_refused(env, message, tmp_path):
 
 
 # Stages and data.
+
+
+@pytest.mark.parametrize("name", ["rloo", "dr_grpo", "reinforce", "reinforce_pp"])
+def test_every_estimator_trains_a_robot_without_a_critic(name, tmp_path):
+    pytest.importorskip("metaworld")
+    more = {"group_size": 2} if name in ("rloo", "dr_grpo") else {"rollout_steps": 10}
+    env = {"type": "metaworld", "task": "window-close", "max_episode_steps": 6, "native_reward": "dense"}
+    algorithm = {"adv_estimator": name, "minibatch_size": 8, "num_epochs": 2, "gamma": 0.9, **more}
+    study = clock_study(tmp_path, env=env, algorithm=algorithm, runner={"total_steps": 60, "eval_every": 1000})
+    loop = start(study)
+    policy = loop.learner.policy
+    before = [p.detach().clone() for p in policy.parameters()]
+    summary = loop.run()
+    assert policy.vf is None
+    assert not any(torch.equal(p, old) for p, old in zip(policy.parameters(), before, strict=True))
+    rows = [row for row in lines(study) if row["kind"] == "train"]
+    assert summary["step"] >= 60
+    assert all(row["updates"] > 0 and row["skipped_updates"] == 0 for row in rows)
+    assert all(("silent_groups/env" in row) == ("group_size" in more) for row in rows)
 
 
 def test_two_stages_keep_the_policy_and_change_the_reward(tmp_path):

@@ -10,8 +10,8 @@ from guerdon.policies.control import ControlPolicy, StateInputs
 from guerdon.rl.losses import old_kl_terms, ppo_clip_terms, value_errors
 from guerdon.rl.optimizers import FlatAdam
 from guerdon.rl.update import Batch, _policy_terms, scheduled, update_policy
-from guerdon.settings.policy import AlgorithmSettings, MLPPolicySettings
-from guerdon.settings.text_algorithm import TextAlgorithmSettings
+from guerdon.settings.algorithm import ControlAlgorithmSettings, TextAlgorithmSettings
+from guerdon.settings.policy import MLPPolicySettings
 
 torch.set_num_threads(1)
 
@@ -69,7 +69,7 @@ def test_masked_steps_and_unknown_values_change_nothing(clip_range_value):
         hidden = torch.where(mask > 0, 1.0, number)
         columns = {"values": known * 0.1, "returns": torch.where(known > 0, 1.0, number), "value_mask": known}
         batch = Batch(inputs, mask, hidden, torch.zeros(3, 1), **columns)
-        settings = AlgorithmSettings(minibatch_size=3, num_epochs=2, clip_range_value=clip_range_value)
+        settings = ControlAlgorithmSettings(minibatch_size=3, num_epochs=2, clip_range_value=clip_range_value)
         metrics = update_policy(
             policy, FlatAdam(policy, 0.1), batch, settings, np.random.default_rng(0), learning_rate=0.1
         )
@@ -118,7 +118,7 @@ def test_clip_ratio_c_reaches_the_loss_of_a_control_policy(c, expected):
     inputs = StateInputs(torch.zeros(3, 2), torch.tensor([[0.1], [0.2], [0.3]]))
     old = policy.evaluate(inputs).log_probs.detach() - torch.tensor([[5.0], [0.5], [5.0]]).log()
     batch = Batch(inputs, torch.ones(3, 1), torch.tensor([[-2.0], [-2.0], [2.0]]), old)
-    settings = AlgorithmSettings(normalize_advantages=False, clip_ratio_c=c, num_epochs=1)
+    settings = ControlAlgorithmSettings(normalize_advantages=False, clip_ratio_c=c, num_epochs=1)
     facts = update_policy(policy, FlatAdam(policy, 0.0), batch, settings, np.random.default_rng(0), learning_rate=0.0)
     assert facts["policy_loss"] == pytest.approx(sum(expected) / 3, rel=1e-5)
     assert facts["clip_fraction"] == 1

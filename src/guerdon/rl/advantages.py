@@ -3,7 +3,7 @@
 Each source keeps its discount, baseline, value estimate, failures and weight until its advantage is computed; only then
 are sources added, and whitened over the batch if asked. A failed measurement is left out of every baseline and never
 replaced by a number. B are rows (responses of a language model, streams of a robot), T their steps (tokens,
-environment steps). Group estimators take one episode per row.
+environment steps). Group estimators take one episode per row; in the rows of the others several may follow another.
 
     sources = {
         "verifier": SourceRewards(outcome_B_T, weight=5.0, paid_B_T=last_valid(mask_B_T), failed_B_T=failed_B_T),
@@ -26,8 +26,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from guerdon.errors import ConfigError, DataError
-from guerdon.settings.policy import AlgorithmSettings
-from guerdon.settings.text_algorithm import ESTIMATORS, TextAlgorithmSettings
+from guerdon.settings.algorithm import ESTIMATORS, AlgorithmSettings, estimator_info
 from guerdon.types import Advantages, BoolArray, IntArray
 
 LeaveOneOut = Literal["paper", "prime_compat"]
@@ -51,6 +50,11 @@ class Steps:
     terminated_B_T: BoolArray | None = None
     truncated_B_T: BoolArray | None = None
     groups_B: IntArray | None = None
+
+    def ends(self) -> tuple[BoolArray, BoolArray]:
+        """(B, T) where the task ended, and where an episode ended."""
+        terminated = last_valid(self.mask_B_T) if self.terminated_B_T is None else self.terminated_B_T
+        return terminated, terminated if self.truncated_B_T is None else terminated | self.truncated_B_T
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,8 +124,7 @@ def gae(source: SourceRewards, steps: Steps, *, lam: float) -> Estimate:
     """
     mask, rewards, paid = _measured(source, steps)
     known = mask & np.asarray(paid.any(axis=1))[:, None] & ~_failed(source, mask)
-    terminated = last_valid(mask) if steps.terminated_B_T is None else steps.terminated_B_T
-    done = terminated if steps.truncated_B_T is None else terminated | steps.truncated_B_T
+    terminated, done = steps.ends()
     assert source.values_B_T is not None
     values = np.where(known, source.values_B_T, 0.0).astype(np.float64)
     following = _next_valid(values, mask) if source.next_values_B_T is None else source.next_values_B_T
@@ -170,9 +173,15 @@ def grpo(source: SourceRewards, steps: Steps, *, standardize: bool = True) -> Es
 
 
 def reinforce(source: SourceRewards, steps: Steps) -> Estimate:
-    """Reward to go without a baseline (Williams 1992); whitened over the batch it is REINFORCE++ (2501.03262)."""
-    mask, rewards, paid, known = _measured_rows(source, steps)
-    return _to_go(np.where(paid, rewards, 0.0), mask, source.gamma, known)
+    """Reward to go without a baseline (Williams 1992); whitened over the batch it is REINFORCE++ (2501.03262).
+
+    In a row of several episodes each has its own return; that of one that goes on after the rollout ends with it.
+    """
+    mask, rewards, paid = _measured(source, steps)
+    _, done = steps.ends()
+    known = mask & _in_episode(paid, done) & ~_in_episode(_failed(source, mask), done)
+    rewards = np.where(known, rewards, 0.0)
+    return Estimate(discounted_returns(rewards, mask, gamma=source.gamma, ends_B_T=done), known)
 
 
 def remax(source: SourceRewards, steps: Steps) -> Estimate:
@@ -183,10 +192,6 @@ def remax(source: SourceRewards, steps: Steps) -> Estimate:
         known = known & ~source.greedy_failed_B
     greedy = np.where(known, source.greedy_B, 0.0)
     return _to_go(np.where(paid & known[:, None], rewards - greedy[:, None], 0.0), mask, source.gamma, known)
-
-
-GROUPED = ("rloo", "grpo", "dr_grpo")
-_NEEDS = {"gae": "values_B_T", "remax": "greedy_B"}
 
 
 def estimators(*, lam: float = 1.0, form: LeaveOneOut = "paper") -> dict[str, Estimator]:
@@ -207,7 +212,7 @@ def estimators(*, lam: float = 1.0, form: LeaveOneOut = "paper") -> dict[str, Es
     }
 
 
-def named_estimator(settings: AlgorithmSettings | TextAlgorithmSettings) -> str | Estimator:
+def named_estimator(settings: AlgorithmSettings) -> str | Estimator:
     """The estimator of an `algorithm` section: a name of `estimators`, or a user's own function.
 
     Raises:
@@ -291,8 +296,10 @@ def episode_scores(rewards_B_T: np.ndarray, mask_B_T: BoolArray, *, gamma: float
     return np.asarray((np.where(mask_B_T, rewards_B_T, 0.0).astype(np.float64) * discounts).sum(axis=1))
 
 
-def discounted_returns(rewards_B_T: np.ndarray, mask_B_T: BoolArray, *, gamma: float) -> np.ndarray:
-    """Reward to go: G_t = r_t + gamma G_{t+1} over the valid steps of a row.
+def discounted_returns(
+    rewards_B_T: np.ndarray, mask_B_T: BoolArray, *, gamma: float, ends_B_T: BoolArray | None = None
+) -> np.ndarray:
+    """Reward to go: G_t = r_t + gamma G_{t+1} over the valid steps of a row, up to the next of `ends_B_T`.
 
     A masked step in between (a tool's output) neither pays nor discounts: it hands the return through and has 0.
 
@@ -300,12 +307,13 @@ def discounted_returns(rewards_B_T: np.ndarray, mask_B_T: BoolArray, *, gamma: f
         (B, T) float64, 0 where masked.
     """
     rewards = np.where(mask_B_T, rewards_B_T, 0.0).astype(np.float64)
-    if gamma == 1.0:
+    goes_on = mask_B_T if ends_B_T is None else mask_B_T & ~ends_B_T
+    if gamma == 1.0 and ends_B_T is None:
         return np.where(mask_B_T, rewards[:, ::-1].cumsum(axis=1)[:, ::-1], 0.0)
     returns = np.zeros_like(rewards)
     carry = np.zeros(len(rewards))
     for t in range(rewards.shape[1] - 1, -1, -1):
-        carry = np.where(mask_B_T[:, t], rewards[:, t] + gamma * carry, carry)
+        carry = np.where(mask_B_T[:, t], rewards[:, t] + gamma * goes_on[:, t] * carry, carry)
         returns[:, t] = carry
     return np.where(mask_B_T, returns, 0.0)
 
@@ -380,6 +388,12 @@ def _to_go(rewards_B_T: np.ndarray, mask_B_T: BoolArray, gamma: float, known_B: 
     return Estimate(discounted_returns(rewards_B_T, mask_B_T, gamma=gamma), mask_B_T & known_B[:, None])
 
 
+def _in_episode(flags_B_T: BoolArray, done_B_T: BoolArray) -> BoolArray:
+    """(B, T) bool, whether the flag is set at any step of the same episode."""
+    number = np.cumsum(done_B_T, axis=1) - done_B_T + (done_B_T.shape[1] + 1) * np.arange(len(done_B_T))[:, None]
+    return np.asarray(np.bincount(number.ravel(), weights=flags_B_T.ravel())[number] > 0)
+
+
 def _whole_episodes(source: SourceRewards, steps: Steps) -> SourceRewards:
     """With `credit: episode`, the same source paying its discounted sum at the end of each row, undiscounted."""
     if source.credit == "dense":
@@ -438,13 +452,15 @@ def _check(sources: Mapping[str, SourceRewards], steps: Steps, estimator: str, w
     mask, groups = steps.mask_B_T, steps.groups_B
     if groups is not None and groups.shape != mask.shape[:1]:
         raise ValueError(f"groups_B has shape {groups.shape}, expected {mask.shape[:1]}")
-    if estimator in GROUPED:
+    needs = estimator_info(estimator)
+    if needs.groups:
         sizes = np.ones(1) if groups is None else np.unique(groups, return_counts=True)[1]
         if groups is None or (len(groups) and sizes.max() < 2):
             raise ConfigError(f"{estimator} compares responses to the same prompt: data.n_samples must be at least 2")
     for name, source in sources.items():
-        if estimator in _NEEDS and getattr(source, _NEEDS[estimator]) is None:
-            raise ConfigError(f"{estimator} needs {_NEEDS[estimator]} of the reward source {name!r}")
+        for needed, key in ((needs.critic, "values_B_T"), (needs.greedy, "greedy_B")):
+            if needed and getattr(source, key) is None:
+                raise ConfigError(f"{estimator} needs {key} of the reward source {name!r}")
         for field in fields(source):
             array = getattr(source, field.name)
             shape = mask.shape if field.name.endswith("_T") else mask.shape[:1]

@@ -25,7 +25,7 @@ def control_parts(study: Study, *, fresh: bool) -> Parts:
         fresh: as in `build_parts`.
     """
     runner, algorithm = study.runner, study.control_algorithm
-    group = algorithm.group_size if algorithm.adv_estimator == "grpo" else None
+    group = algorithm.group_size if algorithm.needs.groups else None
     models = build_control_sources(study)
     sources: dict[str, RewardSource[Any]] = {
         "env": GroundTruth(SourceTerms("env", algorithm.gamma, study.reward.env_weight())),
@@ -38,7 +38,7 @@ def control_parts(study: Study, *, fresh: bool) -> Parts:
         seed=runner.seed,
         rollout_steps=algorithm.rollout_steps,
         group_size=group,
-        heads=[] if group else list(terms),
+        heads=list(terms) if algorithm.needs.critic else [],
         observes=[source.observes for source in models.values()],
         success_readers=study.success_readers(),
     )

@@ -38,12 +38,12 @@ def text_parts(study: Study, *, fresh: bool) -> Parts:
     assert study.data is not None
     algorithm, runner = study.text_algorithm, study.runner
     torch.manual_seed(runner.seed)  # of dropout, where a model has any: only gradient steps draw from it
-    kl_in_reward, critic = bool(algorithm.kl_coef) and algorithm.kl_in == "reward", algorithm.adv_estimator == "gae"
+    kl_in_reward, critic = bool(algorithm.kl_coef) and algorithm.kl_in == "reward", algorithm.needs.critic
     streams = 1 + (study.reward_model is not None) + len(study.text_sources) + kl_in_reward
     policy = load_policy(study.text_policy, seed=runner.seed, value_heads=streams if critic else 0)
     policy.temperature = study.generation.temperature
     collector = TextCollector(
-        study.data, study.generation, policy, seed=runner.seed, greedy=algorithm.adv_estimator == "remax",
+        study.data, study.generation, policy, seed=runner.seed, greedy=algorithm.needs.greedy,
         recompute_above=0 if algorithm.num_epochs > 1 else algorithm.minibatch_size,
         micro_batch_size=algorithm.micro_batch_size or algorithm.minibatch_size or 1024,
     )  # fmt: skip

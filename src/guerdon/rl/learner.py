@@ -22,8 +22,7 @@ from guerdon.rl.episode_stats import RewardScaler
 from guerdon.rl.optimizers import Optimizer
 from guerdon.rl.reward_source import SourceTerms
 from guerdon.rl.update import make_batch, scheduled, steps_per_update, update_policy
-from guerdon.settings.policy import AlgorithmSettings
-from guerdon.settings.text_algorithm import TextAlgorithmSettings
+from guerdon.settings.algorithm import AlgorithmSettings
 from guerdon.types import (
     Advantages,
     BoolArray,
@@ -59,7 +58,7 @@ class Learner(Generic[Collected, Inputs]):
         self,
         policy: Policy[Collected, Inputs],
         optimizer: Optimizer,
-        settings: AlgorithmSettings | TextAlgorithmSettings,
+        settings: AlgorithmSettings,
         *,
         seed: int,
         heads: tuple[str, ...],
@@ -211,7 +210,7 @@ def source_advantages(
     rewards: Mapping[str, Rewards],
     terms: Mapping[str, SourceTerms],
     weights: Mapping[str, float],
-    settings: AlgorithmSettings | TextAlgorithmSettings,
+    settings: AlgorithmSettings,
     *,
     scales: Mapping[str, float] | None = None,
 ) -> Advantages:

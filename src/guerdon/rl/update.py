@@ -21,8 +21,7 @@ from torch import Tensor
 
 from guerdon.rl import losses
 from guerdon.rl.optimizers import Optimizer
-from guerdon.settings.policy import AlgorithmSettings
-from guerdon.settings.text_algorithm import TextAlgorithmSettings
+from guerdon.settings.algorithm import AlgorithmSettings
 from guerdon.types import Advantages, BoolArray, Evaluated, Evaluates, FloatArray, Inputs, Metrics
 
 
@@ -110,7 +109,7 @@ def update_policy(
     policy: Evaluates[Inputs],
     optimizer: Optimizer,
     batch: Batch[Inputs],
-    settings: AlgorithmSettings | TextAlgorithmSettings,
+    settings: AlgorithmSettings,
     rng: np.random.Generator,
     *,
     learning_rate: float,
@@ -174,7 +173,7 @@ def _metric_names(batch: Batch[Inputs]) -> list[str]:
 
 
 def _mini_batches(
-    batch: Batch[Inputs], settings: AlgorithmSettings | TextAlgorithmSettings, rng: np.random.Generator
+    batch: Batch[Inputs], settings: AlgorithmSettings, rng: np.random.Generator
 ) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
     """Rows and columns of each gradient step; in their own order where one step takes them all.
 
@@ -197,9 +196,7 @@ def _chunks(n: int, size: int | None) -> Iterator[slice]:
         yield slice(start, min(start + (size or n), n))
 
 
-def _aggregation(
-    mask: Tensor, settings: AlgorithmSettings | TextAlgorithmSettings, max_length: int | None
-) -> tuple[Tensor, Tensor | float]:
+def _aggregation(mask: Tensor, settings: AlgorithmSettings, max_length: int | None) -> tuple[Tensor, Tensor | float]:
     """Weights of the decisions of a gradient step, and what their weighted sum is divided by."""
     if settings.loss_agg == "token":
         return mask, mask.sum().clamp_min(1.0)
@@ -213,7 +210,7 @@ def _loss(
     divisor: Tensor | float,
     count: Tensor,
     value_count: Tensor | None,
-    settings: AlgorithmSettings | TextAlgorithmSettings,
+    settings: AlgorithmSettings,
 ) -> tuple[Tensor, dict[str, float], float]:
     """These rows' part of a gradient step's loss, its parts as plain numbers, and the largest gap to the sampler."""
     found = policy.evaluate(inputs, entropy=True)
@@ -261,7 +258,7 @@ def _value_loss(
     here: Mapping[str, Tensor],
     weights: Tensor,
     value_count: Tensor,
-    settings: AlgorithmSettings | TextAlgorithmSettings,
+    settings: AlgorithmSettings,
 ) -> Tensor:
     """Half the squared error of each value head where its target is known, aggregated as the policy loss is."""
     assert found.values is not None
@@ -272,7 +269,7 @@ def _value_loss(
 
 
 def _policy_terms(
-    new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, settings: AlgorithmSettings | TextAlgorithmSettings
+    new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, settings: AlgorithmSettings
 ) -> tuple[Tensor, Tensor]:
     """Terms of the policy loss per decision, and where the ratio was clipped."""
     low = settings.clip_range
@@ -305,6 +302,6 @@ def scheduled(base: float, schedule: str, progress: float) -> float:
     return base
 
 
-def steps_per_update(settings: AlgorithmSettings | TextAlgorithmSettings, rows: int) -> int:
+def steps_per_update(settings: AlgorithmSettings, rows: int) -> int:
     """Gradient steps that an update of so many rows takes."""
     return settings.num_epochs * -(-rows // (settings.minibatch_size or max(rows, 1)))

@@ -11,20 +11,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from guerdon.settings.algorithm import AlgorithmSettings, ControlAlgorithmSettings, TextAlgorithmSettings
 from guerdon.settings.base import Settings
 from guerdon.settings.data import DataSettings
 from guerdon.settings.evaluate import EvaluateSettings, EvaluateTextSettings, on_own_family
 from guerdon.settings.label import LabelSettings
-from guerdon.settings.policy import (
-    AlgorithmSettings,
-    BCSettings,
-    ControlPolicySettings,
-    MLPPolicySettings,
-    PolicySettings,
-)
+from guerdon.settings.policy import BCSettings, ControlPolicySettings, MLPPolicySettings, PolicySettings
 from guerdon.settings.prime import SECTION_NAMES, RewardModelSection
 from guerdon.settings.reward import LIMITS, RewardSettings, SourceSettings
-from guerdon.settings.text_algorithm import GROUPED, TextAlgorithmSettings
 from guerdon.settings.text_policy import GenerationSettings, SFTSettings, TextPolicySettings
 from guerdon.settings.train import ImageTrainSettings, ProgressTrainSettings, ResNetTrainSettings
 from guerdon.settings.train_text import TextTrainSettings, TrainSettings
@@ -158,9 +152,9 @@ class Study(Settings):
     runner: RunnerSettings = Field(RunnerSettings(), description="length, evaluations and folder of a run")
     env: WorldSettings = Field(MetaWorldSettings(), description="what the policy acts in")
     policy: Annotated[PolicySettings, Field(description="the policy")] = MLPPolicySettings()
-    algorithm: Annotated[
-        AlgorithmSettings | TextAlgorithmSettings, Field(discriminator="type", description="how it learns")
-    ] = AlgorithmSettings()
+    algorithm: Annotated[AlgorithmSettings, Field(discriminator="type", description="how it learns")] = (
+        ControlAlgorithmSettings()
+    )
     reward: RewardSettings = Field(RewardSettings(), description="which measurements train the policy")
     data: DataSettings | None = Field(None, description="prompts with known answers, for a language model")
     generation: GenerationSettings = Field(GenerationSettings(), description="how a language model writes")
@@ -216,9 +210,9 @@ class Study(Settings):
         return self.policy
 
     @property
-    def control_algorithm(self) -> AlgorithmSettings:
+    def control_algorithm(self) -> ControlAlgorithmSettings:
         """The algorithm of a robot study."""
-        assert isinstance(self.algorithm, AlgorithmSettings)
+        assert isinstance(self.algorithm, ControlAlgorithmSettings)
         return self.algorithm
 
     @property
@@ -366,25 +360,23 @@ class Study(Settings):
 
     @model_validator(mode="after")
     def _groups_are_whole(self) -> Study:
-        if self.data is not None and self.text_algorithm.adv_estimator in GROUPED and self.data.n_samples < 2:
-            raise ValueError(
-                f"adv_estimator {self.algorithm.adv_estimator} compares responses to the same prompt: data.n_samples "
-                "must be at least 2"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _groups_fill_the_copies(self) -> Study:
-        if not isinstance(self.algorithm, AlgorithmSettings) or self.algorithm.adv_estimator != "grpo":
+        name = self.algorithm.adv_estimator
+        if not self.algorithm.needs.groups:
+            return self
+        if isinstance(self.algorithm, TextAlgorithmSettings):
+            if self.data is not None and self.data.n_samples < 2:
+                raise ValueError(
+                    f"adv_estimator {name} compares responses to the same prompt: data.n_samples must be at least 2"
+                )
             return self
         size, copies = self.algorithm.group_size, self.env.num_envs
         if copies % size:
             raise ValueError(
-                f"adv_estimator grpo plays whole groups at a time: env.num_envs ({copies}) must be a multiple of "
+                f"adv_estimator {name} plays whole groups at a time: env.num_envs ({copies}) must be a multiple of "
                 f"algorithm.group_size ({size}), such as {-(-copies // size) * size}"
             )
         if self.env.max_episode_steps is None:
-            raise ValueError("adv_estimator grpo needs env.max_episode_steps: every episode of a group must end")
+            raise ValueError(f"adv_estimator {name} needs env.max_episode_steps: every episode of a group must end")
         return self
 
 

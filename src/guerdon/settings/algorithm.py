@@ -1,34 +1,156 @@
-"""The `algorithm` section for language models: the estimator of advantages, the loss and how steps are taken.
+"""The `algorithm` section of robots and language models: the estimator of advantages, the loss, how steps are taken.
 
-Names follow PRIME (2502.01456) and its trainer where they name a key.
+Names follow PPO (Schulman et al. 2017, 1707.06347), PRIME (2502.01456) and its trainer, where they name a key. Every
+estimator is declared once, in `_INFO`, for both.
 
+    ControlAlgorithmSettings(adv_estimator="rloo", group_size=4)
     TextAlgorithmSettings(adv_estimator="rloo", learning_rate=5e-7)
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from guerdon.registry import Registry
-from guerdon.settings.base import PARAMS, Named, Schedule, Settings, check_multiple
+from guerdon.settings.base import PARAMS, Named, Schedule, Settings, check_multiple, refuse
 
-GROUPED = ("rloo", "grpo", "dr_grpo")
-_CLIPS = ("clip_range", "clip_range_high", "clip_ratio_c")
-_KEYS = ("normalize_advantages", "loss", "loss_agg", "kl_in")
-_PAPERS: dict[str, tuple[bool, str, str, str]] = {  # what a name's paper says of these keys
-    "rloo": (False, "ppo", "constant", "reward"),  # 2402.14740; with one step per batch, ppo is its REINFORCE
-    "grpo": (False, "ppo", "sequence", "loss"),  # 2402.03300
-    "dr_grpo": (False, "ppo", "constant", "loss"),  # 2503.20783
-    "reinforce": (False, "reinforce", "constant", "reward"),  # Williams 1992
-    "reinforce_pp": (True, "ppo", "token", "reward"),  # 2501.03262
-    "remax": (False, "reinforce", "constant", "reward"),  # 2310.10505
-    "gae": (True, "ppo", "token", "reward"),  # 1707.06347 and 1909.08593
+
+class EstimatorInfo(NamedTuple):
+    """What an estimator needs, and what its paper says of other keys of a language model.
+
+    Attributes:
+        normalize_advantages, loss, loss_agg, kl_in: the paper's, where the configuration does not say.
+        groups: several episodes with the same start, or responses to the same prompt.
+        critic: value heads.
+        greedy: the greedy response to the same prompt.
+    """
+
+    normalize_advantages: bool = False
+    loss: str = "ppo"
+    loss_agg: str = "constant"
+    kl_in: str = "loss"
+    groups: bool = False
+    critic: bool = False
+    greedy: bool = False
+
+
+_INFO = {
+    "rloo": EstimatorInfo(kl_in="reward", groups=True),  # 2402.14740; with one step per batch, ppo is its REINFORCE
+    "grpo": EstimatorInfo(loss_agg="sequence", groups=True),  # 2402.03300
+    "dr_grpo": EstimatorInfo(groups=True),  # 2503.20783
+    "reinforce": EstimatorInfo(loss="reinforce", kl_in="reward"),  # Williams 1992
+    "reinforce_pp": EstimatorInfo(True, loss_agg="token", kl_in="reward"),  # 2501.03262
+    "remax": EstimatorInfo(loss="reinforce", kl_in="reward", greedy=True),  # 2310.10505
+    "gae": EstimatorInfo(True, loss_agg="token", kl_in="reward", critic=True),  # 1707.06347 and 1909.08593
 }
+ESTIMATORS = Registry("estimator", "guerdon.estimators", dict.fromkeys(_INFO, "guerdon.rl.advantages:estimators"))
 
 
-ESTIMATORS = Registry("estimator", "guerdon.estimators", dict.fromkeys(_PAPERS, "guerdon.rl.advantages:estimators"))
+def estimator_info(name: str) -> EstimatorInfo:
+    """What an estimator needs; of a user's own, nothing is known."""
+    return _INFO.get(name, EstimatorInfo())
+
+
+class _SharedSettings(Settings):
+    """The keys of `algorithm` that robots and language models have in common."""
+
+    type: str
+    adv_estimator: Annotated[str, Named(ESTIMATORS)]
+    estimator_params: dict[str, Any] = PARAMS
+    clip_range: float = Field(0.2, gt=0, description="how far the probability ratio may leave 1")
+    clip_range_high: float | None = Field(None, gt=0, description="upper clip where it differs (DAPO, 2503.14476)")
+    clip_ratio_c: float | None = Field(None, gt=1, description="dual clip (1912.09729): bound for negative advantages")
+    entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
+    lr_schedule: Schedule = Field("constant", description="how the learning rate falls to 0 over runner.total_steps")
+
+    @model_validator(mode="after")
+    def _own_estimator(self) -> Self:
+        if ESTIMATORS.is_own(self.adv_estimator):
+            ESTIMATORS.check(self.adv_estimator, self.estimator_params)
+        elif "estimator_params" in self.model_fields_set:
+            refuse({"estimator_params"}, f"adv_estimator {self.adv_estimator}")
+        return self
+
+
+_OF_CRITIC = {"gae_lambda", "clip_range_value", "value_coef", "normalize_advantages"}
+
+
+class ControlAlgorithmSettings(_SharedSettings):
+    """`algorithm` of a robot policy: estimator and update (PPO, Schulman et al. 2017, 1707.06347)."""
+
+    type: Literal["control"] = Field("control", description="robots; follows from policy.type")
+    adv_estimator: Annotated[str, Named(ESTIMATORS)] = Field(
+        "gae",
+        description="gae: critic and GAE; rloo, grpo, dr_grpo: compare episodes with the same start; reinforce: the "
+        "return in the rollout; reinforce_pp: whitened; your own: with the critic",
+    )
+    rollout_steps: int = Field(250, ge=1, description="steps per copy between updates (not of groups)")
+    num_epochs: int = Field(10, ge=1, description="passes over a rollout per update")
+    minibatch_size: int = Field(250, ge=1, description="steps per gradient step")
+    learning_rate: float = Field(1e-3, gt=0, description="of Adam")
+    gamma: float = Field(0.99, ge=0, le=1, description="discount; a source may have its own")
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="lambda of GAE (1506.02438)")
+    clip_range_value: float | None = Field(None, gt=0, description="clip the change of the value; null: not")
+    value_coef: float = Field(1.0, ge=0, description="weight of half the mean squared value error")
+    max_grad_norm: float = Field(0.5, gt=0, description="clip gradients to this norm")
+    target_kl: float | None = Field(None, gt=0, description="stop the update when the policy moved this far")
+    normalize_advantages: bool = Field(True, description="with a critic: zero mean and unit variance over the batch")
+    normalize_rewards: bool = Field(False, description="divide each source by the running std of its return")
+    group_size: int = Field(8, ge=2, description="episodes with the same start per group (rloo, grpo, dr_grpo)")
+    grpo_std: bool = Field(True, description="grpo: divide by the group's standard deviation; off is dr_grpo")
+
+    loss: ClassVar[Literal["ppo"]] = "ppo"
+    loss_agg: ClassVar[Literal["token"]] = "token"  # every step counts alike
+    kl_coef: ClassVar[float] = 0.0
+    kl_type: ClassVar[Literal["k3"]] = "k3"
+    kl_in: ClassVar[Literal["loss"]] = "loss"
+    micro_batch_size: ClassVar[None] = None
+    rloo_form: ClassVar[Literal["paper"]] = "paper"
+
+    @property
+    def needs(self) -> EstimatorInfo:
+        """What the estimator needs; one of your own has a critic."""
+        own = ESTIMATORS.is_own(self.adv_estimator)
+        return EstimatorInfo(critic=True) if own else estimator_info(self.adv_estimator)
+
+    @property
+    def reward_credit(self) -> Literal["dense", "episode"]:
+        """Whole episodes are what a group compares."""
+        return "episode" if self.needs.groups else "dense"
+
+    @property
+    def standardize(self) -> bool:
+        """Whether GRPO divides by the group's standard deviation."""
+        return self.grpo_std
+
+    @property
+    def whiten_batch(self) -> bool:
+        """Whether advantages are whitened over the rollout; with a critic, each mini-batch is."""
+        return self.adv_estimator == "reinforce_pp"
+
+    @property
+    def normalize_minibatches(self) -> bool:
+        """Whether each mini-batch is normalised."""
+        return self.normalize_advantages and self.needs.critic
+
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> Self:
+        name, needs = self.adv_estimator, self.needs
+        if needs.greedy:
+            raise ValueError(
+                f"adv_estimator {name} needs the greedy response to each prompt, which only language models give: take "
+                "rloo, whose baseline is the other episodes with the same start"
+            )
+        idle = {"rollout_steps"} if needs.groups else {"group_size"}
+        idle |= set() if needs.critic else _OF_CRITIC
+        idle |= {key for key, of in (("grpo_std", "grpo"), ("gae_lambda", "gae")) if name != of}
+        refuse(idle & self.model_fields_set, f"adv_estimator {name}")
+        return self
+
+
+_CLIPS = ("clip_range", "clip_range_high", "clip_ratio_c")
 
 
 class AdvParamsSettings(Settings):
@@ -38,7 +160,7 @@ class AdvParamsSettings(Settings):
     reward_model_gamma: float | None = Field(None, ge=0, le=1, description="of reward_model; null: algorithm.gamma")
 
 
-class TextAlgorithmSettings(Settings):
+class TextAlgorithmSettings(_SharedSettings):
     """`algorithm` of a language model. Steps are tokens, an episode is a response."""
 
     type: Literal["text"] = Field("text", description="language models; follows from policy.type")
@@ -47,7 +169,6 @@ class TextAlgorithmSettings(Settings):
         description="of advantages; each takes dense rewards of several sources, only gae has a critic; the defaults "
         "of normalize_advantages, loss, loss_agg and kl_in are those of its paper",
     )
-    estimator_params: dict[str, Any] = PARAMS
     gamma: float = Field(1.0, ge=0, le=1, description="discount per token")
     adv_params: AdvParamsSettings = Field(AdvParamsSettings(), description="a discount for each source")
     gae_lambda: float = Field(1.0, ge=0, le=1, description="gae: lambda")
@@ -73,20 +194,15 @@ class TextAlgorithmSettings(Settings):
         description="mean over tokens of the batch (default of reinforce_pp and gae), mean over responses of their "
         "token means (of grpo), or mean over responses of their sums, divided by the length limit",
     )
-    clip_range: float = Field(0.2, gt=0, description="how far the probability ratio may leave 1")
-    clip_range_high: float | None = Field(None, gt=0, description="upper clip where it differs (DAPO, 2503.14476)")
-    clip_ratio_c: float | None = Field(None, gt=1, description="dual clip (1912.09729): bound for negative advantages")
     kl_coef: float = Field(0.0, ge=0, description="weight of the KL from the reference policy (the start of the run)")
     kl_type: Literal["k1", "k2", "k3"] = Field("k3", description="estimator in the loss (Schulman 2020)")
     kl_in: Literal["loss", "reward"] = Field(
         "loss", description="where the KL enters; in the reward by default, but for grpo, dr_grpo and with kl_type"
     )
-    entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
     num_epochs: int = Field(1, ge=1, description="passes over a batch per update")
     minibatch_size: int | None = Field(None, ge=1, description="responses per gradient step; null: the whole batch")
     micro_batch_size: int | None = Field(None, ge=1, description="responses per forward pass; null: minibatch_size")
     learning_rate: float = Field(1e-6, gt=0, description="of AdamW")
-    lr_schedule: Schedule = Field("constant", description="how the learning rate falls to 0 over runner.total_steps")
     weight_decay: float = Field(0.0, ge=0, description="of AdamW")
     betas: tuple[float, float] = Field((0.9, 0.999), description="of AdamW")
     max_grad_norm: float = Field(1.0, gt=0, description="clip gradients to this norm")
@@ -97,6 +213,11 @@ class TextAlgorithmSettings(Settings):
     normalize_minibatches: ClassVar[bool] = False  # the batch is, before it is cut
     reward_credit: ClassVar[Literal["dense"]] = "dense"
     standardize: ClassVar[bool] = True
+
+    @property
+    def needs(self) -> EstimatorInfo:
+        """What the estimator needs."""
+        return estimator_info(self.adv_estimator)
 
     @property
     def whiten_batch(self) -> bool:
@@ -113,8 +234,6 @@ class TextAlgorithmSettings(Settings):
         idle: list[tuple[str, str]] = []
         if estimator != "gae":
             idle += [(k, f"adv_estimator {estimator}") for k in ("gae_lambda", "value_coef")]
-        if not ESTIMATORS.is_own(str(estimator)):
-            idle.append(("estimator_params", f"adv_estimator {estimator}"))
         if estimator != "rloo":
             idle.append(("rloo_form", f"adv_estimator {estimator}"))
         if given.get("credit", "sum") != "min_form":
@@ -137,12 +256,6 @@ class TextAlgorithmSettings(Settings):
             if key in given:
                 raise ValueError(f"{key} would do nothing with {why}; remove it")
         return given
-
-    @model_validator(mode="after")
-    def _own_estimator(self) -> TextAlgorithmSettings:
-        if ESTIMATORS.is_own(self.adv_estimator):
-            ESTIMATORS.check(self.adv_estimator, self.estimator_params)
-        return self
 
     @model_validator(mode="after")
     def _fits_together(self) -> TextAlgorithmSettings:
@@ -181,7 +294,7 @@ class TextAlgorithmSettings(Settings):
 
 def _of_paper(estimator: str, given: dict[str, Any]) -> dict[str, Any]:
     """Values of the keys that an estimator's paper decides, where they do something."""
-    values = dict(zip(_KEYS, _PAPERS.get(estimator, ()), strict=False))
+    values = dict(zip(EstimatorInfo._fields[:4], estimator_info(estimator), strict=False))
     if not given.get("kl_coef") or "kl_type" in given:
         values.pop("kl_in", None)
     return values
@@ -191,3 +304,6 @@ def _known(given: Any) -> set[str]:
     """Names of the values that are not null, of a section as it was given."""
     values = given.model_dump() if isinstance(given, Settings) else given
     return {k for k, v in values.items() if v is not None} if isinstance(values, dict) else set()
+
+
+AlgorithmSettings = ControlAlgorithmSettings | TextAlgorithmSettings

@@ -8,9 +8,10 @@ import yaml
 from pydantic import ValidationError
 
 from guerdon.config import to_plain, validate
+from guerdon.errors import ConfigError
+from guerdon.settings.algorithm import ControlAlgorithmSettings, TextAlgorithmSettings
 from guerdon.settings.prime import RewardModelSection
 from guerdon.settings.study import Study
-from guerdon.settings.text_algorithm import TextAlgorithmSettings
 from guerdon.settings.text_policy import TextPolicySettings
 
 
@@ -224,3 +225,33 @@ def test_what_was_measured_says_what_a_name_of_an_estimator_would_decide(monkeyp
     for given in (*(study["algorithm"] for study in shipped), importlib.import_module("text_sides").ALGORITHM):
         assert (given["adv_estimator"], given["normalize_advantages"], given["loss_agg"]) == ("rloo", True, "token")
         assert TextAlgorithmSettings.model_validate(given).loss == "ppo"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"adv_estimator": "remax"}, "greedy response to each prompt, which only language models give: take rloo"),
+        ({"adv_estimator": "rloo", "rollout_steps": 8}, "rollout_steps would do nothing with adv_estimator rloo"),
+        ({"adv_estimator": "dr_grpo", "grpo_std": True}, "grpo_std would do nothing with adv_estimator dr_grpo"),
+        ({"adv_estimator": "grpo", "value_coef": 1.0}, "value_coef would do nothing with adv_estimator grpo"),
+        ({"adv_estimator": "reinforce", "group_size": 4}, "group_size would do nothing with adv_estimator reinforce"),
+        ({"adv_estimator": "reinforce_pp", "normalize_advantages": True}, "normalize_advantages would do nothing"),
+        ({"adv_estimator": "reinforce", "gae_lambda": 0.9}, "gae_lambda would do nothing"),
+        ({"grpo_std": False}, "grpo_std would do nothing with adv_estimator gae"),
+        ({"estimator_params": {"a": 1}}, "estimator_params would do nothing with adv_estimator gae"),
+        ({"adv_estimator": "reinfroce"}, "unknown estimator 'reinfroce'.*did you mean 'reinforce'"),
+    ],
+    ids=str,
+)
+def test_an_algorithm_of_a_robot_that_would_not_do_what_it_says_is_refused(given, message):
+    with pytest.raises((ValidationError, ConfigError), match=message):
+        ControlAlgorithmSettings(**given)
+
+
+def test_what_an_estimator_needs_is_the_same_for_robots_and_language_models():
+    for name in ("gae", "rloo", "grpo", "dr_grpo", "reinforce", "reinforce_pp"):
+        robot, language = ControlAlgorithmSettings(adv_estimator=name), TextAlgorithmSettings(adv_estimator=name)
+        assert robot.needs == language.needs
+        assert robot.reward_credit == ("episode" if robot.needs.groups else "dense")
+        assert robot.whiten_batch == (name == "reinforce_pp")
+        assert robot.normalize_minibatches == robot.needs.critic == (name == "gae")
