@@ -46,7 +46,7 @@ def random_model(folder: Path) -> str:
     import torch
 
     from guerdon.models.backbone import ImageScorer
-    from guerdon.models.checkpoint import ImageModelConfig, save_checkpoint
+    from guerdon.models.image import ImageModelConfig, save_checkpoint
 
     torch.manual_seed(0)
     config = ImageModelConfig(type="resnet", arch="resnet18", image_size=(3, 64, 64), threshold=0.5)

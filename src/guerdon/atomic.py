@@ -4,7 +4,8 @@ Everything is first written under a temporary name in the same folder, flushed t
 folder has a `COMPLETE` file with the SHA-256 of every other file in it, written last.
 
     write_json(run / "run.json", {"seed": 0})
-    seal_folder(temporary, run / "checkpoints" / "step_000001000")
+    with sealed_folder(run / "checkpoints" / "step_000001000") as temporary:
+        save_file(tensors, temporary / "state.safetensors")
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +76,19 @@ def sha256(path: Path) -> str:
     """Hex digest of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def sealed_folder(final: Path) -> Iterator[Path]:
+    """A new folder to write files into; when the block ends it is sealed and gets its name, as by `seal_folder`.
+
+    What an earlier writer left unfinished is removed first. Where the block raises, an older folder stays.
+    """
+    temporary = final.with_name(f".{final.name}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    yield temporary
+    seal_folder(temporary, final)
 
 
 def seal_folder(temporary: Path, final: Path) -> None:

@@ -8,9 +8,8 @@ from transformers import ResNetModel
 
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.models.backbone import ImageScorer, inference_copy
-from guerdon.models.checkpoint import ImageModelConfig, load_checkpoint, save_checkpoint
 from guerdon.models.constant import ConstantModel
-from guerdon.models.image import ImageRewardModel
+from guerdon.models.image import ImageModelConfig, ImageRewardModel, load_checkpoint, save_checkpoint
 from guerdon.models.load import load_reward_model
 from guerdon.models.preprocess import to_pixels
 from guerdon.types import Episode, RewardModel

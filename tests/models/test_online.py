@@ -9,9 +9,8 @@ from sklearn.metrics import roc_auc_score
 
 from guerdon.errors import CheckpointError, NonFiniteError
 from guerdon.models.backbone import ImageScorer, calibrating
-from guerdon.models.checkpoint import ImageModelConfig
-from guerdon.models.image import ImageRewardModel
-from guerdon.models.online import FrameReplay, OnlineImageModel, OnlineState
+from guerdon.models.image import ImageModelConfig, ImageRewardModel
+from guerdon.models.online import FrameReplay, OnlineImageModel
 from guerdon.models.preprocess import to_input
 from guerdon.models.quality import auroc, classifier_quality, progress_quality
 
@@ -100,27 +99,27 @@ def test_resume_is_bit_exact_and_survives_safetensors_and_json(tmp_path):
 
     straight = make_trainer()
     straight.update(*labelled(8, 0), steps=3)
-    state = straight.state_dict()
-    save_file(state.tensors, tmp_path / "online.safetensors")
-    values = json.loads(json.dumps(state.values))
+    tensors, values = straight.state()
+    save_file(tensors, tmp_path / "online.safetensors")
+    values = json.loads(json.dumps(values))
     expected = straight.update(*labelled(8, 1), steps=3)
     resumed = make_trainer(seed=5)
     resumed.update(*labelled(8, 3), steps=1)
-    resumed.load_state_dict(OnlineState(load_file(tmp_path / "online.safetensors"), values))
+    resumed.load_state(load_file(tmp_path / "online.safetensors"), values)
     found = resumed.update(*labelled(8, 1), steps=3)
     assert {k: v for k, v in found.items() if k != "seconds"} == {k: v for k, v in expected.items() if k != "seconds"}
-    first, second = straight.state_dict(), resumed.state_dict()
-    assert first.values == second.values
-    assert first.tensors.keys() == second.tensors.keys()
-    assert all(torch.equal(first.tensors[k], second.tensors[k]) for k in first.tensors)
+    (first, first_values), (second, second_values) = straight.state(), resumed.state()
+    assert first_values == second_values
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[k], second[k]) for k in first)
 
 
 def test_a_foreign_state_is_refused():
     trainer = make_trainer()
-    state = trainer.state_dict()
-    del state.tensors["model.head.0.bias"]
+    tensors, values = trainer.state()
+    del tensors["model.head.0.bias"]
     with pytest.raises(CheckpointError, match="does not fit"):
-        trainer.load_state_dict(state)
+        trainer.load_state(tensors, values)
 
 
 @settings(max_examples=25)

@@ -4,7 +4,7 @@ import torch
 
 from guerdon.errors import CheckpointError, DataError
 from guerdon.models.backbone import ImageScorer, calibrating
-from guerdon.models.checkpoint import ImageModelConfig, save_checkpoint
+from guerdon.models.image import ImageModelConfig, save_checkpoint
 from guerdon.models.online import load_online_image_model, outcome_targets
 from guerdon.models.preprocess import to_input
 from guerdon.models.quality import auroc

@@ -8,9 +8,10 @@ from tiny_models import enliven, oracle, random_batch, tiny_policy, tiny_setting
 
 from guerdon.atomic import COMPLETE
 from guerdon.errors import CheckpointError, ConfigError
+from guerdon.finite import load_weights
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy, reference, token_log_probs
-from guerdon.policies.text_files import load_policy, load_value_head, save_policy
+from guerdon.policies.text_files import VALUE_HEAD, load_policy, save_policy
 from guerdon.policies.tiny_text import build_tokenizer
 from guerdon.policies.tokens import token_batch
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings, TinyModelSettings
@@ -312,7 +313,7 @@ def test_tensors_hold_what_is_trained_and_come_back(tmp_path):
             policy.load_tensors(dict(list(state.items())[1:]))
     folder = save_policy(full, tmp_path / "with_head")
     again = load_policy(TextPolicySettings(path=str(folder), bf16=False), seed=0, value_heads=1)
-    load_value_head(again, folder)
+    again.value_head.load_state_dict(load_weights(folder / VALUE_HEAD), strict=True)
     assert torch.equal(again.evaluate(BATCH).values, full.evaluate(BATCH).values)
 
 

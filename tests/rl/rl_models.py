@@ -5,7 +5,7 @@ import torch
 
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.models.backbone import ImageScorer, calibrating
-from guerdon.models.checkpoint import ImageModelConfig, save_checkpoint
+from guerdon.models.image import ImageModelConfig, save_checkpoint
 from guerdon.models.preprocess import to_input
 from guerdon.types import Episode
 

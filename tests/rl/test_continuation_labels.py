@@ -10,7 +10,7 @@ from guerdon.collect.continuations import UNREACHED, Continuations
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError
 from guerdon.models.backbone import ImageScorer, calibrating
-from guerdon.models.checkpoint import ImageModelConfig, save_checkpoint
+from guerdon.models.image import ImageModelConfig, save_checkpoint
 from guerdon.models.preprocess import to_input
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run_folder

@@ -181,7 +181,7 @@ def spoil(folder):
     """Make a model's weights so large that its values overflow, though they are finite themselves."""
     import torch
 
-    from guerdon.models.checkpoint import load_checkpoint, save_checkpoint
+    from guerdon.models.image import load_checkpoint, save_checkpoint
 
     scorer, config = load_checkpoint(folder)
     with torch.no_grad():

@@ -6,7 +6,7 @@ import torch
 
 from guerdon.errors import ConfigError
 from guerdon.models.backbone import ImageScorer
-from guerdon.models.checkpoint import ImageModelConfig, save_checkpoint
+from guerdon.models.image import ImageModelConfig, save_checkpoint
 from guerdon.serve.backends import model_source, vlm_options
 from guerdon.settings.serve import ServedModelSettings
 from guerdon.types import Episode

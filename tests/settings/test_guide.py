@@ -62,7 +62,7 @@ def checkpoint(study):
     import torch
 
     from guerdon.models.backbone import ImageScorer
-    from guerdon.models.checkpoint import ImageModelConfig, save_checkpoint
+    from guerdon.models.image import ImageModelConfig, save_checkpoint
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -9,7 +9,7 @@ from synthetic import square_episode, square_episodes
 from guerdon.atomic import write_json
 from guerdon.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from guerdon.finite import first_non_finite
-from guerdon.models.checkpoint import load_checkpoint
+from guerdon.models.image import load_checkpoint
 from guerdon.models.load import load_reward_model
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
 from guerdon.train.images import _FREE, FrameTrainer, labelled_frames, seeded_scorer, train_on_episodes

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from guerdon.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from guerdon.finite import first_non_finite
 from guerdon.models.load import load_reward_model
-from guerdon.models.vlm import load_vlm, read_card
+from guerdon.models.vlm import find_card, load_vlm
 from guerdon.models.vlm_transformers import read_vlm
 from guerdon.settings.text_policy import LoraSettings
 from guerdon.settings.vlm import TinyVLMSettings, VLMSettings, VLMTrainSettings
@@ -66,7 +66,7 @@ def test_it_learns_to_tell_done_from_undone(trained):
 
 def test_a_checkpoint_says_how_it_is_asked(trained):
     folder, _ = trained
-    where, card = read_card(folder)
+    where, card = find_card(folder)
     assert where == folder / "model"
     assert card.asked == {"question": "completed", "input": "image", "max_pixels": 200704}
     assert (card.threshold, card.adapter, card.base, card.data_hash) == (0.5, True, "base", "abc")
@@ -110,7 +110,7 @@ def test_what_was_altered_or_cut_off_is_refused(trained, tmp_path):
     with pytest.raises(CheckpointError, match="incomplete"):
         load_vlm("qwen_vl", tmp_path / "m")
     with pytest.raises(CheckpointError, match="guerdon train"):
-        read_card(tmp_path / "nothing")
+        find_card(tmp_path / "nothing")
     with pytest.raises(CheckpointError, match="no such folder"):
         load_vlm("qwen_vl", tmp_path / "nothing")
 
@@ -173,7 +173,7 @@ def test_other_families_videos_and_progress_without_lora(tmp_path, architecture)
     result = train_vlm_on_episodes(how, lamps())
     assert 0 <= result.metrics["failures"] <= result.metrics["val_rows"] == 4 * 2
     assert (result.metrics["mae"] is None) == (result.metrics["failures"] == result.metrics["val_rows"])
-    _, card = read_card(tmp_path)
+    _, card = find_card(tmp_path)
     assert card.asked["nframes"] == 3
     assert not card.adapter
     model = load_reward_model("qwen_vl", tmp_path)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from guerdon.errors import CheckpointError, ConfigError, NonFiniteError, boundary
 from guerdon.finite import load_weights
-from guerdon.models.state import adam_tensors, load_adam, load_state, save_state
+from guerdon.models.checkpoint import adam_tensors, load_adam, load_state, save_state
 from guerdon.models.text_inputs import Reading, as_batch, buckets, read_steps
 from guerdon.models.text_losses import bce_terms, implicit_rewards, pair_terms, pairs
 from guerdon.models.text_model import TextModelCard, TextRewardModel, read_policy

@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,21 +30,13 @@ from guerdon.episodes.targets import episode_success, frame_targets
 from guerdon.errors import CheckpointError, DataError, boundary
 from guerdon.finite import SkippedSteps
 from guerdon.models.backbone import calibrating
-from guerdon.models.checkpoint import Kind
-from guerdon.models.image import ImageRewardModel, load_image_model
+from guerdon.models.checkpoint import adam_tensors, load_adam, load_state, save_state
+from guerdon.models.image import ImageRewardModel, Kind, load_image_model
 from guerdon.models.preprocess import random_shift, to_input, to_pixels
 from guerdon.models.quality import frame_quality
-from guerdon.models.state import adam_tensors, load_adam, load_state, save_state
 from guerdon.types import ByteArray, Episode, FloatArray, RewardInfo, Score
 
 CALIBRATION_FRAMES = 256
-
-
-class OnlineState(NamedTuple):
-    """Everything a bit-exact resume needs: tensors for safetensors, and plain values for JSON."""
-
-    tensors: dict[str, Tensor]
-    values: dict[str, Any]
 
 
 class OnlineImageModel:
@@ -159,7 +151,7 @@ class OnlineImageModel:
 
     def save(self, folder: Path) -> None:
         """Write weights, optimiser, replay and random state in one piece."""
-        save_state(folder, *self.state_dict())
+        save_state(folder, *self.state())
 
     def restore(self, folder: Path) -> None:
         """Return to what `save` wrote.
@@ -169,7 +161,7 @@ class OnlineImageModel:
         """
         tensors, values = load_state(folder)
         with boundary(CheckpointError, f"{folder} cannot be read"):
-            self.load_state_dict(OnlineState(tensors, values))
+            self.load_state(tensors, values)
 
     def update(self, frames_N_H_W_C: NDArray[Any], targets_N: NDArray[Any], *, steps: int) -> dict[str, float | None]:
         """Fit the model to fresh frames and the replay, then remember the fresh frames.
@@ -257,39 +249,37 @@ class OnlineImageModel:
                 self._logits(torch.from_numpy(mixed[start : start + 64]).to(self.model.device))
         self.model.refresh()
 
-    def state_dict(self) -> OnlineState:
-        """Model, optimiser, replay and random state, as copies that later updates do not touch."""
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Model, optimiser, replay and random state as tensors and JSON values; later updates do not touch them."""
         weights = self.model.scorer.state_dict().items()
         tensors = {
             f"model.{name}": t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in weights
         }
         tensors |= adam_tensors(self.optimizer, "optimizer.")
         tensors |= {f"replay.{name}": torch.from_numpy(array) for name, array in self.replay.arrays().items()}
-        return OnlineState(
-            tensors,
-            {"rng": self.rng.bit_generator.state, "seen": list(self.replay.offered), "updates": self.updates},
-        )
+        values = {"rng": self.rng.bit_generator.state, "seen": list(self.replay.offered), "updates": self.updates}
+        return tensors, values
 
-    def load_state_dict(self, state: OnlineState) -> None:
-        """Continue exactly where `state_dict` was taken.
+    def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Continue exactly where `state` was taken.
 
         Raises:
             CheckpointError: the state belongs to another model.
         """
 
         def part(prefix: str) -> dict[str, Tensor]:
-            return {name.removeprefix(prefix): t for name, t in state.tensors.items() if name.startswith(prefix)}
+            return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
         try:
             self.model.scorer.load_state_dict(part("model."), strict=True)
         except RuntimeError as error:
             raise CheckpointError(f"the saved online state does not fit this reward model: {error}") from error
         self.model.refresh()
-        load_adam(self.optimizer, state.tensors, "optimizer.")
+        load_adam(self.optimizer, tensors, "optimizer.")
         replayed = {name: t.numpy().copy() for name, t in part("replay.").items()}
-        self.replay.restore(replayed, state.values["seen"])
-        self.rng.bit_generator.state = state.values["rng"]
-        self.updates = state.values["updates"]
+        self.replay.restore(replayed, values["seen"])
+        self.rng.bit_generator.state = values["rng"]
+        self.updates = values["updates"]
 
 
 def _checked(targets_N: NDArray[Any], n: int) -> FloatArray:
@@ -391,17 +381,7 @@ def load_online_image_model(
     *,
     kind: Kind,
     data_path: str | None = None,
-    device: str | torch.device | None = None,
-    bf16: bool | Literal["auto"] = "auto",
-    steps: int = 20,
-    frames_per_episode: int = 8,
-    learning_rate: float = 1e-4,
-    weight_decay: float = 1e-5,
-    batch_size: int = 64,
-    replay_size: int = 2000,
-    replay_ratio: float = 0.5,
-    augment: bool = True,
-    seed: int = 0,
+    **options: Any,
 ) -> OnlineImageModel:
     """Load a checkpoint as a model that goes on learning.
 
@@ -410,27 +390,14 @@ def load_online_image_model(
         kind: what it must be.
         data_path: a data set of labelled episodes, such as the one that it was trained on: the replay begins with
             its frames, so that the model does not forget them. None: an empty replay.
-        device: see `ImageRewardModel`.
-        bf16: see `ImageRewardModel`.
-        steps: see `OnlineImageModel`.
-        frames_per_episode: see `OnlineImageModel`; also of the episodes at `data_path`.
-        learning_rate: see `OnlineImageModel`.
-        weight_decay: of AdamW.
-        batch_size: frames per step.
-        replay_size: frames remembered.
-        replay_ratio: share of each batch drawn from the replay.
-        augment: shift frames randomly.
-        seed: of the draws.
+        **options: `device` and `bf16` of `ImageRewardModel`; all others are those of `OnlineImageModel`.
 
     Raises:
         CheckpointError: missing, corrupt, or of another kind.
         DataError: there are no labelled episodes at `data_path`.
     """
-    model = load_image_model(checkpoint_path, kind=kind, device=device, bf16=bf16)
-    online = OnlineImageModel(
-        model, learning_rate=learning_rate, weight_decay=weight_decay, batch_size=batch_size, replay_size=replay_size,
-        replay_ratio=replay_ratio, augment=augment, steps=steps, frames_per_episode=frames_per_episode, seed=seed,
-    )  # fmt: skip
+    placed = {name: options.pop(name) for name in ("device", "bf16") if name in options}
+    online = OnlineImageModel(load_image_model(checkpoint_path, kind=kind, **placed), **options)
     if data_path is not None:
         online.remember(data_path)
     return online

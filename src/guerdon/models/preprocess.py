@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from guerdon.errors import DataError
+from guerdon.models import vlm_frames
 from guerdon.types import ByteArray
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-_CHANNELS = (1, 3, 4)
 
 
 def to_pixels(
@@ -42,10 +43,11 @@ def to_pixels(
         (N, H', W', 3) uint8, contiguous.
 
     Raises:
-        ValueError: for another shape or type, floats outside [0, 1], or a picture with transparency.
+        DataError: for another shape or type, floats outside [0, 1], or a picture with transparency.
     """
     array = frames.detach().cpu().numpy() if isinstance(frames, Tensor) else np.asarray(frames)
-    array = _to_bytes(_to_channels_last(array, known=channels_last))
+    array = _to_channels_last(array, known=channels_last)
+    array = vlm_frames.to_bytes(array) if array.size else array
     _, height, width = image_size
     if array.shape[1:3] != (height, width) and len(array):
         resized = F.interpolate(
@@ -96,30 +98,5 @@ def _to_channels_last(array: NDArray[Any], *, known: bool) -> NDArray[Any]:
     if array.ndim == 3:
         return array[..., None]
     if array.ndim != 4:
-        raise ValueError(f"frames must be (N, H, W, C), (N, C, H, W) or (N, H, W), got shape {array.shape}")
-    last, first = array.shape[3] in _CHANNELS, array.shape[1] in _CHANNELS and not known
-    if last and first:
-        raise ValueError(
-            f"cannot tell which axis of shape {array.shape} holds the channels: make them (N, H, W, 3) and pass "
-            "channels_last=True, or score an Episode"
-        )
-    if not last and not first:
-        raise ValueError(
-            f"frames must have 1, 3 or 4 channels, got shape {array.shape}: "
-            "for stacked or multi-tower inputs pass the RGB picture itself"
-        )
-    return array if last else np.moveaxis(array, 1, 3)
-
-
-def _to_bytes(array: NDArray[Any]) -> ByteArray:
-    if np.issubdtype(array.dtype, np.floating):
-        if not np.isfinite(array).all() or (array.size and (array.min() < 0 or array.max() > 1)):
-            raise ValueError("float frames must lie in [0, 1]: divide by 255, or pass uint8")
-        array = np.rint(array * 255.0).astype(np.uint8)
-    elif array.dtype != np.uint8:
-        raise ValueError(f"frames must be uint8 or floats in [0, 1], got {array.dtype}")
-    if array.shape[3] == 4:
-        if (array[..., 3] != 255).any():
-            raise ValueError("RGBA frames with transparency: blend them over a background first")
-        array = array[..., :3]
-    return np.repeat(array, 3, axis=3) if array.shape[3] == 1 else array
+        raise DataError(f"frames must be (N, H, W, C), (N, C, H, W) or (N, H, W), got shape {array.shape}")
+    return vlm_frames.channels_last(array, (1, 3, 4), known=known)

@@ -17,11 +17,9 @@ when it is read.
 
 from __future__ import annotations
 
-import json
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,14 +27,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from guerdon import __version__
-from guerdon.atomic import COMPLETE, seal_folder, verify_folder, write_json
+from guerdon.atomic import sealed_folder, verify_folder
 from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
-from guerdon.finite import load_weights, save_weights
+from guerdon.finite import load_weights, refuse_to_write, save_weights
+from guerdon.models import checkpoint
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.models.text_inputs import Reading, buckets, close_steps, hidden_at
 from guerdon.policies.text import TextPolicy
-from guerdon.policies.text_files import load_base, save_policy
+from guerdon.policies.text_files import load_base, save_policy, write_policy
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Episode, Failure, IntArray, RewardInfo, Score
 
@@ -101,13 +99,7 @@ def read_card(folder: Path) -> TextModelCard:
         CheckpointError: there is none, it is of another version, or a file was altered.
     """
     verify_folder(folder)
-    with boundary(CheckpointError, f"{folder / CARD} cannot be read"):
-        record = json.loads((folder / CARD).read_text(encoding="utf-8"))
-        known = {f.name for f in fields(TextModelCard)}
-        absent = sorted(known - record.keys() - ADDED)
-        if absent:
-            raise CheckpointError(f"{folder / CARD} lacks {', '.join(absent)}: it was not written by `guerdon train`")
-        return TextModelCard(**{name: record[name] for name in known & record.keys()})
+    return checkpoint.read_card(folder / CARD, TextModelCard, added=ADDED)
 
 
 class TextRewardModel(ABC):
@@ -334,16 +326,14 @@ def write_folder(
         ref: a reference with weights of its own, stored under `reference/`.
         merged: write adapters merged into their weights.
     """
-    temporary = folder.with_name(f".{folder.name}.writing")
-    shutil.rmtree(temporary, ignore_errors=True)
-    save_policy(policy, temporary, merged=merged)
-    (temporary / COMPLETE).unlink()  # sealed again below, with what is added
-    if head is not None:
-        save_weights({name: t.detach().cpu() for name, t in head.state_dict().items()}, temporary / HEAD)
-    if ref is not None:
-        save_policy(ref, temporary / "reference", merged=merged)
-    write_json(temporary / CARD, asdict(card) | {"guerdon_version": __version__})
-    seal_folder(temporary, folder)
+    refuse_to_write(policy.named_parameters(), folder)
+    with sealed_folder(folder) as temporary:
+        write_policy(policy, temporary, merged=merged)
+        if head is not None:
+            save_weights({name: t.detach().cpu() for name, t in head.state_dict().items()}, temporary / HEAD)
+        if ref is not None:
+            save_policy(ref, temporary / "reference", merged=merged)
+        checkpoint.write_card(temporary / CARD, card)
     return folder
 
 

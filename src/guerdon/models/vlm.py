@@ -16,11 +16,8 @@ that says otherwise is refused.
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,9 +25,10 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
-from guerdon.atomic import seal_folder, verify_folder, write_json
+from guerdon.atomic import sealed_folder, verify_folder
 from guerdon.config import validate
-from guerdon.errors import CheckpointError, ConfigError, boundary
+from guerdon.errors import CheckpointError, ConfigError
+from guerdon.models.checkpoint import read_card, write_card
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, ParseStatus, Scale, joined_status
 from guerdon.models.verdict_parser import parse_choice, parse_completed, parse_verdict
 from guerdon.models.vlm_prompts import (
@@ -360,16 +358,13 @@ def write_vlm_checkpoint(folder: Path, card: VLMCard, write_weights: Callable[[P
     Returns:
         The folder.
     """
-    temporary = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    write_weights(temporary)
-    write_json(temporary / CARD, asdict(card) | {"type": "qwen_vl", "guerdon_version": version("guerdon")})
-    seal_folder(temporary, folder)
+    with sealed_folder(folder) as temporary:
+        write_weights(temporary)
+        write_card(temporary / CARD, card, type="qwen_vl")
     return folder
 
 
-def read_card(path: str | Path) -> tuple[Path, VLMCard]:
+def find_card(path: str | Path) -> tuple[Path, VLMCard]:
     """The folder of a checkpoint (`path` or its `model/`) and its card; the hash of every file is checked.
 
     Raises:
@@ -382,9 +377,7 @@ def read_card(path: str | Path) -> tuple[Path, VLMCard]:
             f"no vision-language reward model at {given}: expected a folder with {CARD}; write one with `guerdon train`"
         )
     verify_folder(folder)
-    with boundary(CheckpointError, f"{folder / CARD} cannot be read"):
-        record = json.loads((folder / CARD).read_text(encoding="utf-8"))
-        return folder, VLMCard(**{name: record[name] for name in VLMCard.__dataclass_fields__})
+    return folder, read_card(folder / CARD, VLMCard)
 
 
 def load_vlm(
@@ -411,7 +404,7 @@ def load_vlm(
     kind, calibration, card = VLM_NAMES[name], Calibration(), None
     given = vlm.model_dump(exclude_unset=True) if isinstance(vlm, VLMSettings) else dict(vlm or {})
     if checkpoint_path is not None and is_checkpoint(checkpoint_path):
-        folder, card = read_card(checkpoint_path)
+        folder, card = find_card(checkpoint_path)
     elif checkpoint_path is not None:
         if given.get("path") is not None:
             raise ConfigError(f"both vlm.path and checkpoint_path {str(checkpoint_path)!r} are given; give one of them")

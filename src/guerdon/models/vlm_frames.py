@@ -47,8 +47,8 @@ def to_rgb_uint8(frames: NDArray[Any], *, towers: str = "dinosiglip") -> ByteArr
         raise DataError(f"unknown towers {towers!r}: choose one of {', '.join(TOWERS)}")
     array = _channels_last(np.asarray(frames))
     if array.shape[-1] == 6:
-        return _to_bytes(_one_of_two(array, towers))
-    return _to_bytes(array)
+        array = _one_of_two(array, towers)
+    return to_bytes(array)
 
 
 def sample_frames(count: int, nframes: int) -> IntArray:
@@ -97,12 +97,32 @@ def _channels_last(array: NDArray[Any]) -> NDArray[Any]:
         return array[..., None]
     if array.ndim != 4:
         raise DataError(f"pictures must be (T, H, W, C), (T, C, H, W) or (T, H, W), got shape {shape}")
-    last, first = shape[3] in _CHANNELS, shape[1] in _CHANNELS
+    return channels_last(array, _CHANNELS)
+
+
+def channels_last(array_T: NDArray[Any], counts: tuple[int, ...], *, known: bool = False) -> NDArray[Any]:
+    """(T, H, W, C) of pictures with four axes.
+
+    Args:
+        array_T: (T, H, W, C) or (T, C, H, W).
+        counts: channels that a picture may have.
+        known: they are (T, H, W, C).
+
+    Raises:
+        DataError: neither axis, or both, could hold the channels.
+    """
+    shape = array_T.shape
+    last, first = shape[3] in counts, shape[1] in counts and not known
     if last and first:
-        raise DataError(f"cannot tell which axis of shape {shape} holds the channels")
+        raise DataError(
+            f"cannot tell which axis of shape {shape} holds the channels; the frames of an Episode have them last"
+        )
     if not last and not first:
-        raise DataError(f"pictures must have 1, 3, 4 or 6 channels, got shape {shape}")
-    return array if last else np.moveaxis(array, 1, 3)
+        raise DataError(
+            f"pictures must have {', '.join(map(str, counts[:-1]))} or {counts[-1]} channels, got shape {shape}: "
+            "of stacked or multi-tower inputs pass the RGB picture itself"
+        )
+    return array_T if last else np.moveaxis(array_T, 1, 3)
 
 
 def _one_of_two(array_T_H_W_6: NDArray[Any], towers: str) -> NDArray[np.float32]:
@@ -124,12 +144,17 @@ def _one_of_two(array_T_H_W_6: NDArray[Any], towers: str) -> NDArray[np.float32]
     return picture
 
 
-def _to_bytes(array_T_H_W_C: NDArray[Any]) -> ByteArray:
+def to_bytes(array_T_H_W_C: NDArray[Any]) -> ByteArray:
+    """(T, H, W, 3) RGB bytes of pictures with 1, 3 or 4 channels, of which there is at least one.
+
+    Raises:
+        DataError: neither uint8 nor floats in [0, 1], or transparent.
+    """
     array = array_T_H_W_C
     if np.issubdtype(array.dtype, np.floating):
         if not np.isfinite(array).all() or array.min() < 0 or array.max() > 1:
             raise DataError("float pictures must lie in [0, 1]: divide by 255, undo a normalisation, or pass uint8")
-        array = np.rint(array.astype(np.float32) * np.float32(255)).astype(np.uint8)
+        array = np.rint(array.astype(np.result_type(array, np.float32)) * 255).astype(np.uint8)
     elif array.dtype != np.uint8:
         raise DataError(f"pictures must be uint8 or floats in [0, 1], got {array.dtype}")
     if array.shape[-1] == 4:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from guerdon.atomic import COMPLETE, seal_folder, verify_folder
+from guerdon.atomic import COMPLETE, sealed_folder, verify_folder
 from guerdon.errors import CheckpointError, boundary
 from guerdon.finite import load_weights, refuse_to_read, refuse_to_write, save_weights
 from guerdon.hub import check_model
@@ -170,31 +170,21 @@ def save_policy(policy: TextPolicy, folder: Path, *, merged: bool = False) -> Pa
         NonFiniteError: a weight is not finite; an existing folder stays.
     """
     refuse_to_write(policy.named_parameters(), folder)
-    temporary = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    with quietly():
-        if policy.adapter is None or merged:
-            _write_model(policy, temporary)
-        else:
-            _write_adapter(policy, temporary)
-        policy.tokenizer.save_pretrained(temporary)
-    if policy.value_head is not None:
-        save_weights({k: v.detach().cpu() for k, v in policy.value_head.state_dict().items()}, temporary / VALUE_HEAD)
-    seal_folder(temporary, folder)
+    with sealed_folder(folder) as temporary:
+        write_policy(policy, temporary, merged=merged)
     return folder
 
 
-def load_value_head(policy: TextPolicy, folder: Path) -> None:
-    """Read the value head that `save_policy` wrote next to a policy.
-
-    Raises:
-        CheckpointError: there is none, or it does not fit.
-    """
-    if policy.value_head is None or not (folder / VALUE_HEAD).is_file():
-        raise CheckpointError(f"{folder} has no {VALUE_HEAD}, or this policy was built without a value head")
-    with boundary(CheckpointError, f"{folder / VALUE_HEAD} cannot be read"):
-        policy.value_head.load_state_dict(load_weights(folder / VALUE_HEAD), strict=True)
+def write_policy(policy: TextPolicy, folder: Path, *, merged: bool = False) -> None:
+    """Write the files of `save_policy` into a folder that is there; the caller seals it."""
+    with quietly():
+        if policy.adapter is None or merged:
+            _write_model(policy, folder)
+        else:
+            _write_adapter(policy, folder)
+        policy.tokenizer.save_pretrained(folder)
+    if policy.value_head is not None:
+        save_weights({k: v.detach().cpu() for k, v in policy.value_head.state_dict().items()}, folder / VALUE_HEAD)
 
 
 def _write_model(policy: TextPolicy, folder: Path) -> None:

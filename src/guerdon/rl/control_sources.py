@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from guerdon.errors import ConfigError
-from guerdon.models.checkpoint import save_checkpoint
-from guerdon.models.image import ImageRewardModel
+from guerdon.models.image import ImageRewardModel, save_checkpoint
 from guerdon.models.load import load_source_model
 from guerdon.models.vlm_prm import log_computed, log_weighted
 from guerdon.policies.control import StateInputs

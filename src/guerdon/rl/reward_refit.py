@@ -22,9 +22,8 @@ from torch import Tensor
 from guerdon.episodes.read import read_episodes
 from guerdon.episodes.targets import frame_targets, nearness, no_labels, outcome_of
 from guerdon.errors import ConfigError, DataError
-from guerdon.models.checkpoint import ImageModelConfig
-from guerdon.models.image import ImageRewardModel
-from guerdon.models.online import OnlineImageModel, OnlineState
+from guerdon.models.image import ImageModelConfig, ImageRewardModel
+from guerdon.models.online import OnlineImageModel
 from guerdon.rl.checkpoint import under
 from guerdon.settings.reward_models import RefittedModelSettings
 from guerdon.types import ByteArray, Episode, Metrics, Observes, RewardModel, Segment
@@ -192,8 +191,8 @@ class RewardRefit:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and JSON-able values: model, optimizer, replay, open episodes and labelled frames."""
-        online = self.trainer.state_dict()
-        tensors = {f"online.{k}": v for k, v in online.tensors.items()}
+        online, online_values = self.trainer.state()
+        tensors = {f"online.{k}": v for k, v in online.items()}
         for i, episode in enumerate(self._open):
             if episode.frames:
                 success = [_UNKNOWN if s is None else int(s) for s in episode.success]
@@ -204,11 +203,11 @@ class RewardRefit:
             tensors[f"ready.{i}.frames"] = torch.from_numpy(frames.copy())
             tensors[f"ready.{i}.targets"] = torch.from_numpy(targets.copy())
         counts = {"rollouts": self._rollouts, "ready": len(self._ready), "skipped": self._skipped}
-        return tensors, {"online": online.values, **counts}
+        return tensors, {"online": online_values, **counts}
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Return to a stored state."""
-        self.trainer.load_state_dict(OnlineState(under("online", tensors), values["online"]))
+        self.trainer.load_state(under("online", tensors), values["online"])
         self._rollouts, self._skipped = int(values["rollouts"]), int(values["skipped"])
         self.reset_streams()
         for i, episode in enumerate(self._open):

@@ -278,7 +278,7 @@ def refuse_missing(path: str) -> None:
 
 def _kind_at(path: str) -> str:
     """The type of the model at a path: an image model of `guerdon train`, a vision-language model, or text."""
-    from guerdon.models.checkpoint import CONFIG, find_checkpoint
+    from guerdon.models.image import CONFIG, find_checkpoint
     from guerdon.models.vlm import is_checkpoint
 
     refuse_missing(path)

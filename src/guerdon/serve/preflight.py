@@ -89,7 +89,7 @@ def refuse_all(settings: ServeSettings) -> None:
 
             check_text_model(call.arguments["path"], adapter=call.arguments.get("adapter", "auto"))
         elif backends.plain_name(call.kind) in backends.IMAGE_KINDS:
-            from guerdon.models.checkpoint import load_config
+            from guerdon.models.image import load_config
 
             load_config(call.arguments["checkpoint_path"], type=backends.plain_name(call.kind))
 
