@@ -18,7 +18,8 @@ from transformers import (
     Qwen2ForTokenClassification,
 )
 
-from guerdon.models.adapters.steps import StepTokens, layer, pack, pad
+from guerdon.models.adapters.steps import layer, pack, pad
+from guerdon.models.text_inputs import Reading, split_steps
 from guerdon.policies.packing import packs
 from guerdon.policies.tiny_text import byte_tokenizer
 
@@ -47,14 +48,15 @@ def network(kind):
 def marked(lengths, seed=0):
     rng = np.random.default_rng(seed)
     return [
-        StepTokens(rng.integers(1, 200, size=n), np.sort(rng.choice(n, size=min(n, 3), replace=False))) for n in lengths
+        Reading(rng.integers(1, 200, size=n), 0, np.sort(rng.choice(n, size=min(n, 3), replace=False))) for n in lengths
     ]
 
 
-def values(model, laid):
+def values(model, batch, laid):
+    inputs, places_M = laid
     with torch.inference_mode():
-        logits = model(**laid.inputs).logits.flatten(0, 1)
-    return laid.split(logits[laid.places_M].softmax(-1)[:, 1])
+        logits = model(**inputs).logits.flatten(0, 1)
+    return split_steps(batch, logits[places_M].softmax(-1)[:, 1].numpy())
 
 
 @pytest.fixture(scope="module", params=CAUSAL)
@@ -70,11 +72,11 @@ def test_packed_is_what_each_is_alone(causal, lengths, seed):
     plain, packed, lay = causal
     batch = marked(lengths, seed)
     laid = lay(batch)
-    assert laid.inputs["input_ids"].shape == (1, sum(lengths))
-    together = values(packed, laid)
-    side_by_side = values(plain, pad(batch, TOKENIZER, torch.device("cpu")))
+    assert laid[0]["input_ids"].shape == (1, sum(lengths))
+    together = values(packed, batch, laid)
+    side_by_side = values(plain, batch, pad(batch, TOKENIZER, torch.device("cpu")))
     for one, ours, theirs in zip(batch, together, side_by_side, strict=True):
-        alone = values(plain, pad([one], TOKENIZER, torch.device("cpu")))[0]
+        alone = values(plain, [one], pad([one], TOKENIZER, torch.device("cpu")))[0]
         np.testing.assert_allclose(ours, alone, atol=1e-5)
         np.testing.assert_allclose(theirs, alone, atol=1e-5)
 
@@ -84,9 +86,9 @@ def test_others_are_padded(kind):
     model = network(OTHERS[kind])
     batch = marked([5, 17, 9])
     laid = layer(model, TOKENIZER)(batch)
-    assert laid.inputs["attention_mask"].sum(1).tolist() == [5, 17, 9]
-    for one, ours in zip(batch, values(model, laid), strict=True):
-        alone = values(model, pad([one], TOKENIZER, torch.device("cpu")))[0]
+    assert laid[0]["attention_mask"].sum(1).tolist() == [5, 17, 9]
+    for one, ours in zip(batch, values(model, batch, laid), strict=True):
+        alone = values(model, [one], pad([one], TOKENIZER, torch.device("cpu")))[0]
         np.testing.assert_allclose(ours, alone, atol=1e-5)
 
 
@@ -105,7 +107,7 @@ def test_a_network_with_a_mask_of_its_own_is_not_packed():
 
 
 def test_places_are_those_of_each_solution():
-    batch = [StepTokens(np.arange(4), np.array([1, 3])), StepTokens(np.arange(3), np.array([2]))]
-    assert pack(batch, torch.device("cpu")).places_M.tolist() == [1, 3, 6]
-    assert pad(batch, TOKENIZER, torch.device("cpu")).places_M.tolist() == [1, 3, 6]
-    assert pack(batch, torch.device("cpu")).inputs["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 2]]
+    batch = [Reading(np.arange(4), 0, np.array([1, 3])), Reading(np.arange(3), 0, np.array([2]))]
+    assert pack(batch, torch.device("cpu"))[1].tolist() == [1, 3, 6]
+    assert pad(batch, TOKENIZER, torch.device("cpu"))[1].tolist() == [1, 3, 6]
+    assert pack(batch, torch.device("cpu"))[0]["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 2]]

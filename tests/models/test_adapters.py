@@ -28,7 +28,7 @@ from transformers.models.mistral.modeling_mistral import MistralModel
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Model
 
 from guerdon.errors import CheckpointError, ConfigError
-from guerdon.models.adapters import ADAPTERS, adapter_of, load_adapter, recognise, value_heads
+from guerdon.models.adapters import ADAPTERS, adapter_of, families, load_adapter, recognise
 from guerdon.models.explained_score import Judge, JudgeOptions, judge
 from guerdon.models.text_load import load_text_model
 from guerdon.policies.tiny_text import byte_tokenizer
@@ -154,13 +154,13 @@ def test_ids_and_places_of_trl_are_those_of_its_trainer(separator, ids, places, 
     Trl(tmp_path, tokenizer=TRL_TOKENIZER, separator=separator)
     marked = load_adapter("trl", str(tmp_path), 1).tokenize("3+5=?", TRL_STEPS)
     assert marked.ids.tolist() == ids
-    assert marked.places.tolist() == places
+    assert marked.ends_S.tolist() == places
 
 
 def pieces(family, marked):
     """The text that a model reads, `|` behind each token whose output is read."""
     tokens = family.tokenizer.convert_ids_to_tokens(marked.ids.tolist())
-    text = "".join(t + ("|" if i in marked.places else "") for i, t in enumerate(tokens))
+    text = "".join(t + ("|" if i in marked.ends_S else "") for i, t in enumerate(tokens))
     text = re.sub(r"<0x(..)>", lambda byte: chr(int(byte[1], 16)), text)
     return text.replace("Ġ", " ").replace("Ċ", "/").replace("\n", "/")
 
@@ -213,14 +213,14 @@ def test_characters_that_a_tokenizer_does_not_know(tmp_path):
 
 def test_a_value_that_is_not_finite_is_a_failure(tmp_path, monkeypatch):
     Qwen(tmp_path)
-    read = value_heads.read_strictly
+    read = families.read_strictly
 
     def spoilt(kind, path):
         model = read(kind, path)
         model.score[2].bias[0] = float("nan")
         return model
 
-    monkeypatch.setattr(value_heads, "read_strictly", spoilt)
+    monkeypatch.setattr(families, "read_strictly", spoilt)
     assert load_adapter("qwen_prm", str(tmp_path), 4).score([episode()])[0].failure.reason == "non_finite"
 
 

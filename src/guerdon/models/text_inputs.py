@@ -11,7 +11,7 @@ label would belong to both.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from guerdon.models.explained_score import ExplainedScore
 from guerdon.policies.packing import Layout, lay_out
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.tokens import TokenBatch, pad_id, piece_ids, prompt_ids, token_batch
-from guerdon.types import BoolArray, IntArray
+from guerdon.types import BoolArray, Failure, FloatArray, IntArray, Score
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +108,31 @@ def buckets(readings: Sequence[Reading], size: int) -> list[IntArray]:
     """Indices in groups of at most `size`, the like-long together: little padding, the same groups every time."""
     order = np.argsort([len(r) for r in readings], kind="stable")
     return [order[start : start + size] for start in range(0, len(order), size)]
+
+
+def judge_readings(
+    readings: Sequence[Reading | Failure], size: int, score: Callable[[Sequence[Reading]], Sequence[Score]]
+) -> list[ExplainedScore]:
+    """Scores of readings with the number of tokens read, in order; nothing is ever left out.
+
+    Args:
+        readings: or why a solution cannot be read.
+        size: readings at a time.
+        score: scores of a few readings of like length.
+    """
+    found = {i: ExplainedScore(Score(failure=r)) for i, r in enumerate(readings) if isinstance(r, Failure)}
+    whole = {i: r for i, r in enumerate(readings) if not isinstance(r, Failure)}
+    rows = list(whole)
+    for group in buckets(list(whole.values()), size):
+        batch = [whole[rows[k]] for k in group]
+        for k, reading, one in zip(group, batch, score(batch), strict=True):
+            found[rows[k]] = ExplainedScore(one, tokens=len(reading))
+    return [found[i] for i in range(len(readings))]
+
+
+def split_steps(readings: Sequence[Reading], values_M: np.ndarray) -> list[FloatArray]:
+    """Values of all steps, solution by solution, as an array (S,) for each solution."""
+    return np.split(np.asarray(values_M, dtype=np.float32), np.cumsum([len(r.ends_S) for r in readings])[:-1])
 
 
 def as_batch(policy: TextPolicy, readings: Sequence[Reading]) -> TokenBatch:

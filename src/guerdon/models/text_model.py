@@ -32,7 +32,7 @@ from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
 from guerdon.finite import load_weights, refuse_to_write, save_weights
 from guerdon.models import checkpoint
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
-from guerdon.models.text_inputs import Reading, buckets, close_steps, hidden_at
+from guerdon.models.text_inputs import Reading, close_steps, hidden_at, judge_readings, split_steps
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.text_files import load_base, save_policy, write_policy
 from guerdon.settings.text_policy import TextPolicySettings
@@ -230,22 +230,15 @@ class TextRewardModel(ABC):
 
     def judge(self, episodes: Sequence[Episode], options: JudgeOptions) -> list[ExplainedScore]:
         """Scores with the number of tokens read; nothing is ever left out, so `truncated` stays False."""
-        found: dict[int, ExplainedScore] = {}
-        readings: dict[int, Reading] = {}
-        for i, episode in enumerate(episodes):
-            reading = self.reading_of(episode)
-            if isinstance(reading, Failure):
-                found[i] = ExplainedScore(Score(failure=reading))
-            else:
-                readings[i] = reading
-        rows, chosen = list(readings), list(readings.values())
-        for group in buckets(chosen, self.micro_batch_size):
-            with torch.inference_mode():
-                values = self.value(self.logits([chosen[k] for k in group]).float().cpu().numpy())
-            counts = [len(chosen[k].ends_S) if self.per_step else 1 for k in group]
-            for k, own in zip(group, np.split(values, np.cumsum(counts)[:-1]), strict=True):
-                found[rows[k]] = ExplainedScore(self._score(own), tokens=len(chosen[k]))
-        return [found[i] for i in range(len(episodes))]
+        return judge_readings([self.reading_of(e) for e in episodes], self.micro_batch_size, self._scores)
+
+    @torch.inference_mode()
+    def _scores(self, readings: Sequence[Reading]) -> list[Score]:
+        values = self.value(self.logits(readings).float().cpu().numpy())
+        if self.per_step:
+            return [Score.from_values(own) for own in split_steps(readings, values)]
+        not_finite = Score(failure=Failure("non_finite", "the model's logit is not finite"))
+        return [Score(total=float(value)) if np.isfinite(value) else not_finite for value in values]
 
     def reading_of(self, episode: Episode) -> Reading | Failure:
         """An episode as this model reads it, or why it cannot."""
@@ -260,14 +253,6 @@ class TextRewardModel(ABC):
         if self.room is not None and reading.reach > self.room:
             return Failure("too_long", f"{reading.reach} tokens, the model reads {self.room}")
         return reading
-
-    def _score(self, values: np.ndarray) -> Score:
-        if self.per_step:
-            return Score.from_values(values)
-        total = float(values[0])
-        if not np.isfinite(total):
-            return Score(failure=Failure("non_finite", "the model's logit is not finite"))
-        return Score(total=total)
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """What is trained: an adapter or all weights, and the head."""

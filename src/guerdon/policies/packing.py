@@ -10,6 +10,7 @@ back from, so no mask is needed either way.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from guerdon.policies.tokens import TokenBatch, pad_right
+from guerdon.types import IntArray
 
 PACKED_ATTENTION = "guerdon_packed"
 
@@ -84,13 +86,18 @@ def lay_out(batch: TokenBatch, *, pad_id: int, packed: bool, device: torch.devic
     if not packed:
         ids, _ = pad_right(sequences, pad_id)
         return Layout(put(ids), None, put(predicts), put(targets), None)
+    packed_ids, positions, packing = pack(sequences, device, eager=eager)
+    return Layout(packed_ids, positions, put(predicts), put(targets), packing, attention=PACKED_ATTENTION)
+
+
+def pack(sequences: Sequence[IntArray], device: torch.device, *, eager: bool = False) -> tuple[Tensor, Tensor, Packing]:
+    """Sequences behind each other in one row: ids and positions (1, N), and where the tokens belong."""
+    lengths_B = np.array([len(s) for s in sequences], dtype=np.int64)
+    rows, longest = len(sequences), int(lengths_B.max(initial=0))
     positions = np.concatenate([np.arange(n) for n in lengths_B])
     places = np.repeat(np.arange(rows) * longest, lengths_B) + positions
-    packing = Packing(put(places), rows, longest, eager)
-    ids = np.concatenate(sequences)
-    return Layout(
-        put(ids[None]), put(positions[None]), put(predicts), put(targets), packing, attention=PACKED_ATTENTION
-    )
+    ids, at, places_N = (torch.from_numpy(x).to(device) for x in (np.concatenate(sequences), positions, places))
+    return ids[None], at[None], Packing(places_N, rows, longest, eager)
 
 
 def check_prompts(batch: TokenBatch) -> None:

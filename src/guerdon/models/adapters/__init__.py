@@ -34,14 +34,7 @@ from guerdon.settings.base import Settings
 from guerdon.types import RewardModel
 
 NOTES = "adapter.json"
-ADAPTERS: dict[str, str] = {
-    "qwen_prm": "guerdon.models.adapters.value_heads:load_qwen_prm",
-    "math_shepherd": "guerdon.models.adapters.verdict_tokens:load_math_shepherd",
-    "rlhflow": "guerdon.models.adapters.verdict_tokens:load_rlhflow",
-    "skywork": "guerdon.models.adapters.value_heads:load_skywork",
-    "trl": "guerdon.models.adapters.value_heads:load_trl",
-    "implicit": "guerdon.models.adapters.implicit:load_implicit",
-}
+ADAPTERS = ("qwen_prm", "math_shepherd", "rlhflow", "skywork", "trl", "implicit")
 
 _ARCHITECTURES = {"Qwen2ForProcessRewardModel": "qwen_prm", "Qwen2ForPrmModel": "skywork"}
 _NAMES = (  # parts of a name, all of which it has; for models that are plain language models by their architecture
@@ -68,8 +61,8 @@ def load_adapter(name: str, path: str, micro_batch_size: int) -> RewardModel:
     """
     if name not in ADAPTERS:
         raise ConfigError(f"unknown adapter {name!r}: choose one of {', '.join(ADAPTERS)}")
-    module, function = ADAPTERS[name].split(":")
-    model: RewardModel = getattr(import_module(module), function)(path, micro_batch_size)
+    families = import_module("guerdon.models.adapters.families")
+    model: RewardModel = getattr(families, f"load_{name}")(path, micro_batch_size)
     return model
 
 

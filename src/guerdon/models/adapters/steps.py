@@ -1,4 +1,4 @@
-"""`StepReader`, the reward model behind all adapters: solutions as token ids with a place per step, batches, scores.
+r"""`StepReader`, the reward model behind all adapters: solutions as token ids with a place per step, batches, scores.
 
 An adapter brings a form (how its family writes a solution, and where the value of each step is) and a reading (the
 values at those places, for a few solutions at once). Places are found by where text was put, never by looking for a
@@ -16,8 +16,7 @@ the right, which a causal model never sees.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,8 +25,9 @@ from torch import Tensor
 
 from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
+from guerdon.models.text_inputs import Reading, judge_readings
 from guerdon.policies import packing
-from guerdon.policies.packing import PACKED_ATTENTION, Packing
+from guerdon.policies.packing import PACKED_ATTENTION
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text_files import read_model, read_pretrained, read_tokenizer
 from guerdon.policies.tokens import pad_id, pad_right
@@ -50,23 +50,12 @@ class UnreadableSolutionError(DataError):
         self.reason = reason
 
 
-@dataclass(frozen=True, eq=False)
-class StepTokens:
-    """A tokenized solution with the places of its steps.
-
-    Attributes:
-        ids: (L,) token ids.
-        places: (S,) index of the token at which the value of each step is read.
-        start: first token of the solution, where the question ends; families that need it say so.
-    """
-
-    ids: IntArray
-    places: IntArray
-    start: int = 0
-
-
-Form = Callable[[str, Sequence[str]], StepTokens]
-Reading = Callable[[Sequence[StepTokens]], Sequence[FloatArray]]
+Form = Callable[[str, Sequence[str]], Reading]
+"""A question and the bodies of its steps as ids; `ends_S` is where the value of each step is read."""
+Values = Callable[[Sequence[Reading]], Sequence[FloatArray]]
+"""Values of the steps of a few solutions."""
+Inputs = tuple[dict[str, Any], Tensor]
+"""What a network is called with, and for all steps, solution by solution, their place in the flattened output."""
 
 
 class StepReader:
@@ -74,7 +63,7 @@ class StepReader:
 
     Args:
         name: how logs and reports call it.
-        form: a question and the bodies of its steps as ids.
+        form: how a solution is written.
         read: values of a few solutions at once.
         tokenizer: of the model.
         room: most tokens that the model takes; None for any number.
@@ -85,13 +74,14 @@ class StepReader:
     """
 
     def __init__(
-        self, name: str, form: Form, read: Reading, *, tokenizer: Any, room: int | None, micro_batch_size: int
+        self, name: str, form: Form, read: Values, *, tokenizer: Any, room: int | None, micro_batch_size: int
     ) -> None:
         if micro_batch_size < 1:
             raise ConfigError(f"micro_batch_size must be at least 1, got {micro_batch_size}")
         self.form, self.tokenizer, self.room = form, tokenizer, room
         self._name, self._read, self._micro = name, read, micro_batch_size
-        self._control = _control_texts(tokenizer)
+        added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+        self._control = (*sorted({*added, *tokenizer.all_special_tokens}), MARK)  # become tokens of the model's own
 
     @property
     def info(self) -> RewardInfo:
@@ -110,91 +100,75 @@ class StepReader:
         """
         if options != JudgeOptions():
             raise ConfigError(f"the reward model {self._name} scores text and has no such options")
-        marked: dict[int, StepTokens] = {}
-        found: dict[int, ExplainedScore] = {}
-        for i, episode in enumerate(episodes):
-            try:
-                marked[i] = self._tokens_of(episode)
-            except UnreadableSolutionError as error:
-                found[i] = ExplainedScore(Score(failure=Failure(error.reason, str(error))))
-        order = sorted(marked, key=lambda i: len(marked[i].ids))  # neighbours of one length waste no padding
-        for start in range(0, len(order), self._micro):
-            rows = order[start : start + self._micro]
-            for i, values_S in zip(rows, self._read([marked[i] for i in rows]), strict=True):
-                found[i] = ExplainedScore(Score.from_values(values_S), tokens=len(marked[i].ids))
-        return [found[i] for i in range(len(episodes))]
+        readings = [self._reading_of(episode) for episode in episodes]
+        return judge_readings(readings, self._micro, lambda batch: [Score.from_values(v) for v in self._read(batch)])
 
-    def tokenize(self, question: str, steps: Sequence[str]) -> StepTokens:
+    def _reading_of(self, episode: Episode) -> Reading | Failure:
+        if episode.texts is None:
+            return Failure("no_text", "the episode has no texts")
+        if not episode.texts:
+            return Failure("no_step", "the solution has no step")
+        try:
+            return self.tokenize(episode.task, episode.texts)
+        except UnreadableSolutionError as error:
+            return Failure(error.reason, str(error))
+        except DataError as error:
+            return Failure("unknown_character", str(error))
+
+    def tokenize(self, question: str, steps: Sequence[str]) -> Reading:
         """A solution as the model reads it.
 
         Raises:
             UnreadableSolutionError: it cannot be read, and why.
+            DataError: a character that the tokenizer lacks.
         """
         for where, text in (("the question", question), *((f"step {k + 1}", s) for k, s in enumerate(steps))):
-            for control in (*self._control, MARK):
+            for control in self._control:
                 if control in text:
                     raise UnreadableSolutionError("control_token", f"{where} has the control token {control!r}")
-        marked = self.form(question, [step.strip() for step in steps])
-        assert len(marked.places) == len(steps)
-        if self.room is not None and len(marked.ids) > self.room:
-            raise UnreadableSolutionError("too_long", f"{len(marked.ids)} tokens, the model has room for {self.room}")
-        return marked
-
-    def _tokens_of(self, episode: Episode) -> StepTokens:
-        if episode.texts is None:
-            raise UnreadableSolutionError("no_text", "the episode has no texts")
-        if not episode.texts:
-            raise UnreadableSolutionError("no_step", "the solution has no step")
-        return self.tokenize(episode.task, episode.texts)
+        reading = self.form(question, [step.strip() for step in steps])
+        assert len(reading.ends_S) == len(steps)
+        if self.room is not None and len(reading) > self.room:
+            raise UnreadableSolutionError("too_long", f"{len(reading)} tokens, the model has room for {self.room}")
+        return reading
 
 
-def without_marks(marked_text: str, marker: str) -> tuple[str, list[int]]:
-    """A text with `marker` in place of every `MARK`, and where each marker ends."""
-    pieces = marked_text.split(MARK)
-    ends = np.cumsum([len(p) + len(marker) for p in pieces[:-1]])
-    return marker.join(pieces), [int(e) for e in ends]
+def chat_text(tokenizer: Any, messages: Sequence[tuple[str, str]]) -> str:
+    """A finished chat of roles and texts, by the tokenizer's own template."""
+    chat = [{"role": role, "content": text} for role, text in messages]
+    return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=False))
 
 
-def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
-    """A finished chat as text, by the tokenizer's own template."""
-    return str(tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=False))
-
-
-def pieces_of(tokenizer: Any, texts: Sequence[str]) -> list[IntArray]:
-    """Ids of several texts, each by itself, without anything around it; one call for all of them.
-
-    Raises:
-        UnreadableSolutionError: a character that the tokenizer lacks.
-    """
-    found = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False)["input_ids"]
-    return [_known(tokenizer, text, np.array(ids, dtype=np.int64)) for text, ids in zip(texts, found, strict=True)]
-
-
-def ids_and_places(
-    tokenizer: Any, text: str, ends: Sequence[int], token: int, *, special: bool
-) -> tuple[IntArray, IntArray]:
-    """Ids of a whole text, and for each of these places in it the index of the token that ends there.
+def marked_reading(tokenizer: Any, text: str, marker: str, token: int, *, special: bool, shift: int = 0) -> Reading:
+    """A text with `marker` in place of every `MARK`; values are read at the markers.
 
     Args:
         tokenizer: one with offsets (a fast tokenizer).
-        text: the text, markers included.
-        ends: where markers end, in characters.
-        token: what a marker's token must be.
+        text: with a `MARK` behind every step.
+        marker: what marks the end of a step.
+        token: what a marker must become.
         special: whether the tokenizer adds its own beginning and end.
+        shift: tokens from a marker to where its value is read.
 
     Raises:
-        UnreadableSolutionError: a character that the tokenizer lacks, or a marker that is not this token.
+        UnreadableSolutionError: a marker does not become this token.
+        DataError: a character that the tokenizer lacks.
     """
-    encoded = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True)
-    ids = _known(tokenizer, text, np.asarray(encoded["input_ids"], dtype=np.int64))
-    covers = {}
+    pieces = text.split(MARK)
+    ends = np.cumsum([len(p) + len(marker) for p in pieces[:-1]])
+    encoded = tokenizer(marker.join(pieces), add_special_tokens=special, return_offsets_mapping=True)
+    ids, unknown = np.asarray(encoded["input_ids"], dtype=np.int64), tokenizer.unk_token_id
+    known = (None, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    if unknown not in known and (ids == unknown).any():
+        raise DataError(f"the tokenizer lacks characters of {marker.join(pieces)[:80]!r}")
+    covers: dict[int, int] = {}
     for index, (first, last) in enumerate(encoded["offset_mapping"]):
         covers.update(dict.fromkeys(range(first, last), index))
     places = np.array([covers.get(end - 1, -1) for end in ends], dtype=np.int64)
     for k, place in enumerate(places):
         if place < 0 or ids[place] != token:
             raise UnreadableSolutionError("no_marker", f"the mark behind step {k + 1} did not become the token {token}")
-    return ids, places
+    return Reading(ids, 0, places + shift)
 
 
 def single_token(tokenizer: Any, text: str, path: str, *, count: int = 1) -> list[int]:
@@ -278,47 +252,12 @@ def room_of(model: Any) -> int | None:
     return None if room is None else int(room)
 
 
-def _known(tokenizer: Any, text: str, ids: IntArray) -> IntArray:
-    unknown = tokenizer.unk_token_id
-    if unknown is None or not (ids == unknown).any():
-        return ids
-    if unknown not in (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id):
-        raise UnreadableSolutionError("unknown_character", f"the tokenizer lacks characters of {text[:80]!r}")
-    return ids
-
-
-def _control_texts(tokenizer: Any) -> tuple[str, ...]:
-    """Texts that the tokenizer turns into tokens of its own."""
-    added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-    return tuple(sorted({*added, *tokenizer.all_special_tokens}))
-
-
 def numbered(steps: Sequence[str]) -> list[str]:
     """The steps, each with its number in front where it does not begin with one already."""
     return [step if _NUMBERED.match(step) else f"Step {k + 1}: {step}" for k, step in enumerate(steps)]
 
 
-@dataclass(frozen=True, eq=False)
-class StepBatch:
-    """A batch of solutions, as a network takes it.
-
-    Attributes:
-        inputs: what it is called with.
-        places_M: for all steps, solution by solution, their place in the flattened output.
-        counts: steps of each solution.
-    """
-
-    inputs: dict[str, Any]
-    places_M: Tensor
-    counts: tuple[int, ...]
-
-    def split(self, values_M: Tensor) -> list[FloatArray]:
-        """Values of all steps, by solution."""
-        values = values_M.float().cpu().numpy()
-        return [np.asarray(v, dtype=np.float32) for v in np.split(values, np.cumsum(self.counts)[:-1])]
-
-
-def layer(model: Any, tokenizer: Any) -> Callable[[Sequence[StepTokens]], StepBatch]:
+def layer(model: Any, tokenizer: Any) -> Callable[[Sequence[Reading]], Inputs]:
     """How this network reads several solutions at once; sets its attention implementation.
 
     Args:
@@ -331,31 +270,21 @@ def layer(model: Any, tokenizer: Any) -> Callable[[Sequence[StepTokens]], StepBa
     return lambda batch: pack(batch, model.device)
 
 
-def pad(batch: Sequence[StepTokens], tokenizer: Any, device: torch.device) -> StepBatch:
+def pad(batch: Sequence[Reading], tokenizer: Any, device: torch.device) -> Inputs:
     """Side by side, filled up on the right."""
-    ids, mask = pad_right([m.ids for m in batch], pad_id(tokenizer))
+    ids, mask = pad_right([r.ids for r in batch], pad_id(tokenizer))
     inputs = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask.astype(np.int64))}
-    return _batch(batch, np.arange(len(batch)) * ids.shape[1], inputs, device)
+    places = _places(batch, np.arange(len(batch)) * ids.shape[1], device)
+    return {name: tensor.to(device) for name, tensor in inputs.items()}, places
 
 
-def pack(batch: Sequence[StepTokens], device: torch.device) -> StepBatch:
+def pack(batch: Sequence[Reading], device: torch.device) -> Inputs:
     """One behind the other in a single row; attention keeps them apart."""
-    lengths = [len(m.ids) for m in batch]
-    longest, starts = max(lengths), np.cumsum([0, *lengths[:-1]])
-    positions = np.concatenate([np.arange(n) for n in lengths])
-    rows = np.repeat(np.arange(len(batch)) * longest, lengths) + positions
-    inputs = {
-        "input_ids": torch.from_numpy(np.concatenate([m.ids for m in batch]))[None],
-        "position_ids": torch.from_numpy(positions)[None],
-    }
-    laid = _batch(batch, starts, inputs, device)
-    laid.inputs["packing"] = Packing(torch.from_numpy(rows).to(device), len(batch), longest, eager=False)
-    return laid
+    ids, positions, where = packing.pack([r.ids for r in batch], device)
+    places = _places(batch, np.cumsum([0, *(len(r.ids) for r in batch[:-1])]), device)
+    return {"input_ids": ids, "position_ids": positions, "packing": where}, places
 
 
-def _batch(
-    batch: Sequence[StepTokens], starts_B: np.ndarray, inputs: dict[str, Tensor], device: torch.device
-) -> StepBatch:
-    places = np.concatenate([start + m.places for start, m in zip(starts_B, batch, strict=True)])
-    placed: dict[str, Any] = {name: tensor.to(device) for name, tensor in inputs.items()}
-    return StepBatch(placed, torch.from_numpy(places).to(device), tuple(len(m.places) for m in batch))
+def _places(batch: Sequence[Reading], starts_B: IntArray, device: torch.device) -> Tensor:
+    places = np.concatenate([start + r.ends_S for start, r in zip(starts_B, batch, strict=True)])
+    return torch.from_numpy(places).to(device)
