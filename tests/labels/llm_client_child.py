@@ -8,8 +8,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from guerdon.labels.append_log import Cache
-from guerdon.labels.ledger import Ledger
+from guerdon.labels.append_log import Cache, Ledger
 from guerdon.labels.llm_client import BUDGET, HttpLLMClient, LLMRequest
 from guerdon.retry import Clock
 from guerdon.settings.label import JudgeSettings

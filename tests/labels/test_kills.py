@@ -16,7 +16,7 @@ import yaml
 from judge_server import judge_server, steps_asked, verdicts
 from label_studies import DATA, TINY
 
-from guerdon.labels.ledger import Ledger
+from guerdon.labels.append_log import Ledger
 from guerdon.labels.llm_client import request_key
 from guerdon.settings.label import JudgeSettings
 

@@ -10,10 +10,8 @@ import pytest
 from judge_server import CUT, DROP, HANG, FakeClock, judge_server
 
 from guerdon.errors import ConfigError, DataError
-from guerdon.labels.append_log import AppendLog, Cache
-from guerdon.labels.http_json import HttpFailure
-from guerdon.labels.ledger import CallUsage, Ledger
-from guerdon.labels.llm_client import BUDGET, HttpLLMClient, LLMRequest, api_key, send
+from guerdon.labels.append_log import AppendLog, Cache, CallUsage, Ledger
+from guerdon.labels.llm_client import BUDGET, HttpFailure, HttpLLMClient, LLMRequest, api_key, send
 from guerdon.retry import Clock
 from guerdon.settings.label import JudgeSettings
 from guerdon.types import Failure

@@ -7,9 +7,8 @@ import pytest
 from judge_server import FakeClock, all_right, judge_server, steps_asked, verdicts
 
 from guerdon.episodes.solutions import Solution
-from guerdon.labels.append_log import Cache
+from guerdon.labels.append_log import Cache, Ledger
 from guerdon.labels.labelers import PromptedSolution, StepLabels
-from guerdon.labels.ledger import Ledger
 from guerdon.labels.llm_client import HttpLLMClient
 from guerdon.labels.llm_judge import JudgeLabeler, judgement_request, parse_judgement
 from guerdon.retry import Clock

@@ -1,10 +1,20 @@
-"""Append-only files of JSON lines: a line that was written survives a kill, one that a kill cut off is dropped.
+"""Append-only files of JSON lines: replies by content, and the cost of API calls with a budget.
 
-One process at a time: the file is locked while it is open.
+A line that was written survives a kill, one that a kill cut off is dropped. One process at a time: a file is locked
+while it is open.
+
+A call is two lines of the ledger: one before its request is sent, with the most that it can cost, and one when it is
+over, with what it did cost. A call without the second line (the process was killed) counts with its maximum, however
+many calls were under way. So the budget holds over kills and restarts.
 
     with contextlib.closing(Cache(folder / "replies.jsonl")) as cache:
         cache.put({content_key("question"): {"text": "answer"}})
         cache.get(content_key("question"))
+    with contextlib.closing(Ledger(folder / "calls.jsonl", prices=(3.0, 15.0), max_usd=5.0)) as ledger:
+        reservation = ledger.reserve("judge", tokens_in=900, tokens_out=2048)
+        if reservation is not None:
+            ledger.settle(reservation, CallUsage(812, 240))
+        ledger.totals()["judge"]["usd"]
 """
 
 from __future__ import annotations
@@ -15,10 +25,14 @@ import json
 import os
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from guerdon.errors import DataError
+
+COUNTS = ("calls", "failed", "tokens_in", "tokens_out", "usd", "unpriced", "usd_at_most", "from_cache")
+UNFINISHED = "unfinished"  # the failure of a call that a kill cut off
 
 
 def content_key(*parts: Any) -> str:
@@ -112,3 +126,148 @@ class Cache(AppendLog):
         """Keep values, all of them or none, whatever happens."""
         self.append(values)
         self._values.update(values)
+
+
+@dataclass(frozen=True)
+class CallUsage:
+    """Tokens that a call read and wrote."""
+
+    tokens_in: int
+    tokens_out: int
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """Dollars reserved for a call, its number in the file, and what it is for."""
+
+    number: int
+    role: str
+    usd: float
+
+
+class Ledger:
+    """Calls, tokens and dollars by role. Usable from any thread.
+
+    Args:
+        path: the file of calls; those already in it count.
+        prices: dollars per million tokens read and written.
+        max_usd: what all calls together may cost; None: no limit.
+    """
+
+    def __init__(self, path: Path, *, prices: tuple[float, float], max_usd: float | None = None) -> None:
+        self.prices, self.max_usd = prices, max_usd
+        self._lock = threading.Lock()
+        self._settled = threading.Condition(self._lock)
+        self._open: dict[int, float] = {}  # dollars reserved, by number of a call under way
+        self._later = 0.0  # dollars reserved for calls that will follow those already made
+        self._totals: dict[str, dict[str, float]] = {}
+        self._log = AppendLog(path)
+        begun: dict[int, dict[str, Any]] = {}
+        self._next = 0
+        for row in self._log.rows:
+            if "begun" in row:
+                begun[row["begun"]] = row
+                self._next = max(self._next, row["begun"] + 1)
+            else:
+                begun.pop(row.get("ended", -1), None)
+                self._count(row)
+        for row in begun.values():
+            self._count({**row, "failure": UNFINISHED})
+        self._log.rows = []
+
+    def price(self, usage: CallUsage) -> float:
+        """Dollars."""
+        return (usage.tokens_in * self.prices[0] + usage.tokens_out * self.prices[1]) / 1e6
+
+    @property
+    def spent(self) -> float:
+        """Dollars: what is known, and the most that calls of unknown cost can have been."""
+        return sum(t["usd"] + t["usd_at_most"] for t in self._totals.values())
+
+    def reserve(self, role: str, *, tokens_in: int, tokens_out: int, later: float = 0.0) -> Reservation | None:
+        """Reserve dollars for a call, on disk, before it is made; None where the budget does not allow it.
+
+        While calls that are under way may turn out cheaper than their reservation, it waits for them.
+
+        Args:
+            role: what it is for.
+            tokens_in: the most that it reads.
+            tokens_out: the most that it writes.
+            later: dollars to reserve, too, for a call about its reply; until `release`.
+        """
+        most = self.price(CallUsage(tokens_in, tokens_out))
+        with self._settled:
+            while (
+                self.max_usd is not None
+                and self.spent + sum(self._open.values()) + self._later + most + later > self.max_usd
+            ):
+                if not self._open:
+                    return None
+                self._settled.wait()
+            reservation = Reservation(self._next, role, most)
+            self._next += 1
+            self._open[reservation.number] = most
+            self._later += later
+        try:
+            self._log.append({"begun": reservation.number, "role": role, "usd_at_most": most})
+        except BaseException:
+            with self._settled:
+                del self._open[reservation.number]
+                self._settled.notify_all()
+            raise
+        return reservation
+
+    def release(self) -> None:
+        """Drop what is reserved for calls about earlier replies: they are being made."""
+        with self._settled:
+            self._later = 0.0
+            self._settled.notify_all()
+
+    def settle(
+        self, reservation: Reservation, usage: CallUsage | None, *, failure: str = "", billed: bool = True
+    ) -> None:
+        """Record a call that is over.
+
+        Args:
+            reservation: from `reserve`.
+            usage: what it used; None where the reply did not say.
+            failure: why its reply cannot be used; empty where it can.
+            billed: whether a call of unknown usage may have cost anything; it then counts with its maximum.
+        """
+        row: dict[str, Any] = {"ended": reservation.number, "role": reservation.role, "failure": failure}
+        if usage is not None:
+            row |= {"tokens_in": usage.tokens_in, "tokens_out": usage.tokens_out, "usd": self.price(usage)}
+        elif billed:
+            row |= {"usd_at_most": reservation.usd}
+        try:
+            self._log.append(row)
+        finally:
+            with self._settled:
+                del self._open[reservation.number]
+                self._count(row)
+                self._settled.notify_all()
+
+    def count_cached(self, role: str, n: int = 1) -> None:
+        """Count answers that needed no call; this is not kept on disk."""
+        with self._lock:
+            self._row(role)["from_cache"] += n
+
+    def totals(self) -> dict[str, dict[str, float]]:
+        """By role: calls, how many failed, tokens, dollars; `unpriced` calls cost at most `usd_at_most` together."""
+        with self._lock:
+            return {role: dict(row) for role, row in sorted(self._totals.items())}
+
+    def _row(self, role: str) -> dict[str, float]:
+        return self._totals.setdefault(role, {**dict.fromkeys(COUNTS, 0), "usd": 0.0, "usd_at_most": 0.0})
+
+    def _count(self, row: dict[str, Any]) -> None:
+        total = self._row(row["role"])
+        total["calls"] += 1
+        total["failed"] += bool(row["failure"])
+        total["unpriced"] += "usd_at_most" in row
+        for key in ("tokens_in", "tokens_out", "usd", "usd_at_most"):
+            total[key] += row.get(key, 0)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._log.close()

@@ -26,7 +26,7 @@ from guerdon.episodes.solution_files import published_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError, TooManyFailuresError
 from guerdon.labels import candidates, data_set
-from guerdon.labels.append_log import Cache
+from guerdon.labels.append_log import Cache, CallUsage, Ledger
 from guerdon.labels.candidates import Candidates, MinedQuestions
 from guerdon.labels.completions import Completer, LocalLLMClient, SamplingParams
 from guerdon.labels.labelers import (
@@ -40,7 +40,6 @@ from guerdon.labels.labelers import (
     PromptedSolution,
     StepLabels,
 )
-from guerdon.labels.ledger import CallUsage, Ledger
 from guerdon.labels.llm_client import BUDGET, NOT_ASKED, HttpLLMClient, LLMClient, OwnLLMClient, ReplyModel
 from guerdon.labels.llm_judge import JudgeLabeler, longest_judgement_request
 from guerdon.labels.step_rewards import with_rewards

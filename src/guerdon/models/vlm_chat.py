@@ -26,8 +26,7 @@ import numpy as np
 from PIL import Image
 
 from guerdon.errors import CheckpointError, GuerdonError, MissingDependencyError, boundary
-from guerdon.labels.http_json import HttpFailure, post_json
-from guerdon.labels.llm_client import api_key
+from guerdon.labels.llm_client import HttpFailure, api_key, post_json
 from guerdon.models.vlm_prompts import (
     ENDED,
     GenerationOptions,

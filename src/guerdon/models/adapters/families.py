@@ -118,7 +118,8 @@ def load_qwen_prm(path: str, micro_batch_size: int) -> RewardModel:
         return marked_reading(tokenizer, text, QWEN_MARKER, marker, special=False)
 
     def values(inputs: dict[str, Any], places_M: Tensor) -> Tensor:
-        return model.score(_hidden(model, inputs)[places_M]).float().softmax(-1)[:, 1]
+        logits: Tensor = model.score(_hidden(model, inputs)[places_M])
+        return logits.float().softmax(-1)[:, 1]
 
     return _with_head("qwen_prm", form, values, model, tokenizer, micro_batch_size)
 
@@ -151,7 +152,8 @@ def load_skywork(path: str, micro_batch_size: int) -> RewardModel:
         return Reading(np.concatenate(pieces), 0, ends[np.cumsum([len(of_step) for of_step in lines])] - 1)
 
     def values(inputs: dict[str, Any], places_M: Tensor) -> Tensor:
-        return model.v_head["summary"](_hidden(model, inputs)[places_M]).float()[:, 0].sigmoid()
+        value: Tensor = model.v_head["summary"](_hidden(model, inputs)[places_M])
+        return value.float()[:, 0].sigmoid()
 
     return _with_head("skywork", form, values, model, tokenizer, micro_batch_size)
 
@@ -189,8 +191,8 @@ def load_trl(path: str, micro_batch_size: int) -> RewardModel:
         return Reading(np.concatenate(pieces), 0, np.cumsum(lengths)[1:] - 1)
 
     def values(inputs: dict[str, Any], places_M: Tensor) -> Tensor:
-        found: Tensor = model(**inputs).logits.flatten(0, 1)[places_M].float().softmax(-1)[:, 1]
-        return found
+        logits: Tensor = model(**inputs).logits.flatten(0, 1)[places_M]
+        return logits.float().softmax(-1)[:, 1]
 
     return _with_head("trl", form, values, model, tokenizer, micro_batch_size)
 
