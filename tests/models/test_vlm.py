@@ -7,7 +7,7 @@ from vlm_samples import FAMILIES, Scripted, episode, tiny_backend, tiny_folder
 from guerdon.errors import ConfigError
 from guerdon.models.explained_score import Judge, JudgeOptions, judge
 from guerdon.models.load import load_reward_model
-from guerdon.models.vlm import LOWEST_LOG_PROB, Calibration, VLMRewardModel, load_vlm
+from guerdon.models.vlm import LOWEST_LOG_PROB, VLMCard, VLMRewardModel, load_vlm
 from guerdon.models.vlm_prompts import Picture, Video, VLMReply
 from guerdon.settings.vlm import VLMSettings
 from guerdon.types import Episode, Failure, RewardModel
@@ -256,7 +256,7 @@ def test_settings_that_do_nothing_are_refused(kind, settings, why):
 
 
 def test_info_takes_what_the_checkpoint_says():
-    info = model(calibration=Calibration(0.8, 100.0)).info
+    info = model(card=VLMCard({}, "base", adapter=False, threshold=0.8, horizon=100.0)).info
     assert (info.success_threshold, info.progress_horizon) == (0.8, 100.0)
     assert model().info.success_threshold == 0.5
 

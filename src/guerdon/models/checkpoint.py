@@ -12,7 +12,7 @@ A card is a dataclass of plain values. A state is tensors and JSON values in one
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -87,7 +87,7 @@ def adam_tensors(optimizer: torch.optim.Optimizer, prefix: str = "adam.") -> dic
     }
 
 
-def load_adam(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], prefix: str = "adam.") -> None:
+def load_adam(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], prefix: str = "adam.") -> None:
     """Restore what `adam_tensors` returned; other tensors are ignored."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from guerdon.policies.tiny_text import byte_pairs
 from guerdon.settings.vlm import TinyVLMSettings
 
 END, START, STOP = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -36,21 +37,10 @@ _CORPUS = (
 
 def build_tokenizer() -> Any:
     """Byte-level byte-pair encoding of any text, with the special tokens of Qwen-VL and a chat template."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=512,
-        special_tokens=_SPECIAL,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    core.train_from_iterator([text for text in _CORPUS for _ in range(4)], trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=core,
+        tokenizer_object=byte_pairs([text for text in _CORPUS for _ in range(4)], 512, _SPECIAL),
         eos_token=STOP,
         pad_token=END,
         additional_special_tokens=_SPECIAL[1:],

@@ -67,19 +67,6 @@ _WORDS = {
 
 
 @dataclass(frozen=True)
-class Calibration:
-    """Calibration of a trained checkpoint.
-
-    Attributes:
-        threshold: probability above which an episode counts as successful.
-        horizon: see `RewardInfo.progress_horizon`.
-    """
-
-    threshold: float | None = None
-    horizon: float | None = None
-
-
-@dataclass(frozen=True)
 class _Plan:
     """Options of one call of `judge`."""
 
@@ -106,18 +93,15 @@ class VLMRewardModel:
         kind: kind of question.
         settings: of the questions.
         backend: the model that answers.
-        calibration: of a trained checkpoint.
+        card: of a trained checkpoint; None: it was not trained by guerdon.
 
     Raises:
         ConfigError: a setting that this kind does not have, or a prompt that does not fit.
     """
 
-    def __init__(
-        self, kind: VLMType, settings: VLMSettings, backend: Backend, calibration: Calibration | None = None
-    ) -> None:
+    def __init__(self, kind: VLMType, settings: VLMSettings, backend: Backend, card: VLMCard | None = None) -> None:
         _check(kind, settings)
-        self.kind, self.settings, self.backend = kind, settings, backend
-        self.calibration = calibration or Calibration()
+        self.kind, self.settings, self.backend, self.card = kind, settings, backend, card
         self._plan = self._planned(JudgeOptions())
 
     @property
@@ -127,7 +111,7 @@ class VLMRewardModel:
         limits: tuple[float, ...] = (LOWEST_LOG_PROB, 0.0) if self.kind == "true_logprob" else (0.0, 1.0)
         if self._windowed:
             limits = (s.positive_reward, s.negative_reward, s.unclear_reward)
-        threshold = self.calibration.threshold
+        threshold = None if self.card is None else self.card.threshold
         if threshold is None and prompt.answer == "completed":
             threshold = 0.5
         return RewardInfo(
@@ -136,7 +120,7 @@ class VLMRewardModel:
             granularity="step" if self._all_rows else "total",
             frames_needed=s.window if self._windowed else s.nframes if prompt.sees_video else 1,
             success_threshold=threshold,
-            progress_horizon=self.calibration.horizon,
+            progress_horizon=None if self.card is None else self.card.horizon,
         )
 
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
@@ -332,8 +316,8 @@ class VLMCard:
         asked: values of `ASKED`.
         base: folder or hub id of the model; `base`: inside the checkpoint.
         adapter: whether the checkpoint has one.
-        threshold: see `Calibration`.
-        horizon: see `Calibration`.
+        threshold: probability above which an episode counts as successful.
+        horizon: see `RewardInfo.progress_horizon`.
         label: meaning of a value, for reports.
         data_hash: of the training data.
     """
@@ -401,7 +385,7 @@ def load_vlm(
         CheckpointError: it cannot be read.
         MissingDependencyError: the backend is not installed.
     """
-    kind, calibration, card = VLM_NAMES[name], Calibration(), None
+    kind, card = VLM_NAMES[name], None
     given = vlm.model_dump(exclude_unset=True) if isinstance(vlm, VLMSettings) else dict(vlm or {})
     if checkpoint_path is not None and is_checkpoint(checkpoint_path):
         folder, card = find_card(checkpoint_path)
@@ -413,14 +397,14 @@ def load_vlm(
     given = {k: v for k, v in implied_by(name, {**fixed, **given}).items() if k in given or k not in fixed}
     settings = validate(VLMSettings, given, source="reward.model.vlm")
     if card is not None:
-        settings, calibration = _from_checkpoint(kind, folder, card, settings)
+        settings = _from_checkpoint(kind, folder, card, settings)
     elif settings.backend != "openai" and settings.path is None:
         raise ConfigError(
             f"the reward model {kind} needs a model: checkpoint_path (a folder that `guerdon train` wrote), vlm.path "
             "(prm_model_name_or_path), or vlm.backend: openai with an endpoint"
         )
     _check(kind, settings)
-    return VLMRewardModel(kind, settings, open_backend(settings, device), calibration)
+    return VLMRewardModel(kind, settings, open_backend(settings, device), card)
 
 
 def is_checkpoint(path: str | Path) -> bool:
@@ -448,9 +432,7 @@ def open_backend(settings: VLMSettings, device: str | torch.device | None = None
     return TransformersBackend(*loaded, batch_size=settings.batch_size, bf16=bf16, device=where)
 
 
-def _from_checkpoint(
-    kind: VLMType, folder: Path, card: VLMCard, settings: VLMSettings
-) -> tuple[VLMSettings, Calibration]:
+def _from_checkpoint(kind: VLMType, folder: Path, card: VLMCard, settings: VLMSettings) -> VLMSettings:
     """The settings with those of a checkpoint, which they may not contradict."""
     if kind != "qwen_vl":
         raise ConfigError(f"{folder} is a qwen_vl model; model_type {kind} has no checkpoints: give vlm.path")
@@ -471,6 +453,6 @@ def _from_checkpoint(
     asked = {name: value for name, value in card.asked.items() if name in set(ASKED) - unused}
     whole = {**given, **asked, "path": base} | ({"adapter": str(folder / ADAPTER)} if card.adapter else {})
     try:
-        return VLMSettings(**whole), Calibration(card.threshold, card.horizon)
+        return VLMSettings(**whole)
     except ValidationError as error:
         raise CheckpointError(f"{folder / CARD} does not fit this version: {error.errors()[0]['msg']}") from error

@@ -26,6 +26,7 @@ from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.models.vlm_prompts import GenerationOptions, Picture, Question, Video, VLMReply, WordLogProbs, matches_word
 from guerdon.policies.precision import uses_bf16
 from guerdon.policies.text_files import quietly, read_adapter, read_pretrained, read_tokenizer
+from guerdon.policies.tokens import pad_left
 from guerdon.types import ByteArray, Failure, IntArray
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -73,23 +74,16 @@ class VisionInputs:
         """
         rows = [self._encode(q) for q in questions]
         tails = [np.zeros(0, np.int64)] * len(rows) if answers is None else list(answers)
-        ids = [np.concatenate([row["ids"], tail]) for row, tail in zip(rows, tails, strict=True)]
-        width = max(map(len, ids))
-        pad = self.tokenizer.pad_token_id
-        ids_B_L = np.full((len(ids), width), 0 if pad is None else pad, np.int64)
-        mask_B_L = np.zeros((len(ids), width), np.int64)
-        labels_B_L = np.full((len(ids), width), -100, np.int64)
-        for b, (row, tail) in enumerate(zip(ids, tails, strict=True)):
-            ids_B_L[b, width - len(row) :] = row
-            mask_B_L[b, width - len(row) :] = 1
-            labels_B_L[b, width - len(tail) :] = tail
+        pairs = list(zip([row["ids"] for row in rows], tails, strict=True))
+        ids_B_L, mask_B_L = pad_left([np.concatenate(pair) for pair in pairs], self.tokenizer.pad_token_id or 0)
         kinds_B_L = np.where(ids_B_L == self._image_id, 1, np.where(ids_B_L == self._video_id, 2, 0)) * mask_B_L
         out = {
             "input_ids": torch.from_numpy(ids_B_L),
-            "attention_mask": torch.from_numpy(mask_B_L),
+            "attention_mask": torch.from_numpy(mask_B_L.astype(np.int64)),
             "mm_token_type_ids": torch.from_numpy(kinds_B_L.astype(np.int32)),
         }
         if answers is not None:
+            labels_B_L, _ = pad_left([np.concatenate([np.full_like(ids, -100), tail]) for ids, tail in pairs], -100)
             out["labels"] = torch.from_numpy(labels_B_L)
         for name, grid, key in (
             ("pixel_values", "image_grid_thw", "images"),

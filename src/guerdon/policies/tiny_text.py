@@ -10,7 +10,7 @@ read back. (For Qwen2, transformers puts Qwen's own tokenizer in place of any ot
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -59,6 +59,11 @@ def byte_tokenizer(corpus: Iterable[str] = (), *, vocabulary_size: int = 262) ->
     Returns:
         A `PreTrainedTokenizerFast` with a chat template.
     """
+    return _wrapped(byte_pairs(corpus, vocabulary_size, [PAD, BOS, EOS, *ROLES]))
+
+
+def byte_pairs(corpus: Iterable[str], vocabulary_size: int, special: Sequence[str]) -> Any:
+    """A `tokenizers.Tokenizer` of byte-level byte pairs learned from texts; special tokens have the first ids."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     core = Tokenizer(models.BPE())
@@ -66,12 +71,12 @@ def byte_tokenizer(corpus: Iterable[str] = (), *, vocabulary_size: int = 262) ->
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary_size,
-        special_tokens=[PAD, BOS, EOS, *ROLES],
+        special_tokens=list(special),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     core.train_from_iterator(list(corpus), trainer)
-    return _wrapped(core)
+    return core
 
 
 def build_model(settings: TinyModelSettings, tokenizer: Any, *, seed: int) -> Any:

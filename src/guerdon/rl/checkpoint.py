@@ -15,9 +15,10 @@ from typing import Any
 
 from torch import Tensor
 
-from guerdon.atomic import seal_folder, verify_folder, write_json
+from guerdon.atomic import verify_folder
 from guerdon.errors import CheckpointError, boundary
-from guerdon.finite import load_weights, save_weights
+from guerdon.finite import load_weights
+from guerdon.models.checkpoint import save_state
 
 VERSION = 4  # of the state; 3 kept control sources and their refits apart
 
@@ -38,11 +39,7 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], values:
     for remains in folder.glob(".step_*"):  # of a writer that was killed
         shutil.rmtree(remains)
     final = folder / f"step_{step:012d}"
-    temporary = folder / f".{final.name}.partial"
-    temporary.mkdir(parents=True)
-    save_weights(tensors, temporary / "state.safetensors")
-    write_json(temporary / "state.json", {**values, "version": VERSION})
-    seal_folder(temporary, final)
+    save_state(final, tensors, {**values, "version": VERSION})
     for old in sorted(folder.glob("step_*"))[: -max(keep, 1)]:
         shutil.rmtree(old)
     return final

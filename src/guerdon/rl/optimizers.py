@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from guerdon.errors import CheckpointError
 from guerdon.finite import SkippedSteps
+from guerdon.models.checkpoint import adam_tensors, load_adam
 
 
 class Optimizer(Protocol):
@@ -158,16 +159,8 @@ class AdamW:
 
     def tensors(self) -> dict[str, Tensor]:
         """The state as named tensors: `adam.<parameter>.<slot>`."""
-        state = self.optimizer.state_dict()["state"]
-        return {
-            f"adam.{i}.{k}": torch.as_tensor(v).cpu().clone() for i, slots in state.items() for k, v in slots.items()
-        }
+        return adam_tensors(self.optimizer)
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Return to what `tensors` gave; names that are not of Adam are passed over."""
-        state: dict[int, dict[str, Tensor]] = {}
-        for name, value in tensors.items():
-            if name.startswith("adam."):
-                _, index, slot = name.split(".", 2)
-                state.setdefault(int(index), {})[slot] = value.clone()
-        self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})
+        load_adam(self.optimizer, tensors)
