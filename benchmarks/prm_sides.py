@@ -305,7 +305,7 @@ def train_once(
 
     from guerdon.episodes.solution_files import read_solutions
     from guerdon.settings.text_policy import TextPolicySettings
-    from guerdon.settings.train_text import StepwiseTrainSettings
+    from guerdon.settings.train import StepwiseTrainSettings
     from guerdon.train.text import RewardTrainer, start_model
     from guerdon.train.text_data import Lessons, make_lessons
 

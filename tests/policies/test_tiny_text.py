@@ -7,13 +7,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from guerdon.policies.text_files import read_tokenizer
 from guerdon.policies.tiny_text import build_model, build_tokenizer, byte_tokenizer
 from guerdon.policies.tokens import prompt_ids, response_ids
-from guerdon.settings.text_policy import (
-    GenerationSettings,
-    LoraSettings,
-    SFTSettings,
-    TextPolicySettings,
-    TinyModelSettings,
-)
+from guerdon.settings.text_policy import GenerationSettings, LoraSettings, TextPolicySettings, TinyModelSettings
+from guerdon.settings.train import SFTSettings
 
 torch.set_num_threads(1)
 SMALL = {"hidden_size": 16, "layers": 1, "heads": 2, "intermediate": 16}

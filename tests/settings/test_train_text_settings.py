@@ -6,7 +6,7 @@ from pydantic import TypeAdapter, ValidationError
 from guerdon.settings.estimate import estimate_train
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings, TinyModelSettings
-from guerdon.settings.train_text import (
+from guerdon.settings.train import (
     ImplicitTrainSettings,
     OutcomeTrainSettings,
     StepwiseTrainSettings,

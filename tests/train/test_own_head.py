@@ -8,8 +8,8 @@ from text_lessons import data_of, study_of, sums
 
 from guerdon.models.text_load import load_text_model
 from guerdon.models.text_model import TextRewardModel, read_card
-from guerdon.settings import train_text
-from guerdon.settings.train_text import _HeadSettings, _StepSettings
+from guerdon.settings import train
+from guerdon.settings.train import _HeadSettings, _StepSettings
 from guerdon.train.text import fit_text_model
 from guerdon.types import Score
 
@@ -36,7 +36,7 @@ class FirstTokenSettings(_StepSettings, _HeadSettings):
 
 
 def test_a_class_and_its_settings_are_a_new_head(tmp_path, monkeypatch):
-    monkeypatch.setitem(train_text.TEXT_MODELS, "first_token", FirstTokenSettings.model)
+    monkeypatch.setitem(train.TEXT_MODELS, "first_token", FirstTokenSettings.model)
     settings = FirstTokenSettings(
         save_dir=str(tmp_path), max_steps=6, batch_size=8, learning_rate=3e-3, val_split=0.2, save_steps=3, bf16=False
     )

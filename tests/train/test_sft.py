@@ -12,13 +12,8 @@ from guerdon.finite import first_non_finite
 from guerdon.policies.generate import LocalEngine
 from guerdon.policies.text_files import load_policy, read_model
 from guerdon.policies.tokens import prompt_ids, response_texts
-from guerdon.settings.text_policy import (
-    GenerationSettings,
-    LoraSettings,
-    SFTSettings,
-    TextPolicySettings,
-    TinyModelSettings,
-)
+from guerdon.settings.text_policy import GenerationSettings, LoraSettings, TextPolicySettings, TinyModelSettings
+from guerdon.settings.train import SFTSettings
 from guerdon.train.sft import ResponseTrainer, split_by_prompt, tokenize_pairs, train_sft
 
 torch.set_num_threads(1)

@@ -13,7 +13,7 @@ from guerdon.episodes.solution_files import write_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError
 from guerdon.labels.step_rewards import with_rewards
-from guerdon.settings.train_text import (
+from guerdon.settings.train import (
     ImplicitTrainSettings,
     OutcomeTrainSettings,
     StepwiseTrainSettings,

@@ -16,7 +16,7 @@ from guerdon.finite import first_non_finite
 from guerdon.models.text_load import load_text_model
 from guerdon.models.text_model import read_card
 from guerdon.settings.text_policy import LoraSettings
-from guerdon.settings.train_text import (
+from guerdon.settings.train import (
     ImplicitTrainSettings,
     OutcomeTrainSettings,
     StepwiseTrainSettings,

@@ -13,7 +13,8 @@ from guerdon.models.load import load_reward_model
 from guerdon.models.vlm import find_card, load_vlm
 from guerdon.models.vlm_transformers import read_vlm
 from guerdon.settings.text_policy import LoraSettings
-from guerdon.settings.vlm import TinyVLMSettings, VLMSettings, VLMTrainSettings
+from guerdon.settings.train import VLMTrainSettings
+from guerdon.settings.vlm import TinyVLMSettings, VLMSettings
 from guerdon.train.vlm import train_vlm_on_episodes, vlm_examples
 from guerdon.types import Episode
 

@@ -3,7 +3,7 @@ import pytest
 
 from guerdon.errors import DataError
 from guerdon.settings.data import AutomatonSettings, ChainSettings, RegisterSettings, SwapSettings
-from guerdon.settings.text_policy import MistakesSettings
+from guerdon.settings.train import MistakesSettings
 from guerdon.worlds.prompts import Prompt
 from guerdon.worlds.reasoning import believed, demonstrate, step_truth, task_family
 

@@ -30,8 +30,7 @@ from guerdon.evaluate.probe_checks import ProbeResult, run_probes, separating_va
 from guerdon.evaluate.scores import Kind, choose_episodes, failure_counts, score_episodes
 from guerdon.models.load import load_reward_model
 from guerdon.settings.study import Study
-from guerdon.settings.train import ImageTrainSettings
-from guerdon.settings.vlm import VLMTrainSettings
+from guerdon.settings.train import ImageTrainSettings, VLMTrainSettings
 from guerdon.types import Episode, FloatArray, RewardModel, Score
 
 CURVES_PER_OUTCOME = 3

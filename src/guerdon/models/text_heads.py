@@ -1,7 +1,7 @@
 """Reward models of text with a linear head on the last hidden states of a language model.
 
 A new head needs a class here (how a solution is read, at which tokens the head reads it, what its logits mean) and its
-settings in `settings/train_text.py`.
+settings in `settings/train.py`.
 
     model = StepwiseModel(load_policy(settings, seed=0), TextModelCard("stepwise", "chat", "bce"))
     model.score([solution.as_episode()])[0].steps        # (S,) probabilities

@@ -16,7 +16,7 @@ from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.models.load import load_reward_model
 from guerdon.models.text_model import TextRewardModel, is_own, read_card
 from guerdon.settings.remote import remote_at
-from guerdon.settings.train_text import TEXT_MODELS
+from guerdon.settings.train import TEXT_MODELS
 from guerdon.types import RewardModel
 
 FINAL = "final_checkpoint"

@@ -28,8 +28,7 @@ from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import ConstantModelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
-from guerdon.settings.train import ImageTrainSettings
-from guerdon.settings.vlm import VLMTrainSettings
+from guerdon.settings.train import ImageTrainSettings, VLMTrainSettings
 
 SIMULATE, RENDER, SCORE, TRAIN, UPDATE = 5000.0, 120.0, 600.0, 200.0, 12000.0  # per second: steps, frames, ...
 START = 5.0  # seconds until the libraries are imported and a model is there

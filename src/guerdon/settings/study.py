@@ -19,10 +19,16 @@ from guerdon.settings.label import LabelSettings
 from guerdon.settings.policy import BCSettings, ControlPolicySettings, MLPPolicySettings, PolicySettings
 from guerdon.settings.prime import SECTION_NAMES, RewardModelSection
 from guerdon.settings.reward import LIMITS, RewardSettings, SourceSettings
-from guerdon.settings.text_policy import GenerationSettings, SFTSettings, TextPolicySettings
-from guerdon.settings.train import ImageTrainSettings, ProgressTrainSettings, ResNetTrainSettings
-from guerdon.settings.train_text import TextTrainSettings, TrainSettings
-from guerdon.settings.vlm import VLMTrainSettings
+from guerdon.settings.text_policy import GenerationSettings, TextPolicySettings
+from guerdon.settings.train import (
+    ImageTrainSettings,
+    ProgressTrainSettings,
+    ResNetTrainSettings,
+    SFTSettings,
+    TextTrainSettings,
+    TrainSettings,
+    VLMTrainSettings,
+)
 from guerdon.settings.world import MetaWorldSettings, WorldSettings
 
 
@@ -246,11 +252,7 @@ class Study(Settings):
     @property
     def text_models(self) -> dict[str, TextTrainSettings]:
         """The reward models of a language study."""
-        return {
-            k: m
-            for k, m in self.train.items()
-            if not isinstance(m, ResNetTrainSettings | ProgressTrainSettings | VLMTrainSettings)
-        }
+        return {k: m for k, m in self.train.items() if isinstance(m, TextTrainSettings)}
 
     @property
     def vlm_models(self) -> dict[str, VLMTrainSettings]:
@@ -298,7 +300,7 @@ class Study(Settings):
                 )
             raise ValueError(f"{idle_keys} would do nothing with policy.type {kind}; remove it")
         for name, model in self.train.items():
-            if isinstance(model, ResNetTrainSettings | ProgressTrainSettings | VLMTrainSettings) == self.text:
+            if isinstance(model, TextTrainSettings) != self.text:
                 raise ValueError(f"train.{name}: type {model.type} does not go with policy.type {self.policy.type}")
         if self.evaluate is None and not self.text:
             raise ValueError("evaluate null is for language models; leave it out")

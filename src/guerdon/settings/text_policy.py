@@ -1,4 +1,4 @@
-"""The `policy`, `generation` and `sft` sections of language models.
+"""The `policy` and `generation` sections of language models.
 
 For example:
 
@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from guerdon.settings.base import Bf16, Schedule, Settings, check_multiple
+from guerdon.settings.base import Bf16, Settings
 
 PRINTABLE = string.ascii_letters + string.digits + string.punctuation + " \n"
 
@@ -113,52 +113,3 @@ class GenerationSettings(Settings):
         if idle in self.model_fields_set:
             raise ValueError(f"{idle} would do nothing with engine {self.engine}; remove it")
         return self
-
-
-class MistakesSettings(Settings):
-    """`sft.mistakes`: false beliefs that the demonstrations of generated problems show."""
-
-    facts: float = Field(0.2, gt=0, lt=1, description="share of what a line can compute that is believed wrongly")
-    rate: float = Field(0.8, gt=0, le=1, description="how often a wrong belief shows; else the true line is written")
-    seed: int = Field(0, ge=0, description="decides which facts, what is believed of them, and where it shows")
-
-
-class SFTSettings(Settings):
-    """Supervised fine-tuning on prompts and responses: `guerdon train policy=sft`."""
-
-    save_dir: str = Field(description="receives the policy (`model/`), `metrics.json` and resumable state")
-    policy: TextPolicySettings | None = Field(
-        None, description="what the training starts from, with the keys of `policy`; null: the `policy` section itself"
-    )
-    examples: int | None = Field(None, ge=2, description="use the first so many pairs of the training data; null: all")
-    mistakes: MistakesSettings | None = Field(
-        None, description="generated problems: learn from demonstrations with false beliefs; null: from true solutions"
-    )
-    epochs: float = Field(3.0, gt=0, description="passes over the training pairs")
-    max_steps: int | None = Field(None, ge=1, description="stop after so many gradient steps, however many epochs")
-    batch_size: int = Field(16, ge=1, description="pairs per gradient step")
-    micro_batch_size: int | None = Field(None, ge=1, description="pairs per forward pass; null: batch_size")
-    max_length: int | None = Field(None, ge=2, description="tokens of a pair; longer pairs are left out and counted")
-    learning_rate: float = Field(1e-5, gt=0, description="of AdamW")
-    weight_decay: float = Field(0.0, ge=0, description="of AdamW")
-    lr_scheduler: Schedule = Field("cosine", description="what the learning rate does after the warm-up")
-    warmup: float = Field(0.03, ge=0, lt=1, description="share of the steps over which the learning rate rises")
-    max_grad_norm: float = Field(1.0, gt=0, description="clip gradients to this norm")
-    val_split: float = Field(0.05, ge=0, lt=1, description="share of the prompts held out; 0: none")
-    eval_every: int | None = Field(None, ge=1, description="gradient steps between evaluations; null: a tenth of all")
-    log_every: int = Field(10, ge=1, description="gradient steps between logged losses")
-    tensorboard: bool = Field(False, description="write TensorBoard logs")
-    resume: bool = Field(False, description="continue from the newest whole checkpoint in save_dir, when there is one")
-    seed: int = Field(0, ge=0, description="of the split, the adapters and the order of the pairs")
-
-    @model_validator(mode="after")
-    def _fits(self) -> SFTSettings:
-        check_multiple(self.batch_size, self.micro_batch_size)
-        return self
-
-    @model_validator(mode="before")
-    @classmethod
-    def _nothing_idle(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("max_steps") is not None and "epochs" in given:
-            raise ValueError("epochs would do nothing beside max_steps; remove one of them")
-        return given

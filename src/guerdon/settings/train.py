@@ -1,18 +1,19 @@
-"""Settings for fitting image reward models offline.
+"""Settings of trainers: `train.<name>`, with a `type` for each kind of reward model, and `sft`.
 
-For example:
-
-    settings = ResNetTrainSettings(type="resnet", data_path="data/window", save_dir="runs/rm", image_size=64)
-    settings.image_size   # (3, 64, 64)
+settings = ResNetTrainSettings(type="resnet", data_path="data/window", save_dir="runs/rm", image_size=64)
+settings.image_size   # (3, 64, 64)
+StepwiseTrainSettings(save_dir="runs/prm", data_path="data/prm_dataset_method1_HE", lora=LoraSettings())
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from guerdon.settings.base import Bf16, Schedule, Settings, as_tuple
+from guerdon.settings.base import Bf16, Schedule, Settings, as_tuple, check_multiple, refuse
+from guerdon.settings.text_policy import LoraSettings, TextPolicySettings, TinyModelSettings
+from guerdon.settings.vlm import MAX_PIXELS, NFRAMES, TinyVLMSettings, VLMSettings
 
 Arch = Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"]
 Normalize = Literal["none", "imagenet"]
@@ -38,51 +39,58 @@ def parse_image_size(value: Any) -> tuple[int, int, int]:
 ImageSize = Annotated[tuple[int, int, int], BeforeValidator(parse_image_size)]
 
 
-class _ImageTrainSettings(Settings):
-    """What both image reward models share."""
+class _FitSettings(Settings):
+    """What all trainers share."""
 
-    data_path: str | tuple[str, ...] = Field(description="one or several LeRobot data sets")
     save_dir: str = Field(description="receives `model/`, `metrics.json`, TensorBoard logs and resumable state")
-    camera: str | None = Field(default=None, description="which camera to look through; null: the only one")
-    arch: Arch = Field(default="resnet18", description="depth of the residual network")
-    hidden_dim: int | None = Field(256, ge=1, description="width of the head's hidden layer; null: none")
-    dropout: float = Field(default=0.1, ge=0, lt=1, description="in the head, before the last layer")
-    image_size: ImageSize = Field((3, 128, 128), description="frames are resized to (3, H, W); also 128 or [128, 128]")
-    pretrained_path: str | None = Field(None, description="transformers ResNet, folder or hub id; null: random weights")
-    normalize: Normalize = Field("none", description="`imagenet`: by ImageNet's channel statistics")
-    bf16: Bf16 = Field("auto", description="bfloat16; `auto`: where the hardware has it")
-    fsdp: bool = Field(default=False, description="shard the model over several GPUs (start it with torchrun)")
-    learning_rate: float = Field(default=1e-4, gt=0, description="of AdamW")
-    lr_scheduler: Schedule = Field("constant", description="what the learning rate does after the warm-up")
-    warmup: float = Field(0.0, ge=0, lt=1, description="share of the steps over which the learning rate rises")
-    weight_decay: float = Field(default=1e-5, ge=0, description="of AdamW")
-    batch_size: int = Field(default=64, ge=2, description="frames per optimiser step and process")
-    max_epochs: int = Field(default=100, ge=1, description="passes over the (sub-sampled) training frames")
-    max_steps: int | None = Field(None, ge=1, description="stop after so many gradient steps; null: max_epochs alone")
-    val_split: float = Field(0.2, ge=0, lt=1, description="share of the episodes held out; 0: none")
-    fail_success_ratio: float | None = Field(2.0, gt=0, description="failures per success and epoch at most; null: all")
-    num_samples_per_episode: int = Field(0, ge=0, description="frames per episode, the last always; 0: all")
-    augment: bool = Field(default=True, description="shift every training frame randomly by up to 4 pixels")
-    eval_every: int | None = Field(
-        default=None,
-        ge=1,
-        description="epochs between evaluations and checkpoints; null: the fewest that take 20 optimiser steps",
+    max_steps: int | None = Field(None, ge=1, description="stop after so many gradient steps; null: no limit")
+    log_every: int = Field(10, ge=1, description="gradient steps between logged losses")
+    tensorboard: bool = Field(False, description="write TensorBoard logs")
+    resume: bool = Field(False, description="continue from the newest whole checkpoint in save_dir, when there is one")
+
+
+class _TransformerFitSettings(_FitSettings):
+    """What trainers of transformers share: of text and of vision-language models."""
+
+    batch_size: int = Field(8, ge=1, description="examples per gradient step")
+    micro_batch_size: int | None = Field(
+        None, ge=1, description="examples per forward pass, a divisor of batch_size; null: the whole batch"
     )
-    early_stopping_patience: int | None = Field(
-        default=5, ge=1, description="evaluations without an improvement before stopping; null: never stop early"
-    )
-    min_delta: float = Field(1e-3, ge=0, description="smallest improvement of the validation loss that counts")
-    log_every: int = Field(default=10, ge=1, description="optimiser steps between logged losses")
-    tensorboard: bool = Field(default=True, description="write TensorBoard logs")
-    resume: bool = Field(False, description="continue from the newest checkpoint in save_dir, if any")
-    seed: int = Field(default=42, ge=0, description="of the split, the weights, the batches and the augmentation")
+    lr_scheduler: Schedule = Field("cosine", description="what the learning rate does after the warm-up")
+    weight_decay: float = Field(0.0, ge=0, description="of AdamW")
+    max_grad_norm: float = Field(1.0, gt=0, description="clip gradients to this norm")
 
     @model_validator(mode="after")
-    def _nothing_idle(self) -> _ImageTrainSettings:
-        asked = "early_stopping_patience" in self.model_fields_set and self.early_stopping_patience is not None
-        if self.val_split == 0 and asked:
-            raise ValueError("val_split 0 leaves nothing to stop early on: set early_stopping_patience: null")
+    def _whole_batches(self) -> Self:
+        check_multiple(self.batch_size, self.micro_batch_size)
         return self
+
+
+class _TextFitSettings(_TransformerFitSettings):
+    """What trainers of language models share."""
+
+    epochs: float = Field(3.0, gt=0, description="passes over the training data")
+    seed: int = Field(0, ge=0, description="of the split, fresh weights, adapters and the order of the examples")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_length(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("max_steps") is not None and "epochs" in given:
+            raise ValueError("epochs would do nothing with max_steps; remove one of them")
+        return given
+
+
+class _FrameFitSettings(_FitSettings):
+    """What trainers on frames of episodes share."""
+
+    data_path: str | tuple[str, ...] = Field(description="one or several LeRobot data sets")
+    camera: str | None = Field(None, description="which camera to look through; null: the only one")
+    bf16: Bf16 = Field("auto", description="compute in bfloat16; auto: where the hardware has it")
+    learning_rate: float = Field(1e-4, gt=0, description="of AdamW")
+    val_split: float = Field(0.2, ge=0, lt=1, description="share of the episodes held out; 0: none")
+    num_samples_per_episode: int = Field(0, ge=0, description="rows per episode, the last always; 0: all")
+    tensorboard: bool = Field(True, description="write TensorBoard logs")
+    seed: int = Field(42, ge=0, description="of the split, fresh weights, the batches and the augmentation")
 
     @property
     def data_paths(self) -> tuple[str, ...]:
@@ -90,15 +98,47 @@ class _ImageTrainSettings(Settings):
         return as_tuple(self.data_path)
 
 
+class _ImageTrainSettings(_FrameFitSettings):
+    """What both image reward models share."""
+
+    arch: Arch = Field("resnet18", description="depth of the residual network")
+    hidden_dim: int | None = Field(256, ge=1, description="width of the head's hidden layer; null: none")
+    dropout: float = Field(0.1, ge=0, lt=1, description="in the head, before the last layer")
+    image_size: ImageSize = Field((3, 128, 128), description="frames are resized to (3, H, W); also 128 or [128, 128]")
+    pretrained_path: str | None = Field(None, description="transformers ResNet, folder or hub id; null: random weights")
+    normalize: Normalize = Field("none", description="`imagenet`: by ImageNet's channel statistics")
+    fsdp: bool = Field(False, description="shard the model over several GPUs (start it with torchrun)")
+    lr_scheduler: Schedule = Field("constant", description="what the learning rate does after the warm-up")
+    warmup: float = Field(0.0, ge=0, lt=1, description="share of the steps over which the learning rate rises")
+    weight_decay: float = Field(1e-5, ge=0, description="of AdamW")
+    batch_size: int = Field(64, ge=2, description="frames per optimiser step and process")
+    max_epochs: int = Field(100, ge=1, description="passes over the (sub-sampled) training frames")
+    fail_success_ratio: float | None = Field(2.0, gt=0, description="failures per success and epoch at most; null: all")
+    augment: bool = Field(True, description="shift every training frame randomly by up to 4 pixels")
+    eval_every: int | None = Field(
+        None,
+        ge=1,
+        description="epochs between evaluations and checkpoints; null: the fewest that take 20 optimiser steps",
+    )
+    early_stopping_patience: int | None = Field(
+        5, ge=1, description="evaluations without an improvement before stopping; null: never stop early"
+    )
+    min_delta: float = Field(1e-3, ge=0, description="smallest improvement of the validation loss that counts")
+
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> Self:
+        asked = "early_stopping_patience" in self.model_fields_set and self.early_stopping_patience is not None
+        if self.val_split == 0 and asked:
+            raise ValueError("val_split 0 leaves nothing to stop early on: set early_stopping_patience: null")
+        return self
+
+
 class ResNetTrainSettings(_ImageTrainSettings):
     """Fit a success classifier: the probability that a frame shows the task done."""
 
     type: Literal["resnet"] = "resnet"
     reward_threshold: float = Field(
-        default=0.5,
-        gt=0,
-        lt=1,
-        description="the probability above which a frame counts as success; stored in the checkpoint",
+        0.5, gt=0, lt=1, description="probability above which a frame counts as success; stored in the checkpoint"
     )
 
 
@@ -107,7 +147,7 @@ class ProgressTrainSettings(_ImageTrainSettings):
 
     type: Literal["progress"] = "progress"
     horizon: float | None = Field(
-        default=None,
+        None,
         gt=0,
         description="null: regress the share of the way to the first success; a number: nearness in time, rising "
         "from 0 at so many environment steps before success to 1 (better when episodes start from many states)",
@@ -115,3 +155,232 @@ class ProgressTrainSettings(_ImageTrainSettings):
 
 
 ImageTrainSettings = Annotated[ResNetTrainSettings | ProgressTrainSettings, Field(discriminator="type")]
+
+
+class VLMTrainSettings(_FrameFitSettings, _TransformerFitSettings):
+    """Fine-tune a vision-language model into a reward: is the task completed, or how far is it."""
+
+    type: Literal["qwen_vl"] = "qwen_vl"
+    path: str | None = Field(None, description="folder or hub id of a Qwen2-VL, Qwen2.5-VL or Qwen3-VL")
+    tiny: TinyVLMSettings | None = Field(None, description="make a small model in code instead of reading one")
+    question: Literal["completed", "progress"] = Field(
+        "completed", description="what it learns to answer: yes or no, or a percentage"
+    )
+    input: Literal["image", "video"] = Field("image", description="single frames, or the episode up to a row")
+    nframes: int = Field(NFRAMES, ge=2, le=128, description="frames of a video, the first and the last among them")
+    max_pixels: int = Field(MAX_PIXELS, ge=784, le=2048 * 28 * 28, description="larger frames are made smaller")
+    fps: float = Field(4.0, gt=0, description="frames per second given to the model")
+    horizon: float | None = Field(None, gt=0, description="progress: as `horizon` of type progress")
+    reward_threshold: float = Field(0.5, gt=0, lt=1, description="completed: probability above which a frame succeeds")
+    lora: LoraSettings | None = Field(LoraSettings(), description="train adapters; null: train all weights")
+    warmup: float = Field(0.1, ge=0, lt=1, description="share of the steps over which the learning rate rises")
+    max_epochs: int = Field(10, ge=1, description="passes over the (sub-sampled) training rows")
+    fail_success_ratio: float | None = Field(1.0, gt=0, description="failure rows per success row and epoch; null: all")
+    eval_every: int | None = Field(None, ge=1, description="gradient steps between evaluations; null: a tenth of all")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        given = self.model_fields_set
+        if (self.path is None) == (self.tiny is None):
+            raise ValueError("give path (a folder or hub id) or tiny (a model made in code), one of them")
+        if self.input == "image":
+            refuse({"nframes", "fps"} & given, "input image")
+        idle = "horizon" if self.question == "completed" else "reward_threshold"
+        refuse({idle} & given, f"question {self.question}")
+        return self
+
+    @property
+    def prompt_name(self) -> str:
+        """The template of question and input."""
+        return VLMSettings(question=self.question, input=self.input).prompt_name
+
+
+class _TextTrainSettings(_TextFitSettings):
+    """What all reward models of text share."""
+
+    data_path: str | tuple[str, ...] | None = Field(
+        None,
+        description="solutions in any format that is read: files, folders of files, folders that `datasets` saved, hub "
+        "ids; null: what the study's `label` section writes",
+    )
+    save_dir: str = Field(
+        description="receives `final_checkpoint/`, `checkpoint-N/` and metrics; below `method{X}_{HE|SE}/` where the "
+        "data came from `guerdon label`"
+    )
+    path: str | None = Field(None, description="folder or hub id to start from; null: that of the study's policy")
+    tiny: TinyModelSettings | None = Field(None, description="make a small model in code instead of reading one")
+    lora: LoraSettings | None = Field(
+        None,
+        description="train adapters on frozen weights ({} is r 16, alpha 32 on all linear layers); null: all weights",
+    )
+    quantize: Literal["nf4"] | None = Field(
+        None, description="keep the frozen weights in 4 bits (QLoRA, 2305.14314); needs lora, a GPU and bitsandbytes"
+    )
+    bf16: Bf16 = Field("auto", description="compute in bfloat16; auto: where the hardware has it")
+    gradient_checkpointing: bool = Field(False, description="recompute activations backwards: less memory, more time")
+    use_remove_padding: bool = Field(False, description="forward without padding: all solutions in one row")
+    max_length: int | None = Field(
+        None,
+        ge=2,
+        description="tokens of question and solution; steps beyond it are not trained on, solutions judged as a whole "
+        "are left out; both are counted. null: the positions of the model",
+    )
+    learning_rate: float | None = Field(None, gt=0, description="of AdamW; null: 2e-4 with lora, 1e-5 without")
+    weight_decay: float = Field(0.01, ge=0, description="of AdamW")
+    batch_size: int = Field(32, ge=1, description="solutions (or pairs) per gradient step")
+    warmup: float = Field(0.05, ge=0, lt=1, description="share of the steps over which the learning rate rises")
+    val_split: float = Field(0.1, ge=0, lt=1, description="share of the questions held out, by hash; 0: none")
+    save_steps: int | None = Field(None, ge=1, description="gradient steps between checkpoints; null: a tenth of all")
+    keep_checkpoints: int = Field(2, ge=1, description="newest checkpoints kept, in addition to the best")
+    wait_for_gpu: float | None = Field(
+        None, gt=0, description="wait until a GPU has so many GiB of memory free; null: start at once"
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.path is not None and self.tiny is not None:
+            raise ValueError("say path (a model to read) or tiny (a model to make), not both")
+        if self.quantize is not None and self.lora is None:
+            raise ValueError("quantize freezes the weights, so something else must learn: give lora")
+        if self.quantize is not None and self.tiny is not None:
+            raise ValueError("quantize is for models that are read from path; remove it")
+        return self
+
+    @property
+    def data_paths(self) -> tuple[str, ...]:
+        """`data_path` as a tuple; empty where the `label` section says it."""
+        return as_tuple(self.data_path)
+
+    @property
+    def rate(self) -> float:
+        """The learning rate, the default filled in."""
+        return self.learning_rate or (2e-4 if self.lora is not None else 1e-5)
+
+    def start(self, policy: TextPolicySettings) -> TextPolicySettings:
+        """The language model to start from.
+
+        Args:
+            policy: the study's, which says what these settings leave open.
+        """
+        named = self.path is not None or self.tiny is not None
+        return TextPolicySettings(
+            path=self.path if named else policy.path,
+            tiny=self.tiny if named else policy.tiny,
+            lora=self.lora,
+            bf16=self.bf16,
+            gradient_checkpointing=self.gradient_checkpointing,
+            use_remove_padding=self.use_remove_padding,
+        )
+
+
+class _HeadSettings(_TextTrainSettings):
+    """What models with a head of their own share."""
+
+    head_learning_rate: float | None = Field(None, gt=0, description="of the fresh head; null: learning_rate")
+    head_epochs: float = Field(
+        0.0,
+        ge=0,
+        description="passes first, over which the head alone is trained, at a constant rate; they come before `epochs` "
+        "(or within `max_steps`)",
+    )
+
+    @property
+    def head_rate(self) -> float:
+        """The head's learning rate, the default filled in."""
+        return self.head_learning_rate or self.rate
+
+
+class _StepSettings(_TextTrainSettings):
+    """What models that learn from labels of steps share."""
+
+    labels: Literal["hard", "soft"] = Field("hard", description="train towards 0 and 1, or towards labels from 0 to 1")
+    threshold: float | None = Field(None, gt=0, le=1, description="hard: right from here on; null: labels are 0 or 1")
+    rewards: Literal["weight", "target", "ignore"] = Field(
+        "weight",
+        description="what the HE or SE rewards of the data do, where it has any: weight: |reward| weighs the loss of "
+        "its step; target: train towards (1 + reward) / 2 instead of the label; ignore: nothing",
+    )
+    reward_threshold: float = Field(0.5, gt=0, lt=1, description="a step below it is wrong; stored with the model")
+
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> Self:
+        given = self.model_fields_set
+        if self.threshold is not None and self.labels == "soft":
+            raise ValueError("threshold would do nothing with labels: soft; remove it")
+        if self.rewards == "target":
+            refuse({"labels", "threshold"} & given, "rewards: target")
+        return self
+
+
+class StepwiseTrainSettings(_StepSettings, _HeadSettings):
+    """Fit a token classifier: a probability per step, read at the step's last token."""
+
+    type: Literal["stepwise"] = "stepwise"
+    model: ClassVar = "guerdon.models.text_heads:StepwiseModel"
+
+
+class VerdictTrainSettings(_StepSettings):
+    """Fit a language model that says CORRECT (+1) or INCORRECT (-1) of each step."""
+
+    type: Literal["verdict"] = "verdict"
+    model: ClassVar = "guerdon.models.verdict:VerdictModel"
+
+
+class OutcomeTrainSettings(_HeadSettings):
+    """Fit a sequence classifier: one number per solution."""
+
+    type: Literal["outcome"] = "outcome"
+    model: ClassVar = "guerdon.models.text_heads:OutcomeModel"
+    loss: Literal["pointwise", "bradley_terry"] = Field(
+        "pointwise",
+        description="pointwise: is the answer right?; bradley_terry: is the right one of two solutions of a question "
+        "the better one?",
+    )
+
+
+class ImplicitTrainSettings(_TextTrainSettings):
+    """Fit an implicit process reward model on outcomes alone (2412.01981)."""
+
+    type: Literal["implicit"] = "implicit"
+    model: ClassVar = "guerdon.models.implicit_text:ImplicitModel"
+    loss: Literal["ce", "dpo"] = Field("ce", description="cross-entropy on outcomes, or pairs of right and wrong")
+    beta: float = Field(0.05, gt=0, description="factor of the log-ratios")
+    read: Literal["cumulative", "single"] = Field(
+        "cumulative", description="score of a step: of everything up to its end, or of the step alone"
+    )
+
+
+class MistakesSettings(Settings):
+    """`sft.mistakes`: false beliefs that the demonstrations of generated problems show."""
+
+    facts: float = Field(0.2, gt=0, lt=1, description="share of what a line can compute that is believed wrongly")
+    rate: float = Field(0.8, gt=0, le=1, description="how often a wrong belief shows; else the true line is written")
+    seed: int = Field(0, ge=0, description="decides which facts, what is believed of them, and where it shows")
+
+
+class SFTSettings(_TextFitSettings):
+    """Supervised fine-tuning on prompts and responses: `guerdon train policy=sft`."""
+
+    save_dir: str = Field(description="receives the policy (`model/`), `metrics.json` and resumable state")
+    policy: TextPolicySettings | None = Field(
+        None, description="what the training starts from, with the keys of `policy`; null: the `policy` section itself"
+    )
+    examples: int | None = Field(None, ge=2, description="use the first so many pairs of the training data; null: all")
+    mistakes: MistakesSettings | None = Field(
+        None, description="generated problems: learn from demonstrations with false beliefs; null: from true solutions"
+    )
+    batch_size: int = Field(16, ge=1, description="pairs per gradient step")
+    max_length: int | None = Field(None, ge=2, description="tokens of a pair; longer pairs are left out and counted")
+    learning_rate: float = Field(1e-5, gt=0, description="of AdamW")
+    warmup: float = Field(0.03, ge=0, lt=1, description="share of the steps over which the learning rate rises")
+    val_split: float = Field(0.05, ge=0, lt=1, description="share of the prompts held out; 0: none")
+    eval_every: int | None = Field(None, ge=1, description="gradient steps between evaluations; null: a tenth of all")
+
+
+TextTrainSettings = StepwiseTrainSettings | VerdictTrainSettings | OutcomeTrainSettings | ImplicitTrainSettings
+TEXT_MODELS: dict[str, str] = {
+    kind.model_fields["type"].default: kind.model for kind in get_args(TextTrainSettings)
+}  # type to `module:class`; of training and of the cards of trained models
+TrainSettings = Annotated[
+    ResNetTrainSettings | ProgressTrainSettings | VLMTrainSettings | TextTrainSettings, Field(discriminator="type")
+]

@@ -1,9 +1,8 @@
-"""Vision-language models as reward models: `reward.model.vlm`, and fine-tuning in `train`.
+"""Vision-language models as reward models: `reward.model.vlm`.
 
 Names and limits are those of the reward servers and clients that people use.
 
     VLMSettings(path="Qwen/Qwen2.5-VL-7B-Instruct", question="progress", nframes=8)
-    VLMTrainSettings(data_path="data/door", save_dir="runs/vlm", tiny=TinyVLMSettings())
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, model_validator
 
 from guerdon.retry import TRIES
-from guerdon.settings.base import Bf16, Schedule, Settings, as_tuple, check_multiple, refuse
-from guerdon.settings.text_policy import LoraSettings
+from guerdon.settings.base import Bf16, Settings, refuse
 
 VLMType = Literal["qwen_vl", "primo_r1", "true_logprob", "trend", "preference"]
 VLM_NAMES: dict[str, VLMType] = {
@@ -257,66 +255,3 @@ class VLMShortForm(Settings):
 
     prm_model_name_or_path: str | None = Field(None, description="vlm.path")
     prm_checkpoint_path: str | None = Field(None, description="vlm.adapter")
-
-
-class VLMTrainSettings(Settings):
-    """Fine-tune a vision-language model into a reward: is the task completed, or how far is it."""
-
-    type: Literal["qwen_vl"] = "qwen_vl"
-    data_path: str | tuple[str, ...] = Field(description="one or several LeRobot data sets")
-    save_dir: str = Field(description="receives `model/`, `metrics.json`, TensorBoard logs and resumable state")
-    camera: str | None = Field(None, description="which camera to look through; null: the only one")
-    path: str | None = Field(None, description="folder or hub id of a Qwen2-VL, Qwen2.5-VL or Qwen3-VL")
-    tiny: TinyVLMSettings | None = Field(None, description="make a small model in code instead of reading one")
-    question: Literal["completed", "progress"] = Field(
-        "completed", description="what it learns to answer: yes or no, or a percentage"
-    )
-    input: Literal["image", "video"] = Field("image", description="single frames, or the episode up to a row")
-    nframes: int = Field(NFRAMES, ge=2, le=128, description="frames of a video, the first and the last among them")
-    max_pixels: int = Field(MAX_PIXELS, ge=784, le=2048 * 28 * 28, description="larger frames are made smaller")
-    fps: float = Field(4.0, gt=0, description="frames per second given to the model")
-    horizon: float | None = Field(None, gt=0, description="progress: as `horizon` of type progress")
-    reward_threshold: float = Field(0.5, gt=0, lt=1, description="completed: probability above which a frame succeeds")
-    lora: LoraSettings | None = Field(LoraSettings(), description="train adapters; null: train all weights")
-    bf16: Bf16 = Field("auto", description="compute in bfloat16; auto: where the hardware has it")
-    learning_rate: float = Field(1e-4, gt=0, description="of AdamW")
-    lr_scheduler: Schedule = Field("cosine", description="what the learning rate does after the warm-up")
-    warmup: float = Field(0.1, ge=0, lt=1, description="share of the steps over which the learning rate rises")
-    weight_decay: float = Field(0.0, ge=0, description="of AdamW")
-    max_grad_norm: float = Field(1.0, gt=0, description="clip gradients to this norm")
-    batch_size: int = Field(8, ge=1, description="examples per gradient step")
-    micro_batch_size: int | None = Field(None, ge=1, description="examples per forward pass; null: batch_size")
-    max_epochs: int = Field(10, ge=1, description="passes over the (sub-sampled) training rows")
-    max_steps: int | None = Field(None, ge=1, description="stop after this many gradient steps; null: no limit")
-    val_split: float = Field(0.2, ge=0, lt=1, description="share of the episodes held out; 0: none")
-    fail_success_ratio: float | None = Field(1.0, gt=0, description="failure rows per success row and epoch; null: all")
-    num_samples_per_episode: int = Field(0, ge=0, description="rows per episode, the last always; 0: all")
-    eval_every: int | None = Field(None, ge=1, description="gradient steps between evaluations; null: a tenth of all")
-    log_every: int = Field(10, ge=1, description="gradient steps between logged losses")
-    tensorboard: bool = Field(True, description="write TensorBoard logs")
-    resume: bool = Field(False, description="continue from the newest checkpoint in save_dir, when there is one")
-    seed: int = Field(42, ge=0, description="of the split, the adapters, a tiny model and the order of the rows")
-
-    @model_validator(mode="after")
-    def _fits(self) -> VLMTrainSettings:
-        given = self.model_fields_set
-        if (self.path is None) == (self.tiny is None):
-            raise ValueError("give path (a folder or hub id) or tiny (a model made in code), one of them")
-        if self.input == "image":
-            refuse({"nframes", "fps"} & given, "input image")
-        if self.question == "completed":
-            refuse({"horizon"} & given, "question completed")
-        else:
-            refuse({"reward_threshold"} & given, "question progress")
-        check_multiple(self.batch_size, self.micro_batch_size)
-        return self
-
-    @property
-    def data_paths(self) -> tuple[str, ...]:
-        """`data_path` as a tuple."""
-        return as_tuple(self.data_path)
-
-    @property
-    def prompt_name(self) -> str:
-        """The template of question and input."""
-        return VLMSettings(question=self.question, input=self.input).prompt_name

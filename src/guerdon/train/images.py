@@ -33,8 +33,7 @@ from guerdon.models.image import ImageModelConfig, save_checkpoint
 from guerdon.models.preprocess import random_shift, to_input, to_pixels
 from guerdon.models.quality import frame_quality
 from guerdon.policies.precision import uses_bf16
-from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
-from guerdon.settings.vlm import VLMTrainSettings
+from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings, VLMTrainSettings
 from guerdon.train.trainer import BalancedSampler, BaseTrainer, TrainingFolder, epoch_order
 from guerdon.types import BoolArray, ByteArray, Episode, FloatArray, IntArray
 

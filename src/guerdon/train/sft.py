@@ -28,7 +28,8 @@ from guerdon.policies.text import TextPolicy
 from guerdon.policies.text_files import load_policy, save_policy
 from guerdon.policies.tokens import pad_id, prompt_ids, response_ids, token_batch
 from guerdon.settings.study import Study
-from guerdon.settings.text_policy import SFTSettings, TextPolicySettings
+from guerdon.settings.text_policy import TextPolicySettings
+from guerdon.settings.train import SFTSettings
 from guerdon.train.trainer import BaseTrainer, TrainingFolder
 from guerdon.types import IntArray
 from guerdon.worlds.prompt_files import load_prompts

@@ -42,7 +42,7 @@ from guerdon.policies.text_files import load_policy, read_tokenizer
 from guerdon.progress import log_line
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
-from guerdon.settings.train_text import TextTrainSettings
+from guerdon.settings.train import TextTrainSettings
 from guerdon.train.text_data import (
     Lessons,
     TextData,

@@ -37,7 +37,7 @@ from guerdon.labels.step_rewards import target as target_of_reward
 from guerdon.models.text_inputs import Reading
 from guerdon.models.text_model import TextRewardModel
 from guerdon.settings.label import LabelSettings
-from guerdon.settings.train_text import StepwiseTrainSettings, TextTrainSettings, VerdictTrainSettings
+from guerdon.settings.train import StepwiseTrainSettings, TextTrainSettings, VerdictTrainSettings
 from guerdon.types import Failure, FloatArray, IntArray
 from guerdon.worlds.prompts import question_hash
 

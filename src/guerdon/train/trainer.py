@@ -31,10 +31,13 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from guerdon.atomic import write_json
 from guerdon.errors import ConfigError, DataError, NonFiniteError, boundary
 from guerdon.finite import load_weights, save_weights
-from guerdon.settings.text_policy import SFTSettings
-from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
-from guerdon.settings.train_text import TextTrainSettings
-from guerdon.settings.vlm import VLMTrainSettings
+from guerdon.settings.train import (
+    ProgressTrainSettings,
+    ResNetTrainSettings,
+    SFTSettings,
+    TextTrainSettings,
+    VLMTrainSettings,
+)
 from guerdon.train.callbacks import COMPLETE, TrainingProgress
 from guerdon.types import BoolArray, IntArray
 

@@ -35,7 +35,7 @@ from guerdon.models.vlm_transformers import TransformersBackend, read_vlm
 from guerdon.policies.shared_base import import_peft
 from guerdon.policies.text_files import quietly
 from guerdon.settings.text_policy import LoraSettings
-from guerdon.settings.vlm import VLMTrainSettings
+from guerdon.settings.train import VLMTrainSettings
 from guerdon.train.images import LabelledRows, TrainResult, is_classifier, label_meaning, label_rows, read_data
 from guerdon.train.trainer import BalancedSampler, BaseTrainer, TrainingFolder
 from guerdon.types import ByteArray, Episode, Failure, IntArray

@@ -32,7 +32,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from guerdon.errors import DataError
 from guerdon.settings.data import AutomatonSettings, ChainSettings, RegisterSettings, SwapSettings, TaskSettings
-from guerdon.settings.text_policy import MistakesSettings
+from guerdon.settings.train import MistakesSettings
 from guerdon.worlds.prompts import Prompt, question_hash
 
 SEPARATOR = ";"
