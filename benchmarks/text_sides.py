@@ -171,12 +171,12 @@ def run_trl(model: str, size: Size, *, kind: str, bf16: bool) -> dict[str, Any]:
     from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
     from guerdon.policies.text_files import read_tokenizer
-    from guerdon.settings.data import DataSettings
+    from guerdon.settings.data import GeneratedDataSettings
     from guerdon.worlds.prompt_files import load_prompts
     from guerdon.worlds.verifier import outcome, verifier_from
 
     torch.set_num_threads(1)
-    data = DataSettings.model_validate(data_section(size))
+    data = GeneratedDataSettings.model_validate(data_section(size))
     prompts, _ = load_prompts(data)
     verifier = verifier_from(data)
     rows, phases, marks, written = size.prompts * size.samples, Phases(), [], []
@@ -229,10 +229,10 @@ def requests(model: str, size: Size) -> tuple[Any, list[np.ndarray]]:
     """The tokenizer, and token ids of as many different prompts as are written to at once."""
     from guerdon.policies.text_files import read_tokenizer
     from guerdon.policies.tokens import prompt_ids
-    from guerdon.settings.data import DataSettings
+    from guerdon.settings.data import GeneratedDataSettings
     from guerdon.worlds.prompt_files import load_prompts
 
-    prompts, _ = load_prompts(DataSettings.model_validate(data_section(size)))
+    prompts, _ = load_prompts(GeneratedDataSettings.model_validate(data_section(size)))
     tokenizer = read_tokenizer(model)
     return tokenizer, [prompt_ids(tokenizer, p.messages) for p in prompts[:AT_ONCE]]
 

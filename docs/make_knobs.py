@@ -191,21 +191,30 @@ def _walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, 
     """Leaves first at the top level, so that its plain keys stand together."""
     fields = sorted(model.model_fields.items(), key=lambda f: bool(_inner(f[1].annotation))) if not prefix else None
     for name, field in fields or model.model_fields.items():
-        key = prefix + name
-        inner = _inner(field.annotation)
-        if name in ("sources", "train", "arms") and inner:
-            key += ".<name>"
-        elif name == "mixture":
-            key += "[]"
-        if not inner:
-            named = next((mark.registry for mark in field.metadata if isinstance(mark, Named)), None)
-            allowed = _values(field.annotation) if named is None else _names(named.builtins, own=True)
-            yield key, allowed, _default(field), field.description or ""
-        elif len(inner) == 1:
-            yield from _walk(inner[0], key + ".")
-        else:
-            chosen = next((mark.default for mark in field.metadata if isinstance(mark, ByName)), "")
-            yield from _union(inner, key, f"`{chosen}`" if chosen else "")
+        yield from _rows(prefix + name, field)
+
+
+def _rows(key: str, field: FieldInfo) -> Iterator[tuple[str, str, str, str]]:
+    """The row of a plain key, the rows of a section."""
+    name, inner = key.rpartition(".")[2], _inner(field.annotation)
+    if name in ("sources", "train", "arms") and inner:
+        key += ".<name>"
+    elif name == "mixture":
+        key += "[]"
+    if not inner:
+        yield key, _allowed(field), _default(field), field.description or ""
+    elif len(inner) == 1:
+        yield from _walk(inner[0], key + ".")
+    else:
+        marks = [*field.metadata, *(mark for part in get_args(field.annotation) for mark in get_args(part)[1:])]
+        chosen = next((mark.default for mark in marks if isinstance(mark, ByName)), "")
+        yield from _union(inner, key, f"`{chosen}`" if chosen else "")
+
+
+def _allowed(field: FieldInfo) -> str:
+    """The values of a key: of a registry its names, else what its type says."""
+    named = next((mark.registry for mark in field.metadata if isinstance(mark, Named)), None)
+    return _values(field.annotation) if named is None else _names(named.builtins, own=True)
 
 
 def _union(models: list[type[BaseModel]], key: str, chosen: str) -> Iterator[tuple[str, str, str, str]]:
@@ -227,10 +236,10 @@ def _union(models: list[type[BaseModel]], key: str, chosen: str) -> Iterator[tup
             continue
         field = owners[0].model_fields[name]
         if _inner(field.annotation):
-            yield from _walk(_inner(field.annotation)[0], f"{key}.{name}.")
+            yield from _rows(f"{key}.{name}", field)
             continue
         kind_of = {owner: kinds[owner] for owner in owners}
-        allowed = _by_kind({kind_of[o]: _values(o.model_fields[name].annotation) for o in owners})
+        allowed = _by_kind({kind_of[o]: _allowed(o.model_fields[name]) for o in owners})
         default = _by_kind({kind_of[o]: _default(o.model_fields[name]) for o in owners})
         meaning = _by_kind({kind_of[o]: o.model_fields[name].description or "" for o in owners})
         only = "" if len(owners) == len(models) else f" ({', '.join(kind_of.values())} only)"

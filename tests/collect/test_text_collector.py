@@ -6,7 +6,7 @@ import pytest
 from guerdon.collect.text import Sampler, join, short_enough, take
 from guerdon.errors import DataError
 from guerdon.policies.tiny_text import build_tokenizer
-from guerdon.settings.data import DataSettings
+from guerdon.settings.data import FilesDataSettings
 from guerdon.settings.text_policy import TinyModelSettings
 from guerdon.types import Failure
 from guerdon.worlds.prompts import Prompt
@@ -20,10 +20,10 @@ PROMPTS = [Prompt(q, ({"role": "user", "content": q},), "1", "letters") for q in
 
 def settings(**given):
     base = {
-        "type": "files", "train_files": "unread.jsonl", "verifier": "exact", "max_response_length": 4,
+        "train_files": "unread.jsonl", "verifier": "exact", "max_response_length": 4,
         "train_batch_size": 2, "n_samples": 4,
     }  # fmt: skip
-    return DataSettings(**{**base, **given})
+    return FilesDataSettings(**{**base, **given})
 
 
 def sampler(data, write, prompts=PROMPTS, seed=0):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from guerdon.errors import DataError, MissingDependencyError
-from guerdon.settings.data import DataSettings
+from guerdon.settings.data import FilesDataSettings
 from guerdon.types import Failure
 from guerdon.worlds import code_sandbox, code_tests, prompt_files
 from guerdon.worlds.code_tests import Sandbox, check_isolation, is_code, program_of, read_tests, run_tests, same_output
@@ -326,7 +326,7 @@ def row(gold, ability="code"):
 def settings_for(tmp_path, *rows, **given):
     path = tmp_path / "train.jsonl"
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    return DataSettings(type="files", train_files=str(path), val_size=0, **given)
+    return FilesDataSettings(train_files=str(path), val_size=0, **given)
 
 
 @needs_isolation

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from guerdon.config import to_plain, validate
 from guerdon.errors import CheckpointError, ConfigError, DataError
-from guerdon.settings.data import ChainSettings, DataSettings, SwapSettings
+from guerdon.settings.base import Settings
+from guerdon.settings.data import (
+    ChainSettings,
+    DataSettings,
+    FilesDataSettings,
+    GeneratedDataSettings,
+    GSM8KDataSettings,
+    SwapSettings,
+)
 from guerdon.worlds.prompt_files import load_prompts, prompt_from_row, read_dataset, read_gsm8k, read_prompts
 from guerdon.worlds.prompts import (
     Prompt,
@@ -248,27 +256,28 @@ def test_passes_differ_and_a_stream_over_other_prompts_is_refused():
 
 
 def test_load_prompts_from_every_kind_of_source(tmp_path):
-    train, validation = load_prompts(DataSettings(train_size=20, val_size=5, task=ChainSettings(steps=3)))
+    train, validation = load_prompts(GeneratedDataSettings(train_size=20, val_size=5, task=ChainSettings(steps=3)))
     assert (len(train), len(validation)) == (20, 5)
     folder = tmp_path / "gsm8k"
     folder.mkdir()
     rows = [{"question": f"What is {i}+1?", "answer": f"#### {i + 1}"} for i in range(12)]
     write_lines(folder / "train.jsonl", rows[:10])
     write_lines(folder / "test.jsonl", rows[10:])
-    train, validation = load_prompts(DataSettings(type="gsm8k", path=str(folder), val_size=4, system_prompt="Think."))
+    train, validation = load_prompts(GSM8KDataSettings(path=str(folder), val_size=4, system_prompt="Think."))
     assert (len(train), len(validation)) == (6, 4)
     assert all([m["role"] for m in p.messages] == ["system", "user"] for p in (*train, *validation))
-    train, validation = load_prompts(DataSettings(type="gsm8k", path=str(folder), val_split="test"))
+    train, validation = load_prompts(GSM8KDataSettings(path=str(folder), val_split="test"))
     assert (len(train), len(validation)) == (10, 2)
     both = (str(folder / "train.jsonl"), str(folder / "test.jsonl"))
-    train, validation = load_prompts(DataSettings(type="files", train_files=both, val_size=0))
+    train, validation = load_prompts(FilesDataSettings(train_files=both, val_size=0))
     assert (len(train), validation) == (12, ())
     with pytest.raises(DataError, match="2 validation questions are also in the training data"):
-        load_prompts(DataSettings(type="files", train_files=both, val_files=both[1]))
+        load_prompts(FilesDataSettings(train_files=both, val_files=both[1]))
 
 
 def test_a_generated_problem_keeps_its_truth_through_a_file_and_a_system_prompt(tmp_path):
-    (prompt,), _ = load_prompts(DataSettings(train_size=1, val_size=0, task=SwapSettings(steps=3), system_prompt="Go."))
+    settings = GeneratedDataSettings(train_size=1, val_size=0, task=SwapSettings(steps=3), system_prompt="Go.")
+    (prompt,), _ = load_prompts(settings)
     row = {
         "id": prompt.id,
         "prompt": list(prompt.messages),
@@ -284,16 +293,23 @@ def test_a_generated_problem_keeps_its_truth_through_a_file_and_a_system_prompt(
     assert step_truth(again, prompt.solution).complete
 
 
+class Section(Settings):
+    data: DataSettings
+
+
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"type": "files"}, "needs train_files"),
-        ({"type": "gsm8k"}, "needs path"),
-        ({"path": "x"}, "path would do nothing with type generated"),
-        ({"type": "files", "train_files": "a.jsonl", "task": {"family": "chain"}}, "task would do nothing"),
+        ({"type": "files"}, "data.train_files is missing"),
+        ({"type": "gsm8k"}, "data.path is missing"),
+        ({"path": "x"}, "data.path = 'x': unknown key; it belongs to type: gsm8k or type: datasets"),
+        (
+            {"type": "files", "train_files": "a.jsonl", "task": {"family": "chain"}},
+            "it belongs to type: generated",
+        ),
         ({"type": "files", "train_files": "a", "val_files": "b", "val_size": 9}, "val_size would do nothing"),
-        ({"verifier": "math"}, "verifier would do nothing with generated problems"),
-        ({"unparsable": "wrong"}, "unparsable would do nothing with generated problems"),
+        ({"verifier": "math"}, "data.verifier = 'math': unknown key; it belongs to type: files"),
+        ({"unparsable": "wrong"}, "data.unparsable = 'wrong': unknown key; it belongs to type: files"),
         ({"type": "gsm8k", "path": "x", "verifier": "numeric", "verifier_timeout": 3}, "verifier_timeout would do"),
         ({"type": "gsm8k", "path": "x", "verifier": "exact", "verifier_tolerance": 0.1}, "verifier_tolerance would do"),
         ({"filter_accuracy": False, "accuracy_lower_bound": 0.1}, "accuracy_lower_bound would do nothing"),
@@ -312,7 +328,7 @@ def test_a_generated_problem_keeps_its_truth_through_a_file_and_a_system_prompt(
 )
 def test_knobs_that_do_nothing_or_do_not_fit_are_refused(given, why):
     with pytest.raises(ConfigError, match=re.escape(why)):
-        validate(DataSettings, given, source="study.yaml")
+        validate(Section, {"data": given}, source="study.yaml")
 
 
 def test_the_section_of_the_seed_loads_as_it_stands_and_survives_being_written():
@@ -325,11 +341,11 @@ def test_the_section_of_the_seed_loads_as_it_stands_and_survives_being_written()
         "oversample_factor": 1,
         "system_prompt": None,
     }
-    loaded = validate(DataSettings, section, source="seed")
-    defaults = DataSettings()
+    loaded = validate(Section, {"data": section}, source="seed").data
+    defaults = GeneratedDataSettings()
     assert all(getattr(loaded, key) == getattr(defaults, key) for key in section)
-    for other in (loaded, DataSettings(type="gsm8k", path="x", verifier="exact", filter_accuracy=False)):
-        assert validate(DataSettings, to_plain(other), source="again") == other
+    for other in (loaded, GSM8KDataSettings(path="x", verifier="exact", filter_accuracy=False)):
+        assert validate(Section, {"data": to_plain(other)}, source="again").data == other
 
 
 def test_fuzzed_rows_are_read_or_refused_never_more():

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guerdon.errors import MissingDependencyError
-from guerdon.settings.data import ChainSettings, DataSettings
+from guerdon.settings.data import ChainSettings, GSM8KDataSettings
 from guerdon.types import Failure
 from guerdon.worlds import verifier as verifier_module
 from guerdon.worlds.answers import final_answer, last_boxed, normalized, numbers_of, same_number
@@ -314,7 +314,7 @@ def test_auto_lets_everyone_check_what_they_know_in_order():
 
 
 def test_the_data_section_describes_a_verifier():
-    data = DataSettings(type="gsm8k", path="x", verifier="numeric", verifier_tolerance=0.01)
+    data = GSM8KDataSettings(path="x", verifier="numeric", verifier_tolerance=0.01)
     with verifier_from(data) as verifier:
         assert verifier.check("#### 100.5", prompt("100")).correct
         assert not verifier.check("#### 102", prompt("100")).correct

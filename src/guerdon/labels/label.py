@@ -47,7 +47,7 @@ from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import prompt_ids
 from guerdon.progress import ProgressBar
 from guerdon.retry import Clock
-from guerdon.settings.data import DataSettings
+from guerdon.settings.data import GeneratedDataSettings
 from guerdon.settings.label import JUDGED, JUDGES, LABELERS, LabelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
@@ -120,7 +120,7 @@ class _LabelRun:
 
     def __init__(self, study: Study, settings: LabelSettings, cache: Path, clock: Clock, stack: ExitStack) -> None:
         self._study, self._settings, self._cache, self._clock, self._stack = study, settings, cache, clock, stack
-        self._data = study.data or DataSettings()
+        self._data = study.data or GeneratedDataSettings()
         ledger = Ledger(cache / "calls.jsonl", prices=settings.judge.prices, max_usd=settings.max_usd)
         self._ledger = stack.enter_context(closing(ledger))
         self._verifier = stack.enter_context(verifier_from(self._data))

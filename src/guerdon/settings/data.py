@@ -2,17 +2,17 @@
 
 The keys of prompt filtering have the names and defaults of PRIME (2502.01456).
 
-    DataSettings(task=SwapSettings(steps=12), n_samples=8, accuracy_lower_bound=0.1)
+    GeneratedDataSettings(task=SwapSettings(steps=12), n_samples=8, accuracy_lower_bound=0.1)
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from guerdon.registry import Registry
-from guerdon.settings.base import PARAMS, Named, Settings, refuse
+from guerdon.settings.base import PARAMS, ByName, Named, Settings, refuse
 
 
 class _FamilySettings(Settings):
@@ -99,12 +99,6 @@ TaskSettings = Annotated[
     ChainSettings | RegisterSettings | SwapSettings | AutomatonSettings, Field(discriminator="family")
 ]
 
-_SOURCES: dict[str, set[str]] = {
-    "generated": {"task", "train_size"},
-    "files": {"train_files", "val_files"},
-    "gsm8k": {"path", "train_split", "val_split"},
-    "datasets": {"path", "name", "train_split", "val_split"},
-}
 _CHECKING = {
     "auto": {"unparsable", "verifier_timeout", "verifier_workers", "verifier_tolerance"},
     "math": {"unparsable", "verifier_timeout", "verifier_workers", "verifier_tolerance"},
@@ -115,28 +109,15 @@ _CHECKING = {
 VERIFIERS = Registry("verifier", "guerdon.verifiers", dict.fromkeys(_CHECKING, "guerdon.worlds.verifier:Verifier"))
 
 
-class DataSettings(Settings):
-    """`data`: prompts with known answers, generated or read, and what happens to them before the update."""
+class _DataSettings(Settings):
+    """What all kinds of data share: how many prompts, how long, and which are left out before the update."""
 
-    type: Literal["generated", "files", "gsm8k", "datasets"] = Field(
-        "generated",
-        description="generated: problems made here; files: JSONL or Parquet; gsm8k: the folder of GSM8K's own files; "
-        "datasets: a local folder of the datasets library or a hub id",
-    )
-    task: TaskSettings = Field(ChainSettings(), description="generated: which problems, how hard")
-    train_size: int = Field(8192, ge=1, description="generated: different problems to train on")
     val_size: int = Field(
         256,
         ge=0,
         description="problems to validate on: made (generated), or held out of the training prompts by question where "
         "neither val_files nor val_split names any",
     )
-    train_files: tuple[str, ...] = Field((), description="files: one or several to train on")
-    val_files: tuple[str, ...] = Field((), description="files: one or several to validate on")
-    path: str | None = Field(None, description="gsm8k: folder with its own files; datasets: folder or hub id")
-    name: str | None = Field(None, description="datasets: the configuration of a data set that has several")
-    train_split: str = Field("train", description="gsm8k, datasets: split to train on")
-    val_split: str | None = Field(None, description="gsm8k, datasets: split to validate on; null: hold out val_size")
     system_prompt: str | None = Field(None, description="before the question; null: that of the data set, if any")
     max_prompt_length: int = Field(1024, ge=1, description="tokens; longer prompts are left out and counted")
     max_response_length: int = Field(3072, ge=1, description="tokens; longer responses are truncated")
@@ -151,10 +132,46 @@ class DataSettings(Settings):
         "resample",
         description="too few prompts survive the filters: draw more, fill up with rejected ones, use fewer, or stop",
     )
+
+    @model_validator(mode="after")
+    def _filters_fit(self) -> Self:
+        given = self.model_fields_set
+        if not self.filter_accuracy:
+            refuse({"accuracy_lower_bound", "accuracy_upper_bound"} & given, "filter_accuracy off")
+        if not self.filter_accuracy and not self.filter_truncated:
+            refuse({"shortfall", "oversample_factor"} & given, "both filters off")
+        low, high, n = self.accuracy_lower_bound, self.accuracy_upper_bound, self.n_samples
+        if self.filter_accuracy and not any(low <= k / n <= high for k in range(n + 1)):
+            raise ValueError(
+                f"no prompt can survive: {n} rollouts have no share of right ones from {low} to {high}; widen the "
+                "bounds, raise n_samples, or switch filter_accuracy off"
+            )
+        return self
+
+
+class GeneratedDataSettings(_DataSettings):
+    """Problems made in code, which check themselves."""
+
+    type: Literal["generated"] = Field("generated", description="problems made here, which check themselves")
+    task: TaskSettings = Field(ChainSettings(), description="which problems, how hard")
+    train_size: int = Field(8192, ge=1, description="different problems to train on")
+
+    verifier: ClassVar[Literal["auto"]] = "auto"
+    unparsable: ClassVar[Literal["failure"]] = "failure"
+
+
+class _ReadDataSettings(_DataSettings):
+    """What data with true answers to compare with share.
+
+    Attributes:
+        validation_key: the key that names prompts to validate on.
+    """
+
+    validation_key: ClassVar[str]
+
     verifier: Annotated[str, Named(VERIFIERS)] = Field(
         "auto",
-        description="who compares answers; auto: programs by their tests, GSM8K numerically, others by math (generated "
-        "ones check themselves)",
+        description="who compares answers; auto: programs by their tests, GSM8K numerically, others by math",
     )
     verifier_params: dict[str, Any] = PARAMS
     verifier_timeout: float = Field(10.0, gt=0, description="math: seconds per answer; code: CPU seconds per test")
@@ -165,49 +182,59 @@ class DataSettings(Settings):
         description="a response without a readable answer is a failure (dropped and counted) or wrong",
     )
 
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> Self:
+        given = self.model_fields_set
+        if getattr(self, self.validation_key):
+            refuse({"val_size"} & given, "validation data of its own")
+        if VERIFIERS.is_own(self.verifier):
+            VERIFIERS.check(self.verifier, self.verifier_params)
+            known = {"unparsable", "verifier_params"}
+        else:
+            known = _CHECKING[self.verifier]
+        refuse(({"verifier_params", *_CHECKING["auto"]} - known) & given, f"verifier {self.verifier}")
+        return self
+
+
+class FilesDataSettings(_ReadDataSettings):
+    """Files with a row per prompt."""
+
+    validation_key = "val_files"
+
+    type: Literal["files"] = Field("files", description="JSONL or Parquet")
+    train_files: tuple[str, ...] = Field(min_length=1, description="one or several to train on")
+    val_files: tuple[str, ...] = Field((), description="one or several to validate on")
+
     @field_validator("train_files", "val_files", mode="before")
     @classmethod
     def _one_file(cls, given: Any) -> Any:
         return (given,) if isinstance(given, str) else given
 
-    @model_validator(mode="after")
-    def _complete(self) -> DataSettings:
-        if self.type == "files" and not self.train_files:
-            raise ValueError("type files needs train_files")
-        if self.type in ("gsm8k", "datasets") and not self.path:
-            raise ValueError(f"type {self.type} needs path")
-        return self
 
-    @model_validator(mode="after")
-    def _nothing_idle(self) -> DataSettings:
-        given = self.model_fields_set
-        other = set().union(*_SOURCES.values()) - _SOURCES[self.type]
-        refuse(other & given, f"type {self.type}")
-        if self.val_files or self.val_split:
-            refuse({"val_size"} & given, "validation data of its own")
-        if self.type == "generated":
-            refuse(
-                {"verifier", "verifier_params", *_CHECKING["auto"]} & given,
-                "generated problems, which check themselves",
-            )
-        else:
-            known = _CHECKING.get(self.verifier, {"unparsable"})
-            own = () if VERIFIERS.is_own(self.verifier) else ("verifier_params",)
-            refuse((_CHECKING["auto"] - known | {*own}) & given, f"verifier {self.verifier}")
-        if VERIFIERS.is_own(self.verifier):
-            VERIFIERS.check(self.verifier, self.verifier_params)
-        if not self.filter_accuracy:
-            refuse({"accuracy_lower_bound", "accuracy_upper_bound"} & given, "filter_accuracy off")
-        if not self.filter_accuracy and not self.filter_truncated:
-            refuse({"shortfall", "oversample_factor"} & given, "both filters off")
-        return self
+class _SplitDataSettings(_ReadDataSettings):
+    """What data with splits share."""
 
-    @model_validator(mode="after")
-    def _filter_keeps_something(self) -> DataSettings:
-        low, high, n = self.accuracy_lower_bound, self.accuracy_upper_bound, self.n_samples
-        if self.filter_accuracy and not any(low <= k / n <= high for k in range(n + 1)):
-            raise ValueError(
-                f"no prompt can survive: {n} rollouts have no share of right ones from {low} to {high}; widen the "
-                "bounds, raise n_samples, or switch filter_accuracy off"
-            )
-        return self
+    validation_key = "val_split"
+
+    path: str = Field(min_length=1, description="gsm8k: folder with its own files; datasets: folder or hub id")
+    train_split: str = Field("train", description="split to train on")
+    val_split: str | None = Field(None, description="split to validate on; null: hold out val_size")
+
+
+class GSM8KDataSettings(_SplitDataSettings):
+    """The folder of GSM8K's own files."""
+
+    type: Literal["gsm8k"] = Field("gsm8k", description="the folder of GSM8K's own files")
+
+
+class HubDataSettings(_SplitDataSettings):
+    """A data set of the `datasets` library."""
+
+    type: Literal["datasets"] = Field("datasets", description="a local folder of the datasets library or a hub id")
+    name: str | None = Field(None, description="the configuration of a data set that has several")
+
+
+DataSettings = Annotated[
+    GeneratedDataSettings | FilesDataSettings | GSM8KDataSettings | HubDataSettings, ByName("type", "generated")
+]
+"""`data`: prompts with known answers, generated or read, and what happens to them before the update."""

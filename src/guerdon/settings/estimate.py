@@ -21,7 +21,7 @@ from typing import Any
 
 from guerdon.durations import duration
 from guerdon.errors import DataError, boundary
-from guerdon.settings.data import DataSettings
+from guerdon.settings.data import DataSettings, FilesDataSettings
 from guerdon.settings.evaluate import judged_names
 from guerdon.settings.label import CONTINUED, JUDGED, LabelSettings
 from guerdon.settings.reward import SourceSettings
@@ -363,7 +363,7 @@ def estimate_label(study: Study) -> dict[str, Any]:
     given = _given(settings)
     if given == 0:
         return {"solutions": f"those of {', '.join(settings.data_paths)}, not counted here", "seconds": START}
-    data = data or DataSettings(type="files", train_files=("none",))
+    data = data or FilesDataSettings(train_files=("none",))
     steps, length = _steps(data), solution_tokens(data)
     questions = min(settings.num_samples, data.train_size) if data.type == "generated" else settings.num_samples
     solutions = given or questions * settings.num_rollouts

@@ -2,7 +2,7 @@
 
 A row that cannot be understood is an error with its file and line; nothing is skipped in silence.
 
-    train, validation = load_prompts(DataSettings(type="gsm8k", path="data/gsm8k"))
+    train, validation = load_prompts(GSM8KDataSettings(path="data/gsm8k"))
     prompts = read_prompts("train.parquet")
 """
 
@@ -16,7 +16,13 @@ from typing import Any
 from guerdon.episodes.row_files import good_rows
 from guerdon.errors import DataError, MissingDependencyError, boundary
 from guerdon.hub import check_data_set
-from guerdon.settings.data import VERIFIERS, DataSettings
+from guerdon.settings.data import (
+    VERIFIERS,
+    DataSettings,
+    FilesDataSettings,
+    GSM8KDataSettings,
+    HubDataSettings,
+)
 from guerdon.worlds.answers import final_answer, last_boxed
 from guerdon.worlds.code_tests import check_isolation, is_code, read_tests
 from guerdon.worlds.prompts import (
@@ -88,7 +94,9 @@ def _check_code_rows(settings: DataSettings, prompts: tuple[Prompt, ...]) -> Non
         check_isolation()
 
 
-def _sources(settings: DataSettings) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...] | None]:
+def _sources(
+    settings: FilesDataSettings | GSM8KDataSettings | HubDataSettings,
+) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...] | None]:
     """Training prompts, and validation prompts where the settings name a place for them."""
     if settings.type == "files":
         train, validation = (
@@ -96,10 +104,11 @@ def _sources(settings: DataSettings) -> tuple[tuple[Prompt, ...], tuple[Prompt, 
             for names in (settings.train_files, settings.val_files)
         )
         return train, validation if settings.val_files else None
-    path = settings.path or ""
 
     def split(name: str) -> tuple[Prompt, ...]:
-        return read_gsm8k(path, name) if settings.type == "gsm8k" else read_dataset(path, name, settings.name)
+        if settings.type == "datasets":
+            return read_dataset(settings.path, name, settings.name)
+        return read_gsm8k(settings.path, name)
 
     return split(settings.train_split), split(settings.val_split) if settings.val_split else None
 

@@ -384,6 +384,8 @@ def verifier_from(settings: DataSettings) -> Verifier:
     Raises:
         ConfigError: a user's own factory raised, or returned something else.
     """
+    if settings.type == "generated":
+        return Verifier(settings.verifier)
     if VERIFIERS.is_own(settings.verifier):
         checker = VERIFIERS.build(settings.verifier, settings.verifier_params, ResponseChecker)
         return OwnVerifier(settings.verifier, checker)
