@@ -21,7 +21,7 @@ from guerdon.retry import (
     retry_after,
     retry_async,
 )
-from guerdon.settings.label import JudgeSettings
+from guerdon.settings.label import AnthropicJudgeSettings
 from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.vlm import EndpointSettings
 from guerdon.types import Failure
@@ -58,7 +58,7 @@ def test_pauses_double_up_to_a_bound_and_are_never_short(made, seed):
 def test_by_default_a_call_outlives_half_a_minute(seed):
     rng = random.Random(seed)
     s = RemoteSettings()
-    judge = JudgeSettings()
+    judge = AnthropicJudgeSettings()
     endpoint = EndpointSettings(base_url="http://h", model="m")
     limits = ((s.tries, s.timeout), (judge.retries + 1, math.inf), (endpoint.retries + 1, endpoint.deadline))
     for tries, limit in limits:

@@ -47,7 +47,7 @@ def models_in(spot: Spot, value: Any = None) -> list[type[BaseModel]]:
 def discriminator(models: tuple[type[BaseModel], ...]) -> str | None:
     """The field that tells models apart: all have it, and no `Literal` name of it is in two of them."""
     choices = [dict(_literals(model)) for model in models]
-    for name in choices[0] if len(models) > 1 else ():
+    for name in dict.fromkeys(name for literals in choices for name in literals) if len(models) > 1 else ():
         names = [choice for literals in choices for choice in literals.get(name, ())]
         if len(set(names)) == len(names) and all(field_of(model, name) is not None for model in models):
             return name
@@ -58,7 +58,7 @@ def mark(model: type[BaseModel], models: Sequence[type[BaseModel]]) -> str:
     """`family: chain`: what a section says to be this model and none of the others; empty where nothing does."""
     key = discriminator(tuple(dict.fromkeys([*models, model])))
     names = dict(_literals(model)).get(key or "", ())
-    return f"{key}: {names[0]}" if names else ""
+    return f"{key}: {names[0] if names else 'package.module:factory'}" if key else ""
 
 
 def tagged(spot: Spot, tag: Any) -> Spot:

@@ -11,7 +11,7 @@ from pathlib import Path
 from guerdon.labels.append_log import Cache, Ledger
 from guerdon.labels.llm_client import BUDGET, HttpLLMClient, LLMRequest
 from guerdon.retry import Clock
-from guerdon.settings.label import JudgeSettings
+from guerdon.settings.label import OpenAIJudgeSettings
 from guerdon.types import Failure
 
 PRICES = {"usd_per_million_in": 10.0, "usd_per_million_out": 100.0}
@@ -28,7 +28,7 @@ def check(reply):
 
 def main(folder, url, n, concurrency, max_usd):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    settings = JudgeSettings(api="openai", model="m", base_url=url + "/v1", concurrency=int(concurrency), **PRICES)
+    settings = OpenAIJudgeSettings(model="m", base_url=url + "/v1", concurrency=int(concurrency), **PRICES)
     with (
         closing(Cache(Path(folder) / "replies.jsonl")) as cache,
         closing(Ledger(Path(folder) / "calls.jsonl", prices=settings.prices, max_usd=float(max_usd))) as ledger,

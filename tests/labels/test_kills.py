@@ -18,11 +18,11 @@ from label_studies import DATA, TINY
 
 from guerdon.labels.append_log import Ledger
 from guerdon.labels.llm_client import request_key
-from guerdon.settings.label import JudgeSettings
+from guerdon.settings.label import OpenAIJudgeSettings
 
 PRICE = 100 * 10 / 1e6 + 20 * 100 / 1e6  # of a reply of the judge server, in dollars
 CONCURRENCY = 8
-MODEL = JudgeSettings(api="openai", model="m")
+MODEL = OpenAIJudgeSettings(model="m")
 
 
 class Billing:

@@ -10,7 +10,7 @@ from judge_server import FakeClock, judge_server, steps_asked, verdicts
 from label_studies import DATA, TINY, rows, study_of
 
 from guerdon import cli
-from guerdon.config import to_yaml
+from guerdon.config import to_yaml, validate
 from guerdon.episodes.solution_files import read_solutions
 from guerdon.errors import ConfigError, DataError, TooManyFailuresError
 from guerdon.labels.append_log import Cache
@@ -254,17 +254,23 @@ def test_a_local_judge_answers_like_one_behind_an_api(policy, tmp_path):
         ({"max_usd": 1.0}, "max_usd would do nothing"),
         ({"monte_carlo": {}}, "monte_carlo would do nothing with labeler exact"),
         ({"labeler": "binary_search", "monte_carlo": {"estimate": "soft"}}, "monte_carlo.estimate would do nothing"),
-        ({"labeler": "judge", "judge": {"api": "openai"}}, "needs model"),
+        ({"labeler": "judge", "judge": {"api": "openai"}}, "judge.model is missing"),
         ({"labeler": "judge", "judge": {"api": "openai", "model": "m"}, "max_usd": 1.0}, "both prices"),
-        ({"labeler": "judge", "judge": {"api": "local", "model": "m", "timeout": 3.0}}, "timeout would do nothing"),
-        ({"labeler": "judge", "judge": {"token_limit_key": "max_tokens"}}, "token_limit_key would do nothing"),
+        (
+            {"labeler": "judge", "judge": {"api": "local", "model": "m", "timeout": 3.0}},
+            "judge.timeout = 3.0: unknown key; it belongs to api: anthropic or api: openai",
+        ),
+        (
+            {"labeler": "judge", "judge": {"token_limit_key": "max_tokens"}},
+            "judge.token_limit_key = 'max_tokens': unknown key; it belongs to api: openai",
+        ),
         ({"mining": {"attempts": 3, "min_fail_rate": 0.4, "max_fail_rate": 0.6}}, "no question can be kept"),
         ({"method": 2, "solutions": {"top_p": 0.9}}, "top_p would do nothing with method 2"),
     ],
 )
 def test_settings_that_would_do_nothing_are_refused(given, words):
     with pytest.raises(ValueError, match=words):
-        LabelSettings.model_validate({"labeler": "exact", **given})
+        validate(LabelSettings, {"labeler": "exact", **given}, source="study.yaml")
 
 
 def test_labels_belong_to_language_models():

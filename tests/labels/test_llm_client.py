@@ -13,7 +13,7 @@ from guerdon.errors import ConfigError, DataError
 from guerdon.labels.append_log import AppendLog, Cache, CallUsage, Ledger
 from guerdon.labels.llm_client import BUDGET, HttpFailure, HttpLLMClient, LLMRequest, api_key, send
 from guerdon.retry import Clock
-from guerdon.settings.label import JudgeSettings
+from guerdon.settings.label import AnthropicJudgeSettings, OpenAIJudgeSettings
 from guerdon.types import Failure
 
 
@@ -30,8 +30,8 @@ class World:
         self.clock = FakeClock()
         url = server.url + ("/v1" if api == "openai" else "")
         prices = {"usd_per_million_in": 10.0, "usd_per_million_out": 100.0}
-        settings = JudgeSettings(
-            api=api, model="m", base_url=url, **{"concurrency": 1, "timeout": 20, **prices, **given}
+        settings = {"openai": OpenAIJudgeSettings, "anthropic": AnthropicJudgeSettings}[api](
+            model="m", base_url=url, **{"concurrency": 1, "timeout": 20, **prices, **given}
         )
         self.cache = Cache(folder / "replies.jsonl")
         self.ledger = Ledger(folder / "calls.jsonl", prices=settings.prices, max_usd=max_usd)
@@ -240,7 +240,7 @@ def test_nobody_there(tmp_path):
 
 
 def test_an_address_that_is_none():
-    settings = JudgeSettings(api="openai", model="m", base_url="localhost:80")
+    settings = OpenAIJudgeSettings(model="m", base_url="localhost:80")
     with pytest.raises(ConfigError, match="no address"):
         send(settings, None, LLMRequest(({"role": "user", "content": "x"},), 5))
 
@@ -388,9 +388,7 @@ def test_a_server_that_sends_its_headers_slowly_is_left_alone(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=drip)
         thread.start()
-        settings = JudgeSettings(
-            api="openai", model="m", base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=0.5
-        )
+        settings = OpenAIJudgeSettings(model="m", base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=0.5)
         with pytest.raises(HttpFailure, match=r"no reply within 0.5 s") as failure:
             send(settings, None, LLMRequest(({"role": "user", "content": "x"},), 5))
         over.set()

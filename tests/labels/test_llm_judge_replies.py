@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from guerdon.labels.labelers import PromptedSolution, StepLabels
 from guerdon.labels.llm_client import LLMRequest, send
 from guerdon.labels.llm_judge import VERDICTS, judgement_request, parse_judgement
-from guerdon.settings.label import JudgeSettings
+from guerdon.settings.label import AnthropicJudgeSettings, LocalJudgeSettings, OpenAIJudgeSettings
 from guerdon.types import Failure
 
 TWO = (
@@ -239,7 +239,9 @@ def sent(api, **given):
         Solution("s", "q?", ("a", "b")), Prompt("p", ({"role": "user", "content": "q?"},), "1", "x")
     )
     with judge_server() as server:
-        settings = JudgeSettings(api=api, model="m", base_url=server.url, **given)
+        settings = {"openai": OpenAIJudgeSettings, "anthropic": AnthropicJudgeSettings}[api](
+            model="m", base_url=server.url, **given
+        )
         send(settings, "k", judgement_request(written, settings))
         free = LLMRequest(({"role": "user", "content": "solve"},), 5)
         send(settings, "k", free)
@@ -257,7 +259,7 @@ def test_an_endpoint_that_can_is_held_to_the_schema(monkeypatch):
     assert judgement["output_config"] == {"format": {"type": "json_schema", "schema": VERDICTS}}
     assert "output_config" not in free
     with pytest.raises(ValidationError, match="json_object"):
-        JudgeSettings(response_format="json_object")
+        AnthropicJudgeSettings(response_format="json_object")
 
 
 def test_the_schema_is_what_is_read():
@@ -274,6 +276,6 @@ def test_more_fields_go_with_every_request():
         assert body["top_k"] == 1
     for key in ("model", "messages", "temperature", "max_tokens", "response_format", "stream"):
         with pytest.raises(ValidationError, match=f"extra_body.{key}"):
-            JudgeSettings(api="openai", model="m", extra_body={key: 1})
+            OpenAIJudgeSettings(model="m", extra_body={key: 1})
     with pytest.raises(ValidationError, match="extra_body"):
-        JudgeSettings(api="local", model="m", extra_body={"a": 1})
+        LocalJudgeSettings(model="m", extra_body={"a": 1})

@@ -48,7 +48,7 @@ from guerdon.policies.tokens import prompt_ids
 from guerdon.progress import ProgressBar
 from guerdon.retry import Clock
 from guerdon.settings.data import GeneratedDataSettings
-from guerdon.settings.label import JUDGED, JUDGES, LABELERS, LabelSettings
+from guerdon.settings.label import JUDGED, JUDGES, LABELERS, LabelSettings, LocalJudgeSettings, OwnJudgeSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Failure
@@ -159,10 +159,10 @@ class _LabelRun:
     def _client(self) -> LLMClient:
         """Of the judge's model."""
         judge = self._settings.judge
-        if judge.api == "local":
+        if isinstance(judge, LocalJudgeSettings):
             return LocalLLMClient(self._completer(TextPolicySettings(path=judge.model_name)), judge.model_name)
         replies = self._stack.enter_context(closing(Cache(self._cache / "replies.jsonl")))
-        if JUDGES.is_own(judge.api):
+        if isinstance(judge, OwnJudgeSettings):
             return OwnLLMClient(JUDGES.build(judge.api, judge.params, ReplyModel, model=judge.model), judge, replies)
         client = HttpLLMClient(judge, replies, self._ledger, self._clock)
         if self._settings.method == 2 and self._settings.labeler in JUDGED:

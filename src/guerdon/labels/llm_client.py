@@ -8,7 +8,7 @@ used, and the failure that remains after the last try, are kept on disk by the c
 request is sent once. Failures of the network or the server are not kept: a later run tries again. Keys come from the
 environment or from a `.env` file, never from a configuration.
 
-    settings = JudgeSettings(api="openai", model="qwen", base_url="http://localhost:8000/v1")
+    settings = OpenAIJudgeSettings(model="qwen", base_url="http://localhost:8000/v1")
     client = HttpLLMClient(settings, cache, ledger)
     answers = dict(client.complete(requests, [lambda reply: parse(reply.text)] * len(requests), role="judge"))
 """
@@ -32,9 +32,17 @@ import httpx2
 
 from guerdon.config import dot_env
 from guerdon.errors import ConfigError, boundary
+<<<<<<< HEAD
 from guerdon.labels.append_log import Cache, CallUsage, Ledger, content_key
 from guerdon.retry import Attempt, Calls, Clock, RequestPool, Retry, is_transient, retry_after
 from guerdon.settings.label import JudgeSettings
+=======
+from guerdon.labels.append_log import Cache, content_key
+from guerdon.labels.http_json import HttpFailure, post_json
+from guerdon.labels.ledger import CallUsage, Ledger
+from guerdon.retry import Attempt, Calls, Clock, RequestPool, Retry
+from guerdon.settings.label import HttpJudgeSettings, OpenAIJudgeSettings, OwnJudgeSettings
+>>>>>>> fa67b8c (Judges are a union on api; a key of another form is suggested also where a form has any name)
 from guerdon.types import Failure
 from guerdon.worlds.prompts import Message
 
@@ -42,11 +50,14 @@ BUDGET = "budget_spent"  # the reason of a request that the budget does not allo
 NOT_ASKED = "not_asked"  # the reason of a request that is not in the cache, where only the cache is used
 PARSE_TRIES = 3  # of a request whose replies cannot be used, unless temperature 0 makes them all the same
 
+<<<<<<< HEAD
 MAX_BYTES = 16_000_000  # of a reply
 _FATAL = {401: "does not accept the key", 403: "does not allow this", 404: "has no such model or path"}
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _NOT_SENT = (httpx2.ConnectError, httpx2.ProxyError, httpx2.WriteError)
 _KEY_VARIABLES = {"anthropic": "ANTHROPIC_API_KEY", "openai": "OPENAI_API_KEY"}
+=======
+>>>>>>> fa67b8c (Judges are a union on api; a key of another form is suggested also where a form has any name)
 _Stop = Literal["end", "length", "refusal"]
 _STOPS: dict[Any, _Stop] = {  # anything else, or nothing, does not say that the text is complete
     "stop": "end", "end_turn": "end", "stop_sequence": "end", "eos_token": "end",
@@ -123,13 +134,15 @@ class LLMClient(Protocol):
         ...
 
 
-def request_key(model: JudgeSettings, request: LLMRequest) -> str:
+def request_key(model: HttpJudgeSettings | OwnJudgeSettings, request: LLMRequest) -> str:
     """A hash of a request's content; where the model is served does not count."""
-    form = model.response_format if request.schema is not None else None
-    more = [part for part in (dict(model.extra_body), form, dict(model.params)) if part]
+    if isinstance(model, OwnJudgeSettings):
+        more: list[Any] = [dict(model.params)]
+    else:
+        more = [dict(model.extra_body), model.response_format if request.schema is not None else None]
     return content_key(
         model.api, model.model_name, list(request.messages), request.max_tokens, request.temperature, request.sample,
-        *more,
+        *[part for part in more if part],
     )  # fmt: skip
 
 
@@ -160,12 +173,12 @@ class HttpLLMClient:
         ConfigError: the key that it needs is missing.
     """
 
-    def __init__(self, settings: JudgeSettings, cache: Cache, ledger: Ledger, clock: Clock | None = None) -> None:
+    def __init__(self, settings: HttpJudgeSettings, cache: Cache, ledger: Ledger, clock: Clock | None = None) -> None:
         self.name = settings.model_name
         self.only_cached = False
         self.reserve_later: dict[str, float] = {}
         own = settings.api == "openai" and settings.base_url is not None and settings.api_key_env is None
-        self._key = api_key(settings.api_key_env or _KEY_VARIABLES[settings.api], required=not own)
+        self._key = api_key(settings.api_key_env or settings.key_variable, required=not own)
         self._settings, self._cache, self._ledger = settings, cache, ledger
         self._clock = clock or Clock()
         self._pool = RequestPool(
@@ -262,7 +275,7 @@ class OwnLLMClient:
         cache: replies on disk.
     """
 
-    def __init__(self, model: ReplyModel, settings: JudgeSettings, cache: Cache) -> None:
+    def __init__(self, model: ReplyModel, settings: OwnJudgeSettings, cache: Cache) -> None:
         self.name = settings.model_name
         self._model, self._settings, self._cache = model, settings, cache
 
@@ -302,7 +315,7 @@ def api_key(variable: str, *, required: bool = True) -> str | None:
 
 
 def send(
-    settings: JudgeSettings,
+    settings: HttpJudgeSettings,
     key: str | None,
     request: LLMRequest,
     *,
@@ -323,7 +336,7 @@ def send(
         ConfigError: the endpoint refuses the key, the model or the path; trying again would not help.
     """
     path, headers, body = _encode(settings, request, key)
-    check = f"label.judge.model, base_url and the key in {settings.api_key_env or _KEY_VARIABLES[settings.api]}"
+    check = f"label.judge.model, base_url and the key in {settings.api_key_env or settings.key_variable}"
     payload = post_json(
         settings.url + path, headers, body, timeout=min(settings.timeout, seconds), clock=clock or Clock(),
         who="the judge", check=check,
@@ -341,14 +354,14 @@ def valid_unicode(text: str) -> str:
 
 
 def _encode(
-    settings: JudgeSettings, request: LLMRequest, key: str | None
+    settings: HttpJudgeSettings, request: LLMRequest, key: str | None
 ) -> tuple[str, dict[str, str], dict[str, Any]]:
     """Path, headers and body of a request."""
     body: dict[str, Any] = {"model": settings.model_name, **settings.extra_body}
     if request.temperature is not None:
         body["temperature"] = request.temperature
     form = settings.response_format if request.schema is not None else None
-    if settings.api == "anthropic":
+    if not isinstance(settings, OpenAIJudgeSettings):
         if form is not None:
             body["output_config"] = {"format": {"type": "json_schema", "schema": request.schema}}
         system = "\n\n".join(m["content"] for m in request.messages if m["role"] == "system")

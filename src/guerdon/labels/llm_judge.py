@@ -4,7 +4,7 @@ It gets the question and every step in full, between marks that the steps cannot
 per step in JSON. A reply with missing, extra, repeated or unscored steps is a failure. Its verdict on the solution
 as a whole is not used: the verifier decides whether an answer is right.
 
-    labeler = JudgeLabeler(client, JudgeSettings())
+    labeler = JudgeLabeler(client, AnthropicJudgeSettings())
     parse_judgement('{"steps": [{"step_number": 1, "score": 1, "reasoning": "yes"}]}', steps=1)
 """
 
@@ -22,7 +22,7 @@ from guerdon.episodes.solutions import Solution
 from guerdon.labels.labelers import PromptedSolution, StepLabels
 from guerdon.labels.llm_client import LLMClient, LLMReply, LLMRequest, valid_unicode
 from guerdon.settings.data import DataSettings
-from guerdon.settings.label import JudgeSettings
+from guerdon.settings.label import HttpJudgeSettings, JudgeSettings
 from guerdon.types import Failure
 from guerdon.worlds.prompts import Prompt
 
@@ -221,7 +221,7 @@ class JudgeLabeler:
     @property
     def at_a_time(self) -> int:
         """How many solutions are best labelled together."""
-        return 64 if self._settings.api == "local" else 4 * self._settings.concurrency
+        return 4 * self._settings.concurrency if isinstance(self._settings, HttpJudgeSettings) else 64
 
     def label(self, solutions: Sequence[PromptedSolution]) -> list[StepLabels | Failure]:
         """Labels of each solution.

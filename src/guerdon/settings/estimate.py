@@ -23,7 +23,7 @@ from guerdon.durations import duration
 from guerdon.errors import DataError, boundary
 from guerdon.settings.data import DataSettings, FilesDataSettings
 from guerdon.settings.evaluate import judged_names
-from guerdon.settings.label import CONTINUED, JUDGED, LabelSettings
+from guerdon.settings.label import CONTINUED, JUDGED, LabelSettings, LocalJudgeSettings, OwnJudgeSettings
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import ConstantModelSettings
 from guerdon.settings.study import Study
@@ -385,20 +385,21 @@ def estimate_label(study: Study) -> dict[str, Any]:
         found["parameters"] = f"{size.millions:.0f}M, assumed: {size.assumed} is not here yet"
     if sampled or continued:
         found["texts to sample"] = f"at most {sampled + continued}"
-    if calls and settings.judge.api == "local":
-        judge = size_of_start(TextPolicySettings(path=settings.judge.model_name))
-        seconds += answered / length * text_seconds(judge, data)
+    judge = settings.judge
+    if calls and isinstance(judge, LocalJudgeSettings):
+        seconds += answered / length * text_seconds(size_of_start(TextPolicySettings(path=judge.model)), data)
+    elif calls and isinstance(judge, OwnJudgeSettings):
+        found["calls"] = f"at most {calls}, to {judge.model_name}"
     elif calls:
-        prices = settings.judge.prices
-        rate = settings.judge.concurrency / SECONDS_PER_CALL
-        rate = min(rate, (settings.judge.requests_per_minute or math.inf) / 60)
+        prices = judge.prices
+        rate = min(judge.concurrency / SECONDS_PER_CALL, (judge.requests_per_minute or math.inf) / 60)
         seconds += calls / rate
         found["calls"] = (
-            f"at most {calls}, to {settings.judge.model_name} at {settings.judge.url}; each that fails is made again, "
-            f"up to {settings.judge.retries} times"
+            f"at most {calls}, to {judge.model_name} at {judge.url}; each that fails is made again, "
+            f"up to {judge.retries} times"
         )
         found["tokens"] = f"about {_short(read)} read and {_short(answered)} written"
-        limit = judged * settings.judge.max_tokens + written * data.max_response_length
+        limit = judged * judge.max_tokens + written * data.max_response_length
         usual, long = ((read * prices[0] + n * prices[1]) / 1e6 for n in (answered, limit))
         found["dollars"] = (
             f"about ${usual:.2f} if every solution is kept and no call fails; "

@@ -2,18 +2,18 @@
 
 The names are the flags of the seed's script (`method`, `reward`, `num_rollouts`, `num_samples`).
 
-    LabelSettings(labeler="judge", judge=JudgeSettings(api="openai", model="qwen", base_url="http://localhost:8000/v1"))
+    LabelSettings(labeler="judge", judge=OpenAIJudgeSettings(model="qwen", base_url="http://localhost:8000/v1"))
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from guerdon.registry import Registry
 from guerdon.retry import TRIES
-from guerdon.settings.base import PARAMS, Named, Settings, as_tuple, refuse
+from guerdon.settings.base import PARAMS, ByName, Named, Settings, as_tuple, refuse
 from guerdon.settings.text_policy import TextPolicySettings
 
 Reward = Literal["HE", "SE"]
@@ -37,43 +37,56 @@ JUDGES = Registry(
     ("model",),
 )  # fmt: skip
 JUDGED, CONTINUED = ("judge", "consensus"), ("monte_carlo", "binary_search", "consensus")
-_HTTP_ONLY = {
-    "base_url", "api_key_env", "concurrency", "requests_per_minute", "timeout", "usd_per_million_in",
-    "usd_per_million_out", "response_format", "extra_body",
-}  # fmt: skip
 _OWN = {
     "model", "messages", "system", "max_tokens", "max_completion_tokens", "temperature", "stream", "n",
     "response_format", "output_config",
 }  # fmt: skip
+_RETRIES: Any = Field(
+    TRIES - 1, ge=0, description="asked again so many times after a failure; pauses double, or are as the server says"
+)
 
 
-class JudgeSettings(Settings):
-    """`label.judge`: a language model that says of each step whether it is right."""
+class _JudgeSettings(Settings):
+    """What all judges share."""
 
-    api: Annotated[str, Named(JUDGES)] = Field(
-        "anthropic",
-        description="anthropic: the Messages API; openai: any chat completions endpoint (vLLM, SGLang, OpenAI); local: "
-        "a transformers model in this process",
-    )
-    model: str | None = Field(None, description="name; local: folder or hub id; null: claude-sonnet-4-20250514")
+    api: str
+    model: str | None = Field(None, description="what it is called")
+    max_tokens: int = Field(2048, ge=1, description="longest judgement; a longer one is cut, which is a failure")
+    temperature: float | None = Field(0.0, ge=0, description="of judgements; null: the endpoint's own")
+
+    @property
+    def model_name(self) -> str:
+        """Its name, the default filled in."""
+        return self.model or self.api
+
+    @property
+    def prices(self) -> tuple[float, float]:
+        """Dollars per million tokens read and written."""
+        return (0.0, 0.0)
+
+
+class HttpJudgeSettings(_JudgeSettings):
+    """What judges behind an HTTP API share.
+
+    Attributes:
+        key_variable: environment variable of the key, where `api_key_env` names none.
+        default_url: of the API.
+        default_prices: dollars per million tokens read and written.
+    """
+
+    key_variable: ClassVar[str]
+    default_url: ClassVar[str]
+    default_prices: ClassVar[tuple[float, float]]
+
     base_url: str | None = Field(None, description="of the API; null: that of Anthropic or OpenAI")
     api_key_env: str | None = Field(
         None,
         description="environment variable (or line of ./.env) with the key; null: ANTHROPIC_API_KEY or OPENAI_API_KEY. "
         "An openai endpoint at a base_url of your own needs none",
     )
-    params: dict[str, Any] = PARAMS
-    max_tokens: int = Field(2048, ge=1, description="longest judgement; a longer one is cut, which is a failure")
-    token_limit_key: Literal["max_tokens", "max_completion_tokens"] = Field(
-        "max_tokens", description="openai: what the endpoint calls that limit"
-    )
-    temperature: float | None = Field(0.0, ge=0, description="of judgements; null: the endpoint's own")
     concurrency: int = Field(8, ge=1, description="requests under way at a time")
     requests_per_minute: float | None = Field(None, gt=0, description="start no more than these; null: no limit")
-    retries: int = Field(
-        TRIES - 1, ge=0, description="asked again so many times after a failure; pauses double, or are as the server "
-        "says"
-    )  # fmt: skip
+    retries: int = _RETRIES
     timeout: float = Field(120.0, gt=0, description="seconds of wall-clock per request")
     response_format: Literal["json_schema", "json_object"] | None = Field(
         None,
@@ -89,41 +102,81 @@ class JudgeSettings(Settings):
     )
     usd_per_million_out: float | None = Field(None, ge=0, description="price of a million reply tokens; null: 15 or 0")
 
-    @model_validator(mode="after")
-    def _fits(self) -> JudgeSettings:
-        own_judge = JUDGES.is_own(self.api)
-        if self.model is None and self.api in ("openai", "local"):
-            raise ValueError(f"api {self.api} needs model")
-        if own_judge:
-            JUDGES.check(self.api, self.params)
-        idle = {"params"} if not own_judge else {*_HTTP_ONLY, "retries"}
-        idle = (_HTTP_ONLY | idle if self.api == "local" else idle) & self.model_fields_set
-        own = _OWN & set(self.extra_body)
-        if own:
-            raise ValueError(f"extra_body.{sorted(own)[0]} is set by guerdon or by another key; remove it")
-        if self.api == "anthropic" and self.response_format == "json_object":
-            raise ValueError("api anthropic has no response_format json_object; use json_schema or remove it")
-        idle |= {"token_limit_key"} & self.model_fields_set if self.api != "openai" else set()
-        refuse(idle, f"api {self.api}")
-        return self
-
-    @property
-    def model_name(self) -> str:
-        """Its name, the default filled in."""
-        return self.model or ("claude-sonnet-4-20250514" if self.api == "anthropic" else self.api)
+    @field_validator("extra_body")
+    @classmethod
+    def _fields_are_free(cls, given: dict[str, Any]) -> dict[str, Any]:
+        for key in sorted(_OWN & set(given)):
+            raise ValueError(f"extra_body.{key} is set by guerdon or by another key; remove it")
+        return given
 
     @property
     def url(self) -> str:
         """Where the API is, the default filled in."""
-        default = {"anthropic": "https://api.anthropic.com", "openai": "https://api.openai.com/v1"}.get(self.api, "")
-        return (self.base_url or default).rstrip("/")
+        return (self.base_url or self.default_url).rstrip("/")
 
     @property
     def prices(self) -> tuple[float, float]:
         """Dollars per million tokens read and written."""
-        default = (3.0, 15.0) if self.api == "anthropic" else (0.0, 0.0)
         given = (self.usd_per_million_in, self.usd_per_million_out)
-        return (default[0] if given[0] is None else given[0], default[1] if given[1] is None else given[1])
+        read, written = (
+            default if own is None else own for own, default in zip(given, self.default_prices, strict=True)
+        )
+        return read, written
+
+
+class AnthropicJudgeSettings(HttpJudgeSettings):
+    """A model behind the Messages API."""
+
+    key_variable, default_url = "ANTHROPIC_API_KEY", "https://api.anthropic.com"
+    default_prices = (3.0, 15.0)
+
+    api: Literal["anthropic"] = Field("anthropic", description="the Messages API")
+    model: str | None = Field(None, description="name; null: claude-sonnet-4-20250514")
+    response_format: Literal["json_schema"] | None = HttpJudgeSettings.model_fields["response_format"]
+
+    @property
+    def model_name(self) -> str:
+        """Its name, the default filled in."""
+        return self.model or "claude-sonnet-4-20250514"
+
+
+class OpenAIJudgeSettings(HttpJudgeSettings):
+    """A model behind a chat completions endpoint."""
+
+    key_variable, default_url = "OPENAI_API_KEY", "https://api.openai.com/v1"
+    default_prices = (0.0, 0.0)
+
+    api: Literal["openai"] = Field("openai", description="any chat completions endpoint (vLLM, SGLang, OpenAI)")
+    model: str = Field(description="name")
+    token_limit_key: Literal["max_tokens", "max_completion_tokens"] = Field(
+        "max_tokens", description="what the endpoint calls the limit max_tokens"
+    )
+
+
+class LocalJudgeSettings(_JudgeSettings):
+    """A transformers model in this process."""
+
+    api: Literal["local"] = Field("local", description="a transformers model in this process")
+    model: str = Field(description="folder or hub id")
+    retries: int = _RETRIES
+
+
+class OwnJudgeSettings(_JudgeSettings):
+    """A judge that a user brings."""
+
+    api: Annotated[str, Named(JUDGES)] = Field(description="a factory of your own")
+    params: dict[str, Any] = PARAMS
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        JUDGES.check(self.api, self.params)
+        return self
+
+
+JudgeSettings = Annotated[
+    AnthropicJudgeSettings | OpenAIJudgeSettings | LocalJudgeSettings | OwnJudgeSettings, ByName("api", "anthropic")
+]
+"""`label.judge`: a language model that says of each step whether it is right."""
 
 
 class MonteCarloSettings(Settings):
@@ -187,7 +240,7 @@ class LabelSettings(Settings):
     labeler_params: dict[str, Any] = PARAMS
     mining: MiningSettings | None = Field(MiningSettings(), description="which questions; null: the first num_samples")
     solutions: SolutionSettings = Field(SolutionSettings(), description="how solutions are written")
-    judge: JudgeSettings = Field(JudgeSettings(), description="who judges, and who writes with method 2")
+    judge: JudgeSettings = Field(AnthropicJudgeSettings(), description="who judges, and who writes with method 2")
     monte_carlo: MonteCarloSettings = Field(MonteCarloSettings(), description="how prefixes are completed")
     formats: tuple[Literal["training", "trl", "prm800k", "math_shepherd"], ...] = Field(
         ("training", "trl"), description="also written, in addition to the records in the seed's format"

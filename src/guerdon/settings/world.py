@@ -7,7 +7,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from guerdon.registry import Registry
-from guerdon.settings.base import PARAMS, ByName, Settings
+from guerdon.settings.base import PARAMS, ByName, Named, Settings
+
+WORLDS = Registry(
+    "world", "guerdon.worlds",
+    {"metaworld": "guerdon.worlds.build:metaworld", "gymnasium": "guerdon.worlds.build:gymnasium_id"},
+    ("task", "num_envs", "seed", "max_episode_steps", "frame_size"),
+)  # fmt: skip
 
 
 class DataCollectionSettings(Settings):
@@ -115,10 +121,8 @@ class GymnasiumSettings(_ReportsSuccess):
 class OwnWorldSettings(_ReportsSuccess):
     """A world that a user brings."""
 
-    type: str = Field(description="a factory of your own")
+    type: Annotated[str, Named(WORLDS)] = Field(description="a factory of your own")
     params: dict[str, Any] = PARAMS
-
-    _known = field_validator("type")(lambda name: WORLDS.known(name))
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -128,8 +132,3 @@ class OwnWorldSettings(_ReportsSuccess):
 
 WorldSettings = Annotated[MetaWorldSettings | GymnasiumSettings | OwnWorldSettings, ByName("type", "metaworld")]
 """`env`: what the policy acts in."""
-WORLDS: Registry = Registry(
-    "world", "guerdon.worlds",
-    {"metaworld": "guerdon.worlds.build:metaworld", "gymnasium": "guerdon.worlds.build:gymnasium_id"},
-    ("task", "num_envs", "seed", "max_episode_steps", "frame_size"),
-)  # fmt: skip
