@@ -262,7 +262,7 @@ def test_a_local_judge_answers_like_one_behind_an_api(policy, tmp_path):
         ),
         (
             {"labeler": "judge", "judge": {"token_limit_key": "max_tokens"}},
-            "judge.token_limit_key = 'max_tokens': unknown key; it belongs to api: openai",
+            "judge.token_limit_key = .*: unknown key; it belongs to api: openai",
         ),
         ({"mining": {"attempts": 3, "min_fail_rate": 0.4, "max_fail_rate": 0.6}}, "no question can be kept"),
         ({"method": 2, "solutions": {"top_p": 0.9}}, "top_p would do nothing with method 2"),

@@ -30,9 +30,8 @@ class World:
         self.clock = FakeClock()
         url = server.url + ("/v1" if api == "openai" else "")
         prices = {"usd_per_million_in": 10.0, "usd_per_million_out": 100.0}
-        settings = {"openai": OpenAIJudgeSettings, "anthropic": AnthropicJudgeSettings}[api](
-            model="m", base_url=url, **{"concurrency": 1, "timeout": 20, **prices, **given}
-        )
+        form = {"openai": OpenAIJudgeSettings, "anthropic": AnthropicJudgeSettings}[api]
+        settings = form(model="m", base_url=url, **{"concurrency": 1, "timeout": 20, **prices, **given})
         self.cache = Cache(folder / "replies.jsonl")
         self.ledger = Ledger(folder / "calls.jsonl", prices=settings.prices, max_usd=max_usd)
         clock = Clock(self.clock.now, self.clock.sleep, lambda: 0.0)

@@ -78,9 +78,8 @@ def test_labels_over_http(tmp_path, monkeypatch, api):
 
     url = "/v1" if api == "openai" else ""
     with judge_server(reply, [{"text": verdicts([1])}]) as server:  # one verdict too few, then better
-        settings = {"openai": OpenAIJudgeSettings, "anthropic": AnthropicJudgeSettings}[api](
-            model="m", base_url=server.url + url, concurrency=1, temperature=None
-        )
+        form = {"openai": OpenAIJudgeSettings, "anthropic": AnthropicJudgeSettings}[api]
+        settings = form(model="m", base_url=server.url + url, concurrency=1, temperature=None)
         clock = FakeClock()
         with (
             closing(Cache(tmp_path / "r.jsonl")) as cache,

@@ -239,9 +239,8 @@ def sent(api, **given):
         Solution("s", "q?", ("a", "b")), Prompt("p", ({"role": "user", "content": "q?"},), "1", "x")
     )
     with judge_server() as server:
-        settings = {"openai": OpenAIJudgeSettings, "anthropic": AnthropicJudgeSettings}[api](
-            model="m", base_url=server.url, **given
-        )
+        form = {"openai": OpenAIJudgeSettings, "anthropic": AnthropicJudgeSettings}[api]
+        settings = form(model="m", base_url=server.url, **given)
         send(settings, "k", judgement_request(written, settings))
         free = LLMRequest(({"role": "user", "content": "solve"},), 5)
         send(settings, "k", free)

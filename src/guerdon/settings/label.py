@@ -117,11 +117,9 @@ class HttpJudgeSettings(_JudgeSettings):
     @property
     def prices(self) -> tuple[float, float]:
         """Dollars per million tokens read and written."""
-        given = (self.usd_per_million_in, self.usd_per_million_out)
-        read, written = (
-            default if own is None else own for own, default in zip(given, self.default_prices, strict=True)
-        )
-        return read, written
+        read, written = self.usd_per_million_in, self.usd_per_million_out
+        default = self.default_prices
+        return (default[0] if read is None else read, default[1] if written is None else written)
 
 
 class AnthropicJudgeSettings(HttpJudgeSettings):
