@@ -244,12 +244,12 @@ def run_write(model: str, size: Size, *, dtype: str) -> dict[str, Any]:
 
     from guerdon.policies.generate import LocalEngine
     from guerdon.policies.text_files import load_policy
-    from guerdon.settings.text_policy import GenerationSettings, TextPolicySettings
+    from guerdon.settings.text_policy import LocalGenerationSettings, TextPolicySettings
 
     torch.set_num_threads(1)
     _, prompts = requests(model, size)
     policy = load_policy(TextPolicySettings(path=model, bf16=dtype == "bfloat16"), seed=SEED)
-    engine, rng = LocalEngine(policy, GenerationSettings(batch_size=AT_ONCE)), np.random.default_rng(SEED)
+    engine, rng = LocalEngine(policy, LocalGenerationSettings(batch_size=AT_ONCE)), np.random.default_rng(SEED)
 
     def write() -> int:
         found = engine.generate(prompts, 1, max_new_tokens=size.length, rng=rng)

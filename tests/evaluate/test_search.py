@@ -19,7 +19,7 @@ from guerdon.evaluate.search import (
 from guerdon.policies.generate import LocalEngine
 from guerdon.policies.text_files import load_policy
 from guerdon.settings.study import Study
-from guerdon.settings.text_policy import GenerationSettings, TextPolicySettings, TinyModelSettings
+from guerdon.settings.text_policy import LocalGenerationSettings, TextPolicySettings, TinyModelSettings
 from guerdon.types import Failure
 
 
@@ -179,7 +179,7 @@ def policy():
 
 
 def writer(policy, **given):
-    engine = LocalEngine(policy, GenerationSettings())
+    engine = LocalEngine(policy, LocalGenerationSettings())
     given = {"max_new_tokens": 40, "rng": np.random.default_rng(0), **given}
     return PolicyWriter(engine, policy.tokenizer, **given)
 

@@ -23,7 +23,7 @@ from guerdon.policies.tokens import prompt_ids
 from guerdon.retry import Clock
 from guerdon.settings.label import LabelSettings, MiningSettings
 from guerdon.settings.study import Study
-from guerdon.settings.text_policy import GenerationSettings, TextPolicySettings
+from guerdon.settings.text_policy import LocalGenerationSettings, TextPolicySettings
 from guerdon.types import Failure
 from guerdon.worlds.prompts import Prompt
 
@@ -201,7 +201,7 @@ def test_judge_and_continuations_agree(policy, tmp_path):
 
 def completer(policy, cache, **given):
     loaded = load_policy(TextPolicySettings(path=policy, bf16=False), seed=0)
-    return Completer(loaded, GenerationSettings(batch_size=8), cache, **{"seed": 0, **given})
+    return Completer(loaded, LocalGenerationSettings(batch_size=8), cache, **{"seed": 0, **given})
 
 
 def test_completions_continue_the_prefix_and_are_kept(policy, tmp_path):

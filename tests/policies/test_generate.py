@@ -14,7 +14,7 @@ from guerdon.policies import decode
 from guerdon.policies.generate import LocalEngine, draw
 from guerdon.policies.generate_vllm import VLLMEngine
 from guerdon.policies.text import add_policy
-from guerdon.settings.text_policy import GenerationSettings, LoraSettings
+from guerdon.settings.text_policy import LocalGenerationSettings, LoraSettings, VLLMGenerationSettings
 
 EOS = 2
 
@@ -28,7 +28,7 @@ PROMPTS = some_prompts()
 
 
 def write(policy, n=3, *, limit=20, seed=4, prompts=PROMPTS, greedy=False, **options):
-    engine = LocalEngine(policy, GenerationSettings(**options))
+    engine = LocalEngine(policy, LocalGenerationSettings(**options))
     rng = None if greedy else np.random.default_rng(seed)
     return engine.generate(prompts, n, max_new_tokens=limit, rng=rng, greedy=greedy)
 
@@ -105,8 +105,8 @@ def test_a_response_depends_on_its_seed_and_row_only():
     same(whole, write(policy, batch_size=1))
     assert not np.array_equal(whole.batch.responses_B_T, write(policy, seed=5).batch.responses_B_T)
     rng, other = np.random.default_rng(0), np.random.default_rng(0)
-    LocalEngine(policy, GenerationSettings()).generate(PROMPTS, 1, max_new_tokens=5, rng=rng)
-    LocalEngine(policy, GenerationSettings()).generate(PROMPTS[::-1], 1, max_new_tokens=5, rng=other)
+    LocalEngine(policy, LocalGenerationSettings()).generate(PROMPTS, 1, max_new_tokens=5, rng=rng)
+    LocalEngine(policy, LocalGenerationSettings()).generate(PROMPTS[::-1], 1, max_new_tokens=5, rng=other)
     assert rng.random() == other.random()  # a generator moves on by the same amount whatever is written
 
 
@@ -148,7 +148,7 @@ def test_greedy_is_what_transformers_writes(architecture):
         )
         np.testing.assert_array_equal(out[0, len(prompt) :].numpy(), response)
     with pytest.raises(ValueError, match="generator"):
-        LocalEngine(policy, GenerationSettings()).generate(PROMPTS, 1, max_new_tokens=2)
+        LocalEngine(policy, LocalGenerationSettings()).generate(PROMPTS, 1, max_new_tokens=2)
 
 
 @pytest.mark.parametrize("by_hand", [True, False])
@@ -172,7 +172,7 @@ def test_each_adapter_writes_as_it_scores(by_hand, monkeypatch):
 
 def test_new_weights_are_followed_without_being_told():
     policy = tiny_policy()
-    engine = LocalEngine(policy, GenerationSettings())
+    engine = LocalEngine(policy, LocalGenerationSettings())
     engine.generate(PROMPTS, 1, max_new_tokens=4, rng=np.random.default_rng(0))
     keen(policy, -3.0)
     engine.sync()
@@ -198,7 +198,7 @@ def test_what_cannot_be_written_is_refused():
     policy.tokenizer.eos_token = None
     policy.base.model.generation_config.eos_token_id = None
     with pytest.raises(ConfigError, match="ever end"):
-        LocalEngine(policy, GenerationSettings())
+        LocalEngine(policy, LocalGenerationSettings())
 
 
 def chosen_by_hand(logits, u, temperature, top_k, top_p):
@@ -253,7 +253,7 @@ def test_frequencies_follow_the_distribution():
 def test_without_vllm_the_message_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(MissingDependencyError, match="engine to local"):
-        VLLMEngine(tiny_policy(), GenerationSettings(engine="vllm"))
+        VLLMEngine(tiny_policy(), VLLMGenerationSettings())
 
 
 class FakeLLM:
@@ -294,7 +294,7 @@ def vllm(monkeypatch):
 
 def test_vllm_speaks_through_the_same_interface(vllm):
     policy = tiny_policy()
-    engine = VLLMEngine(policy, GenerationSettings(engine="vllm", temperature=0.9))
+    engine = VLLMEngine(policy, VLLMGenerationSettings(temperature=0.9))
     assert policy.base.model.config.tie_word_embeddings
     found = engine.generate(PROMPTS, 2, max_new_tokens=8, rng=np.random.default_rng(0))
     assert len(found.batch) == 2 * len(PROMPTS)
@@ -311,7 +311,7 @@ def test_vllm_speaks_through_the_same_interface(vllm):
 
 def test_vllm_gets_all_weights_after_an_update(vllm):
     policy = add_policy(tiny_policy().base, "policy", LoraSettings(r=2), seed=0)
-    engine = VLLMEngine(policy, GenerationSettings(engine="vllm"))
+    engine = VLLMEngine(policy, VLLMGenerationSettings())
     with torch.no_grad():
         for p in policy.parameters():
             p.add_(0.1)

@@ -22,12 +22,12 @@ import numpy as np, torch
 from guerdon.policies.generate_vllm import VLLMEngine
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import prompt_ids
-from guerdon.settings.text_policy import GenerationSettings, TextPolicySettings, TinyModelSettings
+from guerdon.settings.text_policy import VLLMGenerationSettings, TextPolicySettings, TinyModelSettings
 
 if __name__ == "__main__":
     tiny = TinyModelSettings(alphabet="0123456789+-*=?;", max_positions=256)
     policy = load_policy(TextPolicySettings(tiny=tiny, bf16=False), seed=0)
-    engine = VLLMEngine(policy, GenerationSettings(engine="vllm"))
+    engine = VLLMEngine(policy, VLLMGenerationSettings())
     ids = [prompt_ids(policy.tokenizer, [{"role": "user", "content": text}]) for text in ("1+2=?", "3+4=?;")]
     gaps = []
     for turn in range(2):

@@ -7,7 +7,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from guerdon.policies.text_files import read_tokenizer
 from guerdon.policies.tiny_text import build_model, build_tokenizer, byte_tokenizer
 from guerdon.policies.tokens import prompt_ids, response_ids
-from guerdon.settings.text_policy import GenerationSettings, LoraSettings, TextPolicySettings, TinyModelSettings
+from guerdon.settings.text_policy import (
+    LocalGenerationSettings,
+    LoraSettings,
+    TextPolicySettings,
+    TinyModelSettings,
+    VLLMGenerationSettings,
+)
 from guerdon.settings.train import SFTSettings
 
 torch.set_num_threads(1)
@@ -67,8 +73,8 @@ def test_bytes_learn_pairs_and_know_every_text():
         (TinyModelSettings, {"tokenizer": "bytes", "alphabet": "ab"}, "would do nothing"),
         (TextPolicySettings, {}, "exactly one"),
         (TextPolicySettings, {"path": "x", "tiny": {}}, "exactly one"),
-        (GenerationSettings, {"engine": "vllm", "batch_size": 3}, "would do nothing"),
-        (GenerationSettings, {"gpu_memory_utilization": 0.5}, "would do nothing"),
+        (VLLMGenerationSettings, {"batch_size": 3}, "Extra inputs"),
+        (LocalGenerationSettings, {"gpu_memory_utilization": 0.5}, "Extra inputs"),
         (SFTSettings, {"save_dir": "x", "epochs": 1, "max_steps": 3}, "would do nothing"),
         (SFTSettings, {"save_dir": "x", "batch_size": 6, "micro_batch_size": 4}, "multiple"),
         (LoraSettings, {"r": True}, "no number"),

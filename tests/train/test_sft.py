@@ -12,7 +12,7 @@ from guerdon.finite import first_non_finite
 from guerdon.policies.generate import LocalEngine
 from guerdon.policies.text_files import load_policy, read_model
 from guerdon.policies.tokens import prompt_ids, response_texts
-from guerdon.settings.text_policy import GenerationSettings, LoraSettings, TextPolicySettings, TinyModelSettings
+from guerdon.settings.text_policy import LocalGenerationSettings, LoraSettings, TextPolicySettings, TinyModelSettings
 from guerdon.settings.train import SFTSettings
 from guerdon.train.sft import ResponseTrainer, split_by_prompt, tokenize_pairs, train_sft
 
@@ -68,7 +68,7 @@ def test_it_learns_what_it_is_shown_and_when_to_stop(tmp_path):
     assert metrics["response_tokens"] == sum(len(text) + 1 for _, text in few)
     policy = load_policy(TextPolicySettings(path=str(folder)), seed=0)
     prompts = [prompt_ids(policy.tokenizer, messages) for messages, _ in few]
-    found = LocalEngine(policy, GenerationSettings()).generate(prompts, 1, max_new_tokens=12, greedy=True)
+    found = LocalEngine(policy, LocalGenerationSettings()).generate(prompts, 1, max_new_tokens=12, greedy=True)
     assert response_texts(policy.tokenizer, found.batch) == [text for _, text in few]
     assert found.batch.finished_B.all()
     assert not (tmp_path / "trainer").exists()

@@ -116,7 +116,8 @@ class Completer:
         missing = [key for key in dict.fromkeys(keys) if self._cache.get(key) is None]
         self.counts[f"{purpose}: from cache"] += len(first) - len(missing)
         missing.sort(key=lambda key: len(first[key].prefix))  # neighbours of like length; equal ones keep their order
-        size = max(1, (self._generation.batch_size if self._generation.engine == "local" else 4096) // n)
+        generation = self._generation
+        size = max(1, (generation.batch_size if generation.engine == "local" else 4096) // n)
         bar = ProgressBar(len(missing), what=f"{purpose} requests", lines=10) if show_progress else None
         with nullcontext() if bar is None else closing(bar):
             for start in range(0, len(missing), size):

@@ -5,7 +5,7 @@ tokens out: the same quantity that training computes. A token is drawn by turnin
 (inverse distribution function); row i of a request always uses the i-th row of numbers of its generator, so neither
 the batch size nor the other rows change a response.
 
-    engine = LocalEngine(policy, GenerationSettings(temperature=1.0))
+    engine = LocalEngine(policy, LocalGenerationSettings(temperature=1.0))
     found = engine.generate(prompts, 8, max_new_tokens=64, rng=np.random.default_rng(0))
     found.batch.responses_B_T, found.log_probs_B_T        # row i * 8 + j: sample j of prompt i
 """
@@ -25,7 +25,7 @@ from guerdon.policies import decode
 from guerdon.policies.decode import HFDecoder, LlamaDecoder
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.tokens import TokenBatch, pad_id, pad_left, stop_ids
-from guerdon.settings.text_policy import GenerationSettings
+from guerdon.settings.text_policy import LocalGenerationSettings
 from guerdon.types import FloatArray, IntArray
 
 LOOK_EVERY = {"cpu": 1, "cuda": 8}  # steps between checks for finished rows: a check makes a GPU wait
@@ -74,7 +74,7 @@ class LocalEngine:
         settings: temperature, truncation of the distribution, rows at a time.
     """
 
-    def __init__(self, policy: TextPolicy, settings: GenerationSettings) -> None:
+    def __init__(self, policy: TextPolicy, settings: LocalGenerationSettings) -> None:
         self.policy, self.settings = policy, settings
         stops = stop_ids(policy.tokenizer, policy.base.model.generation_config)
         if not len(stops):

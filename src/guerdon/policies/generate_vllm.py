@@ -4,7 +4,7 @@ vLLM must run in this process (it does when `VLLM_ENABLE_V1_MULTIPROCESSING` is 
 imported), so that weights are handed over in memory. The log-probabilities are those that `generate` promises: at
 the sampling temperature and before `top_p` and `top_k`; where vLLM measures something else, the policy computes them.
 
-    engine = VLLMEngine(policy, GenerationSettings(engine="vllm"))
+    engine = VLLMEngine(policy, VLLMGenerationSettings())
     found = engine.generate(prompts, 8, max_new_tokens=64, rng=rng)
     engine.sync()      # after the policy's update
 """
@@ -25,7 +25,7 @@ from guerdon.errors import GuerdonError, MissingDependencyError, boundary
 from guerdon.policies.generate import Generation
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.tokens import pad_id, stop_ids, token_batch
-from guerdon.settings.text_policy import GenerationSettings
+from guerdon.settings.text_policy import VLLMGenerationSettings
 from guerdon.types import IntArray
 
 
@@ -40,7 +40,7 @@ class VLLMEngine:
         MissingDependencyError: vLLM is not installed.
     """
 
-    def __init__(self, policy: TextPolicy, settings: GenerationSettings) -> None:
+    def __init__(self, policy: TextPolicy, settings: VLLMGenerationSettings) -> None:
         self.policy, self.settings = policy, settings
         self._vllm = _import_vllm()
         self._stops = stop_ids(policy.tokenizer, policy.base.model.generation_config).tolist()

@@ -23,7 +23,14 @@ from guerdon.durations import duration
 from guerdon.errors import DataError, boundary
 from guerdon.settings.data import DataSettings, FilesDataSettings
 from guerdon.settings.evaluate import judged_names
-from guerdon.settings.label import CONTINUED, JUDGED, LabelSettings, LocalJudgeSettings, OwnJudgeSettings
+from guerdon.settings.label import (
+    CONTINUED,
+    JUDGED,
+    HttpJudgeSettings,
+    LabelSettings,
+    LocalJudgeSettings,
+    OwnJudgeSettings,
+)
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import ConstantModelSettings
 from guerdon.settings.study import Study
@@ -40,7 +47,7 @@ ASSUMED = {  # of a model whose configuration is not here: half a billion parame
 SOLUTION = 300  # tokens, where the data do not say
 WRITE = 90.0  # responses of about 40 tokens per second and million parameters, learning included
 TRAIN_VLM = 60.0  # examples of a tiny vision-language model per second, evaluations included
-QUESTION, STEPS = 100, 6  # tokens and steps, where the data do not say
+QUESTION, STEPS, PAIRS = 100, 6, 8192  # tokens, steps and demonstrations, where the data do not say
 JUDGE_READS, PER_STEP_READ, PER_STEP_WRITTEN = 320, 16, 50  # tokens of the request around the text, and of verdicts
 SECONDS_PER_CALL = 6.0
 BACKBONES = {"resnet18": 11.3, "resnet34": 21.4, "resnet50": 24.0, "resnet101": 43.0, "resnet152": 58.7}  # millions
@@ -192,7 +199,7 @@ def estimate_sft(study: Study) -> dict[str, Any]:
     settings = study.sft
     if settings is None or study.data is None:
         return {}
-    pairs = settings.examples or study.data.train_size
+    pairs = settings.examples or (study.data.train_size if study.data.type == "generated" else PAIRS)
     steps = settings.max_steps or int(settings.epochs * pairs / settings.batch_size)
     size = size_of(study)
     return {
@@ -390,10 +397,9 @@ def estimate_label(study: Study) -> dict[str, Any]:
         seconds += answered / length * text_seconds(size_of_start(TextPolicySettings(path=judge.model)), data)
     elif calls and isinstance(judge, OwnJudgeSettings):
         found["calls"] = f"at most {calls}, to {judge.model_name}"
-    elif calls:
+    elif calls and isinstance(judge, HttpJudgeSettings):
         prices = judge.prices
-        rate = min(judge.concurrency / SECONDS_PER_CALL, (judge.requests_per_minute or math.inf) / 60)
-        seconds += calls / rate
+        seconds += calls / min(judge.concurrency / SECONDS_PER_CALL, (judge.requests_per_minute or math.inf) / 60)
         found["calls"] = (
             f"at most {calls}, to {judge.model_name} at {judge.url}; each that fails is made again, "
             f"up to {judge.retries} times"

@@ -90,8 +90,8 @@ class HttpJudgeSettings(_JudgeSettings):
     timeout: float = Field(120.0, gt=0, description="seconds of wall-clock per request")
     response_format: Literal["json_schema", "json_object"] | None = Field(
         None,
-        description="hold judgements to JSON where the endpoint has that: json_schema (OpenAI, vLLM, SGLang; newer "
-        "models of anthropic), json_object (most others); null: only the prompt asks for it",
+        description="hold judgements to JSON where the endpoint has that: json_schema (OpenAI, vLLM, SGLang), "
+        "json_object (most others); null: only the prompt asks for it",
     )
     extra_body: dict[str, Any] = Field(
         default_factory=dict,
@@ -130,7 +130,9 @@ class AnthropicJudgeSettings(HttpJudgeSettings):
 
     api: Literal["anthropic"] = Field("anthropic", description="the Messages API")
     model: str | None = Field(None, description="name; null: claude-sonnet-4-20250514")
-    response_format: Literal["json_schema"] | None = HttpJudgeSettings.model_fields["response_format"]
+    response_format: Literal["json_schema"] | None = Field(
+        None, description="hold judgements to JSON; newer models have that; null: only the prompt asks for it"
+    )
 
     @property
     def model_name(self) -> str:

@@ -19,7 +19,7 @@ from guerdon.settings.label import LabelSettings
 from guerdon.settings.policy import BCSettings, ControlPolicySettings, MLPPolicySettings, PolicySettings
 from guerdon.settings.prime import SECTION_NAMES, RewardModelSection
 from guerdon.settings.reward import LIMITS, RewardSettings, SourceSettings
-from guerdon.settings.text_policy import GenerationSettings, TextPolicySettings
+from guerdon.settings.text_policy import GenerationSettings, LocalGenerationSettings, TextPolicySettings
 from guerdon.settings.train import (
     ImageTrainSettings,
     ProgressTrainSettings,
@@ -163,7 +163,7 @@ class Study(Settings):
     )
     reward: RewardSettings = Field(RewardSettings(), description="which measurements train the policy")
     data: DataSettings | None = Field(None, description="prompts with known answers, for a language model")
-    generation: GenerationSettings = Field(GenerationSettings(), description="how a language model writes")
+    generation: GenerationSettings = Field(LocalGenerationSettings(), description="how a language model writes")
     reward_model: RewardModelSection | None = Field(
         None, description="a reward in addition to the verifier's, for a language model; null: none"
     )

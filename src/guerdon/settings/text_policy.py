@@ -9,11 +9,11 @@ For example:
 from __future__ import annotations
 
 import string
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from guerdon.settings.base import Bf16, Settings
+from guerdon.settings.base import Bf16, ByName, Settings
 
 PRINTABLE = string.ascii_letters + string.digits + string.punctuation + " \n"
 
@@ -97,19 +97,27 @@ class TextPolicySettings(Settings):
         return self
 
 
-class GenerationSettings(Settings):
-    """How responses are written."""
+class _GenerationSettings(Settings):
+    """What both engines share."""
 
-    engine: Literal["local", "vllm"] = Field("local", description="who generates: this process, or vLLM in it")
     temperature: float = Field(1.0, gt=0, description="divides the logits")
     top_p: float = Field(1.0, gt=0, le=1, description="sample from the smallest set of tokens with this mass")
     top_k: int = Field(0, ge=0, description="sample from this many most likely tokens; 0: from all")
-    batch_size: int = Field(256, ge=1, description="local: responses that are written at the same time")
-    gpu_memory_utilization: float = Field(0.4, gt=0, lt=1, description="vllm: share of the GPU's memory it may take")
 
-    @model_validator(mode="after")
-    def _nothing_idle(self) -> GenerationSettings:
-        idle = {"local": "gpu_memory_utilization", "vllm": "batch_size"}[self.engine]
-        if idle in self.model_fields_set:
-            raise ValueError(f"{idle} would do nothing with engine {self.engine}; remove it")
-        return self
+
+class LocalGenerationSettings(_GenerationSettings):
+    """Responses are generated in this process."""
+
+    engine: Literal["local"] = Field("local", description="this process generates")
+    batch_size: int = Field(256, ge=1, description="responses that are generated at the same time")
+
+
+class VLLMGenerationSettings(_GenerationSettings):
+    """vLLM generates responses."""
+
+    engine: Literal["vllm"] = Field("vllm", description="vLLM in this process")
+    gpu_memory_utilization: float = Field(0.4, gt=0, lt=1, description="share of the GPU's memory it may take")
+
+
+GenerationSettings = Annotated[LocalGenerationSettings | VLLMGenerationSettings, ByName("engine", "local")]
+"""`generation`: how responses are written."""
