@@ -32,17 +32,9 @@ import httpx2
 
 from guerdon.config import dot_env
 from guerdon.errors import ConfigError, boundary
-<<<<<<< HEAD
 from guerdon.labels.append_log import Cache, CallUsage, Ledger, content_key
 from guerdon.retry import Attempt, Calls, Clock, RequestPool, Retry, is_transient, retry_after
-from guerdon.settings.label import JudgeSettings
-=======
-from guerdon.labels.append_log import Cache, content_key
-from guerdon.labels.http_json import HttpFailure, post_json
-from guerdon.labels.ledger import CallUsage, Ledger
-from guerdon.retry import Attempt, Calls, Clock, RequestPool, Retry
 from guerdon.settings.label import HttpJudgeSettings, OpenAIJudgeSettings, OwnJudgeSettings
->>>>>>> fa67b8c (Judges are a union on api; a key of another form is suggested also where a form has any name)
 from guerdon.types import Failure
 from guerdon.worlds.prompts import Message
 
@@ -50,14 +42,10 @@ BUDGET = "budget_spent"  # the reason of a request that the budget does not allo
 NOT_ASKED = "not_asked"  # the reason of a request that is not in the cache, where only the cache is used
 PARSE_TRIES = 3  # of a request whose replies cannot be used, unless temperature 0 makes them all the same
 
-<<<<<<< HEAD
 MAX_BYTES = 16_000_000  # of a reply
 _FATAL = {401: "does not accept the key", 403: "does not allow this", 404: "has no such model or path"}
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _NOT_SENT = (httpx2.ConnectError, httpx2.ProxyError, httpx2.WriteError)
-_KEY_VARIABLES = {"anthropic": "ANTHROPIC_API_KEY", "openai": "OPENAI_API_KEY"}
-=======
->>>>>>> fa67b8c (Judges are a union on api; a key of another form is suggested also where a form has any name)
 _Stop = Literal["end", "length", "refusal"]
 _STOPS: dict[Any, _Stop] = {  # anything else, or nothing, does not say that the text is complete
     "stop": "end", "end_turn": "end", "stop_sequence": "end", "eos_token": "end",
