@@ -1,12 +1,17 @@
 """What the documents say is what the code does: keys, command lines, links, study files."""
 
+import argparse
 import importlib.util
 import re
+import runpy
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from guerdon.cli import app
@@ -54,29 +59,62 @@ def test_links_inside_the_project_resolve(page):
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
-def command_lines():
+def command_lines(program):
     """Command lines in indented blocks and in the heads of studies, without what is explained behind them."""
     for path in (*PAGES, *STUDIES):
-        start = r"#\s+" if path.suffix == ".yaml" else r" {4}"
-        for line in re.findall(rf"^{start}(guerdon [a-z].*)$", path.read_text(encoding="utf-8"), re.M):
+        start = r"#\s+" if path.suffix == ".yaml" else r" {4}(?:\w+=\S+ )?"
+        for line in re.findall(rf"^{start}({program} [a-z].*)$", path.read_text(encoding="utf-8"), re.M):
             yield re.split(r"\s{2,}", line)[0]
 
 
-COMMANDS = sorted(set(command_lines()))
+COMMANDS = sorted(set(command_lines("guerdon")))
+SCRIPTS = sorted(set(command_lines("python")))
+TARGETS = sorted(set(command_lines("make")))
 READS_STUDY = ("collect", "label", "train", "evaluate", "run", "compare")
 
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_printed_commands_work(line, monkeypatch):
+    """Verbs that read a study run with --dry-run; of the others the options and their values are read."""
     monkeypatch.chdir(ROOT)
+    verb, *words = shlex.split(line)[1:]
+    if verb in READS_STUDY:
+        result = CliRunner().invoke(app, [verb, *words, *([] if "--dry-run" in words else ["--dry-run"])])
+        assert result.exit_code == 0, (result.output, result.exception)
+    else:
+        get_command(app).commands[verb].make_context(verb, words)
+
+
+class Parsed(Exception):
+    """The arguments of a script were read."""
+
+
+@pytest.mark.parametrize("line", SCRIPTS)
+def test_printed_scripts_take_these_options(line, monkeypatch):
     words = shlex.split(line)[1:]
-    asked = [*words, *([] if "--dry-run" in words else ["--dry-run"])] if words[0] in READS_STUDY else None
-    result = CliRunner().invoke(app, asked or [words[0], "--help"])
-    assert result.exit_code == 0, (result.output, result.exception)
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_and_stop(parser, *args):
+        parse(parser, *args)
+        raise Parsed
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(str(ROOT / Path(words[0]).parent))
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(Parsed):
+        runpy.run_path(words[0], run_name="__main__")
+
+
+@pytest.mark.parametrize("line", TARGETS)
+def test_printed_make_targets_exist(line):
+    subprocess.run([*shlex.split(line), "--dry-run"], cwd=ROOT, check=True, capture_output=True)
 
 
 def test_there_are_commands_to_check():
-    assert {shlex.split(line)[1] for line in COMMANDS} >= {"compare", "run", "train", "evaluate"}
+    assert {shlex.split(line)[1] for line in COMMANDS} >= {"compare", "run", "train", "evaluate", "serve", "quickstart"}
+    assert len(SCRIPTS) > 5
+    assert len(TARGETS) > 2
 
 
 def test_the_table_of_verbs_is_complete():
