@@ -12,7 +12,7 @@ from guerdon.models.backbone import ImageScorer, calibrating
 from guerdon.models.image import ImageModelConfig, ImageRewardModel
 from guerdon.models.online import FrameReplay, OnlineImageModel
 from guerdon.models.preprocess import to_input
-from guerdon.models.quality import auroc, classifier_quality, progress_quality
+from guerdon.models.quality import auroc, frame_quality
 
 torch.set_num_threads(1)
 
@@ -161,10 +161,10 @@ def test_auroc_agrees_with_sklearn(pairs):
 
 
 def test_quality_by_hand():
-    found = classifier_quality(np.array([0.9, 0.4, 0.6, 0.1]), np.array([1.0, 1.0, 0.0, 0.0]))
+    found = frame_quality(np.array([0.9, 0.4, 0.6, 0.1]), np.array([1.0, 1.0, 0.0, 0.0]), 0.5)
     assert found == {"accuracy": 0.5, "auroc": 0.75}
-    assert progress_quality(np.array([0.0, 0.5]), np.array([0.5, 0.5])) == {"mae": 0.25}
-    assert progress_quality(np.array([]), np.array([])) == {"mae": None}
+    assert frame_quality(np.array([0.0, 0.5]), np.array([0.5, 0.5]), None) == {"mae": 0.25}
+    assert frame_quality(np.array([]), np.array([]), None) == {"mae": None}
 
 
 def test_refits_that_diverge_stop_and_leave_finite_weights():

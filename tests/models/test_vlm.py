@@ -15,8 +15,8 @@ from guerdon.types import Episode, Failure, RewardModel
 PATH = {"path": "somewhere"}
 
 
-def model(kind="qwen_vl", backend=None, calibration=None, **settings):
-    return VLMRewardModel(kind, VLMSettings(**PATH, **settings), backend or Scripted(), calibration)
+def model(kind="qwen_vl", backend=None, card=None, **settings):
+    return VLMRewardModel(kind, VLMSettings(**PATH, **settings), backend or Scripted(), card)
 
 
 def test_completed_softly_is_the_share_of_yes():

@@ -23,7 +23,8 @@ from torch import Tensor
 from guerdon.collect.timing import timed
 from guerdon.errors import DataError
 from guerdon.generators import ACTING, generator
-from guerdon.policies.generate import Engine, Generation, LocalEngine
+from guerdon.policies.generate import Engine, Generation
+from guerdon.policies.generate_vllm import build_engine
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import (
@@ -351,7 +352,7 @@ class TextCollector:
         self.policy = policy
         self.verifier = verifier_from(data)
         self.prompts, self.validation = load_prompts(data)
-        engine = _engine(policy, generation)
+        engine = build_engine(policy, generation)
         self.sampler = Sampler(data, engine, self.verifier, self.prompts, policy.tokenizer, seed=seed)
 
     def collect(self, policy: TextPolicy | Weights, *, version: int = 0, warm_up: bool = False) -> TextRollout:
@@ -471,14 +472,6 @@ def short_enough(tokenizer: Any, prompts: Sequence[Prompt], data: DataSettings) 
     if not fitting:
         raise DataError(f"all {len(prompts)} prompts are longer than data.max_prompt_length ({data.max_prompt_length})")
     return fitting, len(prompts) - len(fitting)
-
-
-def _engine(policy: TextPolicy, settings: GenerationSettings) -> Engine:
-    if settings.engine == "local":
-        return LocalEngine(policy, settings)
-    from guerdon.policies.generate_vllm import VLLMEngine
-
-    return VLLMEngine(policy, settings)
 
 
 def _shares(parts: Sequence[TextRollout], kept: Sequence[BoolArray]) -> Metrics:

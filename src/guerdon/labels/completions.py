@@ -24,9 +24,10 @@ import torch
 
 from guerdon.labels.append_log import Cache, content_key
 from guerdon.labels.llm_client import LLMReply, LLMRequest, Parse, T, unusable
-from guerdon.policies.generate import Engine, LocalEngine
+from guerdon.policies.generate import Engine
+from guerdon.policies.generate_vllm import build_engine
 from guerdon.policies.text import TextPolicy
-from guerdon.policies.tokens import pad_id, prompt_ids, response_ids, response_texts, sequence, token_batch
+from guerdon.policies.tokens import decode, prompt_ids, response_ids, sequence
 from guerdon.progress import ProgressBar
 from guerdon.settings.text_policy import GenerationSettings
 from guerdon.types import Failure, IntArray
@@ -150,34 +151,21 @@ class Completer:
         rng = None if greedy else np.random.default_rng(int.from_bytes(digest, "big"))
         with torch.no_grad():
             found = self._engine(sampling).generate(starts, n, max_new_tokens=most, rng=rng, greedy=greedy).batch
-        texts = self._texts(tokenizer, begun, found.responses(), n)
+        texts = []
+        for i, row in enumerate(found.responses()):  # with its prefix, as spaces at the seam can belong to both
+            ids = begun[i // n]
+            texts.append(decode(tokenizer, sequence(ids, row)).removeprefix(decode(tokenizer, ids)))
         self.counts[f"{purpose}: texts"] += len(texts)
         self.counts[f"{purpose}: tokens"] += int(found.lengths_B.sum())
         return [[text, bool(done)] for text, done in zip(texts, found.finished_B, strict=True)]
-
-    def _texts(self, tokenizer: Any, begun: Sequence[IntArray], rows: Sequence[IntArray], n: int) -> list[str]:
-        """What each row adds to its prefix; decoded together, as spaces at the seam can belong to both."""
-
-        def read(ids: Sequence[IntArray]) -> list[str]:
-            return response_texts(
-                tokenizer, token_batch(ids, ids, np.ones(len(ids), dtype=np.bool_), pad_id=pad_id(tokenizer))
-            )
-
-        prefixes = [text for text in read(begun) for _ in range(n)]
-        whole = read([sequence(begun[i // n], row) for i, row in enumerate(rows)])
-        return [text.removeprefix(prefix) for text, prefix in zip(whole, prefixes, strict=True)]
 
     def _engine(self, sampling: SamplingParams) -> Engine:
         if sampling not in self._engines:
             how = {"temperature": sampling.temperature or 1.0, "top_p": sampling.top_p, "top_k": 0}
             settings = self._generation.model_copy(update=how)
             if settings.engine == "vllm":
-                from guerdon.policies.generate_vllm import VLLMEngine
-
                 self._engines.clear()  # one at a time: each takes its share of the GPU
-                self._engines[sampling] = VLLMEngine(self.policy, settings)
-            else:
-                self._engines[sampling] = LocalEngine(self.policy, settings)
+            self._engines[sampling] = build_engine(self.policy, settings)
         return self._engines[sampling]
 
 

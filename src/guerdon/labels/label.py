@@ -25,21 +25,11 @@ from guerdon.config import to_plain
 from guerdon.episodes.solution_files import published_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError, TooManyFailuresError
-from guerdon.labels import candidates, data_set
+from guerdon.labels import candidates, data_set, labelers
 from guerdon.labels.append_log import Cache, CallUsage, Ledger
 from guerdon.labels.candidates import Candidates, MinedQuestions
 from guerdon.labels.completions import Completer, LocalLLMClient, SamplingParams
-from guerdon.labels.labelers import (
-    NO_CONSENSUS,
-    BinarySearchLabeler,
-    ConsensusLabeler,
-    ContinuationSampler,
-    ExactLabeler,
-    Labeler,
-    MonteCarloLabeler,
-    PromptedSolution,
-    StepLabels,
-)
+from guerdon.labels.labelers import Labeler, PromptedSolution, StepLabels
 from guerdon.labels.llm_client import BUDGET, NOT_ASKED, HttpLLMClient, LLMClient, OwnLLMClient, ReplyModel
 from guerdon.labels.llm_judge import JudgeLabeler, longest_judgement_request
 from guerdon.labels.step_rewards import with_rewards
@@ -179,22 +169,22 @@ class _LabelRun:
             own: Labeler = LABELERS.build(name, self._settings.labeler_params, Labeler, seed=self._settings.seed)
             return own
         if name == "exact":
-            return ExactLabeler()
+            return labelers.ExactLabeler()
         judge = JudgeLabeler(self._client, self._settings.judge) if name in JUDGED else None
         if judge is not None and name == "judge":
             return judge
         sampling = SamplingParams(how.temperature, how.top_p)
-        sampler = ContinuationSampler(self._completer(how.policy), self._verifier, self._data, sampling)
+        sampler = labelers.ContinuationSampler(self._completer(how.policy), self._verifier, self._data, sampling)
         if name == "binary_search":
-            return BinarySearchLabeler(sampler, k=how.completions)
+            return labelers.BinarySearchLabeler(sampler, k=how.completions)
         hard = judge is not None or how.estimate == "hard"
-        continuations = MonteCarloLabeler(sampler, k=how.completions, hard=hard)
-        return continuations if judge is None else ConsensusLabeler(judge, continuations)
+        continuations = labelers.MonteCarloLabeler(sampler, k=how.completions, hard=hard)
+        return continuations if judge is None else labelers.ConsensusLabeler(judge, continuations)
 
     @property
     def failed(self) -> int:
         """Measurements that failed: labels, and solutions that could not be had."""
-        return sum(n for reason, n in self._all_failures.items() if reason != NO_CONSENSUS)
+        return sum(n for reason, n in self._all_failures.items() if reason != labelers.NO_CONSENSUS)
 
     @property
     def measured(self) -> int:

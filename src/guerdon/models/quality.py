@@ -2,7 +2,7 @@
 
 Pure functions of arrays; an undefined metric is None, never 0.
 
-    classifier_quality(probabilities_N, targets_N)   # {"accuracy": 0.97, "auroc": 0.99}
+    frame_quality(probabilities_N, targets_N, threshold=0.5)   # {"accuracy": 0.97, "auroc": 0.99}
 """
 
 from __future__ import annotations
@@ -34,32 +34,19 @@ def auroc(scores_N: NDArray[Any], labels_N: NDArray[Any]) -> float | None:
     return float((ranks[positive].sum() - p * (p + 1) / 2) / (p * n))
 
 
-def classifier_quality(
-    probabilities_N: NDArray[Any], targets_N: NDArray[Any], threshold: float = 0.5
-) -> dict[str, float | None]:
-    """Accuracy at a threshold and AUROC of a success classifier.
+def frame_quality(values_N: NDArray[Any], targets_N: NDArray[Any], threshold: float | None) -> dict[str, float | None]:
+    """Accuracy and AUROC of a success classifier; of a progress model the mean absolute error.
 
     Args:
-        probabilities_N: (N,) in [0, 1].
-        targets_N: (N,) success where above 0.5.
-        threshold: probabilities above it count as success.
+        values_N: (N,) in [0, 1].
+        targets_N: (N,) success where above 0.5, or progress in [0, 1].
+        threshold: probabilities above it count as success; None: a progress model.
     """
-    if not len(targets_N):
-        return {"accuracy": None, "auroc": None}
-    truth = np.asarray(targets_N) > 0.5
-    accuracy = float(((np.asarray(probabilities_N) > threshold) == truth).mean())
-    return {"accuracy": accuracy, "auroc": auroc(probabilities_N, truth)}
-
-
-def progress_quality(predictions_N: NDArray[Any], targets_N: NDArray[Any]) -> dict[str, float | None]:
-    """Mean absolute error of predicted progress, both in [0, 1]."""
-    if not len(targets_N):
-        return {"mae": None}
-    return {"mae": float(np.abs(np.asarray(predictions_N, np.float64) - np.asarray(targets_N, np.float64)).mean())}
-
-
-def frame_quality(values_N: NDArray[Any], targets_N: NDArray[Any], threshold: float | None) -> dict[str, float | None]:
-    """Quality of a classifier with this threshold; None: of a progress model."""
+    values, targets = np.asarray(values_N), np.asarray(targets_N)
     if threshold is None:
-        return progress_quality(values_N, targets_N)
-    return classifier_quality(values_N, targets_N, threshold)
+        return {"mae": float(np.abs(np.float64(values) - np.float64(targets)).mean()) if len(targets) else None}
+    truth = targets > 0.5
+    return {
+        "accuracy": float(((values > threshold) == truth).mean()) if len(targets) else None,
+        "auroc": auroc(values, truth),
+    }

@@ -317,31 +317,32 @@ def segments_of(text: Text, form: Form) -> list[AnswerSegment] | Failure:
 def _segment(piece: str, text: Text, form: Form) -> AnswerSegment | None:
     """A piece as a segment with a value or an aside; None where it is neither."""
     strong, weak, said, _ = form.labels
-    if alone := _PLACED.fullmatch(piece.rstrip(" .!")):
-        content = text.marks[int(alone[1])]
-        if isinstance(content, str):
-            return AnswerSegment("strong", piece, inner=Text(content, text.marks))
+    content = _mark_in(piece, text)
+    if isinstance(content, str):
+        return AnswerSegment("strong", piece, inner=Text(content, text.marks))
+    if content is not None:
         return AnswerSegment("weak", piece, form.member(content))
     if found := strong.fullmatch(piece):
         return AnswerSegment("strong", piece, inner=Text(found["rest"], text.marks))
     if found := weak.fullmatch(piece):
         rest = found["rest"] or found["is"]
-        kind: Kind = "weak"
-        if (placed := _PLACED.fullmatch(rest.rstrip(" .!"))) and isinstance(text.marks[int(placed[1])], str):
-            kind = "strong"
+        kind: Kind = "strong" if isinstance(_mark_in(rest, text), str) else "weak"
         return AnswerSegment(kind, piece, inner=Text(rest, text.marks))
     if (value := form.value(piece)) is not None:
         return AnswerSegment("bare", piece, value)
     if found := said.fullmatch(piece):
-        value = form.value(found["rest"])
-        if value is not None:
+        if (value := form.value(found["rest"])) is not None:
             return AnswerSegment("statement", piece, value)
-        if placed := _PLACED.fullmatch(found["rest"].rstrip(" .!")):
-            content = text.marks[int(placed[1])]
-            if isinstance(content, str):
-                return AnswerSegment("strong", piece, inner=Text(content, text.marks))
+        if isinstance(content := _mark_in(found["rest"], text), str):
+            return AnswerSegment("strong", piece, inner=Text(content, text.marks))
     if (value := form.statement(piece)) is not None:
         return AnswerSegment("statement", piece, value)
     if _ASIDE.fullmatch(piece) or _SURE.fullmatch(piece.rstrip(".")):
         return AnswerSegment("aside", piece)
     return None
+
+
+def _mark_in(words: str, text: Text) -> str | dict[str, Any] | None:
+    """The content of a mark, where the words are nothing else."""
+    placed = _PLACED.fullmatch(words.rstrip(" .!"))
+    return text.marks[int(placed[1])] if placed else None

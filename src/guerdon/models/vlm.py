@@ -354,11 +354,10 @@ def find_card(path: str | Path) -> tuple[Path, VLMCard]:
     Raises:
         CheckpointError: there is none, it is incomplete or altered.
     """
-    given = Path(path)
-    folder = next((c for c in (given, given / "model") if (c / CARD).is_file()), None)
+    folder = _own_folder(path)
     if folder is None:
         raise CheckpointError(
-            f"no vision-language reward model at {given}: expected a folder with {CARD}; write one with `guerdon train`"
+            f"no vision-language reward model at {path}: expected a folder with {CARD}; write one with `guerdon train`"
         )
     verify_folder(folder)
     return folder, read_card(folder / CARD, VLMCard)
@@ -409,7 +408,11 @@ def load_vlm(
 
 def is_checkpoint(path: str | Path) -> bool:
     """Whether a trained vision-language reward model lies there."""
-    return any((folder / CARD).is_file() for folder in (Path(path), Path(path) / "model"))
+    return _own_folder(path) is not None
+
+
+def _own_folder(path: str | Path) -> Path | None:
+    return next((folder for folder in (Path(path), Path(path) / "model") if (folder / CARD).is_file()), None)
 
 
 def open_backend(settings: VLMSettings, device: str | torch.device | None = None) -> Backend:

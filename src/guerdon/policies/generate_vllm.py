@@ -22,11 +22,20 @@ import torch
 from torch import Tensor
 
 from guerdon.errors import GuerdonError, MissingDependencyError, boundary
-from guerdon.policies.generate import Generation
+from guerdon.policies.generate import Engine, Generation, LocalEngine
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.tokens import pad_id, stop_ids, token_batch
 from guerdon.settings.text_policy import VLLMGenerationSettings
 from guerdon.types import IntArray
+
+
+def build_engine(policy: TextPolicy, settings: GenerationSettings) -> Engine:
+    """The engine that the settings name.
+
+    Raises:
+        MissingDependencyError: vLLM is not installed.
+    """
+    return (LocalEngine if settings.engine == "local" else VLLMEngine)(policy, settings)
 
 
 class VLLMEngine:

@@ -196,7 +196,7 @@ def pad_left(rows: Sequence[IntArray], value: int) -> tuple[IntArray, BoolArray]
 
 def response_texts(tokenizer: Any, batch: TokenBatch) -> list[str]:
     """The text of each response, without special tokens."""
-    return [_decode(tokenizer, r) for r in batch.responses()]
+    return [decode(tokenizer, r) for r in batch.responses()]
 
 
 def token_ends(tokenizer: Any, ids_T: IntArray, text: str | None = None) -> IntArray:
@@ -209,7 +209,7 @@ def token_ends(tokenizer: Any, ids_T: IntArray, text: str | None = None) -> IntA
         ids_T: a response.
         text: its text, where the caller has it.
     """
-    text = _decode(tokenizer, ids_T) if text is None else text
+    text = decode(tokenizer, ids_T) if text is None else text
     pieces = _pieces(tokenizer, ids_T)
     if "".join(pieces) == text and _BROKEN not in text:
         return np.cumsum(np.array([len(p) for p in pieces], dtype=np.int64))
@@ -224,7 +224,7 @@ def _pieces(tokenizer: Any, ids_T: IntArray) -> list[str]:
     known = _PIECES.setdefault(tokenizer, {})
     ids = ids_T.tolist()
     for i in set(ids) - known.keys():
-        known[i] = _decode(tokenizer, [i])
+        known[i] = decode(tokenizer, [i])
     return [known[i] for i in ids]
 
 
@@ -233,9 +233,9 @@ def _ends_in_context(tokenizer: Any, ids_T: IntArray, length: int) -> IntArray:
     ends = np.zeros(len(ids_T), dtype=np.int64)
     before = done = reached = 0  # tokens before:done are the context of the next ones
     for t in range(len(ids_T)):
-        longer = _decode(tokenizer, ids_T[before : t + 1])
+        longer = decode(tokenizer, ids_T[before : t + 1])
         if not longer.endswith(_BROKEN):
-            reached += len(longer) - len(_decode(tokenizer, ids_T[before:done]))
+            reached += len(longer) - len(decode(tokenizer, ids_T[before:done]))
             before, done = done, t + 1
         ends[t] = reached
     return np.minimum(ends, length)
@@ -307,5 +307,6 @@ def _encode(tokenizer: Any, text: str) -> IntArray:
     return ids
 
 
-def _decode(tokenizer: Any, ids: Sequence[int] | IntArray) -> str:
+def decode(tokenizer: Any, ids: Sequence[int] | IntArray) -> str:
+    """The text of token ids, without special tokens."""
     return str(tokenizer.decode(np.asarray(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
