@@ -3,10 +3,9 @@ import pytest
 import torch
 
 from guerdon.errors import CheckpointError, DataError
-from guerdon.models.backbone import ImageScorer, calibrating
+from guerdon.models.backbone import ImageScorer, calibrating, to_input
 from guerdon.models.image import ImageModelConfig, save_checkpoint
 from guerdon.models.online import load_online_image_model, outcome_targets
-from guerdon.models.preprocess import to_input
 from guerdon.models.quality import auroc
 from guerdon.types import Episode, Learnable, RewardModel
 

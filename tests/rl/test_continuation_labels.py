@@ -9,9 +9,8 @@ from rl_models import SIZE, episodes
 from guerdon.collect.continuations import UNREACHED, Continuations
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError
-from guerdon.models.backbone import ImageScorer, calibrating
+from guerdon.models.backbone import ImageScorer, calibrating, to_input
 from guerdon.models.image import ImageModelConfig, save_checkpoint
-from guerdon.models.preprocess import to_input
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run_folder
 from guerdon.settings.study import Study

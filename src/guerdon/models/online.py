@@ -29,10 +29,9 @@ from torch.nn import functional as F
 from guerdon.episodes.targets import episode_success, frame_targets
 from guerdon.errors import CheckpointError, DataError, boundary
 from guerdon.finite import SkippedSteps
-from guerdon.models.backbone import calibrating
+from guerdon.models.backbone import calibrating, random_shift, to_input, to_pixels
 from guerdon.models.checkpoint import adam_tensors, load_adam, load_state, save_state
 from guerdon.models.image import ImageRewardModel, Kind, load_image_model
-from guerdon.models.preprocess import random_shift, to_input, to_pixels
 from guerdon.models.quality import frame_quality
 from guerdon.types import ByteArray, Episode, FloatArray, RewardInfo, Score
 

@@ -1,7 +1,7 @@
 """Reward models of text with a linear head on the last hidden states of a language model.
 
-A new head needs a class here (how a solution is read, at which tokens the head reads it, what its logits mean) and its
-settings in `settings/train.py`.
+A new head needs a class here (at which tokens the head reads a solution, what its logits mean; how the solution becomes
+ids, where that is no chat) and its settings in `settings/train.py`.
 
     model = StepwiseModel(load_policy(settings, seed=0), TextModelCard("stepwise", "chat", "bce"))
     model.score([solution.as_episode()])[0].steps        # (S,) probabilities
@@ -12,12 +12,10 @@ settings in `settings/train.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from guerdon.models.text_inputs import Reading, read_steps
 from guerdon.models.text_model import TextRewardModel
 from guerdon.types import RewardInfo
 
@@ -28,10 +26,6 @@ class StepwiseModel(TextRewardModel):
     Trained with binary cross-entropy (hard labels 0 and 1, or soft ones between). One forward pass gives all steps; the
     value of a step depends on nothing behind it.
     """
-
-    def _read(self, question: str, steps: Sequence[str]) -> Reading:
-        """The chat form."""
-        return read_steps(self.tokenizer, question, steps)
 
 
 class OutcomeModel(TextRewardModel):
@@ -45,10 +39,6 @@ class OutcomeModel(TextRewardModel):
     per_step = False
     learns_outcomes = True
     meaning = "the answer is right"
-
-    def _read(self, question: str, steps: Sequence[str]) -> Reading:
-        """The chat form with the end-of-sequence token, where the score is read."""
-        return read_steps(self.tokenizer, question, steps, closed=True)
 
     def value(self, logits: np.ndarray) -> np.ndarray:
         """A probability; of a model trained on pairs, the logit itself."""

@@ -17,7 +17,6 @@ when it is read.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,7 +31,7 @@ from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
 from guerdon.finite import load_weights, refuse_to_write, save_weights
 from guerdon.models import checkpoint
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
-from guerdon.models.text_inputs import Reading, close_steps, hidden_at, judge_readings, split_steps
+from guerdon.models.text_inputs import Reading, close_steps, hidden_at, judge_readings, read_steps, split_steps
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.text_files import load_base, save_policy, write_policy
 from guerdon.settings.text_policy import TextPolicySettings
@@ -102,7 +101,7 @@ def read_card(folder: Path) -> TextModelCard:
     return checkpoint.read_card(folder / CARD, TextModelCard, added=ADDED)
 
 
-class TextRewardModel(ABC):
+class TextRewardModel:
     """A reward model of text.
 
     Args:
@@ -166,9 +165,12 @@ class TextRewardModel(ABC):
 
     # what a kind defines
 
-    @abstractmethod
     def _read(self, question: str, steps: Sequence[str]) -> Reading:
-        """A solution as this kind reads it, its steps closed as in training."""
+        """A solution as this kind reads it, its steps closed as in training: the chat form.
+
+        One that gives a value to the whole solution reads the end-of-sequence token, too.
+        """
+        return read_steps(self.tokenizer, question, steps, closed=not self.per_step)
 
     def logits(self, readings: Sequence[Reading]) -> Tensor:
         """Logits of what is scored: one per step, solution by solution; or one per solution."""

@@ -18,25 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.errors import DataError
+from guerdon.models.constant import ConstantModel
 from guerdon.models.load import load_reward_model
 from guerdon.models.vlm_frames import to_rgb_uint8
 from guerdon.progress import log_line
 from guerdon.types import Episode, FloatArray, RewardModel, Score
 
 _POLICY_PROMPT = re.compile(r"What action should the robot take to (.*?)\?", re.DOTALL)
-
-
-class DummyRM:
-    """Rewards of zero, to test a loop."""
-
-    def get_reward(
-        self, text_list: Sequence[str], image_list: Sequence[NDArray[Any]], actions: object = None
-    ) -> FloatArray:
-        """(B,) zeros."""
-        _check(text_list, image_list)
-        rewards_B = np.zeros(len(text_list), np.float32)
-        log_computed(rewards_B)
-        return rewards_B
 
 
 class QwenProcessRM:
@@ -81,7 +69,8 @@ class QwenProcessRM:
         Raises:
             DataError: lists of different lengths, or an array that is no picture.
         """
-        _check(text_list, image_list)
+        if len(text_list) != len(image_list):
+            raise DataError(f"{len(text_list)} texts and {len(image_list)} pictures: give one text for each picture")
         return self.model.score(
             [
                 Episode(id=str(i), task=task_of(text), frames=to_rgb_uint8(_one(image)))
@@ -114,6 +103,13 @@ class QwenProcessRM:
         return rewards_B
 
 
+class DummyRM(QwenProcessRM):
+    """Rewards of zero, to test a loop."""
+
+    def __init__(self) -> None:
+        self.model = ConstantModel(0.0)
+
+
 def log_computed(rewards_N: Sequence[float] | FloatArray) -> None:
     """Write the guide's log line of measured rewards: `[PRM] Computed rewards: [0.0, 1.0, ...]`."""
     log_line(f"[PRM] Computed rewards: {_first_few(rewards_N)}")
@@ -140,11 +136,6 @@ def _one(image: NDArray[Any]) -> NDArray[Any]:
     """A single picture with an axis for time, so that (C, H, W) is clear."""
     array = np.asarray(image)
     return array[None] if array.ndim == 3 else array
-
-
-def _check(text_list: Sequence[str], image_list: Sequence[NDArray[Any]]) -> None:
-    if len(text_list) != len(image_list):
-        raise DataError(f"{len(text_list)} texts and {len(image_list)} pictures: give one text for each picture")
 
 
 def _first_few(values_N: Sequence[float] | FloatArray, limit: int = 8) -> str:

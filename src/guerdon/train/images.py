@@ -28,9 +28,8 @@ from transformers import EarlyStoppingCallback, EvalPrediction, Trainer
 
 from guerdon.episodes.targets import frame_targets, no_labels
 from guerdon.errors import ConfigError, DataError
-from guerdon.models.backbone import ImageScorer, calibrating, resolve_device
+from guerdon.models.backbone import ImageScorer, calibrating, random_shift, resolve_device, to_input, to_pixels
 from guerdon.models.image import ImageModelConfig, save_checkpoint
-from guerdon.models.preprocess import random_shift, to_input, to_pixels
 from guerdon.models.quality import frame_quality
 from guerdon.policies.precision import uses_bf16
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings, VLMTrainSettings

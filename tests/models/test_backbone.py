@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guerdon.models.preprocess import IMAGENET_MEAN, IMAGENET_STD, random_shift, to_input, to_pixels
+from guerdon.models.backbone import IMAGENET_MEAN, IMAGENET_STD, random_shift, to_input, to_pixels
 
 
 def picture(height=20, width=24, n=2, seed=0):
