@@ -8,9 +8,9 @@ Solutions: a policy writes them (method 1), the judge's model (method 2), or the
 steps and its answer checked. Left out, and counted: those that the length limit cut, that repeat another solution of
 the question, or that have too few steps.
 
-    mined = mine(prompts, completer, verifier, study.data, MiningSettings(), wanted=1000)
-    mined.kept, mined.table[0]      # {"id": ..., "fail_rate": 0.375, "low": 0.137, "high": 0.694, "kept": True}
-    found = split_and_check(mined.kept, texts, study.data, study.label, verifier, splitter="blank_line", model="sft")
+    kept, table = mine(prompts, completer, verifier, study.data, MiningSettings(), wanted=1000)
+    table[0]                        # {"id": ..., "fail_rate": 0.375, "low": 0.137, "high": 0.694, "kept": True}
+    found = split_and_check(kept, texts, study.data, study.label, verifier, splitter="blank_line", model="sft")
     found.solutions[0].solution.is_correct, found.left_out
 """
 
@@ -47,19 +47,6 @@ Texts = Sequence[Sequence[str | Failure]]
 
 
 @dataclass(frozen=True)
-class MinedQuestions:
-    """Questions by fail rate.
-
-    Attributes:
-        kept: questions to label, in the order of the data.
-        table: a row per question that was tried.
-    """
-
-    kept: tuple[Prompt, ...]
-    table: tuple[dict[str, Any], ...] = ()
-
-
-@dataclass(frozen=True)
 class Candidates:
     """Solutions to label.
 
@@ -84,7 +71,7 @@ def mine(
     settings: MiningSettings,
     *,
     wanted: int,
-) -> MinedQuestions:
+) -> tuple[list[Prompt], list[dict[str, Any]]]:
     """Try questions in order until `wanted` are kept, or `max_questions` were tried.
 
     Args:
@@ -94,6 +81,9 @@ def mine(
         data: length limit; whether an unreadable answer is wrong.
         settings: attempts, and which fail rates are kept.
         wanted: how many questions are enough.
+
+    Returns:
+        Questions to label, in the order of the data; and a row per question that was tried.
     """
     kept: list[Prompt] = []
     table: list[dict[str, Any]] = []
@@ -118,7 +108,7 @@ def mine(
                 kept += [prompt] if row["kept"] else []
                 table.append(row)
             progress.advance(len(table), f"{len(kept)} kept")
-    return MinedQuestions(tuple(kept), tuple(table))
+    return kept, table
 
 
 def fail_rate_row(prompt: Prompt, outcomes: Sequence[float | Failure], settings: MiningSettings) -> dict[str, Any]:

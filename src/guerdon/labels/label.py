@@ -27,7 +27,7 @@ from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError, TooManyFailuresError
 from guerdon.labels import candidates, data_set, labelers
 from guerdon.labels.append_log import Cache, CallUsage, Ledger
-from guerdon.labels.candidates import Candidates, MinedQuestions
+from guerdon.labels.candidates import Candidates
 from guerdon.labels.completions import Completer, LocalLLMClient, SamplingParams
 from guerdon.labels.labelers import Labeler, PromptedSolution, StepLabels
 from guerdon.labels.llm_client import BUDGET, NOT_ASKED, HttpLLMClient, LLMClient, OwnLLMClient, ReplyModel
@@ -85,7 +85,7 @@ def label(study: Study, *, skip_generation: bool = False, clock: Clock | None = 
             run.label_new_solutions()
         card = run.card()
     partial = bool(run.stopped or run.failed)
-    done = data_set.write(folder, run.solutions, card, settings, run.mined.table, partial=partial)
+    done = data_set.write(folder, run.solutions, card, settings, run.fail_rates, partial=partial)
     if run.too_many_failures:
         raise TooManyFailuresError(
             f"{run.failed} of {run.measured} measurements failed ({run.reasons}), more than label.max_failure_rate "
@@ -117,7 +117,8 @@ class _LabelRun:
         self._completers: dict[str, Completer] = {}
         self._http_client: HttpLLMClient | None = None  # once it is needed
         self._progress: ProgressBar
-        self.mined = MinedQuestions(())
+        self.fail_rates: list[dict[str, Any]] = []  # of questions that were tried
+        self._kept: Sequence[Prompt] = ()  # questions
         self.solutions: list[Solution] = []
         self.stopped: str | None = None
         self._over = False  # nothing is done any more, as nothing that follows could be in the cache of replies
@@ -235,8 +236,8 @@ class _LabelRun:
         Raises:
             DataError: no question is kept, or no solution can be labelled.
         """
-        self.mined = self._questions()
-        questions, n = self.mined.kept, self._settings.num_rollouts
+        self._kept = questions = self._questions()
+        n = self._settings.num_rollouts
         # where there is a budget, few solutions are written before they are labelled
         whole = self._settings.method == 1 or self._settings.max_usd is None
         size = max(1, len(questions)) if whole else QUESTIONS_AT_A_TIME
@@ -255,7 +256,7 @@ class _LabelRun:
         self._progress = ProgressBar(total, what="solutions", lines=20)
         return closing(self._progress)
 
-    def _questions(self) -> MinedQuestions:
+    def _questions(self) -> Sequence[Prompt]:
         settings, data = self._settings, self._data
         prompts, _ = load_prompts(data)
         fitting = list(prompts)
@@ -264,18 +265,19 @@ class _LabelRun:
             fitting = [p for p in prompts if len(prompt_ids(tokenizer, p.messages)) <= data.max_prompt_length]
         self._too_long = len(prompts) - len(fitting)
         if settings.mining is None:
-            return MinedQuestions(tuple(fitting[: settings.num_samples]))
-        wanted = settings.num_samples
-        mined = candidates.mine(fitting, self._completer(), self._verifier, data, settings.mining, wanted=wanted)
-        if not mined.kept:
-            rates = [row["fail_rate"] for row in mined.table if row["fail_rate"] is not None]
+            return fitting[: settings.num_samples]
+        kept, self.fail_rates = candidates.mine(
+            fitting, self._completer(), self._verifier, data, settings.mining, wanted=settings.num_samples
+        )
+        if not kept:
+            rates = [row["fail_rate"] for row in self.fail_rates if row["fail_rate"] is not None]
             low, high = settings.mining.min_fail_rate, settings.mining.max_fail_rate
             raise DataError(
-                f"none of {len(mined.table)} questions has a fail rate from {low:g} to {high:g}: {rates.count(0.0)} "
-                f"were always right, {rates.count(1.0)} always wrong, {len(mined.table) - len(rates)} could not be "
+                f"none of {len(self.fail_rates)} questions has a fail rate from {low:g} to {high:g}: "
+                f"{rates.count(0.0)} were always right, {rates.count(1.0)} always wrong, {len(self.fail_rates) - len(rates)} could not be "
                 "checked; choose other questions, another policy, or widen label.mining"
             )
-        return mined
+        return kept
 
     def _solve_and_label(self, questions: Sequence[Prompt]) -> None:
         """Get the solutions to some questions, and label them: a budget that allows a solution allows its labels."""
@@ -380,7 +382,7 @@ class _LabelRun:
 
     def card(self) -> dict[str, Any]:
         """The contents of `card.json`."""
-        rates = [row["fail_rate"] for row in self.mined.table]
+        rates = [row["fail_rate"] for row in self.fail_rates]
         sampled: Counter[str] = sum((c.counts for c in self._completers.values()), Counter())
         return {
             "made_by": f"guerdon {__version__}",
@@ -389,7 +391,7 @@ class _LabelRun:
             **data_set.identity(self._settings),
             "stopped": self.stopped,
             "questions": {
-                "tried": len(rates), "kept": len(self.mined.kept), "not_checkable": rates.count(None),
+                "tried": len(rates), "kept": len(self._kept), "not_checkable": rates.count(None),
                 "too_long": self._too_long,
             },
             "solutions": {

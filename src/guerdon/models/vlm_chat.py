@@ -234,12 +234,10 @@ class VLLMBackend:
 
     def generate(self, questions: Sequence[Question], options: GenerationOptions) -> list[VLMReply | Failure]:
         """An answer to each question, in order."""
-        replies: list[VLMReply | Failure] = []
-        for found in self._chat(questions, options.request()):
-            written = found.outputs[0]
-            read = len(found.prompt_token_ids or ())
-            replies.append(VLMReply(written.text, read, whole=written.finish_reason in ENDED))
-        return replies
+        return [
+            VLMReply(found.outputs[0].text, _tokens_read(found), whole=found.outputs[0].finish_reason in ENDED)
+            for found in self._chat(questions, options.request())
+        ]
 
     def word_log_probs(
         self, questions: Sequence[Question], groups: Sequence[Sequence[str]]
@@ -249,12 +247,10 @@ class VLLMBackend:
         for found in self._chat(questions, {"max_tokens": 1, "temperature": 1.0, "logprobs": TOP}):
             first = found.outputs[0].logprobs[0]
             listed = [(str(entry.decoded_token), float(entry.logprob)) for entry in first.values()]
-            choices.append(group_log_probs(listed, groups, len(found.prompt_token_ids or ())))
+            choices.append(group_log_probs(listed, groups, _tokens_read(found)))
         return choices
 
     def _chat(self, questions: Sequence[Question], sampling: dict[str, Any]) -> list[Any]:
-        if not questions:
-            return []
         with boundary(GuerdonError, "vLLM failed to answer"):
             found: list[Any] = self._llm.chat(
                 [chat_messages(question) for question in questions],
@@ -263,3 +259,7 @@ class VLLMBackend:
                 use_tqdm=False,
             )
         return found
+
+
+def _tokens_read(found: Any) -> int:
+    return len(found.prompt_token_ids or ())
