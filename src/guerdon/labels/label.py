@@ -274,8 +274,9 @@ class _LabelRun:
             low, high = settings.mining.min_fail_rate, settings.mining.max_fail_rate
             raise DataError(
                 f"none of {len(self.fail_rates)} questions has a fail rate from {low:g} to {high:g}: "
-                f"{rates.count(0.0)} were always right, {rates.count(1.0)} always wrong, {len(self.fail_rates) - len(rates)} could not be "
-                "checked; choose other questions, another policy, or widen label.mining"
+                f"{rates.count(0.0)} were always right, {rates.count(1.0)} always wrong, "
+                f"{len(self.fail_rates) - len(rates)} could not be checked; choose other questions, another policy, "
+                "or widen label.mining"
             )
         return kept
 
