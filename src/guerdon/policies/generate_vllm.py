@@ -25,7 +25,7 @@ from guerdon.errors import GuerdonError, MissingDependencyError, boundary
 from guerdon.policies.generate import Engine, Generation, LocalEngine
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.tokens import pad_id, stop_ids, token_batch
-from guerdon.settings.text_policy import VLLMGenerationSettings
+from guerdon.settings.text_policy import GenerationSettings, VLLMGenerationSettings
 from guerdon.types import IntArray
 
 
@@ -35,7 +35,7 @@ def build_engine(policy: TextPolicy, settings: GenerationSettings) -> Engine:
     Raises:
         MissingDependencyError: vLLM is not installed.
     """
-    return (LocalEngine if settings.engine == "local" else VLLMEngine)(policy, settings)
+    return LocalEngine(policy, settings) if settings.engine == "local" else VLLMEngine(policy, settings)
 
 
 class VLLMEngine:
