@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from guerdon.models.verdict_parser import parse_choice, parse_completed, parse_verdict
+from verdict_forms import parse_choice, parse_completed, parse_verdict
+
 from guerdon.types import Failure
 
 TABLE = Path(__file__).with_name("verdict_outputs_held_back.jsonl")

@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from verdict_forms import parse_choice, parse_completed, parse_verdict
 
 from guerdon.models.verdict_parser import (
     ParsedAnswer,
-    parse_choice,
-    parse_completed,
-    parse_verdict,
 )
 from guerdon.types import Failure
 

@@ -232,7 +232,16 @@ class ImplicitModel(TextRewardModel):
         """
         tensors, values = load_state(folder)
         with boundary(CheckpointError, f"{folder} cannot be read"):
-            _refuse_foreign(folder, values.get("origin"), self._origin)
+            if "origin" not in values:
+                raise CheckpointError(
+                    f"{folder} was written by an older guerdon, which did not store what the model began with: move it "
+                    "away (of a server: update_dir) and start again"
+                )
+            if values["origin"] != self._origin:
+                raise CheckpointError(
+                    f"{folder} was learnt by a model that began with other weights or another card; use it with the "
+                    "model it began with, or move it away (of a server: update_dir) to start again"
+                )
             self.updates = int(values["updates"])
             self.load_tensors({name: t for name, t in tensors.items() if not name.startswith("adam.")})
             load_adam(self._adamw(), tensors)
@@ -259,18 +268,3 @@ def origin_of(weights: Iterable[tuple[str, Tensor]], card: TextModelCard) -> str
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(sample.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _refuse_foreign(folder: Path, stored: str | None, own: str) -> None:
-    """Refuse a state of a model that began with other weights."""
-    if stored == own:
-        return
-    if stored is None:
-        raise CheckpointError(
-            f"{folder} was written by an older guerdon, which did not store what the model began with: move it away "
-            "(of a server: update_dir) and start again"
-        )
-    raise CheckpointError(
-        f"{folder} was learnt by a model that began with other weights or another card; use it with the model it began "
-        "with, or move it away (of a server: update_dir) to start again"
-    )

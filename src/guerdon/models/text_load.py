@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 from guerdon.errors import CheckpointError, ConfigError, boundary
+from guerdon.models.adapters import ADAPTERS, adapter_of, load_adapter, recognise
 from guerdon.models.load import load_reward_model
 from guerdon.models.text_model import TextRewardModel, is_own, read_card
 from guerdon.settings.remote import remote_at
@@ -38,8 +39,6 @@ def load_text_model(path: str, *, adapter: str = "auto", micro_batch_size: int =
         return load_reward_model("remote", remote=remote_at(path))
     folder = _own_folder(path, adapter)
     if folder is None:
-        from guerdon.models.adapters import load_adapter
-
         return load_adapter(_adapter_of(path, adapter), path, micro_batch_size)
     card = read_card(folder)
     if card.kind not in TEXT_MODELS:
@@ -58,8 +57,6 @@ def check_text_model(path: str, *, adapter: str = "auto") -> None:
         remote_at(path)
         return
     if _own_folder(path, adapter) is None and (Path(path).is_dir() or adapter != "auto"):
-        from guerdon.models.adapters import ADAPTERS
-
         name = _adapter_of(path, adapter)
         if name not in ADAPTERS:
             raise ConfigError(f"unknown adapter {name!r}: choose one of {', '.join(ADAPTERS)}")
@@ -102,8 +99,6 @@ def model_class(kind: str) -> type[TextRewardModel]:
 
 def _adapter_of(path: str, adapter: str) -> str:
     """The name of the adapter: as given, or by the folder or its `config.json`."""
-    from guerdon.models.adapters import ADAPTERS, adapter_of, recognise
-
     if adapter != "auto":
         return adapter
     name = adapter_of(path)

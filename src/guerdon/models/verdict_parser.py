@@ -17,10 +17,10 @@ Typography (full-width digits, curly quotes, dashes, thin spaces) and markup (bo
 in `verdict_grammar`, which also finds the segments. Sentences next to an answer are refused for words of doubt, denial
 and talk about the answer; an unmarked answer with a reason next to it is a `fallback`.
 
-    parse_verdict("<think>...</think><answer>85</answer>", scale="percentage").value   # 0.85
-    parse_verdict("<think>step 3 of 5", scale="percentage")                            # Failure('truncated')
-    parse_verdict("It is not 80%.")                                                    # Failure('no_number')
-    parse_completed("Yes, it is.").value                                               # 1.0
+    parse_answer("<think>...</think><answer>85</answer>", Numbers("percentage")).value   # 0.85
+    parse_answer("<think>step 3 of 5", Numbers("percentage"))                            # Failure('truncated')
+    parse_answer("It is not 80%.", Numbers())                                            # Failure('no_number')
+    parse_answer("Yes, it is.", Completed()).value                                       # 1.0
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, cast
 
 from guerdon.models.explained_score import ParseStatus, Scale
 from guerdon.models.verdict_grammar import (
@@ -46,7 +46,6 @@ from guerdon.models.verdict_grammar import (
 )
 from guerdon.types import Failure
 
-V = TypeVar("V")
 MAX_DEPTH = 4  # of replies inside marks and behind labels of a reply
 _NUMBER = r"-?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|(?:0|[1-9]\d*)(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?"
 _ABOUT = r"(?:(?:~|about|approximately|approx\.?|around|roughly|约|大约|大概) ?)?"
@@ -256,12 +255,18 @@ def _agree(found: list[Any], given: dict[str, Any], missing: str, others: Iterab
 
 
 class Numbers:
-    """A number on a scale, as a share in [0, 1]."""
+    """A number on a scale, as a share in [0, 1].
+
+    Args:
+        scale: `percentage` divides by 100; `unit` takes the number unchanged; `auto` divides what has a % or is above
+            1, and reads exactly 1 on the scale that the prompt asked for. A share (85/100) is one on every scale.
+        prompt_scale: what the prompt asked for; decides what `auto` makes of exactly 1.
+    """
 
     missing = "no_number"
     labels = labels_of()
 
-    def __init__(self, scale: Scale, prompt_scale: Scale) -> None:
+    def __init__(self, scale: Scale = "auto", prompt_scale: Scale = "percentage") -> None:
         self.scale, self.prompt_scale = scale, prompt_scale
 
     def value(self, words: str) -> float | Failure | None:
@@ -341,7 +346,12 @@ class Completed:
 
 
 class Choices:
-    """One of several words."""
+    """One of several words.
+
+    Args:
+        key: of the word in a JSON object, and its label in a line.
+        words: allowed answers (lower case), and the value of each.
+    """
 
     missing = "no_verdict"
 
@@ -372,7 +382,7 @@ class Choices:
 
 
 @dataclass(frozen=True)
-class ParsedAnswer(Generic[V]):
+class ParsedAnswer:
     """A value that was read.
 
     Attributes:
@@ -382,58 +392,27 @@ class ParsedAnswer(Generic[V]):
         source: the words that it was read from.
     """
 
-    value: V
+    value: Any
     status: ParseStatus
     source: str
 
 
-def parse_verdict(
-    text: str, *, scale: Scale = "auto", prompt_scale: Scale = "percentage"
-) -> ParsedAnswer[float] | Failure:
-    """The one number that a model answered, as a share in [0, 1].
+def parse_answer(text: str, form: Form) -> ParsedAnswer | Failure:
+    """The one value that a model answered.
 
     Args:
         text: the whole reply.
-        scale: `percentage` divides by 100; `unit` takes the number unchanged; `auto` divides what has a % or is above
-            1, and reads exactly 1 on the scale that the prompt asked for. A share (85/100) is one on every scale.
-        prompt_scale: what the prompt asked for; decides what `auto` makes of exactly 1.
+        form: what was asked: `Numbers`, `Completed` or `Choices`.
 
     Returns:
-        The answer, or why there is none: `empty`, `truncated`, `unclear_answer`, `several_answers`, `no_number`,
-        `out_of_range` (never clamped).
+        The answer, or why there is none: `empty`, `truncated`, `unclear_answer`, `several_answers`; `no_number` or
+        `out_of_range` (never clamped) of a number; `no_verdict` of the others.
     """
-    return _read(text, Numbers(scale, prompt_scale))
-
-
-def parse_completed(text: str) -> ParsedAnswer[float] | Failure:
-    """Whether a model answered yes (1.0) or no (0.0).
-
-    Returns:
-        The answer, or why there is none: as `parse_verdict`, with `no_verdict` for a reply that says neither.
-    """
-    return _read(text, Completed())
-
-
-def parse_choice(text: str, key: str, words: dict[str, str]) -> ParsedAnswer[str] | Failure:
-    """Which of several words a model answered.
-
-    Args:
-        text: the whole reply.
-        key: of the word in a JSON object, and its label in a line.
-        words: allowed answers (lower case), and the value of each.
-
-    Returns:
-        The answer, or why there is none: as `parse_completed`.
-    """
-    return _read(text, Choices(key, words))
-
-
-def _read(text: str, form: Form) -> ParsedAnswer[Any] | Failure:
     answer = final_text(text)
     return answer if isinstance(answer, Failure) else _resolve(answer, form, 0)
 
 
-def _resolve(text: Text, form: Form, depth: int) -> ParsedAnswer[Any] | Failure:
+def _resolve(text: Text, form: Form, depth: int) -> ParsedAnswer | Failure:
     """The value of a reply without its reasoning."""
     if depth > MAX_DEPTH:
         return Failure("unclear_answer", "labels and marks inside each other")
@@ -449,9 +428,9 @@ def _resolve(text: Text, form: Form, depth: int) -> ParsedAnswer[Any] | Failure:
         found = values[i]
         if isinstance(found, Failure):
             return found
-        if found is None or cast(ParsedAnswer[Any], values[at[0]]).value != found.value:
+        if found is None or cast(ParsedAnswer, values[at[0]]).value != found.value:
             return Failure("several_answers", f"different answers: {_shown(text.words)}")
-    chosen = cast(ParsedAnswer[Any], values[at[0]])
+    chosen = cast(ParsedAnswer, values[at[0]])
     marked = deciding in ("strong", "weak")
     status: ParseStatus = "fallback" if deciding == "statement" else chosen.status
     if marked and at[0] > 0 and not segments[at[0] - 1].leads_to(segments[at[0]]):
@@ -470,7 +449,7 @@ def _resolve(text: Text, form: Form, depth: int) -> ParsedAnswer[Any] | Failure:
     return ParsedAnswer(chosen.value, status, chosen.source)
 
 
-def _value(segment: AnswerSegment, form: Form, depth: int) -> ParsedAnswer[Any] | Failure | None:
+def _value(segment: AnswerSegment, form: Form, depth: int) -> ParsedAnswer | Failure | None:
     """What a segment gives by itself; None where it gives no value."""
     if segment.inner is not None:
         return _resolve(segment.inner, form, depth + 1)

@@ -30,7 +30,7 @@ from guerdon.config import validate
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.models.checkpoint import read_card, write_card
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, ParseStatus, Scale, joined_status
-from guerdon.models.verdict_parser import parse_choice, parse_completed, parse_verdict
+from guerdon.models.verdict_parser import Choices, Completed, Numbers, parse_answer
 from guerdon.models.vlm_prompts import (
     NO,
     TRUE,
@@ -245,16 +245,11 @@ class VLMRewardModel:
         """The value in an answer, and whether it has the form that was asked for."""
         s, answer = self.settings, plan.prompt.answer
         if answer in _WORDS:
-            found = parse_choice(text, *_WORDS[answer])
-            if isinstance(found, Failure):
-                return found
+            found = parse_answer(text, Choices(*_WORDS[answer]))
             rewards = {"positive": s.positive_reward, "negative": s.negative_reward, "unclear": s.unclear_reward}
-            return rewards[found.value], found.status
-        if answer == "completed":
-            verdict = parse_completed(text)
-        else:
-            verdict = parse_verdict(text, scale=plan.scale, prompt_scale=plan.prompt.scale)
-        return verdict if isinstance(verdict, Failure) else (verdict.value, verdict.status)
+            return found if isinstance(found, Failure) else (rewards[found.value], found.status)
+        found = parse_answer(text, Completed() if answer == "completed" else Numbers(plan.scale, plan.prompt.scale))
+        return found if isinstance(found, Failure) else (found.value, found.status)
 
     def _judged(self, episode: Episode, keys: list[bytes | None], answers: dict[bytes, _Read]) -> ExplainedScore:
         """The explained score of an episode from the answers about its rows."""
