@@ -14,7 +14,6 @@ from guerdon.retry import (
     OPEN_PER_SLOT,
     Attempt,
     Clock,
-    Deadline,
     RequestPool,
     Retry,
     is_transient,
@@ -119,10 +118,22 @@ def test_what_is_tried_again():
 
 def test_a_deadline_runs_out():
     fake = FakeTime()
-    deadline = Deadline.after(5.0, fake.clock)
-    assert deadline.left == 5.0
-    fake.time += 6
-    assert deadline.left == -1.0
+    given, until = [], fake.time + 5
+
+    async def one_try(seconds):
+        given.append(seconds)
+        fake.time += 6
+        return AGAIN
+
+    async def call():
+        slots, rng = asyncio.Semaphore(1), random.Random(0)
+        return [
+            await retry_async(one_try, Retry(), until, fake.clock, slots, rng, lambda outcome, note: (outcome, note))
+            for _ in range(2)
+        ]
+
+    assert asyncio.run(call()) == [(AGAIN.outcome, "; no time for try 2"), (None, "; no time left for try 1")]
+    assert given == [5.0]
 
 
 def pool(fake, slots=1, tries=3, **given):
@@ -259,7 +270,7 @@ def test_a_pause_in_an_event_loop_holds_no_slot_either():
     def call(name, *tried):
         left = list(tried)
 
-        async def one_try():
+        async def one_try(seconds):
             order.append(name)
             return left.pop(0)
 
@@ -275,7 +286,7 @@ def test_a_pause_in_an_event_loop_holds_no_slot_either():
         clock = Clock(lambda: fake.time, sleep_async=sleep)
 
         def persisting(one_try):
-            return retry_async(one_try, Retry(3), Deadline.after(60, clock), slots, random.Random(0), lambda o, _: o)
+            return retry_async(one_try, Retry(3), fake.time + 60, clock, slots, random.Random(0), lambda o, _: o)
 
         slow = asyncio.create_task(persisting(call("slow", AGAIN, Attempt("slow"))))
         await asyncio.sleep(0)

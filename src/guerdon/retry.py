@@ -1,4 +1,4 @@
-"""Retries: one policy for every request that guerdon sends, whether to a judge or to a reward server.
+"""HTTP requests: one retry policy, and one way to read replies, for judges, endpoints and reward servers.
 
 A transient failure is tried again after a pause: what the server asks for in `Retry-After` (or `retry-after-ms`), else
 a random one that doubles. A pause holds no slot: other calls use it. With the defaults the pauses of a call add up to
@@ -13,18 +13,24 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import json
 import math
 import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from guerdon.types import Failure
 
+if TYPE_CHECKING:
+    import httpx2  # settings import this module, and have no use for an HTTP client
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})  # hosts that a proxy of the environment is not for
 TRIES = 8  # of a call, unless a setting says otherwise
 OPEN_PER_SLOT = 4  # open calls per slot: some wait for their next try while others use the slots
 _TRANSIENT = frozenset({408, 425, 429})  # of the 4xx; every 5xx is too
@@ -50,24 +56,6 @@ class Clock:
     sleep: Callable[[float], None] = time.sleep
     wall: Callable[[], float] = time.time
     sleep_async: Callable[[float], Awaitable[None]] = asyncio.sleep
-
-
-@dataclass(frozen=True)
-class Deadline:
-    """A moment after which there are no more tries."""
-
-    clock: Clock
-    at: float
-
-    @staticmethod
-    def after(seconds: float, clock: Clock) -> Deadline:
-        """The deadline so many seconds from now."""
-        return Deadline(clock, clock.now() + seconds)
-
-    @property
-    def left(self) -> float:
-        """Seconds left; negative once it is over."""
-        return self.at - self.clock.now()
 
 
 @dataclass(frozen=True)
@@ -127,9 +115,10 @@ class Retry:
 
 
 async def retry_async(
-    one_try: Callable[[], Awaitable[Attempt[T]]],
+    one_try: Callable[[float], Awaitable[Attempt[T]]],
     retry: Retry,
-    deadline: Deadline,
+    until: float,
+    clock: Clock,
     slots: asyncio.Semaphore,
     rng: random.Random,
     late: Callable[[T | None, str], T],
@@ -137,9 +126,10 @@ async def retry_async(
     """Try until there is an outcome, no try is left, or no time.
 
     Args:
-        one_try: makes a try, and ends it at the deadline.
+        one_try: makes a try, in the seconds that it gets.
         retry: the policy.
-        deadline: of the whole call.
+        until: time of the clock after which there are no more tries.
+        clock: time.
         slots: one is held during a try, none during a pause.
         rng: random numbers.
         late: the outcome of a call that has no time left, from that of its last try (None: there was none) and a note.
@@ -148,14 +138,15 @@ async def retry_async(
     made = 0
     while True:
         async with slots:
-            if deadline.left <= 0:
+            left = until - clock.now()
+            if left <= 0:
                 return late(outcome, f"; no time left for try {made + 1}")
-            attempt = await one_try()
+            attempt = await one_try(left)
         outcome, made = attempt.outcome, made + 1
-        pause = retry.next_pause(made, attempt, deadline.left, rng)
+        pause = retry.next_pause(made, attempt, until - clock.now(), rng)
         if isinstance(pause, str):
             return late(outcome, pause) if pause else outcome
-        await deadline.clock.sleep_async(pause)
+        await clock.sleep_async(pause)
 
 
 @dataclass(order=True)
@@ -280,3 +271,57 @@ def _number(text: str) -> float | None:
     except ValueError:
         return None
     return number if math.isfinite(number) else None
+
+
+class HttpFailure(Exception):
+    """There is no usable reply.
+
+    Attributes:
+        reason: a short stable word.
+        again: whether trying again can help.
+        retry_after: seconds that the server asks to wait; None where it asks for none.
+        billed: whether the server may have received and answered the request.
+    """
+
+    def __init__(
+        self, reason: str, detail: str, *, again: bool = True, retry_after: float | None = None, billed: bool = False
+    ) -> None:
+        super().__init__(detail)
+        self.reason, self.again, self.retry_after, self.billed = reason, again, retry_after, billed
+
+
+async def read_reply(
+    opening: AbstractAsyncContextManager[httpx2.Response], seconds: float, most_bytes: int
+) -> tuple[int, Mapping[str, str], Any]:
+    """Status, headers and JSON of a reply; text that is not JSON is returned as it is, unless the status is 200.
+
+    Args:
+        opening: sends the request, as `AsyncClient.stream` does.
+        seconds: of wall-clock, from here to the end of the reply.
+        most_bytes: of the reply.
+
+    Raises:
+        TimeoutError: there was no complete reply in time.
+        HttpFailure: it is too long, or not JSON.
+        httpx2.HTTPError: as the client raises it.
+    """
+    data = bytearray()
+    async with asyncio.timeout(seconds), opening as reply:
+        async for piece in reply.aiter_bytes():
+            data += piece
+            if len(data) > most_bytes:
+                raise HttpFailure("bad_reply", f"longer than {most_bytes} bytes", billed=True)
+    try:
+        return reply.status_code, reply.headers, json.loads(data)
+    except (ValueError, RecursionError) as error:
+        if reply.status_code == 200:
+            raise HttpFailure("bad_reply", f"not JSON: {bytes(data[:80])!r}", billed=True) from error
+        return reply.status_code, reply.headers, data[:1000].decode("utf-8", "replace")
+
+
+def error_message(payload: Any, most_characters: int) -> str:
+    """The message of an error reply, in one line."""
+    if isinstance(payload, Mapping):
+        error = payload.get("error", payload.get("detail", payload))
+        payload = error.get("message", error) if isinstance(error, Mapping) else error
+    return " ".join(str(payload or "no reason given").split())[:most_characters]

@@ -29,7 +29,6 @@ import multiprocessing
 import os
 import queue
 import select
-import selectors
 import signal
 import socket
 import stat
@@ -39,6 +38,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import wait
 from typing import Any, Self
 
 from guerdon.errors import MissingDependencyError
@@ -181,8 +181,6 @@ class SubprocessWorker:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._requests, self._replies = self.process.stdin, self.process.stdout
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._replies, selectors.EVENT_READ)
         self._read = bytearray()
         ready: dict[str, Any] = {}
         with contextlib.suppress(WorkerError):
@@ -219,7 +217,7 @@ class SubprocessWorker:
         searched = 0
         while self._read.find(b"\n", searched) < 0:
             searched = len(self._read)
-            if not self._selector.select(max(0.0, deadline - time.monotonic())):
+            if not wait([self._replies], max(0.0, deadline - time.monotonic())):
                 raise WorkerTimeoutError
             piece = os.read(self._replies.fileno(), 1 << 16)
             if not piece:
@@ -240,7 +238,6 @@ class SubprocessWorker:
         """End the process, whatever it is doing."""
         self.process.kill()
         self.process.wait()
-        self._selector.close()
         self._requests.close()
         self._replies.close()
         if self._socket is not None:

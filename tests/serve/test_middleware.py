@@ -238,7 +238,7 @@ def test_what_is_no_request_is_a_422_in_the_shape_of_openai(guarded, body):
         ("/v1/rewards", {**ITEM, "options": {"nframe": 2}}, "options.nframe", "did you mean 'nframes'?"),
         ("/v1/rewards", {**ITEM, "options": {"zzz": 2}}, "options.zzz", "known keys here: nframes, max_pixels, "),
         ("/v1/update", {**ITEM, "clientid": "1"}, "clientid", "did you mean 'client_id'?"),
-        ("/v1/update", {**ITEM, "request_id": "1"}, "body", "give client_id and an increasing number"),
+        ("/v1/update", {**ITEM, "request_id": "1"}, "request_id", "client_id, number"),
         ("/v1/update", {**ITEM, "number": 1}, "body", "client_id and number belong together"),
         ("/v1/reload", {"Model": "toy"}, "Model", "did you mean 'model'?"),
         ("/score", {"task": "t"}, "task_text", "Field required; task: unknown key 'task'"),

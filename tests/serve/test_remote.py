@@ -23,8 +23,11 @@ from guerdon.evaluate.image_suite import evaluate_model, evaluate_study  # noqa:
 from guerdon.models.explained_score import Judge, JudgeOptions, judge  # noqa: E402
 from guerdon.models.load import load_reward_model  # noqa: E402
 from guerdon.models.text_load import load_text_model  # noqa: E402
-from guerdon.serve.client import RewardClient  # noqa: E402
-from guerdon.serve.remote import ROWS, load_remote  # noqa: E402
+from guerdon.serve.client import (  # noqa: E402
+    ROWS,
+    RewardClient,
+    load_remote,
+)
 from guerdon.settings.remote import RemoteSettings  # noqa: E402
 from guerdon.settings.study import Study  # noqa: E402
 from guerdon.types import Episode, RewardModel  # noqa: E402

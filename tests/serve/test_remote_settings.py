@@ -10,8 +10,7 @@ from guerdon.config import load, to_plain, validate
 from guerdon.errors import ConfigError
 from guerdon.rl.control_sources import ControlReward
 from guerdon.rl.reward_source import SourceTerms
-from guerdon.serve.client import AsyncRewardClient, RewardClient
-from guerdon.serve.remote import load_remote
+from guerdon.serve.client import AsyncRewardClient, RewardClient, load_remote
 from guerdon.settings.remote import RemoteSettings, remote_at
 from guerdon.settings.reward import RewardSettings, SourceSettings
 from guerdon.settings.reward_models import RemoteModelSettings

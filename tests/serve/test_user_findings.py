@@ -13,9 +13,8 @@ from guerdon.models.text_heads import StepwiseModel
 from guerdon.models.text_model import TextModelCard
 from guerdon.models.tiny_vlm import write_tiny_vlm
 from guerdon.policies.text_files import load_policy
-from guerdon.serve.backends import model_source
+from guerdon.serve.backends import VideoScorer, model_source
 from guerdon.serve.client import RewardClient
-from guerdon.serve.custom import VideoScorer
 from guerdon.settings.serve import ServedModelSettings
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.vlm import TinyVLMSettings

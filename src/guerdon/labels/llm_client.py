@@ -33,7 +33,19 @@ import httpx2
 from guerdon.config import dot_env
 from guerdon.errors import ConfigError, boundary
 from guerdon.labels.append_log import Cache, CallUsage, Ledger, content_key
-from guerdon.retry import Attempt, Calls, Clock, RequestPool, Retry, is_transient, retry_after
+from guerdon.retry import (
+    LOOPBACK,
+    Attempt,
+    Calls,
+    Clock,
+    HttpFailure,
+    RequestPool,
+    Retry,
+    error_message,
+    is_transient,
+    read_reply,
+    retry_after,
+)
 from guerdon.settings.label import HttpJudgeSettings, OpenAIJudgeSettings, OwnJudgeSettings
 from guerdon.types import Failure
 from guerdon.worlds.prompts import Message
@@ -44,7 +56,6 @@ PARSE_TRIES = 3  # of a request whose replies cannot be used, unless temperature
 
 MAX_BYTES = 16_000_000  # of a reply
 _FATAL = {401: "does not accept the key", 403: "does not allow this", 404: "has no such model or path"}
-_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _NOT_SENT = (httpx2.ConnectError, httpx2.ProxyError, httpx2.WriteError)
 _Stop = Literal["end", "length", "refusal"]
 _STOPS: dict[Any, _Stop] = {  # anything else, or nothing, does not say that the text is complete
@@ -391,23 +402,6 @@ def _usage(read: list[Any], written: Any) -> CallUsage | None:
     return CallUsage(sum(counts), written)
 
 
-class HttpFailure(Exception):
-    """There is no usable reply.
-
-    Attributes:
-        reason: a short stable word.
-        again: whether trying again can help.
-        retry_after: seconds that the server asks to wait; None where it asks for none.
-        billed: whether the server may have received and answered the request.
-    """
-
-    def __init__(
-        self, reason: str, detail: str, *, again: bool = True, retry_after: float | None = None, billed: bool = False
-    ) -> None:
-        super().__init__(detail)
-        self.reason, self.again, self.retry_after, self.billed = reason, again, retry_after, billed
-
-
 def post_json(
     url: str,
     headers: Mapping[str, str],
@@ -437,22 +431,15 @@ def post_json(
     if address is None:
         raise ConfigError(f"{who}: {url!r} is no address; write http://host:port/v1 or https://...; check {check}")
     try:
-        status, found, data = asyncio.run(_post(address, headers, body, timeout))
+        status, found, payload = asyncio.run(_post(address, headers, body, timeout))
     except TimeoutError as error:
         raise HttpFailure("timeout", f"no reply within {timeout:g} s", billed=True) from error
     except httpx2.HTTPError as error:
         detail = f"{address.netloc.decode()}: {_first_cause(error)}"
         raise HttpFailure("connection", detail, billed=not isinstance(error, _NOT_SENT)) from error
-    payload: Any
-    try:
-        payload = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        if status == 200:
-            raise HttpFailure("bad_reply", f"not JSON: {data[:80]!r}", billed=True) from error
-        payload = data[:1000].decode("utf-8", "replace")
     if status == 200:
         return payload
-    message = f"{status}: {error_message(payload)}"
+    message = f"{status}: {error_message(payload, 200)}"
     if status in _FATAL:
         raise ConfigError(f"{who} at {url} {_FATAL[status]} ({message}); check {check}")
     if is_transient(status):
@@ -480,32 +467,15 @@ def _parsed(url: str) -> httpx2.URL | None:
 
 async def _post(
     url: httpx2.URL, headers: Mapping[str, str], body: Mapping[str, Any], timeout: float
-) -> tuple[int, Mapping[str, str], bytes]:
-    """Status, headers and the bytes of a reply."""
+) -> tuple[int, Mapping[str, str], Any]:
+    """Status, headers and payload of a reply."""
     content = json.dumps(body, ensure_ascii=True, allow_nan=False).encode()
     headers = {"Content-Type": "application/json", "User-Agent": "guerdon", "Accept-Encoding": "identity", **headers}
-    trust_env = url.host not in _LOOPBACK  # a proxy of the environment is not for this machine
-    async with (
-        asyncio.timeout(timeout),
-        httpx2.AsyncClient(verify=_ssl_context(), trust_env=trust_env, timeout=None) as client,
-        client.stream("POST", url, content=content, headers=headers) as reply,
-    ):
-        data = bytearray()
-        async for piece in reply.aiter_bytes():
-            data += piece
-            if len(data) > MAX_BYTES:
-                raise HttpFailure("bad_reply", f"longer than {MAX_BYTES} bytes", billed=True)
-        return reply.status_code, reply.headers, bytes(data)
+    trust_env = url.host not in LOOPBACK
+    async with httpx2.AsyncClient(verify=_ssl_context(), trust_env=trust_env, timeout=None) as client:
+        return await read_reply(client.stream("POST", url, content=content, headers=headers), timeout, MAX_BYTES)
 
 
 @functools.cache
 def _ssl_context() -> ssl.SSLContext:
     return ssl.create_default_context()
-
-
-def error_message(payload: Any) -> str:
-    """The message of an error reply, in one line."""
-    if isinstance(payload, Mapping):
-        error = payload.get("error", payload.get("detail", payload))
-        payload = error.get("message", error) if isinstance(error, Mapping) else error
-    return " ".join(str(payload or "no reason given").split())[:200]

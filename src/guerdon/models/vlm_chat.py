@@ -26,7 +26,7 @@ import numpy as np
 from PIL import Image
 
 from guerdon.errors import CheckpointError, GuerdonError, MissingDependencyError, boundary
-from guerdon.labels.llm_client import HttpFailure, api_key, post_json
+from guerdon.labels.llm_client import api_key, post_json
 from guerdon.models.vlm_prompts import (
     ENDED,
     GenerationOptions,
@@ -36,7 +36,7 @@ from guerdon.models.vlm_prompts import (
     WordLogProbs,
     matches_word,
 )
-from guerdon.retry import Attempt, Calls, Clock, RequestPool, Retry
+from guerdon.retry import Attempt, Calls, Clock, HttpFailure, RequestPool, Retry
 from guerdon.settings.vlm import EndpointSettings, VLLMSettings
 from guerdon.types import ByteArray, Failure
 

@@ -67,15 +67,8 @@ def build_app(models: ServedModels, settings: ServeSettings) -> FastAPI:
     return app
 
 
-def _answer(
-    message: str, status: int, code: str, *, param: str | None = None, headers: dict[str, str] | None = None
-) -> JSONResponse:
-    """An error in the format of all routes."""
-    return JSONResponse(error_body(message, status, code, param), status, headers)
-
-
 async def _serve_error(request: Request, error: Any) -> JSONResponse:
-    return _answer(str(error), error.status, error.code, param=error.param, headers=error.headers)
+    return JSONResponse(error_body(str(error), error.status, error.code, error.param), error.status, error.headers)
 
 
 async def _validation_error(request: Request, error: Any) -> JSONResponse:
@@ -84,24 +77,23 @@ async def _validation_error(request: Request, error: Any) -> JSONResponse:
     lines = []
     for problem in found[:SHOWN]:
         where, words = problem["loc"], problem["msg"]
-        if where[0] == "query" and problem["type"] == "extra_forbidden":
-            words = unknown_key(UrlOptions, where[1:])
+        if problem["type"] == "extra_forbidden":
+            words = unknown_key(UrlOptions if where[0] == "query" else error.body, where[1:])
         lines.append(f"{_place(where)}: {words}")
     if len(found) > SHOWN:
         lines.append(f"and {len(found) - SHOWN} more")
     param = _place(found[0]["loc"]) if found else None
-    return _answer("; ".join(lines), 422, "invalid_request", param=param)
+    return JSONResponse(error_body("; ".join(lines), 422, "invalid_request", param), 422)
 
 
 async def _http_error(request: Request, error: Any) -> JSONResponse:
     code = CODES.get(error.status_code, "invalid_request" if error.status_code < 500 else "internal_error")
-    headers = dict(error.headers) if error.headers else None
-    return _answer(str(error.detail), error.status_code, code, headers=headers)
+    return JSONResponse(error_body(str(error.detail), error.status_code, code), error.status_code, error.headers)
 
 
 async def _fault(request: Request, error: Exception) -> JSONResponse:
     """A fault of the server itself: its text is only logged."""
-    return _answer("a fault of the server; see its log", 500, "internal_error")
+    return JSONResponse(error_body("a fault of the server; see its log", 500, "internal_error"), 500)
 
 
 def _place(where: tuple[int | str, ...]) -> str:

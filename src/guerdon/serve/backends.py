@@ -1,7 +1,15 @@
-"""From the settings of a served model to the function that loads it.
+"""From the settings of a served model to the function that loads it, and checks before the server listens.
 
 A backend is a name of the first reward server (`qwen2_5_vl_vllm`, `PRIMO-R1`), a type of reward model, `text`, or is
 inferred from the contents of `model_path`. Nothing heavy is imported before a model is loaded.
+
+A backend of a user is `--custom-backend module:factory`. The factory gets the settings of the model (`model_path`,
+`tensor_parallel_size`, ...) and returns a reward model, or an object with the method of the first reward server,
+`score_video(task_text, video_path, nframes, max_pixels, backend_kwargs) -> (score, raw_text)`. The latter gets each
+item as an MP4 file that is removed afterwards.
+
+`refuse_early` is quick and part of every start; `refuse_all` imports the modules of the models and looks into their
+folders, for `--dry-run`. A damaged weight or too little memory shows only when a model is loaded.
 
     source = model_source("prm", ServedModelSettings(model_path="runs/prm"))
     model = source.load()
@@ -10,21 +18,31 @@ inferred from the contents of `model_path`. Nothing heavy is imported before a m
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from guerdon.config import validate
 from guerdon.errors import CheckpointError, ConfigError, boundary
+from guerdon.models.adapters import ADAPTERS
+from guerdon.models.explained_score import ExplainedScore, JudgeOptions
+from guerdon.models.load import load_reward_model, options_of
+from guerdon.registry import Registry
+from guerdon.serve.client_wire import failed, video_file
+from guerdon.serve.media import MediaRoot
 from guerdon.settings.base import names_in
-from guerdon.settings.reward_models import MODEL_FORMS, REWARD_MODELS
-from guerdon.settings.serve import ServedModelSettings
+from guerdon.settings.reward_models import MODEL_FORMS, REWARD_MODELS, OwnModelSettings, VLMModelSettings
+from guerdon.settings.serve import ServedModelSettings, ServeSettings
 from guerdon.settings.vlm import VLM_NAMES
-from guerdon.types import RewardModel
+from guerdon.types import Episode, Failure, RewardInfo, RewardModel, Score
 
 QWEN, PRIMO, TEXT = "qwen2_5_vl_vllm", "PRIMO-R1", "text"
 ALIASES = {"primo_r1_vllm": PRIMO}
@@ -39,12 +57,12 @@ ENGINES: dict[str, dict[str, Any]] = {
 WRITING_KNOBS, ENGINE_KNOBS = ("temperature", "top_p", "max_tokens"), tuple(ENGINES[QWEN])
 QWEN_PATH = "Qwen/Qwen2.5-VL-7B-Instruct"
 IMAGE_KINDS = ("resnet", "progress")
-OPTIONS = {  # of functions whose modules import torch, so that a wrong one is refused before that
-    TEXT: ("adapter", "micro_batch_size"),
-    "learning": ("data_path", "device", "bf16", "steps", "frames_per_episode", "learning_rate", "weight_decay",
-                 "batch_size", "replay_size", "replay_ratio", "augment", "seed"),
-}  # fmt: skip
+LEARNING = ("data_path", "device", "bf16", "steps", "frames_per_episode", "learning_rate", "weight_decay", "batch_size",
+            "replay_size", "replay_ratio", "augment", "seed")  # fmt: skip
+"""Options of `load_online_image_model`, whose module imports torch, so that a wrong one is refused before that."""
 
+FRAMES, PIXELS, FPS = 16, 200_704, 4  # defaults of the first reward server, for `score_video`
+_FACTORIES = Registry("custom_backend", group="", builtins={})
 _IMPORTING = threading.Lock()  # the lazy imports of transformers are not thread-safe
 
 
@@ -65,21 +83,6 @@ class ModelSource:
     update_dir: Path | None = None
     keep_updates: int = 2
     lanes: int = 1
-
-
-@dataclass(frozen=True)
-class LoadCall:
-    """The call that builds a model.
-
-    Attributes:
-        kind: the backend, or the type found at `model_path`.
-        function: loads the model.
-        arguments: of the function.
-    """
-
-    kind: str
-    function: Callable[..., RewardModel]
-    arguments: dict[str, Any]
 
 
 def backend_name(given: str | None) -> str | None:
@@ -156,13 +159,16 @@ def build_model(name: str, settings: ServedModelSettings) -> RewardModel:
         GuerdonError: it cannot be loaded.
     """
     if settings.custom_backend is not None:
-        from guerdon.serve.custom import load_custom
-
         return load_custom(name, settings)
     with _IMPORTING:
-        call = load_call(name, settings)
+        kind = backend_name(settings.backend) or _kind_at(settings.model_path or "")
+        options = loader_options(name, kind, settings)
         with boundary(ConfigError, f"models.{name} cannot be loaded"):
-            return call.function(**call.arguments)
+            if settings.update_dir is not None and plain_name(kind) in IMAGE_KINDS:
+                from guerdon.models.online import load_online_image_model
+
+                return load_online_image_model(settings.model_path, kind=plain_name(kind), **options)
+            return load_reward_model(kind, settings.model_path, **options)
 
 
 def _replicas(name: str, settings: ServedModelSettings) -> RewardModel:
@@ -174,69 +180,41 @@ def _replicas(name: str, settings: ServedModelSettings) -> RewardModel:
     return Replicas(name, partial(build_model, name, settings), count=count, threads=threads)
 
 
-def load_call(name: str, settings: ServedModelSettings) -> LoadCall:
-    """How a model without a custom backend is loaded; imports its module, and looks into its folder.
+def loader_options(name: str, kind: str | None, settings: ServedModelSettings) -> dict[str, Any]:
+    """The options of the loader of a model, checked without importing its module.
 
     Args:
         name: of the model.
+        kind: a backend; None: only the folder of the model has it, so the options of every kind that a folder can have
+            are known, and their values are not checked.
         settings: of the model.
 
     Raises:
-        ConfigError: there is no such folder, or an unknown option.
-        CheckpointError: the folder cannot be read.
+        ConfigError: an unknown option, which the message names with the nearest known one; or a wrong value.
     """
-    kind = backend_name(settings.backend) or _kind_at(settings.model_path or "")
-    options = dict(settings.options)
-    function: Callable[..., RewardModel]
-    given: dict[str, Any]
-    if kind == TEXT:
-        from guerdon.models.text_load import load_text_model
-
-        function, given = load_text_model, {"path": settings.model_path or ""}
-    elif settings.update_dir is not None and plain_name(kind) in IMAGE_KINDS:
-        from guerdon.models.online import load_online_image_model
-
-        function, given = load_online_image_model, {"checkpoint_path": settings.model_path, "kind": plain_name(kind)}
-    else:
-        from guerdon.models.load import load_reward_model
-
-        function, given = load_reward_model, {"model_type": kind, "checkpoint_path": settings.model_path}
-        if kind in VLM_NAMES:
-            given["vlm"] = vlm_options(name, kind, settings)
-            options.pop("vlm", None)
-        elif REWARD_MODELS.is_own(kind):
-            given["params"], options = options, {}
-    refuse_options(name, options, known_options(kind, learns=settings.update_dir is not None))
-    return LoadCall(kind, function, given | options)
-
-
-def known_options(kind: str, *, learns: bool) -> list[str]:
-    """Names of the options of a type of model, without importing its module.
-
-    Args:
-        kind: a backend.
-        learns: it is served with an `update_dir`.
-    """
-    if kind == TEXT:
-        return list(OPTIONS[TEXT])
-    if learns and plain_name(kind) in IMAGE_KINDS:
-        return list(OPTIONS["learning"])
-    from guerdon.models.load import options_of
-
-    return options_of(kind)
-
-
-def refuse_options(name: str, options: Iterable[str], known: Sequence[str]) -> None:
-    """Refuse unknown options of a model.
-
-    Raises:
-        ConfigError: names the first, and the nearest known one.
-    """
-    unknown = sorted(set(options) - set(known))
-    if unknown:
+    kinds = (TEXT, *IMAGE_KINDS, "qwen_vl") if kind is None else (plain_name(kind),)
+    learning = set() if settings.update_dir is None else set(IMAGE_KINDS)
+    own = kind is not None and REWARD_MODELS.is_own(kind)
+    options: dict[str, Any] = {"params": settings.options} if own else dict(settings.options)
+    known = dict.fromkeys(option for one in kinds for option in (LEARNING if one in learning else options_of(one)))
+    if unknown := sorted(options.keys() - known):
         near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.6)
         hint = f"did you mean {near[0]}? " if near else ""
         raise ConfigError(f"models.{name}.options has no {unknown[0]}; {hint}there are {', '.join(known)}")
+    if TEXT in kinds and options.get("adapter", "auto") not in ("auto", "guerdon", *ADAPTERS):
+        raise ConfigError(f"unknown adapter {options['adapter']!r}: choose one of {', '.join(ADAPTERS)}")
+    if kind in VLM_NAMES:
+        options["vlm"] = vlm = vlm_options(name, kind, settings)
+        if settings.model_path is None and vlm.get("path") is None and vlm.get("backend") != "openai":
+            raise ConfigError(f"models.{name}: backend {kind} needs model_path (or options.vlm.path)")
+    if kind is not None and kinds[0] not in learning:
+        path = {} if settings.model_path is None else {"checkpoint_path": settings.model_path}
+        given = {key: value for key, value in options.items() if key != "device"}
+        form = MODEL_FORMS.get(kind, OwnModelSettings)
+        checked = validate(form, {"model_type": kind, **path, **given}, source=f"models.{name}.options")
+        if isinstance(checked, VLMModelSettings) and checked.vlm is not None and checked.vlm.path is not None:
+            refuse_missing(checked.vlm.path)
+    return options
 
 
 def vlm_options(name: str, kind: str, settings: ServedModelSettings) -> dict[str, Any]:
@@ -291,3 +269,120 @@ def _kind_at(path: str) -> str:
     with boundary(CheckpointError, f"{folder / CONFIG} cannot be read"):
         kind = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("type")
     return kind if kind in IMAGE_KINDS else TEXT
+
+
+def refuse_early(settings: ServeSettings) -> None:
+    """Refuse unknown backends, settings that would do nothing, missing folders.
+
+    Raises:
+        ConfigError: one of these.
+    """
+    for name, model in settings.models.items():
+        model_source(name, model)
+        if model.custom_backend is None:
+            loader_options(name, backend_name(model.backend), model)
+            if model.model_path is not None:
+                images = plain_name(model.backend or "") in IMAGE_KINDS  # never a hub id
+                refuse_missing(str(Path(model.model_path).absolute()) if images else model.model_path)
+    if settings.media.root is not None:
+        MediaRoot(settings.media.root)
+
+
+def refuse_all(settings: ServeSettings) -> None:
+    """Refuse everything that a start would refuse before it reads weights.
+
+    Raises:
+        ConfigError: as `refuse_early`; or an unknown option, or a factory that cannot be imported.
+        CheckpointError: there is no model in a folder.
+        MissingDependencyError: a package that a model needs is not installed.
+    """
+    refuse_early(settings)
+    for name, model in settings.models.items():
+        if model.custom_backend is not None:
+            factory(model.custom_backend)
+            continue
+        path = model.model_path or ""
+        kind = backend_name(model.backend) or _kind_at(path)
+        options = loader_options(name, kind, model)
+        if kind == TEXT:
+            from guerdon.models.text_load import check_text_model
+
+            check_text_model(path, adapter=options.get("adapter", "auto"))
+        elif plain_name(kind) in IMAGE_KINDS:
+            from guerdon.models.image import load_config
+
+            load_config(path, type=plain_name(kind))
+
+
+def load_custom(name: str, settings: ServedModelSettings) -> RewardModel:
+    """The model that the factory returns.
+
+    Raises:
+        ConfigError: there is no such factory, it raised, or it returned something else.
+    """
+    spec = settings.custom_backend
+    assert spec is not None
+    build = factory(spec)
+    with boundary(ConfigError, f"custom_backend {spec} raised"):
+        built = build(settings)
+    if isinstance(built, RewardModel):
+        return built
+    if hasattr(built, "score_video"):
+        return VideoScorer(name, built)
+    raise ConfigError(f"custom_backend {spec} returned a {type(built).__name__}: it has neither score nor score_video")
+
+
+class VideoScorer:
+    """An object with `score_video` as a reward model of whole videos.
+
+    Args:
+        name: of the model.
+        scorer: the object, with `score_video(task_text, video_path, nframes, max_pixels, backend_kwargs)`, which
+            returns a score between 0 and 1, alone or with the text of the model.
+    """
+
+    def __init__(self, name: str, scorer: Any) -> None:
+        self._scorer = scorer
+        self.info = RewardInfo(name=name, range=(0.0, 1.0), granularity="total", frames_needed=FRAMES)
+
+    def score(self, episodes: Sequence[Episode]) -> list[Score]:
+        """One Score per episode."""
+        return [explained.score for explained in self.judge(episodes, JudgeOptions())]
+
+    def judge(self, episodes: Sequence[Episode], options: JudgeOptions) -> list[ExplainedScore]:
+        """One explained score per episode; a score outside [0, 1] is a `Failure("out_of_range")`."""
+        return [self._judge(episode, options) for episode in episodes]
+
+    def _judge(self, episode: Episode, options: JudgeOptions) -> ExplainedScore:
+        if episode.frames is None or not len(episode.frames):
+            return failed(Failure("no_frames", "the item has no frames"))
+        chosen = {"score_mode": options.score_mode, "prompt": options.prompt}
+        chosen = {key: value for key, value in chosen.items() if value is not None}
+        nframes = min(options.nframes or FRAMES, len(episode.frames))
+        with video_file(episode.frames, None, FPS, keep=False) as path:
+            answer = self._scorer.score_video(episode.task, str(path), nframes, options.max_pixels or PIXELS, chosen)
+        value, text = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, "")
+        try:
+            if isinstance(value, str | bytes | bool):
+                raise TypeError
+            total = float(value)
+        except (TypeError, ValueError):
+            got = f"{value!r:.80} in a {type(answer).__name__}"
+            return failed(Failure("bad_answer", f"score_video must return a number, or (number, text); got {got}"))
+        if not np.isfinite(total):
+            return failed(Failure("non_finite", "the backend's score is not finite"), str(text))
+        if not 0.0 <= total <= 1.0:
+            return failed(Failure("out_of_range", f"{total:g} is not within 0 and 1"), str(text))
+        return ExplainedScore(Score(total=total), str(text))
+
+
+def factory(spec: str) -> Callable[[ServedModelSettings], Any]:
+    """The function `module:factory`, imported and not called.
+
+    Raises:
+        ConfigError: there is none, or it takes no argument.
+    """
+    found = _FACTORIES.factory(spec)
+    if not inspect.signature(found).parameters:
+        raise ConfigError(f"custom_backend {spec} must take the model's settings as its argument")
+    return found

@@ -19,45 +19,33 @@ def serve(
         list[str] | None, typer.Argument(help="A YAML file of the server, dotted overrides, or both.", metavar="FILE")
     ] = None,
     backend: Annotated[
-        str | None, typer.Option("--backend", help="What to serve: qwen2_5_vl_vllm, PRIMO-R1, resnet, text, ...")
+        str | None, typer.Option(help="What to serve: qwen2_5_vl_vllm, PRIMO-R1, resnet, text, ...")
     ] = None,
-    model_path: Annotated[str | None, typer.Option("--model-path", help="Its checkpoint, or a hub id.")] = None,
+    model_path: Annotated[str | None, typer.Option(help="Its checkpoint, or a hub id.")] = None,
     model: Annotated[
-        list[str] | None, typer.Option("--model", help="A model: name=path or name=backend:path (repeatable).")
+        list[str] | None, typer.Option(help="A model: name=path or name=backend:path (repeatable).")
     ] = None,
     custom_backend: Annotated[
         str | None,
         typer.Option("--custom-backend", "--custom-backend-factory", help="Your own backend, as module:factory."),
     ] = None,
-    default: Annotated[str | None, typer.Option("--default", help="Model of requests that name none.")] = None,
-    host: Annotated[str | None, typer.Option("--host", help="Address; default 127.0.0.1.")] = None,
-    port: Annotated[int | None, typer.Option("--port", help="Port; default 18080, 0: any free one.")] = None,
-    token: Annotated[
-        str | None, typer.Option("--token", envvar="GUERDON_TOKEN", help="Secret that requests must send.")
-    ] = None,
+    default: Annotated[str | None, typer.Option(help="Model of requests that name none.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address; default 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; default 18080, 0: any free one.")] = None,
+    token: Annotated[str | None, typer.Option(envvar="GUERDON_TOKEN", help="Secret that requests must send.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow other machines without a token.")] = False,
-    media_root: Annotated[str | None, typer.Option("--media-root", help="Folder of files for video_path.")] = None,
-    gpu_ids: Annotated[str | None, typer.Option("--gpu-ids", help="GPUs to use, such as 0,1.")] = None,
-    tensor_parallel_size: Annotated[
-        int | None, typer.Option("--tensor-parallel-size", help="GPUs that share a vLLM model.")
-    ] = None,
-    primo_tensor_parallel_size: Annotated[
-        int | None, typer.Option("--primo-tensor-parallel-size", help="The same, for PRIMO-R1.")
-    ] = None,
-    max_model_len: Annotated[int | None, typer.Option("--max-model-len", help="Context length of vLLM.")] = None,
-    gpu_memory_utilization: Annotated[
-        float | None, typer.Option("--gpu-memory-utilization", help="Share of a GPU's memory for vLLM.")
-    ] = None,
-    temperature: Annotated[float | None, typer.Option("--temperature", help="Sampling temperature.")] = None,
-    top_p: Annotated[float | None, typer.Option("--top-p", help="Nucleus sampling.")] = None,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="Longest answer, in tokens.")] = None,
-    processes: Annotated[
-        int | None, typer.Option("--processes", help="Copies of the model, each in its own process.")
-    ] = None,
-    threads: Annotated[int | None, typer.Option("--threads", help="CPU threads of the model.")] = None,
-    update_dir: Annotated[
-        str | None, typer.Option("--update-dir", help="Enable updates of the model; folder of its states.")
-    ] = None,
+    media_root: Annotated[str | None, typer.Option(help="Folder of files for video_path.")] = None,
+    gpu_ids: Annotated[str | None, typer.Option(help="GPUs to use, such as 0,1.")] = None,
+    tensor_parallel_size: Annotated[int | None, typer.Option(help="GPUs that share a vLLM model.")] = None,
+    primo_tensor_parallel_size: Annotated[int | None, typer.Option(help="The same, for PRIMO-R1.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Context length of vLLM.")] = None,
+    gpu_memory_utilization: Annotated[float | None, typer.Option(help="Share of a GPU's memory for vLLM.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer, in tokens.")] = None,
+    processes: Annotated[int | None, typer.Option(help="Copies of the model, each in its own process.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of the model.")] = None,
+    update_dir: Annotated[str | None, typer.Option(help="Enable updates of the model; folder of its states.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the settings and print them in full; serve nothing.")
     ] = False,
@@ -73,7 +61,7 @@ def serve(
     settings = serve_settings(Path(files[0]) if files else None, overrides, flags)
     if dry_run:
         from guerdon.config import to_yaml
-        from guerdon.serve.preflight import refuse_all
+        from guerdon.serve.backends import refuse_all
 
         refuse_all(settings)
         sys.stdout.write(to_yaml(settings.model_copy(update={"token": "*" * 8}) if settings.token else settings))

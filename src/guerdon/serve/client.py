@@ -1,4 +1,4 @@
-"""Clients of a reward server: `RewardClient`, and `AsyncRewardClient` for programs with an event loop.
+"""Clients of a reward server: `RewardClient`, `AsyncRewardClient` for programs with an event loop, `RemoteRewardModel`.
 
 An episode goes in, an explained score that passed every check comes out, or a `Failure` with the reason; in order, each
 exactly once, whatever the network does. No score is made up: true success replaces a missing score only with
@@ -9,13 +9,18 @@ is.
     with RewardClient("http://127.0.0.1:18080/v1/rewards") as client:
         client.rewards(prompts=["3+5=?"], completions=["3+5=8"])                  # [0.97], or [None] if it failed
         client.score_videos(["open the drawer"], [frames_T_H_W_3])[0].value       # 0.8, or None
+
+A `RemoteRewardModel` has the interface of a local reward model. All episodes of a call are sent together. For models
+that score single frames, long episodes are sent in pieces whose values are joined again.
+
+    model = load_remote(RemoteSettings(endpoint="http://127.0.0.1:18080/v1/rewards", backend="resnet"))
+    model.score([episode])[0].steps                                               # as the model gives them there
 """
 
 from __future__ import annotations
 
 import asyncio
 import difflib
-import json
 import os
 import random
 import threading
@@ -27,23 +32,26 @@ from functools import partial, wraps
 from typing import Any, Concatenate, Never, ParamSpec, TypeVar
 
 import httpx2
+import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.errors import ConfigError, DataError, RewardRequestError
-from guerdon.models.explained_score import ExplainedScore, JudgeOptions
+from guerdon.models.explained_score import ExplainedScore, JudgeOptions, joined_status
 from guerdon.models.vlm_frames import to_rgb_uint8
-from guerdon.retry import OPEN_PER_SLOT, Attempt, Clock, Deadline, Retry, is_transient, retry_after, retry_async
-from guerdon.serve.client_wire import (
-    FORMATS,
-    Body,
-    RewardsFormat,
-    ServerReply,
-    UpdateOrder,
-    failed,
-    server_failure,
-    text_episodes,
-    value_of,
+from guerdon.retry import (
+    LOOPBACK,
+    OPEN_PER_SLOT,
+    Attempt,
+    Clock,
+    HttpFailure,
+    Retry,
+    error_message,
+    is_transient,
+    read_reply,
+    retry_after,
+    retry_async,
 )
+from guerdon.serve import client_wire as wire
 from guerdon.serve.update_store import UpdateId, UpdateResult
 from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.remote import RemoteSettings
@@ -52,8 +60,7 @@ from guerdon.types import Episode, Failure, RewardInfo, Score
 FIRST_TRIES = 3  # of `info`: a server that was not started is reported within seconds
 MOST_BYTES = 64_000_000  # of a reply
 MOST_CHARACTERS = 600  # of the message of an error reply: enough for the names of many models
-MODEL_NOT_FOUND = "model_not_found"  # the server's code for an unknown model
-_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+ROWS = 64  # frames of one item, for models that score each
 _REASONS = {401: "unauthorized", 403: "unauthorized", 404: "not_found", 408: "timeout", 413: "too_large"}
 _OVERLOADED = {429, 503}
 P = ParamSpec("P")
@@ -67,7 +74,7 @@ class VideoScore:
     Attributes:
         value: the score; None: there is none.
         failure: why there is no score.
-        fallback: the value is true success in place of a score that failed.
+        fallback: the value is true success in place of a score that wire.failed.
         text: text that the model generated.
     """
 
@@ -115,7 +122,7 @@ class AsyncRewardClient:
         self._clock, self._rng = clock or Clock(), rng or random.Random()
         self._transport, self._new_id = transport, new_id
         self._counts: Counter[str] = Counter()
-        self._format = FORMATS[self.settings.form](self.settings)
+        self._format = wire.FORMATS[self.settings.form](self.settings)
         self._info: RewardInfo | None = None
         self._client_id, self._updates = client_id or uuid.uuid4().hex, 0
         self._http: httpx2.AsyncClient | None = None
@@ -135,7 +142,7 @@ class AsyncRewardClient:
         """
         found = await self._description(tries=FIRST_TRIES)
         if isinstance(found, Failure):
-            raise ConfigError(_no_description(ServerReply(failure=found), self.settings))
+            raise ConfigError(wire.no_description(wire.ServerReply(failure=found), self.settings))
         return found
 
     async def judge(self, episodes: Sequence[Episode], options: JudgeOptions | None = None) -> list[ExplainedScore]:
@@ -149,7 +156,7 @@ class AsyncRewardClient:
             return []
         info = await self._description()
         if isinstance(info, Failure):
-            found = [failed(info) for _ in episodes]
+            found = [wire.failed(info) for _ in episodes]
         else:
             found = await self._judge(episodes, info, options)
         failures = [one.score.failure for one in found if one.score.failure is not None]
@@ -173,7 +180,7 @@ class AsyncRewardClient:
         separator: str | None = None,
         aggregation: Aggregation | None = None,
     ) -> list[float | None]:
-        """One number per completion, None if it failed; for trainers of language models.
+        """One number per completion, None if it wire.failed; for trainers of language models.
 
         Args:
             prompts: text, or chat messages.
@@ -185,8 +192,8 @@ class AsyncRewardClient:
             DataError: not as many prompts as completions.
             RewardRequestError: as `judge`.
         """
-        found = await self.judge(text_episodes(prompts, completions, separator))
-        return [value_of(one.score, aggregation) for one in found]
+        found = await self.judge(wire.text_episodes(prompts, completions, separator))
+        return [wire.value_of(one.score, aggregation) for one in found]
 
     async def update(
         self,
@@ -194,7 +201,7 @@ class AsyncRewardClient:
         completions: Sequence[Any],
         outcomes: Sequence[bool],
         *,
-        when: UpdateOrder = "after",
+        when: wire.UpdateOrder = "after",
         separator: str | None = None,
         number: int | None = None,
     ) -> UpdateResult:
@@ -213,8 +220,8 @@ class AsyncRewardClient:
             RewardRequestError: the server did not learn, or did not answer.
             ConfigError: the endpoint cannot learn.
         """
-        episodes = text_episodes(prompts, completions, separator, outcomes)
-        if not isinstance(self._format, RewardsFormat):
+        episodes = wire.text_episodes(prompts, completions, separator, outcomes)
+        if not isinstance(self._format, wire.RewardsFormat):
             raise ConfigError("an endpoint /score cannot learn; end it with /v1/rewards")
         if number is None:
             number = self._updates + (when != "none")
@@ -265,7 +272,7 @@ class AsyncRewardClient:
         if scores and self.settings.fail_on_request_error:
             raise RewardRequestError(f"frames that cannot be sent: {next(iter(scores.values())).failure}")
         for n, one in zip(episodes, await self.judge(list(episodes.values())), strict=True):
-            scores[n] = VideoScore(value_of(one.score), one.score.failure, text=one.text)
+            scores[n] = VideoScore(wire.value_of(one.score), one.score.failure, text=one.text)
         if native:
             for n, found in scores.items():
                 success = truths[n]
@@ -293,13 +300,13 @@ class AsyncRewardClient:
             ConfigError: no later try would help: a wrong token, model, address or setting.
         """
         if self._info is None:
-            reply = await self._sender(tries)(self._format.describe_path, None)
+            reply = await self._sender(tries)(self._format.describe_path)
             if reply.transient and reply.failure is not None:
                 return reply.failure
             found = self._format.info(reply.value) if reply.failure is None else reply.failure
             if isinstance(found, Failure):
-                raise ConfigError(_no_description(replace(reply, failure=found), self.settings))
-            _refuse_idle(self.settings, found)
+                raise ConfigError(wire.no_description(replace(reply, failure=found), self.settings))
+            wire.refuse_idle(self.settings, found)
             self._info = found
         return self._info
 
@@ -319,7 +326,7 @@ class AsyncRewardClient:
         assert len(found) == len(episodes)
         return found
 
-    def _sender(self, tries: int | None = None) -> Callable[[str, Body | None], Coroutine[Any, Any, ServerReply]]:
+    def _sender(self, tries: int | None = None) -> Callable[..., Coroutine[Any, Any, wire.ServerReply]]:
         """Sends requests with one deadline, from now on.
 
         Args:
@@ -327,35 +334,29 @@ class AsyncRewardClient:
         """
         return partial(
             self._send,
-            deadline=Deadline.after(self.settings.timeout, self._clock),
+            until=self._clock.now() + self.settings.timeout,
             retry=Retry(min(tries or self.settings.tries, self.settings.tries)),
         )
 
-    async def _send(self, path: str, body: Body | None, *, deadline: Deadline, retry: Retry) -> ServerReply:
+    async def _send(self, path: str, *, until: float, retry: Retry, **body: Any) -> wire.ServerReply:
         """The reply to a POST, or to a GET without body, or why there is none."""
         headers = {"X-Request-ID": self._new_id(), "Accept": "application/json"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
-        if body is not None:
-            headers["Content-Type"] = body.media_type
+        if "content" in body:
+            headers["Content-Type"] = "application/json"
         self._counts["requests"] += 1
-        request = partial(
-            self._client().stream,
-            "GET" if body is None else "POST",
-            path,
-            content=None if body is None else body.content,
-            headers=headers,
-        )
-        reply = await retry_async(partial(self._try, request, deadline), retry, deadline, self._slots, self._rng, _late)
+        request = partial(self._client().stream, "POST" if body else "GET", path, headers=headers, **body)
+        one_try, slots = partial(self._try, request), self._slots
+        reply = await retry_async(one_try, retry, until, self._clock, slots, self._rng, _late)
         if reply.failure is not None:
             self._counts[reply.failure.reason] += 1
         return reply
 
-    async def _try(self, request: Callable[[], Any], deadline: Deadline) -> Attempt[ServerReply]:
+    async def _try(self, request: Callable[[], Any], seconds: float) -> Attempt[wire.ServerReply]:
         self._counts["tries"] += 1
         try:
-            async with asyncio.timeout(deadline.left), request() as response:
-                return await self._read(response)
+            status, headers, value = await read_reply(request(), seconds, MOST_BYTES)
         except TimeoutError:
             return Attempt(_no("deadline", f"no complete reply within {self.settings.timeout:g} s", transient=True))
         except httpx2.TimeoutException as error:
@@ -364,34 +365,25 @@ class AsyncRewardClient:
             return Attempt(_no("connection", _described(error), transient=True), again=True)
         except (httpx2.DecodingError, httpx2.InvalidURL) as error:
             return Attempt(_no("bad_reply", _described(error)))
-
-    async def _read(self, response: httpx2.Response) -> Attempt[ServerReply]:
-        data = bytearray()
-        async for piece in response.aiter_bytes():
-            data += piece
-            if len(data) > MOST_BYTES:
-                return Attempt(_no("bad_reply", f"longer than {MOST_BYTES} bytes"))
-        status, value = response.status_code, None
-        try:
-            value = json.loads(bytes(data))
-        except (ValueError, RecursionError):
-            if status == 200:
-                return Attempt(_no("bad_reply", f"not JSON: {bytes(data[:80])!r}"))
+        except HttpFailure as error:
+            return Attempt(_no(error.reason, str(error)))
         if status == 200:
-            return Attempt(ServerReply(value))
-        said = f"{status}: {_message(value)}"
+            return Attempt(wire.ServerReply(value))
+        said = f"{status}: {error_message(value, MOST_CHARACTERS)}"
         if is_transient(status):
             reason = "overloaded" if status in _OVERLOADED else _REASONS.get(status, "server_error")
-            asked = retry_after(response.headers, self._clock)
+            asked = retry_after(headers, self._clock)
             return Attempt(_no(reason, said, transient=True), again=True, retry_after=asked)
         error = value.get("error") if isinstance(value, Mapping) else None
         fields = error if isinstance(error, Mapping) else {}
         if fields.get("code") == "failed_measurement":  # the item's own failure, as "reason: detail"
             reason, _, detail = str(fields.get("message")).partition(":")
-            failure = server_failure(reason, detail.strip()[:200])
-            return Attempt(ServerReply(failure=failure if failure.reason == reason else replace(failure, detail=said)))
+            failure = wire.server_failure(reason, detail.strip()[:200])
+            return Attempt(
+                wire.ServerReply(failure=failure if failure.reason == reason else replace(failure, detail=said))
+            )
         param, code = (one if isinstance(one := fields.get(key), str) else None for key in ("param", "code"))
-        return Attempt(ServerReply(None, Failure(_REASONS.get(status, "rejected"), said), param, code))
+        return Attempt(wire.ServerReply(None, Failure(_REASONS.get(status, "rejected"), said), param, code))
 
     def _client(self) -> httpx2.AsyncClient:
         loop = asyncio.get_running_loop()
@@ -404,7 +396,7 @@ class AsyncRewardClient:
                 timeout=httpx2.Timeout(s.read_timeout, connect=s.connect_timeout, pool=None),
                 limits=httpx2.Limits(max_connections=s.concurrency, max_keepalive_connections=s.concurrency),
                 transport=self._transport,
-                trust_env=httpx2.URL(s.base).host not in _LOOPBACK,  # no proxy for this machine
+                trust_env=httpx2.URL(s.base).host not in LOOPBACK,
             )
         return self._http
 
@@ -491,6 +483,86 @@ class RewardClient:
             raise
 
 
+class RemoteRewardModel:
+    """A RewardModel and a Judge.
+
+    Args:
+        client: of the server.
+
+    Attributes:
+        info: the declaration of the model on the server, requested once.
+
+    Raises:
+        ConfigError: the server cannot be reached, refuses the token, or has no such model.
+    """
+
+    def __init__(self, client: RewardClient) -> None:
+        self.client = client
+        self.info = client.info()
+
+    def score(self, episodes: Sequence[Episode]) -> list[Score]:
+        """One Score per episode, in order.
+
+        Raises:
+            RewardRequestError: one is missing, and `fail_on_request_error` is set.
+        """
+        return [judged.score for judged in self.judge(episodes, JudgeOptions())]
+
+    def judge(self, episodes: Sequence[Episode], options: JudgeOptions) -> list[ExplainedScore]:
+        """One explained score per episode, in order.
+
+        Raises:
+            RewardRequestError: one is missing, and `fail_on_request_error` is set.
+        """
+        pieces = [self._pieces(episode) for episode in episodes]
+        found = iter(self.client.judge([piece for parts in pieces for piece in parts], options))
+        return [self._joined([next(found) for _ in parts]) for parts in pieces]
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.client.close()
+
+    def _pieces(self, episode: Episode) -> list[Episode]:
+        """The episode as it is sent: neighbouring pieces share the rows that a value needs."""
+        info, step = self.info, ROWS - self._shared
+        whole = info.granularity == "total" or info.modality == "text" or not info.causal
+        if whole or len(episode) <= ROWS or step <= 0:
+            return [episode]
+        return [episode[start : start + ROWS] for start in range(0, len(episode) - self._shared, step)]
+
+    @property
+    def _shared(self) -> int:
+        return max(self.info.frames_needed - 1, 0)
+
+    def _joined(self, pieces: list[ExplainedScore]) -> ExplainedScore:
+        """The explained score of an episode from those of its pieces; one that wire.failed makes it fail."""
+        first = next((piece for piece in pieces if piece.score.failure is not None), pieces[0])
+        if len(pieces) == 1 or first.score.failure is not None:
+            return first
+        steps = [piece.score.steps for piece in pieces if piece.score.steps is not None]
+        rows = np.concatenate([steps[0], *(part[self._shared :] for part in steps[1:])])
+        return replace(
+            pieces[0],
+            score=Score(steps=rows, total=pieces[-1].score.total),
+            tokens=sum(piece.tokens for piece in pieces),
+            truncated=any(piece.truncated for piece in pieces),
+            parse_status=joined_status(piece.parse_status for piece in pieces),
+        )
+
+
+def load_remote(settings: RemoteSettings | None = None, **client: Any) -> RemoteRewardModel:
+    """Connect to a reward server.
+
+    Args:
+        settings: address and limits.
+        **client: further arguments of `RewardClient`.
+
+    Raises:
+        ConfigError: it cannot be reached, refuses the token, or has no such model.
+    """
+    return RemoteRewardModel(RewardClient(settings or RemoteSettings(), **client))
+
+
 def _refuse_unknown(names: Iterable[str]) -> None:
     """Refuse unknown arguments, with a suggestion and without their values, which may be secrets."""
     own, settings = ("token", "clock", "rng", "transport", "new_id", "client_id"), tuple(RemoteSettings.model_fields)
@@ -503,42 +575,11 @@ def _refuse_unknown(names: Iterable[str]) -> None:
         raise ConfigError(f"the reward client has no argument {name!r}{hint}")
 
 
-def _refuse_idle(settings: RemoteSettings, info: RewardInfo) -> None:
-    """Refuse settings that would do nothing for this model, or cannot work with it."""
-    idle = {"nframes"} if info.granularity == "step" else set()
-    idle |= {"nframes", "max_pixels", "upload"} if info.modality == "text" else set()
-    fields = type(settings).model_fields
-    given = sorted(key for key in idle if getattr(settings, key) != fields[key].default)
-    if given:
-        what = "text" if info.modality == "text" else "every frame"
-        raise ConfigError(f"{given[0]} would do nothing with the model {info.name!r}, which scores {what}; remove it")
-    if info.granularity == "step" and settings.upload in ("mp4", "path"):
-        raise ConfigError(
-            f"the model {info.name!r} scores every frame, and a video does not keep them all: upload npy or jpeg"
-        )
+def _no(reason: str, detail: str, *, transient: bool = False) -> wire.ServerReply:
+    return wire.ServerReply(failure=Failure(reason, detail), transient=transient)
 
 
-def _no_description(reply: ServerReply, settings: RemoteSettings) -> str:
-    """Message for a server that does not describe its model."""
-    failure, base = reply.failure, settings.base
-    assert failure is not None
-    if reply.code == MODEL_NOT_FOUND:  # the message has the names of its models
-        words = failure.detail.removeprefix("404: ")
-        return f"the reward server at {base}: {words}; set backend (?model= behind an address) to one of them"
-    advice = {
-        "unauthorized": f"put its token into {settings.token_env}",
-        "not_found": "it speaks another protocol: end the endpoint with /v1/rewards (guerdon serve) or /score",
-        "overloaded": "it is loading its model, or busy: try again when its /ready says 200",
-    }
-    what = advice.get(failure.reason, "start it with `guerdon serve`, or correct endpoint")
-    return f"the reward server at {base} does not answer ({failure}); {what}"
-
-
-def _no(reason: str, detail: str, *, transient: bool = False) -> ServerReply:
-    return ServerReply(failure=Failure(reason, detail), transient=transient)
-
-
-def _late(reply: ServerReply | None, note: str) -> ServerReply:
+def _late(reply: wire.ServerReply | None, note: str) -> wire.ServerReply:
     """The reply of a request without time left."""
     if reply is None:
         return _no("deadline", note.removeprefix("; "), transient=True)
@@ -549,11 +590,3 @@ def _late(reply: ServerReply | None, note: str) -> ServerReply:
 def _described(error: Exception) -> str:
     said = " ".join(str(error).split())[:200]
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
-
-
-def _message(value: Any) -> str:
-    """The message of an error reply, in one line."""
-    if isinstance(value, Mapping):
-        error = value.get("error", value.get("detail", value))
-        value = error.get("message", error) if isinstance(error, Mapping) else error
-    return " ".join(str(value if value is not None else "no reason given").split())[:MOST_CHARACTERS]

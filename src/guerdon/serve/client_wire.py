@@ -26,10 +26,9 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
-import httpx2
 import numpy as np
 
-from guerdon.errors import DataError, boundary
+from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.evaluate.scores import solution_value
 from guerdon.models.explained_score import PARSE_STATUSES, ExplainedScore, JudgeOptions, ParseStatus
 from guerdon.models.vlm_frames import sample_frames
@@ -41,6 +40,7 @@ from guerdon.types import ByteArray, Episode, Failure, RewardInfo, Score
 
 UpdateOrder = Literal["none", "before", "after"]
 MOST_BYTES = 16_000_000  # of frames in one request, before base64
+MODEL_NOT_FOUND = "model_not_found"  # the server's code for an unknown model
 NO_TOTAL = "no_total"  # the server's reason for an item that has values of steps only
 SLACK = 1e-6  # of a range, for numbers that were float32
 JPEG_QUALITY = 95
@@ -54,16 +54,8 @@ _WORD = re.compile(r"[a-z0-9_]{1,64}\Z")
 
 
 @dataclass(frozen=True)
-class Body:
-    """Body of a request."""
-
-    content: bytes
-    media_type: str
-
-
-@dataclass(frozen=True)
 class ServerReply:
-    """ServerReply of a server, or why there is none.
+    """The reply of a server, or why there is none.
 
     Attributes:
         value: the JSON of a reply with status 200.
@@ -80,8 +72,8 @@ class ServerReply:
     transient: bool = False
 
 
-Send = Callable[[str, Body], Awaitable[ServerReply]]
-"""Posts a body to a path, with retries and the deadline of the call."""
+Send = Callable[..., Awaitable[ServerReply]]
+"""Posts to a path, with retries and the deadline of the call; a body is `content` in JSON, or `data` and `files`."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +132,7 @@ class RewardsFormat:
             while items:
                 places = list(items)
                 body = {**head, "items": [{**items[p], "id": str(p)} for p in places]}
-                reply = await send("/v1/rewards", _json(body))
+                reply = await send("/v1/rewards", content=_json(body))
                 named = _NAMED.match(reply.param or "")
                 if reply.failure is not None and named and int(named[1]) < len(places) and len(places) > 1:
                     wrong = places[int(named[1])]
@@ -167,7 +159,7 @@ class RewardsFormat:
             outcome = None if episode.outcome is None else bool(episode.outcome)
             items.append({**item, "id": str(place), "outcome": outcome})
         once = {} if when == "none" else asdict(update)
-        reply = await send("/v1/update", _json({**self._model(), **once, "update": when, "items": items}))
+        reply = await send("/v1/update", content=_json({**self._model(), **once, "update": when, "items": items}))
         if reply.failure is not None:
             return reply.failure
         found = reply.value if isinstance(reply.value, Mapping) else {}
@@ -186,13 +178,16 @@ class RewardsFormat:
         return {} if self.settings.backend is None else {"model": self.settings.backend}
 
     def _item(self, episode: Episode, info: RewardInfo, files: ExitStack) -> dict[str, Any] | Failure:
-        if episode.texts is not None:
+        """The input of the model in an episode: never the outcome, nor rewards of the environment."""
+        if episode.texts is not None and (info.modality == "text" or episode.frames is None):
             if not all(episode.texts):
                 return Failure("empty_text", "a step or response without text cannot be scored")
             return {"prompt": episode.task, "steps": list(episode.texts)}
-        if episode.frames is None:
-            return Failure("no_frames", "the episode has neither frames nor text to send")
-        media = _media(episode.frames, self.settings, files, whole=info.granularity == "total")
+        frames = _frames(episode, info)
+        if frames is None or not len(frames):
+            held = ", ".join(episode.columns())
+            return Failure("no_frames", f"the episode has neither frames nor text to send, only {held}")
+        media = _media(frames, self.settings, files, whole=info.granularity == "total")
         if isinstance(media, Failure):
             return media
         if isinstance(media, str):
@@ -224,28 +219,26 @@ class ScoreFormat:
     async def ask(
         self, send: Send, episodes: Sequence[Episode], info: RewardInfo, options: JudgeOptions | None
     ) -> list[ExplainedScore]:
-        """One explained score per episode, in order."""
-        return [await self._one(send, episode, info, options) for episode in episodes]
-
-    async def _one(
-        self, send: Send, episode: Episode, info: RewardInfo, options: JudgeOptions | None
-    ) -> ExplainedScore:
-        s = self.settings
+        """The explained score of one episode."""
+        s, (episode,) = self.settings, episodes
         if episode.frames is None:
-            return failed(Failure("no_frames", "the episode has no frames to send"))
+            return [failed(Failure("no_frames", "the episode has no frames to send"))]
         fields: dict[str, Any] = {"task_text": episode.task, **_options(s, options, whole=True)}
         kwargs: dict[str, Any] = {key: fields.pop(key) for key in ("score_mode", "prompt") if key in fields}
         fields |= {"backend": s.backend} if s.backend is not None else {}
         with ExitStack() as files:
             media = _media(episode.frames, s, files, whole=True)
             if isinstance(media, Failure):
-                return failed(media)
+                return [failed(media)]
             if isinstance(media, str):
-                body = _json(fields | {"video_path": media} | ({"backend_kwargs": kwargs} if kwargs else {}))
+                fields |= {"video_path": media} | ({"backend_kwargs": kwargs} if kwargs else {})
+                reply = await send("/score", content=_json(fields))
             else:
-                body = _form(fields | ({"backend_kwargs": json.dumps(kwargs)} if kwargs else {}), media, s)
-            reply = await send("/score", body)
-        return read_score(reply.value, info) if reply.failure is None else failed(reply.failure)
+                fields |= {"backend_kwargs": json.dumps(kwargs)} if kwargs else {}
+                name, file, media_type = FILES[s.upload]
+                parts = [(name, (file.format(t), blob, media_type)) for t, blob in enumerate(media)]
+                reply = await send("/score", data={key: str(value) for key, value in fields.items()}, files=parts)
+        return [read_score(reply.value, info) if reply.failure is None else failed(reply.failure)]
 
 
 FORMATS: dict[str, type[RewardsFormat] | type[ScoreFormat]] = {"native": RewardsFormat, "score": ScoreFormat}
@@ -263,28 +256,25 @@ def _options(settings: RemoteSettings, options: JudgeOptions | None, *, whole: b
     return chosen
 
 
+def _frames(episode: Episode, info: RewardInfo) -> ByteArray | None:
+    """Frames of an episode; tiny ones for a model that uses none, but has a value for every row."""
+    if info.frames_needed == 0 and info.modality != "text" and len(episode):
+        return np.zeros((len(episode), 8, 8, 3), np.uint8)
+    return episode.frames
+
+
 def _bytes(episode: Episode, info: RewardInfo, settings: RemoteSettings) -> int:
     """Approximate size of an episode in a request."""
-    frames = episode.frames
+    frames = _frames(episode, info)
     if frames is None or not len(frames):
         return sum(map(len, episode.texts or ())) + len(episode.task)
     count = min(len(frames), settings.nframes) if info.granularity == "total" else len(frames)
     return count * int(frames[0].nbytes)
 
 
-def _json(fields: Mapping[str, Any]) -> Body:
+def _json(fields: Mapping[str, Any]) -> bytes:
     """A JSON body; lone surrogates, which UTF-8 does not have, become question marks."""
-    text = json.dumps(fields, allow_nan=False, ensure_ascii=False)
-    return Body(text.encode("utf-8", "replace"), "application/json")
-
-
-def _form(fields: Mapping[str, Any], blobs: Sequence[bytes], settings: RemoteSettings) -> Body:
-    """A form with files."""
-    name, file, media_type = FILES[settings.upload]
-    files = [(name, (file.format(t), blob, media_type)) for t, blob in enumerate(blobs)]
-    texts = {key: str(value) for key, value in fields.items()}
-    request = httpx2.Request("POST", "http://form", data=texts, files=files)
-    return Body(request.read(), request.headers["Content-Type"])
+    return json.dumps(fields, allow_nan=False, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def _media(
@@ -502,3 +492,34 @@ def _shown(value: Any) -> str:
     """The beginning of a foreign value, in one line."""
     text = value if isinstance(value, str) else repr(value)[:300]
     return " ".join(text[:300].split())[:200]
+
+
+def refuse_idle(settings: RemoteSettings, info: RewardInfo) -> None:
+    """Refuse settings that would do nothing for this model, or cannot work with it."""
+    idle = {"nframes"} if info.granularity == "step" else set()
+    idle |= {"nframes", "max_pixels", "upload"} if info.modality == "text" else set()
+    fields = type(settings).model_fields
+    given = sorted(key for key in idle if getattr(settings, key) != fields[key].default)
+    if given:
+        what = "text" if info.modality == "text" else "every frame"
+        raise ConfigError(f"{given[0]} would do nothing with the model {info.name!r}, which scores {what}; remove it")
+    if info.granularity == "step" and settings.upload in ("mp4", "path"):
+        raise ConfigError(
+            f"the model {info.name!r} scores every frame, and a video does not keep them all: upload npy or jpeg"
+        )
+
+
+def no_description(reply: ServerReply, settings: RemoteSettings) -> str:
+    """Message for a server that does not describe its model."""
+    failure, base = reply.failure, settings.base
+    assert failure is not None
+    if reply.code == MODEL_NOT_FOUND:  # the message has the names of its models
+        words = failure.detail.removeprefix("404: ")
+        return f"the reward server at {base}: {words}; set backend (?model= behind an address) to one of them"
+    advice = {
+        "unauthorized": f"put its token into {settings.token_env}",
+        "not_found": "it speaks another protocol: end the endpoint with /v1/rewards (guerdon serve) or /score",
+        "overloaded": "it is loading its model, or busy: try again when its /ready says 200",
+    }
+    what = advice.get(failure.reason, "start it with `guerdon serve`, or correct endpoint")
+    return f"the reward server at {base} does not answer ({failure}); {what}"

@@ -254,8 +254,8 @@ def answer(channel: socket.socket, limits: MediaSettings, request: dict[str, Any
     Args:
         channel: sends a descriptor to read from, and one to write raw (T, H, W, 3) uint8 to.
         limits: of the frames.
-        request: `kind` (`pictures`, `npy`, `mp4`), `sizes` of the pictures, `nframes` of a video, and whether the
-            bytes are `encoded`, base64 text.
+        request: `kind` (`pictures`, or `file` of a type that its first bytes show), `sizes` of the pictures, `nframes`
+            of a video, and whether the bytes are `encoded`, base64 text.
     """
     _, (source, target, *_), _, _ = socket.recv_fds(channel, 1, 2)
     try:
@@ -278,11 +278,15 @@ def _decode(request: dict[str, Any], source: int, limits: MediaSettings) -> Byte
             blobs = [file.read(int(size)) for size in request["sizes"]]
             return decode_pictures([decode_text(blob) for blob in blobs] if request["encoded"] else blobs, limits)
         plain: BinaryIO = io.BytesIO(decode_text(file.read())) if request["encoded"] else file
-        if request["kind"] == "npy":
+        kind = sniff(plain.read(12))
+        plain.seek(0)
+        if kind == "npy":
             return decode_array(plain, limits)
-        if request["kind"] == "mp4":
+        if kind == "mp4":
             return decode_video(plain, nframes=request["nframes"], limits=limits)
-    raise DataError(f"nothing decodes {request['kind']!r}")
+        if kind is not None:
+            return decode_pictures([plain.read()], limits)
+    raise DataError("it is not an MP4, NPY, PNG, JPEG or WebP file")
 
 
 def _lock_down(settings: MediaSettings) -> None:

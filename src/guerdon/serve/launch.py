@@ -17,8 +17,7 @@ from typing import Any
 
 from guerdon.config import Tree, apply_overrides, merge, read_yaml, resolve_refs, validate
 from guerdon.errors import ConfigError, MissingDependencyError
-from guerdon.serve.backends import PRIMO, QWEN, QWEN_PATH, backend_name, known_backends, model_source
-from guerdon.serve.preflight import refuse_early
+from guerdon.serve.backends import PRIMO, QWEN, QWEN_PATH, backend_name, known_backends, model_source, refuse_early
 from guerdon.settings.serve import ServedModelSettings, ServeSettings
 
 SOURCES = ("backend", "model_path", "custom_backend")

@@ -3,6 +3,9 @@
 Uploads are bytes; files are opened only under the folder that the operator gave (`media_root`). URLs are never fetched.
 A process that hangs or dies is replaced, and its request refused.
 
+The path of a file is walked folder by folder from an open descriptor, without following links, so that nothing can be
+replaced between a check and its use. Every refusal is the same error, so that a client learns nothing about the disk.
+
     media = Media(settings.media)
     frames_T_H_W_C = await media.upload(mp4_bytes, nframes=16)
     frames_T_H_W_C = await media.path("libero/episode_0.mp4", nframes=16)
@@ -11,22 +14,23 @@ A process that hangs or dies is replaced, and its request refused.
 from __future__ import annotations
 
 import asyncio
-import binascii
 import os
+import re
+import stat
 import sys
 import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from guerdon.errors import DataError
+from guerdon.errors import ConfigError
 from guerdon.serve.decode import sniff
 from guerdon.serve.errors import Busy, NotReady, ServeError
-from guerdon.serve.paths import MediaRoot
 from guerdon.settings.serve import MediaSettings
 from guerdon.subprocess_worker import (
     PoolClosedError,
@@ -42,6 +46,8 @@ _WAITING = 64  # requests that may wait for a decoder
 _QUIET = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 _BATCH = 4  # items of batches whose frames are decoded at a time, so that other requests have room
 _HELD = 4  # times max_bytes that decoded frames of all requests may take before more are turned away
+_LONGEST = 1024  # bytes of a file's name; below the limit of any file system
+_STRANGE = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
 
 
 class MediaRefused(ServeError):
@@ -58,6 +64,82 @@ class MediaRefused(ServeError):
         self.code = code
         if code in ("no_such_video", "no_media_root"):
             self.status = 400
+
+
+class MediaRoot:
+    """The folder whose files clients may name.
+
+    Args:
+        folder: of the operator; its own path may contain links.
+
+    Raises:
+        ConfigError: the folder does not exist.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        given = os.path.abspath(folder)
+        self.folder = os.path.realpath(given)
+        if not os.path.isdir(self.folder):
+            raise ConfigError(f"media_root: {str(folder)!r} is not a folder; create it or name another")
+        self._prefixes = {given, self.folder}
+
+    def open(self, name: str, *, suffixes: Sequence[str], most_bytes: int) -> BinaryIO:
+        """The file, opened for reading.
+
+        Args:
+            name: relative to the folder, or absolute and starting with its path. `..`, links (soft or hard), devices
+                and pipes are refused.
+            suffixes: allowed endings of the name, in lower case.
+            most_bytes: a larger file is refused.
+
+        Raises:
+            MediaRefused: `no_such_video`, always with the same message.
+        """
+        try:
+            return os.fdopen(self._walk(self._parts(name, suffixes), most_bytes), "rb")
+        except (OSError, ValueError) as error:
+            raise _no_such_video() from error
+
+    def _parts(self, name: str, suffixes: Sequence[str]) -> list[str]:
+        if _STRANGE.search(name) or len(os.fsencode(name)) > _LONGEST:
+            raise ValueError(name)
+        for prefix in self._prefixes if name.startswith("/") else ():
+            if name.startswith(prefix.rstrip("/") + "/"):
+                name = name[len(prefix.rstrip("/")) + 1 :]
+                break
+        parts = name.split("/")
+        if any(part in ("", ".", "..") for part in parts) or not name.lower().endswith(tuple(suffixes)):
+            raise ValueError(name)
+        return parts
+
+    def _walk(self, parts: Sequence[str], most_bytes: int) -> int:
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        at = os.open(self.folder, flags | os.O_DIRECTORY)
+        try:
+            for part in parts[:-1]:
+                below = os.open(part, flags | os.O_DIRECTORY, dir_fd=at)
+                os.close(at)
+                at = below
+            found = os.stat(parts[-1], dir_fd=at, follow_symlinks=False)
+            _check(found, most_bytes)  # opening a device can have side effects
+            handle = os.open(parts[-1], flags | os.O_NONBLOCK | os.O_NOCTTY, dir_fd=at)
+        finally:
+            os.close(at)
+        try:
+            _check(os.fstat(handle), most_bytes)
+        except ValueError:
+            os.close(handle)
+            raise
+        return handle
+
+
+def _check(found: os.stat_result, most_bytes: int) -> None:
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_size > most_bytes:
+        raise ValueError("not a plain file with one name, or too large")
+
+
+def _no_such_video() -> MediaRefused:
+    return MediaRefused("no_such_video", "video_path does not exist or may not be read")
 
 
 class Media:
@@ -103,12 +185,7 @@ class Media:
             MediaRefused: over a limit, of another type, or corrupt.
             Busy: too many wait.
         """
-        kind = sniff(_head(blob) if encoded else blob[:12])
-        if kind in ("png", "jpeg", "webp"):
-            return await self.pictures([blob], encoded=encoded)
-        if kind is None:
-            raise MediaRefused("bad_media", "it is not an MP4, NPY, PNG, JPEG or WebP file")
-        return await self._blobs({"kind": kind, "nframes": nframes}, [blob], encoded=encoded)
+        return await self._blobs({"kind": "file", "nframes": nframes}, [blob], encoded=encoded)
 
     async def pictures(self, blobs: Sequence[bytes], *, encoded: bool = False) -> ByteArray:
         """Frames from PNG, JPEG or WebP pictures, one each; see `upload`.
@@ -168,15 +245,10 @@ class Media:
                 "videos to, or send the video itself",
                 param="video_path",
             )
-        refused = MediaRefused("no_such_video", "video_path does not exist or may not be read")
-        try:
-            file = self._root.open(name, suffixes=(".mp4",), most_bytes=self.limits.max_file_bytes)
-        except DataError as error:
-            raise refused from error
-        with file:
+        with self._root.open(name, suffixes=(".mp4",), most_bytes=self.limits.max_file_bytes) as file:
             if sniff(file.read(12)) != "mp4":
-                raise refused
-            return self._decode({"kind": "mp4", "nframes": nframes, "encoded": False}, file)
+                raise _no_such_video()
+            return self._decode({"kind": "file", "nframes": nframes, "encoded": False}, file)
 
     def _decode(self, request: dict[str, Any], source: BinaryIO) -> ByteArray:
         """Decode it in a process.
@@ -220,14 +292,6 @@ class Media:
     def _hold(self, size: int) -> None:
         with self._lock:
             self._held += size
-
-
-def _head(text: bytes) -> bytes:
-    """The first 12 bytes of a base64 text, or nothing."""
-    try:
-        return binascii.a2b_base64(text[:16])
-    except binascii.Error:
-        return b""
 
 
 def _unnamed() -> BinaryIO:

@@ -19,9 +19,8 @@ from guerdon.evaluate.scores import solution_value
 from guerdon.models.explained_score import ExplainedScore, ParseStatus, Scale
 from guerdon.policies.tokens import split_steps
 from guerdon.serve.errors import BadRequest
-from guerdon.serve.strict_types import FIRST_ERROR, WHOLE, Strings
 from guerdon.serve.update_store import UpdateId
-from guerdon.serve.wire import FailureReason, FrameFields
+from guerdon.serve.wire import FIRST_ERROR, WHOLE, FailureReason, FrameFields, Strings
 from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.serve import LimitSettings
 from guerdon.types import Episode, Failure, RewardInfo
@@ -35,7 +34,6 @@ VISION_EXAMPLE = {
 UPDATE_EXAMPLE = {
     **TEXT_EXAMPLE, "update": "before", "client_id": "trainer-1", "number": 17, "items": [{**_STEPS, "outcome": True}],
 }  # fmt: skip
-_MODEL = "which model; null: the server's default"
 
 
 class StrictBody(BaseModel):
@@ -84,27 +82,36 @@ class OptionFields(StrictBody):
     score_mode: Scale | None = Field(None, description="scale of a written answer")
 
 
-class RewardsRequest(StrictBody):
-    """`POST /v1/rewards`."""
+class ReloadRequest(StrictBody):
+    """`POST /v1/reload`."""
 
-    model: str | None = Field(None, max_length=200, description=_MODEL)
-    items: Annotated[list[RewardItem], FIRST_ERROR] = Field(min_length=1, description="items to score")
+    model: str | None = Field(None, max_length=200, description="which model; null: the server's default")
+
+
+class ItemsRequest(ReloadRequest):
+    """Items for one model."""
+
+    items: Annotated[list[RewardItem], FIRST_ERROR] = Field(
+        min_length=1, description="items to score; of an update each has its outcome"
+    )
     aggregation: Aggregation | None = Field(
         None, description="how step scores become one score; null: the model's own total"
     )
+
+
+class RewardsRequest(ItemsRequest):
+    """`POST /v1/rewards`."""
+
     options: OptionFields = Field(default_factory=OptionFields, description="options for vision-language models")
     deadline_s: float | None = Field(None, strict=True, gt=0, le=3600, description="time limit in seconds")
 
 
-class UpdateRequest(StrictBody):
+class UpdateRequest(ItemsRequest):
     """`POST /v1/update`."""
 
-    model: str | None = Field(None, max_length=200, description=_MODEL)
-    items: Annotated[list[RewardItem], FIRST_ERROR] = Field(min_length=1, description="rollouts, each with its outcome")
     update: Literal["none", "before", "after"] = Field(
         "after", description="do not learn; learn, then score; score, then learn"
     )
-    aggregation: Aggregation | None = Field(None, description="as for /v1/rewards")
     client_id: str | None = Field(
         None, min_length=1, max_length=200, description="sender of the update; the same for all updates of a run"
     )
@@ -113,16 +120,6 @@ class UpdateRequest(StrictBody):
         description="number of the update among the client's, increasing: sent again it gets the same answer, and "
         "nothing is learnt twice",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_request_id(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "request_id" in given:
-            raise ValueError(
-                "request_id is not accepted any more: an id was forgotten after a few others and then learnt twice; "
-                "give client_id and an increasing number"
-            )
-        return given
 
     @model_validator(mode="after")
     def _both_or_none(self) -> UpdateRequest:
@@ -133,14 +130,7 @@ class UpdateRequest(StrictBody):
     @property
     def update_id(self) -> UpdateId | None:
         """Client and number, if they are given."""
-        known = self.client_id is not None and self.number is not None
-        return UpdateId(str(self.client_id), int(self.number or 0)) if known else None
-
-
-class ReloadRequest(StrictBody):
-    """`POST /v1/reload`."""
-
-    model: str | None = Field(None, max_length=200, description=_MODEL)
+        return None if self.client_id is None or self.number is None else UpdateId(self.client_id, self.number)
 
 
 class ItemResult(BaseModel):
@@ -316,7 +306,7 @@ def _steps(item: RewardItem, completion: str | None, where: str, *, per_step: bo
 
 def rewards_answer(
     model: str,
-    request: RewardsRequest | UpdateRequest,
+    request: ItemsRequest,
     episodes: Sequence[Episode],
     scores: Sequence[ExplainedScore],
 ) -> RewardsAnswer:
@@ -331,15 +321,10 @@ def rewards_answer(
 
 def _result(item_id: str | None, episode: Episode, explained: ExplainedScore, how: Aggregation | None) -> ItemResult:
     score, texts = explained.score, episode.texts
-    value: float | Failure
-    if score.failure is not None:
-        value = score.failure
-    elif how is not None and score.steps is not None:
-        value = solution_value(score, how)
-    elif score.total is not None:
-        value = float(score.total)
+    if score.steps is not None and score.total is None and how is None:
+        value: float | Failure = Failure("no_total", "the model scores steps only: choose an aggregation")
     else:
-        value = Failure("no_total", "the model scores steps only: choose an aggregation")
+        value = float(score.total) if score.total is not None and how is None else solution_value(score, how or "last")
     return ItemResult(
         id=item_id,
         score=None if isinstance(value, Failure) else value,

@@ -17,11 +17,12 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
+from pydantic_core import PydanticKnownError
 
 from guerdon.config_schema import Spot, child, models_in
 from guerdon.errors import DataError
@@ -31,7 +32,6 @@ from guerdon.policies.tokens import split_steps
 from guerdon.serve.errors import BadRequest, ServeError
 from guerdon.serve.media import Media
 from guerdon.serve.model_queue import ModelQueue, ServedModels
-from guerdon.serve.strict_types import Strings
 from guerdon.serve.wire_text import PromptResponse, marked_steps
 from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.serve import LimitSettings
@@ -44,6 +44,26 @@ MOST_KEYS = 1000  # in one object
 MOST_KEYS_IN_ALL = 500_000
 MOST_VALUES = 2_000_000  # in a body: a thousand items with a thousand steps have half as many
 _INLINE = 1 << 16  # bytes or characters that are processed in the event loop
+
+
+def _whole(given: Any, info: ValidationInfo) -> Any:
+    if info.mode == "json" and isinstance(given, str | bool):
+        raise PydanticKnownError("int_type")
+    return given
+
+
+def _flag(given: Any, info: ValidationInfo) -> Any:
+    if info.mode == "json" and not isinstance(given, bool):
+        raise PydanticKnownError("bool_type")
+    return given
+
+
+WHOLE = BeforeValidator(_whole)
+FLAG = BeforeValidator(_flag)
+"""JSON numbers and flags are not coerced: "16" and true are no numbers, 0 is not false. The OpenAPI document promises
+that. The fields of forms are text and are parsed. For plain `bool` and `float`, `Field(strict=True)` does the same."""
+FIRST_ERROR = Field(fail_fast=True)  # stop at the first wrong element: a million error messages take seconds
+Strings = Annotated[list[str], FIRST_ERROR]
 
 
 class FailedMeasurement(ServeError):
@@ -181,18 +201,9 @@ def check_once(text: bytes) -> None:
 
 
 def validation_error(error: ValidationError, shape: type[BaseModel]) -> RequestValidationError:
-    """An error of pydantic as the application's handler expects it; unknown keys with a suggestion.
-
-    Args:
-        error: raised by pydantic.
-        shape: type of the body.
-    """
+    """An error of pydantic as the application's handler expects it: with the type of the body, for suggestions."""
     found = error.errors(include_url=False, include_input=False, include_context=False)
-    problems = []
-    for problem in found:
-        words = unknown_key(shape, problem["loc"]) if problem["type"] == "extra_forbidden" else problem["msg"]
-        problems.append({**problem, "loc": ("body", *problem["loc"]), "msg": words})
-    return RequestValidationError(problems)
+    return RequestValidationError([{**problem, "loc": ("body", *problem["loc"])} for problem in found], body=shape)
 
 
 def unknown_key(shape: type[BaseModel], where: Sequence[int | str]) -> str:
@@ -263,13 +274,10 @@ async def frames_of(
     ((name, value),) = given.items()
     if name == "video_path":
         return await media.path(value, nframes=nframes)
-    if name == "video":
-        return await media.upload(value, nframes=nframes)
-    if name == "frames":
-        return await media.pictures(value)
-    if name == "frames_base64":
-        return await media.pictures([_ascii(text, name) for text in value], encoded=True)
-    return await media.upload(_ascii(value, name), nframes=nframes, encoded=True)
+    encoded = name.endswith("_base64")
+    if name.startswith("frames"):
+        return await media.pictures([_ascii(text, name) for text in value] if encoded else value, encoded=encoded)
+    return await media.upload(_ascii(value, name) if encoded else value, nframes=nframes, encoded=encoded)
 
 
 def _ascii(text: str, param: str) -> bytes:

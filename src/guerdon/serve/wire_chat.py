@@ -22,7 +22,6 @@ from pydantic import BaseModel, Field
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.serve import wire
 from guerdon.serve.errors import ERRORS, BadRequest
-from guerdon.serve.strict_types import FLAG, WHOLE
 from guerdon.types import Episode, Failure
 
 TREND_MARGIN = 0.05
@@ -43,9 +42,9 @@ class ChatCompletionRequest(wire.ForeignBody):
     messages: list[dict[str, Any]] = Field(
         min_length=1, max_length=1, description="one user turn: parts image_url with data URLs, then one part text"
     )
-    stream: Annotated[Literal[False], FLAG] | None = Field(None, description="answers are not streamed")
-    n: Annotated[Literal[1], WHOLE] | None = Field(None, description="there is one answer")
-    views: Annotated[int, Field(ge=1, le=8), WHOLE] | None = Field(
+    stream: Annotated[Literal[False], wire.FLAG] | None = Field(None, description="answers are not streamed")
+    n: Annotated[Literal[1], wire.WHOLE] | None = Field(None, description="there is one answer")
+    views: Annotated[int, Field(ge=1, le=8), wire.WHOLE] | None = Field(
         None,
         description="number of cameras; their frames follow one another, equally many of each; the first is scored",
     )

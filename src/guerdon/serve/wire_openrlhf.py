@@ -16,7 +16,6 @@ from pydantic import BaseModel, Field
 
 from guerdon.serve import wire
 from guerdon.serve.errors import ERRORS, BadRequest
-from guerdon.serve.strict_types import FIRST_ERROR, Strings
 from guerdon.serve.wire_text import CutError, PromptResponse, as_task, cut, cut_or_failure, text_of, without_end
 from guerdon.types import Failure
 
@@ -26,8 +25,10 @@ routes = APIRouter(tags=["trainers"], responses=ERRORS)
 class GetRewardRequest(wire.ForeignBody):
     """Request of OpenRLHF."""
 
-    query: Strings = Field(description="prompt and response as one text each, special tokens included")
-    prompts: Strings | None = Field(None, description="beginning of each text; without them, a chat template must show")
+    query: wire.Strings = Field(description="prompt and response as one text each, special tokens included")
+    prompts: wire.Strings | None = Field(
+        None, description="beginning of each text; without them, a chat template must show"
+    )
     labels: list[Any] | None = Field(None, description="true answers; reward models do not use them")
 
 
@@ -42,7 +43,7 @@ class GetRewardAnswer(BaseModel):
 class RmRequest(wire.ForeignBody):
     """Request of slime."""
 
-    prompt: str | Annotated[list[dict[str, Any]], FIRST_ERROR] = Field(
+    prompt: str | Annotated[list[dict[str, Any]], wire.FIRST_ERROR] = Field(
         description="the question: text from a template, or chat messages"
     )
     response: str = Field(description="the response")

@@ -19,7 +19,6 @@ from starlette.datastructures import FormData, UploadFile
 from guerdon.models.explained_score import JudgeOptions, ParseStatus, Scale
 from guerdon.serve import wire
 from guerdon.serve.errors import ERRORS, BadRequest
-from guerdon.serve.strict_types import WHOLE
 from guerdon.types import Episode, Failure
 
 _PROMPTS = {"prompt_template", "system_prompt", "user_prompt"}
@@ -43,10 +42,10 @@ class ScoreRequest(wire.FrameFields):
     model_config = ConfigDict(extra="forbid")
 
     task_text: str = Field(min_length=1, description="the task in words")
-    nframes: Annotated[int, Field(ge=1, le=128), WHOLE] = Field(
+    nframes: Annotated[int, Field(ge=1, le=128), wire.WHOLE] = Field(
         16, description="frames sampled from a video, the first and the last included"
     )
-    max_pixels: Annotated[int, Field(ge=784, le=1_605_632), WHOLE] = Field(
+    max_pixels: Annotated[int, Field(ge=784, le=1_605_632), wire.WHOLE] = Field(
         200_704, description="pixels per frame; larger frames are scaled down"
     )
     backend: str | None = Field(None, max_length=200, description="which model; left out: the server's default")

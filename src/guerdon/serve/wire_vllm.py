@@ -20,7 +20,6 @@ from guerdon.models.explained_score import ExplainedScore
 from guerdon.serve import wire
 from guerdon.serve.errors import ERRORS, BadRequest
 from guerdon.serve.model_queue import ModelQueue
-from guerdon.serve.strict_types import FIRST_ERROR, Strings
 from guerdon.serve.wire_text import CutError, PromptResponse, cut_or_failure, from_messages, marked_steps
 from guerdon.settings.serve import LimitSettings
 from guerdon.types import Failure
@@ -34,8 +33,10 @@ class PoolRequest(wire.ForeignBody):
     """Request of clients of vLLM's pooling models."""
 
     model: str | None = Field(None, max_length=200, description="which model; the default if left out")
-    input: str | Strings | None = Field(None, description="question and response as one text, from a chat template")
-    messages: Annotated[list[dict[str, Any]], FIRST_ERROR] | None = Field(
+    input: str | wire.Strings | None = Field(
+        None, description="question and response as one text, from a chat template"
+    )
+    messages: Annotated[list[dict[str, Any]], wire.FIRST_ERROR] | None = Field(
         None, description="instead of input: chat messages, the last one the assistant's response"
     )
     task: Literal["token_classify", "classify"] | None = Field(

@@ -135,7 +135,7 @@ class TextModelSettings(_ModelSettings):
 class RemoteModelSettings(_ModelSettings):
     """A reward model on a reward server."""
 
-    factory = "guerdon.serve.remote:load_remote"
+    factory = "guerdon.serve.client:load_remote"
     short_form = (RemoteSettings,)
 
     model_type: Literal["remote", "remote_text"] = Field(
