@@ -217,7 +217,7 @@ class SubprocessWorker:
         searched = 0
         while self._read.find(b"\n", searched) < 0:
             searched = len(self._read)
-            if not wait([self._replies], max(0.0, deadline - time.monotonic())):
+            if not wait([self._replies.fileno()], max(0.0, deadline - time.monotonic())):
                 raise WorkerTimeoutError
             piece = os.read(self._replies.fileno(), 1 << 16)
             if not piece:

@@ -163,12 +163,13 @@ def build_model(name: str, settings: ServedModelSettings) -> RewardModel:
     with _IMPORTING:
         kind = backend_name(settings.backend) or _kind_at(settings.model_path or "")
         options = loader_options(name, kind, settings)
+        function: Callable[..., RewardModel] = partial(load_reward_model, kind)
         with boundary(ConfigError, f"models.{name} cannot be loaded"):
             if settings.update_dir is not None and plain_name(kind) in IMAGE_KINDS:
                 from guerdon.models.online import load_online_image_model
 
-                return load_online_image_model(settings.model_path, kind=plain_name(kind), **options)
-            return load_reward_model(kind, settings.model_path, **options)
+                function, options["kind"] = load_online_image_model, plain_name(kind)
+            return function(settings.model_path, **options)
 
 
 def _replicas(name: str, settings: ServedModelSettings) -> RewardModel:

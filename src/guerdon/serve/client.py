@@ -374,8 +374,8 @@ class AsyncRewardClient:
             reason = "overloaded" if status in _OVERLOADED else _REASONS.get(status, "server_error")
             asked = retry_after(headers, self._clock)
             return Attempt(_no(reason, said, transient=True), again=True, retry_after=asked)
-        error = value.get("error") if isinstance(value, Mapping) else None
-        fields = error if isinstance(error, Mapping) else {}
+        problem = value.get("error") if isinstance(value, Mapping) else None
+        fields: Mapping[str, Any] = problem if isinstance(problem, Mapping) else {}
         if fields.get("code") == "failed_measurement":  # the item's own failure, as "reason: detail"
             reason, _, detail = str(fields.get("message")).partition(":")
             failure = wire.server_failure(reason, detail.strip()[:200])

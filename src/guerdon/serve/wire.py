@@ -260,7 +260,7 @@ async def frames_of(
         pictures: picture files of a form.
 
     Raises:
-        BadRequest: none or several kinds of frames, or text that is not base64.
+        BadRequest: none or several kinds of frames.
         MediaRefused: they cannot be decoded.
         Busy: too many requests wait for a decoder.
     """
@@ -276,16 +276,10 @@ async def frames_of(
         return await media.path(value, nframes=nframes)
     encoded = name.endswith("_base64")
     if name.startswith("frames"):
-        return await media.pictures([_ascii(text, name) for text in value] if encoded else value, encoded=encoded)
-    return await media.upload(_ascii(value, name) if encoded else value, nframes=nframes, encoded=encoded)
-
-
-def _ascii(text: str, param: str) -> bytes:
-    """The characters of a base64 text."""
-    try:
-        return text.encode("ascii")
-    except UnicodeEncodeError as error:
-        raise BadRequest(f"{param} is not base64 text", param=param) from error
+        blobs = [text.encode("utf-8", "replace") for text in value] if encoded else value
+        return await media.pictures(blobs, encoded=encoded)
+    blob = value.encode("utf-8", "replace") if encoded else value
+    return await media.upload(blob, nframes=nframes, encoded=encoded)
 
 
 def text_episode(pair: PromptResponse, *, separator: str | None) -> Episode:
