@@ -82,13 +82,17 @@ def sha256(path: Path) -> str:
 def sealed_folder(final: Path) -> Iterator[Path]:
     """A new folder to write files into; when the block ends it is sealed and gets its name, as by `seal_folder`.
 
-    What an earlier writer left unfinished is removed first. Where the block raises, an older folder stays.
+    What an earlier writer left unfinished is removed first. Where the block raises, an older folder stays, and the new
+    one is removed: it would fill a full disk further.
     """
     temporary = final.with_name(f".{final.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    yield temporary
-    seal_folder(temporary, final)
+    try:
+        yield temporary
+        seal_folder(temporary, final)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def seal_folder(temporary: Path, final: Path) -> None:

@@ -11,8 +11,8 @@ from judge_server import CUT, DROP, HANG, FakeClock, judge_server
 
 from guerdon.errors import ConfigError, DataError
 from guerdon.labels.append_log import AppendLog, Cache, CallUsage, Ledger
-from guerdon.labels.llm_client import BUDGET, HttpFailure, HttpLLMClient, LLMRequest, api_key, send
-from guerdon.retry import Clock
+from guerdon.labels.llm_client import BUDGET, HttpLLMClient, LLMRequest, api_key, send
+from guerdon.retry import Clock, HttpFailure
 from guerdon.settings.label import AnthropicJudgeSettings, OpenAIJudgeSettings
 from guerdon.types import Failure
 

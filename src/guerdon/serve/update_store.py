@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from guerdon.atomic import seal_folder, verify_folder, write_json
+from guerdon.atomic import sealed_folder, verify_folder, write_json
 from guerdon.errors import CheckpointError, boundary
 from guerdon.folder_lock import held
 from guerdon.models.explained_score import ExplainedScore
@@ -175,16 +175,10 @@ class UpdateStore:
 
     def _write(self, model: Learnable) -> None:
         final = self.folder / f"update_{self.updates:09d}"
-        temporary = self.folder / f".{final.name}.partial"
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        try:
+        with sealed_folder(final) as temporary:
             model.save(temporary / MODEL)
             state = {"updates": self.updates, "answers": self._answers, "forgotten": self._forgotten}
             write_json(temporary / STATE, state)
-            seal_folder(temporary, final)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
         for old in [path for path in self._states() if path != final][self.keep - 1 :]:
             shutil.rmtree(old, ignore_errors=True)
 
