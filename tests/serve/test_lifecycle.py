@@ -203,9 +203,11 @@ def test_what_needs_no_loading_is_refused_before_the_server_listens(words, messa
 
 
 def test_the_options_that_are_known_before_an_import_are_those_of_the_function():
-    from guerdon.models.online import load_online_image_model
+    from guerdon.models.online import OnlineImageModel
 
-    assert ["checkpoint_path", "kind", *LEARNING] == list(inspect.signature(load_online_image_model).parameters)
+    parameters = inspect.signature(OnlineImageModel).parameters.values()
+    options = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
+    assert sorted(LEARNING) == sorted(["data_path", "device", "bf16", *options])
 
 
 def test_a_dry_run_refuses_what_a_start_would(tmp_path, monkeypatch):
