@@ -274,6 +274,7 @@ def answer(channel: socket.socket, limits: MediaSettings, request: dict[str, Any
 
 def _decode(request: dict[str, Any], source: int, limits: MediaSettings) -> ByteArray:
     with os.fdopen(source, "rb", closefd=False) as file:
+        file.seek(0)  # the parent may have read from the same descriptor, whose position is shared
         if request["kind"] == "pictures":
             blobs = [file.read(int(size)) for size in request["sizes"]]
             return decode_pictures([decode_text(blob) for blob in blobs] if request["encoded"] else blobs, limits)
