@@ -117,6 +117,8 @@ class MediaRoot:
         at = os.open(self.folder, flags | os.O_DIRECTORY)
         try:
             for part in parts[:-1]:
+                if not stat.S_ISDIR(os.stat(part, dir_fd=at, follow_symlinks=False).st_mode):
+                    raise ValueError("not a folder")
                 below = os.open(part, flags | os.O_DIRECTORY, dir_fd=at)
                 os.close(at)
                 at = below
