@@ -1,11 +1,11 @@
-"""An implicit process reward model: step rewards from a language model that learnt from outcomes alone.
+"""An implicit process reward model: step rewards from a language model that learned from outcomes alone.
 
 beta times the summed log-ratio of the model to its reference is the logit that a solution is right (Yuan et al. 2024,
 2412.01981), trained with cross-entropy on outcomes or with DPO on pairs. Up to the end of step k that sum judges the
 first k steps, though no step was ever labelled: the score is sigma of it (`cumulative`), or sigma of the step's own
 part (`single`). The reference is the weights that training started from: with LoRA those without the adapter, else a
 second copy. The end-of-sequence token is not read, so appending steps to a solution does not change the scores of its
-first ones; only a model trained in a run (PRIME), where it learnt that token too, reads it after the last step. The
+first ones; only a model trained in a run (PRIME), where it learned that token too, reads it after the last step. The
 model can go on learning while it is used (`learn`).
 
     model.score([solution.as_episode()])[0].steps        # (S,)
@@ -239,7 +239,7 @@ class ImplicitModel(TextRewardModel):
                 )
             if values["origin"] != self._origin:
                 raise CheckpointError(
-                    f"{folder} was learnt by a model that began with other weights or another card; use it with the "
+                    f"{folder} was learned by a model that began with other weights or another card; use it with the "
                     "model it began with, or move it away (of a server: update_dir) to start again"
                 )
             self.updates = int(values["updates"])

@@ -72,7 +72,7 @@ def load_source_model(settings: RewardModelSettings) -> RewardModel:
 
 
 def options_of(model_type: str) -> list[str]:
-    """The options that `load_reward_model` takes for a type, beside `checkpoint_path`."""
+    """The options that `load_reward_model` takes for a type, besides `checkpoint_path`."""
     form = MODEL_FORMS.get(model_type, OwnModelSettings)
     return [name for name in form.model_fields if name not in _OF_RUNS | {"model_type", "checkpoint_path"}] + ["device"]
 

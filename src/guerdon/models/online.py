@@ -2,7 +2,7 @@
 
 Fresh frames are mixed with a balanced replay of old ones, and batch normalisation takes its statistics from
 the replay afterwards: running averages over a few one-sided batches would be wrong, and frozen statistics let
-single steps throw the network off. The image twin of PRIME's online update (arXiv:2502.01456).
+single steps throw the network off. The counterpart of PRIME's online update (arXiv:2502.01456) for images.
 
 `learn` labels the frames of episodes. Rows of an episode with success per row are labelled by it. Where only the
 outcome is known, all frames of a failure are failures, and of a success the last frame is one; its other frames are
