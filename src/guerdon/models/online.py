@@ -316,26 +316,21 @@ class FrameReplay:
             raise ValueError(f"a replay needs a capacity of at least 2 frames, got {capacity}")
         self.room = capacity // 2
         self.positive_above = positive_above
-        self.pixels: list[list[ByteArray]] = [[], []]
-        self.targets: list[list[float]] = [[], []]
+        self.kept: list[list[tuple[ByteArray, float]]] = [[], []]  # frames with their targets
         self.offered = [0, 0]
 
     def __len__(self) -> int:
-        return len(self.targets[0]) + len(self.targets[1])
+        return len(self.kept[0]) + len(self.kept[1])
 
     def add(self, pixels_N_H_W_C: ByteArray, targets_N: FloatArray, rng: np.random.Generator) -> None:
         """Offer frames to the reservoirs: each frame of a class's stream is kept with equal probability."""
         for pixels, target in zip(pixels_N_H_W_C, targets_N, strict=True):
             side = int(target > self.positive_above)
             self.offered[side] += 1
-            if len(self.targets[side]) < self.room:
-                self.pixels[side].append(pixels.copy())
-                self.targets[side].append(float(target))
-                continue
-            slot = int(rng.integers(self.offered[side]))
+            kept = self.kept[side]
+            slot = len(kept) if len(kept) < self.room else int(rng.integers(self.offered[side]))
             if slot < self.room:
-                self.pixels[side][slot] = pixels.copy()
-                self.targets[side][slot] = float(target)
+                kept[slot : slot + 1] = [(pixels.copy(), float(target))]
 
     def draw(self, n: int, rng: np.random.Generator) -> tuple[ByteArray, FloatArray]:
         """Draw with replacement, half from each reservoir (all from one when the other is empty).
@@ -347,32 +342,29 @@ class FrameReplay:
         Returns:
             (n, H, W, 3) uint8 and (n,) float32.
         """
-        counts = [n - n // 2, n // 2]
-        for side in (0, 1):
-            if not self.targets[side]:
-                counts = [0, n] if side == 0 else [n, 0]
-        picks = [(side, int(i)) for side in (0, 1) for i in _choose(len(self.targets[side]), counts[side], rng)]
-        pixels = np.stack([self.pixels[side][i] for side, i in picks])
-        return pixels, np.array([self.targets[side][i] for side, i in picks], np.float32)
+        others, positives = self.kept
+        counts = (n, 0) if not positives else (n - n // 2, n // 2) if others else (0, n)
+        picks = [
+            kept[i]
+            for kept, count in zip(self.kept, counts, strict=True)
+            for i in (rng.integers(len(kept), size=count) if count else ())
+        ]
+        return np.stack([pixels for pixels, _ in picks]), np.array([target for _, target in picks], np.float32)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The contents as arrays, by name, for a checkpoint; empty reservoirs are left out."""
         named: dict[str, NDArray[Any]] = {}
         for side in (0, 1):
-            if self.targets[side]:
-                named[f"pixels.{side}"] = np.stack(self.pixels[side])
-                named[f"targets.{side}"] = np.array(self.targets[side], np.float32)
+            if kept := self.kept[side]:
+                named[f"pixels.{side}"] = np.stack([pixels for pixels, _ in kept])
+                named[f"targets.{side}"] = np.array([target for _, target in kept], np.float32)
         return named
 
     def restore(self, arrays: dict[str, NDArray[Any]], offered: list[int]) -> None:
         """Restore what `arrays` returned, and the numbers of frames offered so far."""
-        self.pixels = [list(arrays.get(f"pixels.{side}", ())) for side in (0, 1)]
-        self.targets = [[float(t) for t in arrays.get(f"targets.{side}", ())] for side in (0, 1)]
+        parts = [(arrays.get(f"pixels.{side}", ()), arrays.get(f"targets.{side}", ())) for side in (0, 1)]
+        self.kept = [[(p, float(t)) for p, t in zip(pixels, targets, strict=True)] for pixels, targets in parts]
         self.offered = list(offered)
-
-
-def _choose(size: int, n: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    return rng.integers(size, size=n) if n else np.empty(0, np.int64)
 
 
 def load_online_image_model(
