@@ -1,12 +1,16 @@
 """Parts that users bring: found by name, their params checked, and every mistake said in one line."""
 
+import re
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
 
 import pytest
+from typer.testing import CliRunner
 
 import guerdon.registry
+from guerdon import doctor
+from guerdon.cli import app
 from guerdon.config import load
 from guerdon.errors import ConfigError
 from guerdon.models.load import load_reward_model
@@ -83,10 +87,63 @@ def test_installed_packages_register_names(monkeypatch):
         EntryPoint("mine", "parts_of_mine:Mine", "guerdon.things"), EntryPoint("plain", "x:y", "guerdon.things"),
     ]  # fmt: skip
     monkeypatch.setattr(guerdon.registry, "entry_points", lambda group: found if group == "guerdon.things" else [])
-    assert THINGS.registered() == {"mine": "parts_of_mine:Mine"}  # a name of guerdon's own stays its own
+    assert THINGS.registered() == {"mine": found[0]}  # a name of guerdon's own stays its own
     assert THINGS.build("mine", {}, object).gain == 1.0
     with pytest.raises(ConfigError, match="choose one of plain, mine, or write"):
         THINGS.factory("yours")
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """A folder on the path with an installed package, one of whose parts works."""
+    (tmp_path / "far_parts").mkdir()
+    (tmp_path / "far_parts" / "__init__.py").touch()
+    (tmp_path / "far_parts" / "rewards.py").write_text("def make(gain: float = 1.0): ...\n")
+    (tmp_path / "far_parts" / "worlds.py").write_text("import no_such_simulator\n")
+    info = tmp_path / "far_parts-2.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: far-parts\nVersion: 2.1\n")
+    (info / "entry_points.txt").write_text(
+        "[guerdon.reward_models]\nglow = far_parts.rewards:make\nconstant = far_parts.rewards:make\n"
+        "[guerdon.worlds]\npond = far_parts.worlds:Pond\n"
+        "[guerdon.judges]\nowl = far_parts.judges:Owl\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "far_parts"]:
+        del sys.modules[name]
+
+
+def test_help_shows_the_names_of_installed_parts_and_which_are_broken(installed):
+    def shown(*verb):
+        result = CliRunner().invoke(app, [*verb, "--help"])
+        assert result.exit_code == 0
+        lines = re.sub(r"\n {5,}", " ", result.output.partition("Parts by name")[2])
+        return dict(re.findall(r"^  (\w+(?: \w+)?)  +(.*)$", lines, re.M))
+
+    everything = shown()
+    assert list(everything) == ["reward model", "world", "policy", "estimator", "verifier", "labeler", "judge"]
+    assert everything["reward model"].startswith("resnet, ")
+    assert everything["reward model"].endswith(", glow")  # `constant` stays the built-in's
+    assert everything["world"] == "metaworld, gymnasium, pond"  # whose import fails: that takes an import
+    assert everything["judge"] == "anthropic, openai, local, owl (broken: no module far_parts.judges)"
+    assert shown("label")["judge"] == everything["judge"]
+    assert list(shown("collect")) == ["world"]
+    assert list(shown("serve")) == ["reward model"]
+    assert shown("doctor") == {}
+    assert not [name for name in sys.modules if name.startswith("far_parts")]
+
+
+def test_the_doctor_imports_installed_parts(installed):
+    checks = {check.name: check for check in doctor.check_parts()}
+    assert list(checks) == ["reward model glow", "world pond", "judge owl"]
+    assert (checks["reward model glow"].status, checks["reward model glow"].detail) == (
+        "ok", "far_parts.rewards:make of far-parts 2.1",
+    )  # fmt: skip
+    assert checks["world pond"].status == checks["judge owl"].status == "warn"
+    assert "no_such_simulator" in checks["world pond"].detail
+    assert "there is no module far_parts.judges" in checks["judge owl"].detail
+    assert "far-parts 2.1" in checks["judge owl"].fix
 
 
 def test_mistakes_in_a_study_have_file_and_line(tmp_path):

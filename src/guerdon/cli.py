@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from guerdon import __version__
 from guerdon.errors import ConfigError, GuerdonError
@@ -30,8 +31,37 @@ if TYPE_CHECKING:
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer re-exports only some of click's errors
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
+_PARTS = {  # kinds of parts that the configuration of a command names; `guerdon --help` shows all
+    "collect": ("world",), "label": ("verifier", "labeler", "judge"), "train": ("policy",), "serve": ("reward model",),
+    "run": ("reward model", "world", "policy", "estimator", "verifier"),
+    "compare": ("reward model", "world", "policy", "estimator", "verifier"),
+}  # fmt: skip
+
+
+class _PartsInHelp:
+    """Help that ends with the names of parts, those of installed packages included."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the names."""
+        from guerdon.settings.parts import REGISTRIES
+
+        shown = [one for one in REGISTRIES if ctx.parent is None or one.kind in _PARTS.get(ctx.info_name or "", ())]
+        if shown:
+            with formatter.section("Parts by name (your own: docs/extend.md)"):
+                formatter.write_dl([(one.kind, ", ".join(one.listed())) for one in shown])
+
+
+class _Verb(_PartsInHelp, TyperCommand):
+    pass
+
+
+class _Verbs(_PartsInHelp, TyperGroup):
+    pass
+
+
 app = typer.Typer(
     name="guerdon",
+    cls=_Verbs,
     help="The whole life of a reward model: collect, train, evaluate, serve, run, compare.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -295,6 +325,7 @@ def doctor() -> None:
 
 
 for _verb in app.registered_commands:
+    _verb.cls = _Verb
     _verb.short_help = inspect.cleandoc(str(_verb.callback.__doc__))  # not cut to one line
 
 

@@ -1,4 +1,4 @@
-"""Checks of this machine: packages, rendering, video, disk; each with a fix.
+"""Checks of this machine: packages, rendering, video, disk, third-party parts; each with a fix.
 
 Rendering is tried in another process, since a broken OpenGL driver may crash or hang the process that loads it.
 
@@ -225,6 +225,25 @@ def check_browser() -> Check:
     return Check("Chromium", "warn", "not installed (only browser tests use it)", "on Debian: apt-get install chromium")
 
 
+def check_parts() -> list[Check]:
+    """Every part that an installed package registers can be imported."""
+    from guerdon.errors import ConfigError
+    from guerdon.settings.parts import REGISTRIES
+
+    found = []
+    for registry in REGISTRIES:
+        for name, entry in registry.registered().items():
+            package = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "an unknown package"
+            what = f"{registry.kind} {name}"
+            try:
+                registry.factory(name)
+            except ConfigError as error:
+                found.append(Check(what, "warn", f"of {package}: {error}", f"repair or uninstall {package}"))
+            else:
+                found.append(Check(what, "ok", f"{entry.value} of {package}"))
+    return found
+
+
 def run_checks(output_dir: Path | str = Path("runs")) -> list[Check]:
     """All checks, in the order in which to fix them.
 
@@ -244,6 +263,7 @@ def run_checks(output_dir: Path | str = Path("runs")) -> list[Check]:
         check_output(folder),
         check_compiler(),
         check_browser(),
+        *check_parts(),
     ]
 
 

@@ -22,7 +22,9 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.machinery import PathFinder
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -50,9 +52,14 @@ class Registry:
     builtins: Mapping[str, str]
     offers: Sequence[str] = ()
 
-    def registered(self) -> dict[str, str]:
-        """Name to `module:factory` of what installed packages register; a built-in's name stays the built-in's."""
-        return {one.name: one.value for one in entry_points(group=self.group) if one.name not in self.builtins}
+    def registered(self) -> dict[str, EntryPoint]:
+        """What installed packages register, by name; a built-in's name stays the built-in's."""
+        return {one.name: one for one in entry_points(group=self.group) if one.name not in self.builtins}
+
+    def listed(self) -> list[str]:
+        """Every name, for people; a registered one whose module does not exist is called broken. Imports nothing."""
+        missing = {name: _missing_module(entry.value.partition(":")[0]) for name, entry in self.registered().items()}
+        return [*self.builtins, *(f"{n} (broken: no module {m})" if m else n for n, m in missing.items())]
 
     def is_own(self, name: str) -> bool:
         """Whether a name stands for a user's part: it is no built-in's."""
@@ -84,7 +91,7 @@ class Registry:
                 raise ConfigError(
                     f"unknown {self.kind} {name!r}: choose one of {', '.join(known)}, or write {OWN}{hint}"
                 )
-            spec = registered[name]
+            spec = registered[name].value
         found = _imported(spec, f"the {self.kind} {name}")
         if not callable(found):
             raise ConfigError(
@@ -134,6 +141,18 @@ class Registry:
             what = f"returned a {type(made).__name__}, which is no {names}"
             raise ConfigError(f"the {self.kind} {name} {what}: docs/extend.md shows what it must have")
         return made
+
+
+def _missing_module(name: str) -> str:
+    """The outermost package or module of a dotted name that does not exist; empty where all do. Imports nothing."""
+    package, *inner = name.split(".")
+    spec = find_spec(package)
+    for part in inner:
+        if spec is None:
+            break
+        package = f"{package}.{part}"
+        spec = PathFinder.find_spec(package, spec.submodule_search_locations or [])
+    return package if spec is None else ""
 
 
 def _imported(spec: str, what: str) -> Any:

@@ -1,0 +1,11 @@
+"""The registries of parts: what a configuration may name, guerdon's own and what users bring."""
+
+from guerdon.registry import Registry
+from guerdon.settings.algorithm import ESTIMATORS
+from guerdon.settings.data import VERIFIERS
+from guerdon.settings.label import JUDGES, LABELERS
+from guerdon.settings.policy import POLICIES
+from guerdon.settings.reward_models import REWARD_MODELS
+from guerdon.settings.world import WORLDS
+
+REGISTRIES: tuple[Registry, ...] = (REWARD_MODELS, WORLDS, POLICIES, ESTIMATORS, VERIFIERS, LABELERS, JUDGES)
