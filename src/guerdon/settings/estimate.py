@@ -21,21 +21,14 @@ from typing import Any
 
 from guerdon.durations import duration
 from guerdon.errors import DataError, boundary
-from guerdon.settings.data import DataSettings, FilesDataSettings
-from guerdon.settings.evaluate import judged_names
-from guerdon.settings.label import (
-    CONTINUED,
-    JUDGED,
-    HttpJudgeSettings,
-    LabelSettings,
-    LocalJudgeSettings,
-    OwnJudgeSettings,
-)
+from guerdon.settings.data import ChainSettings, DataSettings, FilesDataSettings
+from guerdon.settings.evaluate import EvaluateTextSettings, GeneratedBenchSettings, judged_names
+from guerdon.settings.label import CONTINUED, JUDGED, HttpJudgeSettings, LocalJudgeSettings, OwnJudgeSettings
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import ConstantModelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
-from guerdon.settings.train import ImageTrainSettings, VLMTrainSettings
+from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings, TextTrainSettings, VLMTrainSettings
 
 SIMULATE, RENDER, SCORE, TRAIN, UPDATE = 5000.0, 120.0, 600.0, 200.0, 12000.0  # per second: steps, frames, ...
 START = 5.0  # seconds until the libraries are imported and a model is there
@@ -78,20 +71,22 @@ def estimate_train(study: Study, only: Sequence[str] = ()) -> dict[str, Any]:
     if study.text:
         return _estimate_train_text(study, only)
     rows = int(str(estimate_collect(study).get("frames", "2000")).split()[-1])
-    seconds = 0.0
-    for model in (m for name, m in study.image_models.items() if not only or name in only):
-        scale = (model.image_size[1] * model.image_size[2]) / (64 * 64)
-        frames = rows * model.max_epochs if model.max_steps is None else model.max_steps * model.batch_size
-        seconds += min(frames, rows * model.max_epochs) * scale / TRAIN
-    seconds += sum(_vlm_seconds(model, rows) for name, model in study.vlm_models.items() if not only or name in only)
-    names = list(only or study.train)
-    disk = [_image_bytes(model) for name, model in study.image_models.items() if name in names]
-    disk += [_vlm_bytes(model) for name, model in study.vlm_models.items() if name in names]
-    left, peak = total_bytes([{"bytes": left, "peak_bytes": peak} for left, peak in disk], 1)
-    return {"models": len(names), "seconds": seconds, "bytes": left, "peak_bytes": peak}
+    parts: list[dict[str, Any]] = []
+    for model in (m for name, m in study.train.items() if not only or name in only):
+        assert not isinstance(model, TextTrainSettings)
+        examples = min(rows * model.max_epochs, (model.max_steps or math.inf) * model.batch_size)
+        if isinstance(model, VLMTrainSettings):
+            seconds = examples * (model.nframes if model.input == "video" else 1) / TRAIN_VLM
+            left, peak = _vlm_bytes(model)
+        else:
+            seconds = examples * model.image_size[1] * model.image_size[2] / (64 * 64) / TRAIN
+            left, peak = _image_bytes(model)
+        parts.append({"seconds": seconds, "bytes": left, "peak_bytes": peak})
+    left, peak = total_bytes(parts, 1)
+    return {"models": len(parts), "seconds": total_seconds(parts, 1), "bytes": left, "peak_bytes": peak}
 
 
-def _image_bytes(model: ImageTrainSettings) -> tuple[int, int]:
+def _image_bytes(model: ResNetTrainSettings | ProgressTrainSettings) -> tuple[int, int]:
     """Bytes that a training leaves and needs: weights, and checkpoints with the two moments of AdamW.
 
     The best checkpoint and the newest are kept, and a third is written before one of them goes.
@@ -114,22 +109,16 @@ def _vlm_bytes(model: VLMTrainSettings) -> tuple[int, int]:
     return int(4e6 * (size.trained + base)), int(4e6 * (9 * size.trained + 2 * base))
 
 
-def _vlm_seconds(model: VLMTrainSettings, rows: int) -> float:
-    """Of a tiny model on one core; of others it is unknown."""
-    examples = rows * model.max_epochs if model.max_steps is None else model.max_steps * model.batch_size
-    return min(examples, rows * model.max_epochs) * (model.nframes if model.input == "video" else 1) / TRAIN_VLM
-
-
 def _estimate_train_text(study: Study, only: Sequence[str]) -> dict[str, Any]:
     """Models, gradient steps, seconds and bytes; of data that is not labelled yet, the most that there can be."""
     label, steps, seconds, bytes_ = study.label, [], 0.0, 0.0
     at_most = False
     for model in (m for name, m in study.text_models.items() if not only or name in only):
         paths = model.data_paths or (() if label is None else (str(Path(label.save_dir) / label.dataset),))
-        counted = [rows_of(Path(path)) for path in paths]
-        known = bool(counted) and None not in counted
-        solutions = sum(n or 0 for n in counted) if known else most_solutions(label)
-        at_most |= not known and model.max_steps is None
+        solutions = rows_of(paths)
+        if solutions is None:  # the data is not here yet
+            solutions = 5000 if label is None else label.num_samples * label.num_rollouts
+            at_most |= model.max_steps is None
         passes = model.epochs + getattr(model, "head_epochs", 0.0)
         steps.append(model.max_steps or int(passes * solutions * (1 - model.val_split) / model.batch_size) + 1)
         start = model.start(study.text_policy)
@@ -137,25 +126,24 @@ def _estimate_train_text(study: Study, only: Sequence[str]) -> dict[str, Any]:
         size = size_of_start(start if own is None else own.model_copy(update={"lora": start.lora}))
         seconds += START + steps[-1] * model.batch_size * text_seconds(size, study.data)
         bytes_ += text_bytes(size, 1 + model.keep_checkpoints)
-    sized = {} if len(steps) != 1 else _sized(size)
     found: dict[str, Any] = {"models": len(steps), "gradient steps": sum(steps)}
     if at_most:
         found["gradient steps are at most these"] = "the data is not here yet, and repeated solutions are left out"
-    return {**found, **sized, "seconds": seconds, "bytes": int(bytes_)}
+    if len(steps) == 1:
+        found["parameters"] = str(size)
+    return {**found, "seconds": seconds, "bytes": int(bytes_)}
 
 
-def most_solutions(label: LabelSettings | None) -> int:
-    """The most solutions that a `label` section gives; 5000 are assumed where nothing says it."""
-    return 5000 if label is None else label.num_samples * label.num_rollouts
-
-
-def rows_of(path: Path) -> int | None:
-    """Rows of a file of JSON lines, or of the records in a folder of `guerdon label`; None where there is neither."""
-    file = path / "records.jsonl" if path.is_dir() else path
-    if not file.is_file() or file.suffix != ".jsonl":
-        return None
-    with file.open("rb") as lines:
-        return sum(bool(line.strip()) for line in lines)
+def rows_of(paths: Sequence[str]) -> int | None:
+    """Rows of files of JSON lines, or of the records in folders of `guerdon label`; None where one is neither."""
+    rows = 0
+    for path in map(Path, paths):
+        file = path / "records.jsonl" if path.is_dir() else path
+        if not file.is_file() or file.suffix != ".jsonl":
+            return None
+        with file.open("rb") as lines:
+            rows += sum(bool(line.strip()) for line in lines)
+    return rows if paths else None
 
 
 def text_bytes(size: Size, checkpoints: int) -> float:
@@ -178,20 +166,23 @@ def solution_tokens(data: DataSettings | None) -> int:
 
 def estimate_evaluate_text(study: Study, only: Sequence[str] = ()) -> dict[str, Any]:
     """Models, solutions and seconds of `guerdon evaluate` of a language study, as far as the file says."""
-    settings = study.text_evaluate
-    names = judged_names(study.train, {} if settings is None else settings.models, only)
-    generated = None if settings is None else settings.generated
-    families = 1 if settings is None else 0 if generated is None else len(generated.families)
-    solutions = families * (200 if generated is None else generated.size)
-    if families and (settings is None or settings.attacks is not None):
-        solutions += 10 * (100 if settings is None or settings.attacks is None else settings.attacks.questions)
-    found: dict[str, Any] = {"models": ", ".join(names), "generated solutions": solutions}
-    if settings is not None:
-        files = [*settings.process_bench, settings.prm_bench, settings.pairs]
-        files += [] if settings.best_of_n is None else [settings.best_of_n.samples]
-        found |= {"and those of": ", ".join(one for one in files if one)} if any(files) else {}
+    generated = GeneratedBenchSettings(families=(ChainSettings(),))
+    settings = study.text_evaluate or EvaluateTextSettings(aggregation="min", generated=generated)
+    names = judged_names(study.train, settings.models, only)
+    solutions = 0
+    if settings.generated is not None:
+        solutions = len(settings.generated.families) * settings.generated.size
+        solutions += 0 if settings.attacks is None else 10 * settings.attacks.questions
+    files = [*settings.process_bench, settings.prm_bench, settings.pairs]
+    files += [] if settings.best_of_n is None else [settings.best_of_n.samples]
     seconds = START + solutions * text_seconds(size_of(study), study.data) / 3  # read once, nothing learnt
-    return {**found, "seconds": seconds * max(len(names), 1), "bytes": 200_000 * max(len(names), 1)}
+    return {
+        "models": ", ".join(names),
+        "generated solutions": solutions,
+        **({"and those of": ", ".join(one for one in files if one)} if any(files) else {}),
+        "seconds": seconds * max(len(names), 1),
+        "bytes": 200_000 * max(len(names), 1),
+    }
 
 
 def estimate_sft(study: Study) -> dict[str, Any]:
@@ -204,26 +195,10 @@ def estimate_sft(study: Study) -> dict[str, Any]:
     size = size_of(study)
     return {
         "gradient steps": steps,
-        **_sized(size),
+        "parameters": str(size),
         "seconds": START + steps * settings.batch_size * text_seconds(size, study.data),
         "bytes": int(text_bytes(size, 0)),
         "peak_bytes": int(text_bytes(size, 1)),
-    }
-
-
-def _estimate_text(study: Study) -> dict[str, Any]:
-    """Responses, seconds and bytes of a run of a language model."""
-    runner = study.runner
-    evaluations = runner.total_steps // runner.eval_every * runner.eval_episodes
-    factor = 1.0 if study.reward_model is None or study.reward_model.rm_type == "exact" else 1.25
-    factor += 0.1 * len(study.text_sources)
-    size = size_of(study)
-    return {
-        "responses": runner.total_steps,
-        "evaluation responses": evaluations,
-        **_sized(size),
-        "seconds": START + text_seconds(size, study.data) * (runner.total_steps * factor + evaluations / 3),
-        "bytes": int(text_bytes(size, runner.keep_checkpoints)),
     }
 
 
@@ -240,6 +215,10 @@ class Size:
     millions: float
     trained: float
     assumed: str = ""
+
+    def __str__(self) -> str:
+        adapter = "" if self.trained == self.millions else f", {self.trained:.3g}M of them trained"
+        return f"{self.millions:.3g}M{adapter}" + (f", assumed: {self.assumed} is not here yet" if self.assumed else "")
 
 
 def size_of(study: Study) -> Size:
@@ -300,43 +279,38 @@ def _config_of(path: str) -> dict[str, Any] | None:
         return dict(found.get("text_config") or found)
 
 
-def _sized(size: Size) -> dict[str, Any]:
-    """The line about a model's size."""
-    words = f"{size.millions:.3g}M" + (
-        "" if size.trained == size.millions else f", {size.trained:.3g}M of them trained"
-    )
-    return {"parameters": words + (f", assumed: {size.assumed} is not here yet" if size.assumed else "")}
-
-
 def estimate_run(study: Study) -> dict[str, Any]:
     """Environment steps (responses), frames, seconds and bytes of `guerdon run`."""
+    runner, env, sources = study.runner, study.env, study.reward.sources
+    used = list(sources.values()) if study.reward.use_reward_model else []
+    evaluations = runner.total_steps // runner.eval_every * runner.eval_episodes
     if study.text:
-        return _estimate_text(study)
-    runner, env = study.runner, study.env
+        factor = 1.0 if study.reward_model is None or study.reward_model.rm_type == "exact" else 1.25
+        size = size_of(study)
+        responses = runner.total_steps * (factor + 0.1 * len(used)) + evaluations / 3
+        return {
+            "responses": runner.total_steps,
+            "evaluation responses": evaluations,
+            "parameters": str(size),
+            "seconds": START + text_seconds(size, study.data) * responses,
+            "bytes": int(text_bytes(size, runner.keep_checkpoints)),
+        }
     length = env.max_episode_steps or 200
-    evaluations = runner.total_steps // runner.eval_every * runner.eval_episodes * length
-    frames = _frames_per_episode(study) * runner.total_steps // length
-    models = len(study.reward.sources) if study.reward.use_reward_model else 0
+    evaluations *= length
+    frames = max((_frames_of(source, length) for source in used), default=0) * runner.total_steps // length
     refits = sum(
         runner.total_steps / (env.num_envs * study.control_algorithm.rollout_steps * m.update_params.every)
         * m.update_params.steps * m.update_params.batch_size
-        for s in study.reward.sources.values()
+        for s in sources.values()
         if (m := s.refitted) is not None
     )  # fmt: skip
-    seconds = (
-        (runner.total_steps + evaluations) / SIMULATE
-        + runner.total_steps / UPDATE
-        + frames / RENDER
-        + frames * models / SCORE
-        + refits / TRAIN
-        + 10
-    )
+    steps = (runner.total_steps + evaluations) / SIMULATE + runner.total_steps / UPDATE
     left, peak = _run_bytes(study)
     return {
         "environment steps": runner.total_steps,
         "evaluation steps": evaluations,
         "frames": frames,
-        "seconds": seconds,
+        "seconds": steps + frames / RENDER + frames * len(used) / SCORE + refits / TRAIN + 10,
         "bytes": left,
         "peak_bytes": peak,
     }
@@ -364,20 +338,25 @@ def _run_bytes(study: Study) -> tuple[int, int]:
 
 def estimate_label(study: Study) -> dict[str, Any]:
     """Texts to sample, calls, tokens, dollars, seconds and bytes of `guerdon label`."""
-    settings, data = study.label, study.data
+    settings, data = study.label, study.data or FilesDataSettings(train_files=("none",))
     if settings is None:
         return {}
-    given = _given(settings)
-    if given == 0:
+    given = rows_of(settings.data_paths)
+    if settings.data_paths and not given:
         return {"solutions": f"those of {', '.join(settings.data_paths)}, not counted here", "seconds": START}
-    data = data or FilesDataSettings(train_files=("none",))
-    steps, length = _steps(data), solution_tokens(data)
-    questions = min(settings.num_samples, data.train_size) if data.type == "generated" else settings.num_samples
-    solutions = given or questions * settings.num_rollouts
-    tried = 0 if given else _tried(settings, data)
-    mined = 0 if settings.mining is None else tried * settings.mining.attempts
-    sampled = mined + (solutions if settings.method == 1 and not given else 0)
-    continued = solutions * _prefixes(settings, steps) * settings.monte_carlo.completions
+    known = data if data.type == "generated" else None
+    steps, length = known.task.steps if known else STEPS, solution_tokens(data)
+    most = known.train_size if known else math.inf
+    solutions, tried = given or int(min(settings.num_samples, most)) * settings.num_rollouts, 0
+    found: dict[str, Any] = {"solutions": f"at most {solutions}"}
+    if not given:
+        tried = 0 if settings.mining is None else int(min(settings.mining.max_questions, most))
+        questions = f"at most {int(min(settings.num_samples, most))}"
+        found = {"questions": questions + (f", out of at most {tried} tried" if tried else ""), **found}
+    sampled = tried * settings.mining.attempts if settings.mining is not None else 0
+    sampled += solutions if settings.method == 1 and not given else 0
+    prefixes = math.ceil(math.log2(max(steps, 2))) if settings.labeler == "binary_search" else max(steps - 1, 1)
+    continued = solutions * prefixes * settings.monte_carlo.completions if settings.labeler in CONTINUED else 0
     judged = solutions if settings.labeler in JUDGED else 0
     written = solutions if settings.method == 2 else 0
     read = judged * (JUDGE_READS + QUESTION + length + PER_STEP_READ * steps) + written * (QUESTION + 50)
@@ -385,12 +364,9 @@ def estimate_label(study: Study) -> dict[str, Any]:
     calls = judged + written
     size = size_of(study)
     seconds = START + (sampled + continued / 2) * text_seconds(size, data)
-    found: dict[str, Any] = {"solutions": f"at most {solutions}"}
-    if not given:
-        found = {"questions": f"at most {questions}" + (f", out of at most {tried} tried" if mined else ""), **found}
-    if size.assumed and (sampled or continued):
-        found["parameters"] = f"{size.millions:.0f}M, assumed: {size.assumed} is not here yet"
     if sampled or continued:
+        if size.assumed:
+            found["parameters"] = f"{size.millions:.0f}M, assumed: {size.assumed} is not here yet"
         found["texts to sample"] = f"at most {sampled + continued}"
     judge = settings.judge
     if calls and isinstance(judge, LocalJudgeSettings):
@@ -413,32 +389,6 @@ def estimate_label(study: Study) -> dict[str, Any]:
         ) + ("" if settings.max_usd is None else f"; stops before ${settings.max_usd:.2f}")
     bytes_ = solutions * (800 + steps * (150 + 2 * length)) + 2 * (sampled + continued) * length
     return {**found, "seconds": seconds, "bytes": bytes_}
-
-
-def _given(settings: LabelSettings) -> int | None:
-    """How many solutions `solutions.data_path` holds at most: lines of files; 0 where they are not counted here."""
-    if not settings.data_paths:
-        return None
-    counted = [rows_of(Path(path)) for path in settings.data_paths]
-    return 0 if None in counted else sum(n or 0 for n in counted)
-
-
-def _steps(data: DataSettings) -> int:
-    return data.task.steps if data.type == "generated" else STEPS
-
-
-def _tried(settings: LabelSettings, data: DataSettings) -> int:
-    if settings.mining is None:
-        return 0
-    most = settings.mining.max_questions
-    return min(most, data.train_size) if data.type == "generated" else most
-
-
-def _prefixes(settings: LabelSettings, steps: int) -> int:
-    """Prefixes to complete per solution."""
-    if settings.labeler not in CONTINUED:
-        return 0
-    return math.ceil(math.log2(max(steps, 2))) if settings.labeler == "binary_search" else max(steps - 1, 1)
 
 
 def _short(tokens: int) -> str:
@@ -471,13 +421,6 @@ def readable(estimate: dict[str, Any]) -> list[str]:
         elif name != "peak_bytes":
             lines.append(f"{name}: {value}")
     return lines
-
-
-def _frames_per_episode(study: Study) -> int:
-    if not study.reward.use_reward_model:
-        return 0
-    length = study.env.max_episode_steps or 200
-    return max((_frames_of(s, length) for s in study.reward.sources.values()), default=0)
 
 
 def _frames_of(source: SourceSettings, length: int) -> int:
