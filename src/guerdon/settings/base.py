@@ -111,14 +111,21 @@ class Named:
         return no_info_after_validator_function(self.registry.known, handler(source))
 
 
-def refuse(idle: set[str], why: str) -> None:
+def refuse(idle: set[str], why: str, section: str = "") -> None:
     """Refuse keys that were given and would do nothing.
+
+    Args:
+        idle: the keys.
+        why: with what they do nothing, or `without ...`.
+        section: that they are in, where it is not the one being checked.
 
     Raises:
         ValueError: there are some.
     """
     if idle:
-        raise ValueError(f"{', '.join(sorted(idle))} would do nothing with {why}; remove it")
+        keys = ", ".join(f"{section}.{key}" if section else key for key in sorted(idle))
+        joint = "" if why.startswith("without") else "with "
+        raise ValueError(f"{keys} would do nothing {joint}{why}; remove it")
 
 
 def check_multiple(batch_size: int, micro_batch_size: int | None, key: str = "batch_size") -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from guerdon.errors import ConfigError
-from guerdon.settings.base import Settings
+from guerdon.settings.base import Settings, refuse
 from guerdon.settings.data import TaskSettings
 from guerdon.settings.remote import RemoteSettings
 
@@ -69,9 +69,8 @@ class BestOfNSettings(Settings):
     def _counts(self) -> BestOfNSettings:
         if self.ns is not None and (not self.ns or min(self.ns) < 1):
             raise ValueError("ns lists numbers of samples, each at least 1")
-        idle = sorted({"questions", "n", "temperature"} & self.model_fields_set)
-        if self.samples is not None and idle:
-            raise ValueError(f"{idle[0]} would do nothing beside samples, which are there already; remove it")
+        if self.samples is not None:
+            refuse({"questions", "n", "temperature"} & self.model_fields_set, "samples, which exist already")
         return self
 
 
@@ -130,23 +129,19 @@ class EvaluateTextSettings(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> EvaluateTextSettings:
-        if "save_dir" in self.model_fields_set and self.save_dir is not None and not self.models:
-            raise ValueError(
-                "save_dir would do nothing without models: trained ones are evaluated next to their weights"
-            )
-        benches = self.generated is not None or bool(self.process_bench)
+        given, benches = self.model_fields_set, self.generated is not None or bool(self.process_bench)
+        if self.save_dir is not None and not self.models:
+            refuse({"save_dir"}, "without models: trained ones are evaluated next to their weights")
         if not benches and self.prm_bench is None and self.pairs is None and self.best_of_n is None:
             raise ValueError("name what to judge on: generated, process_bench, prm_bench, pairs or best_of_n")
         if self.threshold is not None and self.tune_on is not None:
-            raise ValueError("threshold would do nothing beside tune_on, which chooses it; remove one of them")
+            refuse({"threshold"}, "tune_on, which chooses it")
         if not benches:
-            idle = sorted({"threshold", "tune_on"} & self.model_fields_set)
-            if idle:
-                raise ValueError(f"{idle[0]} would do nothing without generated or process_bench; remove it")
-            if "attacks" in self.model_fields_set and self.attacks is not None and self.best_of_n is None:
-                raise ValueError("attacks would do nothing without right and wrong solutions of the same question")
-        if "ties" in self.model_fields_set and self.pairs is None:
-            raise ValueError("ties would do nothing without pairs; remove it")
+            refuse({"threshold", "tune_on"} & given, "without generated or process_bench")
+            if self.attacks is not None and self.best_of_n is None:
+                refuse({"attacks"} & given, "without right and wrong solutions of the same question")
+        if self.pairs is None:
+            refuse({"ties"} & given, "without pairs")
         return self
 
 
@@ -160,9 +155,10 @@ def on_own_family(given: dict[str, Any], data: Any) -> dict[str, Any]:
         given: the section as it was given.
         data: the `data` section as it was given.
     """
-    if any(given.get(name) for name in BENCHES) or "generated" in given or not isinstance(data, dict):
-        return given
-    if data.get("type", "generated") != "generated" or given.get("type", "text") != "text":
+    own = (
+        isinstance(data, dict) and data.get("type", "generated") == "generated" and given.get("type", "text") == "text"
+    )
+    if not own or "generated" in given or any(given.get(name) for name in BENCHES):
         return given
     return {**given, "generated": {"families": [data.get("task", {"family": "chain"})]}}
 

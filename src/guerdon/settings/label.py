@@ -277,12 +277,15 @@ class LabelSettings(Settings):
             raise ValueError("max_usd would do nothing while both prices of the judge are 0; set usd_per_million_...")
         if self.labeler not in CONTINUED:
             refuse({"monte_carlo"} & given, f"labeler {self.labeler}")
-        elif self.labeler != "monte_carlo" and "estimate" in self.monte_carlo.model_fields_set:
-            raise ValueError(f"monte_carlo.estimate would do nothing with labeler {self.labeler}, which is hard")
+        elif self.labeler != "monte_carlo":
+            refuse(
+                {"estimate"} & self.monte_carlo.model_fields_set,
+                f"labeler {self.labeler}, which is hard",
+                "monte_carlo",
+            )
         if self.data_paths:
             refuse({"method", "num_rollouts", "splitter", "mining"} & given, "solutions.data_path")
-            idle = {"temperature", "top_p"} & self.solutions.model_fields_set
-            refuse({f"solutions.{name}" for name in idle}, "solutions.data_path")
-        if self.method == 2 and "top_p" in self.solutions.model_fields_set:
-            raise ValueError("solutions.top_p would do nothing with method 2; remove it")
+            refuse({"temperature", "top_p"} & self.solutions.model_fields_set, "solutions.data_path", "solutions")
+        if self.method == 2:
+            refuse({"top_p"} & self.solutions.model_fields_set, "method 2", "solutions")
         return self

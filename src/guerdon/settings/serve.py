@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from guerdon.settings.base import Settings
+from guerdon.settings.base import Settings, refuse
 
 MIB = 1024 * 1024
 
@@ -47,8 +47,8 @@ class ServedModelSettings(Settings):
             raise ValueError("custom_backend stands beside backend; a model is built by one of them")
         if self.backend is None and self.custom_backend is None and self.model_path is None:
             raise ValueError("a served model needs backend, model_path or custom_backend")
-        if self.update_dir is None and "keep_updates" in self.model_fields_set:
-            raise ValueError("keep_updates would do nothing without update_dir; remove it")
+        if self.update_dir is None:
+            refuse({"keep_updates"} & self.model_fields_set, "without update_dir")
         if self.processes is not None and (self.tensor_parallel_size or 1) > 1:
             raise ValueError("a model on several GPUs is not there in several copies; remove processes")
         if self.processes is not None and self.update_dir is not None:
@@ -145,8 +145,7 @@ class ServeSettings(Settings):
                 "or --insecure to let everyone in"
             )
         if self.insecure and (self.token is not None or self.is_loopback):
-            why = "a token" if self.token is not None else f"host {self.host}"
-            raise ValueError(f"insecure would do nothing with {why}; remove it")
+            refuse({"insecure"}, "a token" if self.token is not None else f"host {self.host}")
         return self
 
     @property

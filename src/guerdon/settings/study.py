@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from guerdon.settings.algorithm import AlgorithmSettings, ControlAlgorithmSettings, TextAlgorithmSettings
-from guerdon.settings.base import Settings
+from guerdon.settings.base import Settings, refuse
 from guerdon.settings.data import DataSettings
 from guerdon.settings.evaluate import EvaluateSettings, EvaluateTextSettings, on_own_family
 from guerdon.settings.label import LabelSettings
@@ -79,10 +79,11 @@ class ActorShare(Settings):
     def _fits(self) -> ActorShare:
         if (self.type == "checkpoint") != (self.checkpoint is not None):
             raise ValueError("an actor of type checkpoint, and only that, needs checkpoint: a policy folder")
-        if "noise" in self.model_fields_set and self.type not in ("noisy", "checkpoint"):
-            raise ValueError(f"noise would do nothing with an actor of type {self.type}; remove it")
-        if self.calibration_error and self.type not in ("expert", "noisy"):
-            raise ValueError(f"calibration_error would do nothing with an actor of type {self.type}; remove it")
+        what = f"an actor of type {self.type}"
+        if self.type not in ("noisy", "checkpoint"):
+            refuse({"noise"} & self.model_fields_set, what)
+        if self.type not in ("expert", "noisy") and self.calibration_error:
+            refuse({"calibration_error"}, what)
         return self
 
 
@@ -285,39 +286,27 @@ class Study(Settings):
 
     @model_validator(mode="after")
     def _one_side(self) -> Study:
-        given = self.model_fields_set
-        if self.algorithm.type != ("text" if self.text else "control"):
-            raise ValueError(f"algorithm.type {self.algorithm.type} does not go with policy.type {self.policy.type}")
-        language = {"data", "generation", "label", "reward_model", "sft"}
-        idle = {"env", "collect", "bc"} if self.text else language
-        present = sorted(name for name in idle & given if getattr(self, name) != type(self).model_fields[name].default)
-        if present:
-            idle_keys, kind = ", ".join(present), self.policy.type
-            if "policy" not in given and not self.text:
-                raise ValueError(
-                    f"{idle_keys} would do nothing with policy.type {kind}, the default: a language model is "
-                    "`policy: {type: text, path: FOLDER}`"
-                )
-            raise ValueError(f"{idle_keys} would do nothing with policy.type {kind}; remove it")
-        for name, model in self.train.items():
-            if isinstance(model, TextTrainSettings) != self.text:
-                raise ValueError(f"train.{name}: type {model.type} does not go with policy.type {self.policy.type}")
+        given, kind, side = self.model_fields_set, f"policy.type {self.policy.type}", "text" if self.text else "control"
+        wrong = [] if self.algorithm.type == side else [f"algorithm.type {self.algorithm.type}"]
+        idle = {"env", "collect", "bc"} if self.text else {"data", "generation", "label", "reward_model", "sft"}
+        present = {name for name in idle & given if getattr(self, name) != type(self).model_fields[name].default}
+        if present and not wrong and "policy" not in given:
+            raise ValueError(
+                f"{', '.join(sorted(present))} would do nothing with {kind}, the default: a language model is "
+                "`policy: {type: text, path: FOLDER}`"
+            )
+        refuse(present if not wrong else set(), kind)
+        models, sources = self.train.items(), self.reward.sources.items()
+        wrong += [f"train.{k}: type {m.type}" for k, m in models if isinstance(m, TextTrainSettings) != self.text]
         if self.evaluate is None and not self.text:
             raise ValueError("evaluate null is for language models; leave it out")
-        if self.evaluate is not None and self.evaluate.type != self.algorithm.type:
-            raise ValueError(f"evaluate.type {self.evaluate.type} does not go with policy.type {self.policy.type}")
-        if not self.reward.use_reward_model:
-            extra = sorted(
-                self.reward.model_fields_set - {"use_reward_model", "sources", *(LIMITS if self.text else ())}
-            )
-            if extra:
-                raise ValueError(f"reward.{extra[0]} would do nothing with use_reward_model: false; remove it")
-        for name, source in self.reward.sources.items():
-            if source.text != self.text:
-                raise ValueError(
-                    f"reward.sources.{name}: model_type {source.model.model_type} does not go with policy.type "
-                    f"{self.policy.type}"
-                )
+        if self.evaluate is not None and self.evaluate.type != side:
+            wrong.append(f"evaluate.type {self.evaluate.type}")
+        wrong += [f"reward.sources.{k}: model_type {s.model.model_type}" for k, s in sources if s.text != self.text]
+        if wrong:
+            raise ValueError(f"{wrong[0]} does not go with {kind}")
+        if not self.reward.use_reward_model and not self.text:
+            refuse(set(LIMITS) & self.reward.model_fields_set, "use_reward_model: false", "reward")
         if self.text and self.data is None and not (self.label is not None and self.label.data_paths):
             raise ValueError("a language model needs a data section: which prompts, and who checks answers")
         return self
@@ -326,7 +315,7 @@ class Study(Settings):
     def _text_keys_do_something(self) -> Study:
         if not isinstance(self.algorithm, TextAlgorithmSettings):
             return self
-        algorithm, model = self.algorithm, self.reward_model
+        algorithm, model, sft = self.algorithm, self.reward_model, self.sft
         modes = {source.reward_mode for source in self.text_sources.values()}
         per_token = model is not None and model.rm_type == "prime" and model.prime_granularity != "whole"
         if algorithm.credit == "min_form" and not (per_token or "per_step" in modes):
@@ -334,30 +323,18 @@ class Study(Settings):
                 "algorithm.credit min_form needs a prime reward model with granularity token or step, or a source of "
                 "reward.sources with reward_mode per_step"
             )
-        dense = per_token or (model is not None and model.rm_type == "exact") or modes - {"terminal"}
-        if "rloo_form" in algorithm.model_fields_set and not dense:
-            raise ValueError("algorithm.rloo_form would do nothing without dense rewards; remove it")
+        if not (per_token or (model is not None and model.rm_type == "exact") or modes - {"terminal"}):
+            refuse({"rloo_form"} & algorithm.model_fields_set, "without dense rewards", "algorithm")
         if algorithm.adv_params.reward_model_gamma is not None and model is None:
-            raise ValueError("algorithm.adv_params.reward_model_gamma would do nothing without reward_model; remove it")
+            refuse({"reward_model_gamma"}, "without reward_model", "algorithm.adv_params")
         if model is not None and not model.verifier_coef and algorithm.normalize_advantages:
-            idle = sorted({"rm_coef", "rm_coef_schedule"} & model.model_fields_set)
-            if idle:
-                raise ValueError(
-                    f"reward_model.{idle[0]} would do nothing with verifier_coef 0, where the only source is "
-                    "normalised; remove it"
-                )
+            idle = {"rm_coef", "rm_coef_schedule"} & model.model_fields_set
+            refuse(idle, "verifier_coef 0, where the only source is normalised", "reward_model")
         _check_text_sources(self.reward, model, algorithm)
-        if "film_frames" in self.runner.model_fields_set:
-            raise ValueError("runner.film_frames would do nothing with policy.type text; remove it")
-        return self
-
-    @model_validator(mode="after")
-    def _mistakes_need_rules(self) -> Study:
-        if self.sft is not None and self.sft.mistakes is not None and self.data and self.data.type != "generated":
-            raise ValueError(
-                f"sft.mistakes would do nothing with data.type {self.data.type}: false beliefs are about the rules of "
-                "generated problems; remove it"
-            )
+        refuse({"film_frames"} & self.runner.model_fields_set, "policy.type text", "runner")
+        if sft is not None and sft.mistakes is not None and self.data is not None and self.data.type != "generated":
+            rules = "false beliefs are about the rules of generated problems"
+            refuse({"mistakes"}, f"data.type {self.data.type}: {rules}", "sft")
         return self
 
     @model_validator(mode="after")
@@ -397,20 +374,13 @@ def _check_text_sources(
     for name in sorted(reserved & set(sources)):
         raise ValueError(f"a reward source cannot be called {name}: another source has that name")
     if section is not None:
-        idle = sorted({"combine_mode", "env_reward_weight"} & reward.model_fields_set)
-        if idle:
-            raise ValueError(
-                f"reward.{idle[0]} would do nothing beside reward_model, whose verifier_coef is the weight of the "
-                "outcome; remove it"
-            )
-        return
+        idle = {"combine_mode", "env_reward_weight"} & reward.model_fields_set
+        return refuse(idle, "reward_model, whose verifier_coef is the weight of the outcome", "reward")
     outcome = reward.env_weight()
     if not outcome and not any(source.reward_weight for source in sources.values()):
         raise ValueError("every weight is 0, so nothing would train the policy: see reward.combine_mode")
     if len(sources) == 1 and not outcome and algorithm.normalize_advantages:
         name, source = next(iter(sources.items()))
-        if "reward_weight" in source.model_fields_set and source.reward_weight > 0:
-            raise ValueError(
-                f"reward.sources.{name}.reward_weight would do nothing with combine_mode {reward.combine_mode}, where "
-                "the only source is normalised; remove it"
-            )
+        if source.reward_weight > 0:
+            why = f"combine_mode {reward.combine_mode}, where the only source is normalised"
+            refuse({"reward_weight"} & source.model_fields_set, why, f"reward.sources.{name}")

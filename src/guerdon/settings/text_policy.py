@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from guerdon.settings.base import Bf16, ByName, Settings
+from guerdon.settings.base import Bf16, ByName, Settings, refuse
 
 PRINTABLE = string.ascii_letters + string.digits + string.punctuation + " \n"
 
@@ -43,8 +43,8 @@ class TinyModelSettings(Settings):
             raise ValueError(f"hidden_size {self.hidden_size} must be an even multiple of heads {self.heads}")
         if self.heads % kv_heads:
             raise ValueError(f"heads {self.heads} must be a multiple of kv_heads {kv_heads}")
-        if self.tokenizer == "bytes" and "alphabet" in self.model_fields_set:
-            raise ValueError("alphabet would do nothing with tokenizer bytes, which knows every text; remove it")
+        if self.tokenizer == "bytes":
+            refuse({"alphabet"} & self.model_fields_set, "tokenizer bytes, which knows every text")
         return self
 
 

@@ -306,7 +306,7 @@ class _StepSettings(_TextTrainSettings):
     def _nothing_idle(self) -> Self:
         given = self.model_fields_set
         if self.threshold is not None and self.labels == "soft":
-            raise ValueError("threshold would do nothing with labels: soft; remove it")
+            refuse({"threshold"}, "labels: soft")
         if self.rewards == "target":
             refuse({"labels", "threshold"} & given, "rewards: target")
         return self
