@@ -332,5 +332,5 @@ def test_the_policy_writes_the_samples_where_no_file_is_named(file, tmp_path):
     assert record["best_of_n"]["questions"] == 3
     assert 0 < record["samples"]["solutions"] <= 12  # a random policy: their first errors are known too
     assert (folder / "samples" / "completions.jsonl").is_file()
-    with pytest.raises(ValidationError, match="questions would do nothing beside samples"):
+    with pytest.raises(ValidationError, match="questions would do nothing with samples"):
         study_of(file, evaluate={"aggregation": "min", "best_of_n": {"samples": "x.jsonl", "questions": 3}})

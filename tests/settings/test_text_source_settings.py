@@ -75,7 +75,7 @@ def test_knobs_of_text_mean_nothing_to_robots(given):
         ({"sources": {"prm": source(reward_weight=0)}}, "nothing would train the policy"),
         (
             {"sources": {"prm": source()}, "reward": {"combine_mode": "add"}, "reward_model": {}},
-            "combine_mode would do nothing beside reward_model",
+            "combine_mode would do nothing with reward_model",
         ),
         (
             {"sources": {"r": {"model": {"model_type": "resnet", "checkpoint_path": "x"}}}},

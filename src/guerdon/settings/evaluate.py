@@ -155,9 +155,7 @@ def on_own_family(given: dict[str, Any], data: Any) -> dict[str, Any]:
         given: the section as it was given.
         data: the `data` section as it was given.
     """
-    own = (
-        isinstance(data, dict) and data.get("type", "generated") == "generated" and given.get("type", "text") == "text"
-    )
+    own = isinstance(data, dict) and (data.get("type", "generated"), given.get("type", "text")) == ("generated", "text")
     if not own or "generated" in given or any(given.get(name) for name in BENCHES):
         return given
     return {**given, "generated": {"families": [data.get("task", {"family": "chain"})]}}

@@ -278,11 +278,8 @@ class LabelSettings(Settings):
         if self.labeler not in CONTINUED:
             refuse({"monte_carlo"} & given, f"labeler {self.labeler}")
         elif self.labeler != "monte_carlo":
-            refuse(
-                {"estimate"} & self.monte_carlo.model_fields_set,
-                f"labeler {self.labeler}, which is hard",
-                "monte_carlo",
-            )
+            idle = {"estimate"} & self.monte_carlo.model_fields_set
+            refuse(idle, f"labeler {self.labeler}, which is hard", "monte_carlo")
         if self.data_paths:
             refuse({"method", "num_rollouts", "splitter", "mining"} & given, "solutions.data_path")
             refuse({"temperature", "top_p"} & self.solutions.model_fields_set, "solutions.data_path", "solutions")
