@@ -27,13 +27,14 @@ from pydantic_core import to_jsonable_python
 
 from guerdon.config_problems import problem_lines, unknown_lines
 from guerdon.config_schema import Spot, child, field_of, leaves, models_in, names_of
-from guerdon.config_tree import CoreLoader, Tree, apply_overrides, describe, merge, read_yaml
+from guerdon.config_tree import CoreLoader, Tree, apply_overrides, describe, merge, parse_yaml, read_yaml
 from guerdon.errors import ConfigError
 
 __all__ = [
     "Tree",
     "apply_overrides",
     "dot_env",
+    "holds",
     "load",
     "merge",
     "read_yaml",
@@ -125,6 +126,15 @@ def to_yaml(config: BaseModel) -> str:
         width=110,
         indent=2,
     )
+
+
+def holds(path: Path, text: str) -> bool:
+    """Whether a file that `to_yaml` wrote has the keys and values of another such text, in any order.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    return read_yaml(path).data == parse_yaml(text, str(path))[0]
 
 
 def _plain(config: BaseModel, *, full: bool) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from guerdon import atomic, provenance
 from guerdon.compare.jobs import Job, Outcome, run_jobs
 from guerdon.compare.report import write_report
 from guerdon.compare.report_tables import markdown_table
-from guerdon.config import Tree, apply_overrides, merge, read_yaml, resolve_refs, to_yaml, validate
+from guerdon.config import Tree, apply_overrides, holds, merge, read_yaml, resolve_refs, to_yaml, validate
 from guerdon.durations import duration
 from guerdon.errors import ConfigError, JobError
 from guerdon.folder_lock import held
@@ -158,7 +158,7 @@ def _write_configs(plan: StudyPlan) -> None:
     """The configuration of every job, unless one of them has already run with another."""
     written = {Path(_job_file(plan.study.work_dir, name)): to_yaml(config) for name, config in plan.configs.items()}
     for path, text in written.items():
-        if path.with_suffix(".done").exists() and path.exists() and path.read_text(encoding="utf-8") != text:
+        if path.with_suffix(".done").exists() and path.exists() and not holds(path, text):
             raise ConfigError(
                 f"{plan.folder} holds a study whose finished job {path.stem} was configured differently ({path}); "
                 "choose another work_dir, or go back to that configuration"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from guerdon import atomic, provenance
-from guerdon.config import to_yaml
+from guerdon.config import holds, to_yaml
 from guerdon.errors import ConfigError, GuerdonError
 from guerdon.folder_lock import held
 from guerdon.rl.loop import Loop
@@ -56,7 +56,7 @@ def _run(study: Study, folder: Path, *, resume: bool) -> tuple[Path, dict[str, A
                 f"{folder} already holds a run; go on with it by --resume, or choose another "
                 "runner.logger.experiment_name"
             )
-        if config.read_text() != text and begun:
+        if begun and not holds(config, text):
             raise ConfigError(
                 f"{folder} was started with another configuration ({config}); a run is resumed with the one it began "
                 "with. Choose another runner.logger.experiment_name for the new one"

@@ -33,8 +33,14 @@ _IMPLIED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 _FLAT = {"prm_model_name_or_path": "path", "prm_checkpoint_path": "adapter"}  # the keys of VLMShortForm
 
-_WRITTEN = {"max_tokens", "temperature", "top_p", "seed", "allow_fallback"}
-"""Keys of answers that are written."""
+_WRITTEN = {"max_tokens", "temperature", "top_p", "seed", "allow_fallback"}  # keys of answers in text
+_QUESTION = {"question", "input", "answer"}
+_WINDOW = {"window", "positive_reward", "negative_reward", "unclear_reward"}
+_IDLE: dict[VLMType, set[str]] = {  # keys that a kind does not have
+    "qwen_vl": _WINDOW, "primo_r1": _QUESTION | _WINDOW,
+    "true_logprob": _QUESTION | _WINDOW | _WRITTEN | {"score_mode"},
+    "trend": _QUESTION | {"rows", "score_mode"}, "preference": _QUESTION | {"rows", "score_mode"},
+}  # fmt: skip
 
 NFRAMES, MAX_PIXELS = 16, 256 * 28 * 28
 
@@ -162,15 +168,7 @@ class VLMSettings(Settings):
             ValueError: a key would do nothing.
         """
         given = self.model_fields_set
-        if kind != "qwen_vl":
-            refuse({"question", "input", "answer"} & given, f"model_type {kind}")
-        windows = {"window", "positive_reward", "negative_reward", "unclear_reward"}
-        if kind in ("trend", "preference"):
-            refuse({"rows", "score_mode"} & given, f"model_type {kind}")
-        else:
-            refuse(windows & given, f"model_type {kind}")
-        if kind == "true_logprob":
-            refuse({"score_mode", *_WRITTEN} & given, f"model_type {kind}")
+        refuse(_IDLE[kind] & given, f"model_type {kind}")
         if kind == "qwen_vl":
             if self.prompt is not None:
                 refuse({"question", "input"} & given, "prompt, which says both")
@@ -180,10 +178,8 @@ class VLMSettings(Settings):
                 refuse({"score_mode"} & given, "question completed")
                 if self.answer != "hard":
                     refuse(_WRITTEN & given, "answer soft")
-            if (
-                self.prompt is None
-                and (self.input or ("image" if self.question == "completed" else "video")) == "image"
-            ):
+            usual = "image" if self.question == "completed" else "video"
+            if self.prompt is None and (self.input or usual) == "image":
                 refuse({"nframes", "fps", "video_as"} & given, "input image")
 
     @property
