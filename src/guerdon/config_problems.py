@@ -23,7 +23,7 @@ from guerdon.config_tree import Tree, describe
 _MOST_LISTED = 20
 
 
-class _Spotted(NamedTuple):
+class _Location(NamedTuple):
     """Where an error is, as the user wrote it and as the schema sees it."""
 
     path: str
@@ -39,7 +39,7 @@ def problem_lines(model: type[BaseModel], tree: Tree, error: ValidationError, so
     """
     if unknown := unknown_lines(model, tree, source):
         return unknown
-    grouped: dict[str, list[tuple[_Spotted, Mapping[str, Any]]]] = {}
+    grouped: dict[str, list[tuple[_Location, Mapping[str, Any]]]] = {}
     for detail in error.errors(include_url=False):
         where = _locate(model, tree.data, detail)
         grouped.setdefault(where.path, []).append((where, detail))
@@ -53,7 +53,7 @@ def problem_lines(model: type[BaseModel], tree: Tree, error: ValidationError, so
     return lines
 
 
-def _locate(model: type[BaseModel], data: Any, detail: Mapping[str, Any]) -> _Spotted:
+def _locate(model: type[BaseModel], data: Any, detail: Mapping[str, Any]) -> _Location:
     """Follow pydantic's location through schema and data, leaving out what only names a union's member."""
     spot: Spot = (model,)
     parent = forms = around = spot
@@ -71,7 +71,7 @@ def _locate(model: type[BaseModel], data: Any, detail: Mapping[str, Any]) -> _Sp
         if present or (last and (known or detail["type"] == "missing")):
             written.append(str(piece))
         data, known = (data[piece], True) if present else (data, False)
-    return _Spotted(".".join(written), spot, parent, forms)
+    return _Location(".".join(written), spot, parent, forms)
 
 
 def _has(data: Any, piece: Any) -> bool:
@@ -80,7 +80,7 @@ def _has(data: Any, piece: Any) -> bool:
     return isinstance(data, list | tuple) and isinstance(piece, int) and piece < len(data)
 
 
-def _texts(model: type[BaseModel], found: list[tuple[_Spotted, Mapping[str, Any]]]) -> list[str]:
+def _texts(model: type[BaseModel], found: list[tuple[_Location, Mapping[str, Any]]]) -> list[str]:
     """The words for the problems of one key."""
     texts: list[str] = []
     allowed: list[str] = []
@@ -94,7 +94,7 @@ def _texts(model: type[BaseModel], found: list[tuple[_Spotted, Mapping[str, Any]
         elif kind == "missing":
             texts.append(f"is missing and has no default{_meaning(where)}")
         elif kind in ("value_error", "assertion_error"):
-            texts.append(_said(where, detail))
+            texts.append(_validator_message(where, detail))
         elif kind in ("union_tag_invalid", "union_tag_not_found"):
             name = str(context["discriminator"]).strip("'()")
             given = value.get(name, ...) if isinstance(value, dict) else getattr(value, name, ...)
@@ -117,7 +117,7 @@ def _is_secret(key: str) -> bool:
     return any(word in key for word in ("token", "key", "password"))
 
 
-def _said(where: _Spotted, detail: Mapping[str, Any]) -> str:
+def _validator_message(where: _Location, detail: Mapping[str, Any]) -> str:
     """The message of one of guerdon's validators, with the value where it is about a single value."""
     message = str(detail["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
     value = detail["input"]
@@ -132,7 +132,7 @@ def _requirement(detail: Mapping[str, Any]) -> str:
     return message.split(", unable to parse")[0].split(", got a number with")[0]
 
 
-def _meaning(where: _Spotted) -> str:
+def _meaning(where: _Location) -> str:
     """The description of a missing key, where its field has one."""
     key = where.path.rpartition(".")[2]
     for candidate in models_in(where.parent):

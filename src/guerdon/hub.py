@@ -1,4 +1,4 @@
-"""Names of models and data sets: whether there is such a one, asked with a single request.
+"""Whether a model or data set of a name exists, checked with a single request.
 
 transformers and datasets try for up to a minute, file by file, where a name is wrong or there is no network. Nothing is
 downloaded here, and what is in their caches needs no request.

@@ -178,7 +178,7 @@ def test_segmentation_is_said():
 
 def test_a_bad_combination_is_refused():
     for given, words in (
-        ({}, "name what to judge on"),
+        ({}, "name what to evaluate on"),
         ({**GENERATED, "threshold": 0.5, "tune_on": "chain"}, "remove one"),
         ({"prm_bench": "x", "threshold": 0.4}, "threshold would do nothing"),
         ({**GENERATED, "ties": "half"}, "ties would do nothing"),
@@ -307,7 +307,7 @@ def test_a_model_that_is_not_trained_is_one_clear_line(file, tmp_path):
     train = {"prm": {"type": "stepwise", "save_dir": str(tmp_path / "none"), "data_path": "x"}}
     with pytest.raises(CheckpointError, match="train it first: guerdon train STUDY --only prm"):
         candidates(study_of(file, train=train))
-    with pytest.raises(ConfigError, match="no reward model to judge"):
+    with pytest.raises(ConfigError, match="no reward model to evaluate"):
         candidates(study_of(file, train={}, evaluate=None))
 
 

@@ -144,7 +144,7 @@ def test_a_study_that_names_nothing_to_judge_on_is_judged_on_its_own_family():
     given = study(data={"task": task}, evaluate={"aggregation": "prod"})
     assert [family.family for family in given.evaluate.generated.families] == ["swap"]
     files = {"type": "files", "train_files": "x.jsonl"}
-    with pytest.raises(ConfigError, match="name what to judge on"):
+    with pytest.raises(ConfigError, match="name what to evaluate on"):
         study(data=files, evaluate={"aggregation": "prod"})
 
 
@@ -162,7 +162,7 @@ def test_names_of_what_is_judged():
     assert judged_names(["a"], ["b"], []) == ["a", "b"]
     assert judged_names(["a"], ["b"], ["b"]) == ["b"]
     for train, third, only, message in (
-        ([], [], [], "no reward model to judge"),
+        ([], [], [], "no reward model to evaluate"),
         (["a"], ["a"], [], "also a model of the train section"),
         (["a"], ["b"], ["c"], "--only c: this study has a, b"),
     ):

@@ -319,7 +319,7 @@ class Section(Settings):
         ({"accuracy_lower_bound": 0.8, "accuracy_upper_bound": 0.2}, "no prompt can survive"),
         ({"oversample_factor": 0.5}, "oversample_factor"),
         ({"task": {"family": "chain", "low": 5, "high": 4}}, "low 5 is more than high 4"),
-        ({"task": {"family": "chain", "ops": "++"}}, "stands there twice"),
+        ({"task": {"family": "chain", "ops": "++"}}, "is repeated"),
         ({"task": {"family": "chain", "steps": 3, "min_steps": 4}}, "min_steps 4 is more than steps 3"),
         ({"task": {"family": "register", "steps": 25}}, "26 letters"),
         ({"task": {"family": "swap", "modulus": 7}}, "modulus"),

@@ -1,6 +1,6 @@
 """The base of every settings class: frozen, and unknown keys are refused; unions whose form a name chooses.
 
-`SpokenSettings` are those that users write in Python too: what is wrong with them is a `ConfigError`.
+`PythonSettings` are those that users write in Python too: what is wrong with them is a `ConfigError`.
 
     class ColourSettings(Settings):
         hue: float = 0.5
@@ -46,7 +46,7 @@ class Settings(BaseModel):
         return given
 
 
-class SpokenSettings(Settings):
+class PythonSettings(Settings):
     """Settings that users write in Python too: there a `ConfigError` says what is wrong, with a suggestion.
 
     Inside a larger configuration, which is read by `guerdon.config`, nothing is different.

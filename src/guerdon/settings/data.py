@@ -1,4 +1,4 @@
-"""The `data` section: which prompts a language model is trained on, how they are filtered, who checks answers.
+"""The `data` section: which prompts a language model is trained on, how they are filtered, how answers are verified.
 
 The keys of prompt filtering have the names and defaults of PRIME (2502.01456).
 
@@ -31,7 +31,7 @@ class _FamilySettings(Settings):
 
 def _distinct(text: str) -> str:
     if len(set(text)) != len(text):
-        raise ValueError("an operation stands there twice")
+        raise ValueError("an operation is repeated")
     return text
 
 
@@ -171,7 +171,7 @@ class _ReadDataSettings(_DataSettings):
 
     verifier: Annotated[str, Named(VERIFIERS)] = Field(
         "auto",
-        description="who compares answers; auto: programs by their tests, GSM8K numerically, others by math",
+        description="verifier of answers; auto: programs by their tests, GSM8K numerically, others by math",
     )
     verifier_params: dict[str, Any] = PARAMS
     verifier_timeout: float = Field(10.0, gt=0, description="math: seconds per answer; code: CPU seconds per test")

@@ -133,7 +133,7 @@ class EvaluateTextSettings(Settings):
         if self.save_dir is not None and not self.models:
             refuse({"save_dir"}, "without models: trained ones are evaluated next to their weights")
         if not benches and self.prm_bench is None and self.pairs is None and self.best_of_n is None:
-            raise ValueError("name what to judge on: generated, process_bench, prm_bench, pairs or best_of_n")
+            raise ValueError("name what to evaluate on: generated, process_bench, prm_bench, pairs or best_of_n")
         if self.threshold is not None and self.tune_on is not None:
             refuse({"threshold"}, "tune_on, which chooses it")
         if not benches:
@@ -170,11 +170,11 @@ def judged_names(train: Iterable[str], third: Iterable[str], only: Sequence[str]
         only: those asked for; empty: all.
 
     Raises:
-        ConfigError: a name that there is not, or is twice; or there is none at all.
+        ConfigError: a name that does not exist or is repeated; or there is none at all.
     """
     own, others = list(train), list(third)
     if not own and not others:
-        raise ConfigError("there is no reward model to judge: name one in the train section or in evaluate.models")
+        raise ConfigError("there is no reward model to evaluate: name one in the train section or in evaluate.models")
     for name in set(own) & set(others):
         raise ConfigError(f"evaluate.models: {name} is also a model of the train section; call it something else")
     for name in only:

@@ -1,4 +1,4 @@
-"""The `label` section: which questions, whose solutions, who judges their steps, and what that may cost.
+"""The `label` section: questions, solutions, the labeler of their steps, and a spending limit.
 
 The names are the flags of the seed's script (`method`, `reward`, `num_rollouts`, `num_samples`).
 
@@ -186,7 +186,7 @@ class MonteCarloSettings(Settings):
     estimate: Literal["hard", "soft"] = Field("soft", description="soft: share of right completions; hard: 1 for any")
     temperature: float = Field(0.7, gt=0, description="of completions")
     top_p: float = Field(1.0, gt=0, le=1, description="of completions")
-    policy: TextPolicySettings | None = Field(None, description="who completes; null: the policy of the study")
+    policy: TextPolicySettings | None = Field(None, description="model that completes; null: the policy of the study")
 
 
 class MiningSettings(Settings):
@@ -240,7 +240,7 @@ class LabelSettings(Settings):
     labeler_params: dict[str, Any] = PARAMS
     mining: MiningSettings | None = Field(MiningSettings(), description="which questions; null: the first num_samples")
     solutions: SolutionSettings = Field(SolutionSettings(), description="how solutions are written")
-    judge: JudgeSettings = Field(AnthropicJudgeSettings(), description="who judges, and who writes with method 2")
+    judge: JudgeSettings = Field(AnthropicJudgeSettings(), description="judge of steps; with method 2 also the solver")
     monte_carlo: MonteCarloSettings = Field(MonteCarloSettings(), description="how prefixes are completed")
     formats: tuple[Literal["training", "trl", "prm800k", "math_shepherd"], ...] = Field(
         ("training", "trl"), description="also written, in addition to the records in the seed's format"

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from guerdon.config import validate
 from guerdon.retry import TRIES
-from guerdon.settings.base import SpokenSettings, refuse
+from guerdon.settings.base import PythonSettings, refuse
 
 Upload = Literal["npy", "jpeg", "mp4", "path"]
 NATIVE, SCORE = "/v1/rewards", "/score"
@@ -32,7 +32,7 @@ def remote_at(address: str) -> RemoteSettings:
     return validate(RemoteSettings, {"endpoint": endpoint, "backend": backend or None}, source=address)
 
 
-class RemoteSettings(SpokenSettings):
+class RemoteSettings(PythonSettings):
     """Client of a reward server."""
 
     endpoint: str = Field(

@@ -44,7 +44,7 @@ class ServedModelSettings(Settings):
     @model_validator(mode="after")
     def _one_source(self) -> ServedModelSettings:
         if self.backend is not None and self.custom_backend is not None:
-            raise ValueError("custom_backend stands beside backend; a model is built by one of them")
+            raise ValueError("custom_backend and backend are both given; remove one of them")
         if self.backend is None and self.custom_backend is None and self.model_path is None:
             raise ValueError("a served model needs backend, model_path or custom_backend")
         if self.update_dir is None:

@@ -91,7 +91,7 @@ class CollectSettings(Settings):
     """`collect`: episodes from scripted experts, random or noisy actions, or trained policies."""
 
     save_dir: str = Field(description="receives the episodes, as a LeRobot data set")
-    episodes: int = Field(50, ge=1, description="episodes in all; a data set already there is continued up to it")
+    episodes: int = Field(50, ge=1, description="episodes in all; an existing data set is continued up to it")
     mixture: tuple[ActorShare, ...] = Field((ActorShare(type="expert"),), description="policies, by shares")
     only_success: bool = Field(False, description="keep successful episodes only")
     frame_every: int = Field(5, ge=1, description="keep every k-th row of an episode and its last")
@@ -308,7 +308,7 @@ class Study(Settings):
         if not self.reward.use_reward_model and not self.text:
             refuse(set(LIMITS) & self.reward.model_fields_set, "use_reward_model: false", "reward")
         if self.text and self.data is None and not (self.label is not None and self.label.data_paths):
-            raise ValueError("a language model needs a data section: which prompts, and who checks answers")
+            raise ValueError("a language model needs a data section: its prompts and their verifier")
         return self
 
     @model_validator(mode="after")

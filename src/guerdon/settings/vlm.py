@@ -240,7 +240,7 @@ def check_vlm(name: str, settings: VLMSettings | None, checkpoint_path: str | No
             "(prm_model_name_or_path), or vlm.backend: openai with its endpoint"
         )
     if checkpoint_path is not None and asked.path is not None:
-        raise ValueError("vlm.path (prm_model_name_or_path) stands beside checkpoint_path; give one of them")
+        raise ValueError("vlm.path (prm_model_name_or_path) and checkpoint_path are both given; remove one of them")
     if checkpoint_path is not None and asked.backend == "openai":
         raise ValueError("checkpoint_path would do nothing with vlm.backend openai; remove it")
     asked.check(VLM_NAMES[name])
