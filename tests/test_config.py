@@ -12,6 +12,7 @@ from guerdon.config import (
     Tree,
     apply_overrides,
     dot_env,
+    holds,
     load,
     merge,
     read_yaml,
@@ -473,3 +474,9 @@ def test_a_value_that_begins_with_the_home_folder_is_expanded(tmp_path, monkeypa
     assert study.paths == (f"{tmp_path}/a", "b~/c", f"{tmp_path}/runs/d", "~")
     assert load(Root, file, ["name=~/x"]).name == f"{tmp_path}/x"
     assert "~/" not in to_yaml(study).replace("b~/c", "")
+
+
+def test_a_written_configuration_is_compared_by_keys_and_values(tmp_path):
+    (tmp_path / "config.yaml").write_text("b: 1\na: {c: 2, d: [3]}\n")
+    assert holds(tmp_path / "config.yaml", "a:\n  d: [3]\n  c: 2\nb: 1\n")
+    assert not holds(tmp_path / "config.yaml", "a:\n  d: [3]\n  c: 1\nb: 1\n")

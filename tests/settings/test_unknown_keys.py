@@ -196,6 +196,31 @@ def test_a_key_of_another_form_follows_misspelled_ones():
     )
 
 
+@pytest.mark.parametrize(
+    ("section", "inside", "line"),
+    [
+        ("data", {"path": "x"}, "data.path = 'x': unknown key; it belongs to type: gsm8k or type: datasets"),
+        ("data", {"type": "files", "train_files": "x", "train_size": 3}, "train_size = 3: unknown key; it belongs to"),
+        ("generation", {"engine": "vllm", "batch_size": 3}, "batch_size = 3: unknown key; it belongs to engine: local"),
+        ("generation", {"engine": "vllm", "batchsize": 3}, "did you mean"),
+        (
+            "label",
+            {"judge": {"api": "json:loads", "timeout": 3}},
+            "label.judge.timeout = 3: unknown key; it belongs to api: anthropic or api: openai",
+        ),
+        (
+            "label",
+            {"judge": {"params": {}}},
+            "label.judge.params = a map: unknown key; it belongs to api: package.module:factory",
+        ),
+    ],
+)
+def test_a_key_of_another_form_says_where_it_belongs(section, inside, line):
+    given = {"policy": {"type": "text", "tiny": {}}, "data": {}, section: inside}
+    assert line in message(given)
+    assert len(message(given).splitlines()) == 1
+
+
 def test_the_value_of_a_misspelled_secret_is_not_shown():
     told = message({"reward": {**ONE_MODEL, "model": {"model_type": "remote", "token_envv": "s3cret"}}})
     assert "s3cret" not in told
