@@ -85,11 +85,10 @@ def collect(study: File, overrides: Overrides = None, dry_run: DryRun = False) -
     if config.collect is None:
         raise ConfigError(f"{study} has no collect section: it needs at least collect.save_dir")
     if dry_run:
-        from guerdon.settings.estimate import estimate_collect
         from guerdon.worlds.build import check_success_reported
 
         check_success_reported(config.env, config.collect.success_readers())
-        return _dry_run(config, estimate_collect(config))
+        return _dry_run(config, "collect")
     from guerdon.collect.collect import collect as work
 
     done = work(config)
@@ -121,9 +120,7 @@ def label(
     if config.label is None:
         raise ConfigError(f"{study} has no label section; an empty one (label: {{}}) labels by a judge at Anthropic")
     if dry_run:
-        from guerdon.settings.estimate import estimate_label
-
-        return _dry_run(config, {} if skip_generation else estimate_label(config))
+        return _dry_run(config, {} if skip_generation else "label")
     from guerdon.labels.label import label as work
 
     done = work(config, skip_generation=skip_generation)
@@ -162,9 +159,7 @@ def train(
                 f"train.{fixed[0]}.data_path already names the data: --method and --reward would do nothing"
             )
     if dry_run:
-        from guerdon.settings.estimate import estimate_train
-
-        return _dry_run(config, estimate_train(config, only or ()))
+        return _dry_run(config, "train", only)
     if config.text:
         from guerdon.train.text import train_text_model
 
@@ -199,9 +194,7 @@ def _train_policy(
     if only or (resume and kind == "bc"):
         raise ConfigError(f"{'--only' if only else '--resume'} would do nothing with policy={kind}; remove it")
     if dry_run:
-        from guerdon.settings.estimate import estimate_sft
-
-        return _dry_run(config, {"policy": "behaviour cloning"} if kind == "bc" else estimate_sft(config))
+        return _dry_run(config, {"policy": "behaviour cloning"} if kind == "bc" else "sft")
     if kind == "bc":
         from guerdon.train.bc import train_bc
 
@@ -217,14 +210,20 @@ def _train_policy(
 def evaluate(study: File, overrides: Overrides = None, dry_run: DryRun = False, only: Only = None) -> None:
     """Evaluate trained reward models on held-out episodes; those for text also under attack."""
     config = _load(study, overrides)
-    if config.text:
-        return _evaluate_text(config, dry_run=dry_run, only=only)
-    models = [*config.train, *config.control_evaluate.remote]
-    if not models:
-        raise ConfigError(f"{study} has neither a train section nor evaluate.remote: it names no reward model")
-    _check_only(study, models, only)
+    if not config.text:
+        models = [*config.train, *config.control_evaluate.remote]
+        if not models:
+            raise ConfigError(f"{study} has neither a train section nor evaluate.remote: it names no reward model")
+        _check_only(study, models, only)
     if dry_run:
-        return _dry_run(config, {"models": len(only or models), "seconds": 20.0 * len(only or models)})
+        return _dry_run(config, "evaluate", only)
+    if config.text:
+        from guerdon.evaluate.text_suite import evaluate_text_study, text_of
+
+        for name, (record, folder) in evaluate_text_study(config, only=only or ()).items():
+            sys.stdout.write(f"{name}\n{text_of(record)}\n")
+            _say(f"wrote {folder / 'evaluation.json'} and {len(record['pictures']) + 1} more files in the same folder")
+        return
     from guerdon.evaluate.image_suite import evaluate_study, evaluation_text
 
     for name, (evaluation, paths) in evaluate_study(config, only=only or ()).items():
@@ -232,30 +231,16 @@ def evaluate(study: File, overrides: Overrides = None, dry_run: DryRun = False, 
         _say(f"wrote {paths['json']} and {len(paths) - 1} more files in the same folder")
 
 
-def _evaluate_text(config: Study, *, dry_run: bool, only: list[str] | None) -> None:
-    """`evaluate` of a language study."""
-    if dry_run:
-        from guerdon.settings.estimate import estimate_evaluate_text
-
-        return _dry_run(config, estimate_evaluate_text(config, only or ()))
-    from guerdon.evaluate.text_suite import evaluate_text_study, text_of
-
-    for name, (record, folder) in evaluate_text_study(config, only=only or ()).items():
-        sys.stdout.write(f"{name}\n{text_of(record)}\n")
-        _say(f"wrote {folder / 'evaluation.json'} and {len(record['pictures']) + 1} more files in the same folder")
-
-
 @app.command()
 def run(study: File, overrides: Overrides = None, dry_run: DryRun = False, resume: Resume = False) -> None:
     """Train a policy with the rewards of the reward section."""
     config = _load(study, overrides)
     if dry_run:
-        from guerdon.settings.estimate import estimate_run
         from guerdon.worlds.build import check_success_reported
 
         if not config.text:
             check_success_reported(config.env, config.success_readers())
-        return _dry_run(config, estimate_run(config))
+        return _dry_run(config, "run")
     from guerdon.compare.report import write_single_report
     from guerdon.rl.log import true_success
     from guerdon.rl.run import run as work
@@ -412,12 +397,13 @@ def _check_only(path: Path, models: Sequence[str], only: list[str] | None) -> No
         raise ConfigError(f"--only {unknown[0]}: {path} has the reward models {', '.join(models)}")
 
 
-def _dry_run(config: Study, estimate: dict[str, object]) -> None:
+def _dry_run(config: Study, cost: dict[str, Any] | str, only: list[str] | None = None) -> None:
+    """Show a configuration and the cost, or that of a command of `estimate`."""
     from guerdon.config import to_yaml
-    from guerdon.settings.estimate import readable
+    from guerdon.settings.estimate import estimate, readable
 
     sys.stdout.write(to_yaml(config) + "\n")
-    for line in readable(estimate):
+    for line in readable(estimate(config, cost, only or ()) if isinstance(cost, str) else cost):
         _say(line)
 
 

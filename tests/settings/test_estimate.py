@@ -10,7 +10,7 @@ from guerdon.config import load
 from guerdon.policies.text_files import load_policy, save_policy
 from guerdon.settings.estimate import (
     Size,
-    estimate_evaluate_text,
+    estimate_evaluate,
     estimate_label,
     estimate_run,
     estimate_sft,
@@ -154,7 +154,7 @@ MEASURED = [  # seconds of CPU, docs/benchmarks.md
     (estimate_sft, "prm_rewards", 35),
     (estimate_label, "prm_rewards", 15),
     (lambda study: estimate_train(study, ["weak"]), "prm_rewards", 15),
-    (lambda study: estimate_evaluate_text(study, ["weak"]), "prm_rewards", 9),
+    (lambda study: estimate_evaluate(study, ["weak"]), "prm_rewards", 9),
     (estimate_run, "prm_rewards", 17),
     (estimate_sft, "prime_math", 82),
 ]

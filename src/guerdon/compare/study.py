@@ -25,17 +25,7 @@ from guerdon.errors import ConfigError, JobError
 from guerdon.folder_lock import held
 from guerdon.progress import ProgressBar
 from guerdon.settings.base import Settings
-from guerdon.settings.estimate import (
-    EVALUATION,
-    estimate_collect,
-    estimate_evaluate_text,
-    estimate_label,
-    estimate_run,
-    estimate_sft,
-    estimate_train,
-    total_bytes,
-    total_seconds,
-)
+from guerdon.settings.estimate import EVALUATION, estimate, total_bytes, total_seconds
 from guerdon.settings.study import Study
 from guerdon.worlds.build import check_success_reported
 
@@ -107,7 +97,7 @@ def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> St
                 if not configs[name].text:
                     check_success_reported(configs[name].env, configs[name].success_readers())
                 needs = _needs(task, configs[name], prepared)
-                cost = float(estimate_run(configs[name])["seconds"])
+                cost = float(estimate(configs[name], "run")["seconds"])
                 arguments = ("run", _job_file(base.work_dir, name), "--resume")
                 jobs.append(Job(name, arguments, needs, cost, folder=folder))
     workers = parallel or base.compare.parallel or len(os.sched_getaffinity(0))
@@ -193,27 +183,27 @@ def _preparation(task: str, study: Study, configs: dict[str, Study]) -> list[Job
         jobs.append(Job(name, (verb, _job_file(study.work_dir, name), *flags), needs, cost, urgent=urgent))
 
     if study.sft is not None:
-        add(f"{task}.sft", "train", "policy=sft", "--resume", cost=float(estimate_sft(study)["seconds"]))
+        add(f"{task}.sft", "train", "policy=sft", "--resume", cost=float(estimate(study, "sft")["seconds"]))
     if study.collect is not None:
         check_success_reported(study.env, study.collect.success_readers())
-        add(f"{task}.collect", "collect", cost=float(estimate_collect(study)["seconds"]))
+        add(f"{task}.collect", "collect", cost=float(estimate(study, "collect")["seconds"]))
     if study.label is not None and study.train:  # only training reads the labels
         needs = _makers(task, study, [study.text_policy, study.label])
-        add(f"{task}.label", "label", needs=needs, cost=float(estimate_label(study)["seconds"]))
+        add(f"{task}.label", "label", needs=needs, cost=float(estimate(study, "label")["seconds"]))
     for model, settings in study.train.items():
         trained, judged = f"{task}.train.{model}", f"{task}.evaluate.{model}"
-        cost = float(estimate_train(study)["seconds"]) / len(study.train)
+        cost = float(estimate(study, "train")["seconds"]) / len(study.train)
         if study.text:
             needs = _makers(task, study, [study.text_policy, settings])
             needs += (f"{task}.label",) if study.label is not None and not settings.data_path else ()
         else:
             needs = (f"{task}.collect",) if study.collect is not None else ()
         add(trained, "train", "--only", model, "--resume", needs=tuple(dict.fromkeys(needs)), cost=cost)
-        seconds = float(estimate_evaluate_text(study, [model])["seconds"]) if study.text else 20.0
+        seconds = float(estimate(study, "evaluate", [model])["seconds"])
         # A run of a language model warns of reward models that attacks fooled, so it waits for their evaluation.
         add(judged, "evaluate", "--only", model, needs=(trained,), cost=seconds, urgent=study.text)
     for model in study.text_evaluate.models if study.text and study.text_evaluate is not None else ():
-        cost = float(estimate_evaluate_text(study, [model])["seconds"])
+        cost = float(estimate(study, "evaluate", [model])["seconds"])
         add(f"{task}.evaluate.{model}", "evaluate", "--only", model, cost=cost)
     return jobs
 
@@ -260,13 +250,9 @@ def _job_file(work_dir: str, name: str) -> str:
 def _disk(job: Job, study: Study) -> dict[str, int]:
     """`bytes` that a job leaves and `peak_bytes` while it runs."""
     verb, _, *flags = job.arguments
-    if verb == "train":
-        found = (
-            estimate_sft(study) if "policy=sft" in flags else estimate_train(study, [flags[flags.index("--only") + 1]])
-        )
-    else:
-        estimates = {"collect": estimate_collect, "label": estimate_label, "run": estimate_run}
-        found = estimates[verb](study) if verb in estimates else {"bytes": EVALUATION}
+    only = [flags[flags.index("--only") + 1]] if "--only" in flags else []
+    command = "sft" if "policy=sft" in flags else verb
+    found = {"bytes": EVALUATION} if verb == "evaluate" else estimate(study, command, only)
     return {name: found[name] for name in ("bytes", "peak_bytes") if name in found}
 
 

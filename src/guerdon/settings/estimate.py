@@ -164,8 +164,11 @@ def solution_tokens(data: DataSettings | None) -> int:
     return min(line * data.task.steps, data.max_response_length)
 
 
-def estimate_evaluate_text(study: Study, only: Sequence[str] = ()) -> dict[str, Any]:
-    """Models, solutions and seconds of `guerdon evaluate` of a language study, as far as the file says."""
+def estimate_evaluate(study: Study, only: Sequence[str] = ()) -> dict[str, Any]:
+    """Models and seconds of `guerdon evaluate`; of a language study also solutions, as far as the file says."""
+    if not study.text:
+        models = only or [*study.train, *study.control_evaluate.remote]
+        return {"models": len(models), "seconds": 20.0 * len(models)}
     generated = GeneratedBenchSettings(families=(ChainSettings(),))
     settings = study.text_evaluate or EvaluateTextSettings(aggregation="min", generated=generated)
     names = judged_names(study.train, settings.models, only)
@@ -393,6 +396,20 @@ def estimate_label(study: Study) -> dict[str, Any]:
 
 def _short(tokens: int) -> str:
     return f"{tokens / 1e6:.2f}M" if tokens >= 100_000 else f"{tokens / 1e3:.1f}k"
+
+
+def estimate(study: Study, command: str, only: Sequence[str] = ()) -> dict[str, Any]:
+    """Counts, seconds and bytes of a command.
+
+    Args:
+        study: its configuration.
+        command: `collect`, `sft`, `label`, `train`, `evaluate` or `run`.
+        only: models that `train` and `evaluate` are limited to; empty: all.
+    """
+    if command in ("train", "evaluate"):
+        return (estimate_train if command == "train" else estimate_evaluate)(study, only)
+    found = {"collect": estimate_collect, "sft": estimate_sft, "label": estimate_label, "run": estimate_run}
+    return found[command](study)
 
 
 def total_seconds(parts: list[dict[str, Any]], parallel: int) -> float:
