@@ -134,7 +134,7 @@ def holds(path: Path, text: str) -> bool:
     Raises:
         ConfigError: the file cannot be read.
     """
-    return read_yaml(path).data == parse_yaml(text, str(path))[0]
+    return bool(read_yaml(path).data == parse_yaml(text, str(path))[0])
 
 
 def _plain(config: BaseModel, *, full: bool) -> dict[str, Any]:
