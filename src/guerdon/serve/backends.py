@@ -57,9 +57,9 @@ ENGINES: dict[str, dict[str, Any]] = {
 WRITING_KNOBS, ENGINE_KNOBS = ("temperature", "top_p", "max_tokens"), tuple(ENGINES[QWEN])
 QWEN_PATH = "Qwen/Qwen2.5-VL-7B-Instruct"
 IMAGE_KINDS = ("resnet", "progress")
+# options of `load_online_image_model`, whose module imports torch, so that a wrong one is refused before that
 LEARNING = ("data_path", "device", "bf16", "steps", "frames_per_episode", "learning_rate", "weight_decay", "batch_size",
             "replay_size", "replay_ratio", "augment", "seed")  # fmt: skip
-"""Options of `load_online_image_model`, whose module imports torch, so that a wrong one is refused before that."""
 
 FRAMES, PIXELS, FPS = 16, 200_704, 4  # defaults of the first reward server, for `score_video`
 _FACTORIES = Registry("custom_backend", group="", builtins={})
