@@ -376,7 +376,7 @@ def test_a_state_of_a_model_that_began_otherwise_is_refused(tmp_path, lora):
         strangers.append(type(own)(own.policy, own.card, ref=another.stored_reference))
     for stranger in strangers:
         before = stranger.tensors()
-        with pytest.raises(CheckpointError, match="learnt by a model that began with other weights"):
+        with pytest.raises(CheckpointError, match="learned by a model that began with other weights"):
             stranger.restore(tmp_path / "state")
         assert stranger.updates == 0
         assert all(torch.equal(v, before[k]) for k, v in stranger.tensors().items())

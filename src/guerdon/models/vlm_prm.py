@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.errors import DataError
-from guerdon.models.constant import ConstantModel
 from guerdon.models.load import load_reward_model
 from guerdon.models.vlm_frames import to_rgb_uint8
 from guerdon.progress import log_line
@@ -69,8 +68,7 @@ class QwenProcessRM:
         Raises:
             DataError: lists of different lengths, or an array that is no picture.
         """
-        if len(text_list) != len(image_list):
-            raise DataError(f"{len(text_list)} texts and {len(image_list)} pictures: give one text for each picture")
+        _check(text_list, image_list)
         return self.model.score(
             [
                 Episode(id=str(i), task=task_of(text), frames=to_rgb_uint8(_one(image)))
@@ -107,7 +105,12 @@ class DummyRM(QwenProcessRM):
     """Rewards of zero, to test a loop."""
 
     def __init__(self) -> None:
-        self.model = ConstantModel(0.0)
+        pass
+
+    def measure(self, text_list: Sequence[str], image_list: Sequence[NDArray[Any]]) -> list[Score]:
+        """A score of zero per picture; what the pictures show is not looked at."""
+        _check(text_list, image_list)
+        return [Score(total=0.0) for _ in text_list]
 
 
 def log_computed(rewards_N: Sequence[float] | FloatArray) -> None:
@@ -136,6 +139,11 @@ def _one(image: NDArray[Any]) -> NDArray[Any]:
     """A single picture with an axis for time, so that (C, H, W) is clear."""
     array = np.asarray(image)
     return array[None] if array.ndim == 3 else array
+
+
+def _check(text_list: Sequence[str], image_list: Sequence[NDArray[Any]]) -> None:
+    if len(text_list) != len(image_list):
+        raise DataError(f"{len(text_list)} texts and {len(image_list)} pictures: give one text for each picture")
 
 
 def _first_few(values_N: Sequence[float] | FloatArray, limit: int = 8) -> str:
