@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guerdon.collect.observed_frames import ObservedRow, cut_into_segments
-from guerdon.errors import CheckpointError, TooManyFailuresError
+from guerdon.errors import TooManyFailuresError
 from guerdon.rl.control_sources import ControlReward
 from guerdon.rl.failures import FailureCounter, failure_rows, refuse_failures
 from guerdon.rl.reward_source import SourceTerms
@@ -310,11 +310,6 @@ def test_sources_of_different_pace_have_a_window_each():
         counter.add("slow", 1, fails(1))
     assert counter.too_many() == ["slow"]
     assert counter.rates == {"fast": 0.0, "slow": 1.0}
-
-
-def test_an_older_count_of_failures_is_refused():
-    with pytest.raises(CheckpointError, match="older guerdon"):
-        FailureCounter(0.1, 10).load_state_dict({"recent": [0, 1], "reasons": {}, "scored": 2})
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 5), st.integers(0, 5)), max_size=20))

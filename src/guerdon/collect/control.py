@@ -10,7 +10,7 @@ happen inside, and what comes out holds arrays alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -33,6 +33,8 @@ from guerdon.worlds.build import build_world
 from guerdon.worlds.world import World
 
 EVAL_SEED = 10_000_019  # decides the starts of evaluation episodes: the same for every arm and seed
+
+FLAGS = ("mask", "terminated", "truncated", "success", "success_known")
 
 Weights = Mapping[str, Tensor | np.ndarray]
 
@@ -114,28 +116,26 @@ class ControlCollector:
             self._begin()
         self._observed.observes = self.observes
         with timed(seconds, "simulate"):
-            trace = self._act(policy)
+            taken, alive = self._act(policy)
+            flags: dict[str, Any] = {
+                name: _rows(getattr(step.transition, name) for step in taken) & alive for name in FLAGS
+            }
+        mask, done = flags["mask"], flags["terminated"] | flags["truncated"]
         segments: tuple[Segment, ...] = ()
         if self.observes:
             with timed(seconds, "render"):
-                segments = self._observed.segments(*trace.flags("mask", "terminated", "done"))
+                segments = self._observed.segments(mask, flags["terminated"], done)
         with timed(seconds, "log-probs"):
-            inputs, log_probs, values, next_values = trace.evaluated(policy)
-        mask, terminated, truncated, success, known = trace.flags(
-            "mask", "terminated", "truncated", "success", "success_known"
-        )
+            inputs, log_probs, values, next_values = _evaluated(policy, taken, done)
+        rewards = _rows(step.transition.rewards for step in taken)
         copies = np.arange(self.world.num_envs, dtype=np.int64)
         fresh, self._fresh = self._fresh, False
         self._rollouts += 1
         return Rollout(
             inputs=inputs,
             log_probs=log_probs,
-            mask=mask,
-            terminated=terminated,
-            truncated=truncated,
-            success=success,
-            success_known=known,
-            rewards=trace.rewards[:, : trace.steps],
+            **flags,
+            rewards=np.where(alive, rewards, 0.0).astype(np.float32, copy=False),
             failed=np.zeros_like(mask),
             group_ids=None if self.group_size is None else copies // self.group_size,
             segments=segments,
@@ -251,11 +251,12 @@ class ControlCollector:
         if self._recorder is not None:
             self._recorder.begin_all(start)
 
-    def _act(self, policy: ControlPolicy) -> _Trace:
-        """Step all copies; of a group, until the one episode of each is over."""
+    def _act(self, policy: ControlPolicy) -> tuple[list[Step], BoolArray]:
+        """Step all copies; of a group, until the one episode of each is over. With (B, T) where it was not yet."""
         actor, recorder = policy.actor(), self._recorder
         assert self._observations is not None
-        trace = _Trace(self.world, self._observations, self._steps)
+        taken: list[Step] = []
+        alive: list[BoolArray] = []
         over = np.zeros(self.world.num_envs, dtype=np.bool_)
 
         def capture(rows: IntArray) -> BoolArray:
@@ -275,67 +276,46 @@ class ControlCollector:
                 recorder.watch(step.rows, step.actions, step.transition)
                 if self.group_size is None:  # what follows the one episode of a group's copy is not part of the run
                     recorder.begin_all(step.transition)
-            trace.put(step, ~over)
+            taken.append(step)
+            alive.append(~over)
             if self.group_size is not None:
                 over |= step.transition.done
                 if over.all():
                     break
         self._observations = step.transition.observations
-        return trace
+        return taken, _rows(alive)
 
 
-class _Trace:
-    """The arrays of a rollout, filled step by step."""
+def _rows(columns_T: Iterable[np.ndarray]) -> np.ndarray:
+    """(B, T, ...) of (B, ...) for every step."""
+    return np.stack(list(columns_T), axis=1)
 
-    def __init__(self, world: World, observations_B: np.ndarray, steps: int) -> None:
-        b = world.num_envs
-        self.steps = 0
-        self.observations = np.empty((b, steps, *observations_B.shape[1:]), dtype=observations_B.dtype)
-        self.actions = np.empty((b, steps, *(world.action_space.shape or ())), dtype=np.float32)
-        self.rewards = np.zeros((b, steps), dtype=np.float32)
-        names = ("mask", "terminated", "truncated", "success", "success_known", "done")
-        self._flags: dict[str, BoolArray] = {name: np.zeros((b, steps), dtype=np.bool_) for name in names}
-        self._finals: dict[tuple[int, int], np.ndarray] = {}  # (copy, step) to what the copy showed at the end
-        self._last = observations_B
 
-    def put(self, step: Step, alive_B: BoolArray) -> None:
-        """Append a step; copies that are not alive leave no trace but what they observed and did."""
-        t, transition = self.steps, step.transition
-        self.observations[:, t], self.actions[:, t] = step.observations, step.actions
-        self.rewards[:, t] = np.where(alive_B, transition.rewards, np.float32(0))
-        for name, column in self._flags.items():
-            column[:, t] = getattr(transition, name) & alive_B
-        for i in np.flatnonzero(self._flags["done"][:, t]):
-            self._finals[int(i), t] = transition.final_observations[i]
-        self._last, self.steps = transition.observations, t + 1
-
-    def flags(self, *names: str) -> list[BoolArray]:
-        """(B, T) columns."""
-        return [self._flags[name][:, : self.steps] for name in names]
-
-    @torch.no_grad()
-    def evaluated(
-        self, policy: ControlPolicy
-    ) -> tuple[StateInputs, FloatArray, dict[str, FloatArray], dict[str, FloatArray]]:
-        """Inputs of the policy, (B, T) log-probabilities, and values before and after each step, in one batch."""
-        b, t = len(self.rewards), self.steps
-        observations = self.observations[:, :t].reshape(b * t, *self.observations.shape[2:])
-        inputs = StateInputs(torch.from_numpy(observations), torch.from_numpy(self.actions[:, :t].reshape(b * t, -1)))
-        x = policy.prepare(observations)
-        log_probs = policy.log_prob(x, inputs.actions).numpy().reshape(b, t)
-        if policy.vf is None:
-            return inputs, log_probs, {}, {}
-        values = policy.value(x).numpy().reshape(b, t, -1)
-        last = policy.value(policy.prepare(self._last)).numpy()
-        following = np.concatenate([values[:, 1:], last[:, None]], axis=1)
-        if self._finals:
-            finals = policy.value(policy.prepare(np.stack(list(self._finals.values())))).numpy()
-            for (i, step), value in zip(self._finals, finals, strict=True):
-                following[i, step] = value
-        heads = list(enumerate(policy.sources))
-        return (
-            inputs,
-            log_probs,
-            {name: np.ascontiguousarray(values[..., k]) for k, name in heads},
-            {name: np.ascontiguousarray(following[..., k]) for k, name in heads},
-        )
+@torch.no_grad()
+def _evaluated(
+    policy: ControlPolicy, taken_T: Sequence[Step], done_B_T: BoolArray
+) -> tuple[StateInputs, FloatArray, dict[str, FloatArray], dict[str, FloatArray]]:
+    """Inputs of the policy, (B, T) log-probabilities, and values before and after each step, in one batch."""
+    b, t = done_B_T.shape
+    observations, actions = _rows(s.observations for s in taken_T), _rows(s.actions for s in taken_T)
+    observations = observations.reshape(b * t, *observations.shape[2:])
+    inputs = StateInputs(
+        torch.from_numpy(observations), torch.from_numpy(actions.reshape(b * t, -1).astype(np.float32, copy=False))
+    )
+    x = policy.prepare(observations)
+    log_probs = policy.log_prob(x, inputs.actions).numpy().reshape(b, t)
+    if policy.vf is None:
+        return inputs, log_probs, {}, {}
+    values = policy.value(x).numpy().reshape(b, t, -1)
+    last = policy.value(policy.prepare(taken_T[-1].transition.observations)).numpy()
+    following = np.concatenate([values[:, 1:], last[:, None]], axis=1)
+    ends = np.argwhere(done_B_T.T).tolist()  # after the last step of an episode comes its terminal observation
+    if ends:
+        finals = np.stack([taken_T[step].transition.final_observations[i] for step, i in ends])
+        for (step, i), value in zip(ends, policy.value(policy.prepare(finals)).numpy(), strict=True):
+            following[i, step] = value
+    before, after = (
+        {name: np.ascontiguousarray(array[..., k]) for k, name in enumerate(policy.sources)}
+        for array in (values, following)
+    )
+    return inputs, log_probs, before, after

@@ -1,10 +1,8 @@
 """Failed measurements counted, written down, and when they are too many.
 
-This module does not know what was measured or how a run is stopped.
-
-    counter = FailureCounter(max_rate=0.1, window=200)
-    counter.add("prm", rewards.measured, rewards.failures)
-    if counter.too_many(): raise TooManyFailuresError(counter.message())
+counter = FailureCounter(max_rate=0.1, window=200)
+counter.add("prm", rewards.measured, rewards.failures)
+if counter.too_many(): raise TooManyFailuresError(counter.message())
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from guerdon.errors import CheckpointError, TooManyFailuresError
+from guerdon.errors import TooManyFailuresError
 from guerdon.types import Failure, Rewards
 
 
@@ -21,8 +19,7 @@ def failure_rows(measured: Mapping[str, Rewards], step: int) -> Iterator[dict[st
     """One plain row per failed measurement: the run's step after the rollout, source, copy, step in the rollout."""
     for name, m in measured.items():
         for env, t, failure in m.failures:
-            reason, detail = failure.reason, failure.detail
-            yield {"step": step, "source": name, "env": env, "t": t, "reason": reason, "detail": detail}
+            yield {"step": step, "source": name, "env": env, "t": t, **vars(failure)}
 
 
 def refuse_failures(on_failure: Mapping[str, str], measured: Mapping[str, Rewards]) -> None:
@@ -117,16 +114,7 @@ class FailureCounter:
         return {"recent": recent, "reasons": dict(self.reasons), "scored": self.scored}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Return to stored values.
-
-        Raises:
-            CheckpointError: an older guerdon wrote them, which counted all sources together.
-        """
-        if not isinstance(state["recent"], dict):
-            raise CheckpointError(
-                "this checkpoint was written by an older guerdon, which counted the failures of all reward sources "
-                "together: start the run anew in another folder"
-            )
+        """Return to stored values."""
         self.recent = {name: deque(window, maxlen=self.window) for name, window in state["recent"].items()}
         self.reasons = Counter(state["reasons"])
         self.scored = int(state["scored"])

@@ -13,14 +13,14 @@ from __future__ import annotations
 import copy
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from guerdon.atomic import write_json
+from guerdon.collect.timing import timed
 from guerdon.errors import GuerdonError, NonFiniteError, TooManyFailuresError
 from guerdon.finite import first_non_finite
 from guerdon.progress import ProgressBar
@@ -118,10 +118,10 @@ class Loop:
         progress = self.step / self.study.runner.total_steps
         rollout = self._collect()
         metrics = self._learn(rollout, before=True)
-        with self._timed("score"):
+        with timed(self._seconds, "score"):
             rewards = {name: source.measure(rollout) for name, source in self.sources.items()}
         self._count_failures(rewards, self.step + rollout.steps)
-        with self._timed("update"):
+        with timed(self._seconds, "update"):
             learned = self.learner.update(rollout, rewards, self.parts.terms, progress=progress)
         metrics |= self._learn(rollout, before=False)
         self.step += rollout.steps
@@ -142,7 +142,7 @@ class Loop:
         warm_up: list[Rollout[Any]] = []
         while waiting := [source for source in self.sources.values() if not source.ready]:
             warm_up.append(self.collector.collect(policy, version=version, warm_up=True))
-            with self._timed("warm up"):
+            with timed(self._seconds, "warm up"):
                 for source in waiting:
                     source.learn(warm_up[-1])
         rollout = self.collector.collect(policy, version=version)
@@ -156,7 +156,7 @@ class Loop:
         metrics: Metrics = {}
         for name, source in self.sources.items():
             if source.learn_before == before:
-                with self._timed("refit"):
+                with timed(self._seconds, "refit"):
                     found = source.learn(rollout)
                 metrics |= {f"reward_model/{name}/{k}": v for k, v in found.items() if k != "seconds"}
         return metrics
@@ -235,12 +235,6 @@ class Loop:
     def wall_time(self) -> float:
         """Seconds of running time, sessions before a resume included."""
         return self._wall_before + time.perf_counter() - self._started
-
-    @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
     # Checkpoints.
 

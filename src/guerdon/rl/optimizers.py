@@ -9,7 +9,6 @@ norm = optimizer.step(float(loss.detach()), max_norm=0.5)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,41 +16,6 @@ from torch import Tensor, nn
 from guerdon.errors import CheckpointError
 from guerdon.finite import SkippedSteps
 from guerdon.models.checkpoint import adam_tensors, load_adam
-
-
-class Optimizer(Protocol):
-    """Adam on what a policy trains, with gradient clipping.
-
-    Attributes:
-        skipped: counts the steps in a row that were not finite.
-    """
-
-    skipped: SkippedSteps
-
-    def zero_grad(self) -> None:
-        """Set gradients to zero."""
-        ...
-
-    def step(self, loss: float, max_norm: float, learning_rate: float | None = None) -> float | None:
-        """Clip gradients to a norm and step; the norm before clipping, None where a step is skipped as not finite.
-
-        Args:
-            loss: that the gradients are of.
-            max_norm: of all gradients together.
-            learning_rate: from now on; None: as it is.
-
-        Raises:
-            NonFiniteError: too many in a row were skipped.
-        """
-        ...
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Moments and step counts, for a checkpoint."""
-        ...
-
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Return to stored moments."""
-        ...
 
 
 class FlatAdam:
@@ -82,7 +46,16 @@ class FlatAdam:
         self.flat.grad.zero_()
 
     def step(self, loss: float, max_norm: float, learning_rate: float | None = None) -> float | None:
-        """See `Optimizer`."""
+        """Clip gradients to a norm and step; the norm before clipping, None where a step is skipped as not finite.
+
+        Args:
+            loss: that the gradients are of.
+            max_norm: of all gradients together.
+            learning_rate: from now on; None: as it is.
+
+        Raises:
+            NonFiniteError: too many in a row were skipped.
+        """
         grad = self.flat.grad
         assert grad is not None
         norm = float(torch.linalg.vector_norm(grad))
@@ -151,7 +124,7 @@ class AdamW:
         self.optimizer.zero_grad(set_to_none=True)
 
     def step(self, loss: float, max_norm: float, learning_rate: float | None = None) -> float | None:
-        """See `Optimizer`."""
+        """As `FlatAdam.step`."""
         if learning_rate is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
@@ -164,3 +137,6 @@ class AdamW:
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Return to what `tensors` gave; names that are not of Adam are passed over."""
         load_adam(self.optimizer, tensors)
+
+
+Optimizer = FlatAdam | AdamW
