@@ -117,6 +117,13 @@ NAMED = {
     "compare.arms": "2 (runs A, B, C)",
 }
 
+_PRIME = ("prime_", "mini_batch_size", "micro_batch_size")  # keys of the section that a source has, too
+NAMED |= {
+    f"reward.sources.<name>.model.{key}": guide
+    for name, guide in NAMED.items()
+    if (key := name.removeprefix("reward_model.")).startswith(_PRIME)
+}
+
 CLASHES = """\
 | what | the guides say | guerdon says |
 |---|---|---|

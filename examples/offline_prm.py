@@ -32,7 +32,6 @@ from guerdon.evaluate.intervals import Interval
 from guerdon.evaluate.step_benchmarks import process_bench
 from guerdon.rl.build_text import text_parts
 from guerdon.rl.prime import LabelledBatch, PrimeReward
-from guerdon.rl.reward_source import SourceTerms
 from guerdon.rl.text_steps import steps_of
 from guerdon.train.sft import train_sft_study
 from guerdon.types import Score
@@ -90,7 +89,8 @@ def one_seed(given: argparse.Namespace, seed: int) -> dict[str, list[float | Non
     collector = parts.collector
     learned_from = collector.sampler.draw()
     judged_on = collector.sampler.answer(collector.validation[: given.questions], given.samples)
-    reward = PrimeReward(SourceTerms("prime"), study, parts.learner.policy)
+    reward = parts.sources["prime"]
+    assert isinstance(reward, PrimeReward)
     batch = reward.labelled(learned_from)
     rng = np.random.default_rng([seed, 9])
     for _ in range(given.epochs):

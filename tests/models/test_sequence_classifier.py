@@ -8,17 +8,25 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from guerdon.errors import CheckpointError
+from guerdon.models.load import load_reward_model
 from guerdon.models.sequence_classifier import SequenceClassifier
 from guerdon.policies.tiny_text import character_tokenizer
 from guerdon.policies.tokens import prompt_ids, response_ids
-from guerdon.worlds.prompts import Prompt
+from guerdon.types import Episode, RewardModel
 
 torch.set_num_threads(1)
 TEXTS = ["ab", "", "abba", "b", "aab"]
 
 
-def prompt(question="ab"):
-    return Prompt("x", ({"role": "user", "content": question},), "1", "letters")
+def episode(text, question="ab", **meta):
+    return Episode(id="x", task=question, texts=(text,), meta=meta)
+
+
+def totals(judge, texts, questions=None, micro=4):
+    judge.micro_batch_size = micro
+    questions = questions or ["ab"] * len(texts)
+    scores = judge.score([episode(t, q) for t, q in zip(texts, questions, strict=True)])
+    return [score.total for score in scores]
 
 
 def written(folder, *, labels=1, room=32, kind=LlamaForSequenceClassification, pad=True):
@@ -39,39 +47,52 @@ def written(folder, *, labels=1, room=32, kind=LlamaForSequenceClassification, p
 @pytest.mark.parametrize("labels", [1, 2])
 def test_company_does_not_change_a_score(labels, pad, tmp_path):
     judge = SequenceClassifier(written(tmp_path, labels=labels, pad=pad))
-    prompts = [prompt("a" * k) for k in (1, 2, 3, 1, 2)]
-    together, failures = judge.score(prompts, TEXTS, micro=5)
-    apart = [judge.score([p], [t], micro=1)[0][0] for p, t in zip(prompts, TEXTS, strict=True)]
+    questions = ["a" * k for k in (1, 2, 3, 1, 2)]
+    together = totals(judge, TEXTS, questions, micro=5)
+    apart = [totals(judge, [t], [q], micro=1)[0] for q, t in zip(questions, TEXTS, strict=True)]
     np.testing.assert_allclose(together, apart, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(together, judge.score(prompts, TEXTS, micro=2)[0], rtol=1e-4, atol=1e-5)
-    assert not failures
-    assert together.dtype == np.float32
-    assert together.std() > 0.01
+    np.testing.assert_allclose(together, totals(judge, TEXTS, questions, micro=2), rtol=1e-4, atol=1e-5)
+    assert np.std(together) > 0.01
 
 
 @pytest.mark.parametrize("labels", [1, 2])
 def test_it_is_the_models_own_logit_or_log_odds(labels, tmp_path):
     judge = SequenceClassifier(written(tmp_path, labels=labels))
-    ids = np.concatenate([prompt_ids(judge.tokenizer, prompt().messages), response_ids(judge.tokenizer, "ba")])
+    messages = [{"role": "user", "content": "ab"}]
+    ids = np.concatenate([prompt_ids(judge.tokenizer, messages), response_ids(judge.tokenizer, "ba")])
     with torch.no_grad():
         logits = judge.model(input_ids=torch.from_numpy(ids)[None]).logits[0].numpy()
     expected = logits[0] if labels == 1 else logits[1] - logits[0]
-    np.testing.assert_allclose(judge.score([prompt()], ["ba"], micro=4)[0], [expected], rtol=1e-5)
+    np.testing.assert_allclose(totals(judge, ["ba"]), [expected], rtol=1e-5)
+
+
+def test_it_is_a_reward_model_of_text_by_name(tmp_path):
+    judge = load_reward_model("value", written(tmp_path), micro_batch_size=2)
+    assert isinstance(judge, RewardModel)
+    assert (judge.info.modality, judge.info.granularity, judge.micro_batch_size) == ("text", "total", 2)
+    steps = Episode(id="x", task="ab", texts=("a", "ba"))
+    assert judge.score([steps])[0].total == judge.score([episode("aba")])[0].total
+
+
+def test_a_chat_before_the_question_is_read_too(tmp_path):
+    judge = SequenceClassifier(written(tmp_path))
+    chat = [{"role": "user", "content": c} for c in ("bb", "ab")]
+    alone, whole = judge.score([episode("a"), episode("a", messages=chat)])
+    assert alone.total != whole.total
+    assert judge.score([episode("a", messages=chat[1:])])[0].total == pytest.approx(alone.total, rel=1e-5)
 
 
 def test_what_it_cannot_read_is_a_failure_and_nothing_else_is(tmp_path):
     judge = SequenceClassifier(written(tmp_path, room=12))
     texts = ["ab", "az", "a" * 20, "b"]
-    values, failures = judge.score([prompt()] * 4, texts, micro=4)
-    assert {i: f.reason for i, f in failures.items()} == {1: "unknown_character", 2: "too_long"}
-    assert values[[1, 2]].tolist() == [0, 0]
-    np.testing.assert_allclose(values[[0, 3]], judge.score([prompt()] * 2, ["ab", "b"], micro=4)[0], rtol=1e-5)
+    scores = judge.score([episode(text) for text in texts] + [Episode(id="x", task="ab", states=np.zeros((1, 1)))])
+    reasons = {i: score.failure.reason for i, score in enumerate(scores) if score.failure is not None}
+    assert reasons == {1: "unknown_character", 2: "too_long", 4: "no_text"}
+    np.testing.assert_allclose([scores[0].total, scores[3].total], totals(judge, ["ab", "b"]), rtol=1e-5)
     with torch.no_grad():
         judge.model.score.weight.fill_(float("nan"))
-    values, failures = judge.score([prompt()], ["a"], micro=4)
-    assert failures[0].reason == "non_finite"
-    assert values.tolist() == [0]
-    assert judge.score([], [], micro=4)[0].shape == (0,)
+    assert judge.score([episode("a")])[0].failure.reason == "non_finite"
+    assert judge.score([]) == []
 
 
 def test_a_model_that_is_no_classifier_is_refused(tmp_path):

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from text_rl import LETTERS, LORA, SHAPE, advise, as_rollout, letter_study, prime, sum_study
+from pydantic import ValidationError
+from text_rl import LETTERS, LORA, SHAPE, advise, as_rollout, letter_study, prime, prime_reward, sum_study
 
 from guerdon.collect.text import Responses, take
 from guerdon.errors import ConfigError
@@ -14,7 +15,7 @@ from guerdon.policies.text import TextPolicy, reference
 from guerdon.policies.text_files import load_policy, save_policy
 from guerdon.policies.tiny_text import build_tokenizer
 from guerdon.policies.tokens import token_batch
-from guerdon.rl.prime import LabelledBatch, PrimeReward, TextReplay
+from guerdon.rl.prime import LabelledBatch, TextReplay
 from guerdon.rl.reward_source import GroundTruth, SourceTerms
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
 from guerdon.types import Evaluated
@@ -22,7 +23,6 @@ from guerdon.worlds.prompts import Prompt
 
 torch.set_num_threads(1)
 TOKENIZER = build_tokenizer(TinyModelSettings(**SHAPE, alphabet=LETTERS))
-PRIME = SourceTerms("prime")
 Q = [[0.2, -0.1, 0.3], [-0.4, 0.1]]  # an oracle whose numbers were computed by hand and with numpy
 
 
@@ -49,7 +49,7 @@ class Says:
 
 def says(rows, study, *, lr=0.0):
     """The reward model of a study with such a policy in place of phi, and zeros as the reference."""
-    model = PrimeReward(PRIME, study, load_policy(study.text_policy, seed=0))
+    model = prime_reward(study)
     model.phi, model.ref = Says(rows), Says([[0.0] * 9] * len(rows))
     model.optimizer.optimizer = torch.optim.SGD(model.phi.parameters(), lr=lr)
     return model
@@ -96,7 +96,7 @@ def scored(model, rollout):
 def built(tmp_path, *, policy=None, data=None, **given):
     study = letter_study(tmp_path, policy=policy, data=data, reward_model=prime(**given))
     policy = load_policy(study.text_policy, seed=0)
-    return PrimeReward(PRIME, study, policy), policy
+    return prime_reward(study, policy), policy
 
 
 def moved(model, amount=0.3):
@@ -158,7 +158,7 @@ def test_granularities_pay_the_same_total_at_their_own_places(tmp_path):
 
 def test_steps_are_those_of_the_task(tmp_path):
     study = sum_study(tmp_path, reward_model=prime(prime_granularity="step", prime_norm="none"))
-    model = PrimeReward(PRIME, study, load_policy(study.text_policy, seed=0))
+    model = prime_reward(study)
     tokenizer = model.phi.tokenizer
     text = "3+5=8;8*2=6;"
     ids = np.array([*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id])
@@ -326,7 +326,7 @@ def test_it_learns_to_tell_right_from_wrong(tmp_path):
 
 
 def test_groups_that_a_contrastive_loss_would_not_see_whole_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"multiple of data\.n_samples \(4\), such as 4"):
+    with pytest.raises(ValidationError, match=r"multiple of data\.n_samples \(4\), such as 4"):
         built(tmp_path, mini=12, micro=6, prime_model={"loss_type": "dpo"})
     built(tmp_path, mini=12, micro=6)
 
@@ -335,7 +335,7 @@ def test_a_model_that_would_equal_its_reference_for_ever_is_refused(tmp_path):
     study = letter_study(tmp_path, reward_model={"prime_model": {"update": "none"}})
     policy = load_policy(study.text_policy, seed=0)
     with pytest.raises(ConfigError, match="every process reward would be 0"):
-        PrimeReward(PRIME, study, policy)
+        prime_reward(study, policy)
 
 
 # What cannot be measured.
@@ -400,7 +400,7 @@ def test_an_empty_response_is_paid_nothing_and_is_in_no_baseline(tmp_path):
 def test_greedy_responses_are_scored_by_the_same_weights_in_the_same_unit(tmp_path):
     for update in ("after", "before"):
         study = letter_study(tmp_path, reward_model=prime(mini=8, micro=8, prime_model={"update": update}))
-        model = moved(PrimeReward(PRIME, study, load_policy(study.text_policy, seed=0)))
+        model = moved(prime_reward(study))
         reward = model
         greedy = random_answers()
         stream, _ = scored(reward, replace(greedy, greedy=greedy))

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from guerdon.rl.reward_source import RewardSource, SourceTerms, failed_rows, raw_scores, with_greedy
-from guerdon.types import Failure, Rewards
+from guerdon.rl.reward_source import RewardSource, SourceTerms, raw_scores, response_rewards, with_greedy
+from guerdon.types import Failure
 
 
 @pytest.mark.parametrize(
@@ -19,8 +19,7 @@ def test_the_weight_follows_its_schedule_and_is_never_negative(schedule, weights
 
 def rewards(rows, failed):
     mask = np.ones((rows, 2), dtype=np.bool_)
-    failures = tuple((row, 0, Failure("late")) for row in failed)
-    return Rewards(np.zeros((rows, 2), np.float32), failed_rows(failed, mask), failures=failures, measured=rows)
+    return response_rewards(np.zeros((rows, 2)), mask, {row: Failure("late") for row in failed})
 
 
 def test_greedy_responses_are_counted_with_the_others_after_their_rows():
@@ -30,7 +29,7 @@ def test_greedy_responses_are_counted_with_the_others_after_their_rows():
     assert both.measured == 5
     assert [row for row, _, _ in both.failures] == [1, 3]
     assert both.failed_B.tolist() == [False, True, False]
-    assert with_greedy(own, None) is own
+    assert own.values.dtype == np.float32
 
 
 def test_raw_scores_are_columns():

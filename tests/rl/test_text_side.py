@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from text_rl import (
     LETTERS,
     LORA,
@@ -21,7 +22,7 @@ from text_rl import (
     sum_study,
 )
 
-from guerdon.errors import ConfigError, NonFiniteError, TooManyFailuresError
+from guerdon.errors import NonFiniteError, TooManyFailuresError
 from guerdon.policies.text_files import load_policy, save_policy
 from guerdon.policies.tiny_text import build_tokenizer
 from guerdon.rl.loop import Loop
@@ -386,14 +387,13 @@ def test_every_part_of_a_batch_can_have_its_own_unit_as_the_ranks_of_the_origina
 
 def test_a_unit_of_its_own_does_not_go_with_greedy_baselines(tmp_path):
     section = prime(prime_granularity="token") | {"prime_norm_shards": 2}
-    study = letter_study(tmp_path, reward_model=section, algorithm={"adv_estimator": "remax"})
-    with pytest.raises(ConfigError, match="prime_norm_shards"):
-        start(study)
+    with pytest.raises(ValidationError, match="prime_norm_shards"):
+        letter_study(tmp_path, reward_model=section, algorithm={"adv_estimator": "remax"})
 
 
 def test_exact_rewards_need_steps_that_can_be_checked(tmp_path):
-    with pytest.raises(ConfigError, match=r"data\.type generated"):
-        start(letter_study(tmp_path, reward_model={"rm_type": "exact"}))
+    with pytest.raises(ValidationError, match=r"data\.type generated"):
+        letter_study(tmp_path, reward_model={"rm_type": "exact"})
 
 
 def test_exact_rewards_are_the_truth_about_each_step(tmp_path):

@@ -8,15 +8,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from text_rl import Scripted, advise, interrupted, lines, prime, result, start, sum_study
+from text_rl import Scripted, advise, interrupted, lines, prime, result, start, sum_study, terms_of
 
 from guerdon.errors import ConfigError, TooManyFailuresError
 from guerdon.evaluate.scores import aggregate
 from guerdon.labels.step_splitters import split
-from guerdon.rl import text_sources
+from guerdon.rl import build_text
+from guerdon.rl.build_text import attack_warnings
 from guerdon.rl.reward_source import SourceTerms
 from guerdon.rl.run import run, run_folder
-from guerdon.rl.text_sources import TextReward, attack_warnings, terms_of
+from guerdon.rl.text_sources import TextReward
 from guerdon.rl.text_steps import cut_steps, token_places
 from guerdon.settings.reward import SourceSettings
 from guerdon.types import Failure, RewardInfo, Score
@@ -71,7 +72,7 @@ def reward(*, combine_mode="replace", **sources):
 def models(monkeypatch):
     """Reward models by their checkpoint path."""
     known = {"prm": Says(by_text)}
-    monkeypatch.setattr(text_sources, "load_source_model", lambda settings: known[settings.checkpoint_path])
+    monkeypatch.setattr(build_text, "load_source_model", lambda settings: known[settings.checkpoint_path])
     return known
 
 

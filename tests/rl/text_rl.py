@@ -7,13 +7,14 @@ import json
 import numpy as np
 from rl_killed import kill_at
 
+from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import prompt_ids
 from guerdon.rl.advantages import last_valid
+from guerdon.rl.build_text import build_text_sources, text_terms
 from guerdon.rl.learner import source_advantages
 from guerdon.rl.loop import Loop
 from guerdon.rl.reward_source import SourceTerms
 from guerdon.rl.run import run_folder
-from guerdon.rl.text_sources import terms_of
 from guerdon.settings.study import Study
 from guerdon.types import Failure, Rollout
 from scripted import LETTERS, SHAPE, Scripted
@@ -83,6 +84,18 @@ def prime(*, mini=16, micro=8, **given):
     """A `reward_model` section of the implicit process reward model."""
     model = {"optim": {"lr": 1e-2}, **given.pop("prime_model", {})}
     return {"mini_batch_size": mini, "micro_batch_size": micro, "prime_model": model, **given}
+
+
+def terms_of(study):
+    """How every source of a study counts."""
+    return text_terms(study.text_reward, study.text_algorithm)
+
+
+def prime_reward(study, policy=None):
+    """The implicit process reward model of a study, and nothing else of a run."""
+    policy = load_policy(study.text_policy, seed=0) if policy is None else policy
+    policy.temperature = study.generation.temperature
+    return build_text_sources(study, policy)["prime"]
 
 
 def start(study, *, resume=False):

@@ -22,8 +22,8 @@ from rl_killed import kill_at  # noqa: E402
 from guerdon.cli import main  # noqa: E402
 from guerdon.config import to_yaml  # noqa: E402
 from guerdon.errors import ConfigError, TooManyFailuresError  # noqa: E402
+from guerdon.rl import build_text, learner  # noqa: E402
 from guerdon.rl import checkpoint as ckpt  # noqa: E402
-from guerdon.rl import learner, text_sources  # noqa: E402
 from guerdon.rl.run import run_folder  # noqa: E402
 from guerdon.types import Failure, RewardInfo, Score  # noqa: E402
 
@@ -288,7 +288,7 @@ def test_language_models_are_rewarded_from_a_server_as_from_the_model_here(tmp_p
     assert sum(row["reason"] == "mute" for row in failures) > 0
     assert {row["source"] for row in failures} == {"rm"}
     local = text_rl.sum_study(tmp_path, name="local", reward=text_source(server))
-    monkeypatch.setattr(text_sources, "load_source_model", lambda settings: Worth(one_in_ten, modality="text"))
+    monkeypatch.setattr(build_text, "load_source_model", lambda settings: Worth(one_in_ten, modality="text"))
     text_rl.start(local).run()
     assert text_rl.result(study) == text_rl.result(local)
 

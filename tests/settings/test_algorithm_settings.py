@@ -10,13 +10,19 @@ from pydantic import ValidationError
 from guerdon.config import to_plain, validate
 from guerdon.errors import ConfigError
 from guerdon.settings.algorithm import ControlAlgorithmSettings, TextAlgorithmSettings
-from guerdon.settings.prime import RewardModelSection
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 
+TEXT = {"policy": {"type": "text", "tiny": {}}, "data": {}}
+
+
+def section_of(given, **more):
+    """The `reward_model` section of a study."""
+    return validate(Study, {**TEXT, "reward_model": given, **more}, source="study.yaml").reward_model
+
 
 def test_the_defaults_are_primes():
-    section, algorithm = RewardModelSection(), TextAlgorithmSettings()
+    section, algorithm = section_of({}), TextAlgorithmSettings()
     assert (section.rm_type, section.rm_coef, section.verifier_coef) == ("prime", 5, 5)
     assert (section.prime_granularity, section.prime_norm) == ("token", "batch_norm")
     assert (section.mini_batch_size, section.micro_batch_size) == (256, 64)
@@ -129,14 +135,17 @@ def test_what_has_an_effect_is_accepted(given):
             {"mini_batch_size": 100, "micro_batch_size": 64},
             r"must be a multiple of micro_batch_size \(64\), such as 50",
         ),
-        ({"path": "x"}, "path would do nothing with rm_type prime"),
-        ({"rm_type": "value"}, "needs path"),
-        ({"rm_type": "normal", "path": "x", "prime_norm": "none"}, "prime_norm would do nothing"),
+        ({"path": "x"}, "path = 'x': unknown key; it belongs to rm_type: value"),
+        ({"rm_type": "value"}, "path is missing and has no default: the classifier's folder or hub id"),
+        ({"rm_type": "normal", "path": "x", "prime_norm": "none"}, "prime_norm = 'none': .* belongs to rm_type: prime"),
         ({"prime_norm": "none", "prime_norm_shards": 2}, "prime_norm_shards would do nothing with prime_norm none"),
-        ({"rm_type": "value", "path": "x", "prime_granularity": "token"}, "prime_granularity would do nothing"),
-        ({"rm_type": "exact", "prime_granularity": "whole"}, "prime_granularity would do nothing with rm_type exact"),
-        ({"rm_type": "exact", "on_failure": "raise"}, "on_failure would do nothing with rm_type exact"),
-        ({"rm_type": "exact", "micro_batch_size": 4}, "micro_batch_size would do nothing"),
+        (
+            {"rm_type": "value", "path": "x", "prime_granularity": "token"},
+            "prime_granularity .* belongs to rm_type: pr",
+        ),
+        ({"rm_type": "exact", "prime_granularity": "whole"}, "prime_granularity .* it belongs to rm_type: prime"),
+        ({"rm_type": "exact", "on_failure": "raise"}, "on_failure .* belongs to rm_type: prime or rm_type: value"),
+        ({"rm_type": "exact", "micro_batch_size": 4}, "micro_batch_size .* it belongs to rm_type: prime"),
         ({"prime_model": {"update": "none"}, "mini_batch_size": 64}, "mini_batch_size would do nothing"),
         ({"rm_coef": 0}, "rm_coef"),
         ({"prime_model": {"ref_type": "policy", "ref_path": "x"}}, "ref_path would do nothing"),
@@ -155,8 +164,8 @@ def test_what_has_an_effect_is_accepted(given):
     ids=str,
 )
 def test_a_reward_model_that_would_not_do_what_it_says_is_refused(given, message):
-    with pytest.raises(ValidationError, match=message):
-        RewardModelSection(**given)
+    with pytest.raises(ConfigError, match=message):
+        section_of(given)
 
 
 @pytest.mark.parametrize(
@@ -172,10 +181,56 @@ def test_a_reward_model_that_would_not_do_what_it_says_is_refused(given, message
     ids=str,
 )
 def test_what_a_reward_model_can_do_is_accepted(given):
-    RewardModelSection(**given)
+    section_of(given, data={"n_samples": 64})
 
 
-TEXT = {"policy": {"type": "text", "tiny": {}}, "data": {}}
+ALIASES = {
+    "prime": (
+        {"mini_batch_size": 64, "on_failure": "neutral", "rm_coef_schedule": "linear_warmup"},
+        {"prime": {"model": {"model_type": "prime", "mini_batch_size": 64}, "on_failure": "neutral",
+                   "reward_weight": 5.0, "reward_weight_schedule": "linear_warmup"}},
+    ),
+    "exact": (
+        {"rm_type": "exact", "rm_coef": 2},
+        {"exact": {"model": {"model_type": "exact"}, "reward_weight": 2.0}},
+    ),
+    "normal": (
+        {"rm_type": "normal", "path": "x", "micro_batch_size": 7},
+        {"rm": {"model": {"model_type": "normal", "checkpoint_path": "x", "micro_batch_size": 7},
+                "reward_weight": 5.0, "shaping": "raw"}},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ALIASES)
+def test_the_section_stands_for_a_source(form):
+    section, sources = ALIASES[form]
+    gamma = {"algorithm": {"adv_params": {"reward_model_gamma": 0.9}}}
+    short = validate(Study, {**TEXT, "reward_model": {**section, "verifier_coef": 3}, **gamma}, source="s")
+    (source,) = sources.values()
+    reward = {"use_reward_model": True, "combine_mode": "weighted", "env_reward_weight": 3}
+    long = validate(Study, {**TEXT, "reward": {**reward, "sources": {form: {**source, "gamma": 0.9}}}}, source="s")
+    assert list(short.text_sources) == list(sources)
+    assert list(short.text_sources.values()) == list(long.text_sources.values())
+    assert short.text_reward.env_weight() == long.text_reward.env_weight() == 3
+    assert Study.model_validate(to_plain(short)) == short
+    assert Study.model_validate(to_plain(long)) == long
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"model": {"model_type": "prime"}, "shaping": "raw"}, "shaping would do nothing with model_type prime"),
+        ({"model": {"model_type": "exact"}, "on_failure": "drop"}, "on_failure would do nothing with model_type exact"),
+        ({"model": {"model_type": "exact", "prime_norm": "none"}}, "it belongs to model_type: prime"),
+        ({"model": {"model_type": "prime", "mini_batch_size": 6, "micro_batch_size": 4}}, "such as 3"),
+        ({"model": {"model_type": "value", "checkpoint_path": "x"}, "reward_mode": "per_token", "gama": 1}, "gama"),
+    ],
+    ids=str,
+)
+def test_a_source_that_only_a_run_has_refuses_what_it_has_no_use_for(source, message):
+    with pytest.raises(ConfigError, match=message):
+        validate(Study, {**TEXT, "reward": {"use_reward_model": True, "sources": {"a": source}}}, source="s")
 
 
 @pytest.mark.parametrize(

@@ -234,9 +234,7 @@ def _paths(value: Any) -> Iterator[str]:
 def _needs(task: str, arm: Study, prepared: Study) -> tuple[str, ...]:
     """The jobs whose products an arm reads: the supervised start, and the reward models whose folder it names."""
     if arm.text:
-        read: list[Settings] = [arm.text_policy, *arm.text_sources.values()]
-        read += [] if arm.reward_model is None else [arm.reward_model]
-        return _makers(task, prepared, read)
+        return _makers(task, prepared, [arm.text_policy, *arm.text_sources.values()])
     if not arm.reward.use_reward_model:
         return ()
     wanted = {s.model.checkpoint for s in arm.reward.sources.values()}

@@ -1,9 +1,9 @@
-"""A sequence classifier as a reward model for text: one number for a prompt and its response.
+"""A sequence classifier as a reward model of text: one number for a question and its response.
 
 Any transformers `AutoModelForSequenceClassification` with one label (its logit), or two (the log-odds of the second).
 It is read strictly: a folder that lacks weights is refused.
 
-    values_B, failures = SequenceClassifier("runs/orm").score(prompts, texts, micro=32)
+    SequenceClassifier("runs/orm").score([Episode(id="1", task="3+5=?", texts=("8",))])[0].total
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import torch
 from guerdon.errors import CheckpointError, DataError, boundary
 from guerdon.policies.text_files import read_pretrained
 from guerdon.policies.tokens import pad_id, pad_right, prompt_ids, response_ids, sequence
-from guerdon.types import Failure, FloatArray, IntArray
-from guerdon.worlds.prompts import Prompt
+from guerdon.types import Episode, Failure, FloatArray, IntArray, RewardInfo, Score
 
 
 class SequenceClassifier:
@@ -26,14 +25,25 @@ class SequenceClassifier:
 
     Args:
         path: folder or hub id.
+        micro_batch_size: responses per forward pass.
 
     Raises:
         CheckpointError: it cannot be read, lacks weights, or has more than two labels.
     """
 
-    def __init__(self, path: str) -> None:
+    info = RewardInfo(
+        name="sequence classifier",
+        range=(-np.inf, np.inf),
+        granularity="total",
+        modality="text",
+        causal=False,
+        frames_needed=0,
+    )
+
+    def __init__(self, path: str, *, micro_batch_size: int = 64) -> None:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+        self.micro_batch_size = micro_batch_size
         self.model = read_pretrained(AutoModelForSequenceClassification, path, "the sequence classifier")
         with boundary(CheckpointError, f"the tokenizer of {path!r} cannot be read"):
             self.tokenizer: Any = AutoTokenizer.from_pretrained(path)
@@ -47,44 +57,48 @@ class SequenceClassifier:
         if torch.cuda.is_available():
             self.model.to("cuda")
 
-    @torch.inference_mode()
-    def score(
-        self, prompts: Sequence[Prompt], texts: Sequence[str], *, micro: int
-    ) -> tuple[FloatArray, dict[int, Failure]]:
-        """A logit per response; the model reads the question without the policy's system prompt.
+    def score(self, episodes: Sequence[Episode]) -> list[Score]:
+        """A logit per response, higher is better; the model reads the question without the policy's system prompt.
 
-        Args:
-            prompts: the questions.
-            texts: the responses.
-            micro: responses per forward pass.
-
-        Returns:
-            (B,) float32 logits, higher is better, 0 where there is none; and the failures by row: characters that its
-            tokenizer does not have, more tokens than it has positions for, or a logit that is not finite.
+        Failures are characters that its tokenizer does not have, more tokens than it has positions for, an episode
+        without text, and a logit that is not finite. `meta["messages"]`, where it is there, is the chat that ends with
+        the question.
         """
-        values = np.zeros(len(texts), dtype=np.float32)
-        sequences: dict[int, IntArray] = {}
-        failures: dict[int, Failure] = {}
-        for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
-            try:
-                ids = sequence(prompt_ids(self.tokenizer, prompt.messages), response_ids(self.tokenizer, text))
-            except DataError as error:
-                failures[i] = Failure("unknown_character", str(error))
-                continue
-            if self.room is not None and len(ids) > self.room:
-                failures[i] = Failure("too_long", f"{len(ids)} tokens, the classifier has {self.room} positions")
-            else:
-                sequences[i] = ids
-        readable = list(sequences)
-        for start in range(0, len(readable), micro):
-            rows = readable[start : start + micro]
-            ids_B_L, mask_B_L = pad_right([sequences[i] for i in rows], int(self.model.config.pad_token_id))
-            logits = self.model(
-                input_ids=torch.from_numpy(ids_B_L).to(self.model.device),
-                attention_mask=torch.from_numpy(mask_B_L.astype(np.int64)).to(self.model.device),
-            ).logits.float()
-            value = logits[:, 0] if self.labels == 1 else logits[:, 1] - logits[:, 0]
-            values[rows] = value.cpu().numpy()
-        for row in np.flatnonzero(~np.isfinite(values)):
-            failures[int(row)] = Failure("non_finite", "the classifier's logit is not finite")
-        return np.where(np.isfinite(values), values, np.float32(0)), failures
+        read = [self._read(episode) for episode in episodes]
+        sequences = [ids for ids in read if not isinstance(ids, Failure)]
+        micro = self.micro_batch_size
+        found = [self._logits(sequences[start : start + micro]) for start in range(0, len(sequences), micro)]
+        logits = iter(np.concatenate(found)) if found else iter(())
+        return [self._score(ids if isinstance(ids, Failure) else next(logits)) for ids in read]
+
+    def _read(self, episode: Episode) -> IntArray | Failure:
+        """The token ids of a question and its response."""
+        if episode.texts is None:
+            return Failure("no_text", "the classifier reads text")
+        messages = episode.meta.get("messages") or [{"role": "user", "content": episode.task}]
+        try:
+            answer = response_ids(self.tokenizer, "".join(episode.texts))
+            ids = sequence(prompt_ids(self.tokenizer, messages), answer)
+        except DataError as error:
+            return Failure("unknown_character", str(error))
+        if self.room is not None and len(ids) > self.room:
+            return Failure("too_long", f"{len(ids)} tokens, the classifier has {self.room} positions")
+        return ids
+
+    @torch.inference_mode()
+    def _logits(self, sequences: Sequence[IntArray]) -> FloatArray:
+        ids_B_L, mask_B_L = pad_right(sequences, int(self.model.config.pad_token_id))
+        logits = self.model(
+            input_ids=torch.from_numpy(ids_B_L).to(self.model.device),
+            attention_mask=torch.from_numpy(mask_B_L.astype(np.int64)).to(self.model.device),
+        ).logits.float()
+        value = logits[:, 0] if self.labels == 1 else logits[:, 1] - logits[:, 0]
+        return np.asarray(value.cpu().numpy())
+
+    @staticmethod
+    def _score(value: float | Failure) -> Score:
+        if isinstance(value, Failure):
+            return Score(failure=value)
+        if not np.isfinite(value):
+            return Score(failure=Failure("non_finite", "the classifier's logit is not finite"))
+        return Score(total=float(value))

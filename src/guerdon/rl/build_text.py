@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 
-from guerdon.collect.text import TextCollector
+from guerdon.collect.text import TextCollector, TextRollout
+from guerdon.evaluate.text_suite import RECORD, attacks_that_fooled, third_party_folder
+from guerdon.models.load import load_source_model
+from guerdon.models.text_load import find_text_model
 from guerdon.policies.text import TextPolicy, add_policy, reference
 from guerdon.policies.text_files import load_policy, save_policy
 from guerdon.rl.episode_stats import EpisodeStats
@@ -16,11 +19,15 @@ from guerdon.rl.learner import KL, Learner
 from guerdon.rl.optimizers import AdamW
 from guerdon.rl.parts import Parts, start_from_run
 from guerdon.rl.prime import PrimeReward
-from guerdon.rl.reward_source import RewardSource
-from guerdon.rl.text_sources import VERIFIER, attack_warnings, build_text_sources
+from guerdon.rl.reward_source import GroundTruth, RewardSource, SourceTerms
+from guerdon.rl.text_sources import ExactReward, TextReward
+from guerdon.settings.reward import RewardSettings
+from guerdon.settings.reward_models import ExactModelSettings, PrimeModelSettings, RunModelSettings
 from guerdon.settings.study import Study
+from guerdon.settings.algorithm import TextAlgorithmSettings
 from guerdon.worlds.prompts import shared_system_prompt
 
+VERIFIER = "verifier"
 FILMED_PROMPTS, FILMED_SAMPLES = 6, 4
 KL_START = "kl_ref"  # the adapter that holds the start of a second stage
 
@@ -39,8 +46,8 @@ def text_parts(study: Study, *, fresh: bool) -> Parts:
     algorithm, runner = study.text_algorithm, study.runner
     torch.manual_seed(runner.seed)  # of dropout, where a model has any: only gradient steps draw from it
     kl_in_reward, critic = bool(algorithm.kl_coef) and algorithm.kl_in == "reward", algorithm.needs.critic
-    streams = 1 + (study.reward_model is not None) + len(study.text_sources) + kl_in_reward
-    policy = load_policy(study.text_policy, seed=runner.seed, value_heads=streams if critic else 0)
+    heads = (VERIFIER, *study.text_sources, *((KL,) if kl_in_reward else ()))
+    policy = load_policy(study.text_policy, seed=runner.seed, value_heads=len(heads) if critic else 0)
     policy.temperature = study.generation.temperature
     collector = TextCollector(
         study.data, study.generation, policy, seed=runner.seed, greedy=algorithm.needs.greedy,
@@ -49,7 +56,6 @@ def text_parts(study: Study, *, fresh: bool) -> Parts:
     )  # fmt: skip
     alike, system_prompt = shared_system_prompt(collector.prompts)
     sources = build_text_sources(study, policy, system_prompt=system_prompt)
-    heads = (*sources, *((KL,) if kl_in_reward else ()))
     collector.heads = heads if critic else ()
     collector.recompute = kl_in_reward or any(source.needs_log_probs for source in sources.values())
     start = _reference(study, policy, sources) if algorithm.kl_coef else None
@@ -83,6 +89,51 @@ def text_parts(study: Study, *, fresh: bool) -> Parts:
     return Parts(collector, sources, terms, learner, stats, "responses", film, save, notes)
 
 
+def build_text_sources(
+    study: Study, policy: TextPolicy, *, system_prompt: str | None = None
+) -> dict[str, RewardSource[TextRollout]]:
+    """Every source of a study, by name: the verifier, then its reward models.
+
+    Args:
+        study: the resolved configuration.
+        policy: of the run, at its start; an implicit reward model shares its weights where that is possible.
+        system_prompt: of the run's prompts, for a reward model that is saved at the end.
+
+    Raises:
+        ConfigError: a model measures something else than its settings ask for.
+        CheckpointError: it cannot be read.
+    """
+    assert study.data is not None
+    algorithm = study.text_algorithm
+    min_form = algorithm.credit_temperature if algorithm.credit == "min_form" else None
+    terms = text_terms(study.text_reward, algorithm)
+    sources: dict[str, RewardSource[TextRollout]] = {VERIFIER: GroundTruth(terms[VERIFIER], at_end=True)}
+    for name, settings in study.text_sources.items():
+        model = settings.model
+        if isinstance(model, PrimeModelSettings):
+            sources[name] = PrimeReward(
+                terms[name],
+                model,
+                policy,
+                min_form=min_form,
+                seed=study.runner.seed,
+                length_limit=study.data.max_response_length,
+                system_prompt=system_prompt,
+            )
+        elif isinstance(model, ExactModelSettings):
+            sources[name] = ExactReward(terms[name])
+        else:
+            sources[name] = TextReward(terms[name], load_source_model(model), settings, min_form=min_form)
+    return sources
+
+
+def text_terms(reward: RewardSettings, algorithm: TextAlgorithmSettings) -> dict[str, SourceTerms]:
+    """How the verifier and every reward model count, by name."""
+    verifier = SourceTerms(VERIFIER, algorithm.verifier_gamma, reward.env_weight())
+    models = {name: SourceTerms.of(name, one, gamma=algorithm.gamma) for name, one in reward.sources.items()}
+    return {VERIFIER: verifier, **models}
+
+
 def _notes(study: Study, collector: TextCollector, sources: dict[str, RewardSource[Any]], *, alike: bool) -> list[str]:
     """Lines for the start of the log."""
     notes = [f"{len(collector.prompts)} prompts to train on, {len(collector.validation)} to validate on"]
@@ -93,7 +144,7 @@ def _notes(study: Study, collector: TextCollector, sources: dict[str, RewardSour
         )
     notes += [
         f"[{study.reward.group_name}] {name}: text from {s.model.origin}, weight {s.reward_weight:g}"
-        for name, s in study.text_sources.items()
+        for name, s in study.reward.sources.items()
     ]
     learning = any(isinstance(s, PrimeReward) and s.settings.learns for s in sources.values())
     if learning and study.runner.save_reward_models and not alike:
@@ -137,3 +188,48 @@ def _take_start(start: TextPolicy, policy: TextPolicy) -> None:
     """
     mark = f".{policy.adapter}."
     start.load_tensors({k.replace(mark, f".{KL_START}."): v for k, v in policy.tensors().items()}, critic=False)
+
+
+# What a run must say about its reward models.
+
+
+def attack_warnings(study: Study) -> list[str]:
+    """A line for each reward model of a language study that is not known to withstand attacks.
+
+    Raises:
+        DataError: a report card cannot be read.
+    """
+    lines = []
+    for name, source in study.text_sources.items():
+        if isinstance(source.model, RunModelSettings):
+            continue
+        path = source.model.origin
+        folder = card_folder(study, path)
+        fooled = None if folder is None else attacks_that_fooled(folder)
+        if fooled:
+            lines.append(
+                f"reward source {name}: these attacks fooled its model: {', '.join(fooled)} (see "
+                f"{folder}/evaluation.txt). A policy that is rewarded by it may learn them; watch the hacking alarm"
+            )
+        elif fooled is None:
+            lines.append(
+                f"reward source {name}: its model ({path}) was never attacked, so how easily it is fooled is not "
+                "known. Run `guerdon evaluate` on a study that trains it, or that names it in evaluate.models"
+            )
+    return lines
+
+
+def card_folder(study: Study, path: str) -> Path | None:
+    """The folder with the evaluation of the model at this path; None where there is none.
+
+    It is the folder of its checkpoint, its own, or that of `evaluate.models`.
+
+    Raises:
+        CheckpointError: the path means several models.
+    """
+    own = find_text_model(path)
+    places = [Path(path)] if own is None else [own.parent]
+    evaluate = study.text_evaluate
+    if evaluate is not None:
+        places += [third_party_folder(study, name) for name, one in evaluate.models.items() if one.path == path]
+    return next((place for place in places if (place / RECORD).is_file()), None)

@@ -5,7 +5,7 @@ right answer (PRIME, 2502.01456; the formulas are `guerdon.models.text_losses`).
 gradients from one forward pass, so that the rewards of a gradient step come from the weights before it. `update:
 before` learns first and scores again.
 
-    prime = PrimeReward(SourceTerms("prime"), study, policy)
+    prime = PrimeReward(SourceTerms("prime"), settings, policy, seed=0, length_limit=256)
     rewards = prime.measure(rollout)
     rewards.values, rewards.metrics["prm_loss"]
 """
@@ -34,11 +34,10 @@ from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import TokenBatch, token_batch
 from guerdon.rl.alarm import correlation
 from guerdon.rl.optimizers import AdamW
-from guerdon.rl.reward_source import RewardSource, SourceTerms, failed_rows, with_greedy
+from guerdon.rl.reward_source import RewardSource, SourceTerms, response_rewards, with_greedy
 from guerdon.rl.shaping import min_form_rewards
 from guerdon.rl.text_steps import steps_of, true_steps
-from guerdon.settings.prime import RewardModelSection
-from guerdon.settings.study import Study
+from guerdon.settings.prime import ImplicitModelSettings, PrimeSettings
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Failure, IntArray, Metrics, Rewards
 
@@ -70,45 +69,44 @@ class PrimeReward(RewardSource[TextRollout]):
 
     Args:
         terms: how the source counts.
-        study: the resolved configuration.
+        section: its keys.
         policy: of the run, at its start; its weights are shared where that is possible.
+        seed: of a fresh adapter and of the replay.
+        length_limit: tokens that a response may have.
+        min_form: temperature of a soft minimum that makes the rewards of a response add up to about the smallest;
+            None: they add up to their sum.
         system_prompt: of the run's prompts, stored with the saved model.
 
     Attributes:
         ref: the reference; None: the policy that acted.
 
     Raises:
-        ConfigError: a loss that compares the responses to a prompt would not see them in one forward pass, the model
-            would be equal to its reference for ever, or the norm does not fit the estimator.
+        ConfigError: the model would be equal to its reference for ever.
     """
 
     def __init__(
-        self, terms: SourceTerms, study: Study, policy: TextPolicy, *, system_prompt: str | None = None
+        self,
+        terms: SourceTerms,
+        section: PrimeSettings,
+        policy: TextPolicy,
+        *,
+        seed: int,
+        length_limit: int,
+        min_form: float | None = None,
+        system_prompt: str | None = None,
     ) -> None:
         super().__init__(terms)
-        assert study.reward_model is not None
-        assert study.data is not None
-        self.section = study.reward_model
-        self.settings = self.section.prime_model
-        _check_whole_groups(self.section, study.data.n_samples)
-        if self.section.prime_norm_shards > 1 and study.text_algorithm.adv_estimator == "remax":
-            raise ConfigError(
-                "reward_model.prime_norm_shards gives every part of the batch a unit of its own, and remax compares "
-                "with greedy responses that are in none; set it to 1"
-            )
-        self.temperature = study.generation.temperature
-        self.length_limit = study.data.max_response_length
-        algorithm = study.text_algorithm
-        self._min_form = algorithm.credit_temperature if algorithm.credit == "min_form" else None
-        self._policy, self._system_prompt = policy, system_prompt
-        self.phi, self.ref = _models(study, policy)
+        self.section, self.settings = section, section.prime_model
+        self.temperature, self.length_limit = policy.temperature, length_limit
+        self._policy, self._min_form, self._system_prompt = policy, min_form, system_prompt
+        self.phi, self.ref = _models(terms.name, self.settings, policy, seed)
         optim = self.settings.optim
         self.optimizer = AdamW(
             self.phi.parameters(), optim.lr, optim.betas, optim.weight_decay,
-            what="the reward model", key="reward_model.prime_model.optim.lr",
+            what="the reward model", key=f"prime_model.optim.lr of the reward source {terms.name}",
         )  # fmt: skip
         self.replay = TextReplay(self.settings.replay_size)
-        self.rng = generator(study.runner.seed, REPLAY)
+        self.rng = generator(seed, REPLAY)
         self.learn_before, self.needs_log_probs = self.settings.update == "before", self.ref is None
         self.ready = not self.settings.warm_up.rollouts
         self._warm_up_batches: list[LabelledBatch] = []
@@ -178,7 +176,8 @@ class PrimeReward(RewardSource[TextRollout]):
     ) -> tuple[Rewards, Tensor]:
         """Rewards of the configured granularity and norm, and the unit that `batch_norm` divides by."""
         finite = torch.isfinite(q_B_T).all(-1)
-        failed = np.flatnonzero(~finite.numpy()).tolist()
+        why = Failure("non_finite", "a log-ratio is not finite")
+        failures = dict.fromkeys(np.flatnonzero(~finite.numpy()).tolist(), why)
         mask = torch.from_numpy(responses.batch.mask_B_T)
         granularity = self.section.prime_granularity
         ends = steps_of(responses) if granularity == "step" else None
@@ -191,14 +190,8 @@ class PrimeReward(RewardSource[TextRollout]):
         if self.section.prime_norm == "batch_norm":
             shards = self._shards(len(scores))
             scores = implicit.batch_norm(scores, mask, unit=unit if shards is None else None, shards_B=shards)
-        return Rewards(
-            values=np.asarray(scores.numpy(), dtype=np.float32),
-            failed=failed_rows(failed, responses.batch.mask_B_T),
-            paid=paid if granularity == "whole" else None,
-            failures=tuple((row, 0, Failure("non_finite", "a log-ratio is not finite")) for row in failed),
-            measured=len(scores),
-            metrics=metrics,
-        ), unit
+        more = {"paid": paid if granularity == "whole" else None, "metrics": metrics}
+        return response_rewards(scores.numpy(), responses.batch.mask_B_T, failures, **more), unit
 
     def _shards(self, rows: int) -> Tensor | None:
         """(B,) the part of the batch that a response belongs to; None where all share one unit."""
@@ -401,30 +394,21 @@ def _step_quality(q_B_T: np.ndarray, responses: Responses) -> Metrics:
     return {"step_auroc": point(auroc, labels, scores)}
 
 
-def _check_whole_groups(section: RewardModelSection, n_samples: int) -> None:
-    """A loss that compares the responses to a prompt must see all of them in one forward pass."""
-    loss, micro = section.prime_model.loss_type, section.micro_batch_size
-    if loss != "ce" and section.prime_model.learns and micro % n_samples:
-        raise ConfigError(
-            f"reward_model.prime_model.loss_type {loss} compares the responses to a prompt: "
-            f"reward_model.micro_batch_size ({micro}) must be a multiple of data.n_samples ({n_samples}), such as "
-            f"{max(micro // n_samples, 1) * n_samples}"
-        )
-
-
-def _models(study: Study, policy: TextPolicy) -> tuple[TextPolicy, TextPolicy | None]:
+def _models(
+    name: str, prime: ImplicitModelSettings, policy: TextPolicy, seed: int
+) -> tuple[TextPolicy, TextPolicy | None]:
     """The model phi and its reference (None: the policy that acted). Frozen weights are shared where that is possible.
 
     Weights under adapters are frozen, so that all parts that start from them can use one copy.
     """
-    own, prime = study.text_policy, study.reward_model.prime_model  # type: ignore[union-attr]
-    seed, padding = study.runner.seed, prime.use_remove_padding
+    own, padding = policy.base.settings, prime.use_remove_padding
     start = own.path if prime.path is None else prime.path
     ref_start = start if prime.ref_path is None else prime.ref_path
     if prime.ref_type == "freeze" and start == ref_start and not prime.learns:
         raise ConfigError(
-            "reward_model.prime_model starts as its own reference and update: none never changes it, so that every "
-            "process reward would be 0: warm it up (warm_up.rollouts), or give path a model that was trained"
+            f"prime_model of the reward source {name} starts as its own reference and update: none never changes it, "
+            "so that every process reward would be 0: warm it up (warm_up.rollouts), or give path a model that was "
+            "trained"
         )
     frozen: dict[str | None, SharedBase] = {} if own.lora is None else {own.path: policy.base}
     if own.lora is not None and start in frozen:

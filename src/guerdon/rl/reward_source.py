@@ -1,7 +1,8 @@
 """A source of reward: one named stream of rewards, kept apart from the others until the advantage estimator.
 
 Ground truth (the verifier's outcome), reward models of every kind and models that learn during a run are sources
-alike. The loop calls `learn` before or after `measure`, as `learn_before` says.
+alike. The loop calls `learn` before or after `measure`, as `learn_before` says. A failed measurement is marked, and the
+learner applies the source's `on_failure`.
 
     for source in sources.values():
         rewards[source.name] = source.measure(rollout)
@@ -9,20 +10,20 @@ alike. The loop calls `learn` before or after `measure`, as `learn_before` says.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from torch import Tensor
 
 from guerdon.rl.advantages import last_valid
-from guerdon.types import BoolArray, Metrics, RawScores, Rewards, Rollout
+from guerdon.rl.shaping import threshold_reward
+from guerdon.settings.reward import OnFailure, SourceSettings, WeightSchedule
+from guerdon.types import BoolArray, Failure, Metrics, RawScores, RewardModel, Rewards, Rollout
 
-R = TypeVar("R", contravariant=True)  # rollouts
-OnFailure = Literal["drop", "neutral", "raise"]
-Schedule = Literal["constant", "linear_decay", "linear_warmup"]
+R = TypeVar("R", bound=Rollout[Any])
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,14 @@ class SourceTerms:
     name: str
     gamma: float = 1.0
     coefficient: float = 1.0
-    schedule: Schedule = "constant"
+    schedule: WeightSchedule = "constant"
     on_failure: OnFailure = "drop"
+
+    @classmethod
+    def of(cls, name: str, settings: SourceSettings, *, gamma: float) -> SourceTerms:
+        """Those of an entry of `reward.sources`; `gamma` where it has no discount of its own."""
+        own = gamma if settings.gamma is None else settings.gamma
+        return cls(name, own, settings.reward_weight, settings.reward_weight_schedule, settings.on_failure)
 
     def weight(self, progress: float) -> float:
         """The weight when so much of the run is over, from 0 to 1."""
@@ -50,7 +57,7 @@ class SourceTerms:
 
 
 class RewardSource(Generic[R]):
-    """One stream of rewards. Sources that hold no state only implement `measure`.
+    """One stream of rewards. Sources that hold no state only implement `score`.
 
     Args:
         terms: how it counts.
@@ -75,6 +82,11 @@ class RewardSource(Generic[R]):
             rollout: what happened.
             learn: let a model that learns from the forward pass that scores take its steps; False: no weight changes.
         """
+        own = self.score(rollout)
+        return own if rollout.greedy is None else with_greedy(own, self.score(rollout.greedy))
+
+    def score(self, rollout: R) -> Rewards:
+        """Rewards of the rollout without its greedy responses."""
         raise NotImplementedError
 
     def learn(self, rollout: R) -> Metrics:
@@ -124,10 +136,38 @@ class GroundTruth(RewardSource[Rollout[Any]]):
         )
 
 
-def with_greedy(rewards: Rewards, greedy: Rewards | None) -> Rewards:
+class ModelReward(RewardSource[R]):
+    """A reward model as a source: one entry of `reward.sources`.
+
+    Args:
+        terms: how it counts.
+        model: scores episodes.
+        settings: how its values become rewards.
+    """
+
+    def __init__(self, terms: SourceTerms, model: RewardModel, settings: SourceSettings) -> None:
+        super().__init__(terms)
+        self.model, self.settings = model, settings
+
+    @property
+    def threshold(self) -> float:
+        """The one threshold: the configuration's, else the model's own, else a half."""
+        least, own = self.settings.success_threshold, self.model.info.success_threshold
+        if least is not None:  # at least so much, also in float32, where the others say more than
+            return float(np.nextafter(min(least, float(np.float32(least))), -np.inf))
+        given = self.settings.reward_threshold
+        return given if given is not None else 0.5 if own is None else own
+
+    def thresholded(self, values: np.ndarray) -> np.ndarray:
+        """Values as one of two rewards."""
+        s = self.settings
+        return threshold_reward(
+            values, threshold=self.threshold, success=s.success_reward, fail=s.effective_fail_reward
+        )
+
+
+def with_greedy(rewards: Rewards, greedy: Rewards) -> Rewards:
     """The rewards of a rollout together with those of its greedy responses; measurements and failures are added."""
-    if greedy is None:
-        return rewards
     failures = tuple((len(rewards.values) + row, step, why) for row, step, why in greedy.failures)
     return replace(
         rewards,
@@ -137,16 +177,24 @@ def with_greedy(rewards: Rewards, greedy: Rewards | None) -> Rewards:
     )
 
 
+def response_rewards(values: np.ndarray, mask: BoolArray, failures: Mapping[int, Failure], **more: Any) -> Rewards:
+    """Rewards of responses, each measured once.
+
+    Args:
+        values: (B, T), 0 in the rows that failed.
+        mask: (B, T) which tokens there are.
+        failures: of the rows whose measurement is missing.
+        **more: further fields of `Rewards`.
+    """
+    failed = np.zeros(mask.shape, dtype=np.bool_)
+    failed[list(failures)] = True
+    reasons = tuple((row, 0, why) for row, why in failures.items())
+    return Rewards(values.astype(np.float32), failed, failures=reasons, measured=len(values), **more)
+
+
 def raw_scores(found: Sequence[tuple[int, int, float]], threshold: float) -> RawScores:
     """Streams, steps and values of single moments as arrays."""
     rows, steps, values = zip(*found, strict=True) if found else ((), (), ())
     return RawScores(
         np.array(rows, dtype=np.int64), np.array(steps, dtype=np.int64), np.array(values, dtype=np.float32), threshold
     )
-
-
-def failed_rows(rows: list[int], mask_B_T: BoolArray) -> BoolArray:
-    """(B, T) bool, True in the whole of these rows."""
-    failed = np.zeros(mask_B_T.shape, dtype=np.bool_)
-    failed[rows] = True
-    return failed

@@ -85,7 +85,7 @@ def _card(study: Study) -> dict[str, Any]:
         "machine": provenance.machine(),
     }
     if study.text:
-        from guerdon.rl.text_sources import attack_warnings
+        from guerdon.rl.build_text import attack_warnings
 
         warnings = attack_warnings(study)
         card |= {"warnings": warnings} if warnings else {}

@@ -1,17 +1,16 @@
-"""Reward sources of language models: the verifier's outcome, then any number of reward models, by name.
+"""Reward sources of language models that do not change during a run: true steps, and reward models of text.
 
-The `reward_model` section gives one (`prime`, `exact` or `rm`), `reward.sources` the others. A reward model's values
-of steps or of whole responses are shaped and paid at tokens: `per_step` pays each step at its last token, `per_token`
-at each of its tokens, `terminal` the whole response at its end. A failed measurement stays a failure of its response.
+A reward model's values of steps or of whole responses are shaped and paid at tokens: `per_step` pays each step at its
+last token, `per_token` at each of its tokens, `terminal` the whole response at its end. A failed measurement stays a
+failure of its response. The implicit model, which learns, is `guerdon.rl.prime`.
 
-    for name, source in build_text_sources(study, policy).items():
-        rewards[name] = source.measure(rollout)
+    source = TextReward(SourceTerms("prm"), model, settings)
+    rewards = source.measure(rollout)
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,96 +18,18 @@ import torch
 from guerdon.collect.text import Responses, TextRollout, generated
 from guerdon.errors import ConfigError
 from guerdon.evaluate.scores import score_episodes, solution_value
-from guerdon.evaluate.text_suite import RECORD, attacks_that_fooled, third_party_folder
 from guerdon.models import text_losses as implicit
-from guerdon.models.load import load_source_model
-from guerdon.models.sequence_classifier import SequenceClassifier
-from guerdon.models.text_load import find_text_model
-from guerdon.policies.text import TextPolicy
 from guerdon.rl import shaping
 from guerdon.rl.advantages import last_valid
-from guerdon.rl.prime import PrimeReward
-from guerdon.rl.reward_source import GroundTruth, RewardSource, SourceTerms, failed_rows, raw_scores, with_greedy
+from guerdon.rl.reward_source import ModelReward, RewardSource, SourceTerms, raw_scores, response_rewards
 from guerdon.rl.text_steps import Cut, cut_steps, step_auroc, true_steps
-from guerdon.settings.prime import SECTION_NAMES
 from guerdon.settings.reward import SourceSettings
-from guerdon.settings.study import Study
 from guerdon.types import Episode, Failure, FloatArray, Metrics, RewardModel, Rewards, Score
 
 PROBABILITIES = (0.0, 1.0)
-VERIFIER = "verifier"
 
 
-def build_text_sources(
-    study: Study, policy: TextPolicy, *, system_prompt: str | None = None
-) -> dict[str, RewardSource[TextRollout]]:
-    """Every source of a study, by name: the verifier, that of `reward_model`, then `reward.sources`.
-
-    Args:
-        study: the resolved configuration.
-        policy: of the run, at its start; an implicit reward model shares its weights where that is possible.
-        system_prompt: of the run's prompts, for a reward model that is saved at the end.
-
-    Raises:
-        ConfigError: it needs steps that can be checked, and the prompts have none; or it measures something else.
-        CheckpointError: it cannot be read.
-    """
-    section, algorithm = study.reward_model, study.text_algorithm
-    min_form = algorithm.credit_temperature if algorithm.credit == "min_form" else None
-    sources: dict[str, RewardSource[TextRollout]] = {}
-    for name, terms in terms_of(study).items():
-        if name == VERIFIER:
-            sources[name] = GroundTruth(terms, at_end=True)
-        elif name in study.text_sources:
-            settings = study.text_sources[name]
-            sources[name] = TextReward(terms, load_source_model(settings.model), settings, min_form=min_form)
-        elif section is not None and section.rm_type == "prime":
-            sources[name] = PrimeReward(terms, study, policy, system_prompt=system_prompt)
-        elif section is not None and section.rm_type == "exact":
-            if study.data is None or study.data.type != "generated":
-                raise ConfigError("reward_model.rm_type exact needs steps that can be checked: data.type generated")
-            sources[name] = ExactReward(terms)
-        elif section is not None:
-            classifier = SequenceClassifier(str(section.path))
-            sources[name] = OutcomeModelReward(terms, classifier, micro_batch_size=section.micro_batch_size)
-    return sources
-
-
-def terms_of(study: Study) -> dict[str, SourceTerms]:
-    """How every source of a study counts, by name: the verifier, that of `reward_model`, then `reward.sources`."""
-    algorithm, section = study.text_algorithm, study.reward_model
-    outcome = study.reward.env_weight() if study.text_sources else 1.0
-    found = [SourceTerms(VERIFIER, algorithm.verifier_gamma, outcome if section is None else section.verifier_coef)]
-    if section is not None:
-        found.append(
-            SourceTerms(
-                SECTION_NAMES[section.rm_type],
-                algorithm.reward_model_gamma,
-                section.rm_coef,
-                section.rm_coef_schedule,
-                section.on_failure,
-            )
-        )
-    for name, source in study.text_sources.items():
-        gamma = algorithm.gamma if source.gamma is None else source.gamma
-        found.append(SourceTerms(name, gamma, source.reward_weight, on_failure=source.on_failure))
-    return {terms.name: terms for terms in found}
-
-
-class FixedReward(RewardSource[TextRollout]):
-    """A source that never changes: it implements `score`."""
-
-    def measure(self, rollout: TextRollout, *, learn: bool = True) -> Rewards:
-        """Score the responses, and the greedy ones."""
-        own = self.score(rollout)
-        return with_greedy(own, None if rollout.greedy is None else self.score(rollout.greedy))
-
-    def score(self, rollout: TextRollout) -> Rewards:
-        """Rewards of the rollout without its greedy responses."""
-        raise NotImplementedError
-
-
-class ExactReward(FixedReward):
+class ExactReward(RewardSource[TextRollout]):
     """The truth about each step: 1 for every token of a line that follows from the lines before, else 0.
 
     The upper reference. Lines after a slip can earn again by reasoning well from it: what is paid does not depend on
@@ -126,31 +47,10 @@ class ExactReward(FixedReward):
                 values[row, start : end + 1] = float(right)
                 start = end + 1
         share = float(values[mask].mean()) if mask.any() else None
-        return Rewards(values, failed_rows([], mask), measured=len(values), metrics={"tokens_right": share})
+        return response_rewards(values, mask, {}, metrics={"tokens_right": share})
 
 
-class OutcomeModelReward(FixedReward):
-    """A sequence classifier's score of the whole response, paid at its end."""
-
-    def __init__(self, terms: SourceTerms, model: SequenceClassifier, *, micro_batch_size: int) -> None:
-        super().__init__(terms)
-        self.model, self.micro_batch_size = model, micro_batch_size
-
-    def score(self, rollout: TextRollout) -> Rewards:
-        """Score."""
-        responses, mask = rollout.inputs, rollout.mask
-        values_B, failures = self.model.score(responses.prompts, responses.texts, micro=self.micro_batch_size)
-        last = last_valid(mask)
-        return Rewards(
-            np.where(last, values_B[:, None], 0.0).astype(np.float32),
-            failed_rows(list(failures), mask),
-            paid=last,
-            failures=tuple((row, 0, failure) for row, failure in failures.items()),
-            measured=len(values_B),
-        )
-
-
-class TextReward(FixedReward):
+class TextReward(ModelReward[TextRollout]):
     """One entry of `reward.sources`.
 
     Args:
@@ -167,17 +67,9 @@ class TextReward(FixedReward):
     def __init__(
         self, terms: SourceTerms, model: RewardModel, settings: SourceSettings, *, min_form: float | None = None
     ) -> None:
-        super().__init__(terms)
-        self.model, self.settings = model, settings
+        super().__init__(terms, model, settings)
         self._temperature = min_form if settings.reward_mode == "per_step" else None
         self._check()
-
-    @property
-    def threshold(self) -> float:
-        """The one threshold: the configuration's, else the model's own, else a half."""
-        own = self.model.info.success_threshold
-        given = self.settings.reward_threshold
-        return given if given is not None else 0.5 if own is None else own
 
     def score(self, rollout: TextRollout) -> Rewards:
         """Score; and how well values separate right responses from wrong ones."""
@@ -193,26 +85,18 @@ class TextReward(FixedReward):
             else:
                 self._pay(values[row], cuts[row], paid)
         terminal = self.settings.reward_mode == "terminal"
-        rewards = Rewards(
-            values,
-            failed_rows(list(failures), mask),
-            paid=last_valid(mask) if terminal else None,
-            failures=tuple((row, 0, failure) for row, failure in failures.items()),
-            measured=len(values),
-        )
+        rewards = response_rewards(values, mask, failures, paid=last_valid(mask) if terminal else None)
         metrics = _pair_metrics(rollout, rewards)
         if self.model.info.granularity != "step":
             return replace(rewards, metrics=metrics)
         steps = [scores[row].steps if row in scores else None for row in range(len(cuts))]
-        raw = raw_scores(
-            [
-                (row, int(end), float(value))
-                for row, values_S in enumerate(steps)
-                if values_S is not None
-                for end, value in zip(cuts[row].ends, values_S, strict=True)
-            ],
-            self.threshold,
-        )
+        found = [
+            (row, int(end), float(value))
+            for row, values_S in enumerate(steps)
+            if values_S is not None
+            for end, value in zip(cuts[row].ends, values_S, strict=True)
+        ]
+        raw = raw_scores(found, self.threshold)
         known = len(raw.values_N) > 0
         metrics["step_value"] = float(raw.values_N.mean()) if known else None
         metrics["steps_called_right"] = float((raw.values_N >= raw.threshold).mean()) if known else None
@@ -222,16 +106,16 @@ class TextReward(FixedReward):
 
     def _scores(self, responses: Responses, cuts: tuple[Cut, ...]) -> dict[int, Score]:
         """Of every response that has a token; equal responses to one question are scored once."""
-        places: dict[tuple[str, tuple[str, ...]], int] = {}
+        places: dict[tuple[tuple[str, ...], ...], int] = {}
         episodes: list[Episode] = []
         which: dict[int, int] = {}
         for row, (prompt, cut) in enumerate(zip(responses.prompts, cuts, strict=True)):
             if not cut.texts:
                 continue
-            key = (prompt.question, cut.texts)
+            key = (tuple(message["content"] for message in prompt.messages), cut.texts)
             if key not in places:
                 places[key] = len(episodes)
-                meta = dict(prompt.extra_info)
+                meta = dict(prompt.extra_info) | ({"messages": prompt.messages} if len(prompt.messages) > 1 else {})
                 episodes.append(Episode(id=prompt.id, task=prompt.question, texts=cut.texts, meta=meta))
             which[row] = places[key]
         scores = score_episodes(self.model, episodes)
@@ -253,9 +137,7 @@ class TextReward(FixedReward):
             values = np.asarray(score.steps, dtype=np.float64)
         match s.shaping:
             case "threshold":
-                values = shaping.threshold_reward(
-                    values, threshold=self.threshold, success=s.success_reward, fail=s.effective_fail_reward
-                )
+                values = self.thresholded(values)
             case "signed":
                 values = 2.0 * values - 1.0
             case "relative":
@@ -318,54 +200,3 @@ def _whole(score: Score, settings: SourceSettings) -> float | Failure:
     if settings.aggregation is not None:
         return solution_value(score, settings.aggregation)
     return Failure("no_total", "the model judged steps only") if score.total is None else float(score.total)
-
-
-# What a run must say about its reward models.
-
-
-def attack_warnings(study: Study) -> list[str]:
-    """A line for each reward model of a language study that is not known to withstand attacks.
-
-    Raises:
-        DataError: a report card cannot be read.
-    """
-    lines = []
-    for name, path in _trained_models(study).items():
-        folder = card_folder(study, path)
-        fooled = None if folder is None else attacks_that_fooled(folder)
-        if fooled:
-            lines.append(
-                f"reward source {name}: these attacks fooled its model: {', '.join(fooled)} (see "
-                f"{folder}/evaluation.txt). A policy that is rewarded by it may learn them; watch the hacking alarm"
-            )
-        elif fooled is None:
-            lines.append(
-                f"reward source {name}: its model ({path}) was never attacked, so how easily it is fooled is not "
-                "known. Run `guerdon evaluate` on a study that trains it, or that names it in evaluate.models"
-            )
-    return lines
-
-
-def card_folder(study: Study, path: str) -> Path | None:
-    """The folder with the evaluation of the model at this path; None where there is none.
-
-    It is the folder of its checkpoint, its own, or that of `evaluate.models`.
-
-    Raises:
-        CheckpointError: the path means several models.
-    """
-    own = find_text_model(path)
-    places = [Path(path)] if own is None else [own.parent]
-    evaluate = study.text_evaluate
-    if evaluate is not None:
-        places += [third_party_folder(study, name) for name, one in evaluate.models.items() if one.path == path]
-    return next((place for place in places if (place / RECORD).is_file()), None)
-
-
-def _trained_models(study: Study) -> dict[str, str]:
-    """Paths of the reward models that were trained before the run, by the name of their source."""
-    found = {name: source.model.origin for name, source in study.text_sources.items()}
-    section = study.reward_model
-    if section is not None and section.path is not None:
-        found["rm"] = section.path
-    return found

@@ -1,13 +1,13 @@
-"""The `reward_model` section: a reward in addition to the verifier's, for language models.
+"""PRIME's implicit process reward model (2502.01456): its keys, with PRIME's names and defaults.
 
-Names and defaults are PRIME's (2502.01456).
+They stand under `model` of a source of `reward.sources` with `model_type: prime`, or in the section `reward_model`.
 
-    RewardModelSection(rm_type="prime", rm_coef=5, prime_model={"path": "runs/sft"})
+    PrimeSettings(prime_granularity="step", prime_model={"path": "runs/sft"})
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -15,7 +15,7 @@ from guerdon.settings.base import Settings, refuse
 
 
 class OptimSettings(Settings):
-    """`reward_model.prime_model.optim`: how the implicit reward model learns."""
+    """`prime_model.optim`: how the implicit reward model learns."""
 
     lr: float = Field(1e-6, gt=0, description="learning rate of AdamW")
     weight_decay: float = Field(0.0, ge=0, description="of AdamW")
@@ -25,7 +25,7 @@ class OptimSettings(Settings):
 
 
 class WarmUpSettings(Settings):
-    """`reward_model.prime_model.warm_up`: learn from rollouts before the process reward counts."""
+    """`prime_model.warm_up`: learn from rollouts before the process reward counts."""
 
     rollouts: int = Field(
         0,
@@ -36,8 +36,8 @@ class WarmUpSettings(Settings):
     epochs: int = Field(1, ge=1, description="passes over them")
 
 
-class PrimeModelSettings(Settings):
-    """`reward_model.prime_model`: the implicit process reward model."""
+class ImplicitModelSettings(Settings):
+    """`prime_model`: the implicit process reward model."""
 
     path: str | None = Field(None, description="where it starts: a folder or hub id; null: the policy's own start")
     ref_type: Literal["freeze", "policy"] = Field(
@@ -57,7 +57,7 @@ class PrimeModelSettings(Settings):
     warm_up: WarmUpSettings = Field(WarmUpSettings(), description="learn before its reward counts")
 
     @model_validator(mode="after")
-    def _nothing_idle(self) -> PrimeModelSettings:
+    def _nothing_idle(self) -> Self:
         if self.ref_type == "policy" and self.ref_path is not None:
             raise ValueError("ref_path would do nothing with ref_type: policy; remove it")
         if self.update == "none":
@@ -79,25 +79,9 @@ class PrimeModelSettings(Settings):
         return self.update != "none" or self.warm_up.rollouts > 0
 
 
-class RewardModelSection(Settings):
-    """`reward_model`: a reward model in addition to the verifier: which, weight, granularity."""
+class PrimeSettings(Settings):
+    """The implicit process reward: granularity, unit, batches and model."""
 
-    rm_type: Literal["prime", "value", "normal", "exact"] = Field(
-        "prime",
-        description="prime: implicit process rewards; value (normal): a sequence classifier that judges the whole "
-        "response; exact: where the task knows, 1 for every token of a line that follows from the lines before it, "
-        "whether those are right or not, else 0",
-    )
-    rm_coef: float = Field(5.0, gt=0, description="weight of its advantage")
-    verifier_coef: float = Field(5.0, ge=0, description="weight of the outcome's advantage; 0: none")
-    rm_coef_schedule: Literal["constant", "linear_decay", "linear_warmup"] = Field(
-        "constant", description="how rm_coef changes over the run"
-    )
-    on_failure: Literal["drop", "neutral", "raise"] = Field(
-        "drop",
-        description="a measurement failed: leave the response out of this source (drop), reward 0 (neutral), or stop",
-    )
-    path: str | None = Field(None, description="value, normal: the classifier's folder or hub id")
     prime_granularity: Literal["token", "step", "whole"] = Field(
         "token", description="a reward per token, per step at its end, or one at the end of the response"
     )
@@ -112,40 +96,18 @@ class RewardModelSection(Settings):
     )
     mini_batch_size: int = Field(256, ge=1, description="responses per gradient step of the model")
     micro_batch_size: int = Field(64, ge=1, description="responses per forward pass of the model")
-    prime_model: PrimeModelSettings = Field(PrimeModelSettings(), description="the implicit model")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _nothing_idle(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        kind = given.get("rm_type", "prime")
-        prime = {"prime_norm", "prime_norm_shards", "mini_batch_size", "prime_model"}
-        idle = {
-            "prime": {"path"},
-            "value": prime | {"prime_granularity"},
-            "normal": prime | {"prime_granularity"},
-            "exact": prime | {"path", "micro_batch_size", "prime_granularity", "on_failure"},
-        }.get(kind, set())
-        refuse(idle & set(given), f"rm_type {kind}")
-        return given
+    prime_model: ImplicitModelSettings = Field(ImplicitModelSettings(), description="the implicit model")
 
     @model_validator(mode="after")
-    def _divides(self) -> RewardModelSection:
+    def _divides(self) -> Self:
         if self.prime_norm == "none":
             refuse({"prime_norm_shards"} & self.model_fields_set, "prime_norm none")
-        if self.rm_type in ("value", "normal") and self.path is None:
-            raise ValueError(f"rm_type {self.rm_type} needs path: the folder or hub id of a sequence classifier")
-        if self.rm_type == "prime" and self.mini_batch_size % self.micro_batch_size:
+        if self.mini_batch_size % self.micro_batch_size:
             lower = max(k for k in range(1, self.micro_batch_size + 1) if self.mini_batch_size % k == 0)
             raise ValueError(
-                f"reward_model.mini_batch_size ({self.mini_batch_size}) must be a multiple of micro_batch_size "
+                f"mini_batch_size ({self.mini_batch_size}) must be a multiple of micro_batch_size "
                 f"({self.micro_batch_size}), such as {lower}"
             )
-        if self.rm_type == "prime" and not self.prime_model.learns:
+        if not self.prime_model.learns:
             refuse({"mini_batch_size"} & self.model_fields_set, "prime_model.update: none and no warm_up")
         return self
-
-
-SECTION_NAMES = {"prime": "prime", "exact": "exact", "value": "rm", "normal": "rm"}
-"""`reward_model.rm_type` to the name of its stream of rewards."""

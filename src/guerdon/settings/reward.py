@@ -2,32 +2,41 @@
 
 With one reward model its keys stand directly under `reward` (the names of the ResNet reward guide); with several,
 each has its own entry under `reward.sources`. Robots and language models share the section: `model_type: text` is for
-the latter, the other types for the former.
+the latter, the other types for the former. `reward_model`, the section of the PRIME guide, stands for one such entry.
 
     RewardSettings(use_reward_model=True, sources={"prm": {"model": {"model_type": "text", "checkpoint_path": "prm"}}})
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from guerdon.settings.aliases import libero_words
-from guerdon.settings.base import Settings, refuse
+from guerdon.settings.base import ByName, Settings, refuse
 from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.label import Splitter
+from guerdon.settings.prime import PrimeSettings
 from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.reward_models import (
     OwnModelSettings,
+    PrimeModelSettings,
     RefittedModelSettings,
     RemoteModelSettings,
     RewardModelSettings,
+    RunModelSettings,
+    SequenceClassifierSettings,
     TextModelSettings,
 )
 
 OnFailure = Literal["drop", "neutral", "raise"]
-
+_FAILED: Any = Field(
+    "drop",
+    description="a measurement failed: mask its step, or the response it is about (drop), reward 0 and keep it "
+    "(neutral), or stop (raise)",
+)
+WeightSchedule = Literal["constant", "linear_decay", "linear_warmup"]
 
 _OF_ROBOTS = ("per_step", "terminal", "episode"), ("threshold", "raw", "relative", "potential", "bonus")
 _OF_TEXT = ("per_step", "terminal", "per_token"), ("threshold", "raw", "signed", "relative")
@@ -74,19 +83,29 @@ class SourceSettings(Settings):
     confirm_frames: int = Field(2, ge=1, description="bonus: scored frames in a row above the threshold")
     reward_coef: float = Field(1.0, description="multiplies the shaped reward")
     reward_weight: float = Field(1.0, description="weight of this source in the advantage")
+    reward_weight_schedule: WeightSchedule = Field("constant", description="how reward_weight changes over the run")
     gamma: float | None = Field(None, ge=0, le=1, description="discount of this source; null: the algorithm's")
-    on_failure: OnFailure = Field(
-        "drop",
-        description="a measurement failed: mask its step, or the response it is about (drop), reward 0 and keep it "
-        "(neutral), or stop (raise)",
-    )
+    on_failure: OnFailure = _FAILED
 
     @property
     def text(self) -> bool:
         """Whether it judges what a language model writes."""
         model = self.model
         own = isinstance(model, OwnModelSettings) and model.modality == "text"
-        return isinstance(model, TextModelSettings) or model.model_type == "remote_text" or own
+        named = isinstance(model, TextModelSettings | SequenceClassifierSettings | RunModelSettings)
+        return named or own or model.model_type == "remote_text"
+
+    @property
+    def dense(self) -> bool:
+        """Whether it pays more than one reward per episode or response."""
+        if isinstance(self.model, PrimeModelSettings):
+            return self.model.prime_granularity != "whole"
+        return isinstance(self.model, RunModelSettings) or self.reward_mode in ("per_step", "per_token")
+
+    @property
+    def min_form(self) -> bool:
+        """Whether its rewards can be those of the min form (`algorithm.credit`)."""
+        return self.dense if isinstance(self.model, PrimeModelSettings) else self.reward_mode == "per_step"
 
     @property
     def remote(self) -> RemoteSettings | None:
@@ -112,6 +131,11 @@ class SourceSettings(Settings):
     @model_validator(mode="after")
     def _fits_together(self) -> SourceSettings:
         mode, shaping, kind = self.reward_mode, self.shaping, f"model_type {self.model.model_type}"
+        if isinstance(self.model, RunModelSettings):
+            used = {"model", "reward_weight", "reward_weight_schedule", "gamma"}
+            used |= {"on_failure"} if isinstance(self.model, PrimeModelSettings) else set()
+            refuse(self.model_fields_set - used, kind)
+            return self
         modes, shapings = _OF_TEXT if self.text else _OF_ROBOTS
         if mode not in modes:
             raise ValueError(f"reward_mode {mode} is not for {kind}: take {', '.join(modes)}")
@@ -217,3 +241,84 @@ class RewardSettings(Settings):
         weights = {name: source.reward_weight for name, source in self.sources.items()} if self.use_reward_model else {}
         env = self.env_weight()
         return {"env": env, **weights} if env else weights
+
+
+# The section `reward_model`.
+
+
+class _RewardModelSection(Settings):
+    """What all forms of `reward_model` share.
+
+    Attributes:
+        source_name: of the source that the section stands for.
+    """
+
+    source_name: ClassVar[str]
+
+    rm_coef: float = Field(5.0, gt=0, description="weight of its advantage")
+    verifier_coef: float = Field(5.0, ge=0, description="weight of the outcome's advantage; 0: none")
+    rm_coef_schedule: WeightSchedule = Field("constant", description="how rm_coef changes over the run")
+
+    def source_keys(self) -> dict[str, Any]:
+        """The keys of the source, but for its weight and discount."""
+        raise NotImplementedError
+
+    def added_to(self, reward: RewardSettings, gamma: float) -> RewardSettings:
+        """`reward` with the source that the section stands for in front, and the weight of the outcome.
+
+        Args:
+            reward: the section of that name.
+            gamma: discount of the source.
+        """
+        terms = {"reward_weight": self.rm_coef, "reward_weight_schedule": self.rm_coef_schedule, "gamma": gamma}
+        source = SourceSettings.model_validate({**self.source_keys(), **terms})
+        changes = {"combine_mode": "weighted", "env_reward_weight": self.verifier_coef, "use_reward_model": True}
+        return reward.model_copy(update={**changes, "sources": {self.source_name: source, **reward.sources}})
+
+
+class PrimeSection(PrimeSettings, _RewardModelSection):
+    """`reward_model` of PRIME."""
+
+    source_name = "prime"
+
+    rm_type: Literal["prime"] = Field("prime", description="implicit process rewards")
+    on_failure: OnFailure = _FAILED
+
+    def source_keys(self) -> dict[str, Any]:
+        """A model that learns in the run."""
+        keys = self.model_dump(include=set(PrimeSettings.model_fields), exclude_unset=True)
+        return {"model": {"model_type": "prime", **keys}, "on_failure": self.on_failure}
+
+
+class ClassifierSection(_RewardModelSection):
+    """`reward_model` of a sequence classifier."""
+
+    source_name = "rm"
+
+    rm_type: Literal["value", "normal"] = Field(
+        "value", description="a sequence classifier that judges the whole response"
+    )
+    on_failure: OnFailure = _FAILED
+    path: str = Field(description="the classifier's folder or hub id")
+    micro_batch_size: int = Field(64, ge=1, description="responses per forward pass of the model")
+
+    def source_keys(self) -> dict[str, Any]:
+        """A logit per response, as it is."""
+        model = {"model_type": self.rm_type, "checkpoint_path": self.path, "micro_batch_size": self.micro_batch_size}
+        return {"model": model, "shaping": "raw", "on_failure": self.on_failure}
+
+
+class ExactSection(_RewardModelSection):
+    """`reward_model` of true steps."""
+
+    source_name = "exact"
+
+    rm_type: Literal["exact"] = Field("exact", description="the truth about each step, where the task knows it")
+
+    def source_keys(self) -> dict[str, Any]:
+        """It has no keys."""
+        return {"model": {"model_type": "exact"}}
+
+
+RewardModelSection = Annotated[PrimeSection | ClassifierSection | ExactSection, ByName("rm_type", "prime")]
+"""PRIME's section: an alias of a source of `reward.sources` and of the weight of the outcome."""

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from guerdon.registry import Registry
 from guerdon.settings.base import PARAMS, ByName, Settings, names_in, refuse
+from guerdon.settings.prime import PrimeSettings
 from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.train import Arch, ImageSize
 from guerdon.settings.vlm import VLMName, VLMSettings, VLMShortForm, check_vlm, vlm_form
@@ -36,10 +37,10 @@ class _ModelSettings(Settings):
     """What all reward models share.
 
     Attributes:
-        factory: `module:function` that loads the model.
+        factory: `module:function` that loads the model; empty: it is made in a run alone.
     """
 
-    factory: ClassVar[str]
+    factory: ClassVar[str] = ""
 
     @property
     def origin(self) -> str:
@@ -117,19 +118,51 @@ class ConstantModelSettings(_ModelSettings):
     value: float = Field(0.0, description="the value")
 
 
-class TextModelSettings(_ModelSettings):
+class _ReadModelSettings(_ModelSettings):
+    """What reward models of text that are read from a folder share."""
+
+    checkpoint_path: str = Field(description="folder that `guerdon train` wrote, any other folder, or a hub id")
+    micro_batch_size: int = Field(16, ge=1, description="solutions per forward pass")
+
+    def arguments(self) -> dict[str, Any]:
+        """The path, and how it is read."""
+        return {("path" if name == "checkpoint_path" else name): value for name, value in super().arguments().items()}
+
+
+class TextModelSettings(_ReadModelSettings):
     """A reward model of a language study."""
 
     factory = "guerdon.models.text_load:load_text_model"
 
     model_type: Literal["text"] = Field("text", description="any reward model of text")
-    checkpoint_path: str = Field(description="folder that `guerdon train` wrote, any other folder, or a hub id")
     adapter: str = Field("auto", description="how steps are marked and scores read; auto: by the model's files")
-    micro_batch_size: int = Field(16, ge=1, description="solutions per forward pass")
 
-    def arguments(self) -> dict[str, Any]:
-        """The path, and how it is read."""
-        return {"path": self.checkpoint_path, "adapter": self.adapter, "micro_batch_size": self.micro_batch_size}
+
+class SequenceClassifierSettings(_ReadModelSettings):
+    """A sequence classifier of responses."""
+
+    factory = "guerdon.models.sequence_classifier:SequenceClassifier"
+
+    model_type: Literal["value", "normal"] = Field(
+        "value", description="a sequence classifier that judges the whole response by a logit"
+    )
+    micro_batch_size: int = Field(64, ge=1, description="solutions per forward pass")
+
+
+class PrimeModelSettings(PrimeSettings, _ModelSettings):
+    """PRIME's implicit process reward model, which starts from the policy and learns in the run."""
+
+    model_type: Literal["prime"] = Field("prime", description="implicit process rewards, learned online")
+
+
+class ExactModelSettings(_ModelSettings):
+    """The truth about each step, where the task knows it."""
+
+    model_type: Literal["exact"] = Field(
+        "exact",
+        description="where the task knows, 1 for every token of a line that follows from the lines before it, whether "
+        "those are right or not, else 0",
+    )
 
 
 class RemoteModelSettings(_ModelSettings):
@@ -233,11 +266,16 @@ class OwnModelSettings(_ModelSettings):
 
 
 RefittedModelSettings = ResNetModelSettings | ProgressModelSettings
+RunModelSettings = PrimeModelSettings | ExactModelSettings
+"""Reward models that are made in a run, from the policy or the task; their values are rewards as they are."""
 RewardModelSettings = Annotated[
     ResNetModelSettings
     | ProgressModelSettings
     | ConstantModelSettings
     | TextModelSettings
+    | SequenceClassifierSettings
+    | PrimeModelSettings
+    | ExactModelSettings
     | RemoteModelSettings
     | VLMModelSettings
     | OwnModelSettings,
@@ -246,7 +284,10 @@ RewardModelSettings = Annotated[
 """`reward.model`: which model, from where."""
 
 MODEL_FORMS: dict[str, type[RewardModelSettings]] = {
-    name: form for form in get_args(get_args(RewardModelSettings)[0]) for name in names_in(form, "model_type")
+    name: form
+    for form in get_args(get_args(RewardModelSettings)[0])
+    if form.factory
+    for name in names_in(form, "model_type")
 }
 REWARD_MODELS: Registry = Registry(
     "reward model", "guerdon.reward_models", {name: form.factory for name, form in MODEL_FORMS.items()}, ("device",)

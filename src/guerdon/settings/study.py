@@ -17,8 +17,8 @@ from guerdon.settings.data import DataSettings
 from guerdon.settings.evaluate import EvaluateSettings, EvaluateTextSettings, on_own_family
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.policy import BCSettings, ControlPolicySettings, MLPPolicySettings, PolicySettings
-from guerdon.settings.prime import SECTION_NAMES, RewardModelSection
-from guerdon.settings.reward import LIMITS, RewardSettings, SourceSettings
+from guerdon.settings.reward import LIMITS, RewardModelSection, RewardSettings, SourceSettings
+from guerdon.settings.reward_models import ExactModelSettings, PrimeModelSettings
 from guerdon.settings.text_policy import GenerationSettings, LocalGenerationSettings, TextPolicySettings
 from guerdon.settings.train import (
     ImageTrainSettings,
@@ -166,7 +166,9 @@ class Study(Settings):
     data: DataSettings | None = Field(None, description="prompts with known answers, for a language model")
     generation: GenerationSettings = Field(LocalGenerationSettings(), description="how a language model writes")
     reward_model: RewardModelSection | None = Field(
-        None, description="a reward in addition to the verifier's, for a language model; null: none"
+        None,
+        description="a reward in addition to the verifier's, for a language model: a short form of one entry of "
+        "reward.sources; null: none",
     )
     sft: SFTSettings | None = Field(None, description="supervised start of a language model")
     label: LabelSettings | None = Field(None, description="labels of the steps of a language model's solutions")
@@ -273,9 +275,15 @@ class Study(Settings):
         return self.evaluate
 
     @property
+    def text_reward(self) -> RewardSettings:
+        """`reward` of a language study, with the source that `reward_model` stands for."""
+        section = self.reward_model
+        return self.reward if section is None else section.added_to(self.reward, self.text_algorithm.reward_model_gamma)
+
+    @property
     def text_sources(self) -> dict[str, SourceSettings]:
-        """The reward models of the `reward` section that judge what a language model writes."""
-        return dict(self.reward.sources) if self.text and self.reward.use_reward_model else {}
+        """The reward models of a language study by the names of their sources, that of `reward_model` first."""
+        return dict(self.text_reward.sources) if self.text else {}
 
     @property
     def task_name(self) -> str:
@@ -315,27 +323,50 @@ class Study(Settings):
     def _text_keys_do_something(self) -> Study:
         if not isinstance(self.algorithm, TextAlgorithmSettings):
             return self
-        algorithm, model, sft = self.algorithm, self.reward_model, self.sft
-        modes = {source.reward_mode for source in self.text_sources.values()}
-        per_token = model is not None and model.rm_type == "prime" and model.prime_granularity != "whole"
-        if algorithm.credit == "min_form" and not (per_token or "per_step" in modes):
+        algorithm, sources, sft = self.algorithm, self.text_sources.values(), self.sft
+        if algorithm.credit == "min_form" and not any(source.min_form for source in sources):
             raise ValueError(
                 "algorithm.credit min_form needs a prime reward model with granularity token or step, or a source of "
                 "reward.sources with reward_mode per_step"
             )
-        if not (per_token or (model is not None and model.rm_type == "exact") or modes - {"terminal"}):
+        if not any(source.dense for source in sources):
             refuse({"rloo_form"} & algorithm.model_fields_set, "without dense rewards", "algorithm")
-        if algorithm.adv_params.reward_model_gamma is not None and model is None:
+        if algorithm.adv_params.reward_model_gamma is not None and self.reward_model is None:
             refuse({"reward_model_gamma"}, "without reward_model", "algorithm.adv_params")
-        if model is not None and not model.verifier_coef and algorithm.normalize_advantages:
-            idle = {"rm_coef", "rm_coef_schedule"} & model.model_fields_set
-            refuse(idle, "verifier_coef 0, where the only source is normalised", "reward_model")
-        _check_text_sources(self.reward, model, algorithm)
+        self._check_text_sources()
         refuse({"film_frames"} & self.runner.model_fields_set, "policy.type text", "runner")
         if sft is not None and sft.mistakes is not None and self.data is not None and self.data.type != "generated":
             rules = "false beliefs are about the rules of generated problems"
             refuse({"mistakes"}, f"data.type {self.data.type}: {rules}", "sft")
         return self
+
+    def _check_text_sources(self) -> None:
+        """Refuse names that are taken, weights that train nothing, and keys that would do nothing.
+
+        Raises:
+            ValueError: with the key and the reason.
+        """
+        section, reward, sources = self.reward_model, self.text_reward, self.text_sources
+        taken = {"verifier", "kl"} | (set() if section is None else {section.source_name})
+        for name in sorted(taken & set(self.reward.sources)):
+            raise ValueError(f"a reward source cannot be called {name}: another source has that name")
+        if section is not None:
+            idle = {"combine_mode", "env_reward_weight"} & self.reward.model_fields_set
+            refuse(idle, "reward_model, whose verifier_coef is the weight of the outcome", "reward")
+        if not sources or reward.env_weight():
+            return
+        if not any(source.reward_weight for source in sources.values()):
+            raise ValueError("every weight is 0, so nothing would train the policy: see reward.combine_mode")
+        if len(sources) > 1 or not self.text_algorithm.normalize_advantages:
+            return
+        ((name, source),) = sources.items()
+        if section is not None:
+            idle = {"rm_coef", "rm_coef_schedule"} & section.model_fields_set
+            refuse(idle, "verifier_coef 0, where the only source is normalised", "reward_model")
+        elif source.reward_weight > 0:
+            idle = {"reward_weight", "reward_weight_schedule"} & source.model_fields_set
+            why = f"combine_mode {reward.combine_mode}, where the only source is normalised"
+            refuse(idle, why, f"reward.sources.{name}")
 
     @model_validator(mode="after")
     def _groups_are_whole(self) -> Study:
@@ -358,29 +389,24 @@ class Study(Settings):
             raise ValueError(f"adv_estimator {name} needs env.max_episode_steps: every episode of a group must end")
         return self
 
-
-def _check_text_sources(
-    reward: RewardSettings, section: RewardModelSection | None, algorithm: TextAlgorithmSettings
-) -> None:
-    """Refuse names that are taken, weights that train nothing, and keys that would do nothing.
-
-    Raises:
-        ValueError: with the key and the reason.
-    """
-    sources = reward.sources if reward.use_reward_model else {}
-    if not sources:
-        return
-    reserved = {"verifier", "kl"} | ({SECTION_NAMES[section.rm_type]} if section is not None else set())
-    for name in sorted(reserved & set(sources)):
-        raise ValueError(f"a reward source cannot be called {name}: another source has that name")
-    if section is not None:
-        idle = {"combine_mode", "env_reward_weight"} & reward.model_fields_set
-        return refuse(idle, "reward_model, whose verifier_coef is the weight of the outcome", "reward")
-    outcome = reward.env_weight()
-    if not outcome and not any(source.reward_weight for source in sources.values()):
-        raise ValueError("every weight is 0, so nothing would train the policy: see reward.combine_mode")
-    if len(sources) == 1 and not outcome and algorithm.normalize_advantages:
-        name, source = next(iter(sources.items()))
-        if source.reward_weight > 0:
-            why = f"combine_mode {reward.combine_mode}, where the only source is normalised"
-            refuse({"reward_weight"} & source.model_fields_set, why, f"reward.sources.{name}")
+    @model_validator(mode="after")
+    def _run_models_fit_the_data(self) -> Study:
+        n_samples = 1 if self.data is None else self.data.n_samples
+        for name, source in self.text_sources.items():
+            if isinstance(source.model, ExactModelSettings) and self.data is not None and self.data.type != "generated":
+                raise ValueError(f"the exact reward source {name} needs steps that can be checked: data.type generated")
+            if not isinstance(source.model, PrimeModelSettings):
+                continue
+            loss, micro = source.model.prime_model.loss_type, source.model.micro_batch_size
+            if loss != "ce" and source.model.prime_model.learns and micro % n_samples:
+                raise ValueError(
+                    f"prime_model.loss_type {loss} of the reward source {name} compares the responses to a prompt: its "
+                    f"micro_batch_size ({micro}) must be a multiple of data.n_samples ({n_samples}), such as "
+                    f"{max(micro // n_samples, 1) * n_samples}"
+                )
+            if source.model.prime_norm_shards > 1 and self.algorithm.needs.greedy:
+                raise ValueError(
+                    f"prime_norm_shards of the reward source {name} gives every part of the batch a unit of its own, "
+                    f"and {self.algorithm.adv_estimator} compares with greedy responses that are in none; set it to 1"
+                )
+        return self
