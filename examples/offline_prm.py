@@ -31,7 +31,7 @@ from guerdon.evaluate.best_of_n import best_of_n
 from guerdon.evaluate.intervals import Interval
 from guerdon.evaluate.step_benchmarks import process_bench
 from guerdon.rl.build_text import text_parts
-from guerdon.rl.prime import LabelledBatch, PrimeReward
+from guerdon.rl.prime import PrimeReward
 from guerdon.rl.text_steps import steps_of
 from guerdon.train.sft import train_sft_study
 from guerdon.types import Score
@@ -94,17 +94,10 @@ def one_seed(given: argparse.Namespace, seed: int) -> dict[str, list[float | Non
     batch = reward.labelled(learned_from)
     rng = np.random.default_rng([seed, 9])
     for _ in range(given.epochs):
-        reward.fit(shuffled(batch, rng.permutation(len(learned_from.inputs))))
+        reward.fit(batch.take(rng.permutation(len(learned_from.inputs))))
     q_B_T = reward.log_ratios(reward.labelled(judged_on)).numpy().astype(np.float64)
     collector.close()
     return {"train_accuracy": [float(learned_from.outcomes_B.mean())], **judge(judged_on, q_B_T, given, seed)}
-
-
-def shuffled(batch: LabelledBatch, rows: np.ndarray) -> LabelledBatch:
-    """The same responses in another order."""
-    return LabelledBatch(
-        batch.tokens.take(rows), batch.acc_B[rows], batch.known_B[rows], batch.groups_B[rows], batch.ref_B_T[rows]
-    )
 
 
 def judge(

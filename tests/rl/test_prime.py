@@ -485,7 +485,7 @@ def test_the_replay_keeps_the_newest_and_comes_back():
     assert seeds == [1, 1, 2, 2, 2]
     assert not ref[~torch.from_numpy(batch.mask_B_T)].any()
     other = TextReplay(5)
-    other.load_state_dict(*replay.state_dict())
+    other.restore(replay.state())
     again = other.draw(5, np.random.default_rng(0))
     np.testing.assert_array_equal(batch.responses_B_T, again.tokens.responses_B_T)
     assert torch.equal(acc, again.acc_B)

@@ -16,8 +16,10 @@ from guerdon.errors import ConfigError
 from guerdon.models.load import load_reward_model
 from guerdon.models.online import OnlineImageModel
 from guerdon.rl.log import true_success
-from guerdon.rl.reward_refit import RewardRefit
+from guerdon.rl.reward_refit import RefittedReward
+from guerdon.rl.reward_source import SourceTerms
 from guerdon.rl.run import run_folder
+from guerdon.settings.reward import SourceSettings
 
 register_clock()
 HALF_CHEETAH = "{type: gymnasium, task: HalfCheetah-v5, native_reward: dense}"
@@ -99,10 +101,10 @@ def test_what_could_not_be_labelled_is_part_of_the_checkpoint(tmp_path):
 
     def refit_of():
         frames, targets = np.zeros((4, SIZE, SIZE, 3), np.uint8), np.array([0, 1, 0, 1], np.float32)
-        return RewardRefit(
-            OnlineImageModel(load_reward_model("resnet", str(checkpoint)), frames, targets, seed=0),
-            steps=1, every=3, num_envs=2,
-        )  # fmt: skip
+        model = {"checkpoint_path": "x", "update": "after", "replay_path": "y"}
+        model["update_params"] = {"steps": 1, "every": 3}
+        online = OnlineImageModel(load_reward_model("resnet", str(checkpoint)), frames, targets, seed=0)
+        return RefittedReward(SourceTerms("rm"), online, SourceSettings(model=model), num_envs=2)
 
     def observed(*successes):
         rows = [ObservedRow(0, t, 0, t, False, s) for t, s in enumerate(successes)]
@@ -111,15 +113,19 @@ def test_what_could_not_be_labelled_is_part_of_the_checkpoint(tmp_path):
         done[0, 3] = len(successes) > 2
         return cut_into_segments(rows, frames, ["task"], np.ones_like(done), np.zeros_like(done), done)
 
+    def learned(one, *successes):
+        segments = observed(*successes) if successes else ()
+        return one.learn(rollout_of(segments, np.ones((1, 4), dtype=np.bool_)))
+
     refit = refit_of()
-    assert refit.learn(observed(False, None, None)) == {}
-    assert refit.learn(observed(False, None)) == {}  # goes on
+    assert learned(refit, False, None, None) == {}
+    assert learned(refit, False, None) == {}  # goes on
     again = refit_of()
     again.restore(*refit.state())
     for one in (refit, again):
         assert one._open[0].success == [False, None]
-        assert one.learn(observed(None, None, None)) == {"episodes_without_labels": 2}
-        assert [one.learn(()) for _ in range(3)] == [{}, {}, {}]
+        assert learned(one, None, None, None) == {"episodes_without_labels": 2}
+        assert [learned(one) for _ in range(3)] == [{}, {}, {}]
 
 
 def test_native_fallback_has_nothing_to_fall_back_to_where_success_is_unknown():

@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.collect.control import ControlCollector
+from guerdon.models.image import ImageRewardModel
+from guerdon.models.load import load_source_model
 from guerdon.policies.control import ControlPolicy, load_policy, save_policy
-from guerdon.rl.control_sources import build_control_sources
+from guerdon.rl.control_sources import ControlReward
 from guerdon.rl.episode_stats import EpisodeStats, RewardScaler
 from guerdon.rl.films import write_film
 from guerdon.rl.learner import Learner
 from guerdon.rl.optimizers import FlatAdam
 from guerdon.rl.parts import Parts, start_from_run
+from guerdon.rl.reward_refit import RefittedReward, online_model
 from guerdon.rl.reward_source import GroundTruth, RewardSource, SourceTerms
 from guerdon.settings.study import Study
 
@@ -79,6 +82,29 @@ def control_parts(study: Study, *, fresh: bool) -> Parts:
         lambda folder: save_policy(policy, folder),
         notes,
     )
+
+
+def build_control_sources(study: Study) -> dict[str, ControlReward]:
+    """Load every reward model of the `reward` section.
+
+    Raises:
+        CheckpointError: a model is missing or not the one asked for.
+        ConfigError: the model cannot score what this world shows, or cannot be refitted.
+        DataError: there are no labelled episodes to refit it with.
+    """
+    sources: dict[str, ControlReward] = {}
+    num_envs = study.env.num_envs
+    for index, (name, settings) in enumerate(study.reward.sources.items()):
+        model = load_source_model(settings.model)
+        if settings.reward_threshold is not None and isinstance(model, ImageRewardModel):
+            model.sort_pictures_at(settings.reward_threshold)
+        terms = SourceTerms.of(name, settings, gamma=study.algorithm.gamma)
+        if settings.refitted is None:
+            sources[name] = ControlReward(terms, model, settings, num_envs=num_envs)
+        else:
+            online = online_model(name, model, settings.refitted, seed=study.runner.seed * 1000 + index)
+            sources[name] = RefittedReward(terms, online, settings, num_envs=num_envs)
+    return sources
 
 
 def start_from_policy(policy: ControlPolicy, folder: Path, study: Study) -> str:

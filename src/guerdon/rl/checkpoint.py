@@ -20,7 +20,7 @@ from guerdon.errors import CheckpointError, boundary
 from guerdon.finite import load_weights
 from guerdon.models.checkpoint import save_state
 
-VERSION = 4  # of the state; 3 kept control sources and their refits apart
+VERSION = 5  # of the state; 4 kept the state of refits apart from that of their source
 
 
 def save_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], values: dict[str, Any], *, keep: int) -> Path:

@@ -12,15 +12,15 @@ before` learns first and scores again.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from guerdon.collect.text import Responses, TextRollout, generated
 from guerdon.errors import ConfigError
@@ -31,15 +31,16 @@ from guerdon.models.text_model import TextModelCard, write_folder
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy, reference
 from guerdon.policies.text_files import load_policy
-from guerdon.policies.tokens import TokenBatch, token_batch
+from guerdon.policies.tokens import TokenBatch, concatenate
 from guerdon.rl.alarm import correlation
+from guerdon.rl.checkpoint import under
 from guerdon.rl.optimizers import AdamW
 from guerdon.rl.reward_source import RewardSource, SourceTerms, response_rewards, with_greedy
 from guerdon.rl.shaping import min_form_rewards
 from guerdon.rl.text_steps import steps_of, true_steps
 from guerdon.settings.prime import ImplicitModelSettings, PrimeSettings
 from guerdon.settings.text_policy import TextPolicySettings
-from guerdon.types import Failure, IntArray, Metrics, Rewards
+from guerdon.types import Failure, Metrics, Rewards
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +60,12 @@ class LabelledBatch:
     known_B: Tensor
     groups_B: Tensor
     ref_B_T: Tensor
+
+    def take(self, rows: np.ndarray) -> LabelledBatch:
+        """The responses of these indices, in order; T shrinks to the longest of them."""
+        tokens = self.tokens.take(rows)
+        ref = self.ref_B_T[rows, : tokens.mask_B_T.shape[1]]
+        return LabelledBatch(tokens, self.acc_B[rows], self.known_B[rows], self.groups_B[rows], ref)
 
 
 class PrimeReward(RewardSource[TextRollout]):
@@ -273,17 +280,17 @@ class PrimeReward(RewardSource[TextRollout]):
 
     def _forward(self, batch: LabelledBatch, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """(b, t) log-ratios of a few responses and (b,) their losses, 0 where the outcome is unknown."""
-        part = batch.tokens.take(rows)
-        log_probs = self.phi.log_probs(part, temperature=self.temperature)
+        part = batch.take(rows)
+        log_probs = self.phi.log_probs(part.tokens, temperature=self.temperature)
         device = log_probs.device
-        mask = torch.from_numpy(part.mask_B_T).to(device)
-        q = implicit.implicit_rewards(log_probs, batch.ref_B_T[rows, : mask.shape[1]].to(device), mask)
+        mask = torch.from_numpy(part.tokens.mask_B_T).to(device)
+        q = implicit.implicit_rewards(log_probs, part.ref_B_T.to(device), mask)
         logits = implicit.outcome_logits(q, mask, beta=self.settings.beta_train)
-        acc, known = batch.acc_B[rows].to(device), batch.known_B[rows].to(device)
+        acc, known = part.acc_B.to(device), part.known_B.to(device)
         if self.settings.loss_type == "ce":
             terms = implicit.bce_terms(logits, acc)
         else:
-            groups = batch.groups_B[rows].to(device)
+            groups = part.groups_B.to(device)
             compared = implicit.contrast(logits, acc, groups, self.settings.loss_type, known_B=known)
             terms = implicit.contrast_terms(logits, acc, compared)
         return q, torch.where(known, terms, 0.0)
@@ -342,17 +349,15 @@ class PrimeReward(RewardSource[TextRollout]):
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Weights that are trained, optimizer, replay, random numbers."""
-        tensors = {f"phi.{k}": v for k, v in self.phi.tensors().items()}
-        tensors |= self.optimizer.tensors()
-        more, values = self.replay.state_dict()
-        tensors |= {f"replay.{k}": v for k, v in more.items()}
-        return tensors, {"replay": values, "rng": self.rng.bit_generator.state, "ready": self.ready}
+        parts = {"phi": self.phi.tensors(), "optimizer": self.optimizer.tensors(), "replay": self.replay.state()}
+        tensors = {f"{part}.{name}": tensor for part, found in parts.items() for name, tensor in found.items()}
+        return tensors, {"rng": self.rng.bit_generator.state, "ready": self.ready}
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Return to a stored state."""
-        self.phi.load_tensors({k[4:]: v for k, v in tensors.items() if k.startswith("phi.")})
-        self.optimizer.load_tensors(tensors)
-        self.replay.load_state_dict({k[7:]: v for k, v in tensors.items() if k.startswith("replay.")}, values["replay"])
+        self.phi.load_tensors(under("phi", tensors))
+        self.optimizer.load_tensors(under("optimizer", tensors))
+        self.replay.restore(under("replay", tensors))
         self.rng.bit_generator.state = values["rng"]
         self.ready = bool(values["ready"])
 
@@ -439,68 +444,59 @@ def _chunks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
 # Responses of earlier rollouts.
 
 
-class _Row(NamedTuple):
-    prompt: IntArray
-    response: IntArray
-    finished: bool
-    acc: float
-    ref: np.ndarray  # log-probabilities of the reference, one per token
-
-
 class TextReplay:
     """The newest `size` responses with their outcomes."""
 
     def __init__(self, size: int) -> None:
-        self._rows: deque[_Row] = deque(maxlen=size)
+        self._size = size
+        self._batch: LabelledBatch | None = None
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return 0 if self._batch is None else len(self._batch.tokens)
 
     def add(self, fresh: LabelledBatch) -> None:
         """Take in the responses whose outcome is known."""
-        batch = fresh.tokens
-        for i, response in enumerate(batch.responses()):
-            if bool(fresh.known_B[i]):
-                ref = fresh.ref_B_T[i, : len(response)].numpy().copy()
-                finished = bool(batch.finished_B[i])
-                self._rows.append(_Row(batch.prompts[i], response.copy(), finished, float(fresh.acc_B[i]), ref))
+        parts = [] if self._batch is None else [self._batch]
+        parts.append(fresh.take(np.flatnonzero(fresh.known_B.numpy())))
+        tokens = concatenate([part.tokens for part in parts], pad_id=0)
+        acc, known, groups = (torch.cat([getattr(p, k) for p in parts]) for k in ("acc_B", "known_B", "groups_B"))
+        mask = torch.from_numpy(tokens.mask_B_T)
+        ref = pad_sequence([row for part in parts for row in part.ref_B_T], batch_first=True)[:, : mask.shape[1]]
+        batch = LabelledBatch(tokens, acc, known, groups, torch.where(mask, ref, 0.0))
+        self._batch = batch.take(np.arange(len(tokens))[-self._size :])
 
     def draw(self, n: int, rng: np.random.Generator) -> LabelledBatch:
         """`n` different responses, each in a group of its own."""
-        picked = [self._rows[i] for i in rng.choice(len(self._rows), size=n, replace=False)]
-        batch = token_batch(
-            [r.prompt for r in picked], [r.response for r in picked], np.array([r.finished for r in picked]), pad_id=0
-        )
-        ref = torch.zeros(batch.mask_B_T.shape)
-        for i, row in enumerate(picked):
-            ref[i, : len(row.ref)] = torch.from_numpy(row.ref)
-        acc = torch.tensor([r.acc for r in picked], dtype=torch.float32)
-        return LabelledBatch(batch, acc, torch.ones(n, dtype=torch.bool), torch.arange(n), ref)
+        assert self._batch is not None
+        return replace(self._batch.take(rng.choice(len(self), size=n, replace=False)), groups_B=torch.arange(n))
 
-    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tokens and log-probabilities as tensors, the rest as plain values."""
-        tensors = {
-            "prompts": _flat([r.prompt for r in self._rows], np.int64),
-            "responses": _flat([r.response for r in self._rows], np.int64),
-            "ref": _flat([r.ref for r in self._rows], np.float32),
+    def state(self) -> dict[str, Tensor]:
+        """Everything as tensors; none where it is empty."""
+        if self._batch is None:
+            return {}
+        tokens = self._batch.tokens
+        arrays = {
+            "prompts": np.concatenate([np.empty(0, np.int64), *tokens.prompts]),
+            "lengths": np.array([len(prompt) for prompt in tokens.prompts], dtype=np.int64),
+            "responses": tokens.responses_B_T,
+            "mask": tokens.mask_B_T,
+            "finished": tokens.finished_B,
         }
-        return tensors, {
-            "lengths": [[len(r.prompt), len(r.response)] for r in self._rows],
-            "finished": [r.finished for r in self._rows],
-            "acc": [r.acc for r in self._rows],
-        }
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return tensors | {"acc": self._batch.acc_B, "ref": self._batch.ref_B_T}
 
-    def load_state_dict(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    def restore(self, tensors: dict[str, Tensor]) -> None:
         """Return to a stored state."""
-        self._rows.clear()
-        prompts, responses, refs = (tensors[k].numpy() for k in ("prompts", "responses", "ref"))
-        p = r = 0
-        for (n, length), finished, acc in zip(values["lengths"], values["finished"], values["acc"], strict=True):
-            end = r + length
-            row = _Row(prompts[p : p + n].copy(), responses[r:end].copy(), finished, acc, refs[r:end].copy())
-            self._rows.append(row)
-            p, r = p + n, end
-
-
-def _flat(arrays: list[np.ndarray], dtype: type) -> Tensor:
-    return torch.from_numpy(np.concatenate([np.empty(0, dtype), *arrays]).astype(dtype))
+        if not tensors:
+            self._batch = None
+            return
+        found = {name: tensor.numpy().copy() for name, tensor in tensors.items()}
+        prompts = np.split(found["prompts"], np.cumsum(found["lengths"])[:-1])
+        n = len(found["lengths"])
+        self._batch = LabelledBatch(
+            TokenBatch(tuple(prompts[:n]), found["responses"], found["mask"], found["finished"]),
+            tensors["acc"].clone(),
+            torch.ones(n, dtype=torch.bool),
+            torch.arange(n),
+            tensors["ref"].clone(),
+        )

@@ -4,8 +4,8 @@ Observed frames are kept until their episode ends; then ground truth (success of
 episode) labels them, and failed episodes become hard negatives. Or an expert continues from observed moments, and
 the steps that it needs label them at once. The image twin of PRIME's online update (Cui et al. 2025, 2502.01456).
 
-    refit = build_refit("resnet", model, settings, num_envs=8, seed=0)
-    metrics = refit.learn(rollout.segments)
+    model = online_model("resnet", load_source_model(settings.model), settings.model, seed=0)
+    metrics = RefittedReward(SourceTerms("resnet"), model, settings, num_envs=8).learn(rollout)
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ from torch import Tensor
 from guerdon.episodes.read import read_episodes
 from guerdon.episodes.targets import frame_targets, nearness, no_labels, outcome_of
 from guerdon.errors import ConfigError, DataError
-from guerdon.models.image import ImageModelConfig, ImageRewardModel
+from guerdon.models.image import ImageModelConfig, ImageRewardModel, save_checkpoint
 from guerdon.models.online import OnlineImageModel
+from guerdon.policies.control import StateInputs
 from guerdon.rl.checkpoint import under
+from guerdon.rl.control_sources import ControlReward
+from guerdon.rl.reward_source import SourceTerms
+from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import RefittedModelSettings
-from guerdon.types import ByteArray, Episode, Metrics, Observes, RewardModel, Segment
+from guerdon.types import ByteArray, Episode, Metrics, Observes, RewardModel, Rollout, Segment
 
 _UNKNOWN = -1  # stands for an unknown success in a checkpoint
 
@@ -40,16 +44,13 @@ class _OpenEpisode:
     steps: list[int] = field(default_factory=list)
 
 
-def build_refit(
-    name: str, model: RewardModel, settings: RefittedModelSettings, *, num_envs: int, seed: int
-) -> RewardRefit:
-    """The refits of a source, as `update_params` asks for them.
+def online_model(name: str, model: RewardModel, settings: RefittedModelSettings, *, seed: int) -> OnlineImageModel:
+    """The reward model of a source with its optimizer and its replay, as `update_params` asks for them.
 
     Args:
         name: of the source.
         model: changed in place.
         settings: of the model.
-        num_envs: streams of a rollout.
         seed: of the draws.
 
     Raises:
@@ -58,9 +59,14 @@ def build_refit(
     """
     if not isinstance(model, ImageRewardModel):
         raise ConfigError(f"reward.sources.{name}: a {settings.model_type} model cannot be refitted")
-    params, continuation = settings.update_params, settings.labeler == "continuation"
+    if settings.labeler == "continuation" and model.config.horizon is None:
+        raise ConfigError(
+            f"reward.sources.{name}: labeler continuation counts steps to success, so the progress model needs a "
+            "horizon: set train.<name>.horizon and train it again"
+        )
+    params = settings.update_params
     frames, targets = _replay(settings, model.config, params.replay_size)
-    trainer = OnlineImageModel(
+    return OnlineImageModel(
         model,
         frames,
         targets,
@@ -71,56 +77,44 @@ def build_refit(
         replay_ratio=params.replay_ratio,
         seed=seed,
     )
-    if continuation and model.config.horizon is None:
-        raise ConfigError(
-            f"reward.sources.{name}: labeler continuation counts steps to success, so the progress model needs a "
-            "horizon: set train.<name>.horizon and train it again"
-        )
-    return RewardRefit(
-        trainer,
-        steps=params.steps,
-        every=params.every,
-        num_envs=num_envs,
-        label_every=params.continuation_every if continuation else 0,
-    )
 
 
-class RewardRefit:
-    """Labels finished episodes and refits the model on them.
+class RefittedReward(ControlReward):
+    """An image reward model that is refitted on finished episodes of the run.
+
+    A `resnet` model gets success as labels, a `progress` model progress, by the definition that travels with it.
 
     Args:
-        trainer: holds the model, its optimizer and its replay. A `resnet` model gets success as labels, a
-            `progress` model progress, by the definition that travels with it.
-        steps: gradient steps per refit.
-        every: rollouts between refits.
+        terms: how it counts.
+        model: with its optimizer and its replay.
+        settings: how its values become rewards, and when it is refitted.
         num_envs: streams of a rollout.
-        label_every: label every k-th scored row by the steps that an expert needs from there, at once, instead of
-            all rows by how the episode ends; 0: the latter.
     """
 
-    def __init__(
-        self,
-        trainer: OnlineImageModel,
-        *,
-        steps: int,
-        every: int,
-        num_envs: int,
-        label_every: int = 0,
-    ) -> None:
-        self.trainer = trainer
-        self._steps = steps
-        self._every = every
+    model: OnlineImageModel
+
+    def __init__(self, terms: SourceTerms, model: OnlineImageModel, settings: SourceSettings, *, num_envs: int) -> None:
+        assert settings.refitted is not None
+        super().__init__(terms, model, settings, num_envs=num_envs)
+        self.refits = settings.refitted.update_params
+        self.learn_before = settings.refitted.update == "before"
+        self._label_every = self.refits.continuation_every if settings.refitted.labeler == "continuation" else 0
         self._rollouts = 0
-        self._label_every = label_every
-        self._open = [_OpenEpisode() for _ in range(num_envs)]
         self._ready: list[tuple[ByteArray, np.ndarray]] = []
         self._skipped = 0  # finished episodes since the last refit whose labels are unknown
 
-    def observes(self, source: Observes) -> Observes:
-        """What its source observes, with the labels that the refit needs."""
-        return replace(source, label_every=self._label_every, label_limit=int(self.trainer.model.config.horizon or 0))
+    @property
+    def observes(self) -> Observes:
+        """With the labels that the refits need."""
+        limit = int(self.model.model.config.horizon or 0)
+        return replace(super().observes, label_every=self._label_every, label_limit=limit)
 
-    def learn(self, segments: Sequence[Segment]) -> Metrics:
+    @property
+    def skipped_in_a_row(self) -> int:
+        """Gradient steps of the refits."""
+        return self.model.skipped.in_a_row
+
+    def learn(self, rollout: Rollout[StateInputs]) -> Metrics:
         """Label what a rollout shows, and refit if it is time and there are labels since the last refit.
 
         Returns:
@@ -128,11 +122,11 @@ class RewardRefit:
             labelled; empty where the model was not refitted.
         """
         if self._label_every:
-            self._take_labels(segments)
+            self._take_labels(rollout.segments)
         else:
-            self._label_episodes(segments)
+            self._label_episodes(rollout.segments)
         self._rollouts += 1
-        if self._rollouts % self._every:
+        if self._rollouts % self.refits.every:
             return {}
         skipped: Metrics = {"episodes_without_labels": self._skipped} if self._skipped else {}
         self._skipped = 0
@@ -141,7 +135,7 @@ class RewardRefit:
         frames = np.concatenate([f for f, _ in self._ready])
         targets = np.concatenate([t for _, t in self._ready])
         self._ready = []
-        return {**self.trainer.update(frames, targets, steps=self._steps), **skipped}
+        return {**self.model.update(frames, targets, steps=self.refits.steps), **skipped}
 
     def _label_episodes(self, segments: Sequence[Segment]) -> None:
         """Keep the frames of open episodes; label those of episodes that ended."""
@@ -156,7 +150,7 @@ class RewardRefit:
 
     def _take_labels(self, segments: Sequence[Segment]) -> None:
         """Turn the steps that an expert needs into targets."""
-        horizon = self.trainer.model.config.horizon
+        horizon = self.model.model.config.horizon
         assert horizon is not None
         for segment in segments:
             if segment.steps_left_F is None:
@@ -178,7 +172,7 @@ class RewardRefit:
             outcome=outcome_of(observed.success),
             meta={"steps": observed.steps},
         )
-        config = self.trainer.model.config
+        config = self.model.model.config
         targets = frame_targets(episode, config.type, config.horizon)
         if targets is None or episode.frames is None:
             self._skipped += 1
@@ -187,12 +181,14 @@ class RewardRefit:
 
     def reset_streams(self) -> None:
         """Drop the open episodes: the world begins new ones."""
-        self._open = [_OpenEpisode() for _ in self._open]
+        super().reset_streams()
+        self._open = [_OpenEpisode() for _ in range(self._num_envs)]
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and JSON-able values: model, optimizer, replay, open episodes and labelled frames."""
-        online, online_values = self.trainer.state()
-        tensors = {f"online.{k}": v for k, v in online.items()}
+        """With model, optimizer, replay, open episodes and labelled frames."""
+        tensors, values = super().state()
+        online, values["online"] = self.model.state()
+        tensors |= {f"online.{k}": v for k, v in online.items()}
         for i, episode in enumerate(self._open):
             if episode.frames:
                 success = [_UNKNOWN if s is None else int(s) for s in episode.success]
@@ -203,13 +199,14 @@ class RewardRefit:
             tensors[f"ready.{i}.frames"] = torch.from_numpy(frames.copy())
             tensors[f"ready.{i}.targets"] = torch.from_numpy(targets.copy())
         counts = {"rollouts": self._rollouts, "ready": len(self._ready), "skipped": self._skipped}
-        return tensors, {"online": online_values, **counts}
+        return tensors, {**values, **counts}
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Return to a stored state."""
-        self.trainer.load_state(under("online", tensors), values["online"])
-        self._rollouts, self._skipped = int(values["rollouts"]), int(values["skipped"])
         self.reset_streams()
+        super().restore(tensors, values)
+        self.model.load_state(under("online", tensors), values["online"])
+        self._rollouts, self._skipped = int(values["rollouts"]), int(values["skipped"])
         for i, episode in enumerate(self._open):
             if (frames := tensors.get(f"open.{i}.frames")) is not None:
                 episode.frames = list(frames.numpy())
@@ -219,6 +216,10 @@ class RewardRefit:
             (tensors[f"ready.{i}.frames"].numpy(), tensors[f"ready.{i}.targets"].numpy())
             for i in range(int(values["ready"]))
         ]
+
+    def save(self, folder: Path) -> None:
+        """Write the model, so that it can be evaluated and used again."""
+        save_checkpoint(folder, self.model.model.scorer, self.model.model.config)
 
 
 def _replay(settings: RefittedModelSettings, config: ImageModelConfig, size: int) -> tuple[np.ndarray, np.ndarray]:
