@@ -21,10 +21,10 @@ from guerdon.rl.parts import Parts, start_from_run
 from guerdon.rl.prime import PrimeReward
 from guerdon.rl.reward_source import GroundTruth, RewardSource, SourceTerms
 from guerdon.rl.text_sources import ExactReward, TextReward
+from guerdon.settings.algorithm import TextAlgorithmSettings
 from guerdon.settings.reward import RewardSettings
 from guerdon.settings.reward_models import ExactModelSettings, PrimeModelSettings, RunModelSettings
 from guerdon.settings.study import Study
-from guerdon.settings.algorithm import TextAlgorithmSettings
 from guerdon.worlds.prompts import shared_system_prompt
 
 VERIFIER = "verifier"
