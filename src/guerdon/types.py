@@ -197,7 +197,7 @@ class RewardModel(Protocol):
 class Learnable(Protocol):
     """A reward model that can go on learning, from episodes whose outcome is known, while it is in use."""
 
-    def learn(self, episodes: Sequence[Episode]) -> dict[str, float]:
+    def learn(self, episodes: Sequence[Episode]) -> Metrics:
         """Take gradient steps on episodes with a known outcome; returns metrics by name."""
         ...
 

@@ -10,9 +10,11 @@ from guerdon.collect.observed_frames import ObservedRow, cut_into_segments
 from guerdon.errors import TooManyFailuresError
 from guerdon.rl.control_sources import ControlReward
 from guerdon.rl.failures import FailureCounter, failure_rows, refuse_failures
+from guerdon.rl.learner import source_advantages
 from guerdon.rl.reward_source import SourceTerms
+from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.reward import SourceSettings
-from guerdon.types import Failure, RewardInfo, Score
+from guerdon.types import Failure, RewardInfo, Rewards, Rollout, Score
 
 GAMMA = 0.9
 FAILED = 255
@@ -206,11 +208,29 @@ def test_an_unknown_potential_leaves_unscored_steps_failed_too():
     assert rewards[4] == pytest.approx(GAMMA * 0.7 - 0.5)
 
 
-def test_neutral_pays_nothing_and_still_counts():
-    rewards, failed, failures = apart(make(on_failure="neutral"), [([10, 20, FAILED, 40], False)])
-    assert rewards.tolist() == pytest.approx([0.2, 0, 0.4])
-    assert not failed.any()
-    assert len(failures) == 1
+def test_a_failure_pays_nothing_and_counts_whatever_it_means():
+    for on_failure in ("drop", "neutral", "raise"):
+        rewards, failed, failures = apart(make(on_failure=on_failure), [([10, 20, FAILED, 40], False)])
+        assert rewards.tolist() == pytest.approx([0.2, 0, 0.4])
+        assert failed.tolist() == [False, True, False]
+        assert len(failures) == 1
+
+
+def test_neutral_is_a_reward_of_nothing_to_the_estimator():
+    found = {}
+    for on_failure in ("drop", "neutral"):
+        terms = {"rm": SourceTerms("rm", GAMMA, on_failure=on_failure)}
+        values, failed = np.array([[0.2, 0.0, 0.4]], np.float32), np.array([[False, True, False]])
+        mask, none = np.ones((1, 3), np.bool_), np.zeros((1, 3), np.bool_)
+        rollout = Rollout(
+            inputs=(), log_probs=values, mask=mask, terminated=none, truncated=none, success=none, success_known=none,
+            rewards=values, failed=none, values={"rm": values}, next_values={"rm": values},
+        )  # fmt: skip
+        rewards = {"rm": Rewards(values, failed)}
+        found[on_failure] = source_advantages(rollout, rewards, terms, {"rm": 1.0}, ControlAlgorithmSettings())
+    assert found["drop"].known["rm"].tolist() == [[True, False, True]]
+    assert found["neutral"].known["rm"].all()
+    assert found["neutral"].per_source["rm"][0, 1] != found["drop"].per_source["rm"][0, 1]
 
 
 def test_a_failed_episode_leaves_nothing_to_the_next():

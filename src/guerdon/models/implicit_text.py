@@ -34,7 +34,7 @@ from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, reference
 from guerdon.policies.text_files import ADAPTER, ADAPTER_WEIGHTS, read_model, read_tokenizer
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
-from guerdon.types import Episode, Failure, RewardInfo
+from guerdon.types import Episode, Failure, Metrics, RewardInfo
 
 _PEFT = "base_model.model."  # before the names in an adapter's file
 _SAMPLE = 64  # values of each tensor in the hash that identifies a model
@@ -149,7 +149,7 @@ class ImplicitModel(TextRewardModel):
 
     # learning in use
 
-    def learn(self, episodes: Sequence[Episode]) -> dict[str, float]:
+    def learn(self, episodes: Sequence[Episode]) -> Metrics:
         """One pass of AdamW over episodes with a known outcome, with the loss that the model was trained with.
 
         With DPO, episodes of the same task are paired, right with wrong; the others teach nothing and are counted.
@@ -171,7 +171,7 @@ class ImplicitModel(TextRewardModel):
         else:
             items = [[i] for i in range(len(known))]
         used = {i for item in items for i in item}
-        counts = {"learned": float(len(used)), "skipped": float(len(episodes) - len(used))}
+        counts: Metrics = {"learned": float(len(used)), "skipped": float(len(episodes) - len(used))}
         if not items:
             return counts
         losses: list[float] = []

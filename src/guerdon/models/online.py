@@ -33,7 +33,7 @@ from guerdon.models.backbone import calibrating, random_shift, to_input, to_pixe
 from guerdon.models.checkpoint import adam_tensors, load_adam, load_state, save_state
 from guerdon.models.image import ImageRewardModel, Kind, load_image_model
 from guerdon.models.quality import frame_quality
-from guerdon.types import ByteArray, Episode, FloatArray, RewardInfo, Score
+from guerdon.types import ByteArray, Episode, FloatArray, Metrics, RewardInfo, Score
 
 CALIBRATION_FRAMES = 256
 
@@ -53,7 +53,7 @@ class OnlineImageModel:
         augment: shift frames randomly by up to 4 pixels.
         steps: gradient steps of `learn`.
         frames_per_episode: labelled frames that `learn` takes of one episode at most, evenly spaced, the last among
-            them.
+            them; None: all.
         seed: of the draws, the shifts and the dropout.
     """
 
@@ -70,7 +70,7 @@ class OnlineImageModel:
         replay_ratio: float = 0.5,
         augment: bool = True,
         steps: int = 20,
-        frames_per_episode: int = 8,
+        frames_per_episode: int | None = 8,
         seed: int = 0,
     ) -> None:
         self.model = model
@@ -98,19 +98,15 @@ class OnlineImageModel:
         """Scores with the current weights."""
         return self.model.score(episodes)
 
-    def learn(self, episodes: Sequence[Episode]) -> dict[str, float]:
+    def learn(self, episodes: Sequence[Episode]) -> Metrics:
         """Fit the model to the labelled frames of these episodes and to its replay.
 
         Returns:
-            What `update` returns, without what is undefined, and `skipped`: episodes without frames, or whose outcome
-            is unknown.
+            What `update` returns, and `skipped`: episodes without frames, or whose outcome is unknown.
         """
         labelled = [found for episode in episodes if (found := self._labelled(episode)) is not None]
-        skipped = {"skipped": float(len(episodes) - len(labelled))}
-        if not labelled:
-            return skipped
-        metrics = self.update(*self._joined(labelled), steps=self.steps)
-        return {name: value for name, value in metrics.items() if value is not None} | skipped
+        skipped: Metrics = {"skipped": float(len(episodes) - len(labelled))}
+        return self.update(*self._joined(labelled), steps=self.steps) | skipped if labelled else skipped
 
     def remember(self, data_path: str) -> None:
         """Fill the replay with frames of labelled episodes, without learning from them.
@@ -138,8 +134,9 @@ class OnlineImageModel:
         if targets is None or not np.isfinite(targets).any():
             return None
         rows = np.flatnonzero(np.isfinite(targets))
-        spread = np.linspace(0, len(rows) - 1, min(self.frames_per_episode, len(rows)))
-        rows = rows[np.unique(spread.round().astype(np.int64))] if self.frames_per_episode > 1 else rows[-1:]
+        most = min(self.frames_per_episode or len(rows), len(rows))
+        spread = np.linspace(0, len(rows) - 1, most)
+        rows = rows[np.unique(spread.round().astype(np.int64))] if most > 1 else rows[-1:]
         return episode.frames[rows], targets[rows]
 
     def _joined(self, labelled: Sequence[tuple[ByteArray, FloatArray]]) -> tuple[ByteArray, FloatArray]:
@@ -162,7 +159,7 @@ class OnlineImageModel:
         with boundary(CheckpointError, f"{folder} cannot be read"):
             self.load_state(tensors, values)
 
-    def update(self, frames_N_H_W_C: NDArray[Any], targets_N: NDArray[Any], *, steps: int) -> dict[str, float | None]:
+    def update(self, frames_N_H_W_C: NDArray[Any], targets_N: NDArray[Any], *, steps: int) -> Metrics:
         """Fit the model to fresh frames and the replay, then remember the fresh frames.
 
         The loss is binary cross-entropy on the logit, with soft targets for `progress`.

@@ -1,8 +1,9 @@
 """Refits of an image reward model during a run, so that the policy cannot exploit it for long.
 
-Observed frames are kept until their episode ends; then ground truth (success of each frame, or progress along the
-episode) labels them, and failed episodes become hard negatives. Or an expert continues from observed moments, and
-the steps that it needs label them at once. The image twin of PRIME's online update (Cui et al. 2025, 2502.01456).
+Observed frames are kept until their episode ends; then the model learns from the episode (`Learnable`), labelled by
+ground truth: success of each frame, or progress along the episode; failed episodes are hard negatives. Or an expert
+continues from observed moments, and the steps that it needs label them. The image twin of PRIME's online update (Cui et
+al. 2025, 2502.01456).
 
     model = online_model("resnet", load_source_model(settings.model), settings.model, seed=0)
     metrics = RefittedReward(SourceTerms("resnet"), model, settings, num_envs=8).learn(rollout)
@@ -10,7 +11,6 @@ the steps that it needs label them at once. The image twin of PRIME's online upd
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from guerdon.episodes.read import read_episodes
-from guerdon.episodes.targets import frame_targets, nearness, no_labels, outcome_of
+from guerdon.episodes.targets import frame_targets, no_labels, outcome_of
 from guerdon.errors import ConfigError, DataError
 from guerdon.models.image import ImageModelConfig, ImageRewardModel, save_checkpoint
 from guerdon.models.online import OnlineImageModel
@@ -32,16 +32,26 @@ from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import RefittedModelSettings
 from guerdon.types import ByteArray, Episode, Metrics, Observes, RewardModel, Rollout, Segment
 
-_UNKNOWN = -1  # stands for an unknown success in a checkpoint
-
 
 @dataclass
-class _OpenEpisode:
-    """What was observed of the open episode of a stream."""
+class _Observed:
+    """What was observed of an episode of a stream; `left` are the steps that an expert needs, if it continued."""
 
     frames: list[ByteArray] = field(default_factory=list)
     success: list[bool | None] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
+    left: list[int | None] | None = None
+
+    def episode(self, kind: str) -> Episode:
+        """As the model learns from it; a classifier learns nothing from an episode whose success has gaps."""
+        return Episode(
+            id="online",
+            task="",
+            frames=np.stack(self.frames),
+            success=None if None in self.success else np.array(self.success, dtype=np.bool_),
+            outcome=outcome_of(self.success) if kind == "progress" else None,
+            meta={"steps": self.steps} | ({} if self.left is None else {"steps_left": self.left}),
+        )
 
 
 def online_model(name: str, model: RewardModel, settings: RefittedModelSettings, *, seed: int) -> OnlineImageModel:
@@ -75,6 +85,8 @@ def online_model(name: str, model: RewardModel, settings: RefittedModelSettings,
         batch_size=params.batch_size,
         replay_size=params.replay_size,
         replay_ratio=params.replay_ratio,
+        steps=params.steps,
+        frames_per_episode=None,
         seed=seed,
     )
 
@@ -100,8 +112,7 @@ class RefittedReward(ControlReward):
         self.learn_before = settings.refitted.update == "before"
         self._label_every = self.refits.continuation_every if settings.refitted.labeler == "continuation" else 0
         self._rollouts = 0
-        self._ready: list[tuple[ByteArray, np.ndarray]] = []
-        self._skipped = 0  # finished episodes since the last refit whose labels are unknown
+        self._ready: list[_Observed] = []  # since the last refit
 
     @property
     def observes(self) -> Observes:
@@ -118,104 +129,64 @@ class RefittedReward(ControlReward):
         """Label what a rollout shows, and refit if it is time and there are labels since the last refit.
 
         Returns:
-            Of `OnlineImageModel.update`, and `episodes_without_labels`: episodes since the last refit that could not be
+            Of `OnlineImageModel.learn`, and `episodes_without_labels`: episodes since the last refit that could not be
             labelled; empty where the model was not refitted.
         """
-        if self._label_every:
-            self._take_labels(rollout.segments)
-        else:
-            self._label_episodes(rollout.segments)
-        self._rollouts += 1
-        if self._rollouts % self.refits.every:
-            return {}
-        skipped: Metrics = {"episodes_without_labels": self._skipped} if self._skipped else {}
-        self._skipped = 0
-        if not self._ready:
-            return skipped
-        frames = np.concatenate([f for f, _ in self._ready])
-        targets = np.concatenate([t for _, t in self._ready])
-        self._ready = []
-        return {**self.model.update(frames, targets, steps=self.refits.steps), **skipped}
-
-    def _label_episodes(self, segments: Sequence[Segment]) -> None:
-        """Keep the frames of open episodes; label those of episodes that ended."""
-        for segment in segments:
+        for segment in rollout.segments:
+            if self._label_every:
+                self._ready += self._continued(segment)
+                continue
             episode = self._open[segment.stream]
             episode.frames.extend(segment.frames_F)
             episode.success.extend(segment.success_F)
             episode.steps.extend(segment.rows_F.tolist())
             if segment.finished:
-                self._label(episode)
-                self._open[segment.stream] = _OpenEpisode()
+                self._ready += [episode] if episode.frames else []
+                self._open[segment.stream] = _Observed()
+        self._rollouts += 1
+        if self._rollouts % self.refits.every:
+            return {}
+        metrics = self.model.learn([one.episode(self.model.model.config.type) for one in self._ready])
+        self._ready = []
+        skipped = metrics.pop("skipped")
+        return metrics | ({"episodes_without_labels": skipped} if skipped else {})
 
-    def _take_labels(self, segments: Sequence[Segment]) -> None:
-        """Turn the steps that an expert needs into targets."""
-        horizon = self.model.model.config.horizon
-        assert horizon is not None
-        for segment in segments:
-            if segment.steps_left_F is None:
-                continue
-            for frame, left in zip(segment.frames_F, segment.steps_left_F.astype(np.float64), strict=True):
-                if not np.isnan(left):  # an expert that another model gave more steps had given up by then
-                    steps_1 = np.array([left if left < int(horizon) else np.inf])
-                    self._ready.append((frame[None], nearness(steps_1, horizon)))
-
-    def _label(self, observed: _OpenEpisode) -> None:
-        """Turn a finished episode into frames and targets; one whose true success is unknown is skipped and counted."""
-        if not observed.frames:
-            return
-        episode = Episode(
-            id="online",
-            task="",
-            frames=np.stack(observed.frames),
-            success=None if None in observed.success else np.array(observed.success, dtype=np.bool_),
-            outcome=outcome_of(observed.success),
-            meta={"steps": observed.steps},
-        )
-        config = self.model.model.config
-        targets = frame_targets(episode, config.type, config.horizon)
-        if targets is None or episode.frames is None:
-            self._skipped += 1
-        else:
-            self._ready.append((episode.frames, targets))
+    def _continued(self, segment: Segment) -> list[_Observed]:
+        """The rows of a segment from which an expert continued."""
+        rows = [] if segment.steps_left_F is None else np.flatnonzero(~np.isnan(segment.steps_left_F)).tolist()
+        if segment.steps_left_F is None or not rows:
+            return []
+        horizon = int(self.model.model.config.horizon or 0)
+        left = [int(n) if n < horizon else -1 for n in segment.steps_left_F[rows].tolist()]  # others' experts go on
+        frames, success = [segment.frames_F[n] for n in rows], [segment.success_F[n] for n in rows]
+        return [_Observed(frames, success, segment.rows_F[rows].tolist(), left)]
 
     def reset_streams(self) -> None:
         """Drop the open episodes: the world begins new ones."""
         super().reset_streams()
-        self._open = [_OpenEpisode() for _ in range(self._num_envs)]
+        self._open = [_Observed() for _ in range(self._num_envs)]
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """With model, optimizer, replay, open episodes and labelled frames."""
         tensors, values = super().state()
         online, values["online"] = self.model.state()
         tensors |= {f"online.{k}": v for k, v in online.items()}
-        for i, episode in enumerate(self._open):
-            if episode.frames:
-                success = [_UNKNOWN if s is None else int(s) for s in episode.success]
-                tensors[f"open.{i}.frames"] = torch.from_numpy(np.stack(episode.frames))
-                tensors[f"open.{i}.success"] = torch.tensor(success, dtype=torch.int8)
-                tensors[f"open.{i}.steps"] = torch.tensor(episode.steps, dtype=torch.int64)
-        for i, (frames, targets) in enumerate(self._ready):
-            tensors[f"ready.{i}.frames"] = torch.from_numpy(frames.copy())
-            tensors[f"ready.{i}.targets"] = torch.from_numpy(targets.copy())
-        counts = {"rollouts": self._rollouts, "ready": len(self._ready), "skipped": self._skipped}
-        return tensors, {**values, **counts}
+        for i, one in enumerate([*self._open, *self._ready]):
+            if one.frames:
+                tensors[f"episode.{i}"] = torch.from_numpy(np.stack(one.frames))
+        episodes = [[one.success, one.steps, one.left] for one in [*self._open, *self._ready]]
+        return tensors, {**values, "rollouts": self._rollouts, "episodes": episodes}
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Return to a stored state."""
-        self.reset_streams()
         super().restore(tensors, values)
         self.model.load_state(under("online", tensors), values["online"])
-        self._rollouts, self._skipped = int(values["rollouts"]), int(values["skipped"])
-        for i, episode in enumerate(self._open):
-            if (frames := tensors.get(f"open.{i}.frames")) is not None:
-                episode.frames = list(frames.numpy())
-                episode.success = [None if s == _UNKNOWN else bool(s) for s in tensors[f"open.{i}.success"].tolist()]
-                episode.steps = tensors[f"open.{i}.steps"].tolist()
-        self._ready = [
-            (tensors[f"ready.{i}.frames"].numpy(), tensors[f"ready.{i}.targets"].numpy())
-            for i in range(int(values["ready"]))
-        ]
+        self._rollouts = int(values["rollouts"])
+        found = []
+        for i, (success, steps, left) in enumerate(values["episodes"]):
+            frames = list(tensors[f"episode.{i}"].numpy().copy()) if steps else []
+            found.append(_Observed(frames, list(success), list(steps), left))
+        self._open, self._ready = found[: self._num_envs], found[self._num_envs :]
 
     def save(self, folder: Path) -> None:
         """Write the model, so that it can be evaluated and used again."""

@@ -165,7 +165,8 @@ def learn(
     scores = judge_all(model, episodes, JudgeOptions(), name) if when == "after" else []
     try:
         with boundary(ModelFailed, f"the model {name} raised while learning from {len(episodes)} items"):
-            metrics = {key: float(value) for key, value in learner.learn(list(episodes)).items()}
+            learned = learner.learn(list(episodes))
+            metrics = {key: float(value) for key, value in learned.items() if value is not None}
             if when == "before":
                 scores = judge_all(model, episodes, JudgeOptions(), name)
             kept = [explained.to_json() for explained in scores]
