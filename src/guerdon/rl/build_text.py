@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from guerdon.collect.text import TextCollector, TextRollout
+from guerdon.collect.text import Responses, TextCollector
 from guerdon.evaluate.text_suite import RECORD, attacks_that_fooled, third_party_folder
 from guerdon.models.load import load_source_model
 from guerdon.models.text_load import find_text_model
@@ -91,7 +91,7 @@ def text_parts(study: Study, *, fresh: bool) -> Parts:
 
 def build_text_sources(
     study: Study, policy: TextPolicy, *, system_prompt: str | None = None
-) -> dict[str, RewardSource[TextRollout]]:
+) -> dict[str, RewardSource[Responses]]:
     """Every source of a study, by name: the verifier, then its reward models.
 
     Args:
@@ -107,7 +107,7 @@ def build_text_sources(
     algorithm = study.text_algorithm
     min_form = algorithm.credit_temperature if algorithm.credit == "min_form" else None
     terms = text_terms(study.text_reward, algorithm)
-    sources: dict[str, RewardSource[TextRollout]] = {VERIFIER: GroundTruth(terms[VERIFIER], at_end=True)}
+    sources: dict[str, RewardSource[Responses]] = {VERIFIER: GroundTruth(terms[VERIFIER], at_end=True)}
     for name, settings in study.text_sources.items():
         model = settings.model
         if isinstance(model, PrimeModelSettings):

@@ -54,7 +54,7 @@ class Carry:
     paid: bool = False
 
 
-class ControlReward(ModelReward[Rollout[StateInputs]]):
+class ControlReward(ModelReward[StateInputs]):
     """One entry of `reward.sources`.
 
     Args:

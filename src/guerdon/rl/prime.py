@@ -68,7 +68,7 @@ class LabelledBatch:
         return LabelledBatch(tokens, self.acc_B[rows], self.known_B[rows], self.groups_B[rows], ref)
 
 
-class PrimeReward(RewardSource[TextRollout]):
+class PrimeReward(RewardSource[Responses]):
     """The model phi, its reference, its optimizer and its replay.
 
     With LoRA, phi is a second adapter on the policy's weights, and the reference is those weights without any

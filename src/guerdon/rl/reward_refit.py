@@ -40,7 +40,7 @@ class _Observed:
     frames: list[ByteArray] = field(default_factory=list)
     success: list[bool | None] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
-    left: list[int | None] | None = None
+    left: list[int] | None = None
 
     def episode(self, kind: str) -> Episode:
         """As the model learns from it; a classifier learns nothing from an episode whose success has gaps."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import numpy as np
 from torch import Tensor
@@ -21,9 +21,7 @@ from torch import Tensor
 from guerdon.rl.advantages import last_valid
 from guerdon.rl.shaping import threshold_reward
 from guerdon.settings.reward import OnFailure, SourceSettings, WeightSchedule
-from guerdon.types import BoolArray, Failure, Metrics, RawScores, RewardModel, Rewards, Rollout
-
-R = TypeVar("R", bound=Rollout[Any])
+from guerdon.types import BoolArray, Failure, Inputs, Metrics, RawScores, RewardModel, Rewards, Rollout
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class SourceTerms:
         return self.coefficient * max(0.0, factor)
 
 
-class RewardSource(Generic[R]):
+class RewardSource(Generic[Inputs]):
     """One stream of rewards. Sources that hold no state only implement `score`.
 
     Args:
@@ -75,7 +73,7 @@ class RewardSource(Generic[R]):
     def __init__(self, terms: SourceTerms) -> None:
         self.name, self.terms = terms.name, terms
 
-    def measure(self, rollout: R, *, learn: bool = True) -> Rewards:
+    def measure(self, rollout: Rollout[Inputs], *, learn: bool = True) -> Rewards:
         """Rewards of the rollout and of its greedy responses.
 
         Args:
@@ -85,11 +83,11 @@ class RewardSource(Generic[R]):
         own = self.score(rollout)
         return own if rollout.greedy is None else with_greedy(own, self.score(rollout.greedy))
 
-    def score(self, rollout: R) -> Rewards:
+    def score(self, rollout: Rollout[Inputs]) -> Rewards:
         """Rewards of the rollout without its greedy responses."""
         raise NotImplementedError
 
-    def learn(self, rollout: R) -> Metrics:
+    def learn(self, rollout: Rollout[Inputs]) -> Metrics:
         """Let the model learn from the rollout."""
         return {}
 
@@ -112,7 +110,7 @@ class RewardSource(Generic[R]):
         return 0
 
 
-class GroundTruth(RewardSource[Rollout[Any]]):
+class GroundTruth(RewardSource[Any]):
     """What the collector measured: the environment's own reward, or the verifier's outcome.
 
     Args:
@@ -136,7 +134,7 @@ class GroundTruth(RewardSource[Rollout[Any]]):
         )
 
 
-class ModelReward(RewardSource[R]):
+class ModelReward(RewardSource[Inputs]):
     """A reward model as a source: one entry of `reward.sources`.
 
     Args:

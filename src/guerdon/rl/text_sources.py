@@ -29,7 +29,7 @@ from guerdon.types import Episode, Failure, FloatArray, Metrics, RewardModel, Re
 PROBABILITIES = (0.0, 1.0)
 
 
-class ExactReward(RewardSource[TextRollout]):
+class ExactReward(RewardSource[Responses]):
     """The truth about each step: 1 for every token of a line that follows from the lines before, else 0.
 
     The upper reference. Lines after a slip can earn again by reasoning well from it: what is paid does not depend on
@@ -50,7 +50,7 @@ class ExactReward(RewardSource[TextRollout]):
         return response_rewards(values, mask, {}, metrics={"tokens_right": share})
 
 
-class TextReward(ModelReward[TextRollout]):
+class TextReward(ModelReward[Responses]):
     """One entry of `reward.sources`.
 
     Args:
