@@ -224,7 +224,7 @@ def test_neutral_is_a_reward_of_nothing_to_the_estimator():
         mask, none = np.ones((1, 3), np.bool_), np.zeros((1, 3), np.bool_)
         rollout = Rollout(
             inputs=(), log_probs=values, mask=mask, terminated=none, truncated=none, success=none, success_known=none,
-            rewards=values, failed=none, values={"rm": values}, next_values={"rm": values},
+            rewards=values, failed=none, values={"rm": values + 0.3}, next_values={"rm": values},
         )  # fmt: skip
         rewards = {"rm": Rewards(values, failed)}
         found[on_failure] = source_advantages(rollout, rewards, terms, {"rm": 1.0}, ControlAlgorithmSettings())
