@@ -11,9 +11,9 @@ from text_rl import LETTERS, advise, letter_study, tiny
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import token_batch
 from guerdon.rl.advantages import last_valid
+from guerdon.rl.build_text import VERIFIER
 from guerdon.rl.learner import KL
 from guerdon.rl.optimizers import AdamW
-from guerdon.rl.text_sources import VERIFIER
 from guerdon.rl.update import make_batch, update_policy
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Rewards
