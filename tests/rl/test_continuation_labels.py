@@ -70,7 +70,7 @@ def test_fresh_frames_are_labelled_by_what_the_expert_needs_from_there(model, tm
     model()
     loop = Loop(study_of(tmp_path, "one"), tmp_path / "runs" / "one")
     collector, told = loop.collector, []
-    trainer = loop.sources["progress"].refit.trainer
+    trainer = loop.sources["progress"].model
     learn, seen = trainer.update, []
     trainer.update = lambda frames, targets, **kw: (told.append(targets), learn(frames, targets, **kw))[1]
     collect, moment_of, moments = collector.collect, collector.world.env.save_state, []

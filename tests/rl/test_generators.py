@@ -84,7 +84,7 @@ def test_a_checkpoint_of_another_version_is_refused_and_still_starts_another_run
     (path / "COMPLETE").unlink()
     write_json(path / "state.json", values)
     seal_folder(path, path.with_name("step_999999999999"))
-    with pytest.raises(CheckpointError, match=r"has checkpoint version 1, this guerdon resumes version 4: ") as refused:
+    with pytest.raises(CheckpointError, match=r"has checkpoint version 1, this guerdon resumes version 5: ") as refused:
         start(study, resume=True)
     assert "\n" not in str(refused.value)
     second = start(make(tmp_path, name="second", runner={"resume_dir": str(run_folder(study))}))
