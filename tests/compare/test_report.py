@@ -337,14 +337,6 @@ def test_holms_correction(tmp_path):
     assert "not corrected" not in words
 
 
-def test_study_without_study_json_uses_the_yaml(tmp_path):
-    study = write_study(tmp_path, finals, films=False, cards=False)
-    expected = comparison_table(study)
-    (study / "study.json").unlink()
-    assert comparison_table(study) == expected
-    assert "study.json is missing" in text(write_report(study).read_text())
-
-
 def test_a_directory_without_a_study_is_refused(tmp_path):
     with pytest.raises(DataError, match="guerdon compare"):
         write_report(tmp_path)

@@ -1,3 +1,5 @@
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -12,12 +14,12 @@ sklearn_metrics = pytest.importorskip("sklearn.metrics")
 METRICS = {
     "auroc": cls.auroc,
     "auprc": cls.auprc,
-    "f1": cls.f1_at(0.5),
-    "balanced_accuracy": cls.balanced_accuracy_at(0.5),
-    "accuracy": cls.accuracy_at(0.5),
-    "false_positive_rate": cls.false_positive_rate_at(0.5),
+    "f1": partial(cls.f1, threshold=0.5),
+    "balanced_accuracy": partial(cls.balanced_accuracy, threshold=0.5),
+    "accuracy": partial(cls.accuracy, threshold=0.5),
+    "false_positive_rate": partial(cls.false_positive_rate, threshold=0.5),
     "brier": cls.brier,
-    "ece": cls.ece_with(10),
+    "ece": cls.ece,
 }
 tied_probabilities = st.integers(0, 10).map(lambda i: i / 10)
 cases = st.lists(st.tuples(st.booleans(), tied_probabilities), min_size=2, max_size=40)
@@ -95,8 +97,8 @@ def test_failed_measurements_may_not_slip_in():
 
 
 def test_a_score_at_the_threshold_is_not_a_success():
-    assert point(cls.accuracy_at(0.5), [True, False], [0.5, 0.5]) == 0.5
-    assert point(cls.false_positive_rate_at(0.5), [False], [0.5]) == 0.0
+    assert point(partial(cls.accuracy, threshold=0.5), [True, False], [0.5, 0.5]) == 0.5
+    assert point(partial(cls.false_positive_rate, threshold=0.5), [False], [0.5]) == 0.0
 
 
 def test_calibration_by_hand():
@@ -105,7 +107,7 @@ def test_calibration_by_hand():
     assert [one.n for one in bins] == [1, 1, 0, 0, 0, 0, 0, 0, 0, 2]
     assert (bins[9].mean_score, bins[9].frequency) == (pytest.approx(0.95), 0.5)
     assert (bins[2].mean_score, bins[2].frequency) == (None, None)
-    assert point(cls.ece_with(10), labels, scores) == pytest.approx((2 * 0.45 + 0.85 + 1.0) / 4)
+    assert point(cls.ece, labels, scores) == pytest.approx((2 * 0.45 + 0.85 + 1.0) / 4)
     with pytest.raises(ValueError, match="between 0 and 1"):
         cls.reliability_bins([True], [1.5])
 
@@ -115,7 +117,7 @@ def test_ece_is_the_gap_of_the_diagram(rows):
     labels, scores = split(rows)
     full = [one for one in cls.reliability_bins(labels, scores) if one.n]
     gap = sum(one.n * abs(one.mean_score - one.frequency) for one in full) / len(labels)
-    assert point(cls.ece_with(10), labels, scores) == pytest.approx(gap)
+    assert point(cls.ece, labels, scores) == pytest.approx(gap)
 
 
 @given(cases)

@@ -20,7 +20,7 @@ from guerdon.errors import CheckpointError, ConfigError, DataError
 from guerdon.evaluate import probe_checks
 from guerdon.evaluate.image_suite import evaluate_model, evaluate_study, evaluation_text, held_out, write_evaluation
 from guerdon.evaluate.intervals import wilson_interval
-from guerdon.evaluate.scores import choose_episodes, episode_value, score_episodes
+from guerdon.evaluate.scores import episode_value, score_episodes
 from guerdon.settings.study import Study
 from guerdon.train.images import labelled_frames, train_image_model
 from guerdon.types import Episode, Failure, RewardInfo, Score
@@ -73,9 +73,7 @@ def clock(episode):
 
 
 def run(model, kind="success", threshold=0.95, episodes=EPISODES, **options):
-    return evaluate_model(
-        model, episodes, kind=kind, threshold=threshold, seed=0, reps=100, **({"max_rows": None} | options)
-    )
+    return evaluate_model(model, episodes, kind=kind, threshold=threshold, seed=0, reps=100, **options)
 
 
 def estimates(evaluation):
@@ -233,18 +231,6 @@ def test_the_same_seed_gives_the_same_evaluation():
     assert run(noisy).to_dict() == run(noisy).to_dict()
 
 
-def test_max_rows_draws_whole_episodes():
-    some = choose_episodes(EPISODES, 5 * ROWS + 3, seed=1)
-    assert len(some) == 5
-    assert [e.id for e in some] == sorted((e.id for e in some), key=int)
-    assert len(choose_episodes(EPISODES, 1, seed=1)) == 1
-    assert choose_episodes(EPISODES, None, seed=1) == EPISODES
-    evaluation = run(Toy(position), max_rows=5 * ROWS)
-    assert (evaluation.data["episodes"], evaluation.data["episodes_left_out"]) == (5, 19)
-    with pytest.raises(ValueError, match="max_rows"):
-        choose_episodes(EPISODES, 0, seed=1)
-
-
 def test_bad_input_is_said_clearly():
     with pytest.raises(DataError, match="no episode"):
         run(Toy(position), episodes=[])
@@ -379,7 +365,7 @@ def test_only_one_and_unknown_ones(study):
     assert list(evaluate_study(study, only=["far"])) == ["far"]
     with pytest.raises(ConfigError, match=r"zz.*done, far"):
         evaluate_study(study, only=["zz"])
-    with pytest.raises(ConfigError, match="neither a train section"):
+    with pytest.raises(ConfigError, match=r"no reward model to evaluate.*evaluate\.remote"):
         evaluate_study(Study())
 
 

@@ -8,7 +8,7 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats
 
 from guerdon.evaluate.intervals import iqm, verdict
-from guerdon.evaluate.learning_curves import area_under_curve, curve_band, steps_to_threshold
+from guerdon.evaluate.learning_curves import StepsToThreshold, area_under_curve, curve_band, first_reach
 from guerdon.evaluate.statistics import (
     holm,
     paired_difference,
@@ -219,11 +219,11 @@ def test_area_is_the_mean_height():
 
 def test_steps_to_threshold_counts_those_that_never_arrive():
     curves = [[0, 0.5, 0.2], [0, 0.1, 0.7], [0, 0.1, 0.2], [np.nan, np.nan, 0.9]]
-    found = steps_to_threshold([0, 100, 200], curves, 0.5)
+    found = StepsToThreshold(tuple(first_reach([0, 100, 200], curve, 0.5) for curve in curves))
     assert found.steps == (100, 200, None, 200)
     assert (found.reached, found.n, found.median) == (3, 4, 200)
-    assert steps_to_threshold([0, 100, 200], curves[2:3], 0.5).median is None
-    assert steps_to_threshold([0, 100], np.empty((0, 2)), 0.5).median is None
+    assert StepsToThreshold((first_reach([0, 100, 200], curves[2], 0.5),)).median is None
+    assert StepsToThreshold(()).median is None
 
 
 def test_a_band_is_the_interval_of_each_point():

@@ -10,17 +10,16 @@ from text_models import exact, noisy, scores, solution
 
 from guerdon.errors import DataError
 from guerdon.evaluate.generated_bench import generated_bench
+from guerdon.evaluate.metrics import classification_metrics
 from guerdon.evaluate.scores import score_solutions
 from guerdon.evaluate.step_benchmarks import (
     best_threshold,
-    calibration,
     first_below,
     first_errors,
     harmonic,
     prm_bench,
     process_bench,
     step_labels,
-    step_metrics,
     step_table,
     true_first_error,
 )
@@ -222,10 +221,11 @@ def test_first_errors_by_hand():
     low = [0.1, 0.9, 0.9], [0.9, 0.1, 0.9], [0.9, 0.9, 0.1], [0.9, 0.9, 0.9]
     said = scores(*low, "late", low[3], low[0], "late", low[0])
     found = first_errors(solutions, said, 0.5)
-    assert found.erroneous == {"exact": 1, "early": 1, "late": 1, "missed": 1, "failed": 1}
-    assert found.correct == {"clean": 1, "false_alarm": 1, "failed": 1}
-    assert found.unknown == 1
-    share = found.to_dict()["erroneous"]["exact"]
+    counts = {kind: {what: one["count"] for what, one in found[kind].items()} for kind in ("erroneous", "correct")}
+    assert counts["erroneous"] == {"exact": 1, "early": 1, "late": 1, "missed": 1, "failed": 1}
+    assert counts["correct"] == {"clean": 1, "false_alarm": 1, "failed": 1}
+    assert found["unknown"] == 1
+    share = found["erroneous"]["exact"]
     assert share["count"] == 1
     assert share["share"]["low"] < 0.2 < share["share"]["high"]
 
@@ -235,11 +235,11 @@ def test_figures_of_steps_agree_with_scikit_learn():
     said = score_solutions(noisy(0.3), bench)
     said[0] = scores("late")[0]
     table = step_table(bench, said)
-    metrics = step_metrics(table, reps=100, seed=0)
+    metrics = classification_metrics(table, threshold=None, probabilities=True, reps=100, seed=0)
     assert metrics["auroc"].estimate == pytest.approx(roc_auc_score(table.labels, table.scores))
     assert metrics["auroc"].n_undefined == len(bench[0].steps)
     assert metrics["brier"].estimate == pytest.approx(np.mean((table.scores - table.labels) ** 2))
-    assert sum(one.n for one in calibration(table)) == len(table.labels)
+    assert sum(one.n for one in table.reliability()) == len(table.labels)
 
 
 def test_solutions_of_one_question_are_resampled_together():
@@ -252,5 +252,6 @@ def test_solutions_of_one_question_are_resampled_together():
 
 def test_no_reliability_of_what_is_no_probability():
     table = step_table([solution("a", 2, -1)], scores([-1.0, 3.0]))
-    assert calibration(table) == []
-    assert step_metrics(table, reps=100, seed=0)["ece"].estimate is None
+    assert table.reliability() == []
+    metrics = classification_metrics(table, threshold=None, probabilities=True, reps=100, seed=0)
+    assert metrics["ece"].estimate is None

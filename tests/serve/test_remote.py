@@ -214,7 +214,7 @@ def test_a_model_that_is_not_there(served):
 def test_evaluation_takes_a_remote_model(served, home):
     def judged(model):
         return evaluate_model(
-            model, list(episodes(count=8)), kind="success", threshold=None, seed=0, reps=100, max_rows=None,
+            model, list(episodes(count=8)), kind="success", threshold=None, seed=0, reps=100,
             data_hash="x",
         )  # fmt: skip
 
@@ -234,11 +234,11 @@ def test_guerdon_evaluate_judges_models_on_a_server(served, home, tmp_path, caps
     found = evaluate_study(load(Study, tmp_path / "study.yaml"))["far"][0].to_dict()
     here = load_reward_model("resnet", home / "model")
     wanted = evaluate_model(
-        here, list(read_episodes(home / "replay")), kind="success", threshold=None, seed=0, reps=100, max_rows=None,
+        here, list(read_episodes(home / "replay")), kind="success", threshold=None, seed=0, reps=100,
         data_hash=dataset_hash(home / "replay"),
     )  # fmt: skip
     assert agree(found, wanted.to_dict())
-    with pytest.raises(ConfigError, match="there is no model near; there are far"):
+    with pytest.raises(ConfigError, match="near: this study has far"):
         evaluate_study(load(Study, tmp_path / "study.yaml"), only=["near"])
     del study["evaluate"]["data_path"]
     (tmp_path / "study.yaml").write_text(json.dumps(study))

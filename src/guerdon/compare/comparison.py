@@ -15,24 +15,18 @@ from itertools import product
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from guerdon.compare import report_format as fmt
-from guerdon.compare.read_runs import (
-    RunRecord,
-    StudyRecord,
-    number,
-    success_curve,
-    success_unknown,
-)
-from guerdon.evaluate.intervals import Interval, verdict
+from guerdon.compare.read_runs import RunRecord, StudyRecord, number, success_curve, success_unknown
+from guerdon.evaluate.intervals import Float64, Interval, verdict
 from guerdon.evaluate.learning_curves import (
+    UNDEFINED,
     StepsRatio,
     StepsToThreshold,
     area_under_curve,
+    first_reach,
     pair_reach,
     steps_ratio,
-    steps_to_threshold,
 )
 from guerdon.evaluate.statistics import (
     PairedDifference,
@@ -41,7 +35,6 @@ from guerdon.evaluate.statistics import (
     stratified_t_interval,
 )
 
-Float64 = NDArray[np.float64]
 Outcome = Literal["baseline", "better", "worse", "no difference shown", "not comparable", "no data"]
 
 FAILURE_GAP = 0.01
@@ -137,13 +130,9 @@ def _failure_rate(study: StudyRecord, arm: str, tasks: Sequence[str]) -> float |
 
 def scores(study: StudyRecord, arm: str, tasks: Sequence[str], of: Callable[[RunRecord], float | None]) -> Float64:
     """(tasks, seeds) of a number per run, NaN where the run has none."""
-    table = np.full((len(tasks), len(study.seeds)), np.nan)
-    rows = {task: k for k, task in enumerate(tasks)}
-    columns = {seed: s for s, seed in enumerate(study.seeds)}
-    for run in study.runs:
-        if run.arm == arm and run.task in rows and run.seed in columns and (value := of(run)) is not None:
-            table[rows[run.task], columns[run.seed]] = value
-    return table
+    values = {(run.task, run.seed): of(run) for run in study.select(arm=arm)}
+    table = [[values.get((task, seed)) for seed in study.seeds] for task in tasks]
+    return np.array(table, dtype=np.float64).reshape(len(tasks), len(study.seeds))
 
 
 def comparison_rows(study: StudyRecord) -> list[ArmRow]:
@@ -156,13 +145,13 @@ def _arm_row(study: StudyRecord, arm: str, style: int, tasks: Sequence[str], pai
     runs = [run for run in study.select(arm=arm) if run.task in tasks]
     complete = [run for run in runs if run.status == "complete"]
     final = scores(study, arm, tasks, final_success)
-    own_rate = _failure_rate(study, arm, tasks)
     p_above = difference = speed = None
     outcome: Outcome = "baseline" if arm == study.baseline else "not comparable"
     sentence = detail = ""
-    if paired is not None:
-        outcome = verdict(paired.interval) if paired.interval.n else "no data"
-    if paired is not None and paired.interval.n:
+    if paired is not None and not paired.interval.n:
+        outcome = "no data"
+    elif paired is not None:
+        outcome = verdict(paired.interval)
         baseline = scores(study, study.baseline, tasks, final_success)
         difference = replace(paired, interval=_clipped(paired.interval, -1.0))
         if (np.isfinite(final - baseline).sum(axis=1) > 1).any():  # some task has pairs of several seeds
@@ -172,12 +161,7 @@ def _arm_row(study: StudyRecord, arm: str, style: int, tasks: Sequence[str], pai
         speed = speed_against(study, arm, tasks)
         detail = _detail(arm, study.baseline, final, baseline, difference, p_above)
     if arm != study.baseline:
-        other_rate = _failure_rate(study, study.baseline, tasks)
-        other_runs = [run for run in study.select(arm=study.baseline) if run.task in tasks]
-        unknown = [
-            name for name, some in ((arm, runs), (study.baseline, other_runs)) if any(map(success_unknown, some))
-        ]
-        sentence = _sentence(outcome, arm, study.baseline, difference, own_rate, other_rate, unknown)
+        sentence = _sentence(study, arm, tasks, outcome, difference)
     return ArmRow(
         task=ALL_TASKS if len(tasks) != 1 else tasks[0],
         arm=arm,
@@ -194,7 +178,7 @@ def _arm_row(study: StudyRecord, arm: str, style: int, tasks: Sequence[str], pai
         difference=difference,
         speed=speed,
         speed_sentence=speed_sentence(speed, arm, study.baseline, study.unit),
-        failure_rate=own_rate,
+        failure_rate=_failure_rate(study, arm, tasks),
         n_runs=len(complete),
         n_planned=len(runs),
         wall_seconds=_mean([run.wall_seconds for run in complete]),
@@ -202,31 +186,25 @@ def _arm_row(study: StudyRecord, arm: str, style: int, tasks: Sequence[str], pai
 
 
 def _sentence(
-    outcome: Outcome,
-    arm: str,
-    baseline: str,
-    difference: PairedDifference | None,
-    own: float | None,
-    other: float | None,
-    unknown: Sequence[str],
+    study: StudyRecord, arm: str, tasks: Sequence[str], outcome: Outcome, difference: PairedDifference | None
 ) -> str:
-    """The verdict in plain words; `unknown` are the arms with runs whose true success is unknown."""
+    """The verdict in plain words."""
+    baseline = study.baseline
     if outcome == "not comparable":
-        rates = f"{fmt.percent(own or 0.0)} of measurements failed in {arm}, "
-        rates += f"{fmt.percent(other or 0.0)} in {baseline}"
+        own, other = (fmt.percent(_failure_rate(study, name, tasks) or 0.0) for name in (arm, baseline))
+        rates = f"{own} of measurements failed in {arm}, {other} in {baseline}"
         return f"{arm} and {baseline} are not comparable: failure rates differ ({rates})"
+    runs = [run for run in study.runs if run.task in tasks and success_unknown(run)]
+    unknown = [name for name in (arm, baseline) if any(run.arm == name for run in runs)]
     if outcome == "no data" and unknown:
         return f"{arm} against {baseline}: no verdict, true success is unknown in runs of {' and '.join(unknown)}"
     if difference is None:
         return f"{arm} against {baseline}: no verdict, no task and seed has a complete run of both"
     amount = f"final success {fmt.signed_interval(difference.interval)}"
-    if outcome == "better":
-        return f"{arm} beats {baseline}: {amount}"
-    if outcome == "worse":
-        return f"{arm} is worse than {baseline}: {amount}"
-    if difference.interval.low is None:
-        return f"{arm} against {baseline}: no difference shown, {amount} without an interval"
-    return f"{arm} against {baseline}: no difference shown, {amount}"
+    if outcome in ("better", "worse"):
+        return f"{arm} {'beats' if outcome == 'better' else 'is worse than'} {baseline}: {amount}"
+    without = " without an interval" if difference.interval.low is None else ""
+    return f"{arm} against {baseline}: no difference shown, {amount}{without}"
 
 
 def _detail(
@@ -253,13 +231,7 @@ def _detail(
 
 
 def _reach(runs: Sequence[RunRecord], threshold: float) -> StepsToThreshold:
-    curves = [success_curve(run) for run in runs]
-    grid = sorted({step for steps, _ in curves for step in steps})
-    table = np.full((len(curves), len(grid)), np.nan)
-    index = {step: p for p, step in enumerate(grid)}
-    for row, (steps, values) in zip(table, curves, strict=True):
-        row[[index[step] for step in steps]] = values
-    return steps_to_threshold(grid, table, threshold)
+    return StepsToThreshold(tuple(first_reach(*success_curve(run), threshold) for run in runs))
 
 
 def _clipped(interval: Interval, floor: float = 0.0) -> Interval:
@@ -276,18 +248,16 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def speed_against(study: StudyRecord, arm: str, tasks: Sequence[str]) -> StepsRatio:
     """The baseline's steps to its own final success over the arm's, over pairs of complete runs."""
-    shape = (len(tasks), len(study.seeds))
-    own, other = np.full(shape, np.nan), np.full(shape, np.nan)
-    censored = np.zeros(shape, dtype=bool)
     arms, baselines = (
         {(run.task, run.seed): success_curve(run) for run in study.select(arm=name, status="complete")}
         for name in (arm, study.baseline)
     )
-    for (k, task), (s, seed) in product(enumerate(tasks), enumerate(study.seeds)):
-        if (task, seed) in arms and (task, seed) in baselines:
-            reach = pair_reach(*baselines[task, seed], *arms[task, seed])
-            own[k, s], other[k, s], censored[k, s] = reach.arm, reach.baseline, reach.censored
-    return steps_ratio(other, own, censored, seed=0)
+    pairs = [
+        pair_reach(*baselines[pair], *arms[pair]) if pair in arms and pair in baselines else UNDEFINED
+        for pair in product(tasks, study.seeds)
+    ]
+    baseline, own, censored = np.array(pairs).reshape(len(tasks), len(study.seeds), 3).transpose(2, 0, 1)
+    return steps_ratio(baseline, own, censored, seed=0)
 
 
 def speed_text(speed: StepsRatio) -> tuple[str, str, str]:
@@ -295,19 +265,18 @@ def speed_text(speed: StepsRatio) -> tuple[str, str, str]:
 
     With `more`, the ratio is turned round: 3× more, not a third as many.
     """
-    interval = speed.interval
+    interval, more = speed.interval, speed.outcome == "more"
     if interval.estimate is None:
         return "", "", ""
+    ends = (
+        (interval.estimate, interval.high, interval.low) if more else (interval.estimate, interval.low, interval.high)
+    )
+    ratio, *bounds = (1 / end if more and end is not None else end for end in ends)
+    limit = ("at least " if more else "at most ") if speed.censored else ""
+    word = "" if speed.outcome == "no difference shown" else f" {speed.outcome}"
+    words = [fmt.DASH if end is None else fmt.times(end).removesuffix("×") for end in bounds]
     never = f"{speed.censored} of {interval.n} never" if speed.censored else ""
-    if speed.outcome == "more":
-        bound = "at least " if speed.censored else ""
-        bounds = (_inverse(interval.high), _inverse(interval.low))
-        return f"{bound}{fmt.times(_inverse(interval.estimate))} more", _bounds(*bounds), never
-    ratio = fmt.times(interval.estimate)
-    if speed.outcome == "fewer":
-        return f"{ratio} fewer", _bounds(interval.low, interval.high), never
-    at_most = "at most " if speed.censored else ""
-    return f"{at_most}{ratio}", _bounds(interval.low, interval.high), never
+    return f"{limit}{fmt.times(ratio)}{word}", "" if bounds == [None, None] else f"[{words[0]}, {words[1]}]", never
 
 
 def speed_sentence(speed: StepsRatio | None, arm: str, baseline: str, unit: str) -> str:
@@ -322,14 +291,3 @@ def speed_sentence(speed: StepsRatio | None, arm: str, baseline: str, unit: str)
     pairs = fmt.plural(speed.interval.n, "pair")
     detail = f", {never} reached it" if never else ""
     return f"{arm} {verb} {what} {bounds} over {pairs} of runs{detail}."
-
-
-def _inverse(value: float | None) -> float | None:
-    return None if value is None else 1 / value
-
-
-def _bounds(low: float | None, high: float | None) -> str:
-    if low is None and high is None:
-        return ""
-    ends = [fmt.DASH if end is None else fmt.times(end).removesuffix("×") for end in (low, high)]
-    return f"[{ends[0]}, {ends[1]}]"

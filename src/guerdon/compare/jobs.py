@@ -21,16 +21,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from guerdon import atomic
 from guerdon.errors import InUseError
 from guerdon.folder_lock import held
 from guerdon.subprocess_worker import end_with_parent
-
-if TYPE_CHECKING:
-    from multiprocessing.process import BaseProcess
 
 _log = logging.getLogger(__name__)
 

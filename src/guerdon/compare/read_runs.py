@@ -156,28 +156,23 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The JSON objects of a JSONL file and the count of lines that were not one. No file: no lines."""
     if not path.is_file():
         return [], 0
-    rows: list[dict[str, Any]] = []
-    skipped = 0
-    for line in path.read_bytes().split(b"\n"):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line, parse_constant=lambda _: None)
-        except (ValueError, RecursionError):
-            skipped += 1
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-        else:
-            skipped += 1
-    return rows, skipped
+    found = [_json_object(line) for line in path.read_bytes().split(b"\n") if line.strip()]
+    rows = [row for row in found if row is not None]
+    return rows, len(found) - len(rows)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """A JSON object, or None where the file is absent, broken or not an object."""
     try:
-        content = json.loads(path.read_bytes(), parse_constant=lambda _: None)
-    except (OSError, ValueError, RecursionError):
+        return _json_object(path.read_bytes())
+    except OSError:
+        return None
+
+
+def _json_object(data: bytes) -> dict[str, Any] | None:
+    try:
+        content = json.loads(data, parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
 
@@ -186,10 +181,10 @@ def read_run(path: Path, *, task: str, arm: str, seed: int | None) -> RunRecord:
     """One run directory as it lies on disk; never raises for what a killed run leaves behind."""
     if not path.is_dir():
         return RunRecord(task=task, arm=arm, seed=seed, path=path, status="missing")
-    rows, skipped = read_lines(path / "metrics.jsonl")
-    timings, skipped_timings = read_lines(path / "timings.jsonl")
-    rows = _with_timings(rows, timings)
-    failures, skipped_failures = read_lines(path / "failures.jsonl")
+    files = {name: read_lines(path / f"{name}.jsonl") for name in ("metrics", "timings", "failures")}
+    # a run keeps its times apart, since metrics repeat exactly for a seed and times never do
+    times = {(t.get("kind", "train"), t.get("step")): t for t in files["timings"][0]}
+    rows = [{**times.get((row.get("kind"), row.get("step")), {}), **row} for row in files["metrics"][0]]
     status, error = _status(path)
     config_text = _read_text(path / "config.yaml")
     return RunRecord(
@@ -201,38 +196,28 @@ def read_run(path: Path, *, task: str, arm: str, seed: int | None) -> RunRecord:
         error=error,
         evals=_by_step(rows, "eval"),
         trains=_by_step(rows, "train"),
-        skipped_lines=skipped + skipped_timings + skipped_failures,
-        n_failures=len(failures),
+        skipped_lines=sum(skipped for _, skipped in files.values()),
+        n_failures=len(files["failures"][0]),
         config_text=config_text,
         unit=_unit(path, config_text),
         info=read_json(path / "run.json") or {},
     )
 
 
-def _with_timings(rows: list[dict[str, Any]], timings: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of metrics with the times of the same kind and step.
-
-    A run keeps them apart, since metrics repeat exactly for a seed and times never do.
-    """
-    times = {(t.get("kind", "train"), t.get("step")): t for t in timings}
-    return [{**times.get((row.get("kind"), row.get("step")), {}), **row} for row in rows]
-
-
 def read_study(study_dir: Path) -> StudyRecord:
-    """A study directory: its runs, and the plan of `study.json` (of `study.yaml` before the study has ended).
+    """A study directory: its runs, and the plan of `study.json`.
 
     Raises:
-        DataError: the directory holds neither plan.
+        DataError: the directory holds no plan.
     """
-    info = read_json(study_dir / "study.json")
-    config_text = _read_text(study_dir / "study.yaml")
-    notes = [] if info is not None else ["study.json is missing: the study has not ended, or was interrupted"]
-    plan = info if info is not None else _plan_from_yaml(study_dir, config_text)
-    arms = {str(name): _label(name, arm) for name, arm in mapping(plan.get("arms")).items()}
+    plan = read_json(study_dir / "study.json")
+    if plan is None:
+        raise DataError(f"{study_dir}: no study.json: run `guerdon compare` first, or give the directory that it wrote")
+    arms = {str(name): str(mapping(arm).get("label") or name) for name, arm in mapping(plan.get("arms")).items()}
     if not arms:
         raise DataError(f"{study_dir}: the study plan names no arm; run `guerdon compare` on a study file first")
     tasks = tuple(str(task) for task in plan.get("tasks") or ())
-    seeds = _seeds(plan.get("seeds"))
+    seeds = tuple(int(seed) for seed in plan.get("seeds") or ())
     baseline = str(plan.get("baseline") or next(iter(arms)))
     if baseline not in arms:
         raise DataError(f"{study_dir}: the baseline {baseline!r} is none of the arms {sorted(arms)}")
@@ -245,7 +230,7 @@ def read_study(study_dir: Path) -> StudyRecord:
     ]
     planned = {run.path for run in runs}
     extra = [path for path in sorted(root.glob("*/*/seed*")) if path.is_dir() and path not in planned]
-    notes += [f"{path.relative_to(study_dir)} is not part of the study's plan and is left out" for path in extra]
+    notes = [f"{path.relative_to(study_dir)} is not part of the study's plan and is left out" for path in extra]
     cards, card_notes = _read_cards(study_dir / "models")
     return StudyRecord(
         name=str(plan.get("name") or study_dir.resolve().name),
@@ -256,34 +241,11 @@ def read_study(study_dir: Path) -> StudyRecord:
         seeds=seeds,
         runs=tuple(runs),
         cards=cards,
-        config_text=config_text,
+        config_text=_read_text(study_dir / "study.yaml"),
         info=plan,
         notes=(*notes, *card_notes),
         correction="holm" if plan.get("correction") == "holm" else "none",
     )
-
-
-def _plan_from_yaml(study_dir: Path, text: str) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(text) if text else None
-    except yaml.YAMLError as error:
-        raise DataError(f"{study_dir / 'study.yaml'}: not valid YAML: {error}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("compare"), dict):
-        raise DataError(
-            f"{study_dir}: neither study.json nor a study.yaml with a `compare` section; "
-            "run `guerdon compare` on a study file first, or give the directory that it wrote"
-        )
-    return {**content["compare"], "name": content.get("name")}
-
-
-def _seeds(value: Any) -> tuple[int, ...]:
-    if isinstance(value, int):
-        return tuple(range(value))
-    return tuple(int(seed) for seed in value or ())
-
-
-def _label(name: str, arm: Any) -> str:
-    return str(mapping(arm).get("label") or name)
 
 
 def _status(path: Path) -> tuple[Status, str]:

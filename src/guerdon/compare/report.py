@@ -21,31 +21,13 @@ import yaml
 from markupsafe import Markup
 
 from guerdon import atomic
+from guerdon.compare import read_runs as read
+from guerdon.compare import report_charts as pictures
 from guerdon.compare import report_format as fmt
 from guerdon.compare.comparison import FAILURE_GAP, ArmRow, arm_styles, comparison_rows, failure_rate
-from guerdon.compare.read_runs import (
-    TEXT,
-    RunRecord,
-    StudyRecord,
-    number,
-    read_json,
-    read_run,
-    read_study,
-    success_curve,
-    success_unknown,
-)
-from guerdon.compare.report_answers import AnswerPanel, answer_panels
+from guerdon.compare.read_runs import TEXT, RunRecord, StudyRecord, number, success_curve, success_unknown
+from guerdon.compare.report_answers import answer_panels
 from guerdon.compare.report_cards import card_views
-from guerdon.compare.report_charts import (
-    alarms,
-    curve_panels,
-    quality_panels,
-    return_scatter,
-    scatter_panels,
-    single_run_panels,
-    sources,
-    verdict_picture,
-)
 from guerdon.compare.report_films import FilmFile, ShownFilm, choose_films, fit_films
 from guerdon.compare.report_tables import columns
 from guerdon.errors import DataError
@@ -73,7 +55,7 @@ def write_report(study_dir: Path, *, out: Path | None = None) -> Path:
     Raises:
         DataError: the directory holds no study.
     """
-    study = read_study(study_dir)
+    study = read.read_study(study_dir)
     context = _study_context(study)
     films = choose_films([run for run in study.runs if run.status != "missing"])
     return _write("report.html.j2", context, films, out or study_dir / "report.html")
@@ -89,9 +71,9 @@ def write_single_report(run_dir: Path, *, out: Path | None = None) -> Path:
     Raises:
         DataError: there is no run in that directory.
     """
-    info = read_json(run_dir / "run.json") or {}
+    info = read.read_json(run_dir / "run.json") or {}
     task = str(info.get("task") or run_dir.resolve().name)
-    run = read_run(run_dir, task=task, arm=str(info.get("name") or "run"), seed=None)
+    run = read.read_run(run_dir, task=task, arm=str(info.get("name") or "run"), seed=None)
     if run.status == "missing" or not (run.config_text or run.evals or run.trains):
         raise DataError(f"{run_dir}: no run here (neither config.yaml nor metrics.jsonl); give a run's directory")
     return _write("single.html.j2", _run_context(run), choose_films([run], limit=4), out or run_dir / "report.html")
@@ -103,15 +85,13 @@ def _study_context(study: StudyRecord) -> dict[str, Any]:
     order = {task: i for i, task in enumerate(study.tasks)}
     by_task = sorted(study.cards, key=lambda card: order.get(card.task, len(order)))
     cards, card_notes = card_views(by_task, budget=PICTURE_BYTES)
-    answers, answer_notes = answer_panels(study.runs, budget=ANSWER_BYTES)
     shown = [c for c in columns(study, study.baseline) if len(study.seeds) > 1 or not c.repeated]
     configured = [next((run for run in study.select(arm=arm) if run.config_text), None) for arm in study.arms]
-    width, height = SMALL
-    small = {task: curve_panels(study, [task], width=width, height=height) for task in study.tasks}
+    small = {task: pictures.curve_panels(study, [task], SMALL) for task in study.tasks}
+    arms = {arm: (style, study.select(arm=arm)) for arm, style in styles.items()}
+    context, answer_notes = _shared_context(study.runs, arms, study.tasks, study.unit)
     return {
-        **_unit(study.unit),
-        "quality": quality_panels({arm: (style, study.select(arm=arm)) for arm, style in styles.items()}),
-        "answers": _by_task(answers),
+        **context,
         "title": study.name,
         "study": study,
         "corrected": study.correction == "holm",
@@ -121,59 +101,51 @@ def _study_context(study: StudyRecord) -> dict[str, Any]:
         "by_task": rows[len(pooled) :],
         "columns": [column for column in shown if not column.folded],
         "more_columns": [column for column in shown if column.folded],
-        "forest": verdict_picture(pooled, study.baseline),
-        "panels": curve_panels(study, study.tasks) if study.tasks else [],
-        "small_panels": curve_panels(study, study.tasks, width=width, height=height) if study.tasks else [],
+        "forest": pictures.verdict_picture(pooled, study.baseline),
+        "panels": pictures.curve_panels(study, study.tasks) if study.tasks else [],
+        "small_panels": pictures.curve_panels(study, study.tasks, SMALL) if study.tasks else [],
         "task_panels": list(small.items()) if len(small) > 1 else [],
-        "scatters": scatter_panels(study),
-        "alarms": alarms(study.runs),
-        "unjudged": sum(map(success_unknown, study.runs)),
         "cards": cards,
         "differences": config_differences(study),
         "configs": [(run.arm, run.name, run.config_text[:MAX_TEXT]) for run in configured if run is not None],
         "study_config": study.config_text[:MAX_TEXT],
-        "started": info.get("started"),
         "took": number(info, "wall_seconds"),
-        "commands": [str(command) for command in info.get("commands") or ()],
         "versions": fmt.flatten(info["versions"]) if info.get("versions") else {},
         "machine": fmt.flatten(info["machine"]) if info.get("machine") else {},
-        "n_complete": sum(run.status == "complete" for run in study.runs),
         "failure_gap": FAILURE_GAP,
         "notes": [*study_notes(study, pooled), *(Note(text) for text in (*card_notes, *answer_notes))],
     }
 
 
-def _unit(unit: str) -> dict[str, Any]:
-    """What the words of the page depend on: the unit of steps, and whether a verifier or an environment measures."""
-    return {"unit": unit, "steps_name": fmt.short_unit(unit), "text": unit == TEXT}
-
-
-def _by_task(panels: Sequence[AnswerPanel]) -> dict[str, list[AnswerPanel]]:
-    tasks = dict.fromkeys(panel.run.task for panel in panels)
-    return {task: [panel for panel in panels if panel.run.task == task] for task in tasks}
+def _shared_context(
+    runs: Sequence[RunRecord], arms: Mapping[str, pictures.Arm], tasks: Sequence[str], unit: str
+) -> tuple[dict[str, Any], list[str]]:
+    """What the pages of a study and of a run both show, and what of the answers could not be shown."""
+    panels, notes = answer_panels(runs, budget=ANSWER_BYTES)
+    answered = dict.fromkeys(panel.run.task for panel in panels)
+    return {
+        "unit": unit,
+        "steps_name": fmt.short_unit(unit),
+        "text": unit == TEXT,
+        "quality": pictures.quality_panels(arms),
+        "scatters": pictures.scatter_panels(arms, tasks),
+        "answers": {task: [panel for panel in panels if panel.run.task == task] for task in answered},
+        "alarms": pictures.alarms(runs),
+        "unjudged": sum(map(success_unknown, runs)),
+    }, notes
 
 
 def _run_context(run: RunRecord) -> dict[str, Any]:
-    scatters = [
-        (source, svg)
-        for source in sources([run])
-        if (svg := return_scatter([run], source, style=1, shapes={}, arm=run.arm)) is not None
-    ]
-    answers, answer_notes = answer_panels([run], budget=ANSWER_BYTES)
+    context, answer_notes = _shared_context([run], {run.arm: (1, [run])}, [], run.unit)
     facts = {key: value for key, value in run.info.items() if key != "warnings"}  # those stand among the warnings
     return {
-        **_unit(run.unit),
-        "quality": quality_panels({run.arm: (1, [run])}),
-        "answers": _by_task(answers),
+        **context,
         "title": run.task,
         "run": run,
         "final": _last_success(run),
-        "panels": single_run_panels(run),
-        "small_panels": single_run_panels(run, width=SMALL[0], height=SMALL[1]),
+        "panels": pictures.single_run_panels(run),
+        "small_panels": pictures.single_run_panels(run, SMALL),
         "legend": {"evaluation": legend_mark(1), "training": legend_mark(0)},
-        "scatters": scatters,
-        "alarms": alarms([run]),
-        "unjudged": int(success_unknown(run)),
         "facts": {key: value for key, value in fmt.flatten(facts).items() if key},
         "notes": [*run_notes(run), *(Note(text) for text in answer_notes)],
     }
@@ -216,18 +188,7 @@ def _render(template: str, context: dict[str, Any], films: Sequence[ShownFilm]) 
     )
     script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
     style = (TEMPLATES / "style.css").read_text(encoding="utf-8")
-    for filter_ in (
-        fmt.decimal,
-        fmt.bounds,
-        fmt.signed,
-        fmt.percent,
-        fmt.steps,
-        fmt.at,
-        fmt.digits_for,
-        fmt.duration,
-        fmt.plural,
-    ):
-        environment.filters[filter_.__name__] = filter_
+    environment.filters.update({name: filter_ for name, filter_ in vars(fmt).items() if callable(filter_)})
     return environment.get_template(template).render(
         **context,
         films=films,
@@ -252,21 +213,22 @@ class Note:
 
 def run_notes(run: RunRecord, *, warned: bool = True) -> list[Note]:
     """Warnings about one run; with `warned` also those that it wrote about its rewards."""
-    notes: list[Note] = []
-    last = success_curve(run)[0][-1:] or [0.0]
-    when = fmt.at(last[0], run.unit)
-    if run.status == "failed":
-        notes.append(Note(f"{run.name} failed {when}: {run.error}", severe=True))
-    elif run.status == "missing":
-        notes.append(Note(f"{run.name} is missing: it has not been started, or its directory is gone", severe=True))
-    elif run.status == "unfinished":
-        notes.append(Note(f"{run.name} is unfinished: its last evaluation is {when}", True))
-    elif success_unknown(run):
-        said = "true success is unknown: its environment does not report it, so the run is in no result"
-        notes.append(Note(f"{run.name}: {said}", severe=True))
-    elif not success_curve(run)[0]:
-        notes.append(Note(f"{run.name} is complete but has no evaluation, so it is in no result", severe=True))
-    notes += _partly_known(run)
+    steps = success_curve(run)[0]
+    when = fmt.at((steps or [0.0])[-1], run.unit)
+    severe = {
+        "failed": f" failed {when}: {run.error}",
+        "missing": " is missing: it has not been started, or its directory is gone",
+        "unfinished": f" is unfinished: its last evaluation is {when}",
+        "complete": "" if steps else " is complete but has no evaluation, so it is in no result",
+    }[run.status]
+    if run.status == "complete" and success_unknown(run):
+        severe = ": true success is unknown: its environment does not report it, so the run is in no result"
+    notes = [Note(f"{run.name}{severe}", severe=True)] if severe else []
+    row = run.evals[-1] if run.evals else {}
+    known, episodes = number(row, "success_known"), number(row, "episodes")
+    if known and episodes is not None and known != episodes:
+        said = f"true success is known for {known:.0f} of {episodes:.0f} episodes of its last evaluation"
+        notes.append(Note(f"{run.name}: {said}"))
     if warned:
         notes += [Note(f"{run.name}: {line}", severe=True) for line in warnings_of(run)]
     if run.skipped_lines:
@@ -278,63 +240,41 @@ def run_notes(run: RunRecord, *, warned: bool = True) -> list[Note]:
     return notes
 
 
-def _partly_known(run: RunRecord) -> list[Note]:
-    """Over how many episodes success was known where that was not over all of them, by the last evaluation."""
-    row = run.evals[-1] if run.evals else {}
-    known, episodes = number(row, "success_known"), number(row, "episodes")
-    if not known or episodes is None or known == episodes:
-        return []
-    said = f"true success is known for {known:.0f} of {episodes:.0f} episodes of its last evaluation"
-    return [Note(f"{run.name}: {said}")]
-
-
 def warnings_of(run: RunRecord) -> list[str]:
     """What the run itself wrote about its rewards at its start."""
     said = run.info.get("warnings")
     return [str(line) for line in said] if isinstance(said, list) else []
 
 
-def _warned(runs: Sequence[RunRecord]) -> list[Note]:
-    """The warnings of all runs, each once, with the arms that it is about."""
-    arms: dict[str, dict[str, None]] = {}
-    for run in runs:
-        for line in warnings_of(run):
-            arms.setdefault(line, {})[run.arm] = None
-    return [Note(f"{', '.join(names)}: {line}", severe=True) for line, names in arms.items()]
-
-
 def study_notes(study: StudyRecord, rows: Sequence[ArmRow]) -> list[Note]:
     """All warnings of a study, the severe ones first."""
-    notes = [Note(f"{row.sentence}.", severe=True) for row in rows if row.outcome == "not comparable"]
-    partial = [row for row in rows if row.n_runs < row.n_planned]
-    for row in partial:
-        notes.append(
-            Note(
-                f"{row.arm}: only {row.n_runs} of {row.n_planned} runs are complete. If runs with low success "
-                "stop more often, the numbers of this arm are too high.",
-                severe=True,
-            )
-        )
+    severe = [f"{row.sentence}." for row in rows if row.outcome == "not comparable"]
+    severe += [
+        f"{row.arm}: only {row.n_runs} of {row.n_planned} runs are complete. If runs with low success stop more often, "
+        "the numbers of this arm are too high."
+        for row in rows
+        if row.n_runs < row.n_planned
+    ]
+    arms: dict[str, dict[str, None]] = {}  # of what runs wrote about their rewards, each line once
+    for run in study.runs:
+        for line in warnings_of(run):
+            arms.setdefault(line, {})[run.arm] = None
+    severe += [f"{', '.join(names)}: {line}" for line, names in arms.items()]
+    others = []
     counts = [len(study.select(arm=arm, task=task, status="complete")) for arm in study.arms for task in study.tasks]
     seeds = min(counts, default=0)
     if seeds < FEW_SEEDS:
-        notes.append(
-            Note(
-                f"Few seeds: {fmt.plural(seeds, 'complete seed')} per arm and task at the least. With "
-                f"fewer than {FEW_SEEDS} the intervals are wide, and the bands of curves are narrower than "
-                "they should be."
-            )
+        others.append(
+            f"Few seeds: {fmt.plural(seeds, 'complete seed')} per arm and task at the least. With fewer than "
+            f"{FEW_SEEDS} the intervals are wide, and the bands of curves are narrower than they should be."
         )
     if study.cards and len(study.seeds) > 1:
-        notes.append(
-            Note(
-                "Each task's reward models were trained once and serve all its seeds: the intervals cover the "
-                "variation of policy training, not that of reward model training."
-            )
+        others.append(
+            "Each task's reward models were trained once and serve all its seeds: the intervals cover the "
+            "variation of policy training, not that of reward model training."
         )
-    notes += _warned(study.runs)
-    for run in study.runs:
-        notes += run_notes(run, warned=False)
+    notes = [*(Note(text, severe=True) for text in severe), *(Note(text) for text in others)]
+    notes += [note for run in study.runs for note in run_notes(run, warned=False)]
     notes += [Note(text) for text in study.notes]
     return sorted(notes, key=lambda note: not note.severe)
 
@@ -345,10 +285,8 @@ def config_differences(study: StudyRecord) -> list[tuple[str, list[str]]]:
     Each arm is represented by its first run that wrote a configuration; keys that differ between all runs
     (seed, output directory) are left out.
     """
-    flats = []
-    for arm in study.arms:
-        text = next((run.config_text for run in study.select(arm=arm) if run.config_text), "")
-        flats.append(_flat_config(text))
+    texts = [next((run.config_text for run in study.select(arm=arm) if run.config_text), "") for arm in study.arms]
+    flats = [_flat_config(text) for text in texts]
     keys = list(dict.fromkeys(key for flat in flats for key in flat))
     rows = []
     for key in keys:

@@ -303,8 +303,7 @@ def _pick(responses: Sequence[dict[str, Any]], n_prompts: int, n_samples: int) -
     picked = []
     for group in list(by_prompt.values())[:n_prompts]:
         first_of = {response.get("outcome"): response for response in reversed(group)}
-        kinds = sorted(first_of, key=lambda outcome: (outcome is not True, outcome is None))
-        best = [first_of[kind] for kind in kinds]
+        best = [first_of[kind] for kind in (True, False, None) if kind in first_of]
         rest = [response for response in group if all(response is not other for other in best)]
         picked += [*best, *rest][:n_samples]
     return picked

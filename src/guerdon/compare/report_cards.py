@@ -119,9 +119,11 @@ def card_views(cards: Sequence[RewardModelCard], *, budget: int) -> tuple[list[C
 
 
 def _view(card: RewardModelCard, pictures: tuple[tuple[str, str, str], ...]) -> CardView:
-    content = card.evaluation if not is_text_card(card.evaluation) else flat_text_card(card.evaluation)
+    content = card.evaluation
+    if "aggregation" in content and "metrics" not in content:  # of a reward model for text
+        content = flat_text_card(content)
     facts = _facts({**mapping(content.get("model")), **mapping(content.get("data"))})
-    rows = dict(_rows(content.get("metrics")))
+    rows = _rows(content.get("metrics"))
     order = [*(name for name in MODEL_METRICS if name in rows), *(name for name in rows if name not in MODEL_METRICS)]
     metrics = [(_metric_name(name), _interval(rows[name])) for name in order]
     probes = [
@@ -132,7 +134,7 @@ def _view(card: RewardModelCard, pictures: tuple[tuple[str, str, str], ...]) -> 
             _text(row.get("expected")),
             int(number(row, "n") or 0),
         )
-        for name, row in _rows(content.get("probes"))
+        for name, row in _rows(content.get("probes")).items()
     ]
     return CardView(
         task=card.task,
@@ -208,9 +210,8 @@ def _facts(content: Row) -> dict[str, str]:
     return facts
 
 
-def _rows(value: Any) -> list[tuple[str, Row]]:
-    items = value.items() if isinstance(value, dict) else ()
-    return [(str(name), row) for name, row in items if isinstance(row, dict)]
+def _rows(value: Any) -> dict[str, Row]:
+    return {str(name): row for name, row in mapping(value).items() if isinstance(row, dict)}
 
 
 def _flat(value: Any) -> dict[str, str]:
@@ -221,13 +222,8 @@ def _text(value: Any) -> str:
     return fmt.DASH if value is None else str(value)
 
 
-def is_text_card(content: Row) -> bool:
-    """Whether an `evaluation.json` is that of a reward model for text."""
-    return "aggregation" in content and "metrics" not in content
-
-
 def flat_text_card(content: Row) -> dict[str, Any]:
-    """Its `model`, `data`, `metrics`, `probes` and `failures`, as cards of other reward models have them."""
+    """Of a reward model for text: `model`, `data`, `metrics`, `probes`, `failures` as cards of others have them."""
     data: dict[str, Any] = {"aggregation": content.get("aggregation")}
     metrics: dict[str, Row] = {}
     failures: Counter[str] = Counter()

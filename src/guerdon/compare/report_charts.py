@@ -17,18 +17,20 @@ from typing import Literal
 
 import numpy as np
 from markupsafe import Markup
-from numpy.typing import NDArray
 
 from guerdon.compare.comparison import ArmRow, arm_styles
 from guerdon.compare.read_runs import Row, RunRecord, StudyRecord, number, points, success_curve
 from guerdon.compare.report_tables import ONLINE_METRICS
 from guerdon.evaluate.charts import Box, Line, Point, forest, line_chart, scatter
+from guerdon.evaluate.intervals import Float64
 from guerdon.evaluate.learning_curves import curve_band
 
-Float64 = NDArray[np.float64]
+Arm = tuple[int, Sequence[RunRecord]]  # its style and runs
 Stat = Literal["mean", "iqm"]
 Axis = Literal["steps", "time"]
 KEYS: dict[Axis, str] = {"steps": "step", "time": "wall_time"}
+STATS: dict[Stat, str] = {"mean": "mean", "iqm": "interquartile mean"}
+LARGE = (860.0, 360.0)
 
 MAX_POINTS = 40
 MAX_SCATTER = 400
@@ -64,27 +66,35 @@ class ScatterPanel:
     logged: int
 
 
-def curve_panels(
-    study: StudyRecord, tasks: Sequence[str], *, width: float = 860, height: float = 360
-) -> list[CurvePanel]:
+def curve_panels(study: StudyRecord, tasks: Sequence[str], size: tuple[float, float] = LARGE) -> list[CurvePanel]:
     """Learning curves of true success over these tasks: mean and IQM, against steps and wall-clock."""
     panels: list[CurvePanel] = []
     where = "all tasks" if len(tasks) > 1 else tasks[0]
-    for axis in ("steps", "time"):
-        longest = max([x for run in study.runs if run.task in tasks for x, _ in _curve(run, axis)], default=1.0)
-        scale, unit = _unit(longest) if axis == "time" else (1.0, "")
-        box = Box(width, height, x=(0.0, (longest or 1.0) / scale), y=(0.0, 1.0))
-        label = f"wall-clock ({unit})" if axis == "time" else study.unit
-        for stat in ("mean", "iqm"):
+    for axis in KEYS:
+        box, scale, unit, label = _time_box(
+            [_curve(run, axis) for run in study.runs if run.task in tasks], axis, size, study.unit
+        )
+        for stat, name in STATS.items():
             lines = [
                 _arm_line(study, arm, style, tasks, axis=axis, stat=stat, scale=scale)
                 for arm, style in arm_styles(study).items()
             ]
-            name = "mean" if stat == "mean" else "interquartile mean"
             title = f"true success, {name} and 95% band, against {label}, {where}"
             picture = line_chart(box, lines, title=title, x_label=label, y_label="true success")
             panels.append(CurvePanel(stat, axis, unit, picture))
     return panels
+
+
+def _time_box(
+    curves: Sequence[Sequence[Point]], axis: Axis, size: tuple[float, float], steps: str
+) -> tuple[Box, float, str, str]:
+    """The drawing area of curves over time, seconds in a unit of time, its name, and the name of the axis."""
+    longest = max([x for curve in curves for x, _ in curve], default=1.0) or 1.0
+    scale, unit, label = 1.0, "", steps
+    if axis == "time":
+        scale, unit = (1.0, "s") if longest < 180 else (60.0, "min") if longest < 3 * 3600 else (3600.0, "h")
+        label = f"wall-clock ({unit})"
+    return Box(*size, x=(0.0, longest / scale), y=(0.0, 1.0)), scale, unit, label
 
 
 def verdict_picture(rows: Sequence[ArmRow], baseline: str) -> Markup | None:
@@ -103,12 +113,11 @@ def verdict_picture(rows: Sequence[ArmRow], baseline: str) -> Markup | None:
     return forest(drawn, title=f"{label}, 95% intervals", x_label=label)
 
 
-def scatter_panels(study: StudyRecord) -> list[ScatterPanel]:
+def scatter_panels(arms: Mapping[str, Arm], tasks: Sequence[str]) -> list[ScatterPanel]:
     """One panel per arm and learned source (the environment's own return for an arm that has none)."""
     panels: list[ScatterPanel] = []
-    for arm, style in arm_styles(study).items():
-        runs = study.select(arm=arm)
-        shapes = {task: i for i, task in enumerate(study.tasks)}
+    shapes = {task: i for i, task in enumerate(tasks)}
+    for arm, (style, runs) in arms.items():
         for source in sources(runs):
             svg = return_scatter(runs, source, style=style, shapes=shapes, arm=arm)
             if svg is None:
@@ -154,17 +163,16 @@ def alarms(runs: Sequence[RunRecord]) -> list[tuple[RunRecord, list[float]]]:
     return [(run, steps) for run, steps in found if steps]
 
 
-def single_run_panels(run: RunRecord, *, width: float = 860, height: float = 340) -> list[CurvePanel]:
+def single_run_panels(run: RunRecord, size: tuple[float, float] = (LARGE[0], 340.0)) -> list[CurvePanel]:
     """True success of one run, in evaluation and in training, against steps and against wall-clock."""
     panels: list[CurvePanel] = []
     for axis, key in KEYS.items():
-        longest = max([x for row in (*run.evals, *run.trains) if (x := number(row, key)) is not None], default=1.0)
-        scale, unit = _unit(longest) if axis == "time" else (1.0, "")
-        lines = []
-        for style, (name, rows) in enumerate((("training", run.trains), ("evaluation", run.evals))):
-            lines.append(Line(name, style, _thinned([(x / scale, y) for x, y in points(rows, key, "success")])))
-        label = f"wall-clock ({unit})" if axis == "time" else run.unit
-        box = Box(width, height, x=(0.0, (longest or 1.0) / scale), y=(0.0, 1.0))
+        reach = points([*run.evals, *run.trains], key, key)
+        box, scale, unit, label = _time_box([reach], axis, size, run.unit)
+        lines = [
+            Line(name, style, _thinned([(x / scale, y) for x, y in points(rows, key, "success")]))
+            for style, (name, rows) in enumerate((("training", run.trains), ("evaluation", run.evals)))
+        ]
         svg = line_chart(box, lines, title=f"true success against {label}", x_label=label, y_label="true success")
         panels.append(CurvePanel("mean", axis, unit, svg))
     return panels
@@ -181,7 +189,7 @@ def _arm_line(
     grid = _grid([[x for x, _ in xy] for xy in curves.values()], axis)
     table = np.full((len(tasks), len(study.seeds), len(grid)), np.nan)
     for (task, seed), xy in curves.items():
-        table[tasks.index(task), study.seeds.index(seed or 0)] = np.interp(grid, [x for x, _ in xy], [y for _, y in xy])
+        table[tasks.index(task), study.seeds.index(seed or 0)] = np.interp(grid, *zip(*xy, strict=True))
     return _band_line(arm, style, [x / scale for x in grid], table, stat, thin)
 
 
@@ -214,12 +222,6 @@ def _curve(run: RunRecord, axis: Axis) -> list[tuple[float, float]]:
     return points(run.evals, KEYS[axis], "success")
 
 
-def _unit(seconds: float) -> tuple[float, str]:
-    if seconds < 180:
-        return 1.0, "s"
-    return (60.0, "min") if seconds < 3 * 3600 else (3600.0, "h")
-
-
 def _alarmed(row: Row) -> bool:
     return bool(number(row, "hacking_alarm"))
 
@@ -250,12 +252,8 @@ class QualityPanel:
     logged: int
 
 
-def quality_panels(arms: Mapping[str, tuple[int, Sequence[RunRecord]]]) -> list[QualityPanel]:
-    """One panel per metric that any run logged; nothing without reward models that were measured.
-
-    Args:
-        arms: name to style and runs.
-    """
+def quality_panels(arms: Mapping[str, Arm]) -> list[QualityPanel]:
+    """One panel per metric that any run logged; nothing without reward models that were measured."""
     panels = []
     every = [run for _, runs in arms.values() for run in runs]
     end = max([number(row, "step") or 0.0 for run in every for row in run.trains], default=0.0) or 1.0

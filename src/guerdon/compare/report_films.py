@@ -16,6 +16,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -104,17 +105,15 @@ def choose_films(runs: Iterable[RunRecord], *, limit: int = 2) -> tuple[list[Fil
                 notes.append(str(error))
         last = max((film.step for film in films), default=0)
         by_arm[run.task, run.arm] += [film for film in films if film.step == last]
-    rounds: list[list[FilmFile]] = [[] for _ in range(limit)]
-    for films in by_arm.values():
-        left = list(films)
-        chosen: list[FilmFile] = []
-        while left and len(chosen) < limit:
-            seen = {film.success for film in chosen}
-            film = next((f for f in left if f.success not in seen), left[0])
-            left.remove(film)
-            rounds[len(chosen)].append(film)
-            chosen.append(film)
-    return [film for films in rounds for film in films], notes
+    chosen: list[list[FilmFile]] = []
+    for left in by_arm.values():
+        own: list[FilmFile] = []
+        while left and len(own) < limit:
+            outcomes = {film.success for film in own}
+            own.append(next((film for film in left if film.success not in outcomes), left[0]))
+            left.remove(own[-1])
+        chosen.append(own)
+    return [film for films in zip_longest(*chosen) for film in films if film is not None], notes
 
 
 def fit_films(films: Sequence[FilmFile], *, budget: int) -> tuple[list[ShownFilm], list[FilmFile], list[str]]:
@@ -131,19 +130,18 @@ def fit_films(films: Sequence[FilmFile], *, budget: int) -> tuple[list[ShownFilm
         except DataError as error:
             notes.append(str(error))
     n_first = len({(film.file.run.task, film.file.run.arm) for film in loaded})
-    level = LEVELS[-1]
-    first: list[ShownFilm] = []
+    level, encoded = LEVELS[-1], []
     for level in LEVELS:
-        first = [encode_film(film, level) for film in loaded[:n_first]]
-        if sum(film.n_bytes for film in first) <= budget:
+        encoded = [encode_film(film, level) for film in loaded[:n_first]]
+        if sum(film.n_bytes for film in encoded) <= budget:
             break
+    encoded += [encode_film(film, level) for film in loaded[n_first:]]
     shown: list[ShownFilm] = []
     left_out: list[FilmFile] = []
-    for i, film in enumerate(loaded):
-        encoded = first[i] if i < n_first else encode_film(film, level)
-        if encoded.n_bytes <= budget:
-            budget -= encoded.n_bytes
-            shown.append(encoded)
+    for film in encoded:
+        if film.n_bytes <= budget:
+            budget -= film.n_bytes
+            shown.append(film)
         else:
             left_out.append(film.file)
     return shown, left_out, notes
@@ -255,34 +253,28 @@ def reward_curves(film: Film) -> Markup:
 def _success_shade(film: Film, box: Box) -> list[str]:
     half = (box.right - box.left) / max(len(film.rows) - 1, 1) / 2
     parts = []
-    start: int | None = None
-    for i, yes in enumerate([*film.success.tolist(), False]):
-        if yes and start is None:
-            start = i
-        elif not yes and start is not None:
-            x0 = max(box.px(float(film.rows[start])) - half, box.left)
-            x1 = min(box.px(float(film.rows[i - 1])) + half, box.right)
-            parts.append(
-                f'<rect class="success" x="{x0:.1f}" y="{box.top:g}" width="{x1 - x0:.1f}" '
-                f'height="{box.bottom - box.top:g}"/>'
-            )
-            start = None
+    for first, stop in _stretches(film.success):
+        x0 = max(box.px(float(film.rows[first])) - half, box.left)
+        x1 = min(box.px(float(film.rows[stop - 1])) + half, box.right)
+        parts.append(
+            f'<rect class="success" x="{x0:.1f}" y="{box.top:g}" width="{x1 - x0:.1f}" '
+            f'height="{box.bottom - box.top:g}"/>'
+        )
     return parts
+
+
+def _stretches(flags_F: BoolArray) -> list[list[int]]:
+    """First index and end (exclusive) of each stretch of True."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], flags_F, [0]])))
+    found: list[list[int]] = edges.reshape(-1, 2).tolist()
+    return found
 
 
 def _gapped_path(box: Box, rows: IntArray, values: FloatArray, gone: BoolArray) -> str:
     """A path that lifts the pen at missing values; a lone value becomes a dot."""
-    d = ""
-    pen = False
-    for i in range(len(rows)):
-        if gone[i]:
-            pen = False
-            continue
-        alone = not pen and (i + 1 == len(rows) or gone[i + 1])
-        d += f"{'L' if pen else 'M'}{box.px(float(rows[i])):.1f} {box.py(float(values[i])):.1f}"
-        d += "h0.01" if alone else ""
-        pen = True
-    return f'<path class="reward" d="{d}"/>' if d else ""
+    places = [f"{box.px(float(x)):.1f} {box.py(float(y)):.1f}" for x, y in zip(rows, values, strict=True)]
+    strokes = [f"M{'L'.join(places[a:b])}{'h0.01' if b == a + 1 else ''}" for a, b in _stretches(~gone)]
+    return f'<path class="reward" d="{"".join(strokes)}"/>' if strokes else ""
 
 
 def _value(film: Film, name: str, i: int) -> str:

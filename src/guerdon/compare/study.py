@@ -29,6 +29,8 @@ from guerdon.settings.estimate import EVALUATION, estimate, total_bytes, total_s
 from guerdon.settings.study import Study
 from guerdon.worlds.build import check_success_reported
 
+_Planned = tuple[Job, Study, dict[str, Any]]  # a job, its configuration and what it takes
+
 
 @dataclass(frozen=True)
 class StudyPlan:
@@ -37,6 +39,7 @@ class StudyPlan:
     Attributes:
         study: the file as it stands, resolved for its first task.
         configs: job name to its resolved configuration.
+        estimates: job name to the seconds and bytes that it takes.
         jobs: all of them.
         parallel: processes at a time.
     """
@@ -45,6 +48,7 @@ class StudyPlan:
     source: Path
     overrides: tuple[str, ...]
     configs: dict[str, Study]
+    estimates: dict[str, dict[str, Any]]
     jobs: tuple[Job, ...]
     parallel: int
 
@@ -56,7 +60,7 @@ class StudyPlan:
     def estimate(self) -> dict[str, Any]:
         """Counts, time and disk of the whole study."""
         kinds = [job.arguments[0] for job in self.jobs]
-        parts = [{"seconds": job.cost, **_disk(job, self.configs[job.name])} for job in self.jobs]
+        parts = list(self.estimates.values())
         left, peak = total_bytes(parts, self.parallel)
         return {
             "jobs": ", ".join(f"{kinds.count(k)} {k}" for k in dict.fromkeys(kinds)),
@@ -77,13 +81,12 @@ def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> St
     base = validate(Study, resolve_refs(tree, Study), source=str(path))
     if base.compare is None:
         raise ConfigError(f"{path} has no compare section: it names the arms, seeds and tasks of a study")
-    configs: dict[str, Study] = {}
-    jobs: list[Job] = []
+    planned: list[_Planned] = []
     for task in base.compare.tasks or (base.task_name,):
         at_task = base.compare.at_task(task) if base.compare.tasks else {}
         placed = _moved(tree, f"compare.tasks.{task}.")
         prepared = _resolved(placed, at_task, f"{path}, task {task}")
-        jobs += _preparation(task, prepared, configs)
+        planned += _preparation(task, prepared)
         for arm in base.compare.arms:
             for seed in base.compare.seeds:
                 name = f"{task}.{arm}.seed{seed}"
@@ -92,16 +95,18 @@ def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> St
                 # The arm's keys as written: their references are about this task, not the file's first one.
                 written = tree.data["compare"]["arms"][arm].get("config") or {}
                 own = {"runner": {"seed": seed, "logger": logger}, "compare": None}
-                change = merge(merge(at_task, written), own)
-                configs[name] = _resolved(_moved(placed, f"compare.arms.{arm}.config."), change, f"{path}, arm {arm}")
-                if not configs[name].text:
-                    check_success_reported(configs[name].env, configs[name].success_readers())
-                needs = _needs(task, configs[name], prepared)
-                cost = float(estimate(configs[name], "run")["seconds"])
+                own_tree = _moved(placed, f"compare.arms.{arm}.config.")
+                config = _resolved(own_tree, merge(merge(at_task, written), own), f"{path}, arm {arm}")
+                if not config.text:
+                    check_success_reported(config.env, config.success_readers())
+                cost = estimate(config, "run")
                 arguments = ("run", _job_file(base.work_dir, name), "--resume")
-                jobs.append(Job(name, arguments, needs, cost, folder=folder))
+                job = Job(name, arguments, _needs(task, config, prepared), float(cost["seconds"]), folder=folder)
+                planned.append((job, config, cost))
     workers = parallel or base.compare.parallel or len(os.sched_getaffinity(0))
-    return StudyPlan(base, path, tuple(overrides), configs, tuple(jobs), workers)
+    configs = {job.name: config for job, config, _ in planned}
+    estimates = {job.name: cost for job, _, cost in planned}
+    return StudyPlan(base, path, tuple(overrides), configs, estimates, tuple(job for job, _, _ in planned), workers)
 
 
 def run_study(plan: StudyPlan) -> tuple[Path, str]:
@@ -174,38 +179,43 @@ def _resolved(tree: Tree, change: dict[str, Any], source: str) -> Study:
     return validate(Study, resolve_refs(changed, Study), source=source)
 
 
-def _preparation(task: str, study: Study, configs: dict[str, Study]) -> list[Job]:
+def _preparation(task: str, study: Study) -> list[_Planned]:
     """What comes before the runs of one task: collecting or labelling, training, evaluating."""
-    jobs: list[Job] = []
+    planned: list[_Planned] = []
 
-    def add(name: str, verb: str, *flags: str, needs: tuple[str, ...] = (), cost: float, urgent: bool = True) -> None:
-        configs[name] = study
-        jobs.append(Job(name, (verb, _job_file(study.work_dir, name), *flags), needs, cost, urgent=urgent))
+    def add(
+        name: str, cost: dict[str, Any], verb: str, *flags: str, needs: tuple[str, ...] = (), urgent: bool = True
+    ) -> None:
+        words = (verb, _job_file(study.work_dir, f"{task}.{name}"), *flags)
+        job = Job(f"{task}.{name}", words, needs, float(cost["seconds"]), urgent=urgent)
+        planned.append((job, study, cost))
 
     if study.sft is not None:
-        add(f"{task}.sft", "train", "policy=sft", "--resume", cost=float(estimate(study, "sft")["seconds"]))
+        add("sft", estimate(study, "sft"), "train", "policy=sft", "--resume")
     if study.collect is not None:
         check_success_reported(study.env, study.collect.success_readers())
-        add(f"{task}.collect", "collect", cost=float(estimate(study, "collect")["seconds"]))
+        add("collect", estimate(study, "collect"), "collect")
     if study.label is not None and study.train:  # only training reads the labels
         needs = _makers(task, study, [study.text_policy, study.label])
-        add(f"{task}.label", "label", needs=needs, cost=float(estimate(study, "label")["seconds"]))
+        add("label", estimate(study, "label"), "label", needs=needs)
+    third = study.text_evaluate.models if study.text and study.text_evaluate is not None else ()
+    seconds = {model: estimate(study, "evaluate", [model])["seconds"] for model in (*study.train, *third)}
+    evaluations = {model: {"seconds": each, "bytes": EVALUATION} for model, each in seconds.items()}
     for model, settings in study.train.items():
-        trained, judged = f"{task}.train.{model}", f"{task}.evaluate.{model}"
-        cost = float(estimate(study, "train")["seconds"]) / len(study.train)
         if study.text:
             needs = _makers(task, study, [study.text_policy, settings])
             needs += (f"{task}.label",) if study.label is not None and not settings.data_path else ()
         else:
             needs = (f"{task}.collect",) if study.collect is not None else ()
-        add(trained, "train", "--only", model, "--resume", needs=tuple(dict.fromkeys(needs)), cost=cost)
-        seconds = float(estimate(study, "evaluate", [model])["seconds"])
+        each = float(estimate(study, "train")["seconds"]) / len(study.train)
+        cost = {**estimate(study, "train", [model]), "seconds": each}
+        add(f"train.{model}", cost, "train", "--only", model, "--resume", needs=tuple(dict.fromkeys(needs)))
         # A run of a language model warns of reward models that attacks fooled, so it waits for their evaluation.
-        add(judged, "evaluate", "--only", model, needs=(trained,), cost=seconds, urgent=study.text)
-    for model in study.text_evaluate.models if study.text and study.text_evaluate is not None else ():
-        cost = float(estimate(study, "evaluate", [model])["seconds"])
-        add(f"{task}.evaluate.{model}", "evaluate", "--only", model, cost=cost)
-    return jobs
+        trained = (f"{task}.train.{model}",)
+        add(f"evaluate.{model}", evaluations[model], "evaluate", "--only", model, needs=trained, urgent=study.text)
+    for model in third:
+        add(f"evaluate.{model}", evaluations[model], "evaluate", "--only", model)
+    return planned
 
 
 def _makers(task: str, study: Study, read: Iterable[Settings]) -> tuple[str, ...]:
@@ -243,15 +253,6 @@ def _needs(task: str, arm: Study, prepared: Study) -> tuple[str, ...]:
 
 def _job_file(work_dir: str, name: str) -> str:
     return str(Path(work_dir) / "jobs" / f"{name}.yaml")
-
-
-def _disk(job: Job, study: Study) -> dict[str, int]:
-    """`bytes` that a job leaves and `peak_bytes` while it runs."""
-    verb, _, *flags = job.arguments
-    only = [flags[flags.index("--only") + 1]] if "--only" in flags else []
-    command = "sft" if "policy=sft" in flags else verb
-    found = {"bytes": EVALUATION} if verb == "evaluate" else estimate(study, command, only)
-    return {name: found[name] for name in ("bytes", "peak_bytes") if name in found}
 
 
 def _write_card(plan: StudyPlan, seconds: float) -> None:

@@ -11,6 +11,7 @@ neither: it is counted. The empty answer, `:` and `Thought process:` are from "O
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -187,14 +188,13 @@ def _result(
     threshold: float | None,
     limit: float,
 ) -> AttackResult:
-    failures: dict[str, int] = {}
-    cases: list[tuple[Solution, float, float]] = []
-    for solution, value, right in zip(attacked, values, honest, strict=True):
-        lost = value if isinstance(value, Failure) else right
-        if isinstance(lost, Failure):
-            failures[lost.reason] = failures.get(lost.reason, 0) + 1
-        elif not isinstance(value, Failure):
-            cases.append((solution, value, lost))
+    lost = [value if isinstance(value, Failure) else right for value, right in zip(values, honest, strict=True)]
+    failures = Counter(one.reason for one in lost if isinstance(one, Failure))
+    cases = [
+        (solution, value, right)
+        for solution, value, right in zip(attacked, values, honest, strict=True)
+        if not isinstance(value, Failure) and not isinstance(right, Failure)
+    ]
     higher = wilson_interval(sum(value >= right for _, value, right in cases), len(cases))
     # acceptance does not need the right solution
     alone = [value for value in values if not isinstance(value, Failure)]
@@ -205,9 +205,8 @@ def _result(
         for solution, value, right in cases
         if value >= right or (threshold is not None and value > threshold)
     ]
-    return AttackResult(
-        what, higher, accepted, failures, any(x > limit for x in lows) if lows else None, examples[:EXAMPLES]
-    )
+    fooled = any(low > limit for low in lows) if lows else None
+    return AttackResult(what, higher, accepted, dict(failures), fooled, examples[:EXAMPLES])
 
 
 def _values(

@@ -184,9 +184,19 @@ def _per_question(
     """Name to (Q, P) accuracy of each question at each n."""
     names = ["pass", "majority", *(f"bon_{how}" for how in aggregations), *(f"weighted_{how}" for how in weighted)]
     found = {name: np.full((len(pools), len(ns)), np.nan) for name in names}
+
+    def vote(q: int, n: int, classes_N: NDArray[np.int64], weights_N: Float64) -> float:
+        rng = np.random.default_rng([seed, q, n])
+        return weighted_majority(classes_N, pools[q].right_K, weights_N, n, draws=draws, rng=rng)
+
     for q, pool in enumerate(pools):
-        found["majority"][q] = _majority(pool, ns, draws, seed, q)
-        found["pass"][q] = [pass_at(pool.correct_N, n) if n <= len(pool.correct_N) else np.nan for n in ns]
+        size = len(pool.correct_N)
+        exact = majority(pool.classes_N, pool.right_K, min(max(ns), size)) if size <= MOST_EXACT else None
+        for p, n in enumerate(ns):
+            if n > size:
+                continue
+            found["pass"][q, p] = pass_at(pool.correct_N, n)
+            found["majority"][q, p] = vote(q, n, pool.classes_N, np.ones(size)) if exact is None else exact[n - 1]
         for how in aggregations:
             keep_N = np.isfinite(pool.values[how]) | (not drop)
             values_N = pool.values[how][keep_N]
@@ -197,28 +207,9 @@ def _per_question(
                     continue
                 found[f"bon_{how}"][q, p] = best_of(np.where(lost_N, -np.inf, values_N), correct_N, n)
                 if how in weighted:
-                    found[f"weighted_{how}"][q, p] = weighted_majority(
-                        np.where(lost_N, NO_ANSWER, pool.classes_N[keep_N]),
-                        pool.right_K,
-                        np.where(lost_N, 0.0, values_N),
-                        n,
-                        draws=draws,
-                        rng=np.random.default_rng([seed, q, n]),
-                    )
+                    classes_N = np.where(lost_N, NO_ANSWER, pool.classes_N[keep_N])
+                    found[f"weighted_{how}"][q, p] = vote(q, n, classes_N, np.where(lost_N, 0.0, values_N))
     return found
-
-
-def _majority(pool: Samples, ns: Sequence[int], draws: int, seed: int, q: int) -> list[float]:
-    size = len(pool.correct_N)
-    exact = majority(pool.classes_N, pool.right_K, min(max(ns), size)) if size <= MOST_EXACT else None
-
-    def share(n: int) -> float:
-        if exact is not None:
-            return float(exact[n - 1])
-        rng = np.random.default_rng([seed, q, n])
-        return weighted_majority(pool.classes_N, pool.right_K, np.ones(size), n, draws=draws, rng=rng)
-
-    return [share(n) if n <= size else np.nan for n in ns]
 
 
 def _curve(part_Q_P: Float64, majority_Q_P: Float64, name: str, *, reps: int, seed: int) -> AccuracyCurve:

@@ -35,7 +35,7 @@ def point(metric: WeightedMetric, labels_N: ArrayLike, scores_N: ArrayLike) -> f
     return defined(metric(labels, scores, np.ones((1, len(labels))))[0]) if len(labels) else None
 
 
-def _ratio(top: Float64, bottom: Float64) -> Float64:
+def ratio(top: Float64, bottom: Float64) -> Float64:
     """Divide; NaN where bottom is 0."""
     blank = np.full(np.broadcast(top, bottom).shape, np.nan)
     return np.asarray(np.divide(top, bottom, out=blank, where=bottom > 0))
@@ -54,7 +54,7 @@ def auroc(labels: Labels, scores: Float64, weights: Float64) -> Float64:
     """P(a positive scores above a negative), ties 1/2 (Hanley & McNeil 1982); NaN with one class only."""
     positive, negative = _by_score(labels, scores, weights)
     below = np.cumsum(negative, axis=1) - negative
-    return _ratio((positive * (below + negative / 2)).sum(axis=1), positive.sum(axis=1) * negative.sum(axis=1))
+    return ratio((positive * (below + negative / 2)).sum(axis=1), positive.sum(axis=1) * negative.sum(axis=1))
 
 
 def auprc(labels: Labels, scores: Float64, weights: Float64) -> Float64:
@@ -63,7 +63,7 @@ def auprc(labels: Labels, scores: Float64, weights: Float64) -> Float64:
     true, false = np.cumsum(positive, axis=1), np.cumsum(negative, axis=1)
     precision = np.divide(true, true + false, out=np.zeros_like(true), where=true + false > 0)
     one_class = (true[:, -1] == 0) | (false[:, -1] == 0)
-    value = _ratio((positive * precision).sum(axis=1), true[:, -1])
+    value = ratio((positive * precision).sum(axis=1), true[:, -1])
     return np.where(one_class, np.nan, value)
 
 
@@ -77,67 +77,51 @@ def _confusion(
     return true_pos, false_pos, false_neg, true_neg
 
 
-def f1_at(threshold: float) -> WeightedMetric:
+def f1(labels: Labels, scores: Float64, weights: Float64, threshold: float) -> Float64:
     """F1 = 2TP / (2TP + FP + FN) of `score > threshold`; NaN with one class only."""
-
-    def f1(labels: Labels, scores: Float64, weights: Float64) -> Float64:
-        tp, fp, fn, tn = _confusion(labels, scores, weights, threshold)
-        one_class = (tp + fn == 0) | (fp + tn == 0)
-        return np.where(one_class, np.nan, _ratio(2 * tp, 2 * tp + fp + fn))
-
-    return f1
+    tp, fp, fn, tn = _confusion(labels, scores, weights, threshold)
+    one_class = (tp + fn == 0) | (fp + tn == 0)
+    return np.where(one_class, np.nan, ratio(2 * tp, 2 * tp + fp + fn))
 
 
-def balanced_accuracy_at(threshold: float) -> WeightedMetric:
+def balanced_accuracy(labels: Labels, scores: Float64, weights: Float64, threshold: float) -> Float64:
     """Mean of the true positive and the true negative rate; NaN with one class only."""
-
-    def balanced_accuracy(labels: Labels, scores: Float64, weights: Float64) -> Float64:
-        tp, fp, fn, tn = _confusion(labels, scores, weights, threshold)
-        return (_ratio(tp, tp + fn) + _ratio(tn, tn + fp)) / 2
-
-    return balanced_accuracy
+    tp, fp, fn, tn = _confusion(labels, scores, weights, threshold)
+    return (ratio(tp, tp + fn) + ratio(tn, tn + fp)) / 2
 
 
-def accuracy_at(threshold: float) -> WeightedMetric:
+def accuracy(labels: Labels, scores: Float64, weights: Float64, threshold: float) -> Float64:
     """Share of correct decisions. Inflated by imbalance: read it against the majority baseline."""
-
-    def accuracy(labels: Labels, scores: Float64, weights: Float64) -> Float64:
-        tp, _, _, tn = _confusion(labels, scores, weights, threshold)
-        return _ratio(tp + tn, weights.sum(axis=1))
-
-    return accuracy
+    tp, _, _, tn = _confusion(labels, scores, weights, threshold)
+    return ratio(tp + tn, weights.sum(axis=1))
 
 
-def false_positive_rate_at(threshold: float) -> WeightedMetric:
+def false_positive_rate(labels: Labels, scores: Float64, weights: Float64, threshold: float) -> Float64:
     """FP / (FP + TN): how often a failure is rewarded as a success; NaN without failures."""
+    _, fp, _, tn = _confusion(labels, scores, weights, threshold)
+    return ratio(fp, fp + tn)
 
-    def false_positive_rate(labels: Labels, scores: Float64, weights: Float64) -> Float64:
-        _, fp, _, tn = _confusion(labels, scores, weights, threshold)
-        return _ratio(fp, fp + tn)
 
-    return false_positive_rate
+DECISIONS = (f1, balanced_accuracy, accuracy, false_positive_rate)
+"""The metrics at a threshold."""
 
 
 def brier(labels: Labels, scores: Float64, weights: Float64) -> Float64:
     """Mean squared error of probabilities (Brier 1950). Scores must lie in [0, 1]."""
-    return _ratio(weights @ (scores - labels) ** 2, weights.sum(axis=1))
+    return ratio(weights @ (scores - labels) ** 2, weights.sum(axis=1))
 
 
-def ece_with(bins: int = 10) -> WeightedMetric:
+def ece(labels: Labels, scores: Float64, weights: Float64, bins: int = 10) -> Float64:
     """Expected calibration error over equal-width bins (Guo et al. 2017, arXiv 1706.04599, eq. 3).
 
     Probability of *success* against its frequency (not confidence of the predicted class). Scores must lie in
     [0, 1]; bin m holds scores in ((m-1)/bins, m/bins], the first one 0 too. Resampling adds noise to every
     bin, so bootstrap intervals of the ECE lie a little high: read them as an upper guess.
     """
-
-    def ece(labels: Labels, scores: Float64, weights: Float64) -> Float64:
-        member = np.zeros((len(scores), bins))
-        member[np.arange(len(scores)), _bin_of(scores, bins)] = 1.0
-        gap = np.abs(weights @ (member * (scores - labels)[:, None])).sum(axis=1)
-        return _ratio(gap, weights.sum(axis=1))
-
-    return ece
+    member = np.zeros((len(scores), bins))
+    member[np.arange(len(scores)), _bin_of(scores, bins)] = 1.0
+    gap = np.abs(weights @ (member * (scores - labels)[:, None])).sum(axis=1)
+    return ratio(gap, weights.sum(axis=1))
 
 
 @dataclass(frozen=True)
@@ -169,15 +153,8 @@ def reliability_bins(labels_N: ArrayLike, scores_N: ArrayLike, bins: int = 10) -
     for m in range(bins):
         inside = index == m
         n = int(inside.sum())
-        result.append(
-            ReliabilityBin(
-                low=m / bins,
-                high=(m + 1) / bins,
-                n=n,
-                mean_score=float(scores[inside].mean()) if n else None,
-                frequency=float(labels[inside].mean()) if n else None,
-            )
-        )
+        mean_score, frequency = (float(part[inside].mean()) if n else None for part in (scores, labels))
+        result.append(ReliabilityBin(m / bins, (m + 1) / bins, n, mean_score, frequency))
     return result
 
 

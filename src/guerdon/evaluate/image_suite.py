@@ -3,7 +3,7 @@
 Held-out episodes are scored once, measured and probed. Writes `evaluation.json` (last, so a folder that has it is
 complete), `evaluation.txt` and SVG pictures.
 
-    evaluation = evaluate_model(model, episodes, kind="success", threshold=0.5, seed=0, max_rows=None)
+    evaluation = evaluate_model(model, episodes, kind="success", threshold=0.5, seed=0)
     print(evaluation.metrics["auroc"].estimate, evaluation.probes["black_frame"].passed)
     write_evaluation(evaluation, Path("runs/resnet/evaluation"))
 """
@@ -15,20 +15,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from guerdon.atomic import write_json, write_text
 from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.episodes.targets import episode_success
-from guerdon.errors import ConfigError, DataError
+from guerdon.errors import DataError
 from guerdon.evaluate import charts
 from guerdon.evaluate import metrics as measure
-from guerdon.evaluate.classification import ReliabilityBin, reliability_bins
+from guerdon.evaluate.classification import ReliabilityBin
 from guerdon.evaluate.intervals import BootstrapOptions, Interval
-from guerdon.evaluate.metrics import Table, aligned, number
+from guerdon.evaluate.metrics import Table, aligned, figure_table, number
 from guerdon.evaluate.probe_checks import ProbeResult, run_probes, separating_value
-from guerdon.evaluate.scores import Kind, choose_episodes, failure_counts, score_episodes
+from guerdon.evaluate.scores import Kind, failure_counts, info_record, score_episodes, write_record
 from guerdon.models.load import load_reward_model
+from guerdon.settings.evaluate import judged_names
 from guerdon.settings.study import Study
 from guerdon.settings.train import ImageTrainSettings, VLMTrainSettings
 from guerdon.types import Episode, FloatArray, RewardModel, Score
@@ -43,7 +41,7 @@ class Evaluation:
     Attributes:
         model: its `info` as JSON values, with `kind` and `threshold` as they were used.
         data: episodes, rows, positives (successful episodes), rows_positive, outcome_unknown,
-            episodes_left_out (by `max_rows`), hash.
+            episodes_left_out (always 0), hash.
         metrics: by name.
         reliability: the bins of the reliability diagram; empty when the scores are no probabilities.
         probes: by name.
@@ -61,21 +59,11 @@ class Evaluation:
     table: Table
     curves: Sequence[tuple[FloatArray, bool]]
 
-    def to_dict(self, pictures: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Plain JSON values: no NaN, no arrays.
-
-        Args:
-            pictures: name to file name of the pictures in the same folder.
-        """
-        return {
-            "model": dict(self.model),
-            "data": dict(self.data),
-            "metrics": {name: asdict(metric) for name, metric in self.metrics.items()},
-            "reliability": [asdict(one) for one in self.reliability],
-            "probes": {name: asdict(result) for name, result in self.probes.items()},
-            "failures": dict(self.failures),
-            "pictures": dict(pictures or {}),
-        }
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values: no NaN, no arrays."""
+        record = asdict(self)
+        del record["table"], record["curves"]
+        return record
 
 
 def evaluate_model(
@@ -86,7 +74,6 @@ def evaluate_model(
     threshold: float | None,
     seed: int,
     reps: int = 1000,
-    max_rows: int | None,
     task_conditioned: bool = False,
     data_hash: str | None = None,
 ) -> Evaluation:
@@ -102,9 +89,8 @@ def evaluate_model(
         kind: `success` (classification of rows and episodes) or `progress` (order and error of row values).
         threshold: a value above it is a success; None takes the model's own. Without either, the metrics of
             decisions are left out.
-        seed: of the choice of episodes, the resampling and the shuffling probe.
+        seed: of the resampling and the shuffling probe.
         reps: bootstrap resamples.
-        max_rows: score whole episodes, drawn at random, up to this many rows; None: all.
         task_conditioned: does the model read the task sentence? Only then is the wrong-task probe run.
         data_hash: of the data set, copied into the result.
 
@@ -113,14 +99,13 @@ def evaluate_model(
     """
     if not episodes:
         raise DataError("no episode to evaluate on: collect some, or point `data_path` at a data set")
-    chosen = choose_episodes(episodes, max_rows, seed)
-    scores = score_episodes(model, chosen)
+    scores = score_episodes(model, episodes)
     info = model.info
     at = info.success_threshold if threshold is None else threshold
-    limit = separating_value(chosen, scores, kind) if at is None else at
+    limit = separating_value(episodes, scores, kind) if at is None else at
     by_row = info.granularity == "step"
-    episode_table = measure.episode_table(chosen, scores, kind)
-    table = measure.row_table(chosen, scores) if by_row else episode_table
+    episode_table = measure.episode_table(episodes, scores, kind)
+    table = measure.row_table(episodes, scores) if by_row else episode_table
     probabilities = kind == "success" and info.range[0] >= 0 and info.range[1] <= 1
     bootstrap: BootstrapOptions = {"reps": reps, "seed": seed}
     metrics: dict[str, Interval] = {}
@@ -130,24 +115,25 @@ def evaluate_model(
         episode_table, threshold=at, probabilities=probabilities and not by_row, prefix="episode_", **bootstrap
     )
     if by_row:
-        metrics |= measure.order_metrics(chosen, scores, **bootstrap)
+        metrics |= measure.order_metrics(episodes, scores, **bootstrap)
     if by_row and kind == "progress":
-        metrics |= measure.progress_metrics(chosen, scores, horizon=info.progress_horizon, **bootstrap)
-    metrics |= measure.comparison_metrics(chosen, scores, kind, **bootstrap)
-    ends = [float(end) if np.isfinite(end) else None for end in info.range]  # JSON has no infinity
+        metrics |= measure.progress_metrics(episodes, scores, horizon=info.progress_horizon, **bootstrap)
+    metrics |= measure.comparison_metrics(episodes, scores, kind, **bootstrap)
     return Evaluation(
-        model={**asdict(info), "range": ends, "kind": kind, "threshold": at},
-        data=_data(chosen, len(episodes) - len(chosen), data_hash),
+        model={**info_record(info), "kind": kind, "threshold": at},
+        data=_data(episodes, data_hash),
         metrics=metrics,
-        reliability=reliability_bins(table.labels, table.scores) if probabilities and table.within(0, 1) else [],
-        probes=run_probes(model, chosen, scores, kind=kind, limit=limit, seed=seed, task_conditioned=task_conditioned),
+        reliability=table.reliability() if probabilities else [],
+        probes=run_probes(
+            model, episodes, scores, kind=kind, limit=limit, seed=seed, task_conditioned=task_conditioned
+        ),
         failures=failure_counts(scores),
         table=table,
-        curves=_curves(chosen, scores),
+        curves=_curves(episodes, scores),
     )
 
 
-def _data(episodes: Sequence[Episode], left_out: int, data_hash: str | None) -> dict[str, Any]:
+def _data(episodes: Sequence[Episode], data_hash: str | None) -> dict[str, Any]:
     outcomes = [episode_success(episode) for episode in episodes]
     return {
         "episodes": len(episodes),
@@ -155,41 +141,32 @@ def _data(episodes: Sequence[Episode], left_out: int, data_hash: str | None) -> 
         "positives": sum(outcome is True for outcome in outcomes),
         "rows_positive": sum(int(e.success.sum()) for e in episodes if e.success is not None),
         "outcome_unknown": sum(outcome is None for outcome in outcomes),
-        "episodes_left_out": left_out,
+        "episodes_left_out": 0,
         "hash": data_hash,
     }
 
 
 def _curves(episodes: Sequence[Episode], scores: Sequence[Score]) -> list[tuple[FloatArray, bool]]:
     """Values over the first few episodes of each outcome."""
-    curves: list[tuple[FloatArray, bool]] = []
-    for wanted in (True, False):
-        curves += [
-            (score.steps, wanted)
-            for episode, score in zip(episodes, scores, strict=True)
-            if score.steps is not None and episode_success(episode) is wanted
-        ][:CURVES_PER_OUTCOME]
-    return curves
+    known = [(s.steps, episode_success(e)) for e, s in zip(episodes, scores, strict=True) if s.steps is not None]
+    return [
+        (steps, wanted)
+        for wanted in (True, False)
+        for steps in [steps for steps, outcome in known if outcome is wanted][:CURVES_PER_OUTCOME]
+    ]
 
 
-def _answer(result: ProbeResult) -> str:
-    if not result.applicable:
-        return "not applicable"
-    return "not measured" if result.passed is None else ("passed" if result.passed else "FAILED")
+_ANSWERS = {None: "not measured", True: "passed", False: "FAILED"}
 
 
 def evaluation_text(evaluation: Evaluation) -> str:
     """The evaluation as aligned plain text; `-` stands for undefined."""
     model, data = evaluation.model, evaluation.data
-    header = ["metric", "estimate", "95% low", "high", "baseline", "n", "undefined"]
-    rows = [header]
-    for name, metric in evaluation.metrics.items():
-        numbers = [number(value) for value in (metric.estimate, metric.low, metric.high, metric.baseline)]
-        rows.append([name, *numbers, str(metric.n), str(metric.n_undefined)])
     found = [["probe", "answer", "value", "n"]]
-    found += [
-        [name, _answer(result), number(result.value), str(result.n)] for name, result in evaluation.probes.items()
-    ]
+    for name, result in evaluation.probes.items():
+        answer = _ANSWERS[result.passed] if result.applicable else "not applicable"
+        found.append([name, answer, number(result.value), str(result.n)])
+    metrics = [(name, asdict(metric)) for name, metric in evaluation.metrics.items()]
     ordered = any(name.startswith("value_order_") for name in evaluation.metrics)
     failed = ", ".join(f"{reason} x {count}" for reason, count in evaluation.failures.items())
     lines = [
@@ -198,7 +175,7 @@ def evaluation_text(evaluation: Evaluation) -> str:
         f"({data['rows_positive']} successful); {data['episodes_left_out']} episodes left out",
         f"failed measurements: {failed or 'none'}",
         "",
-        *aligned(rows),
+        *figure_table(metrics, "metric", ["baseline"]),
         "",
         *aligned(found),
         "",
@@ -223,15 +200,7 @@ def write_evaluation(evaluation: Evaluation, directory: Path) -> dict[str, Path]
         drawn["reliability"] = charts.reliability_diagram(evaluation.reliability)
     if evaluation.curves:
         drawn["values"] = charts.value_curves(evaluation.curves)
-    paths = {name: directory / f"{name}.svg" for name in drawn}
-    for name, svg in drawn.items():
-        write_text(paths[name], svg)
-    paths["text"] = directory / "evaluation.txt"
-    write_text(paths["text"], evaluation_text(evaluation))
-    paths["json"] = directory / "evaluation.json"
-    content = evaluation.to_dict({name: paths[name].name for name in drawn})
-    write_json(paths["json"], content)
-    return paths
+    return write_record(directory, evaluation.to_dict(), drawn, evaluation_text(evaluation))
 
 
 def evaluate_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple[Evaluation, dict[str, Path]]]:
@@ -251,18 +220,8 @@ def evaluate_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple
         DataError: no held-out episode.
     """
     remote = study.control_evaluate.remote
-    twice = sorted(set(study.train) & set(remote))
-    if twice:
-        raise ConfigError(f"{twice[0]} is a model of train and of evaluate.remote; rename one")
-    unknown = sorted(set(only) - set(study.train) - set(remote))
-    if unknown or not (study.train or remote):
-        raise ConfigError(
-            f"there is no model {', '.join(unknown)}; there are {', '.join([*study.train, *remote]) or 'none'}"
-            if unknown
-            else "this configuration has neither a train section nor evaluate.remote: there is no model to evaluate"
-        )
     how, results = study.control_evaluate, {}
-    for name in only or [*study.train, *remote]:
+    for name in judged_names(study.train, remote, only, "evaluate.remote"):
         if name in remote:
             model = load_reward_model("remote", remote=remote[name])
             progress = model.info.name == "progress" or model.info.progress_horizon is not None
@@ -276,15 +235,9 @@ def evaluate_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple
             progress = "progress" in (settings.type, getattr(settings, "question", None))
             episodes, digest = held_out(settings, how.data_path)
             folder = Path(settings.save_dir)
+        kind: Kind = "progress" if progress else "success"
         evaluation = evaluate_model(
-            model,
-            episodes,
-            kind="progress" if progress else "success",
-            threshold=None,
-            seed=how.seed,
-            reps=how.reps,
-            max_rows=None,
-            data_hash=digest,
+            model, episodes, kind=kind, threshold=None, seed=how.seed, reps=how.reps, data_hash=digest
         )
         results[name] = (evaluation, write_evaluation(evaluation, folder))
     return results

@@ -21,6 +21,7 @@ from guerdon.proportion import wilson_bounds
 Float64 = NDArray[np.float64]
 Verdict = Literal["better", "worse", "no difference shown"]
 
+LEVEL = 0.95  # of every interval, except where verdicts are corrected for their number
 MOST_UNDEFINED = 0.1  # an interval needs at least 90 % of its resamples to be defined
 _CHUNK = 4_000_000  # numbers held at once while resampling: 32 MB
 
@@ -92,44 +93,27 @@ def iqm(values_N: ArrayLike) -> Float64:
 
 
 def percentile_interval(
-    estimate: float | np.floating[Any],
-    replicates_R: Float64,
-    *,
-    level: float,
-    n: int,
-    n_undefined: int = 0,
-    can_vary: bool = True,
+    estimate: float | np.floating[Any], replicates_R: Float64, *, n: int, n_undefined: int = 0, can_vary: bool = True
 ) -> Interval:
-    """Bounds from the quantiles of bootstrap replicates, undefined (NaN) ones left out.
+    """95 % bounds from the quantiles of bootstrap replicates, undefined (NaN) ones left out.
 
     Args:
         estimate: the statistic on the data itself; NaN becomes None.
         replicates_R: (R,) the statistic on each resample, NaN where undefined.
-        level: such as 0.95.
         n: number of values behind the estimate.
         n_undefined: number of values that were missing.
         can_vary: False where the data has fewer than two units to resample, so no interval exists.
-
-    Raises:
-        ValueError: `level` is not strictly between 0 and 1.
     """
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie strictly between 0 and 1, got {level}")
     point = defined(estimate)
     good = replicates_R[np.isfinite(replicates_R)]
     if point is None or not can_vary or good.size < (1 - MOST_UNDEFINED) * replicates_R.size:
         return Interval(point, None, None, n, n_undefined)
-    low, high = np.quantile(good, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(good, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(point, float(low), float(high), n, n_undefined)
 
 
 def bootstrap_ci(
-    values_N: ArrayLike,
-    statistic: Callable[[Float64], ArrayLike],
-    *,
-    reps: int = 2000,
-    seed: int,
-    level: float = 0.95,
+    values_N: ArrayLike, statistic: Callable[[Float64], ArrayLike], *, reps: int = 2000, seed: int
 ) -> Interval:
     """Percentile bootstrap interval of a statistic of independent values.
 
@@ -138,7 +122,6 @@ def bootstrap_ci(
         statistic: reduces the last axis, such as `mean` or `iqm`: (..., N) to (...).
         reps: number of resamples.
         seed: of the generator; the same seed gives the same interval.
-        level: such as 0.95.
     """
     values = np.asarray(values_N, dtype=np.float64).reshape(-1)
     missing = int((~np.isfinite(values)).sum())
@@ -147,13 +130,16 @@ def bootstrap_ci(
     if n == 0:
         return Interval(None, None, None, 0, missing)
     rng = np.random.default_rng(seed)
-    rows = max(1, _CHUNK // n)
-    parts = [np.empty(0)]
-    for start in range(0, reps, rows):
-        picks = rng.integers(0, n, size=(min(rows, reps - start), n))
-        parts.append(np.asarray(statistic(values[picks]), dtype=np.float64))
-    estimate = float(np.asarray(statistic(values)))
-    return percentile_interval(estimate, np.concatenate(parts), level=level, n=n, n_undefined=missing, can_vary=n > 1)
+    drawn = _in_chunks(
+        reps, n, lambda size: np.asarray(statistic(values[rng.integers(0, n, size=(size, n))]), dtype=np.float64)
+    )
+    return percentile_interval(float(np.asarray(statistic(values))), drawn, n=n, n_undefined=missing, can_vary=n > 1)
+
+
+def _in_chunks(reps: int, width: int, draw: Callable[[int], Float64]) -> Float64:
+    """`reps` replicates, drawn so many at a time that arrays of this width fit into memory."""
+    rows = max(1, _CHUNK // width)
+    return np.concatenate([np.empty(0), *(draw(min(rows, reps - start)) for start in range(0, reps, rows))])
 
 
 def bootstrap_weighted(
@@ -162,7 +148,6 @@ def bootstrap_weighted(
     *,
     reps: int,
     seed: int,
-    level: float = 0.95,
     n_undefined: int = 0,
 ) -> Interval:
     """Cluster bootstrap of any statistic that accepts row weights: a row drawn k times weighs k.
@@ -175,30 +160,21 @@ def bootstrap_weighted(
         groups_N: (N,) labels; rows with the same label are resampled together.
         reps: number of resamples.
         seed: of the generator.
-        level: such as 0.95.
         n_undefined: cases without a value, passed on to the result.
     """
     n = len(groups_N)
     if n == 0:
         return Interval(None, None, None, 0, n_undefined)
     labels, index = np.unique(np.asarray(groups_N), return_inverse=True)
-    n_groups = len(labels)
+    share, rng = np.full(len(labels), 1 / len(labels)), np.random.default_rng(seed)
+
+    def draw(size: int) -> Float64:
+        counts = rng.multinomial(len(labels), share, size=size).astype(np.float64)
+        return statistic(counts[:, index])
+
     estimate = statistic(np.ones((1, n)))[0]
-    rng = np.random.default_rng(seed)
-    rows = max(1, _CHUNK // (4 * n))
-    parts = [np.empty(0)]
-    for start in range(0, reps, rows):
-        size = min(rows, reps - start)
-        counts = rng.multinomial(n_groups, np.full(n_groups, 1 / n_groups), size=size).astype(np.float64)
-        parts.append(statistic(counts[:, index]))
-    return percentile_interval(
-        estimate,
-        np.concatenate(parts),
-        level=level,
-        n=n,
-        n_undefined=n_undefined,
-        can_vary=n_groups > 1,
-    )
+    drawn = _in_chunks(reps, 4 * n, draw)
+    return percentile_interval(estimate, drawn, n=n, n_undefined=n_undefined, can_vary=len(labels) > 1)
 
 
 def resampling_weights(n: int, reps: int, rng: np.random.Generator) -> Float64:
@@ -207,21 +183,19 @@ def resampling_weights(n: int, reps: int, rng: np.random.Generator) -> Float64:
     return np.concatenate([np.ones((1, n)), drawn])
 
 
-def wilson_interval(successes: int, n: int, *, level: float = 0.95) -> Interval:
+def wilson_interval(successes: int, n: int) -> Interval:
     """Wilson's score interval of a proportion (Wilson 1927), valid for few trials and at 0 and 1.
 
     Raises:
         ValueError: `successes` is not between 0 and `n`.
     """
-    if not 0 <= successes <= n:
-        raise ValueError(f"successes must lie between 0 and n, got {successes} of {n}")
-    if n == 0:
+    if successes == n == 0:
         return Interval(None, None, None, 0)
-    low, high = wilson_bounds(successes, n, level=level)
+    low, high = wilson_bounds(successes, n, level=LEVEL)
     return Interval(successes / n, low, high, n)
 
 
-def widen_at_edge(interval: Interval, trials: int, *, level: float = 0.95) -> Interval:
+def widen_at_edge(interval: Interval, trials: int) -> Interval:
     """Wilson bounds for a share that is exactly 0 or 1, where resampling cannot show any doubt.
 
     Resampling a perfect score gives perfect scores: bounds [1, 1] from three episodes promise too
@@ -231,9 +205,8 @@ def widen_at_edge(interval: Interval, trials: int, *, level: float = 0.95) -> In
         interval: of a quantity between 0 and 1.
         trials: independent cases that the estimate rests on, at least: 20 failed episodes, say, for a
             false-positive rate; for an AUROC as many disjoint pairs as the smaller class has episodes.
-        level: such as 0.95.
     """
     if interval.estimate not in (0.0, 1.0) or interval.low != interval.high or trials < 1:
         return interval
-    wilson = wilson_interval(trials if interval.estimate == 1.0 else 0, trials, level=level)
+    wilson = wilson_interval(trials if interval.estimate == 1.0 else 0, trials)
     return replace(interval, low=wilson.low, high=wilson.high)

@@ -19,7 +19,7 @@ and the upper bound are "at most", there is no lower bound, and `fewer` is never
 run is missing, where the baseline ends at 0, and where either run reaches the score before its first step.
 
     band = curve_band(success_K_S_P, seed=0)
-    print(steps_to_threshold(steps_P, success_K_S_P.reshape(-1, P), 0.5).reached)
+    print(StepsToThreshold(tuple(first_reach(steps_P, row, 0.5) for row in success_S_P)).reached)
     reach = pair_reach((0, 100, 200), (0.0, 0.4, 0.8), (0, 100, 200), (0.0, 0.8, 0.9))  # 200 against 100 steps
     print(steps_ratio([[reach.baseline]], [[reach.arm]], [[reach.censored]], seed=0).interval.estimate)  # 2.0
 """
@@ -28,12 +28,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from guerdon.evaluate.intervals import Float64, Interval
+from guerdon.evaluate.intervals import Float64, Interval, defined
 from guerdon.evaluate.statistics import Average, paired_difference, stratified_bootstrap
 
 
@@ -43,20 +43,28 @@ class StepsToThreshold:
 
     Attributes:
         steps: one entry per run, None where it never did.
-        reached: how many runs did.
-        n: how many runs there are.
-        median: over all runs, "never" being later than any step; None where that is the median.
     """
 
     steps: tuple[float | None, ...]
-    reached: int
-    n: int
-    median: float | None
+
+    @property
+    def n(self) -> int:
+        """How many runs there are."""
+        return len(self.steps)
+
+    @property
+    def reached(self) -> int:
+        """How many runs reached it."""
+        return sum(step is not None for step in self.steps)
+
+    @property
+    def median(self) -> float | None:
+        """Over all runs, "never" being later than any step; None where that is the median."""
+        ordered = sorted(np.inf if step is None else step for step in self.steps)
+        return defined((ordered[(self.n - 1) // 2] + ordered[self.n // 2]) / 2) if ordered else None
 
 
-def curve_band(
-    scores_K_S_P: ArrayLike, *, average: Average = "mean", reps: int = 2000, seed: int, level: float = 0.95
-) -> list[Interval]:
+def curve_band(scores_K_S_P: ArrayLike, *, average: Average = "mean", reps: int = 2000, seed: int) -> list[Interval]:
     """Pointwise stratified bootstrap band: one `Interval` per evaluation point.
 
     The same resampled runs are used at every point, so the band moves smoothly. For few seeds it is narrower
@@ -67,7 +75,6 @@ def curve_band(
         average: `mean` of the tasks' means, or `iqm` over all runs.
         reps: number of resamples.
         seed: of the generator.
-        level: such as 0.95.
 
     Raises:
         ValueError: the array is not of shape (tasks, seeds, points).
@@ -76,8 +83,7 @@ def curve_band(
     if scores.ndim != 3:
         raise ValueError(f"curves must have shape (tasks, seeds, points), got {scores.shape}")
     return [
-        stratified_bootstrap(scores[:, :, p], average=average, reps=reps, seed=seed, level=level)
-        for p in range(scores.shape[2])
+        stratified_bootstrap(scores[:, :, p], average=average, reps=reps, seed=seed) for p in range(scores.shape[2])
     ]
 
 
@@ -101,31 +107,20 @@ def area_under_curve(steps_P: ArrayLike, scores_P: ArrayLike) -> Float64:
     return np.asarray(heights @ np.diff(steps) / (steps[-1] - steps[0]))
 
 
-def steps_to_threshold(steps_P: ArrayLike, scores_N_P: ArrayLike, threshold: float) -> StepsToThreshold:
-    """The first evaluation at which each curve is at or above `threshold`; a missing point reaches nothing.
+def first_reach(steps_P: ArrayLike, scores_P: ArrayLike, threshold: float) -> float | None:
+    """The step of the first evaluation at or above `threshold`, if any; a missing point (NaN) reaches nothing.
 
     Args:
         steps_P: (P,) strictly increasing.
-        scores_N_P: (N, P) one curve per run.
+        scores_P: (P,) the curve of one run.
         threshold: such as 0.5 for half of the episodes successful.
 
     Raises:
         ValueError: the lengths differ, or steps do not increase.
     """
-    steps, scores = _curve(steps_P, scores_N_P)
-    hits = np.atleast_2d(scores) >= threshold
-    first = tuple(float(steps[row.argmax()]) if row.any() else None for row in hits)
-    ordered = sorted(np.inf if step is None else step for step in first)
-    middle = float("nan")
-    if ordered:
-        lower, upper = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
-        middle = (lower + upper) / 2
-    return StepsToThreshold(
-        steps=first,
-        reached=sum(step is not None for step in first),
-        n=len(first),
-        median=middle if np.isfinite(middle) else None,
-    )
+    steps, scores = _curve(steps_P, scores_P)
+    hits = np.flatnonzero(scores >= threshold)
+    return float(steps[hits[0]]) if hits.size else None
 
 
 def _curve(steps_P: ArrayLike, scores_P: ArrayLike) -> tuple[Float64, Float64]:
@@ -140,8 +135,7 @@ def _curve(steps_P: ArrayLike, scores_P: ArrayLike) -> tuple[Float64, Float64]:
 Speed = Literal["fewer", "more", "no difference shown"]
 
 
-@dataclass(frozen=True)
-class PairReach:
+class PairReach(NamedTuple):
     """Steps that a baseline's run and an arm's run took to the baseline's final score.
 
     Attributes:
@@ -199,8 +193,8 @@ def pair_reach(
     if not len(baseline_scores_P) or not len(arm_scores_Q) or not baseline_scores_P[-1] > 0:
         return UNDEFINED
     final = float(baseline_scores_P[-1])
-    own = steps_to_threshold(baseline_steps_P, [baseline_scores_P], final).steps[0]
-    arm = steps_to_threshold(arm_steps_Q, [arm_scores_Q], final).steps[0]
+    own = first_reach(baseline_steps_P, baseline_scores_P, final)
+    arm = first_reach(arm_steps_Q, arm_scores_Q, final)
     reached = float(arm_steps_Q[-1]) if arm is None else arm
     if own is None or own <= 0 or reached <= 0:
         return UNDEFINED
@@ -220,16 +214,8 @@ def steps_ratio(baseline_K_S: ArrayLike, arm_K_S: ArrayLike, censored_K_S: Array
         ValueError: the shapes differ.
     """
     baseline, arm = np.asarray(baseline_K_S, dtype=np.float64), np.asarray(arm_K_S, dtype=np.float64)
-    censored = np.asarray(censored_K_S, dtype=bool)
-    if not baseline.shape == arm.shape == censored.shape:
-        raise ValueError(
-            f"steps and flags must have the same (tasks, seeds) shape, got {baseline.shape}, {arm.shape} and "
-            f"{censored.shape}"
-        )
-    known = np.isfinite(baseline) & np.isfinite(arm) & (baseline > 0) & (arm > 0)
-    logs = [np.log(np.where(known, steps, 1.0)) + np.where(known, 0.0, np.nan) for steps in (baseline, arm)]
-    found = paired_difference(*logs, seed=seed).interval
-    n_censored = int((censored & known).sum())
+    found = paired_difference(np.log(baseline), np.log(arm), seed=seed).interval
+    n_censored = int((np.asarray(censored_K_S, dtype=bool) & np.isfinite(baseline) & np.isfinite(arm)).sum())
     estimate, low, high = (
         None if x is None else float(np.exp(min(x, 700.0))) for x in (found.estimate, found.low, found.high)
     )

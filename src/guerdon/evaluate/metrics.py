@@ -8,12 +8,14 @@ Rows of one episode resemble one another, so every interval resamples whole epis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.stats import rankdata
 
 from guerdon.episodes.targets import episode_success, first_success, progress_targets, success_labels
 from guerdon.evaluate import classification
@@ -23,21 +25,14 @@ from guerdon.evaluate.intervals import (
     bootstrap_ci,
     bootstrap_weighted,
     mean,
+    percentile_interval,
     widen_at_edge,
-)
-from guerdon.evaluate.ranking import (
-    episode_preferences,
-    kendall_tau_a,
-    kendall_tau_b,
-    pearson,
-    policy_means,
-    policy_ranking,
-    spearman,
 )
 from guerdon.evaluate.scores import Kind, episode_value
 from guerdon.types import Episode, Score
 
 FEWEST_CHECKPOINTS = 3  # two points always correlate perfectly
+FEWEST_POLICIES = 5  # with fewer, most resamples repeat so few policies that a correlation has no meaning
 
 
 def number(value: float | None) -> str:
@@ -55,6 +50,18 @@ def aligned(rows: list[list[str]]) -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+Figure = tuple[str, Mapping[str, Any]]  # its name, and its `Interval` as a dict
+
+
+def figure_table(figures: Iterable[Figure], first: str = "", columns: Sequence[str] = ()) -> list[str]:
+    """Lines of a table of intervals: estimate, bounds, more columns, and how many cases stand behind each."""
+    rows = [[first, "estimate", "95% low", "high", *columns, "n", "undefined"]]
+    for name, one in figures:
+        numbers = [number(one[key]) for key in ("estimate", "low", "high", *columns)]
+        rows.append([name, *numbers, str(one["n"]), str(one["n_undefined"])])
+    return aligned(rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +94,10 @@ class Table:
     def within(self, low: float, high: float) -> bool:
         """Do all scores lie in [low, high]?"""
         return bool(((self.scores >= low) & (self.scores <= high)).all())
+
+    def reliability(self) -> list[classification.ReliabilityBin]:
+        """The bins of a reliability diagram; none where scores lie outside [0, 1]."""
+        return classification.reliability_bins(self.labels, self.scores) if self.within(0, 1) else []
 
 
 def row_table(episodes: Sequence[Episode], scores: Sequence[Score]) -> Table:
@@ -134,18 +145,10 @@ def classification_metrics(
         "auprc": classification.auprc,
     }
     if threshold is not None:
-        wanted |= {
-            "f1": classification.f1_at(threshold),
-            "balanced_accuracy": classification.balanced_accuracy_at(threshold),
-            "accuracy": classification.accuracy_at(threshold),
-            "false_positive_rate": classification.false_positive_rate_at(threshold),
-        }
+        wanted |= {metric.__name__: partial(metric, threshold=threshold) for metric in classification.DECISIONS}
     if probabilities:
         within = table.within(0, 1)
-        wanted |= {
-            "brier": classification.brier if within else None,
-            "ece": classification.ece_with() if within else None,
-        }
+        wanted |= {"brier": classification.brier if within else None, "ece": classification.ece if within else None}
     positive, negative = (len(np.unique(table.groups[table.labels == label])) for label in (True, False))
     trials = {"accuracy": len(np.unique(table.groups)), "false_positive_rate": negative}
     both = table.labels.any() and not table.labels.all()
@@ -169,6 +172,49 @@ def _interval(metric: classification.WeightedMetric | None, table: Table, reps: 
     return bootstrap_weighted(statistic, table.groups, reps=reps, seed=seed, n_undefined=table.missing)
 
 
+def _pair(x_N: ArrayLike, y_N: ArrayLike) -> tuple[Float64, Float64] | None:
+    """Both sides as numbers; None for fewer than two values or where either side is constant."""
+    x, y = np.asarray(x_N, dtype=np.float64), np.asarray(y_N, dtype=np.float64)
+    if x.shape != y.shape or x.ndim != 1:
+        raise ValueError(f"both sides need the same shape (N,), got {x.shape} and {y.shape}")
+    return None if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0 else (x, y)
+
+
+def pearson(x_N: ArrayLike, y_N: ArrayLike) -> float | None:
+    """Pearson correlation; None for fewer than two values or where either side is constant."""
+    if (pair := _pair(x_N, y_N)) is None:
+        return None
+    x, y = (side / np.abs(side).max() for side in pair)
+    x, y = x - x.mean(), y - y.mean()
+    scale = float(np.sqrt((x @ x) * (y @ y)))
+    return float(np.clip(x @ y / scale, -1, 1)) if scale > 0 else None
+
+
+def spearman(x_N: ArrayLike, y_N: ArrayLike) -> float | None:
+    """Spearman correlation, ties sharing their mean rank; None where either side is constant.
+
+    With y the row index this is the value-order correlation of GVL (arXiv 2411.04549), VLAC and TOPReward.
+    """
+    pair = _pair(x_N, y_N)
+    return None if pair is None else pearson(*map(rankdata, pair))
+
+
+def kendall_tau(x_N: ArrayLike, y_N: ArrayLike, variant: Literal["a", "b"]) -> float | None:
+    """Kendall's tau-a or tau-b; None for fewer than two or constant values.
+
+    With C concordant and D discordant pairs of n0 = n (n-1) / 2, tau-a (Kendall 1938) is (C - D) / n0: a tied pair
+    counts 0, and ties in `y` keep it below 1. This is what Robometer computes although its docstring says tau-b.
+    Tau-b (Kendall 1945) is (C - D) / sqrt((n0 - ties_x)(n0 - ties_y)). O(N^2) memory: for the rows of one episode.
+    """
+    if (pair := _pair(x_N, y_N)) is None:
+        return None
+    first, second = np.triu_indices(len(pair[0]), 1)
+    dx, dy = (np.sign(side[first] - side[second]) for side in pair)
+    if variant == "a":
+        return float(dx @ dy) / len(dx)
+    return float(np.clip(dx @ dy / np.sqrt(float((dx != 0).sum()) * float((dy != 0).sum())), -1, 1))
+
+
 def order_metrics(episodes: Sequence[Episode], scores: Sequence[Score], *, reps: int, seed: int) -> dict[str, Interval]:
     """Do values of a successful episode rise with time? Mean over episodes, rows up to the first success.
 
@@ -178,8 +224,8 @@ def order_metrics(episodes: Sequence[Episode], scores: Sequence[Score], *, reps:
     measures: dict[str, Callable[[ArrayLike, ArrayLike], float | None]] = {
         "value_order_spearman": spearman,
         "value_order_pearson": pearson,
-        "value_order_tau_a": kendall_tau_a,
-        "value_order_tau_b": kendall_tau_b,
+        "value_order_tau_a": partial(kendall_tau, variant="a"),
+        "value_order_tau_b": partial(kendall_tau, variant="b"),
     }
     parts: list[Float64] = []
     for episode, score in zip(episodes, scores, strict=True):
@@ -199,12 +245,7 @@ def _mean_of(values: list[float | None], *, reps: int, seed: int) -> Interval:
 
 
 def progress_metrics(
-    episodes: Sequence[Episode],
-    scores: Sequence[Score],
-    *,
-    horizon: float | None = None,
-    reps: int,
-    seed: int,
+    episodes: Sequence[Episode], scores: Sequence[Score], *, horizon: float | None = None, reps: int, seed: int
 ) -> dict[str, Interval]:
     """MAE against the progress target, and Pearson with it over successful episodes (Robometer's VOC r).
 
@@ -227,14 +268,12 @@ def progress_metrics(
         errors.append(np.abs(value - wanted))
         targets.append(wanted)
         groups.append(np.full(len(wanted), e, dtype=np.int64))
-    error, target_N = np.concatenate(errors), np.concatenate(targets)
-    mae = bootstrap_weighted(
-        lambda weights_R_N: weights_R_N @ error / weights_R_N.sum(axis=1),
-        np.concatenate(groups),
-        reps=reps,
-        seed=seed,
-        n_undefined=missing,
-    )
+    error, target_N, group_N = map(np.concatenate, (errors, targets, groups))
+
+    def mean_error(weights_R_N: Float64) -> Float64:
+        return np.asarray(weights_R_N @ error / weights_R_N.sum(axis=1))
+
+    mae = bootstrap_weighted(mean_error, group_N, reps=reps, seed=seed, n_undefined=missing)
     best = float(np.abs(target_N - np.median(target_N)).mean()) if target_N.size else None
     return {
         "progress_mae": replace(mae, baseline=best),
@@ -251,15 +290,8 @@ def comparison_metrics(
     out.
     """
     table = episode_table(episodes, scores, kind)
-    found = episode_preferences(
-        table.scores, table.labels, [episodes[e].task for e in table.groups], reps=reps, seed=seed
-    )
-    trials = int(min(table.labels.sum(), (~table.labels).sum()))
-    metrics = {
-        "preference_accuracy": replace(widen_at_edge(found.strict, trials), baseline=0.5),
-        "preference_accuracy_without_ties": replace(widen_at_edge(found.decided, trials), baseline=0.5),
-        "preference_ties": found.ties,
-    }
+    tasks = [episodes[e].task for e in table.groups]
+    metrics = preference_metrics(table.scores, table.labels, tasks, reps=reps, seed=seed)
     policies = [episode.meta.get("checkpoint", episode.meta.get("policy")) for episode in episodes]
     _, reward_P, success_P = policy_means(
         [None if policy is None else str(policy) for policy in policies],
@@ -267,7 +299,99 @@ def comparison_metrics(
         [episode_success(episode) for episode in episodes],
     )
     if len(reward_P) >= FEWEST_CHECKPOINTS:
-        ranking = policy_ranking(reward_P, success_P, reps=reps, seed=seed)
-        metrics["policy_ranking_spearman"] = replace(ranking.spearman, baseline=0.0)
-        metrics["policy_ranking_pearson"] = replace(ranking.pearson, baseline=0.0)
+        metrics |= policy_ranking(reward_P, success_P, reps=reps, seed=seed)
     return metrics
+
+
+def preference_metrics(
+    scores_E: ArrayLike, success_E: ArrayLike, tasks: Sequence[Any], *, reps: int, seed: int
+) -> dict[str, Interval]:
+    """Accuracy over all pairs (successful, failed) of a task, ties wrong or left out, and the share of ties.
+
+    Pairs share episodes, so resampling pairs would pretend to more data than there is: episodes are resampled
+    and a pair weighs the product of its two. The `n` of each interval is the number of pairs.
+
+    Args:
+        scores_E: (E,) one score per episode.
+        success_E: (E,) bool.
+        tasks: (E,) task of each episode; pairs never cross tasks.
+        reps: number of resamples.
+        seed: of the generator.
+    """
+    scores, success = np.asarray(scores_E, dtype=np.float64), np.asarray(success_E, dtype=np.bool_)
+    _, task_E = np.unique(np.asarray(tasks, dtype=str), return_inverse=True)
+    wins, losses = np.flatnonzero(success), np.flatnonzero(~success)
+    same = (task_E[wins][:, None] == task_E[losses][None, :]).astype(np.float64)
+    higher = same * (scores[wins][:, None] > scores[losses][None, :])
+    equal = same * (scores[wins][:, None] == scores[losses][None, :])
+    n_pairs = int(same.sum())
+
+    def total(pairs: Float64, weights_R_E: Float64) -> Float64:
+        return np.asarray(((weights_R_E[:, wins] @ pairs) * weights_R_E[:, losses]).sum(axis=1))
+
+    def share(top: Float64, bottom: Float64, undefined: int = 0, baseline: float | None = 0.5) -> Interval:
+        def statistic(weights_R_E: Float64) -> Float64:
+            return classification.ratio(total(top, weights_R_E), total(bottom, weights_R_E))
+
+        found = bootstrap_weighted(statistic, np.arange(len(scores)), reps=reps, seed=seed)
+        found = found if baseline is None else widen_at_edge(found, min(len(wins), len(losses)))
+        return replace(found, n=n_pairs - undefined, n_undefined=undefined, baseline=baseline)
+
+    return {
+        "preference_accuracy": share(higher, same),
+        "preference_accuracy_without_ties": share(higher, same - equal, int(equal.sum())),
+        "preference_ties": share(equal, same, baseline=None),
+    }
+
+
+def policy_ranking(reward_P: ArrayLike, success_P: ArrayLike, *, reps: int = 2000, seed: int) -> dict[str, Interval]:
+    """Correlation of the mean reward of each policy with its true success rate (as in RoboReward and Robometer).
+
+    Policies are resampled; with fewer than five there are no bounds.
+
+    Args:
+        reward_P: (P,) mean reward of each policy; NaN where it could not be measured.
+        success_P: (P,) true success rate; NaN where unknown.
+        reps: number of resamples.
+        seed: of the generator.
+
+    Raises:
+        ValueError: the two have different lengths.
+    """
+    reward, success = np.asarray(reward_P, dtype=np.float64), np.asarray(success_P, dtype=np.float64)
+    if reward.shape != success.shape or reward.ndim != 1:
+        raise ValueError(f"reward and success need the same shape (P,), got {reward.shape} and {success.shape}")
+    keep = np.isfinite(reward) & np.isfinite(success)
+    missing = int((~keep).sum())
+    reward, success = reward[keep], success[keep]
+    picks = np.random.default_rng(seed).integers(0, max(1, len(reward)), size=(reps, len(reward)))
+
+    def interval(correlation: Callable[[Float64, Float64], float | None]) -> Interval:
+        estimate = correlation(reward, success)
+        if estimate is None or len(reward) < FEWEST_POLICIES:
+            return Interval(estimate, None, None, len(reward), missing, baseline=0.0)
+        drawn = [correlation(reward[row], success[row]) for row in picks]
+        replicates = np.array([np.nan if value is None else value for value in drawn])
+        found = percentile_interval(estimate, replicates, n=len(reward), n_undefined=missing)
+        return replace(found, baseline=0.0)
+
+    return {"policy_ranking_spearman": interval(spearman), "policy_ranking_pearson": interval(pearson)}
+
+
+def policy_means(
+    policies: Sequence[str | None], rewards: Sequence[float | None], successes: Sequence[bool | None]
+) -> tuple[list[str], Float64, Float64]:
+    """Names, mean reward (P,) and success rate (P,) of each policy, over episodes where both are known.
+
+    Args:
+        policies: which policy made each episode; None leaves the episode out.
+        rewards: what the model gave each episode; None where the measurement failed.
+        successes: did each episode truly succeed? None where unknown.
+    """
+    rows: dict[str, list[tuple[float, float]]] = {}
+    for policy, reward, success in zip(policies, rewards, successes, strict=True):
+        if policy is not None and reward is not None and success is not None:
+            rows.setdefault(policy, []).append((reward, float(success)))
+    names = sorted(rows)
+    means = np.array([np.mean(rows[name], axis=0) for name in names], dtype=np.float64).reshape(-1, 2)
+    return names, means[:, 0], means[:, 1]

@@ -17,23 +17,12 @@ from typing import NamedTuple
 import numpy as np
 
 from guerdon.episodes.targets import episode_success, first_success
-from guerdon.evaluate.ranking import spearman
+from guerdon.evaluate.metrics import spearman
 from guerdon.evaluate.scores import Kind, episode_value, failure_counts, score_episodes
 from guerdon.types import Episode, RewardModel, Score
 
 EPISODES_PER_OUTCOME = 8
 _OTHER_TASK = "stay where you are and touch nothing"
-_EXPECTED = {
-    "black_frame": "no episode of black frames is judged successful (value: share judged successful)",
-    "frozen_first_frame": "no episode frozen at its first frame is judged successful (value: share)",
-    "reversed_video": "values of a success fall when it plays backwards "
-    "(value: mean Spearman with the row index, below 0)",
-    "shuffled_frames": "values do not rise merely because time passes (value: mean Spearman with the shown "
-    "order, within 0.25 of 0 or 3 standard errors)",
-    "goal_pasted_first": "a goal frame at row 0 leaves later values as they were "
-    "(value: mean change over the spread of values, at most 0.1)",
-    "wrong_task": "a success scores lower under another task (value: share of episodes that do, at least 0.8)",
-}
 
 
 @dataclass(frozen=True)
@@ -108,42 +97,53 @@ def run_probes(
         error = float(np.sqrt(sum(1 / (n - 1) for n in rows))) / len(rows)  # of a random order
         return abs(value) <= max(0.25, 3 * error)
 
-    plan: dict[str, _Probe] = {
+    plan = {
         "black_frame": _Probe(
+            "no episode of black frames is judged successful (value: share judged successful)",
             [i for i in judged if sees_frames and episodes[i].frames is not None],
             black_frames, accepted, lambda value, _: value == 0,
         ),
         "frozen_first_frame": _Probe(
+            "no episode frozen at its first frame is judged successful (value: share)",
             [i for i in judged if first_success(episodes[i]) != 0],
             frozen_first_row, accepted, lambda value, _: value == 0,
         ),
-        "reversed_video": _Probe(ordered, reversed_rows, trend, lambda value, _: value < 0),
-        "shuffled_frames": _Probe(ordered, lambda episode: shuffled_rows(episode, rng), trend, no_trend),
+        "reversed_video": _Probe(
+            "values of a success fall when it plays backwards (value: mean Spearman with the row index, below 0)",
+            ordered, reversed_rows, trend, lambda value, _: value < 0,
+        ),
+        "shuffled_frames": _Probe(
+            "values do not rise merely because time passes (value: mean Spearman with the shown order, within 0.25 of "
+            "0 or 3 standard errors)",
+            ordered, lambda episode: shuffled_rows(episode, rng), trend, no_trend,
+        ),
         "goal_pasted_first": _Probe(
+            "a goal frame at row 0 leaves later values as they were (value: mean change over the spread of values, at "
+            "most 0.1)",
             [i for i in ordered if len(episodes[i]) > window and (first_success(episodes[i]) or 0) > 0],
             goal_pasted_first, change_after_row_0, lambda value, _: value <= 0.1,
         ),
         "wrong_task": _Probe(
+            "a success scores lower under another task (value: share of episodes that do, at least 0.8)",
             wins if task_conditioned else [],
             lambda episode: wrong_task(episode, _other_task(episode, episodes)),
             lower, lambda value, _: value >= 0.8,
         ),
     }  # fmt: skip
-    return {name: _run(probe, _EXPECTED[name], model, episodes, scores) for name, probe in plan.items()}
+    return {name: _run(probe, model, episodes, scores) for name, probe in plan.items()}
 
 
 class _Probe(NamedTuple):
+    expected: str
     indices: list[int]  # of the episodes it applies to; none where it makes no sense for the model
     change: Callable[[Episode], Episode]
     measure: Callable[[Score, Score], float | None]  # of the unchanged and the changed episode
     passes: Callable[[float, list[int]], bool]  # given the mean value, and the rows of each episode
 
 
-def _run(
-    probe: _Probe, expected: str, model: RewardModel, episodes: Sequence[Episode], scores: Sequence[Score]
-) -> ProbeResult:
+def _run(probe: _Probe, model: RewardModel, episodes: Sequence[Episode], scores: Sequence[Score]) -> ProbeResult:
     if not probe.indices:
-        return ProbeResult(False, None, None, expected)
+        return ProbeResult(False, None, None, probe.expected)
     changed = score_episodes(model, [probe.change(episodes[i]) for i in probe.indices])
     found = [
         (value, 0 if new.steps is None else len(new.steps))
@@ -152,7 +152,7 @@ def _run(
     ]
     value = float(np.mean([value for value, _ in found])) if found else None
     passed = None if value is None else probe.passes(value, [rows for _, rows in found])
-    return ProbeResult(True, passed, value, expected, len(found), failure_counts(changed))
+    return ProbeResult(True, passed, value, probe.expected, len(found), failure_counts(changed))
 
 
 def separating_value(episodes: Sequence[Episode], scores: Sequence[Score], kind: Kind) -> float | None:
@@ -160,25 +160,19 @@ def separating_value(episodes: Sequence[Episode], scores: Sequence[Score], kind:
 
     None where the successful ones do not score higher: there is nothing to separate at.
     """
-    by_outcome: dict[bool, list[float]] = {True: [], False: []}
-    for episode, score in zip(episodes, scores, strict=True):
-        success, value = episode_success(episode), episode_value(score, kind)
-        if success is not None and value is not None:
-            by_outcome[success].append(value)
-    if not by_outcome[True] or not by_outcome[False]:
-        return None
-    high, low = float(np.mean(by_outcome[True])), float(np.mean(by_outcome[False]))
-    return (high + low) / 2 if high > low else None
+    pairs = list(zip(episodes, scores, strict=True))
+    means = []
+    for wanted in (True, False):
+        values = [episode_value(score, kind) for episode, score in pairs if episode_success(episode) is wanted]
+        known = [value for value in values if value is not None]
+        means.append(float(np.mean(known)) if known else np.nan)
+    return sum(means) / 2 if means[0] > means[1] else None
 
 
 def _pick(episodes: Sequence[Episode], scores: Sequence[Score], success: bool) -> list[int]:
     """The first measured episodes with this outcome."""
-    found = (
-        i
-        for i, (episode, score) in enumerate(zip(episodes, scores, strict=True))
-        if score.failure is None and episode_success(episode) is success
-    )
-    return [i for i, _ in zip(found, range(EPISODES_PER_OUTCOME), strict=False)]
+    measured = [i for i, score in enumerate(scores) if score.failure is None]
+    return [i for i in measured if episode_success(episodes[i]) is success][:EPISODES_PER_OUTCOME]
 
 
 def _other_task(episode: Episode, episodes: Sequence[Episode]) -> str:

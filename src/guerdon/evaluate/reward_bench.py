@@ -22,7 +22,7 @@ import numpy as np
 
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
-from guerdon.evaluate.intervals import Float64, Interval, percentile_interval, widen_at_edge
+from guerdon.evaluate.intervals import Float64, Interval, percentile_interval, resampling_weights, widen_at_edge
 from guerdon.types import Failure
 
 Value = float | Failure
@@ -74,7 +74,7 @@ class _Resampled(NamedTuple):
     replicates_R: Float64
 
 
-_Shares = tuple[_Resampled, _Resampled]  # over what was measured, and with failures as wrong
+_Rows = Sequence[tuple[str, _Pair | None]]  # ids and values, None where a response could not be measured
 
 
 @dataclass(frozen=True)
@@ -126,15 +126,14 @@ def choices_from_rows(rows: Iterable[Mapping[str, Any]]) -> list[PreferenceChoic
                 f"row {number + 1} has no {missing[0]}; RewardBench rows have prompt, chosen, rejected, subset"
             )
         name = str(row.get("id", number))
-
-        def responses(key: str, row: Mapping[str, Any] = row, name: str = name) -> tuple[Solution, ...]:
-            texts = [row[key]] if isinstance(row[key], str) else list(row[key])
-            return tuple(
+        chosen, rejected = (
+            tuple(
                 Solution(id=f"{name}-{key}-{k}", question=str(row["prompt"]), steps=(text,))
-                for k, text in enumerate(texts)
+                for k, text in enumerate([row[key]] if isinstance(row[key], str) else row[key])
             )
-
-        choices.append(PreferenceChoice(name, str(row["subset"]), responses("chosen"), responses("rejected")))
+            for key in ("chosen", "rejected")
+        )
+        choices.append(PreferenceChoice(name, str(row["subset"]), chosen, rejected))
     return choices
 
 
@@ -167,16 +166,12 @@ def reward_bench(
         return 1.0 if top > other else credit if top == other else 0.0
 
     groups, failures = _by_subset(choices, values)
-    subsets = {name: _resampled(rows, worth, reps, seed) for name, rows in groups.items()}
-    weights = {section: {s: n for s, n in tests.items() if s in subsets} for section, tests in SECTIONS.items()}
+    weights = {section: {s: n for s, n in tests.items() if s in groups} for section, tests in SECTIONS.items()}
     known = {s for tests in SECTIONS.values() for s in tests}
-    weights |= {name: {name: 1} for name in subsets if name not in known}
-    sections = {
-        section: _combined([subsets[s] for s in tests], list(tests.values()))
-        for section, tests in weights.items()
-        if tests
-    }
-    return _result(list(sections.values()), sections, subsets, groups, failures)
+    weights |= {name: {name: 1} for name in groups if name not in known}
+
+    kept = {name: tests for name, tests in weights.items() if tests}
+    return _result(groups, failures, worth, kept, reps=reps, seed=seed)
 
 
 def reward_bench_2(
@@ -198,12 +193,7 @@ def reward_bench_2(
         top = max(right.max(), wrong.max())
         return float((right == top).sum() / ((right == top).sum() + (wrong == top).sum()))
 
-    groups, failures = _by_subset(choices, values)
-    subsets = {
-        name: _resampled_ties(rows, reps, seed) if name.lower() == TIES else _resampled(rows, worth, reps, seed)
-        for name, rows in groups.items()
-    }
-    return _result(list(subsets.values()), subsets, subsets, groups, failures)
+    return _result(*_by_subset(choices, values), worth, None, reps=reps, seed=seed)
 
 
 def ties_score(prompts: Mapping[str, tuple[Float64, Float64]]) -> float:
@@ -260,21 +250,47 @@ def _by_subset(
 
 
 def _result(
-    parts: list[_Shares],
-    sections: Mapping[str, _Shares],
-    subsets: Mapping[str, _Shares],
-    groups: Mapping[str, list[tuple[str, _Pair | None]]],
+    groups: Mapping[str, _Rows],
     failures: dict[str, int],
+    worth: Callable[[Float64, Float64], float],
+    weights: Mapping[str, Mapping[str, int]] | None,
+    *,
+    reps: int,
+    seed: int,
 ) -> RewardBenchResult:
-    """The figures, with the unweighted mean of `parts` as the overall one."""
+    """The figures, with the unweighted mean of the sections as the overall one.
 
-    def shares(part: _Shares) -> TwoShares:
-        return TwoShares(part[0].interval, part[1].interval)
+    Args:
+        groups: subset to its prompts.
+        failures: by reason.
+        worth: of a prompt, from the values of its right and of its wrong responses.
+        weights: section to the weight of each of its subsets; None (RewardBench 2): every subset is a section, and
+            Ties has a formula of its own.
+        reps: bootstrap resamples.
+        seed: of the bootstrap.
+    """
+    overall, sections, subsets = [], [], []
+    for wrong in (False, True):
+        own = {
+            name: _resampled_ties(rows, reps, seed, wrong=wrong)
+            if weights is None and name.lower() == TIES
+            else _resampled(rows, worth, reps, seed, wrong=wrong)
+            for name, rows in groups.items()
+        }
+        above = own
+        if weights is not None:
+            above = {name: _combined([own[s] for s in w], list(w.values())) for name, w in weights.items()}
+        overall.append(_combined(list(above.values()), [1] * len(above)))
+        sections.append(above)
+        subsets.append(own)
+
+    def shares(sides: Sequence[Mapping[str, _Resampled]]) -> dict[str, TwoShares]:
+        return {name: TwoShares(sides[0][name].interval, sides[1][name].interval) for name in sides[0]}
 
     return RewardBenchResult(
-        overall=shares(_combined(parts, [1] * len(parts))),
-        sections={name: shares(part) for name, part in sections.items()},
-        subsets={name: shares(part) for name, part in subsets.items()},
+        overall=TwoShares(overall[0].interval, overall[1].interval),
+        sections=shares(sections),
+        subsets=shares(subsets),
         ties={
             name: sum(int(pair[0].max() == pair[1].max()) for _, pair in rows if pair is not None)
             for name, rows in groups.items()
@@ -284,23 +300,22 @@ def _result(
 
 
 def _resampled(
-    rows: Sequence[tuple[str, _Pair | None]], worth: Callable[[Float64, Float64], float], reps: int, seed: int
-) -> _Shares:
+    rows: _Rows, worth: Callable[[Float64, Float64], float], reps: int, seed: int, *, wrong: bool
+) -> _Resampled:
     """Mean credit, prompts resampled."""
-
-    def share(credits: list[float], failed: int) -> _Resampled:
-        values, n = np.array(credits), len(credits)
-        rng = np.random.default_rng(seed)
-        drawn = rng.multinomial(n, np.full(n, 1 / n), size=reps) @ values / n if n else np.full(reps, np.nan)
-        estimate = values.mean() if n else np.nan
-        found = percentile_interval(estimate, drawn, level=0.95, n=n, n_undefined=failed, can_vary=n > 1)
-        return _Resampled(widen_at_edge(found, n), drawn)
-
-    measured = [worth(*pair) for _, pair in rows if pair is not None]
-    return share(measured, len(rows) - len(measured)), share([0.0 if p is None else worth(*p) for _, p in rows], 0)
+    values = np.array([0.0 if pair is None else worth(*pair) for _, pair in rows if wrong or pair is not None])
+    n = len(values)
+    weights = resampling_weights(n, reps, np.random.default_rng(seed))[1:]
+    drawn = weights @ values / n if n else np.full(reps, np.nan)
+    return _share(values.mean() if n else np.nan, drawn, n, len(rows) - n)
 
 
-def _resampled_ties(rows: Sequence[tuple[str, _Pair | None]], reps: int, seed: int) -> _Shares:
+def _share(estimate: float, drawn_R: Float64, n: int, failed: int, *, widen: bool = True) -> _Resampled:
+    found = percentile_interval(estimate, drawn_R, n=n, n_undefined=failed, can_vary=n > 1)
+    return _Resampled(widen_at_edge(found, n) if widen else found, drawn_R)
+
+
+def _resampled_ties(rows: _Rows, reps: int, seed: int, *, wrong: bool) -> _Resampled:
     """The score of Ties; a tied prompt is resampled together with its reference. A failed prompt beats nothing."""
     by_number: dict[str, dict[str, _Pair | None]] = {}
     for name, pair in rows:
@@ -308,41 +323,28 @@ def _resampled_ties(rows: Sequence[tuple[str, _Pair | None]], reps: int, seed: i
         if kind not in ("ref", "tied") or not number:
             raise DataError(f"prompt {name!r} of the subset Ties: its id must be ref:<n> or tied:<n>")
         by_number.setdefault(number, {})[kind] = pair
-
-    def share(instead: _Pair | None) -> _Resampled:
-        filled = [
-            {kind: instead if pair is None else pair for kind, pair in group.items()} for group in by_number.values()
-        ]
-        kept = [
-            {kind: pair for kind, pair in group.items() if pair is not None}
-            for group in filled
-            if None not in group.values()
-        ]
-
-        def score(picks: Iterable[int]) -> float:
-            return ties_score({f"{kind}:{k}": pair for k, g in enumerate(picks) for kind, pair in kept[g].items()})
-
-        n, rng = len(kept), np.random.default_rng(seed)
-        drawn = np.array([score(rng.integers(0, n, size=n)) for _ in range(reps)]) if n else np.full(reps, np.nan)
-        estimate, failed = score(range(n)) if n else np.nan, len(by_number) - n
-        found = percentile_interval(estimate, drawn, level=0.95, n=n, n_undefined=failed, can_vary=n > 1)
-        return _Resampled(found, drawn)
-
     # a failed prompt: the worst right value equals the best wrong one, no gap and no spread, 0 in every term
-    return share(None), share((np.zeros(1), np.zeros(1)))
+    lost = (np.zeros(1), np.zeros(1))
+    kept = [
+        {kind: lost if pair is None else pair for kind, pair in group.items()}
+        for group in by_number.values()
+        if wrong or None not in group.values()
+    ]
+
+    def score(picks: Iterable[int]) -> float:
+        return ties_score({f"{kind}:{k}": pair for k, g in enumerate(picks) for kind, pair in kept[g].items()})
+
+    n, rng = len(kept), np.random.default_rng(seed)
+    drawn = np.array([score(rng.integers(0, n, size=n)) for _ in range(reps)]) if n else np.full(reps, np.nan)
+    return _share(score(range(n)) if n else np.nan, drawn, n, len(by_number) - n, widen=False)
 
 
-def _combined(parts: Sequence[_Shares], weights: Sequence[int]) -> _Shares:
+def _combined(parts: Sequence[_Resampled], weights: Sequence[int]) -> _Resampled:
     """A weighted mean of parts that were resampled apart; undefined where one of them is."""
     w = np.array(weights, dtype=np.float64) / sum(weights)
-
-    def share(own: Sequence[_Resampled]) -> _Resampled:
-        intervals = [one.interval for one in own]
-        n, failed = sum(i.n for i in intervals), sum(i.n_undefined for i in intervals)
-        drawn = w @ np.array([one.replicates_R for one in own])
-        points = np.array([np.nan if i.estimate is None else i.estimate for i in intervals])
-        found = percentile_interval(float(w @ points), drawn, level=0.95, n=n, n_undefined=failed)
-        return _Resampled(widen_at_edge(found, n), drawn)
-
-    measured, failures_wrong = zip(*parts, strict=True)
-    return share(measured), share(failures_wrong)
+    intervals = [part.interval for part in parts]
+    n, failed = sum(i.n for i in intervals), sum(i.n_undefined for i in intervals)
+    drawn = w @ np.array([part.replicates_R for part in parts])
+    points = np.array([np.nan if i.estimate is None else i.estimate for i in intervals])
+    found = percentile_interval(float(w @ points), drawn, n=n, n_undefined=failed)
+    return _Resampled(widen_at_edge(found, n), drawn)

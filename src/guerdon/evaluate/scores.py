@@ -13,17 +13,20 @@ people or LLM judges `prod` and `min`), so every reported number names its aggre
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Literal, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from guerdon.atomic import write_json, write_text
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.progress import ProgressBar
 from guerdon.settings.evaluate import Aggregation
-from guerdon.types import Episode, Failure, RewardModel, Score
+from guerdon.types import Episode, Failure, RewardInfo, RewardModel, Score
 
 Kind = Literal["success", "progress"]
 
@@ -40,20 +43,38 @@ def score_episodes(model: RewardModel, episodes: Sequence[Episode]) -> list[Scor
             f"reward model {model.info.name!r} gave {len(scores)} scores for {len(episodes)} episodes; "
             "`score` must give one per episode, in order"
         )
-    return [_checked(score, len(episode)) for score, episode in zip(scores, episodes, strict=True)]
-
-
-def _checked(score: Score, rows: int) -> Score:
-    if score.steps is not None and score.steps.shape != (rows,):
-        detail = f"{score.steps.shape} values for {rows} rows"
-        return Score(failure=Failure("wrong_length", detail))
-    return score
+    checked = []
+    for score, episode in zip(scores, episodes, strict=True):
+        if score.steps is not None and score.steps.shape != (len(episode),):
+            score = Score(failure=Failure("wrong_length", f"{score.steps.shape} values for {len(episode)} rows"))
+        checked.append(score)
+    return checked
 
 
 def failure_counts(scores: Iterable[Score]) -> dict[str, int]:
     """How often each reason occurs, most frequent first."""
     counts = Counter(score.failure.reason for score in scores if score.failure is not None)
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def info_record(info: RewardInfo) -> dict[str, Any]:
+    """What a model says of itself as JSON values; an end of its range that is infinite is None."""
+    return {**asdict(info), "range": [float(end) if np.isfinite(end) else None for end in info.range]}
+
+
+def write_record(folder: Path, record: dict[str, Any], pictures: Mapping[str, str], text: str) -> dict[str, Path]:
+    """Write an evaluation: pictures, `evaluation.txt`, and last `evaluation.json` with the files of the pictures.
+
+    Returns:
+        Paths by name: `json`, `text` and those of the pictures.
+    """
+    paths = {name: folder / f"{name}.svg" for name in pictures}
+    paths |= {"text": folder / "evaluation.txt", "json": folder / "evaluation.json"}
+    record["pictures"] = {name: paths[name].name for name in pictures}
+    for name, content in {**pictures, "text": text}.items():
+        write_text(paths[name], content)
+    write_json(paths["json"], record)
+    return paths
 
 
 def episode_value(score: Score, kind: Kind) -> float | None:
@@ -66,28 +87,6 @@ def episode_value(score: Score, kind: Kind) -> float | None:
     if score.steps is None or score.steps.size == 0:
         return None
     return float(score.steps.max() if kind == "success" else score.steps[-1])
-
-
-def choose_episodes(episodes: Sequence[Episode], max_rows: int | None, seed: int) -> list[Episode]:
-    """Whole episodes drawn at random until the next would pass `max_rows`; at least one, in their old order.
-
-    Whole ones, because a model may need the frames before a row. All of them when `max_rows` is None.
-
-    Raises:
-        ValueError: `max_rows` is below 1.
-    """
-    if max_rows is None:
-        return list(episodes)
-    if max_rows < 1:
-        raise ValueError(f"max_rows must be at least 1, got {max_rows}")
-    chosen: list[int] = []
-    rows = 0
-    for index in np.random.default_rng(seed).permutation(len(episodes)):
-        if chosen and rows + len(episodes[index]) > max_rows:
-            break
-        chosen.append(int(index))
-        rows += len(episodes[index])
-    return [episodes[index] for index in sorted(chosen)]
 
 
 AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)

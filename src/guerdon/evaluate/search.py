@@ -14,7 +14,7 @@ solutions to a study's validation questions.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -166,10 +166,8 @@ def best_of_n_search(
     Raises:
         ConfigError: n is below 1.
     """
-    plan = SearchPlan(n, aggregation, separator, beam_width=1, batch_size=batch_size)
-    search = _Search(writer, model, questions, plan)
-    search.extend([[Beam()] for _ in questions], n, to_end=True)
-    return search.found()
+    plan = SearchPlan(n, aggregation, separator, beam_width=1, rounds=1, batch_size=batch_size)
+    return beam_search(writer, model, questions, plan)
 
 
 def beam_search(writer: Writer, model: RewardModel, questions: Sequence[str], plan: SearchPlan) -> list[SearchResult]:
@@ -181,18 +179,13 @@ def beam_search(writer: Writer, model: RewardModel, questions: Sequence[str], pl
         questions: in words.
         plan: how wide, how long, how valued.
     """
-    search = _Search(writer, model, questions, plan)
-    active = [[Beam()] for _ in questions]
-    for number in range(plan.rounds):
-        last = number == plan.rounds - 1
-        unfinished = search.extend(active, plan.beam_width if number else plan.n, to_end=last)
-        survivors = plan.n // plan.beam_width
-        active = [
-            [] if len(search.complete[q]) >= plan.n else _best(beams, survivors) for q, beams in enumerate(unfinished)
-        ]
-        if not any(active):
-            break
-    return search.found()
+
+    def keep(groups: Sequence[Sequence[Beam]]) -> list[Beam]:
+        beams = [beam for group in groups for beam in group]
+        going = _best([beam for beam in beams if not beam.finished], plan.n // plan.beam_width)
+        return [beam for beam in beams if beam.finished] + going
+
+    return _Search(writer, model, questions, plan).run(1, plan.n, keep)
 
 
 def dvts(writer: Writer, model: RewardModel, questions: Sequence[str], plan: SearchPlan) -> list[SearchResult]:
@@ -206,18 +199,11 @@ def dvts(writer: Writer, model: RewardModel, questions: Sequence[str], plan: Sea
         questions: in words.
         plan: how many trees, how long, how valued.
     """
-    search = _Search(writer, model, questions, plan)
-    trees = [[Beam() for _ in range(plan.n // plan.beam_width)] for _ in questions]
-    for number in range(plan.rounds):
-        extended = search.write(trees, plan.beam_width, to_end=number == plan.rounds - 1)
-        trees = []
-        for q, groups in enumerate(extended):
-            kept = [beam for group in groups for beam in _best(group, 1)]
-            search.complete[q] += [beam for beam in kept if beam.finished]
-            trees.append([beam for beam in kept if not beam.finished])
-        if not any(trees):
-            break
-    return search.found()
+
+    def keep(groups: Sequence[Sequence[Beam]]) -> list[Beam]:
+        return [beam for group in groups for beam in _best(group, 1)]
+
+    return _Search(writer, model, questions, plan).run(plan.n // plan.beam_width, plan.beam_width, keep)
 
 
 class _Search:
@@ -229,21 +215,35 @@ class _Search:
         self._written = [0 for _ in questions]
         self._unmeasured: list[Counter[str]] = [Counter() for _ in questions]
 
-    def extend(self, active: Sequence[Sequence[Beam]], n: int, *, to_end: bool) -> list[list[Beam]]:
-        """Extend every beam n ways; finished ones become complete, the others are returned."""
-        rows = [[beam for group in groups for beam in group] for groups in self.write(active, n, to_end=to_end)]
-        for q, row in enumerate(rows):
-            self.complete[q] += [beam for beam in row if beam.finished]
-        return [[beam for beam in row if not beam.finished] for row in rows]
+    def run(self, trees: int, first: int, keep: Callable[[Sequence[Sequence[Beam]]], list[Beam]]) -> list[SearchResult]:
+        """Search all questions to their end.
 
-    def write(self, active: Sequence[Sequence[Beam]], n: int, *, to_end: bool) -> list[list[list[Beam]]]:
+        Args:
+            trees: beams to start from.
+            first: ways in which each of these goes on.
+            keep: from the extensions of each beam to those that are complete or go on.
+        """
+        active = [[Beam()] * trees for _ in self.questions]
+        for number in range(self.plan.rounds):
+            if not any(active):
+                break
+            ways = self.plan.beam_width if number else first
+            extended = self._write(active, ways, to_end=number == self.plan.rounds - 1)
+            for q, groups in enumerate(extended):
+                kept = keep(groups)
+                self.complete[q] += [beam for beam in kept if beam.finished]
+                done = len(self.complete[q]) >= self.plan.n
+                active[q] = [] if done else [beam for beam in kept if not beam.finished]
+        return [self._found(q) for q in range(len(self.questions))]
+
+    def _write(self, active: Sequence[Sequence[Beam]], n: int, *, to_end: bool) -> list[list[list[Beam]]]:
         """Every beam extended n ways and measured: per question and beam, its extensions.
 
         A beam to which the writer adds nothing without ending it has no room left: it is given up.
         """
         where = [(q, k, beam) for q, row in enumerate(active) for k, beam in enumerate(row)]
         contexts = [(self.questions[q], beam.text) for q, _, beam in where]
-        pieces = self.writer.continue_(contexts, n, None if to_end else self.plan.separator) if contexts else []
+        pieces = self.writer.continue_(contexts, n, None if to_end else self.plan.separator)
         drafts: list[tuple[int, int, Beam]] = []
         for (q, k, beam), row in zip(where, pieces, strict=True):
             self._written[q] += len(row)
@@ -259,23 +259,18 @@ class _Search:
             value = solution_value(score, self.plan.aggregation)
             if isinstance(value, Failure):
                 self._unmeasured[q][value.reason] += 1
-                extended[q][k].append(beam)
-            else:
-                extended[q][k].append(Beam(beam.steps, beam.finished, value))
+            extended[q][k].append(beam if isinstance(value, Failure) else replace(beam, value=value))
         return extended
 
-    def found(self) -> list[SearchResult]:
-        """The outcome of each question."""
-        results = []
-        for q, complete in enumerate(self.complete):
-            best, failure = next(iter(_best(complete, 1)), None), None
-            lost = dict(self._unmeasured[q].most_common())
-            if best is None and not complete and sum(lost.values()) < self._written[q]:
-                failure = Failure("none_finished", "no beam came to its end: allow longer solutions or more rounds")
-            elif best is None:
-                failure = Failure("none_measured", f"the reward model measured no complete beam: {lost}")
-            results.append(SearchResult(best, failure, tuple(complete), self._written[q], lost))
-        return results
+    def _found(self, q: int) -> SearchResult:
+        """The outcome of a question."""
+        complete, lost = self.complete[q], dict(self._unmeasured[q].most_common())
+        best, failure = next(iter(_best(complete, 1)), None), None
+        if best is None and not complete and sum(lost.values()) < self._written[q]:
+            failure = Failure("none_finished", "no beam came to its end: allow longer solutions or more rounds")
+        elif best is None:
+            failure = Failure("none_measured", f"the reward model measured no complete beam: {lost}")
+        return SearchResult(best, failure, tuple(complete), self._written[q], lost)
 
 
 def _best(beams: Sequence[Beam], n: int) -> list[Beam]:

@@ -58,9 +58,7 @@ def _average(rows: list[Float64], average: Average) -> Float64:
     return iqm(np.concatenate(rows, axis=-1))
 
 
-def stratified_bootstrap(
-    scores_K_S: ArrayLike, *, average: Average = "mean", reps: int = 2000, seed: int, level: float = 0.95
-) -> Interval:
+def stratified_bootstrap(scores_K_S: ArrayLike, *, average: Average = "mean", reps: int = 2000, seed: int) -> Interval:
     """Percentile interval of an aggregate score, runs resampled within each task.
 
     Too narrow for few seeds (see the table above): for bands and orientation, not for verdicts.
@@ -70,7 +68,6 @@ def stratified_bootstrap(
         average: `mean` of the tasks' means, or `iqm` over all runs (Agarwal et al. 2021 §4.3).
         reps: number of resamples.
         seed: of the generator.
-        level: such as 0.95.
     """
     rows, missing = task_rows(scores_K_S)
     n = sum(len(row) for row in rows)
@@ -78,14 +75,8 @@ def stratified_bootstrap(
         return Interval(None, None, None, 0, missing)
     rng = np.random.default_rng(seed)
     resampled = [row[rng.integers(0, len(row), size=(reps, len(row)))] for row in rows]
-    return percentile_interval(
-        float(_average(rows, average)),
-        _average(resampled, average),
-        level=level,
-        n=n,
-        n_undefined=missing,
-        can_vary=any(len(row) > 1 for row in rows),
-    )
+    estimate, drawn = float(_average(rows, average)), _average(resampled, average)
+    return percentile_interval(estimate, drawn, n=n, n_undefined=missing, can_vary=any(len(row) > 1 for row in rows))
 
 
 def stratified_t_interval(scores_K_S: ArrayLike, *, level: float = 0.95) -> Interval:
@@ -271,9 +262,7 @@ def paired_differences(
     return [replace(one, p_value=p, family=max(family, 1)) for one, p in zip(found, adjusted, strict=True)]
 
 
-def probability_of_improvement(
-    arm_K_S: ArrayLike, baseline_K_S: ArrayLike, *, reps: int = 2000, seed: int, level: float = 0.95
-) -> Interval:
+def probability_of_improvement(arm_K_S: ArrayLike, baseline_K_S: ArrayLike, *, reps: int = 2000, seed: int) -> Interval:
     """P(a run of the arm scores above a run of the baseline), ties 1/2, averaged over tasks.
 
     Agarwal et al. 2021 (arXiv 2108.13264) §4.3: the Mann-Whitney U of each task divided by its pairs. Runs
@@ -285,7 +274,6 @@ def probability_of_improvement(
         baseline_K_S: (tasks, other seeds) scores.
         reps: number of resamples.
         seed: of the generator.
-        level: such as 0.95.
 
     Raises:
         ValueError: the two arms have different numbers of tasks.
@@ -309,11 +297,5 @@ def probability_of_improvement(
     missing = arm.size + baseline.size - n
     if not estimates:
         return Interval(None, None, None, n, missing)
-    return percentile_interval(
-        float(np.mean(estimates)),
-        np.mean(replicates, axis=0),
-        level=level,
-        n=n,
-        n_undefined=missing,
-        can_vary=can_vary,
-    )
+    estimate, drawn = float(np.mean(estimates)), np.mean(replicates, axis=0)
+    return percentile_interval(estimate, drawn, n=n, n_undefined=missing, can_vary=can_vary)

@@ -19,12 +19,10 @@ resemble one another.
     bench = process_bench(solutions, scores, threshold=0.5, seed=0)
     print(bench.average_f1["measured"].estimate, bench.threshold, bench.subsets["gsm8k"].measured["f1"].estimate)
     print(prm_bench(solutions, scores, seed=0).measured["prm_score"].estimate)
-    metrics = step_metrics(step_table(solutions, scores), reps=1000, seed=0)    # auroc, auprc, brier, ece
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -34,7 +32,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
-from guerdon.evaluate.classification import ReliabilityBin, reliability_bins
+from guerdon.evaluate.classification import ratio
 from guerdon.evaluate.intervals import (
     Float64,
     Interval,
@@ -43,7 +41,7 @@ from guerdon.evaluate.intervals import (
     widen_at_edge,
     wilson_interval,
 )
-from guerdon.evaluate.metrics import Table, classification_metrics
+from guerdon.evaluate.metrics import Table
 from guerdon.evaluate.scores import failure_counts, need_steps, paired, subset_of
 from guerdon.types import Score
 
@@ -112,18 +110,16 @@ def process_bench(
     """
     if threshold is not None and tune_on is not None:
         raise ValueError("give a threshold, or a subset to choose it on, not both")
-    pairs = paired(solutions, need_steps(scores))
-    known = [(s, score, first) for s, score in pairs if (first := true_first_error(s)) is not None]
-    if not known:
+    parts: dict[str, list[tuple[Score, int]]] = {}
+    for s, score in paired(solutions, need_steps(scores)):
+        if (first := true_first_error(s)) is not None:
+            parts.setdefault(subset_of(s), []).append((score, first))
+    if not parts:
         raise DataError("no solution has a known first error: meta['first_error'], or labels of its steps")
-    names = dict.fromkeys(subset_of(s) for s, _, _ in known)
-    parts = {name: [(score, first) for s, score, first in known if subset_of(s) == name] for name in names}
     if tune_on is not None:
         if tune_on not in parts:
             raise DataError(f"tune_on {tune_on!r} is no subset; there are {', '.join(parts)}")
-        threshold = best_threshold(
-            [score for score, _ in parts[tune_on]], [first for _, first in parts[tune_on]], subset=tune_on
-        )
+        threshold = best_threshold(*zip(*parts[tune_on], strict=True), subset=tune_on)
     at = 0.5 if threshold is None else threshold
     rng = np.random.default_rng(seed)
     subsets, measured, wrong = {}, {}, {}
@@ -144,7 +140,7 @@ def process_bench(
     return ProcessBench(
         threshold=at,
         threshold_source="fixed" if tune_on is None else f"best F1 on {tune_on}",
-        unknown=len(solutions) - len(known),
+        unknown=len(solutions) - sum(map(len, parts.values())),
         average_f1={
             "measured": _average(list(measured.values())),
             "failures_wrong": _average(list(wrong.values())),
@@ -201,17 +197,12 @@ def _first_error_figures(
 ) -> _Figures:
     n = len(hit_N)
     weights = resampling_weights(n, reps, rng)
-    shares = []
-    for kind in (wrong_N, ~wrong_N):
-        of = weights @ kind.astype(np.float64)
-        shares.append(np.divide(weights @ (hit_N & kind), of, out=np.full(reps + 1, np.nan), where=of > 0))
+    shares = [ratio(weights @ (hit_N & kind), weights @ kind.astype(np.float64)) for kind in (wrong_N, ~wrong_N)]
     n_wrong, n_ok = int(wrong_N.sum()), int((~wrong_N).sum())
     columns = (*shares, harmonic(*shares))
     sizes, trials = (n_wrong, n_ok, n), (n_wrong, n_ok, min(n_wrong, n_ok))
     intervals = {
-        name: widen_at_edge(
-            percentile_interval(x[0], x[1:], level=0.95, n=size, n_undefined=n_failed, can_vary=n > 1), of
-        )
+        name: widen_at_edge(percentile_interval(x[0], x[1:], n=size, n_undefined=n_failed, can_vary=n > 1), of)
         for name, x, size, of in zip(_FIRST_ERROR_FIGURES, columns, sizes, trials, strict=True)
     }
     return _Figures(intervals, columns[2][1:], trials[2])
@@ -225,13 +216,14 @@ def _average(parts: Sequence[_Figures]) -> Interval:
     if not parts or len(points) < len(parts):
         return Interval(None, None, None, n, failed, baseline=0.0)
     replicates = np.mean([part.replicates_R for part in parts], axis=0)
-    found = percentile_interval(float(np.mean(points)), replicates, level=0.95, n=n, n_undefined=failed)
+    found = percentile_interval(float(np.mean(points)), replicates, n=n, n_undefined=failed)
     return replace(widen_at_edge(found, sum(part.trials for part in parts)), baseline=0.0)
 
 
-VALIDITY, REDUNDANCY = 0.5, 0.15
+VALIDITY, REDUNDANCY = 0.5, 0.15  # a step above them is called right, and redundant
 CORRECT = "correct"
 REDUNDANT = ("redundency", "redundancy", "circular")  # the published files spell it with an e
+_Row = tuple[str, tuple[int, int, int, int], bool]  # category, counts, whether the measurement failed
 _STEP_FIGURES = ("prm_score", "f1", "f1_wrong", "accuracy_right", "accuracy_wrong")
 
 
@@ -259,8 +251,6 @@ def prm_bench(
     scores: Sequence[Score],
     redundancy: Sequence[Score] | None = None,
     *,
-    validity_threshold: float = VALIDITY,
-    redundancy_threshold: float = REDUNDANCY,
     reps: int = 1000,
     seed: int,
 ) -> PRMBench:
@@ -270,15 +260,13 @@ def prm_bench(
         solutions: with a truth per step (labels, or `meta["error_steps"]` from 0) and a category (see `category_of`).
         scores: how valid each step is.
         redundancy: how redundant each step is, from a model that scores it; used in the categories about redundancy.
-        validity_threshold: a step above it is called right.
-        redundancy_threshold: a step above it is called redundant, which is wrong there.
         reps: bootstrap resamples.
         seed: of the bootstrap.
 
     Raises:
         DataError: a solution lacks its category or wrong steps, or no category but `correct` is there.
     """
-    rows: list[tuple[str, tuple[int, int, int, int], bool]] = []
+    rows: list[_Row] = []
     other = need_steps(redundancy) if redundancy is not None else [None] * len(solutions)
     used: list[Score] = []
     for (solution, score), second in zip(paired(solutions, need_steps(scores)), other, strict=True):
@@ -289,36 +277,30 @@ def prm_bench(
         used_score = second if second is not None and category in REDUNDANT else score
         used.append(used_score)
         if used_score.steps is None:
-            rows.append((category, (0, int(wrong_T.sum()), 0, int((~wrong_T).sum())), True))
-            continue
-        steps_T = used_score.steps
-        right_T = steps_T <= redundancy_threshold if used_score is second else steps_T > validity_threshold
+            right_T = wrong_T  # misjudged in every step
+        else:
+            right_T = used_score.steps <= REDUNDANCY if used_score is second else used_score.steps > VALIDITY
         cells = (right_T & ~wrong_T, right_T & wrong_T, ~right_T & wrong_T, ~right_T & ~wrong_T)
         tp, fp, tn, fn = (int(cell.sum()) for cell in cells)
-        rows.append((category, (tp, fp, tn, fn), False))
-    pooled = [(counts, failed) for category, counts, failed in rows if category != CORRECT]
+        rows.append((category, (tp, fp, tn, fn), used_score.steps is None))
+    pooled = [row for row in rows if row[0] != CORRECT]
     if not pooled:
         raise DataError("PRMBench needs solutions of a category other than correct")
     rng = np.random.default_rng(seed)
-    n_failed = sum(failed for _, failed in pooled)
-    measured = _step_figures([c for c, failed in pooled if not failed], n_failed, reps=reps, rng=rng)
+
+    def figures(part: Sequence[_Row], wrong: bool = False) -> dict[str, Interval]:
+        kept = [counts for _, counts, failed in part if wrong or not failed]
+        return _step_figures(kept, len(part) - len(kept), reps=reps, rng=rng)
+
+    measured = figures(pooled)
     return PRMBench(
         measured=measured,
-        failures_wrong=_step_figures([c for c, _ in pooled], 0, reps=reps, rng=rng) if n_failed else measured,
+        failures_wrong=figures(pooled, wrong=True) if any(failed for _, _, failed in pooled) else measured,
         categories={
-            name: _step_figures(
-                [c for category, c, failed in rows if category == name and not failed],
-                sum(failed for category, _, failed in rows if category == name),
-                reps=reps,
-                rng=rng,
-            )
-            for name in sorted({category for category, _, _ in rows})
+            name: figures([row for row in rows if row[0] == name]) for name in sorted({row[0] for row in rows})
         },
         failures=failure_counts(used),
-        thresholds={
-            "validity": validity_threshold,
-            "redundancy": None if redundancy is None else redundancy_threshold,
-        },
+        thresholds={"validity": VALIDITY, "redundancy": None if redundancy is None else REDUNDANCY},
     )
 
 
@@ -335,21 +317,13 @@ def _step_figures(
     n = len(counts)
     cells_N_4 = np.array(counts, dtype=np.float64).reshape(n, 4)
     tp, fp, tn, fn = (resampling_weights(n, reps, rng) @ cells_N_4).T
-    f1 = np.where(tp + fn > 0, _ratio(2 * tp, 2 * tp + fp + fn), np.nan)
-    f1_wrong = np.where(tn + fp > 0, _ratio(2 * tn, 2 * tn + fp + fn), np.nan)
-    columns = ((f1 + f1_wrong) / 2, f1, f1_wrong, _ratio(tp, tp + fn), _ratio(tn, tn + fp))
+    f1 = np.where(tp + fn > 0, ratio(2 * tp, 2 * tp + fp + fn), np.nan)
+    f1_wrong = np.where(tn + fp > 0, ratio(2 * tn, 2 * tn + fp + fn), np.nan)
+    columns = ((f1 + f1_wrong) / 2, f1, f1_wrong, ratio(tp, tp + fn), ratio(tn, tn + fp))
     return {
-        name: percentile_interval(x[0], x[1:], level=0.95, n=n, n_undefined=n_failed, can_vary=n > 1)
+        name: percentile_interval(x[0], x[1:], n=n, n_undefined=n_failed, can_vary=n > 1)
         for name, x in zip(_STEP_FIGURES, columns, strict=True)
     }
-
-
-def _ratio(top: Float64, bottom: Float64) -> Float64:
-    return np.asarray(np.divide(top, bottom, out=np.full(top.shape, np.nan), where=bottom > 0))
-
-
-ERRONEOUS = ("exact", "early", "late", "missed", "failed")
-FAULTLESS = ("clean", "false_alarm", "failed")
 
 
 def first_below(steps_T: ArrayLike, threshold: float) -> int:
@@ -397,62 +371,41 @@ def step_table(solutions: Sequence[Solution], scores: Sequence[Score]) -> Table:
     return Table.of(cases, missing)
 
 
-def step_metrics(table: Table, *, reps: int, seed: int) -> dict[str, Interval]:
-    """AUROC, AUPRC, Brier and ECE of right steps against wrong ones, with intervals over questions.
+def first_errors(solutions: Sequence[Solution], scores: Sequence[Score], threshold: float) -> dict[str, Any]:
+    """The first step below the threshold against the true first error, as plain JSON values.
 
-    Brier and ECE are undefined where values lie outside [0, 1].
-    """
-    return classification_metrics(table, threshold=None, probabilities=True, reps=reps, seed=seed)
-
-
-def calibration(table: Table) -> list[ReliabilityBin]:
-    """The bins of a reliability diagram; none where values lie outside [0, 1]."""
-    return reliability_bins(table.labels, table.scores) if table.within(0, 1) else []
-
-
-@dataclass(frozen=True)
-class FirstErrors:
-    """Predicted against true first errors.
-
-    Attributes:
-        erroneous: solutions with an error, by the prediction: `exact`, `early`, `late`, `missed`, `failed`.
-        correct: solutions without one: `clean`, `false_alarm`, `failed`.
-        unknown: solutions whose first error it is unknown.
-    """
-
-    erroneous: dict[str, int]
-    correct: dict[str, int]
-    unknown: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values: counts, and shares with Wilson intervals."""
-        record: dict[str, Any] = {"unknown": self.unknown}
-        for name, counts in (("erroneous", self.erroneous), ("correct", self.correct)):
-            n = sum(counts.values())
-            record[name] = {
-                what: {"count": count, "share": asdict(wilson_interval(count, n))} for what, count in counts.items()
-            }
-        return record
-
-
-def first_errors(solutions: Sequence[Solution], scores: Sequence[Score], threshold: float) -> FirstErrors:
-    """Compare the first step below the threshold with the true first error.
+    Returns:
+        Counts and their shares with Wilson intervals, in `erroneous` (solutions with an error: `exact`, `early`,
+        `late`, `missed`, `failed`) and `correct` (without one: `clean`, `false_alarm`, `failed`); and `unknown`, how
+        many solutions have no known first error.
 
     Raises:
         DataError: there is no solution, or another number of scores.
     """
-    erroneous, correct, unknown = Counter[str](), Counter[str](), 0
+    counts = {
+        "erroneous": dict.fromkeys(("exact", "early", "late", "missed", "failed"), 0),
+        "correct": dict.fromkeys(("clean", "false_alarm", "failed"), 0),
+    }
+    unknown = 0
     for solution, score in paired(solutions, scores):
         truth = true_first_error(solution)
-        predicted = None if score.steps is None else first_below(score.steps, threshold)
         if truth is None:
             unknown += 1
+            continue
+        predicted = None if score.steps is None else first_below(score.steps, threshold)
+        if predicted is None:
+            outcome = "failed"
         elif truth < 0:
-            correct["failed" if predicted is None else "clean" if predicted < 0 else "false_alarm"] += 1
-        elif predicted is None:
-            erroneous["failed"] += 1
+            outcome = "clean" if predicted < 0 else "false_alarm"
         elif predicted < 0:
-            erroneous["missed"] += 1
+            outcome = "missed"
         else:
-            erroneous["exact" if predicted == truth else "early" if predicted < truth else "late"] += 1
-    return FirstErrors({k: erroneous[k] for k in ERRONEOUS}, {k: correct[k] for k in FAULTLESS}, unknown)
+            outcome = "exact" if predicted == truth else "early" if predicted < truth else "late"
+        counts["correct" if truth < 0 else "erroneous"][outcome] += 1
+    return {"unknown": unknown} | {
+        kind: {
+            what: {"count": count, "share": asdict(wilson_interval(count, sum(part.values())))}
+            for what, count in part.items()
+        }
+        for kind, part in counts.items()
+    }

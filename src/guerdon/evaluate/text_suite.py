@@ -16,42 +16,38 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from guerdon.atomic import write_json, write_text
 from guerdon.episodes.row_files import rows_by_split
 from guerdon.episodes.solution_files import published_solutions
 from guerdon.episodes.solutions import Solution
-from guerdon.errors import CheckpointError, ConfigError, DataError
+from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
 from guerdon.evaluate import charts
 from guerdon.evaluate.attacks import attack_report, failed_attacks, honest_pairs
 from guerdon.evaluate.best_of_n import Same, best_of_n, same_number_or_text
-from guerdon.evaluate.contamination import contamination, contamination_warnings, training_question_hashes
 from guerdon.evaluate.generated_bench import generated_bench, right_and_wrong
 from guerdon.evaluate.intervals import BootstrapOptions
-from guerdon.evaluate.metrics import Table, aligned, classification_metrics, number
+from guerdon.evaluate.metrics import Table, aligned, classification_metrics, figure_table, number
 from guerdon.evaluate.reward_bench import choices_from_rows, reward_bench, reward_bench_2
-from guerdon.evaluate.scores import failure_counts, score_solutions, solution_value
+from guerdon.evaluate.scores import failure_counts, info_record, score_solutions, solution_value, write_record
 from guerdon.evaluate.search import sampled_solutions
 from guerdon.evaluate.step_benchmarks import (
-    calibration,
     category_of,
     first_errors,
     prm_bench,
     process_bench,
-    step_metrics,
     step_table,
     true_first_error,
 )
 from guerdon.models.text_load import FINAL, find_text_model, load_text_model
 from guerdon.progress import log_line
 from guerdon.settings.data import DataSettings
-from guerdon.settings.evaluate import EvaluateTextSettings, GeneratedBenchSettings, judged_names
+from guerdon.settings.evaluate import EvaluateTextSettings, GeneratedBenchSettings, ThirdPartySettings, judged_names
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.study import Study
 from guerdon.types import Failure, RewardModel, Score
 from guerdon.worlds.prompt_files import load_prompts
+from guerdon.worlds.prompts import question_hash
 
 RECORD = "evaluation.json"
 
@@ -100,8 +96,9 @@ class _Suite:
     def __init__(self, model: RewardModel, settings: EvaluateTextSettings, same: Same) -> None:
         self.model, self.settings, self.same = model, settings, same
         self.bootstrap: BootstrapOptions = {"reps": settings.reps, "seed": settings.seed}
-        info = {**asdict(model.info), "range": [float(x) if np.isfinite(x) else None for x in model.info.range]}
+        info = info_record(model.info)
         self.record: dict[str, Any] = {"model": info, "aggregation": settings.aggregation, **self.bootstrap}
+        self.threshold: float | None = None  # of steps, from the first of these sets
         self.pictures: dict[str, str] = {}
         self.material: list[Solution] = []  # right and wrong solutions for attacks
         self.solutions: dict[str, Sequence[Solution]] = {}  # by section of the record
@@ -133,10 +130,12 @@ class _Suite:
         s = self.settings
         scores = self.score(solutions, name)
         bench = process_bench(solutions, scores, threshold=s.threshold, tune_on=s.tune_on, **self.bootstrap)
+        self.threshold = bench.threshold if self.threshold is None else self.threshold
         table = step_table(solutions, scores)
-        bins = calibration(table)
-        confusion = first_errors(solutions, scores, bench.threshold)
-        bars = {"erroneous": confusion.erroneous, "correct": confusion.correct}
+        steps = classification_metrics(table, threshold=None, probabilities=True, **self.bootstrap)
+        bins = table.reliability()
+        errors = first_errors(solutions, scores, bench.threshold)
+        bars = {kind: {what: one["count"] for what, one in errors[kind].items()} for kind in ("erroneous", "correct")}
         self.pictures[f"{name}_first_error"] = charts.first_error_bars(bars)
         self.pictures[f"{name}_steps"] = charts.score_histogram(table.labels, table.scores, threshold=bench.threshold)
         if bins:
@@ -146,9 +145,9 @@ class _Suite:
             "segmentation": segmentation(solutions),
             "failures": failure_counts(scores),
             "process_bench": asdict(bench),
-            "first_errors": confusion.to_dict(),
+            "first_errors": errors,
             "answers": self._answers(solutions, scores),
-            "steps": {key: asdict(metric) for key, metric in step_metrics(table, **self.bootstrap).items()},
+            "steps": {key: asdict(metric) for key, metric in steps.items()},
             "reliability": [asdict(one) for one in bins],
         }
 
@@ -220,14 +219,12 @@ class _Suite:
             return
         self.record["attacks"] = None
         if honest_pairs(self.material, self.same):
-            benches = ("generated", "process_bench", "samples")
-            used = [self.record[name]["process_bench"]["threshold"] for name in benches if name in self.record]
             card = attack_report(
                 self.model,
                 self.material,
                 self.same,
                 aggregation=self.settings.aggregation,
-                threshold=float(used[0]) if used and self.model.info.granularity == "step" else None,
+                threshold=self.threshold if self.model.info.granularity == "step" else None,
                 settings=self.settings.attacks,
                 batch_size=self.settings.batch_size,
             )
@@ -240,11 +237,7 @@ class _Suite:
             self.record["seen_in_training"] = found
             for line in contamination_warnings(self.record):
                 log_line(f"WARNING: {line}")
-        self.record["pictures"] = {name: f"{name}.svg" for name in self.pictures}
-        for name, svg in self.pictures.items():
-            write_text(folder / f"{name}.svg", svg)
-        write_text(folder / "evaluation.txt", text_of(self.record))
-        write_json(folder / RECORD, self.record)
+        write_record(folder, self.record, self.pictures, text_of(self.record))
         return self.record
 
 
@@ -266,11 +259,8 @@ def attacks_that_fooled(folder: Path) -> list[str] | None:
     path = folder / RECORD
     if not path.is_file():
         return None
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"{path}: not JSON: {error}; run `guerdon evaluate` again") from error
-    card = record.get("attacks") if isinstance(record, dict) else None
+    with boundary(DataError, f"{path}: not JSON of an evaluation; run `guerdon evaluate` again"):
+        card = json.loads(path.read_text(encoding="utf-8")).get("attacks")
     return None if card is None else failed_attacks(card)
 
 
@@ -286,21 +276,17 @@ class Candidate:
 
     Attributes:
         name: as in the study.
-        path: a folder or hub id.
+        source: its path (a folder or hub id), and how it is read.
         folder: receives its evaluation.
         exclude: questions that it was trained on; a generated set avoids them.
         training_hashes: hashes of the questions in the model's own list of those that it was trained on.
-        adapter: which family's way to read scores.
-        micro_batch_size: solutions per forward pass.
     """
 
     name: str
-    path: str
+    source: ThirdPartySettings
     folder: Path
     exclude: frozenset[str]
     training_hashes: frozenset[str]
-    adapter: str = "auto"
-    micro_batch_size: int = 16
 
 
 def evaluate_text_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple[dict[str, Any], Path]]:
@@ -322,15 +308,15 @@ def evaluate_text_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, 
     settings = text_settings(study.text_evaluate, study.data)
     b, results = settings.best_of_n, {}
     for one in candidates(study, only=only):
-        model = load_text_model(one.path, adapter=one.adapter, micro_batch_size=one.micro_batch_size)
+        source = one.source
+        model = load_text_model(source.path, adapter=source.adapter, micro_batch_size=source.micro_batch_size)
         samples: list[Solution] = []
         if b is not None and b.samples is None:  # below the evaluation, so that parallel jobs do not share a folder
             samples = sampled_solutions(
                 study, questions=b.questions, n=b.n, folder=one.folder / "samples", temperature=b.temperature
             )
-        hashes = one.training_hashes
         record = evaluate_text(
-            model, settings, one.folder, exclude=one.exclude, training_hashes=hashes, samples=samples
+            model, settings, one.folder, exclude=one.exclude, training_hashes=one.training_hashes, samples=samples
         )
         results[one.name] = (record, one.folder)
     return results
@@ -358,23 +344,26 @@ def candidates(study: Study, *, only: Sequence[str] = ()) -> list[Candidate]:
     Raises:
         ConfigError: a name that the study lacks or has twice, or no model at all.
         CheckpointError: a model of the `train` section is not trained yet.
+        DataError: a file of labelled solutions cannot be read, or the task has too few problems.
     """
     third = {} if study.text_evaluate is None else study.text_evaluate.models
-    trained_on = training_questions(study.data)
+    trained_on = frozenset[str]()  # by a policy that a model started from, perhaps
+    if study.data is not None and study.data.type == "generated":
+        trained_on = frozenset(prompt.question for prompt in load_prompts(study.data)[0])
     found = []
     for name in judged_names(study.train, third, only):
         if name in third:
-            one = third[name]
-            own = find_text_model(one.path)
+            own = find_text_model(third[name].path)
             hashes = frozenset() if own is None else training_question_hashes(own.parent)
-            folder = third_party_folder(study, name)
-            found.append(Candidate(name, one.path, folder, trained_on, hashes, one.adapter, one.micro_batch_size))
+            found.append(Candidate(name, third[name], third_party_folder(study, name), trained_on, hashes))
         else:
             settings = study.train[name]
             checkpoint = trained_checkpoint(settings.save_dir, study.label, name)
-            exclude = trained_on | labelled_questions(settings.data_paths, study.label)
-            folder = checkpoint.parent
-            found.append(Candidate(name, str(checkpoint), folder, exclude, training_question_hashes(folder)))
+            labels = () if study.label is None else (str(Path(study.label.save_dir) / study.label.dataset),)
+            labelled = published_solutions(settings.data_paths or labels, Counter())
+            exclude = trained_on | {solution.question for solution in labelled}
+            source, folder = ThirdPartySettings(path=str(checkpoint)), checkpoint.parent
+            found.append(Candidate(name, source, folder, exclude, training_question_hashes(folder)))
     return found
 
 
@@ -401,30 +390,39 @@ def trained_checkpoint(save_dir: str, label: LabelSettings | None, name: str) ->
     return found
 
 
-def training_questions(data: DataSettings | None) -> frozenset[str]:
-    """The questions of a generated study's training prompts: a policy that a model started from may know them.
+def training_question_hashes(folder: Path) -> frozenset[str]:
+    """Hashes of the questions that the model below a folder was trained on; none without its list.
+
+    Args:
+        folder: of a training: the one that holds the model's `final_checkpoint`.
 
     Raises:
-        DataError: the task has fewer problems than the study asks for.
+        DataError: its list of questions cannot be read.
     """
-    if data is None or data.type != "generated":
+    path = folder / "questions.json"
+    if not path.is_file():
         return frozenset()
-    return frozenset(prompt.question for prompt in load_prompts(data)[0])
+    with boundary(DataError, f"{path} cannot be read; train the model again, or remove the file"):
+        return frozenset(map(str, json.loads(path.read_text(encoding="utf-8"))["train"]))
 
 
-def labelled_questions(data_paths: Sequence[str], label: LabelSettings | None) -> frozenset[str]:
-    """Questions of the labelled solutions that a model of the `train` section was trained on.
+def contamination(solutions: Sequence[Solution], hashes: Collection[str]) -> dict[str, int]:
+    """How many different questions there are, and how many of them the model was trained on."""
+    questions = {question_hash([{"role": "user", "content": solution.question}]) for solution in solutions}
+    return {"seen": len(questions & set(hashes)), "questions": len(questions)}
 
-    Raises:
-        DataError: a file of labelled solutions cannot be read.
-    """
-    if not data_paths and label is not None:
-        data_paths = (str(Path(label.save_dir) / label.dataset),)
-    return frozenset(solution.question for solution in published_solutions(data_paths, Counter()))
+
+def contamination_warnings(record: Mapping[str, Any]) -> list[str]:
+    """A line for each set of an evaluation's record that holds questions which the model was trained on."""
+    return [
+        f"{name}: {one['seen']} of {one['questions']} questions are among those that the model was trained on; its "
+        "figures there do not hold for new ones"
+        for name, one in record.get("seen_in_training", {}).items()
+        if one["seen"]
+    ]
 
 
 _VERDICTS = {None: "not measured", True: "FOOLED", False: "withstood"}
-_HEADER = ["", "estimate", "95% low", "high", "n", "undefined"]
 
 
 def text_of(record: Mapping[str, Any]) -> str:
@@ -435,7 +433,12 @@ def text_of(record: Mapping[str, Any]) -> str:
         if name in record:
             lines += ["", f"== {name}: {record[name]['solutions']} solutions", *_first_error_lines(record[name])]
     if "prm_bench" in record:
-        lines += ["", "== PRMBench", *_figures(record["prm_bench"]["measured"]), _failures(record["prm_bench"])]
+        lines += [
+            "",
+            "== PRMBench",
+            *figure_table(record["prm_bench"]["measured"].items()),
+            _failures(record["prm_bench"]),
+        ]
     if "pairs" in record:
         lines += ["", f"== {record['pairs']['benchmark']}", *_preferences(record["pairs"])]
     if "best_of_n" in record:
@@ -447,14 +450,6 @@ def text_of(record: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(name: str, one: Mapping[str, Any]) -> list[str]:
-    return [name, *(number(one[k]) for k in ("estimate", "low", "high")), str(one["n"]), str(one["n_undefined"])]
-
-
-def _figures(figures: Mapping[str, Any]) -> list[str]:
-    return aligned([_HEADER, *(_row(name, one) for name, one in figures.items())])
-
-
 def _failures(section: Mapping[str, Any]) -> str:
     failures = section["failures"]
     return "failed measurements: " + (", ".join(f"{k} x {n}" for k, n in failures.items()) or "none")
@@ -462,32 +457,31 @@ def _failures(section: Mapping[str, Any]) -> str:
 
 def _first_error_lines(section: Mapping[str, Any]) -> list[str]:
     bench = section["process_bench"]
-    rows = [_HEADER]
-    for name, one in bench["subsets"].items():
-        rows += [_row(f"{name} {what}", figure) for what, figure in one["measured"].items()]
-    rows.append(_row("average f1", bench["average_f1"]["measured"]))
-    rows.append(_row("average f1, failures wrong", bench["average_f1"]["failures_wrong"]))
-    rows += [_row(f"{kind} {name}", one) for kind in ("steps", "answers") for name, one in section[kind].items()]
+    figures = [
+        (f"{name} {what}", figure) for name, one in bench["subsets"].items() for what, figure in one["measured"].items()
+    ]
+    figures.append(("average f1", bench["average_f1"]["measured"]))
+    figures.append(("average f1, failures wrong", bench["average_f1"]["failures_wrong"]))
+    figures += [(f"{kind} {name}", one) for kind in ("steps", "answers") for name, one in section[kind].items()]
     counts = [
         f"{kind}: " + ", ".join(f"{what} {one['count']}" for what, one in section["first_errors"][kind].items())
         for kind in ("erroneous", "correct")
     ]
     source = f"threshold {number(bench['threshold'])} ({bench['threshold_source']})"
-    return [source, *aligned(rows), *counts, _failures(section)]
+    return [source, *figure_table(figures), *counts, _failures(section)]
 
 
 def _preferences(section: Mapping[str, Any]) -> list[str]:
-    rows = [_HEADER, _row("overall", section["overall"]["measured"])]
-    rows += [_row(name, share["measured"]) for name, share in section["sections"].items()]
-    return [*aligned(rows), f"ties: {sum(section['ties'].values())}", _failures(section)]
+    figures = [(name, share["measured"]) for name, share in section["sections"].items()]
+    figures.insert(0, ("overall", section["overall"]["measured"]))
+    return [*figure_table(figures), f"ties: {sum(section['ties'].values())}", _failures(section)]
 
 
 def _curves(section: Mapping[str, Any]) -> list[str]:
     rows = [["accuracy", *(f"n={n}" for n in section["n"])]]
     for name, curve in section["failures_wrong"].items():
         rows.append([name, *(number(one["estimate"]) for one in curve["accuracy"])])
-    rows.append(["minus majority"])
-    rows[-1] += [""] * len(section["n"])
+    rows.append(["minus majority", *[""] * len(section["n"])])
     for name, curve in section["failures_wrong"].items():
         if curve["minus_majority"]:
             rows.append([f"  {name}", *(_signed(one) for one in curve["minus_majority"])])

@@ -161,22 +161,25 @@ def on_own_family(given: dict[str, Any], data: Any) -> dict[str, Any]:
     return {**given, "generated": {"families": [data.get("task", {"family": "chain"})]}}
 
 
-def judged_names(train: Iterable[str], third: Iterable[str], only: Sequence[str]) -> list[str]:
+def judged_names(
+    train: Iterable[str], third: Iterable[str], only: Sequence[str], section: str = "evaluate.models"
+) -> list[str]:
     """The reward models that `guerdon evaluate` judges, by name.
 
     Args:
         train: names of the `train` section.
-        third: names of `evaluate.models`.
+        third: names of `section`.
         only: those asked for; empty: all.
+        section: where reward models are named that the study does not train.
 
     Raises:
         ConfigError: a name that does not exist or is repeated; or there is none at all.
     """
     own, others = list(train), list(third)
     if not own and not others:
-        raise ConfigError("there is no reward model to evaluate: name one in the train section or in evaluate.models")
+        raise ConfigError(f"there is no reward model to evaluate: name one in the train section or in {section}")
     for name in set(own) & set(others):
-        raise ConfigError(f"evaluate.models: {name} is also a model of the train section; call it something else")
+        raise ConfigError(f"{section}: {name} is also a model of the train section; call it something else")
     for name in only:
         if name not in (*own, *others):
             raise ConfigError(f"--only {name}: this study has {', '.join([*own, *others])}")

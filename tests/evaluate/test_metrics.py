@@ -1,21 +1,18 @@
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from guerdon.evaluate.ranking import (
-    episode_preferences,
-    kendall_tau_a,
-    kendall_tau_b,
-    pearson,
-    policy_means,
-    policy_ranking,
-    spearman,
-)
+from guerdon.evaluate.metrics import kendall_tau, pearson, policy_means, policy_ranking, preference_metrics, spearman
 
 pairs = st.lists(st.tuples(st.integers(-5, 5), st.integers(-5, 5)), min_size=2, max_size=25)
+kendall_tau_a, kendall_tau_b = partial(kendall_tau, variant="a"), partial(kendall_tau, variant="b")
 MEASURES = [pearson, spearman, kendall_tau_a, kendall_tau_b]
+STRICT, DECIDED, TIES = "preference_accuracy", "preference_accuracy_without_ties", "preference_ties"
+SPEARMAN, PEARSON = "policy_ranking_spearman", "policy_ranking_pearson"
 
 
 def columns(rows):
@@ -71,56 +68,56 @@ def test_undefined_is_none():
 
 
 def test_ties_are_wrong_and_counted_apart():
-    found = episode_preferences([0.9, 0.5, 0.5, 0.1, 0.7], [True] * 2 + [False] * 3, ["t"] * 5, reps=50, seed=0)
-    assert (found.strict.n, found.decided.n, found.decided.n_undefined) == (6, 5, 1)
-    assert found.strict.estimate == pytest.approx(4 / 6)
-    assert found.decided.estimate == pytest.approx(4 / 5)
-    assert episode_preferences([0.1], [False], ["t"], reps=50, seed=0).strict.estimate is None
-    assert episode_preferences([0.1, 0.1], [True, False], ["t"] * 2, reps=50, seed=0).decided.estimate is None
+    found = preference_metrics([0.9, 0.5, 0.5, 0.1, 0.7], [True] * 2 + [False] * 3, ["t"] * 5, reps=50, seed=0)
+    assert (found[STRICT].n, found[DECIDED].n, found[DECIDED].n_undefined) == (6, 5, 1)
+    assert found[STRICT].estimate == pytest.approx(4 / 6)
+    assert found[DECIDED].estimate == pytest.approx(4 / 5)
+    assert preference_metrics([0.1], [False], ["t"], reps=50, seed=0)[STRICT].estimate is None
+    assert preference_metrics([0.1, 0.1], [True, False], ["t"] * 2, reps=50, seed=0)[DECIDED].estimate is None
 
 
 def test_preferences_stay_within_a_task():
     scores, success = [0.9, 0.1, 0.4, 0.6], [True, False, True, False]
-    together = episode_preferences(scores, success, ["a"] * 4, reps=50, seed=0)
-    apart = episode_preferences(scores, success, ["a", "a", "b", "b"], reps=50, seed=0)
-    assert (together.strict.estimate, together.strict.n) == (0.75, 4)
-    assert (apart.strict.estimate, apart.strict.n) == (0.5, 2)
-    alone = episode_preferences(scores, success, list("abcd"), reps=50, seed=0)
-    assert (alone.strict.estimate, alone.strict.n) == (None, 0)
+    together = preference_metrics(scores, success, ["a"] * 4, reps=50, seed=0)
+    apart = preference_metrics(scores, success, ["a", "a", "b", "b"], reps=50, seed=0)
+    assert (together[STRICT].estimate, together[STRICT].n) == (0.75, 4)
+    assert (apart[STRICT].estimate, apart[STRICT].n) == (0.5, 2)
+    alone = preference_metrics(scores, success, list("abcd"), reps=50, seed=0)
+    assert (alone[STRICT].estimate, alone[STRICT].n) == (None, 0)
 
 
 def test_preference_counts_agree_with_the_plain_count():
     rng = np.random.default_rng(0)
     scores, success = rng.integers(0, 6, size=40) / 5.0, rng.random(40) < 0.4
-    found = episode_preferences(scores, success, ["t"] * 40, reps=300, seed=0)
+    found = preference_metrics(scores, success, ["t"] * 40, reps=300, seed=0)
     difference = scores[success][:, None] - scores[~success][None, :]
     pairs, correct, ties = difference.size, int((difference > 0).sum()), int((difference == 0).sum())
-    assert found.strict.estimate == pytest.approx(correct / pairs)
-    assert found.decided.estimate == pytest.approx(correct / (pairs - ties))
-    assert found.ties.estimate == pytest.approx(ties / pairs)
-    assert (found.decided.n, found.decided.n_undefined) == (pairs - ties, ties)
-    assert found.strict.low < found.strict.estimate < found.strict.high
-    assert found == episode_preferences(scores, success, ["t"] * 40, reps=300, seed=0)
+    assert found[STRICT].estimate == pytest.approx(correct / pairs)
+    assert found[DECIDED].estimate == pytest.approx(correct / (pairs - ties))
+    assert found[TIES].estimate == pytest.approx(ties / pairs)
+    assert (found[DECIDED].n, found[DECIDED].n_undefined) == (pairs - ties, ties)
+    assert found[STRICT].low < found[STRICT].estimate < found[STRICT].high
+    assert found == preference_metrics(scores, success, ["t"] * 40, reps=300, seed=0)
 
 
 def test_a_monotone_reward_ranks_policies_perfectly():
     success = np.linspace(0, 1, 8)
     found = policy_ranking(success**3, success, seed=0)
-    assert (found.spearman.estimate, found.spearman.low) == (1.0, pytest.approx(1.0))
-    assert 0.8 < found.pearson.estimate < 1
-    assert found.pearson.low <= found.pearson.estimate <= found.pearson.high
-    assert policy_ranking(-success, success, seed=0).spearman.estimate == -1.0
+    assert (found[SPEARMAN].estimate, found[SPEARMAN].low) == (1.0, pytest.approx(1.0))
+    assert 0.8 < found[PEARSON].estimate < 1
+    assert found[PEARSON].low <= found[PEARSON].estimate <= found[PEARSON].high
+    assert policy_ranking(-success, success, seed=0)[SPEARMAN].estimate == -1.0
 
 
 def test_few_policies_give_an_estimate_without_bounds():
     found = policy_ranking([1.0, 2.0, np.nan, 3.0], [0.1, 0.2, 0.3, 0.4], seed=0)
-    assert (found.pearson.estimate, found.pearson.low) == (pytest.approx(0.982, abs=1e-3), None)
-    assert (found.pearson.n, found.pearson.n_undefined) == (3, 1)
+    assert (found[PEARSON].estimate, found[PEARSON].low) == (pytest.approx(0.982, abs=1e-3), None)
+    assert (found[PEARSON].n, found[PEARSON].n_undefined) == (3, 1)
 
 
 def test_constant_rewards_and_no_policies_are_undefined():
-    assert policy_ranking(np.ones(8), np.arange(8), seed=0).spearman.estimate is None
-    assert policy_ranking([], [], seed=0).spearman.n == 0
+    assert policy_ranking(np.ones(8), np.arange(8), seed=0)[SPEARMAN].estimate is None
+    assert policy_ranking([], [], seed=0)[SPEARMAN].n == 0
     with pytest.raises(ValueError, match="shape"):
         policy_ranking([1.0], [1.0, 2.0], seed=0)
 
