@@ -122,12 +122,12 @@ class StudyRecord:
 
 def number(row: Row, key: str) -> float | None:
     """A finite float from a row, or None where it is absent, null, not a number or not finite."""
-    value = row.get(key)
-    if isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    return float(value)
+    return finite(row.get(key))
+
+
+def finite(value: Any) -> float | None:
+    """A number of JSON as a float; None for everything else, NaN and infinity included."""
+    return float(value) if isinstance(value, bool | int | float) and math.isfinite(value) else None
 
 
 def mapping(value: Any) -> Row:

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from guerdon.compare import report_format as fmt
-from guerdon.compare.read_runs import RunRecord, number, read_json, success_curve
+from guerdon.compare.read_runs import RunRecord, finite, number, read_json, success_curve
 from guerdon.errors import DataError
+from guerdon.evaluate.charts import spread
 
 LEVELS = 5
 """Levels of colour on either side of 0."""
@@ -275,16 +276,15 @@ def _values(judged: Any) -> list[float] | None:
     ends, values = judged.get("ends"), judged.get("values")
     if not isinstance(ends, list) or not isinstance(values, list) or len(ends) != len(values):
         return None
-    known = [number({"": value}, "") for value in values]
+    known = [finite(value) for value in values]
     return None if None in known else [float(value) for value in known if value is not None]
 
 
 def _panel(run: RunRecord, films: Mapping[int, list[dict[str, Any]]], size: tuple[int, int, int]) -> AnswerPanel:
     n_moments, n_prompts, n_samples = size
     steps = sorted(films, reverse=True)
-    if len(steps) > n_moments:
-        steps = [steps[i] for i in np.unique(np.linspace(0, len(steps) - 1, n_moments).round().astype(int))]
-    chosen = {step: _pick(films[step], n_prompts, n_samples) for step in steps}
+    shown = [steps[i] for i in spread(len(steps), n_moments)]
+    chosen = {step: _pick(films[step], n_prompts, n_samples) for step in shown}
     everything = [response for responses in chosen.values() for response in responses]
     sources = tuple(dict.fromkeys(name for response in everything for name in response["rewards"])) or (NO_SOURCE,)
     scales = {source: _scale(everything, source) for source in sources}
@@ -321,7 +321,7 @@ def _scale(responses: Sequence[Mapping[str, Any]], source: str) -> float:
 def _paid(response: Mapping[str, Any], source: str) -> list[float | None]:
     """One reward per token; None for all where the source has none for this response."""
     paid = response["rewards"].get(source) or [None] * len(response["tokens"])
-    return [number({"": value}, "") for value in paid]
+    return [finite(value) for value in paid]
 
 
 def _answer(response: Mapping[str, Any], scales: Mapping[str, float]) -> ShownAnswer:

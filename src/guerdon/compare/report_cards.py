@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from guerdon.compare import report_format as fmt
-from guerdon.compare.read_runs import RewardModelCard, Row, mapping, number
+from guerdon.compare.read_runs import RewardModelCard, Row, finite, mapping, number
 from guerdon.compare.report_tables import MODEL_METRICS
 from guerdon.evaluate.attacks import CONTROL
 from guerdon.evaluate.intervals import Interval
@@ -49,11 +49,9 @@ FACTS = {
     "progress_horizon": "steps of full progress",
     "task_conditioned": "reads the task",
     "episodes": "held-out episodes",
-    "rows": "rows",
     "positives": "successful episodes",
     "rows_positive": "successful rows",
     "outcome_unknown": "episodes of unknown outcome",
-    "episodes_left_out": "episodes left out",
     "hash": "data",
     "aggregation": "values of steps become one by",
 }
@@ -202,7 +200,7 @@ def _facts(content: Row) -> dict[str, str]:
         if isinstance(value, bool):
             text = "yes" if value else "no"
         elif key == "range" and isinstance(value, list):
-            ends = [number({"": end}, "") for end in value]
+            ends = [finite(end) for end in value]
             text = " to ".join("unbounded" if end is None else f"{end:g}".replace("-", "−") for end in ends)
         elif key == "hash":
             text = str(value)[:SHORT_HASH]

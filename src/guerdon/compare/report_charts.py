@@ -21,7 +21,7 @@ from markupsafe import Markup
 from guerdon.compare.comparison import ArmRow, arm_styles
 from guerdon.compare.read_runs import Row, RunRecord, StudyRecord, number, points, success_curve
 from guerdon.compare.report_tables import ONLINE_METRICS
-from guerdon.evaluate.charts import Box, Line, Point, forest, line_chart, scatter
+from guerdon.evaluate.charts import Box, Line, Point, forest, line_chart, scatter, spread
 from guerdon.evaluate.intervals import Float64
 from guerdon.evaluate.learning_curves import curve_band
 
@@ -211,9 +211,7 @@ def _grid(xs_by_run: Sequence[Sequence[float]], axis: Axis) -> list[float]:
     if axis == "time":
         return [float(x) for x in np.linspace(start, end, MAX_POINTS)]
     union = sorted({x for xs in xs_by_run for x in xs if start <= x <= end})
-    if len(union) <= MAX_POINTS:
-        return union
-    return [union[i] for i in np.linspace(0, len(union) - 1, MAX_POINTS).round().astype(int)]
+    return [union[i] for i in spread(len(union), MAX_POINTS)]
 
 
 def _curve(run: RunRecord, axis: Axis) -> list[tuple[float, float]]:
@@ -227,9 +225,7 @@ def _alarmed(row: Row) -> bool:
 
 
 def _thinned(curve: list[Point]) -> tuple[Point, ...]:
-    if len(curve) <= 4 * MAX_POINTS:
-        return tuple(curve)
-    return tuple(curve[i] for i in np.linspace(0, len(curve) - 1, 4 * MAX_POINTS).round().astype(int))
+    return tuple(curve[i] for i in spread(len(curve), 4 * MAX_POINTS))
 
 
 WINDOWS = 24

@@ -286,6 +286,11 @@ def scatter(
     return svg(box.width, box.height, body, title=title, classes="chart scatter")
 
 
+def spread(n: int, most: int) -> list[int]:
+    """At most so many of the indices 0 ... n-1, evenly spread from the first to the last."""
+    return list(range(n)) if n <= most else np.linspace(0, n - 1, most).round().astype(int).tolist()
+
+
 def clip(text: str, length: int) -> str:
     """At most `length` characters, with an ellipsis where some were left out."""
     return text if len(text) <= length else text[: length - 1] + "…"
@@ -381,10 +386,8 @@ def _picture(
 def _line(box: Box, x_N: ArrayLike, y_N: ArrayLike, style: int) -> str:
     """A line, thinned to a few hundred points."""
     x, y = np.asarray(x_N, dtype=np.float64), np.asarray(y_N, dtype=np.float64)
-    if len(x) > _MOST_POINTS:
-        keep = np.unique(np.linspace(0, len(x) - 1, _MOST_POINTS).round().astype(int))
-        x, y = x[keep], y[keep]
-    return path(box, zip(x.tolist(), y.tolist(), strict=True), f"line {style_class(style)}")
+    points = [(float(x[i]), float(y[i])) for i in spread(len(x), _MOST_POINTS)]
+    return path(box, points, f"line {style_class(style)}")
 
 
 def _diagonal(box: Box) -> str:

@@ -351,9 +351,11 @@ def _cut(text: str, finished: bool, stop: str | None) -> Piece:
 
 
 def sampled_solutions(
-    study: Study, *, questions: int, n: int, folder: Path, temperature: float = 1.0, splitter: Splitter | None = None
+    study: Study, *, questions: int, n: int, folder: Path, temperature: float = 1.0
 ) -> list[Solution]:
     """`n` solutions to each of the first validation questions, with checked answers.
+
+    Steps end where they do for `guerdon label`: at the task's own separator, or at blank lines.
 
     Args:
         study: a language study.
@@ -361,7 +363,6 @@ def sampled_solutions(
         n: solutions per question.
         folder: keeps the texts.
         temperature: of the samples.
-        splitter: where steps end; None: as `guerdon label` does, at the task's own separator or at blank lines.
 
     Raises:
         ConfigError: the study has no prompts.
@@ -381,7 +382,7 @@ def sampled_solutions(
         )  # fmt: skip
     solutions = []
     for prompt, row in zip(prompts, completions, strict=True):
-        cut: Splitter = splitter or ("separator" if is_generated(prompt) else "blank_line")
+        cut: Splitter = "separator" if is_generated(prompt) else "blank_line"
         made_by = {"model": study.text_policy.path, "splitter": cut}
         solutions += [split_solution(f"{prompt.id}-{k}", prompt, one.text, cut, made_by) for k, one in enumerate(row)]
     with verifier_from(study.data) as verifier:
