@@ -189,7 +189,7 @@ def _arm_line(
     grid = _grid([[x for x, _ in xy] for xy in curves.values()], axis)
     table = np.full((len(tasks), len(study.seeds), len(grid)), np.nan)
     for (task, seed), xy in curves.items():
-        table[tasks.index(task), study.seeds.index(seed or 0)] = np.interp(grid, *zip(*xy, strict=True))
+        table[tasks.index(task), study.seeds.index(seed or 0)] = np.interp(grid, [x for x, _ in xy], [y for _, y in xy])
     return _band_line(arm, style, [x / scale for x in grid], table, stat, thin)
 
 

@@ -268,7 +268,7 @@ def progress_metrics(
         errors.append(np.abs(value - wanted))
         targets.append(wanted)
         groups.append(np.full(len(wanted), e, dtype=np.int64))
-    error, target_N, group_N = map(np.concatenate, (errors, targets, groups))
+    error, target_N, group_N = np.concatenate(errors), np.concatenate(targets), np.concatenate(groups)
 
     def mean_error(weights_R_N: Float64) -> Float64:
         return np.asarray(weights_R_N @ error / weights_R_N.sum(axis=1))
