@@ -179,7 +179,7 @@ def test_segmentation_is_said():
 def test_a_bad_combination_is_refused():
     for given, words in (
         ({}, "name what to evaluate on"),
-        ({**GENERATED, "threshold": 0.5, "tune_on": "chain"}, "remove one"),
+        ({**GENERATED, "threshold": 0.5, "tune_on": "chain"}, "remove it"),
         ({"prm_bench": "x", "threshold": 0.4}, "threshold would do nothing"),
         ({**GENERATED, "ties": "half"}, "ties would do nothing"),
         ({"best_of_n": {"samples": "x", "ns": [0]}}, "at least 1"),
