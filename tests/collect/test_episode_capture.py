@@ -21,8 +21,7 @@ class Run:
     def __init__(self, root, **options):
         self.world = build_world(SETTINGS, seed=4)
         self.writer = EpisodeWriter(root)
-        meta = {"prefix": "train", "seed": 0}
-        self.recorder = Recorder(self.world, self.writer, meta=meta, **options)
+        self.recorder = Recorder(self.world, self.writer, meta={"seed": 0}, prefix="train", **options)
 
     def begin(self):
         transition = self.world.reset()

@@ -150,12 +150,12 @@ def _collect_part(
             keep_unknown=0.0 if settings.only_success else 1.0,
             keep_states=study.env.observation == "state",
             meta={
-                "prefix": _prefix(share, part.place),
                 "policy": share.type,
                 **({"checkpoint": share.checkpoint} if share.checkpoint else {}),
                 "env": study.env.task,
                 "seed": settings.seed,
             },
+            prefix=_prefix(share, part.place),
             limit=wanted,
             label=label,
             hold=True,

@@ -6,7 +6,7 @@ had begun before) and a digest of what happened in it. So a run that is killed a
 episodes the same ids and does not write them twice, and two different episodes never have the same id. Episodes
 that were under way when a run was killed are not recorded.
 
-    recorder = Recorder(world, writer, frame_every=5, meta={"prefix": "train"})
+    recorder = Recorder(world, writer, frame_every=5, prefix="train")
     recorder.begin_all(transition)
     recorder.watch(rows_B, actions, transition)
 """
@@ -28,7 +28,7 @@ from guerdon.types import BoolArray, Episode, IntArray
 from guerdon.worlds.world import Transition, World
 
 
-@dataclass
+@dataclass(eq=False)
 class _Tape:
     """The kept rows of one copy's episode."""
 
@@ -43,13 +43,11 @@ class _Tape:
     outcome: bool | None = None
 
 
+@dataclass(eq=False)
 class Recorder:
     """Keeps every `frame_every`-th row of each episode and its last.
 
     Attributes:
-        kept: episodes recorded so far, those found on the disk included.
-
-    Args:
         world: what is watched; it draws the frames. Where it does not report success at every step, or the data
             set began so, episodes have no success column, only an outcome, or none.
         writer: where episodes go.
@@ -58,44 +56,34 @@ class Recorder:
         keep_success, keep_fail, keep_unknown: share to keep of the episodes that succeeded, that failed, and whose
             success is unknown; an episode's number decides.
         keep_states: record what the environment itself observes, where the world shows that.
-        meta: written with every episode, with `frame_every` and `copy`. Its `prefix` begins the episodes' ids.
+        meta: written with every episode, with `frame_every` and `copy`.
+        prefix: begins the episodes' ids.
         seed: draws which episodes are kept.
         limit: keep no more than this many.
         label: steps from success of a copy as it stands (`collect.continuations`); goes to `meta["steps_left"]`.
         hold: keep ended episodes until `release`, which writes them in the order of their copies.
+        kept: episodes recorded so far, those found on the disk included.
     """
 
-    def __init__(
-        self,
-        world: World,
-        writer: EpisodeWriter,
-        *,
-        frame_every: int = 1,
-        keep_success: float = 1.0,
-        keep_fail: float = 1.0,
-        keep_unknown: float = 1.0,
-        keep_states: bool = True,
-        meta: Mapping[str, Any] | None = None,
-        seed: int = 0,
-        limit: int | None = None,
-        label: Callable[[int], int] | None = None,
-        hold: bool = False,
-    ) -> None:
-        self.world = world
-        self.writer = writer
-        self.frame_every = frame_every
-        self.kept = 0
-        self.limit = limit
-        self.meta = dict(meta or {})
-        self._prefix = str(self.meta.pop("prefix", "episode"))
-        self._keep = {True: keep_success, False: keep_fail, None: keep_unknown}
-        self._keep_states = keep_states
-        self._seed = seed
-        self._label = label
-        self._hold = hold
+    world: World
+    writer: EpisodeWriter
+    frame_every: int = 1
+    keep_success: float = 1.0
+    keep_fail: float = 1.0
+    keep_unknown: float = 1.0
+    keep_states: bool = True
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    prefix: str = "episode"
+    seed: int = 0
+    limit: int | None = None
+    label: Callable[[int], int] | None = None
+    hold: bool = False
+    kept: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
         self._held: list[tuple[int, _Tape]] = []
-        self._tapes: list[_Tape | None] = [None] * world.num_envs
-        self._begun = [0] * world.num_envs
+        self._tapes: list[_Tape | None] = [None] * self.world.num_envs
+        self._begun = [0] * self.world.num_envs
 
     def wants(self, rows_B: IntArray) -> BoolArray:
         """(B,) bool, whether the moment after an action of this number is kept even if the episode goes on."""
@@ -119,7 +107,7 @@ class Recorder:
         before = self._begun[index] if turn is None else turn
         self._begun[index] = before + 1
         zero = np.zeros(self.world.action_space.shape or (), dtype=np.float32)
-        left: list[int | None] = [] if self._label is None else [self._label(index)]
+        left: list[int | None] = [] if self.label is None else [self.label(index)]
         self._tapes[index] = _Tape(
             before * self.world.num_envs + index, [observation.copy()], [zero], [0.0], [False], [look], left
         )
@@ -153,15 +141,15 @@ class Recorder:
                     tape.rewards.append(tape.pending_reward)
                     tape.success.append(success)
                     tape.looks.append(transition.looks[i])
-                    if self._label is not None:
+                    if self.label is not None:
                         tape.left.append(self._left(i, transition))
                     tape.pending_reward = 0.0
             if not ended[i]:
                 continue
             self._tapes[i] = None
-            if tape is not None and self._hold:
+            if tape is not None and self.hold:
                 self._held.append((i, tape))
-            if tape is not None and (self._hold or self._finish(tape, i)):
+            if tape is not None and (self.hold or self._finish(tape, i)):
                 kept.append(i)
         return kept
 
@@ -169,9 +157,9 @@ class Recorder:
         """Steps to success of a copy; where the episode is over and failed, the moment is gone: None."""
         if transition.success[index]:
             return 0
-        if transition.done[index] or self._label is None:
+        if transition.done[index] or self.label is None:
             return None
-        return self._label(index)
+        return self.label(index)
 
     def release(self) -> int:
         """Write what was held back, in the order of the copies; how many episodes were kept?"""
@@ -179,8 +167,9 @@ class Recorder:
         return sum(self._finish(tape, index) for index, tape in held)
 
     def _finish(self, tape: _Tape, index: int) -> bool:
-        draw = np.random.default_rng([self._seed, 2, tape.number]).random()
-        if draw >= self._keep[tape.outcome] or (self.limit is not None and self.kept >= self.limit):
+        draw = np.random.default_rng([self.seed, 2, tape.number]).random()
+        share = {True: self.keep_success, False: self.keep_fail, None: self.keep_unknown}[tape.outcome]
+        if draw >= share or (self.limit is not None and self.kept >= self.limit):
             return False
         self.kept += 1
         seen = np.stack(tape.observations)
@@ -197,14 +186,14 @@ class Recorder:
         by_row = by_row and self.writer.success_by_row is not False
         success = np.array(tape.success, dtype=np.bool_) if by_row else None
         columns = [seen, actions, rewards, *([] if success is None else [success])]
-        name = f"{self._prefix}-{tape.number:06d}-{_digest(*columns)}"
+        name = f"{self.prefix}-{tape.number:06d}-{_digest(*columns)}"
         if name in self.writer:
             return True  # it was written before this run was killed, and has now been replayed
         episode = Episode(
             id=name,
             task=self.world.tasks[index],
             frames=seen if seen.ndim == 4 else self.world.render(tape.looks),
-            states=seen.astype(np.float32) if seen.ndim == 2 and self._keep_states else None,
+            states=seen.astype(np.float32) if seen.ndim == 2 and self.keep_states else None,
             actions=actions,
             rewards=rewards,
             success=success,
@@ -213,7 +202,7 @@ class Recorder:
                 **self.meta,
                 "copy": index,
                 "frame_every": self.frame_every,
-                **({} if self._label is None else {"steps_left": tape.left}),
+                **({} if self.label is None else {"steps_left": tape.left}),
             },
         )
         self.writer.add(episode)
@@ -249,9 +238,7 @@ def recorder_of_run(
     """
     if writer is None or settings.mode not in (mode, "all"):
         return None
-    meta: dict[str, Any] = {"mode": mode, "prefix": f"{mode}-s{seed}", "seed": seed}
-    if mode == "eval":
-        meta |= {"prefix": f"{mode}-s{seed}-{step:09d}", "step": step}
+    meta: dict[str, Any] = {"mode": mode, "seed": seed} | ({"step": step} if mode == "eval" else {})
     return Recorder(
         world,
         writer,
@@ -260,6 +247,7 @@ def recorder_of_run(
         keep_fail=0.0 if settings.only_success else settings.sample_rate_fail,
         keep_unknown=0.0 if settings.only_success else 1.0,
         meta=meta,
+        prefix=f"{mode}-s{seed}" + (f"-{step:09d}" if mode == "eval" else ""),
         seed=seed + step,
     )
 

@@ -212,7 +212,7 @@ class Sampler:
         if short and data.shortfall == "fill":
             rows = np.concatenate([rows, np.flatnonzero(~keep)])
         metrics: Metrics = {
-            **_shares(parts, kept),
+            **_shares(everything, keep),
             "tokens_generated": float(everything.mask.sum()),
             "prompts_drawn": float(drawn),
             "prompts_survived": float(survivors),
@@ -377,13 +377,7 @@ class TextCollector:
             rollout = self._evaluated(rollout, log_probs=self.recompute or many, values=values)
             if greedy is not None:
                 greedy = self._evaluated(greedy, log_probs=self.recompute)
-                rollout = replace(
-                    rollout,
-                    greedy=greedy,
-                    steps=rollout.steps + greedy.steps,
-                    measured=rollout.measured + greedy.measured,
-                    failures=(*rollout.failures, *((-1, step, why) for _, step, why in greedy.failures)),
-                )
+                rollout = replace(rollout, greedy=greedy).counting([greedy])
         metrics = {**rollout.metrics, **_response_metrics(rollout.inputs)}
         return replace(rollout, fresh=True, version=version, seconds=seconds, metrics=metrics)
 
@@ -474,19 +468,16 @@ def short_enough(tokenizer: Any, prompts: Sequence[Prompt], data: DataSettings) 
     return fitting, len(prompts) - len(fitting)
 
 
-def _shares(parts: Sequence[TextRollout], kept: Sequence[BoolArray]) -> Metrics:
+def _shares(drawn: TextRollout, kept_B: BoolArray) -> Metrics:
     """Shares of right and of truncated responses, before and after the filters."""
 
-    def accuracy(chosen: Sequence[BoolArray]) -> float | None:
-        known = [part.known_B & rows for part, rows in zip(parts, chosen, strict=True)]
-        total = sum(int(k.sum()) for k in known)
-        right = sum(float(part.outcomes_B[k].sum()) for part, k in zip(parts, known, strict=True))
-        return right / total if total else None
+    def accuracy(rows: BoolArray) -> float | None:
+        return float(drawn.outcomes_B[rows].sum()) / int(rows.sum()) if rows.any() else None
 
-    finished = np.concatenate([part.inputs.batch.finished_B for part in parts])
+    finished = drawn.inputs.batch.finished_B
     return {
-        "accuracy_before_filter": accuracy([np.ones_like(rows) for rows in kept]),
-        "accuracy_after_filter": accuracy(kept),
+        "accuracy_before_filter": accuracy(drawn.known_B),
+        "accuracy_after_filter": accuracy(drawn.known_B & kept_B),
         "truncated": float((~finished).sum()) / len(finished),
     }
 

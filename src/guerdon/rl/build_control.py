@@ -14,7 +14,7 @@ from guerdon.rl.episode_stats import EpisodeStats, RewardScaler
 from guerdon.rl.films import write_film
 from guerdon.rl.learner import Learner
 from guerdon.rl.optimizers import FlatAdam
-from guerdon.rl.parts import Parts, start_from_run
+from guerdon.rl.parts import Parts
 from guerdon.rl.reward_refit import RefittedReward, online_model
 from guerdon.rl.reward_source import GroundTruth, RewardSource, SourceTerms
 from guerdon.settings.study import Study
@@ -59,7 +59,7 @@ def control_parts(study: Study, *, fresh: bool) -> Parts:
         scaler=RewardScaler(gammas, study.env.num_envs) if algorithm.normalize_rewards else None,
     )
     if fresh and runner.resume_dir:
-        notes.append(start_from_run(learner, Path(runner.resume_dir)))
+        notes.append(learner.start_from(Path(runner.resume_dir)))
     notes += [
         f"[{study.reward.group_name}] {name}: {one.settings.model.model_type} from {one.settings.model.origin}, "
         f"weight {one.settings.reward_weight:g}"

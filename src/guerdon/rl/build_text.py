@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from guerdon.rl.episode_stats import EpisodeStats
 from guerdon.rl.films import write_text_film
 from guerdon.rl.learner import KL, Learner
 from guerdon.rl.optimizers import AdamW
-from guerdon.rl.parts import Parts, start_from_run
+from guerdon.rl.parts import Parts
 from guerdon.rl.prime import PrimeReward
 from guerdon.rl.reward_source import GroundTruth, RewardSource, SourceTerms
 from guerdon.rl.text_sources import ExactReward, TextReward
@@ -71,7 +72,7 @@ def text_parts(study: Study, *, fresh: bool) -> Parts:
     )
     notes = _notes(study, collector, sources, alike=alike)
     if fresh and runner.resume_dir:
-        notes.append(start_from_run(learner, Path(runner.resume_dir)))
+        notes.append(learner.start_from(Path(runner.resume_dir)))
         if start is not None:
             _take_start(start, policy)
 
@@ -81,12 +82,9 @@ def text_parts(study: Study, *, fresh: bool) -> Parts:
             rewards = {n: source.measure(rollout, learn=False) for n, source in sources.items() if n != VERIFIER}
             write_text_film(folder / f"step_{step:012d}.json", rollout, rewards, step=step)
 
-    def save(folder: Path) -> None:
-        save_policy(policy, folder)
-
     terms = {name: source.terms for name, source in sources.items()}
     stats = EpisodeStats(list(sources), learned=[name for name in sources if name != VERIFIER])
-    return Parts(collector, sources, terms, learner, stats, "responses", film, save, notes)
+    return Parts(collector, sources, terms, learner, stats, "responses", film, partial(save_policy, policy), notes)
 
 
 def build_text_sources(

@@ -8,6 +8,8 @@ metrics = learner.update(rollout, rewards, terms, progress=0.1)
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 from typing import Any, Generic
 
 import numpy as np
@@ -23,26 +25,17 @@ from guerdon.rl.optimizers import Optimizer
 from guerdon.rl.reward_source import SourceTerms
 from guerdon.rl.update import make_batch, scheduled, steps_per_update, update_policy
 from guerdon.settings.algorithm import AlgorithmSettings
-from guerdon.types import (
-    Advantages,
-    BoolArray,
-    Collected,
-    FloatArray,
-    Inputs,
-    Metrics,
-    Policy,
-    Rewards,
-    Rollout,
-)
+from guerdon.types import Advantages, BoolArray, Collected, FloatArray, Inputs, Metrics, Policy, Rewards, Rollout
 
 KL = "kl"  # the KL from the reference as a source of reward
 _MICRO = 1024  # rows that are evaluated together where nothing says how many
 
 
+@dataclass(eq=False)
 class Learner(Generic[Collected, Inputs]):
     """The policy, its optimiser, and what else changes when it learns.
 
-    Args:
+    Attributes:
         policy: what is trained.
         optimizer: of its parameters.
         settings: the `algorithm` section.
@@ -52,27 +45,25 @@ class Learner(Generic[Collected, Inputs]):
         store_reference: keep its weights in checkpoints, because they are found nowhere else.
         max_length: the length limit of a response (`loss_agg: constant`).
         scaler: divides rewards by the spread of their returns; None: as they are.
+        version: updates so far.
+        source_weights: of the last update, without that of the KL.
     """
 
-    def __init__(
-        self,
-        policy: Policy[Collected, Inputs],
-        optimizer: Optimizer,
-        settings: AlgorithmSettings,
-        *,
-        seed: int,
-        heads: tuple[str, ...],
-        reference: Policy[Collected, Inputs] | None = None,
-        store_reference: bool = False,
-        max_length: int | None = None,
-        scaler: RewardScaler | None = None,
-    ) -> None:
-        self.policy, self.optimizer, self.settings, self.heads = policy, optimizer, settings, heads
-        self.reference, self.store_reference = reference, store_reference and reference is not None
-        self.max_length, self.scaler = max_length, scaler
-        self.rng = generator(seed, LEARNING)
-        self.version = 0  # updates so far
-        self.source_weights: dict[str, float] = {}  # of the last update, without that of the KL
+    policy: Policy[Collected, Inputs]
+    optimizer: Optimizer
+    settings: AlgorithmSettings
+    _: KW_ONLY
+    seed: int
+    heads: tuple[str, ...]
+    reference: Policy[Collected, Inputs] | None = None
+    store_reference: bool = False
+    max_length: int | None = None
+    scaler: RewardScaler | None = None
+    version: int = field(default=0, init=False)
+    source_weights: dict[str, float] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.rng = generator(self.seed, LEARNING)
 
     @property
     def kl_in_reward(self) -> bool:
@@ -148,8 +139,7 @@ class Learner(Generic[Collected, Inputs]):
         """Tensors and JSON-able values of everything that decides the next update."""
         tensors = {f"policy.{k}": v for k, v in self.policy.tensors().items()}
         tensors |= {f"optimizer.{k}": v for k, v in self.optimizer.tensors().items()}
-        if self.store_reference:
-            assert self.reference is not None
+        if self.store_reference and self.reference is not None:
             tensors |= {f"kl_start.{k}": v for k, v in self.reference.tensors().items()}
         tensors["rng.cpu"] = torch.get_rng_state()  # dropout draws from it
         if torch.cuda.is_available():
@@ -163,14 +153,13 @@ class Learner(Generic[Collected, Inputs]):
         Raises:
             CheckpointError: it does not fit, or lacks what the run started from.
         """
-        if self.store_reference:
+        if self.store_reference and self.reference is not None:
             start = ckpt.under("kl_start", tensors)
             if not start:
                 raise CheckpointError(
                     "this checkpoint does not hold the policy that its run started from (runner.resume_dir), from "
                     "which algorithm.kl_coef measures: start the run anew in another folder"
                 )
-            assert self.reference is not None
             self.reference.load_tensors(start)
         self.policy.load_tensors(ckpt.under("policy", tensors))
         self.optimizer.load_tensors(ckpt.under("optimizer", tensors))
@@ -182,27 +171,31 @@ class Learner(Generic[Collected, Inputs]):
         if torch.cuda.is_available() and "rng.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["rng.cuda"])
 
-    def start_from(self, tensors: dict[str, Tensor], sources: list[str]) -> str:
-        """Second stage: take over the policy and its optimiser from the checkpoint of another run.
+    def start_from(self, folder: Path) -> str:
+        """Second stage: take over the policy and its optimiser from another run's newest checkpoint.
 
         Where the sources of reward differ from the first stage's, the critic and the optimiser start fresh: their
         numbers are about another reward.
 
         Returns:
-            What was taken over, in words.
+            A line that says what was done.
 
         Raises:
-            CheckpointError: the policy does not fit.
+            CheckpointError: there is no whole checkpoint, or the policy does not fit.
         """
+        path = ckpt.find_checkpoint(folder)
+        tensors, values = ckpt.load_checkpoint(path)
+        sources, done = values["sources"], "policy and optimiser"
         same = tuple(sources) == self.heads
         self.policy.load_tensors(ckpt.under("policy", tensors), critic=same)
         if same:
             self.optimizer.load_tensors(ckpt.under("optimizer", tensors))
-            return "policy and optimiser"
-        return (
-            "policy; the critic and the optimiser start fresh, because the sources of reward changed from "
-            f"{', '.join(sources) or 'none'} to {', '.join(self.heads) or 'none'}"
-        )
+        else:
+            done = (
+                "policy; the critic and the optimiser start fresh, because the sources of reward changed from "
+                f"{', '.join(sources) or 'none'} to {', '.join(self.heads) or 'none'}"
+            )
+        return f"stage 2 starts from {path}: {done}"
 
 
 def source_advantages(

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.episode_stats import EpisodeStats
 from guerdon.rl.learner import Learner
 from guerdon.rl.reward_source import RewardSource, SourceTerms
@@ -35,19 +34,5 @@ class Parts(NamedTuple):
     stats: EpisodeStats
     unit: str
     film: Callable[[Path, int], None]
-    save_policy: Callable[[Path], None]
+    save_policy: Callable[[Path], object]
     notes: list[str]
-
-
-def start_from_run(learner: Learner[Any, Any], folder: Path) -> str:
-    """Second stage: take over the policy of another run's newest checkpoint; counters start at 0.
-
-    Returns:
-        A line that says what was done.
-
-    Raises:
-        CheckpointError: there is no whole checkpoint, or it does not fit.
-    """
-    path = ckpt.find_checkpoint(folder)
-    tensors, values = ckpt.load_checkpoint(path)
-    return f"stage 2 starts from {path}: {learner.start_from(tensors, values['sources'])}"
