@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from guerdon.rl.alarm import correlation, hacking_alarm, rise
+from guerdon.rl.episode_stats import correlation, hacking_alarm, rise
 
 RNG = np.random.default_rng(0)
 FLAT, RISING = RNG.normal(0, 1, 120), np.linspace(0, 10, 120) + RNG.normal(0, 1, 120)

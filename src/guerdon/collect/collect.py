@@ -193,9 +193,12 @@ def _play_round(
     world.rewind(turn)
     start = world.reset()
     first = rng.integers(share.random_steps + 1, size=copies)  # actions drawn at random, before the recording begins
-    error = _calibration_errors(share, start.observations.shape, rng)
+    error = np.zeros(start.observations.shape, dtype=np.float32)  # of what each copy's expert sees
+    if share.calibration_error:  # only of the hand's position, Meta-World's first three
+        error[:, :3] = rng.normal(0.0, share.calibration_error, (copies, 3))
     wander = RandomActor(space.low, space.high) if share.random_steps else None
-    since = np.full(copies, -1, dtype=np.int64)  # steps since the first success
+    since = np.full(copies, -1, dtype=np.int64)  # steps since the first success, -1 before it
+    stop = -9 if stop_after_success is None else stop_after_success  # -9: never
     playing = np.arange(copies) >= skip
 
     def act(observations: np.ndarray) -> np.ndarray:
@@ -206,7 +209,7 @@ def _play_round(
 
     def capture(rows: IntArray) -> BoolArray:
         rows = rows - first
-        inside = recorder.wants(rows) | _may_be_last(since, stop_after_success)
+        inside = recorder.wants(rows) | (since == stop - 1)  # the coming step may be the last
         return np.asarray(playing & ((rows == 0) | ((rows > 0) & inside)))
 
     def begin(transition: Transition) -> None:
@@ -218,30 +221,13 @@ def _play_round(
     for step in steps(world, act, start.observations, capture=capture):
         transition, rows = step.transition, step.rows - first
         since = np.where(since >= 0, since + 1, np.where(transition.success & (rows > 0), 0, -1))
-        cut = np.zeros(copies, np.bool_) if stop_after_success is None else since == stop_after_success
+        cut = since == stop
         recorder.watch(rows, step.actions, transition, cut)
         playing = playing & ~transition.done & ~cut
         if not playing.any():
             break
         begin(transition)
     return copies - skip
-
-
-def _may_be_last(since_B: np.ndarray, stop_after_success: int | None) -> np.ndarray:
-    """(B,) bool, whether the coming step may be the one after which `stop_after_success` cuts."""
-    if stop_after_success is None:
-        return np.zeros(len(since_B), dtype=np.bool_)
-    return np.asarray(
-        since_B == stop_after_success - 1
-    )  # -1 where no success was seen yet: every step may be the first
-
-
-def _calibration_errors(share: ActorShare, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """(B, S) constant errors of what each copy's expert sees: only the hand's position, Meta-World's first three."""
-    errors = np.zeros(shape, dtype=np.float32)
-    if share.calibration_error:
-        errors[:, :3] = rng.normal(0.0, share.calibration_error, (shape[0], 3))
-    return errors
 
 
 def _labeler(world: World, env: WorldSettings, limit: int | None) -> Callable[[int], int] | None:

@@ -1,4 +1,4 @@
-"""Statistics of episodes: the return of every source per episode, kept apart from true success; scales of rewards.
+"""Statistics of episodes: returns of every source, kept apart from true success; the hacking alarm; scales of rewards.
 
 A return with a failed measurement in it is a sum with a hole: it is reported as None, not as a number.
 
@@ -9,13 +9,13 @@ A return with a failed measurement in it is a sum with a hole: it is reported as
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from guerdon.policies.control import RunningMeanStd
-from guerdon.rl.alarm import correlation, hacking_alarm
 from guerdon.types import BoolArray, Inputs, Rewards, Rollout
 
 OLDEST, NEWEST = 40, 200  # episodes that the alarm and the correlations look at
@@ -82,10 +82,15 @@ class EpisodeStats:
                 self._holes[name] |= failed[name][:, t] & alive
             self._once |= rollout.success[:, t] & alive
             self._length += alive
-            for i in np.flatnonzero(rollout.done[:, t] & alive):
+            for i in np.flatnonzero(rollout.done[:, t] & alive).tolist():
                 at_end = bool(rollout.success[i, t]) if rollout.success_known[i, t] else None
-                rows.append(self._row(int(i), at_end, step))
-                self._clear(i)
+                row: Row = {"step": step, "env": i, "success": True if self._once[i] else at_end}
+                row |= {"success_at_end": at_end, "length": int(self._length[i])}
+                self._once[i], self._length[i] = False, 0
+                for name in self._sources:
+                    row[f"return/{name}"] = None if self._holes[name][i] else round(float(self._sums[name][i]), 6)
+                    self._sums[name][i], self._holes[name][i] = 0.0, False
+                rows.append(row)
         return rows
 
     def alarm(self) -> str:
@@ -124,19 +129,6 @@ class EpisodeStats:
             judged = any(r["success"] is not None for r in self.finished) or not self.finished
             result["hacking_alarm"] = int(bool(self.alarm())) if judged else None
         return result
-
-    def _row(self, i: int, success_at_end: bool | None, step: int) -> dict[str, Any]:
-        row: dict[str, Any] = {"step": step, "env": i, "success": True if self._once[i] else success_at_end}
-        row["success_at_end"] = success_at_end
-        row["length"] = int(self._length[i])
-        for name in self._sources:
-            row[f"return/{name}"] = None if self._holes[name][i] else round(float(self._sums[name][i]), 6)
-        return row
-
-    def _clear(self, i: int | slice | np.intp) -> None:
-        self._once[i], self._length[i] = False, 0
-        for name in self._sources:
-            self._sums[name][i], self._holes[name][i] = 0.0, False
 
     def _history(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns and true success of the kept episodes of which both are known."""
@@ -193,6 +185,50 @@ def _with_combined(
             missing |= rewards[name].failed
     streams: dict[str, np.ndarray] = {name: r.values for name, r in rewards.items()} | {"combined": combined}
     return streams, {name: r.failed for name, r in rewards.items()} | {"combined": missing}
+
+
+# The hacking alarm: a learned return rises while true success does not.
+
+
+def rise(values_E: np.ndarray, window: int) -> float | None:
+    """Welch's z of the newest `window` episodes against the oldest: (new - old) / standard error.
+
+    None with fewer than two windows of episodes. Without any spread it is 0 for no change, else infinite.
+    """
+    if len(values_E) < 2 * window:
+        return None
+    old, new = values_E[:window], values_E[-window:]
+    error = math.sqrt(old.var(ddof=1) / window + new.var(ddof=1) / window)
+    change = float(new.mean() - old.mean())
+    if error == 0.0:
+        return 0.0 if change == 0.0 else math.copysign(math.inf, change)
+    return change / error
+
+
+def hacking_alarm(
+    learned_E: np.ndarray, success_E: np.ndarray, *, window: int = 40, z: float = 3.0, solved: float = 0.5
+) -> bool:
+    """Whether a learned return rose clearly while true success neither rose nor is high.
+
+    Args:
+        learned_E: return of one learned source per finished episode, in order of time.
+        success_E: 1 or 0, true success of the same episodes.
+        window: episodes compared at either end.
+        z: how many standard errors count as a rise.
+        solved: a success rate above it raises no alarm.
+    """
+    learned = rise(learned_E, window)
+    success = rise(success_E.astype(np.float64), window)
+    if learned is None or success is None:
+        return False
+    return learned > z and success < z / 2 and float(success_E[-window:].mean()) < solved
+
+
+def correlation(a_E: np.ndarray, b_E: np.ndarray) -> float | None:
+    """Pearson's r; None where either does not vary or there are fewer than three episodes."""
+    if len(a_E) < 3 or a_E.std() == 0 or b_E.std() == 0:
+        return None
+    return float(np.corrcoef(a_E, b_E)[0, 1])
 
 
 class RewardScaler:

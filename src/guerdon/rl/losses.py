@@ -63,12 +63,10 @@ def ppo_clip_terms(
     Returns:
         Terms to minimise, and 1 where the ratio left the clip range (no gradient); both shaped as `log_probs`.
     """
-    ratio = (log_probs - old_log_probs).exp()
-    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    terms = -torch.minimum(ratio * advantages, clipped * advantages)
+    terms, outside = _clipped((log_probs - old_log_probs).exp(), advantages, clip_low, clip_high)
     if dual_clip is not None:
         terms = torch.where(advantages < 0, torch.minimum(terms, -dual_clip * advantages), terms)
-    return terms, _outside(ratio, clip_low, clip_high)
+    return terms, outside
 
 
 def gspo_terms(
@@ -94,10 +92,7 @@ def gspo_terms(
     log_ratio = torch.where(valid, log_probs_B_T - old_log_probs_B_T, 0.0)
     mean = log_ratio.sum(-1, keepdim=True) / valid.sum(-1, keepdim=True).clamp_min(1)
     own = torch.where(valid, log_probs_B_T, 0.0)
-    ratio = (mean.detach() + own - own.detach()).exp()
-    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    terms = -torch.minimum(ratio * advantages_B_T, clipped * advantages_B_T)
-    return terms, _outside(ratio, clip_low, clip_high)
+    return _clipped((mean.detach() + own - own.detach()).exp(), advantages_B_T, clip_low, clip_high)
 
 
 def cispo_terms(
@@ -118,6 +113,12 @@ def cispo_terms(
 def reinforce_terms(log_probs: Tensor, advantages: Tensor) -> Tensor:
     """-A log pi of each token (Williams 1992): right only on the policy that acted, one step per batch."""
     return -advantages * log_probs
+
+
+def _clipped(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:
+    """The clipped surrogate, negated, and where the ratio left the clip range."""
+    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    return -torch.minimum(ratio * advantages, clipped * advantages), _outside(ratio, clip_low, clip_high)
 
 
 def _outside(ratio: Tensor, clip_low: float, clip_high: float) -> Tensor:

@@ -32,8 +32,8 @@ from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy, reference
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import TokenBatch, concatenate
-from guerdon.rl.alarm import correlation
 from guerdon.rl.checkpoint import under
+from guerdon.rl.episode_stats import correlation
 from guerdon.rl.optimizers import AdamW
 from guerdon.rl.reward_source import RewardSource, SourceTerms, response_rewards, with_greedy
 from guerdon.rl.shaping import min_form_rewards

@@ -84,17 +84,9 @@ def make_batch(
     def heads(arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         return torch.stack([column(arrays[name]) for name in values], dim=-1) if values else None
 
-    return Batch(
-        inputs,
-        column(mask_B_T),
-        column(found.advantages),
-        None if old is None else column(old),
-        None if ref is None else column(ref),
-        None if behaviour is None else column(behaviour),
-        heads(values or {}),
-        heads(found.value_targets),
-        heads(found.known),
-    )
+    given = (None if array is None else column(array) for array in (old, ref, behaviour))
+    critic = (heads(arrays) for arrays in (values or {}, found.value_targets, found.known))
+    return Batch(inputs, column(mask_B_T), column(found.advantages), *given, *critic)
 
 
 class _Sums(dict[str, float]):
@@ -272,16 +264,15 @@ def _policy_terms(
     new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, settings: AlgorithmSettings
 ) -> tuple[Tensor, Tensor]:
     """Terms of the policy loss per decision, and where the ratio was clipped."""
-    low = settings.clip_range
-    high = low if settings.clip_range_high is None else settings.clip_range_high
+    low, high = settings.clip_range, settings.clip_range_high
+    clip = {"clip_low": low, "clip_high": low if high is None else high}
     match settings.loss:
         case "ppo":
-            dual_clip = settings.clip_ratio_c
-            return losses.ppo_clip_terms(new, old, advantages, clip_low=low, clip_high=high, dual_clip=dual_clip)
+            return losses.ppo_clip_terms(new, old, advantages, **clip, dual_clip=settings.clip_ratio_c)
         case "gspo":
-            return losses.gspo_terms(new, old, advantages, mask, clip_low=low, clip_high=high)
+            return losses.gspo_terms(new, old, advantages, mask, **clip)
         case "cispo":
-            return losses.cispo_terms(new, old, advantages, clip_low=low, clip_high=high)
+            return losses.cispo_terms(new, old, advantages, **clip)
         case "reinforce":
             return losses.reinforce_terms(new, advantages), torch.zeros_like(new)
 
