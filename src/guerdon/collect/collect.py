@@ -193,9 +193,7 @@ def _play_round(
     world.rewind(turn)
     start = world.reset()
     first = rng.integers(share.random_steps + 1, size=copies)  # actions drawn at random, before the recording begins
-    error = np.zeros(start.observations.shape, dtype=np.float32)  # of what each copy's expert sees
-    if share.calibration_error:  # only of the hand's position, Meta-World's first three
-        error[:, :3] = rng.normal(0.0, share.calibration_error, (copies, 3))
+    error = _calibration_errors(share, start.observations.shape, rng)
     wander = RandomActor(space.low, space.high) if share.random_steps else None
     since = np.full(copies, -1, dtype=np.int64)  # steps since the first success, -1 before it
     stop = -9 if stop_after_success is None else stop_after_success  # -9: never
@@ -228,6 +226,14 @@ def _play_round(
             break
         begin(transition)
     return copies - skip
+
+
+def _calibration_errors(share: ActorShare, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """(B, S) constant errors of what each copy's expert sees: only the hand's position, Meta-World's first three."""
+    errors = np.zeros(shape, dtype=np.float32)
+    if share.calibration_error:
+        errors[:, :3] = rng.normal(0.0, share.calibration_error, (shape[0], 3))
+    return errors
 
 
 def _labeler(world: World, env: WorldSettings, limit: int | None) -> Callable[[int], int] | None:
