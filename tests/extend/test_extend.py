@@ -15,6 +15,7 @@ from child import environment
 
 PAGE = (Path(guerdon.__file__).parents[2] / "docs" / "extend.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.S | re.M)
+TOKENS = re.search(r'`guerdon run robot.yaml "(.*)"`', PAGE)[1]
 PATIENCE = 200  # seconds; a machine under load is slow
 QUESTIONS = [{"question": f"{a}+{b}=?", "answer": str(a + b)} for a in range(3) for b in range(3)]
 
@@ -93,12 +94,14 @@ def kill(process, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["robot", "text"])
-def test_a_run_with_parts_of_ones_own_is_killed_and_resumed_byte_for_byte(here, name):
+@pytest.mark.parametrize(
+    ("name", "changed"), [("robot", ()), ("robot", (TOKENS,)), ("text", ())], ids=["robot", "tokens", "text"]
+)
+def test_a_run_with_parts_of_ones_own_is_killed_and_resumed_byte_for_byte(here, name, changed):
     folder = here.folder / "runs" / name
-    kill(here("run", f"{name}.yaml"), folder)
-    finished(here("run", f"{name}.yaml", "--resume"))
-    finished(here("run", f"{name}.yaml", "runner.logger.experiment_name=whole"))
+    kill(here("run", f"{name}.yaml", *changed), folder)
+    finished(here("run", f"{name}.yaml", *changed, "--resume"))
+    finished(here("run", f"{name}.yaml", *changed, "runner.logger.experiment_name=whole"))
     assert left(folder) == left(here.folder / "runs" / "whole")
 
 

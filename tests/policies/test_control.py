@@ -54,7 +54,7 @@ def test_the_pixel_actor_is_the_network():
     assert float(x.max()) <= 1
     with torch.no_grad():
         assert np.allclose(policy.actor().mean(frames), policy.action_mean(x).numpy(), atol=1e-6)
-    assert policy.actor().act(frames, np.random.default_rng(0)).shape == (3, 3)
+    assert policy.actor().act(frames, np.random.default_rng(0)).values.shape == (3, 3)
 
 
 def test_actors_do_not_follow_later_updates():
@@ -82,7 +82,7 @@ def test_density_and_entropy_are_a_gaussians():
 def test_samples_have_the_stated_mean_and_spread():
     policy = mlp()
     observations = np.ones((20_000, 5), np.float32)
-    sample = policy.actor().act(observations, np.random.default_rng(0))
+    sample = policy.actor().act(observations, np.random.default_rng(0)).values
     mean, std = policy.actor().mean(observations)[0], policy.log_std.detach().exp().numpy()
     assert np.abs(sample.mean(0) - mean).max() < 5 * std.max() / np.sqrt(20_000)
     assert np.allclose(sample.std(0), std, rtol=0.05)
@@ -172,7 +172,7 @@ def test_an_observation_that_is_no_number_shows_in_the_action():
     """It is not hidden by clipping or normalisation, so that the world can refuse the action."""
     observations = np.ones((2, 5), np.float32)
     observations[1, 2] = np.nan
-    actions = mlp().actor().act(observations, np.random.default_rng(0))
+    actions = mlp().actor().act(observations, np.random.default_rng(0)).values
     assert np.isfinite(actions[0]).all()
     assert np.isnan(actions[1]).all()
 
@@ -190,6 +190,6 @@ def test_random_actions_are_held_and_within_bounds():
 def test_noise_is_added_to_the_most_likely_action():
     policy, observations = mlp(), np.ones((5000, 5), np.float32)
     mean = policy.actor().mean(observations)
-    assert np.array_equal(NoisyActor(policy.actor(), 0.0).act(observations, np.random.default_rng(0)), mean)
-    noise = NoisyActor(policy.actor(), 0.4).act(observations, np.random.default_rng(0)) - mean
+    assert np.array_equal(NoisyActor(policy, 0.0).act(observations, np.random.default_rng(0)), mean)
+    noise = NoisyActor(policy, 0.4).act(observations, np.random.default_rng(0)) - mean
     assert noise.std() == pytest.approx(0.4, rel=0.05)

@@ -7,6 +7,7 @@ import pytest
 import rl_clock as tiny
 
 from guerdon.collect.control import ControlCollector
+from guerdon.policies.robot import Action
 from guerdon.rl.control_sources import ControlReward
 from guerdon.rl.reward_source import SourceTerms
 from guerdon.settings.policy import MLPPolicySettings
@@ -22,7 +23,7 @@ class Still:
     """Acts by zeros."""
 
     def act(self, observations_B, rng):
-        return np.zeros((len(observations_B), 2), np.float32)
+        return Action(np.zeros((len(observations_B), 2), np.float32))
 
 
 def clock_settings(mode, **kwargs):

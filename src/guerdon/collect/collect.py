@@ -22,8 +22,9 @@ from guerdon.collect.episode_capture import Recorder, episode_number
 from guerdon.collect.stepping import steps
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError
-from guerdon.policies.control import ControlPolicy, load_policy
+from guerdon.policies.control import GaussianPolicy, load_policy
 from guerdon.policies.experts import NoisyActor, RandomActor, ScriptedExpert
+from guerdon.policies.robot import RobotPolicy
 from guerdon.progress import ProgressBar
 from guerdon.settings.study import ActorShare, CollectSettings, Study
 from guerdon.settings.world import WorldSettings
@@ -134,7 +135,7 @@ def _collect_part(
     """Play rounds until this actor's part is complete; returns how many episodes were tried."""
     share, wanted = part.share, part.wanted - part.have
     policy = load_policy(Path(share.checkpoint or "")) if share.type == "checkpoint" else None
-    pixels = policy is not None and policy.pixels
+    pixels = isinstance(policy, GaussianPolicy) and policy.pixels
     if pixels and study.env.observation == "state":
         raise ConfigError(f"collect: {share.checkpoint} acts on pixels; set env.observation=pixels")
     env = study.env.model_copy(update={"observation": "pixels" if pixels else "state"})
@@ -244,7 +245,7 @@ def _labeler(world: World, env: WorldSettings, limit: int | None) -> Callable[[i
     return lambda index: continuations.steps_left(world.save_state(index))
 
 
-def _actor_maker(share: ActorShare, world: World, study: Study, policy: ControlPolicy | None) -> Callable[[], Act]:
+def _actor_maker(share: ActorShare, world: World, study: Study, policy: RobotPolicy | None) -> Callable[[], Act]:
     """Makes a new actor for each round.
 
     Raises:
@@ -254,7 +255,8 @@ def _actor_maker(share: ActorShare, world: World, study: Study, policy: ControlP
     space = world.action_space
     if policy is not None:
         policy.check_fits(world.observation_shape, space)
-        return lambda: NoisyActor(policy.actor(), share.noise).act
+        world.show(policy.observation_spec)
+        return lambda: NoisyActor(policy, share.noise).act
     if share.type in ("expert", "noisy"):
         if study.env.type != "metaworld":
             raise ConfigError(

@@ -10,7 +10,7 @@ happen inside, and what comes out holds arrays alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +25,8 @@ from guerdon.collect.stepping import Step, evaluate, film, steps
 from guerdon.collect.timing import timed
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.generators import ACTING, generator
-from guerdon.policies.control import ControlPolicy, StateInputs, build_policy
+from guerdon.policies.control import build_policy
+from guerdon.policies.robot import Action, ControlInputs, RobotPolicy
 from guerdon.settings.policy import ControlPolicySettings
 from guerdon.settings.world import WorldSettings
 from guerdon.types import BoolArray, FloatArray, IntArray, Observes, Rollout, Segment
@@ -35,6 +36,7 @@ from guerdon.worlds.world import World
 EVAL_SEED = 10_000_019  # decides the starts of evaluation episodes: the same for every arm and seed
 
 FLAGS = ("mask", "terminated", "truncated", "success", "success_known")
+_MICRO = 256  # decisions that a large policy evaluates together
 
 Weights = Mapping[str, Tensor | np.ndarray]
 
@@ -81,7 +83,7 @@ class ControlCollector:
         limit = max((o.label_limit for o in self.observes if o.label_every), default=0)
         self._continuations = Continuations(env, limit) if limit else None
         self._observed = ObservedFrames(self.world, self.observes, self._continuations)
-        self._observations: np.ndarray | None = None  # what the copies show now; None before the first episodes
+        self._begun = False  # whether there are episodes under way
         self._fresh = True
         self._rollouts = 0
 
@@ -90,7 +92,7 @@ class ControlCollector:
         """The copies in which evaluation episodes and films are played."""
         return build_world(self.env, seed=EVAL_SEED, success_readers=self._readers)
 
-    def build_policy(self) -> ControlPolicy:
+    def build_policy(self) -> RobotPolicy:
         """A policy of these settings that fits the environment, with weights drawn from the seed."""
         world = self.world
         return build_policy(
@@ -98,25 +100,26 @@ class ControlCollector:
         )
 
     def collect(
-        self, policy: ControlPolicy | Weights, *, version: int = 0, warm_up: bool = False
-    ) -> Rollout[StateInputs]:
+        self, policy: RobotPolicy | Weights, *, version: int = 0, warm_up: bool = False
+    ) -> Rollout[ControlInputs]:
         """Act for `rollout_steps` steps, or for one episode of every copy of a group.
 
         Args:
-            policy: what acts; a policy is used as it is, weights (`ControlPolicy.tensors`) are loaded.
+            policy: what acts; a policy is used as it is, weights (`RobotPolicy.tensors`) are loaded.
             version: of the weights, kept with the rollout.
             warm_up: only reward models learn from it; a rollout like any other.
         """
         policy = self._loaded(policy)
+        self.world.show(policy.observation_spec)
         seconds: dict[str, float] = {}
         if self.group_size is not None:
             self.world.rewind(self._rollouts)
             self._begin()
-        elif self._observations is None:
+        elif not self._begun:
             self._begin()
         self._observed.observes = self.observes
         with timed(seconds, "simulate"):
-            taken, alive = self._act(policy)
+            taken, records, alive = self._act(policy)
             flags: dict[str, Any] = {
                 name: _rows(getattr(step.transition, name) for step in taken) & alive for name in FLAGS
             }
@@ -126,7 +129,7 @@ class ControlCollector:
             with timed(seconds, "render"):
                 segments = self._observed.segments(mask, flags["terminated"], done)
         with timed(seconds, "log-probs"):
-            inputs, log_probs, values, next_values = _evaluated(policy, taken, done)
+            inputs, log_probs, values, next_values = _evaluated(policy, self.heads, taken, records, done)
         rewards = _rows(step.transition.rewards for step in taken)
         copies = np.arange(self.world.num_envs, dtype=np.int64)
         fresh, self._fresh = self._fresh, False
@@ -147,7 +150,8 @@ class ControlCollector:
             seconds=seconds,
         )
 
-    def evaluate(self, policy: ControlPolicy | Weights, *, episodes: int, step: int = 0) -> dict[str, float]:
+    @torch.no_grad()
+    def evaluate(self, policy: RobotPolicy | Weights, *, episodes: int, step: int = 0) -> dict[str, float]:
         """True success of deterministic episodes from fixed starts: see `stepping.evaluate`.
 
         Args:
@@ -158,12 +162,12 @@ class ControlCollector:
         recorder = recorder_of_run(
             self.env.data_collection, "eval", self.eval_world, self._writer, seed=self.seed, step=step
         )
-        actor = self._loaded(policy).actor()
-        return evaluate(self.eval_world, actor.mean, episodes=episodes, recorder=recorder)
+        return evaluate(self.eval_world, self._greedy(policy), episodes=episodes, recorder=recorder)
 
-    def film(self, policy: ControlPolicy | Weights, *, frames: int) -> tuple[Segment, FloatArray]:
+    @torch.no_grad()
+    def film(self, policy: RobotPolicy | Weights, *, frames: int) -> tuple[Segment, FloatArray]:
         """Moments of one deterministic episode, and the environment's reward at each: see `stepping.film`."""
-        return film(self.eval_world, self._loaded(policy).actor().mean, frames=frames)
+        return film(self.eval_world, self._greedy(policy), frames=frames)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and JSON-able values of everything that decides later rollouts; recorded episodes are on the disk.
@@ -174,7 +178,7 @@ class ControlCollector:
             self._writer.flush()
         tensors: dict[str, Tensor] = {}
         world: dict[str, Any] | None = None
-        if self._observations is not None and self.group_size is None:
+        if self._begun and self.group_size is None:
             world = self.world.state_dict()
             tensors["observations"] = torch.from_numpy(np.ascontiguousarray(world.pop("observations")))
             for i, past in enumerate(world.pop("actions")):
@@ -203,7 +207,7 @@ class ControlCollector:
         pasts = [tensors[f"actions.{i}"].numpy() for i in range(self.world.num_envs)]
         shown = tensors["observations"].numpy()
         self.world.load_state_dict({**values["world"], "actions": pasts, "observations": shown})
-        self._observations, self._fresh = self.world.observations, False
+        self._begun, self._fresh = True, False
         if not self.world.exact_resume:
             self._begin()
 
@@ -222,15 +226,22 @@ class ControlCollector:
     # Parts of a rollout.
 
     @cached_property
-    def _room(self) -> ControlPolicy:
+    def _room(self) -> RobotPolicy:
         """Room for weights from elsewhere."""
         return self.build_policy()
 
-    def _loaded(self, policy: ControlPolicy | Weights) -> ControlPolicy:
-        if isinstance(policy, ControlPolicy):
-            return policy
-        self._room.load_tensors({name: torch.as_tensor(value) for name, value in policy.items()})
-        return self._room
+    def _loaded(self, policy: RobotPolicy | Weights) -> RobotPolicy:
+        if isinstance(policy, Mapping):
+            self._room.load_tensors({name: torch.as_tensor(value) for name, value in policy.items()})
+            return self._room
+        return policy
+
+    def _greedy(self, policy: RobotPolicy | Weights) -> Callable[[np.ndarray], np.ndarray]:
+        """The most likely actions of a policy in the world of evaluations."""
+        policy = self._loaded(policy)
+        self.eval_world.show(policy.observation_spec)
+        actor, rng = policy.actor(), np.random.default_rng(EVAL_SEED)
+        return lambda observations: actor.act(observations, rng, greedy=True).values
 
     def _open_writer(self) -> EpisodeWriter:
         collection = self.env.data_collection
@@ -245,17 +256,22 @@ class ControlCollector:
         """Start new episodes in every copy; nothing of those under way may reach them."""
         looking = bool(self.observes) or self._recorder is not None
         start = self.world.reset(capture=np.full(self.world.num_envs, looking))
-        self._observations, self._fresh = start.observations, True
+        self._begun, self._fresh = True, True
         self._observed.observes = self.observes
         self._observed.begin(start)
         if self._recorder is not None:
             self._recorder.begin_all(start)
 
-    def _act(self, policy: ControlPolicy) -> tuple[list[Step], BoolArray]:
-        """Step all copies; of a group, until the one episode of each is over. With (B, T) where it was not yet."""
+    @torch.no_grad()
+    def _act(self, policy: RobotPolicy) -> tuple[list[Step], list[np.ndarray], BoolArray]:
+        """Step all copies; of a group, until the one episode of each is over.
+
+        Returns:
+            T steps; T records of the policy's decisions (B, ...); (B, T) where the one episode was not over.
+        """
         actor, recorder = policy.actor(), self._recorder
-        assert self._observations is not None
         taken: list[Step] = []
+        records: list[np.ndarray] = []
         alive: list[BoolArray] = []
         over = np.zeros(self.world.num_envs, dtype=np.bool_)
 
@@ -263,10 +279,15 @@ class ControlCollector:
             wanted = self._observed.capture(rows)
             return (wanted if recorder is None else wanted | recorder.wants(rows)) & ~over
 
+        def decide(observations: np.ndarray) -> FloatArray:
+            action: Action = actor.act(observations, self.rng)
+            records.append(action.values if action.record is None else action.record)
+            return action.values
+
         stepping = steps(
             self.world,
-            lambda observations: actor.act(observations, self.rng),
-            self._observations,
+            decide,
+            self.world.observations,
             capture=capture if self.observes or recorder is not None else None,
         )
         for t, step in zip(range(self._steps), stepping, strict=False):
@@ -282,8 +303,7 @@ class ControlCollector:
                 over |= step.transition.done
                 if over.all():
                     break
-        self._observations = step.transition.observations
-        return taken, _rows(alive)
+        return taken, records, _rows(alive)
 
 
 def _rows(columns_T: Iterable[np.ndarray]) -> np.ndarray:
@@ -293,29 +313,31 @@ def _rows(columns_T: Iterable[np.ndarray]) -> np.ndarray:
 
 @torch.no_grad()
 def _evaluated(
-    policy: ControlPolicy, taken_T: Sequence[Step], done_B_T: BoolArray
-) -> tuple[StateInputs, FloatArray, dict[str, FloatArray], dict[str, FloatArray]]:
+    policy: RobotPolicy,
+    heads: Sequence[str],
+    taken_T: Sequence[Step],
+    records_T: Sequence[np.ndarray],
+    done_B_T: BoolArray,
+) -> tuple[ControlInputs, FloatArray, dict[str, FloatArray], dict[str, FloatArray]]:
     """Inputs of the policy, (B, T) log-probabilities, and values before and after each step, in one batch."""
     b, t = done_B_T.shape
-    observations, actions = _rows(s.observations for s in taken_T), _rows(s.actions for s in taken_T)
-    observations = observations.reshape(b * t, *observations.shape[2:])
-    inputs = StateInputs(
-        torch.from_numpy(observations), torch.from_numpy(actions.reshape(b * t, -1).astype(np.float32, copy=False))
+    observations, records = _rows(step.observations for step in taken_T), _rows(records_T)
+    inputs = ControlInputs(
+        observations.reshape(b * t, *observations.shape[2:]), records.reshape(b * t, *records.shape[2:])
     )
-    x = policy.prepare(observations)
-    log_probs = policy.log_prob(x, inputs.actions).numpy().reshape(b, t)
-    if policy.vf is None:
+    found = policy.evaluate_all(policy.prepared(inputs), micro=_MICRO)
+    log_probs = found.log_probs.numpy().reshape(b, t)
+    if found.values is None:
         return inputs, log_probs, {}, {}
-    values = policy.value(x).numpy().reshape(b, t, -1)
-    last = policy.value(policy.prepare(taken_T[-1].transition.observations)).numpy()
+    values = found.values.numpy().reshape(b, t, -1)
+    last = policy.values(taken_T[-1].transition.observations).cpu().numpy()
     following = np.concatenate([values[:, 1:], last[:, None]], axis=1)
     ends = np.argwhere(done_B_T.T).tolist()  # after the last step of an episode comes its terminal observation
     if ends:
         finals = np.stack([taken_T[step].transition.final_observations[i] for step, i in ends])
-        for (step, i), value in zip(ends, policy.value(policy.prepare(finals)).numpy(), strict=True):
+        for (step, i), value in zip(ends, policy.values(finals).cpu().numpy(), strict=True):
             following[i, step] = value
     before, after = (
-        {name: np.ascontiguousarray(array[..., k]) for k, name in enumerate(policy.sources)}
-        for array in (values, following)
+        {name: np.ascontiguousarray(array[..., k]) for k, name in enumerate(heads)} for array in (values, following)
     )
     return inputs, log_probs, before, after

@@ -189,6 +189,8 @@ class Recorder:
         name = f"{self.prefix}-{tape.number:06d}-{_digest(*columns)}"
         if name in self.writer:
             return True  # it was written before this run was killed, and has now been replayed
+        if "states" in (seen.dtype.names or ()):
+            seen = seen["states"]
         episode = Episode(
             id=name,
             task=self.world.tasks[index],

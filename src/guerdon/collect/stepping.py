@@ -2,7 +2,7 @@
 
 Training rollouts, evaluation, films, collected episodes and an expert's continuations all go through `steps`.
 
-    for step in steps(world, policy.actor().mean, world.reset().observations):
+    for step in steps(world, act, world.reset().observations):
         step.actions, step.transition.rewards
 """
 

@@ -3,8 +3,8 @@
 Acting happens thousands of times a second on a handful of rows, so the state policy acts through plain numpy
 copies of its weights; everything that needs gradients goes through torch. Actor and critic share nothing.
 
-    policy = build_policy(settings, observation_space, action_space, sources=["env"], seed=0)
-    actions_B_A = policy.actor().act(observations_B_S, rng)
+    policy = build_policy(settings, observation_shape, action_space, sources=["env"], seed=0)
+    actions_B_A = policy.actor().act(observations_B_S, rng).values
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from guerdon.atomic import write_bytes, write_json
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.finite import load_weights, refuse_to_write
+from guerdon.policies.robot import Action, ControlInputs, RobotPolicy
 from guerdon.settings.policy import POLICIES, CNNPolicySettings, ControlPolicySettings, OwnPolicySettings
 from guerdon.types import BoolArray, Evaluated, IntArray
 
@@ -110,37 +111,17 @@ class Actor:
         weight, bias = self._layers[-1]
         return np.asarray(x @ weight + bias)
 
-    def act(self, observations_B_S: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """(B, A) sampled actions."""
-        mean = self.mean(observations_B_S)
-        noise = rng.standard_normal(mean.shape, dtype=np.float32)
-        return np.asarray(mean + self._std * noise)
-
-
-class NetworkActor:
-    """Acts through the network itself, for pixels and for networks of any shape."""
-
-    def __init__(self, policy: ControlPolicy) -> None:
-        self._policy = policy
-
-    @torch.inference_mode()
-    def mean(self, observations: np.ndarray) -> np.ndarray:
-        """(B, A) most likely actions."""
-        return np.asarray(self._policy.action_mean(self._policy.prepare(observations)).numpy())
-
-    def act(self, observations: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """(B, A) sampled actions."""
-        mean = self.mean(observations)
-        std = self._policy.log_std.detach().exp().numpy()
-        return np.asarray(mean + std * rng.standard_normal(mean.shape, dtype=np.float32))
+    def act(self, observations_B_S: np.ndarray, rng: np.random.Generator, *, greedy: bool = False) -> Action:
+        """Sampled or most likely actions."""
+        return _gaussian(self.mean(observations_B_S), self._std, rng, greedy)
 
 
 @dataclass(frozen=True, eq=False)
 class StateInputs:
-    """N steps of a control policy.
+    """N steps of a Gaussian policy, ready for its networks.
 
     Attributes:
-        observations: as the environment shows them, or as the networks take them (`ControlPolicy.prepare`).
+        observations: as the networks take them (`GaussianPolicy.prepare`).
         actions: (N, A).
     """
 
@@ -156,7 +137,7 @@ class StateInputs:
         return StateInputs(self.observations.index_select(0, index), self.actions.index_select(0, index))
 
 
-class ControlPolicy(nn.Module):
+class GaussianPolicy(RobotPolicy):
     """Actor and critic.
 
     Attributes:
@@ -205,6 +186,15 @@ class ControlPolicy(nn.Module):
         mean: Tensor = self.pi(x)
         return mean
 
+    @torch.inference_mode()
+    def mean(self, observations: np.ndarray) -> np.ndarray:
+        """(B, A) most likely actions."""
+        return np.asarray(self.action_mean(self.prepare(observations)).numpy())
+
+    def act(self, observations: np.ndarray, rng: np.random.Generator, *, greedy: bool = False) -> Action:
+        """Sampled or most likely actions."""
+        return _gaussian(self.mean(observations), self.log_std.detach().exp().numpy(), rng, greedy)
+
     def log_prob(self, x: Tensor, actions_N_A: Tensor) -> Tensor:
         """(N,) log-density of actions at prepared observations."""
         z = (actions_N_A - self.action_mean(x)) * (-self.log_std).exp()
@@ -222,14 +212,18 @@ class ControlPolicy(nn.Module):
         value: Tensor = self.vf(x)
         return value
 
-    def prepared(self, inputs: StateInputs) -> StateInputs:
-        """The steps of a rollout with observations as the networks take them."""
-        return StateInputs(self.prepare(inputs.observations.numpy()), inputs.actions)
+    def values(self, observations: np.ndarray) -> Tensor:
+        """(N, K) value of each source."""
+        return self.value(self.prepare(observations))
 
-    def observe(self, inputs: StateInputs, mask_B_T: BoolArray) -> None:
+    def prepared(self, inputs: ControlInputs) -> StateInputs:
+        """The steps of a rollout with observations as the networks take them."""
+        return StateInputs(self.prepare(inputs.observations), torch.from_numpy(inputs.actions))
+
+    def observe(self, inputs: ControlInputs, mask_B_T: BoolArray) -> None:
         """Update the running statistics of observations and make them the ones in use."""
         if self.normalizer is not None:
-            self.normalizer.update(inputs.observations.numpy()[mask_B_T.reshape(-1)])
+            self.normalizer.update(inputs.observations[mask_B_T.reshape(-1)])
             self.refresh_normalizer()
 
     def evaluate(self, inputs: StateInputs, *, entropy: bool = False) -> Evaluated:
@@ -245,10 +239,10 @@ class ControlPolicy(nn.Module):
         """`evaluate` without gradients, all steps at once: control policies are small."""
         return self.evaluate(inputs)
 
-    def actor(self) -> Actor | NetworkActor:
-        """A copy to act with; it does not follow later updates."""
+    def actor(self) -> Actor | GaussianPolicy:
+        """A copy in numpy to act with, of the networks on states; pictures and networks of users go through torch."""
         if self.pixels or isinstance(self.settings, OwnPolicySettings):
-            return NetworkActor(self)
+            return self
         layers = [
             (m.weight.detach().numpy().copy(), m.bias.detach().numpy().copy())
             for m in self.pi.modules()
@@ -264,7 +258,7 @@ class ControlPolicy(nn.Module):
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything to store: weights, statistics, and which activation the weights were made for."""
-        state = {k: v.detach().clone() for k, v in self.state_dict().items()}
+        state = super().tensors()
         state[_ACTIVATION] = torch.tensor([_ACTIVATIONS.index(self.settings.activation)], dtype=torch.uint8)
         if self.normalizer is not None:
             state |= {f"normalizer.{k}": torch.from_numpy(np.array(v)) for k, v in self.normalizer.state_dict().items()}
@@ -281,40 +275,13 @@ class ControlPolicy(nn.Module):
             CheckpointError: names, shapes, activation or normalisation do not fit.
         """
         self._check_kind(state)
-        own = {k for k in self.state_dict() if critic or not k.startswith("vf.")}
-        weights = {k: v for k, v in state.items() if k in own}
-        shapes = {k: tuple(v.shape) for k, v in self.state_dict().items()}
-        wrong = sorted(k for k in own if k not in weights or tuple(weights[k].shape) != shapes[k])
-        if wrong:
-            have = {k: tuple(state[k].shape) if k in state else "missing" for k in wrong}
-            raise CheckpointError(
-                f"the policy checkpoint does not fit this configuration: {have}, expected "
-                f"{ {k: shapes[k] for k in wrong} }; policy.hidden and the environment must be those it was made with"
-            )
-        with torch.no_grad():
-            for name, value in self.state_dict().items():
-                if name in weights:
-                    value.copy_(weights[name])
+        super().load_tensors(state, critic=critic)
         if self.normalizer is not None:
             prefix = "normalizer."
             self.normalizer.load_state_dict(
                 {k.removeprefix(prefix): v.numpy() for k, v in state.items() if k.startswith(prefix)}
             )
             self.refresh_normalizer()
-
-    def check_fits(self, observation_shape: tuple[int, ...], action_space: gymnasium.Space) -> None:
-        """Refuse a world that shows or takes something else than what this policy was made for.
-
-        Raises:
-            CheckpointError: with both shapes.
-        """
-        wanted = (tuple(observation_shape), int(np.prod(action_space.shape or ())))
-        if wanted != (self.observation_shape, self.action_size):
-            raise CheckpointError(
-                f"the policy was made for observations {self.observation_shape} and {self.action_size} actions, this "
-                f"environment has {wanted[0]} and {wanted[1]}; env.task, env.observation and env.frame_size must be "
-                "those it was made with"
-            )
 
     def _check_kind(self, state: dict[str, Tensor]) -> None:
         """Check what shapes do not show: weights mean something else under another activation or normalisation."""
@@ -338,11 +305,18 @@ def build_policy(
     *,
     sources: Sequence[str],
     seed: int,
-) -> ControlPolicy:
-    """A fresh policy with orthogonal weights drawn from the seed; global random state is left alone.
+) -> RobotPolicy:
+    """A fresh policy with weights drawn from the seed; global random state is left alone.
+
+    Args:
+        settings: the `policy` section.
+        observation_shape: what the world shows, without columns of the policy's own choice.
+        action_space: a Box.
+        sources: names of the value heads.
+        seed: of the run.
 
     Raises:
-        ConfigError: the policy type does not fit the observations.
+        ConfigError: the policy type does not fit the observations, or a user's factory cannot make it.
     """
     wanted = 3 if isinstance(settings, CNNPolicySettings) else 1
     if len(observation_shape) != wanted and not isinstance(settings, OwnPolicySettings):
@@ -350,12 +324,43 @@ def build_policy(
             f"policy.type {settings.type} takes observations with {wanted} dimension(s), the environment gives "
             f"{observation_shape}; set env.observation to {'pixels' if wanted == 3 else 'state'}"
         )
+    size = int(np.prod(action_space.shape or ()))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return ControlPolicy(settings, observation_shape, int(np.prod(action_space.shape or ())), sources)
+        policy: RobotPolicy
+        if isinstance(settings, OwnPolicySettings) and settings.whole:
+            offered = {"observation_shape": observation_shape, "action_space": action_space, "heads": tuple(sources)}
+            policy = POLICIES.build(settings.type, settings.params, RobotPolicy, **offered)
+        else:
+            policy = GaussianPolicy(settings, observation_shape, size, sources)
+    policy.card = {
+        "settings": settings.model_dump(mode="json"),
+        "observation_shape": list(observation_shape),
+        "action_size": size,
+        "sources": list(sources),
+    }
+    if not isinstance(policy, GaussianPolicy):
+        bounds = {"low": action_space.low, "high": action_space.high}
+        policy.card |= {k: [float(x) if np.isfinite(x) else None for x in v] for k, v in bounds.items()}
+    return policy
 
 
-def save_policy(policy: ControlPolicy, folder: Path) -> None:
+def start_from_policy(policy: RobotPolicy, folder: Path) -> str:
+    """Take over the actor of a stored policy. The critic starts fresh: it was trained on other rewards.
+
+    Returns:
+        A line that says what was done.
+
+    Raises:
+        CheckpointError: the policy does not fit.
+    """
+    policy.load_tensors(load_policy(folder).tensors(), critic=False)
+    if isinstance(policy, GaussianPolicy) and "log_std_init" in policy.settings.model_fields_set:
+        policy.log_std.data.fill_(policy.settings.log_std_init)
+    return f"policy starts from {folder}"
+
+
+def save_policy(policy: RobotPolicy, folder: Path) -> None:
     """Write a policy alone (`policy.safetensors`, `policy.json`), for collecting, cloning and warm starts.
 
     Raises:
@@ -367,18 +372,10 @@ def save_policy(policy: ControlPolicy, folder: Path) -> None:
     weights = policy.tensors()
     refuse_to_write(weights, folder / "policy.safetensors")
     write_bytes(folder / "policy.safetensors", save(weights))
-    write_json(
-        folder / "policy.json",
-        {
-            "settings": policy.settings.model_dump(mode="json"),
-            "observation_shape": list(policy.observation_shape),
-            "action_size": policy.action_size,
-            "sources": list(policy.sources),
-        },
-    )
+    write_json(folder / "policy.json", policy.card)
 
 
-def load_policy(folder: Path) -> ControlPolicy:
+def load_policy(folder: Path) -> RobotPolicy:
     """Read what `save_policy` wrote.
 
     Raises:
@@ -394,9 +391,21 @@ def load_policy(folder: Path) -> ControlPolicy:
     with boundary(CheckpointError, f"the policy in {folder} cannot be read"):
         spec: dict[str, Any] = json.loads(card.read_text(encoding="utf-8"))
         settings = TypeAdapter(ControlPolicySettings).validate_python(spec["settings"])
-        policy = ControlPolicy(settings, tuple(spec["observation_shape"]), spec["action_size"], spec["sources"])
+        low, high = (
+            np.array([x if x is not None else sign * np.inf for x in spec.get(name, [None] * spec["action_size"])])
+            for name, sign in (("low", -1), ("high", 1))
+        )
+        space = gymnasium.spaces.Box(low.astype(np.float32), high.astype(np.float32))
+        shape = tuple(spec["observation_shape"])
+        policy = build_policy(settings, shape, space, sources=spec["sources"], seed=0)
         policy.load_tensors(load_weights(weights))
     return policy
+
+
+def _gaussian(mean_B_A: np.ndarray, std_A: np.ndarray, rng: np.random.Generator, greedy: bool) -> Action:
+    if greedy:
+        return Action(mean_B_A)
+    return Action(np.asarray(mean_B_A + std_A * rng.standard_normal(mean_B_A.shape, dtype=np.float32)))
 
 
 def _relu(x: np.ndarray) -> np.ndarray:

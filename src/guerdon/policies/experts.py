@@ -11,9 +11,10 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
+import torch
 
 from guerdon.errors import ConfigError
-from guerdon.policies.control import Actor, NetworkActor
+from guerdon.policies.robot import RobotPolicy
 from guerdon.worlds.camera import import_mujoco
 
 
@@ -68,12 +69,13 @@ class RandomActor:
 
 
 class NoisyActor:
-    """Another actor with Gaussian noise on its most likely actions."""
+    """A policy with Gaussian noise on its most likely actions."""
 
-    def __init__(self, actor: Actor | NetworkActor, noise: float) -> None:
-        self._actor, self._noise = actor, noise
+    def __init__(self, policy: RobotPolicy, noise: float) -> None:
+        self._actor, self._noise = policy.actor(), noise
 
+    @torch.no_grad()
     def act(self, observations_B: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """(B, A) actions."""
-        mean = self._actor.mean(observations_B)
+        mean = self._actor.act(observations_B, rng, greedy=True).values
         return np.asarray(mean + self._noise * rng.standard_normal(mean.shape, dtype=np.float32))

@@ -8,7 +8,7 @@ from typing import Any
 from guerdon.collect.control import ControlCollector
 from guerdon.models.image import ImageRewardModel
 from guerdon.models.load import load_source_model
-from guerdon.policies.control import ControlPolicy, load_policy, save_policy
+from guerdon.policies.control import save_policy, start_from_policy
 from guerdon.rl.control_sources import ControlReward
 from guerdon.rl.episode_stats import EpisodeStats, RewardScaler
 from guerdon.rl.films import write_film
@@ -48,14 +48,14 @@ def control_parts(study: Study, *, fresh: bool) -> Parts:
     policy = collector.build_policy()
     notes = []
     if fresh and study.control_policy.checkpoint is not None:
-        notes.append(start_from_policy(policy, Path(study.control_policy.checkpoint), study))
+        notes.append(start_from_policy(policy, Path(study.control_policy.checkpoint)))
     gammas = {name: one.gamma for name, one in terms.items()}
     learner = Learner(
         policy,
         FlatAdam(policy, algorithm.learning_rate),
         algorithm,
         seed=runner.seed,
-        heads=policy.sources,
+        heads=collector.heads,
         scaler=RewardScaler(gammas, study.env.num_envs) if algorithm.normalize_rewards else None,
     )
     if fresh and runner.resume_dir:
@@ -105,18 +105,3 @@ def build_control_sources(study: Study) -> dict[str, ControlReward]:
             online = online_model(name, model, settings.refitted, seed=study.runner.seed * 1000 + index)
             sources[name] = RefittedReward(terms, online, settings, num_envs=num_envs)
     return sources
-
-
-def start_from_policy(policy: ControlPolicy, folder: Path, study: Study) -> str:
-    """Take over the actor of `policy.checkpoint`. The critic starts fresh: it was trained on other rewards.
-
-    Returns:
-        A line that says what was done.
-
-    Raises:
-        CheckpointError: the policy does not fit.
-    """
-    policy.load_tensors(load_policy(folder).tensors(), critic=False)
-    if "log_std_init" in study.control_policy.model_fields_set:
-        policy.log_std.data.fill_(study.control_policy.log_std_init)
-    return f"policy starts from {folder}"

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from guerdon.errors import ConfigError
 from guerdon.models.vlm_prm import log_computed, log_weighted
-from guerdon.policies.control import StateInputs
+from guerdon.policies.robot import ControlInputs
 from guerdon.rl import shaping
 from guerdon.rl.checkpoint import under
 from guerdon.rl.reward_source import ModelReward, SourceTerms, raw_scores
@@ -54,7 +54,7 @@ class Carry:
     paid: bool = False
 
 
-class ControlReward(ModelReward[StateInputs]):
+class ControlReward(ModelReward[ControlInputs]):
     """One entry of `reward.sources`.
 
     Args:
@@ -92,7 +92,7 @@ class ControlReward(ModelReward[StateInputs]):
 
     # Rewards.
 
-    def measure(self, rollout: Rollout[StateInputs], *, learn: bool = True) -> Rewards:
+    def measure(self, rollout: Rollout[ControlInputs], *, learn: bool = True) -> Rewards:
         """Score all segments in one call of the model and turn the values into rewards."""
         rewards = np.zeros(rollout.mask.shape, dtype=np.float32)
         failed = np.zeros(rollout.mask.shape, dtype=np.bool_)

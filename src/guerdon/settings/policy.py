@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from guerdon.registry import Registry
-from guerdon.settings.base import PARAMS, ByName, Settings
+from guerdon.settings.base import PARAMS, ByName, Settings, refuse
 from guerdon.settings.text_policy import TextPolicySettings
 
 
@@ -34,10 +35,10 @@ class CNNPolicySettings(Settings):
 
 
 class OwnPolicySettings(Settings):
-    """A Gaussian policy with networks that a user brings, on state vectors or rendered frames."""
+    """A policy that a user brings: a whole one, or the networks of a Gaussian policy."""
 
     activation: ClassVar[Literal["tanh"]] = "tanh"  # of stored weights; that of the networks is their own
-    type: str = Field(description="a factory of your own networks")
+    type: str = Field(description="a factory of your own")
     params: dict[str, Any] = PARAMS
     log_std_init: float = Field(0.0, description="log standard deviation of the actions at the start")
     normalize_observations: bool = Field(True, description="of states: by running mean and standard deviation")
@@ -48,7 +49,18 @@ class OwnPolicySettings(Settings):
     @model_validator(mode="after")
     def _checked(self) -> Self:
         POLICIES.check(self.type, self.params)
+        if self.whole:
+            gaussian = {
+                "log_std_init": self.log_std_init != 0.0,
+                "normalize_observations": not self.normalize_observations,
+            }
+            refuse({name for name, changed in gaussian.items() if changed}, "a whole policy of your own")
         return self
+
+    @property
+    def whole(self) -> bool:
+        """Whether the factory makes a whole policy: only one of networks is told how many `outputs` they have."""
+        return "outputs" not in signature(POLICIES.factory(self.type)).parameters
 
 
 POLICIES: Registry = Registry(
@@ -57,7 +69,7 @@ POLICIES: Registry = Registry(
         "mlp": "guerdon.policies.control:build_policy", "cnn": "guerdon.policies.control:build_policy",
         "text": "guerdon.policies.text_files:load_policy",
     },
-    ("observation_shape", "outputs"),
+    ("observation_shape", "outputs", "action_space", "heads"),
 )  # fmt: skip
 ControlPolicySettings = Annotated[MLPPolicySettings | CNNPolicySettings | OwnPolicySettings, ByName("type", "mlp")]
 PolicySettings = Annotated[

@@ -33,7 +33,7 @@ from torch import Tensor
 from guerdon.atomic import write_json
 from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.errors import ConfigError, DataError, NonFiniteError
-from guerdon.policies.control import ControlPolicy, build_policy, save_policy
+from guerdon.policies.control import GaussianPolicy, build_policy, save_policy
 from guerdon.progress import ProgressBar
 from guerdon.settings.policy import BCSettings
 from guerdon.settings.study import Study
@@ -106,6 +106,8 @@ def train_bc(study: Study) -> tuple[Path, dict[str, Any]]:
         sources=(),
         seed=seed,
     )
+    if not isinstance(policy, GaussianPolicy):
+        raise ConfigError(f"train policy=bc: cloning fits Gaussian policies, which {study.policy.type} does not make")
     if policy.normalizer is not None:
         policy.normalizer.update(train.observations)
         policy.refresh_normalizer()
@@ -202,7 +204,7 @@ def residual_std(errors_N_A: np.ndarray) -> FloatArray:
     return np.asarray(np.maximum(spread, SMALLEST_STD), dtype=np.float32)
 
 
-def _fit(policy: ControlPolicy, train: Pairs, val: Pairs, settings: BCSettings, seed: int) -> list[dict[str, Any]]:
+def _fit(policy: GaussianPolicy, train: Pairs, val: Pairs, settings: BCSettings, seed: int) -> list[dict[str, Any]]:
     """Train, load the best epoch's weights into the policy, and return one row per epoch."""
     optimizer = torch.optim.AdamW(policy.pi.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
     rng = np.random.default_rng([seed, 4])
@@ -234,7 +236,7 @@ def _batches(count: int, size: int, rng: np.random.Generator) -> Sequence[np.nda
     return np.array_split(rng.permutation(count), max(1, -(-count // size)))
 
 
-def _step(policy: ControlPolicy, optimizer: torch.optim.Optimizer, pairs: Pairs, rows: np.ndarray) -> float:
+def _step(policy: GaussianPolicy, optimizer: torch.optim.Optimizer, pairs: Pairs, rows: np.ndarray) -> float:
     mean = policy.action_mean(policy.prepare(pairs.observations[rows]))
     loss = torch.nn.functional.mse_loss(mean, torch.from_numpy(pairs.actions[rows]))
     optimizer.zero_grad(set_to_none=True)
@@ -244,7 +246,7 @@ def _step(policy: ControlPolicy, optimizer: torch.optim.Optimizer, pairs: Pairs,
 
 
 @torch.inference_mode()
-def _errors(policy: ControlPolicy, pairs: Pairs, size: int) -> np.ndarray:
+def _errors(policy: GaussianPolicy, pairs: Pairs, size: int) -> np.ndarray:
     """(N, A) most likely action minus the one taken."""
     parts = [
         policy.action_mean(policy.prepare(pairs.observations[i : i + size])).numpy() - pairs.actions[i : i + size]

@@ -121,7 +121,9 @@ def own_world(settings: OwnWorldSettings, copies: int, seed: int) -> EnvParts:
     env = make()
     if isinstance(env, gymnasium.Env):
         made = [env, *(make() for _ in range(copies - 1))]
+        proprioception = getattr(env.unwrapped, "proprioception", None)
         env = SyncVectorEnv([partial(made.pop, 0)] * copies, autoreset_mode=AutoresetMode.DISABLED)
+        env.proprioception = proprioception
     check_spaces(env, f"env.type {settings.type}")
     if env.num_envs != copies:
         raise ConfigError(f"env.type {settings.type} made {env.num_envs} copies, not the {copies} of num_envs")

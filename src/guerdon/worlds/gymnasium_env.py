@@ -15,6 +15,7 @@ from guerdon.errors import ConfigError, MissingDependencyError, boundary
 from guerdon.subprocess_worker import end_with_parent
 from guerdon.types import ByteArray
 from guerdon.worlds.camera import choose_headless_backend, close_at_exit
+from guerdon.worlds.world import resized
 
 
 class KeepTerminalFrame(gymnasium.Wrapper):  # type: ignore[misc]
@@ -131,15 +132,7 @@ class RenderEye:
         """Stack pictures, resized to the declared size."""
         if not len(looks):
             return np.empty((0, *self.size, 3), np.uint8)
-        return np.stack([self._resize(p) for p in looks])
-
-    def _resize(self, picture: ByteArray) -> ByteArray:
-        if picture.shape[:2] == self.size:
-            return picture
-        from PIL import Image
-
-        height, width = self.size
-        return np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.BILINEAR))
+        return np.stack([resized(p, self.size) for p in looks])
 
     def close(self) -> None:
         """Nothing to free: the copies own their renderers."""

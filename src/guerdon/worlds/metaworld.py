@@ -179,6 +179,8 @@ class MetaWorldVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
     the time limit and what to do at success are the caller's.
     """
 
+    proprioception = range(4)  # of an observation: the hand's position and the opening of the gripper
+
     def __init__(self, task: str, num_envs: int, *, goals_seed: int = 0) -> None:
         name = task.removesuffix("-v3")
         if name not in TASK_TEXTS:

@@ -84,6 +84,23 @@ class Transition:
         return bool(self.success[index]) if self.success_known[index] else None
 
 
+@dataclass(frozen=True)
+class ObservationSpec:
+    """The columns of what a policy observes: a structured array with a row per copy and a field for each of them.
+
+    Attributes:
+        states: `states`, the environment's own observation as float32.
+        frames: height and width of `frames`, (H, W, 3) uint8.
+        proprioception: `proprioception`, (P,) float32, the part of the state that the robot measures of itself.
+        task: `task`, the instruction, as text.
+    """
+
+    states: bool = False
+    frames: tuple[int, int] | None = None
+    proprioception: bool = False
+    task: bool = False
+
+
 SUCCESS_KEYS = ("success", "is_success")
 
 
@@ -141,6 +158,15 @@ def unreported(what: str, readers: Sequence[str], keys: Sequence[str], info_keys
         f"{had}. Set env.success_key to the key that says so; without one, true success is unknown: set "
         "env.native_reward=dense and leave out what reads true success"
     )
+
+
+def resized(picture: ByteArray, size: tuple[int, int]) -> ByteArray:
+    """A picture of height and width `size`, by bilinear interpolation where it has another."""
+    if picture.shape[:2] == size:
+        return picture
+    from PIL import Image
+
+    return np.asarray(Image.fromarray(picture).resize(size[::-1], Image.Resampling.BILINEAR))
 
 
 class World:
@@ -217,6 +243,7 @@ class World:
         self._shown: np.ndarray = self._observations
         self._group_size = group_size
         self._pixels = pixels
+        self._spec: ObservationSpec | None = None
         if pixels and eye is None:
             raise ConfigError("env.observation pixels needs a camera")
 
@@ -263,7 +290,7 @@ class World:
         self._resetting[:] = False
         self._actions = [[] for _ in range(self.num_envs)]
         nothing = np.zeros(self.num_envs, dtype=np.bool_)
-        self._shown = self._see_all() if self._pixels else self._observations
+        self._shown = self._view(self._observations)
         return Transition(
             observations=self._shown.copy(),
             final_observations=self._shown.copy(),
@@ -275,6 +302,27 @@ class World:
             mask=nothing,
             first_looks=self._look(np.ones(self.num_envs, np.bool_) if capture is None else capture),
         )
+
+    def show(self, spec: ObservationSpec | None) -> None:
+        """Let observations have these columns from now on; None: plain arrays, as the world was made.
+
+        Raises:
+            ConfigError: it cannot show them.
+        """
+        if spec == self._spec:
+            return
+        if spec is not None and self._pixels:
+            raise ConfigError("this policy says itself what it observes: remove env.observation pixels")
+        if spec is not None and spec.proprioception and self._proprioception is None:
+            raise ConfigError(
+                "the policy observes proprioception, but this environment does not say which of its observation "
+                "it is: give it an attribute `proprioception` with the indices"
+            )
+        if spec is not None and spec.frames is not None and (self.eye is None or self.mode is AutoresetMode.SAME_STEP):
+            raise ConfigError("the policy observes frames: the world needs a camera and must not reset within a step")
+        self._spec = spec
+        if len(self._observations):
+            self._shown = self._view(self._observations)
 
     def rewind(self, episode: int = 0) -> None:
         """Count every copy's episodes from here, so that the next `reset` repeats that episode's starts."""
@@ -320,15 +368,13 @@ class World:
         self._episode_reported |= known
         self._check_reported(done & ~self._episode_reported)
         self._episode_reported &= ~done
-        final = self._see_all() if self._pixels else self._final_observations(observations, info, ended_inside)
+        final = self._view(self._final_observations(observations, info, ended_inside))
         wanted = (np.zeros(self.num_envs, np.bool_) if capture is None else capture) & mask
         if capture_ends:
             wanted = wanted | done
         looks = self._look_after(wanted, ended_inside, info)
         fresh = self._begin_next(actions, done, observations, mask)
-        self._shown = self._observations
-        if self._pixels:
-            self._shown = self._see_all() if fresh.any() else final
+        self._shown = self._view(self._observations) if fresh.any() else final
         return Transition(
             observations=self._shown.copy(),
             final_observations=final,
@@ -390,7 +436,7 @@ class World:
         self._actions = [[np.asarray(a) for a in p] for p in pasts]
         self._steps = np.asarray(state["steps"], dtype=np.int64).copy()
         self._episode_reported = self._steps > 0  # not replayed: it may have had a report
-        self._shown = self._see_all() if self._pixels else self._observations
+        self._shown = self._view(self._observations)
         if not np.array_equal(self._observations, state["observations"]):
             raise CheckpointError(
                 "the environment did not come back to the saved state when its episode was replayed: "
@@ -457,6 +503,30 @@ class World:
             for i in np.flatnonzero(ended):
                 final[i] = info["final_obs"][i]
         return final
+
+    @property
+    def _proprioception(self) -> Sequence[int] | None:
+        return getattr(self.env, "proprioception", None)
+
+    def _view(self, states_B: np.ndarray) -> np.ndarray:
+        """(B, ...) what a policy observes of all copies as they stand, with these observations of the environment."""
+        spec = self._spec
+        if spec is None:
+            return self._see_all() if self._pixels else states_B
+        columns: dict[str, np.ndarray] = {}
+        if spec.states:
+            columns["states"] = states_B.astype(np.float32)
+        if spec.proprioception:
+            columns["proprioception"] = states_B[:, list(self._proprioception or ())].astype(np.float32)
+        if spec.task:
+            columns["task"] = np.array(self.tasks)
+        if spec.frames is not None:
+            columns["frames"] = np.stack([resized(picture, spec.frames) for picture in self._see_all()])
+        dtype = np.dtype([(name, c.dtype, c.shape[1:]) for name, c in columns.items()])
+        shown = np.zeros(self.num_envs, dtype)
+        for name, column in columns.items():
+            shown[name] = column
+        return shown
 
     def _see_all(self) -> np.ndarray:
         """(B, H, W, 3) pictures of all copies as they stand."""

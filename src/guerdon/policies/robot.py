@@ -1,0 +1,154 @@
+"""A policy of robots: what it observes, what it decides, and what a collector and the learner call.
+
+A policy with actions of its own, such as the tokens of a vision-language-action model, derives from `RobotPolicy` and
+brings `act`, `evaluate` and, with a critic, `values`. See docs/extend.md.
+
+    action = policy.actor().act(observations, rng)
+    world.step(action.values)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from guerdon.errors import CheckpointError
+from guerdon.types import BoolArray, Evaluated, FloatArray, IntArray
+from guerdon.worlds.world import ObservationSpec
+
+
+@dataclass(frozen=True, eq=False)
+class Action:
+    """What a policy decides for B robots.
+
+    Attributes:
+        values: (B, A) for the environments.
+        record: (B, ...) what `evaluate` needs of the decision, such as the tokens that were sampled; None: the values.
+    """
+
+    values: FloatArray
+    record: np.ndarray | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ControlInputs:
+    """N decisions of a policy.
+
+    Attributes:
+        observations: (N, ...) as the world shows them: rows of numbers, pictures, or the columns of `ObservationSpec`.
+        actions: (N, ...) values or records of `Action`.
+    """
+
+    observations: np.ndarray
+    actions: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    def take(self, rows: IntArray) -> ControlInputs:
+        """These decisions, in order."""
+        return ControlInputs(self.observations[rows], self.actions[rows])
+
+
+class RobotPolicy(nn.Module):
+    """A policy that acts in copies of a world.
+
+    Parameters whose names begin with `vf.` are the critic's: they stay behind when a policy starts from another run's.
+
+    Attributes:
+        observation_spec: the columns that it observes; None: what `env.observation` says, as a plain array.
+        card: what it was made for, as `save_policy` writes it.
+    """
+
+    observation_spec: ObservationSpec | None = None
+    card: dict[str, Any]
+
+    def act(self, observations: np.ndarray, rng: np.random.Generator, *, greedy: bool = False) -> Action:
+        """Decide; everything random is drawn from `rng`.
+
+        Args:
+            observations: (B, ...) of all copies.
+            rng: of the collector.
+            greedy: the most likely action, without drawing.
+        """
+        raise NotImplementedError
+
+    def evaluate(self, inputs: Any, *, entropy: bool = False) -> Evaluated:
+        """Log-probabilities (N, 1) of decisions, and their entropy (N, 1) or a scalar, and values (N, 1, H).
+
+        Args:
+            inputs: what `prepared` made of N decisions, or some of its rows.
+            entropy: wanted, too.
+        """
+        raise NotImplementedError
+
+    def values(self, observations: np.ndarray) -> Tensor:
+        """(N, H) of the value heads, in the order of the `heads` that the policy was made with."""
+        raise NotImplementedError
+
+    def actor(self) -> Any:
+        """What acts: the policy itself, or a faster copy that does not follow later updates."""
+        return self
+
+    def prepared(self, inputs: ControlInputs) -> Any:
+        """What `evaluate` takes, computed once for all passes over a rollout."""
+        return inputs
+
+    @torch.no_grad()
+    def evaluate_all(self, inputs: Any, *, micro: int) -> Evaluated:
+        """`evaluate` without gradients, `micro` rows at a time; the result is on the CPU."""
+        rows = np.arange(len(inputs))
+        parts = [self.evaluate(inputs.take(rows[i : i + micro])) for i in range(0, len(rows), micro)]
+        values = [part.values.cpu() for part in parts if part.values is not None]
+        log_probs = torch.cat([part.log_probs.cpu() for part in parts])
+        return Evaluated(log_probs, values=torch.cat(values) if values else None)
+
+    def observe(self, inputs: ControlInputs, mask_B_T: BoolArray) -> None:
+        """Update running statistics of what was observed, after an update; by default there are none."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything to store."""
+        return {name: value.detach().clone() for name, value in self.state_dict().items()}
+
+    def load_tensors(self, state: dict[str, Tensor], *, critic: bool = True) -> None:
+        """Return to stored tensors.
+
+        Args:
+            state: from `tensors`.
+            critic: False leaves the value heads as they are, for a start from another reward's policy.
+
+        Raises:
+            CheckpointError: names or shapes do not fit.
+        """
+        own = {k: v for k, v in self.state_dict().items() if critic or not k.startswith("vf.")}
+        wrong = sorted(k for k, v in own.items() if k not in state or state[k].shape != v.shape)
+        if wrong:
+            have = {k: tuple(state[k].shape) if k in state else "missing" for k in wrong}
+            raise CheckpointError(
+                f"the policy checkpoint does not fit this configuration: {have}, expected "
+                f"{ {k: tuple(own[k].shape) for k in wrong} }; policy.hidden or policy.params and the environment must "
+                "be those it was made with"
+            )
+        with torch.no_grad():
+            for name, value in own.items():
+                value.copy_(state[name])
+
+    def check_fits(self, observation_shape: tuple[int, ...], action_space: gymnasium.Space) -> None:
+        """Refuse a world that shows or takes something else than what this policy was made for.
+
+        Raises:
+            CheckpointError: with both shapes.
+        """
+        wanted = (tuple(observation_shape), int(np.prod(action_space.shape or ())))
+        own = (tuple(self.card["observation_shape"]), self.card["action_size"])
+        if wanted != own:
+            raise CheckpointError(
+                f"the policy was made for observations {own[0]} and {own[1]} actions, this "
+                f"environment has {wanted[0]} and {wanted[1]}; env.task, env.observation and env.frame_size "
+                "must be those it was made with"
+            )
