@@ -12,7 +12,7 @@ from guerdon.finite import first_non_finite
 from guerdon.models.image import load_checkpoint
 from guerdon.models.load import load_reward_model
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
-from guerdon.train.images import _FREE, FrameTrainer, labelled_frames, seeded_scorer, train_on_episodes
+from guerdon.train.images import _FREE, FrameTrainer, labelled_frames, seeded_scorer, train_image_model
 from guerdon.train.trainer import newest_checkpoint
 
 torch.set_num_threads(1)
@@ -24,7 +24,7 @@ def settings(tmp_path, kind=ResNetTrainSettings, **options):
 
 
 def test_a_classifier_learns_and_its_checkpoint_scores(tmp_path):
-    result = train_on_episodes(settings(tmp_path, max_epochs=4), square_episodes(14), data_hash="abc")
+    result = train_image_model(settings(tmp_path, max_epochs=4), square_episodes(14), data_hash="abc")
     assert result.metrics["auroc"] > 0.9
     assert not (result.save_dir / "trainer").exists()
     assert list((result.save_dir / "tensorboard").iterdir())
@@ -38,7 +38,7 @@ def test_a_classifier_learns_and_its_checkpoint_scores(tmp_path):
 
 def test_a_progress_model_orders_frames(tmp_path):
     chosen = settings(tmp_path, ProgressTrainSettings, max_steps=24)
-    result = train_on_episodes(chosen, square_episodes(8))
+    result = train_image_model(chosen, square_episodes(8))
     assert result.metrics["mae"] < 0.25
     score = load_reward_model("progress", result.save_dir).score([square_episode(100, succeeds=True)])[0]
     assert np.corrcoef(score.steps, np.arange(12))[0, 1] > 0.8
@@ -48,7 +48,7 @@ def test_same_seed_same_weights_and_early_stopping(tmp_path):
     weights = []
     for name in ("a", "b"):
         chosen = settings(tmp_path / name, max_epochs=12, early_stopping_patience=1, min_delta=10.0, eval_every=1)
-        result = train_on_episodes(chosen, square_episodes(6))
+        result = train_image_model(chosen, square_episodes(6))
         assert result.metrics["steps"] < 12 * 2
         weights.append(load_checkpoint(result.save_dir)[0].state_dict())
     assert all(torch.equal(weights[0][k], weights[1][k]) for k in weights[0])
@@ -56,7 +56,7 @@ def test_same_seed_same_weights_and_early_stopping(tmp_path):
 
 def test_resuming_gives_the_weights_of_an_uninterrupted_training(tmp_path):
     episodes = square_episodes(4)
-    whole = train_on_episodes(settings(tmp_path / "whole", max_steps=8, eval_every=4), episodes)
+    whole = train_image_model(settings(tmp_path / "whole", max_steps=8, eval_every=4), episodes)
     part = settings(tmp_path / "part", max_steps=8, eval_every=4)
     folder = tmp_path / "part" / "rm" / "trainer"
     folder.mkdir(parents=True)
@@ -67,18 +67,18 @@ def test_resuming_gives_the_weights_of_an_uninterrupted_training(tmp_path):
     write_json(folder.parent / "training.json", record)
     (folder / "checkpoint-9999").mkdir()  # half-written: no mark
     assert newest_checkpoint(folder).name == "checkpoint-4"
-    resumed = train_on_episodes(part, episodes, resume=True)
+    resumed = train_image_model(part, episodes, resume=True)
     first, second = (load_checkpoint(r.save_dir)[0].state_dict() for r in (whole, resumed))
     assert all(torch.equal(first[k], second[k]) for k in first)
-    finished = train_on_episodes(part, episodes, resume=True)
+    finished = train_image_model(part, episodes, resume=True)
     assert finished.metrics == resumed.metrics
     with pytest.raises(ConfigError, match=r"learning_rate 0\.001 -> 0\.5"):
-        train_on_episodes(part.model_copy(update={"learning_rate": 0.5}), episodes, resume=True)
+        train_image_model(part.model_copy(update={"learning_rate": 0.5}), episodes, resume=True)
 
 
 def test_without_validation_everything_is_trained_on(tmp_path):
     chosen = settings(tmp_path, max_steps=2, val_split=0.0, tensorboard=False, augment=False)
-    result = train_on_episodes(chosen, square_episodes(4))
+    result = train_image_model(chosen, square_episodes(4))
     assert result.metrics["val_frames"] == 0
     assert result.metrics["auroc"] is None
     assert not (result.save_dir / "tensorboard").exists()
@@ -86,7 +86,7 @@ def test_without_validation_everything_is_trained_on(tmp_path):
 
 def test_only_failures_is_an_error(tmp_path):
     with pytest.raises(DataError, match="no success frame"):
-        train_on_episodes(settings(tmp_path), [square_episode(1, succeeds=False)])
+        train_image_model(settings(tmp_path), [square_episode(1, succeeds=False)])
 
 
 @pytest.mark.parametrize("kind", [ResNetTrainSettings, ProgressTrainSettings])
@@ -94,7 +94,7 @@ def test_only_failures_is_an_error(tmp_path):
 def test_a_training_that_diverges_writes_no_weights(kind, steps, tmp_path):
     chosen = settings(tmp_path, kind, max_steps=steps, learning_rate=1e30)
     with pytest.raises(NonFiniteError, match=r"not finite|loss is nan|loss is inf") as caught:
-        train_on_episodes(chosen, square_episodes(6))
+        train_image_model(chosen, square_episodes(6))
     assert caught.value.exit_code == 3
     stored = [load_file(file) for file in tmp_path.rglob("*.safetensors")]
     assert first_non_finite(pair for tensors in stored for pair in tensors.items()) is None

@@ -10,7 +10,7 @@ from guerdon.models.text_load import load_text_model
 from guerdon.models.text_model import TextRewardModel, read_card
 from guerdon.settings import train
 from guerdon.settings.train import _HeadSettings, _StepSettings
-from guerdon.train.text import fit_text_model
+from guerdon.train.text import train_text_model
 from guerdon.types import Score
 
 torch.set_num_threads(1)
@@ -40,7 +40,7 @@ def test_a_class_and_its_settings_are_a_new_head(tmp_path, monkeypatch):
     settings = FirstTokenSettings(
         save_dir=str(tmp_path), max_steps=6, batch_size=8, learning_rate=3e-3, val_split=0.2, save_steps=3, bf16=False
     )
-    result = fit_text_model(settings, study_of(), data_of())
+    result = train_text_model(settings, study_of(), data_of())
     card = read_card(result.folder)
     assert (card.kind, card.labels) == ("first_token", FirstTokenModel.meaning)
     assert result.metrics["step_auroc"] is not None
@@ -54,5 +54,5 @@ def test_a_class_and_its_settings_are_a_new_head(tmp_path, monkeypatch):
         hidden = model.policy.base.model.get_decoder()(torch.as_tensor(reading.ids)[None]).last_hidden_state[0]
         expected = torch.sigmoid(model.head(hidden[model.places(reading)])[:, 0])
     np.testing.assert_allclose(score.steps, expected.numpy(), atol=1e-5)
-    resumed = fit_text_model(settings, study_of(), data_of(), resume=True)
+    resumed = train_text_model(settings, study_of(), data_of(), resume=True)
     assert resumed.metrics == result.metrics

@@ -22,7 +22,7 @@ from guerdon.settings.train import (
     StepwiseTrainSettings,
     VerdictTrainSettings,
 )
-from guerdon.train.text import RewardTrainer, fit_text_model, items_of, planned_steps, start_model, wait_for_gpu
+from guerdon.train.text import RewardTrainer, items_of, planned_steps, start_model, train_text_model, wait_for_gpu
 from guerdon.train.text_data import make_lessons, split_questions
 from guerdon.types import Episode
 
@@ -117,7 +117,7 @@ class Killed(BaseException):
 )  # fmt: skip
 def test_killed_and_resumed_it_gives_the_same_weights(tmp_path, monkeypatch, kind, lora):
     options = {"lora": lora, "resume": True}
-    whole = fit_text_model(settings_for(kind, tmp_path / "whole", **options), STUDY, data_of())
+    whole = train_text_model(settings_for(kind, tmp_path / "whole", **options), STUDY, data_of())
     step = RewardTrainer.training_step
     steps = []
 
@@ -130,13 +130,13 @@ def test_killed_and_resumed_it_gives_the_same_weights(tmp_path, monkeypatch, kin
     settings = settings_for(kind, tmp_path / "cut", **options)
     monkeypatch.setattr(RewardTrainer, "training_step", killed_at_five)
     with pytest.raises(Killed):
-        fit_text_model(settings, STUDY, data_of())
+        train_text_model(settings, STUDY, data_of())
     half = tmp_path / "cut" / "checkpoint-6"  # cut off while it was written
     shutil.copytree(tmp_path / "cut" / "checkpoint-3", half)
     (half / "complete").unlink()
     (half / "model.safetensors").write_bytes(b"")
     monkeypatch.setattr(RewardTrainer, "training_step", step)
-    resumed = fit_text_model(settings, STUDY, data_of())
+    resumed = train_text_model(settings, STUDY, data_of())
     a, b = load_text_model(str(whole.folder)), load_text_model(str(resumed.folder))
     for x, y in zip(a.tensors().values(), b.tensors().values(), strict=True):
         assert (x - y).abs().max() == 0.0
@@ -145,11 +145,11 @@ def test_killed_and_resumed_it_gives_the_same_weights(tmp_path, monkeypatch, kin
         k: v for k, v in whole.metrics.items() if k not in changing
     }
     monkeypatch.setattr(RewardTrainer, "training_step", lambda *_, **__: pytest.fail("trained again"))
-    assert fit_text_model(settings, STUDY, data_of()).metrics == resumed.metrics  # finished: nothing to do
+    assert train_text_model(settings, STUDY, data_of()).metrics == resumed.metrics  # finished: nothing to do
     with pytest.raises(ConfigError, match=r"data\.train"):
-        fit_text_model(settings, STUDY, data_of(sums(seed=1)))
+        train_text_model(settings, STUDY, data_of(sums(seed=1)))
     with pytest.raises(ConfigError, match=r"settings\.learning_rate"):
-        fit_text_model(settings.model_copy(update={"learning_rate": 1e-4}), STUDY, data_of())
+        train_text_model(settings.model_copy(update={"learning_rate": 1e-4}), STUDY, data_of())
 
 
 def test_the_head_learns_first_and_alone(tmp_path):
@@ -193,7 +193,7 @@ def test_the_rates_are_those_that_were_asked_for(tmp_path):
 def test_it_learns_which_steps_are_right(tmp_path, kind):
     few = sums(questions=3)
     options = {"val_split": 0.0, "max_steps": 100, "learning_rate": 1e-2, "save_steps": 100}
-    result = fit_text_model(settings_for(kind, tmp_path, **options), STUDY, data_of(few))
+    result = train_text_model(settings_for(kind, tmp_path, **options), STUDY, data_of(few))
     assert result.metrics["loss"] is None
     assert result.metrics["train_loss"] < 0.1
     assert (result.metrics["solutions"], result.metrics["val_solutions"], result.metrics["labels"]) == (6, 0, 12)
@@ -207,7 +207,7 @@ def test_it_learns_which_answers_are_right(tmp_path, kind):
     few = sums(questions=3)
     beta = {"beta": 0.5} if kind == "implicit" else {}
     options = {"val_split": 0.0, "max_steps": 60, "learning_rate": 1e-2, "save_steps": 60, **beta}
-    result = fit_text_model(settings_for(kind, tmp_path, **options), STUDY, data_of(few))
+    result = train_text_model(settings_for(kind, tmp_path, **options), STUDY, data_of(few))
     assert result.metrics["train_loss"] < 0.1
     scores = load_text_model(str(tmp_path)).score([s.as_episode() for s in few])
     found = [s.total if s.steps is None else float(s.steps[-1]) for s in scores]
@@ -218,7 +218,7 @@ def test_it_learns_which_answers_are_right(tmp_path, kind):
 def test_soft_labels_are_learnt_as_they_are(tmp_path):
     made = [replace(s, labels=tuple(0.3 if label else 0.8 for label in s.labels)) for s in sums(questions=2)]
     options = {"labels": "soft", "val_split": 0.0, "max_steps": 160, "learning_rate": 1e-2, "save_steps": 160}
-    fit_text_model(settings_for("stepwise", tmp_path, **options), STUDY, data_of(made))
+    train_text_model(settings_for("stepwise", tmp_path, **options), STUDY, data_of(made))
     model = load_text_model(str(tmp_path))
     for one, score in zip(made, model.score([s.as_episode() for s in made]), strict=True):
         np.testing.assert_allclose(score.steps, one.labels, atol=0.05)
@@ -226,7 +226,7 @@ def test_soft_labels_are_learnt_as_they_are(tmp_path):
 
 def test_labels_of_the_label_verb_go_into_a_folder_of_their_own(tmp_path):
     settings = settings_for("stepwise", tmp_path, max_steps=8)
-    result = fit_text_model(settings, STUDY, data_of(sums(reward="SE"), method=2, reward="SE"))
+    result = train_text_model(settings, STUDY, data_of(sums(reward="SE"), method=2, reward="SE"))
     assert result.save_dir == tmp_path / "method2_SE"
     names = {p.name for p in result.save_dir.iterdir()}
     assert names >= {"checkpoint-6", "checkpoint-8", "final_checkpoint", "trainer_state.json", "metrics.json"}
@@ -248,7 +248,7 @@ def find_scores(folder):
 
 
 def test_the_weights_with_the_best_validation_are_kept(tmp_path):
-    result = fit_text_model(settings_for("stepwise", tmp_path, max_steps=21, learning_rate=2e-2), STUDY, data_of())
+    result = train_text_model(settings_for("stepwise", tmp_path, max_steps=21, learning_rate=2e-2), STUDY, data_of())
     state = json.loads((tmp_path / "trainer_state.json").read_text())
     losses = {e["step"]: e["eval_loss"] for e in state["log_history"] if "eval_loss" in e}
     assert losses[result.metrics["best_step"]] == min(losses.values())
@@ -260,7 +260,7 @@ def test_the_weights_with_the_best_validation_are_kept(tmp_path):
 def test_labels_of_one_class_are_said_before_training_and_kept(tmp_path, capfd, kind, said):
     wrong = said == "wrong"
     solutions = [replace(s, labels=(float(not wrong),) * 2, is_correct=not wrong) for s in sums(12, rollouts=1)]
-    result = fit_text_model(settings_for(kind, tmp_path, max_steps=2), STUDY, data_of(solutions))
+    result = train_text_model(settings_for(kind, tmp_path, max_steps=2), STUDY, data_of(solutions))
     count = result.metrics["labels"]
     what = "labelled steps" if kind == "stepwise" else "answers"
     told = f"all {count} {what} to train on are {said}"
@@ -271,7 +271,7 @@ def test_labels_of_one_class_are_said_before_training_and_kept(tmp_path, capfd, 
 
 
 def test_labels_of_both_classes_need_no_warning(tmp_path, capfd):
-    result = fit_text_model(settings_for("stepwise", tmp_path), STUDY, data_of())
+    result = train_text_model(settings_for("stepwise", tmp_path), STUDY, data_of())
     assert "WARNING" not in capfd.readouterr().err
     assert "warnings" not in result.metrics
     assert result.metrics["labels_right"] + result.metrics["labels_wrong"] == result.metrics["labels"]
@@ -284,26 +284,26 @@ def test_a_training_that_left_no_checkpoint_is_begun_anew_with_what_is_asked_for
     with monkeypatch.context() as at_once:
         at_once.setattr(RewardTrainer, "train", dies)
         with pytest.raises(KeyboardInterrupt):
-            fit_text_model(settings_for("stepwise", tmp_path), STUDY, data_of())
+            train_text_model(settings_for("stepwise", tmp_path), STUDY, data_of())
     other = settings_for("stepwise", tmp_path, learning_rate=1e-3)
-    assert fit_text_model(other, STUDY, data_of(), resume=True).metrics["steps"] == 8
+    assert train_text_model(other, STUDY, data_of(), resume=True).metrics["steps"] == 8
     with pytest.raises(ConfigError, match="was started with other"):
-        fit_text_model(settings_for("stepwise", tmp_path), STUDY, data_of(), resume=True)
+        train_text_model(settings_for("stepwise", tmp_path), STUDY, data_of(), resume=True)
 
 
 def test_nothing_to_learn_from_is_an_error_that_says_why(tmp_path):
     unlabelled = [replace(s, labels=()) for s in sums()]
     with pytest.raises(DataError, match=r"no solution left to train stepwise on \(32 no_label\)"):
-        fit_text_model(settings_for("stepwise", tmp_path), STUDY, data_of(unlabelled))
+        train_text_model(settings_for("stepwise", tmp_path), STUDY, data_of(unlabelled))
     right = [s for s in sums() if s.is_correct]
     with pytest.raises(DataError, match="pairs a right with a wrong"):
-        fit_text_model(settings_for("bradley_terry", tmp_path), STUDY, data_of(right))
+        train_text_model(settings_for("bradley_terry", tmp_path), STUDY, data_of(right))
     for rewards in ("weight", "target"):
         with pytest.raises(DataError, match=f"rewards: {rewards} needs rewards of steps"):
-            fit_text_model(settings_for("stepwise", tmp_path, rewards=rewards), STUDY, data_of())
+            train_text_model(settings_for("stepwise", tmp_path, rewards=rewards), STUDY, data_of())
     wild = {"learning_rate": 1e30, "max_grad_norm": 1e30, "lr_scheduler": "constant"}
     with pytest.raises(NonFiniteError, match="lower learning_rate"):
-        fit_text_model(settings_for("outcome", tmp_path, **wild), STUDY, data_of())
+        train_text_model(settings_for("outcome", tmp_path, **wild), STUDY, data_of())
 
 
 def test_4_bits_without_a_gpu_are_refused(tmp_path):
@@ -311,9 +311,9 @@ def test_4_bits_without_a_gpu_are_refused(tmp_path):
         pytest.skip("there is a GPU")
     settings = settings_for("stepwise", tmp_path, path="somewhere", lora=LoraSettings(), quantize="nf4")
     with pytest.raises(ConfigError, match="needs a GPU"):
-        fit_text_model(settings, STUDY, data_of())
+        train_text_model(settings, STUDY, data_of())
     with pytest.raises(ConfigError, match="there is none here"):
-        fit_text_model(settings_for("stepwise", tmp_path, wait_for_gpu=4.0), STUDY, data_of())
+        train_text_model(settings_for("stepwise", tmp_path, wait_for_gpu=4.0), STUDY, data_of())
 
 
 def test_it_waits_until_a_gpu_is_free():
@@ -339,7 +339,7 @@ def test_a_training_that_diverges_writes_no_weights(kind, tmp_path):
         wild |= {"head_learning_rate": 1e30} if "head_learning_rate" in KINDS[kind][1] else {}
         known = {k: v for k, v in wild.items() if k in KINDS[kind][0].model_fields}
         with pytest.raises(NonFiniteError, match=r"not finite|loss is nan|loss is inf") as caught:
-            fit_text_model(settings_for(kind, tmp_path / str(steps), **known), STUDY, data_of())
+            train_text_model(settings_for(kind, tmp_path / str(steps), **known), STUDY, data_of())
         assert caught.value.exit_code == 3
     stored = [load_file(file) for file in tmp_path.rglob("*.safetensors")]
     assert first_non_finite(pair for tensors in stored for pair in tensors.items()) is None

@@ -15,7 +15,7 @@ from guerdon.models.vlm_transformers import read_vlm
 from guerdon.settings.text_policy import LoraSettings
 from guerdon.settings.train import VLMTrainSettings
 from guerdon.settings.vlm import TinyVLMSettings, VLMSettings
-from guerdon.train.vlm import train_vlm_on_episodes, vlm_examples
+from guerdon.train.vlm import train_vlm, vlm_examples
 from guerdon.types import Episode
 
 TINY = TinyVLMSettings(hidden_size=32, intermediate=64, layers=1, vision_layers=1)
@@ -48,7 +48,7 @@ def settings(folder, **changes):
 def trained(tmp_path_factory):
     """A judge that has learned what a lit lamp looks like."""
     folder = tmp_path_factory.mktemp("judge")
-    return folder, train_vlm_on_episodes(settings(folder, max_steps=40, eval_every=20), lamps(16), data_hash="abc")
+    return folder, train_vlm(settings(folder, max_steps=40, eval_every=20), lamps(16), data_hash="abc")
 
 
 def test_it_learns_to_tell_done_from_undone(trained):
@@ -126,7 +126,7 @@ def test_a_training_that_was_cut_off_goes_on_to_the_same_bytes(tmp_path):
     from guerdon.train import vlm
 
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    first = train_vlm_on_episodes(settings(whole), lamps())
+    first = train_vlm(settings(whole), lamps())
 
     class Stop(Exception):
         pass
@@ -142,24 +142,24 @@ def test_a_training_that_was_cut_off_goes_on_to_the_same_bytes(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vlm.AnswerTrainer, "training_step", dies)
         with pytest.raises(Stop):
-            train_vlm_on_episodes(settings(cut), lamps())
+            train_vlm(settings(cut), lamps())
     assert not (cut / "model").exists()
-    second = train_vlm_on_episodes(settings(cut), lamps(), resume=True)
+    second = train_vlm(settings(cut), lamps(), resume=True)
     a, b = weights(whole), weights(cut)
     assert a.keys() == b.keys()
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert {k: v for k, v in first.metrics.items() if k != "seconds"} == {
         k: v for k, v in second.metrics.items() if k != "seconds"
     }
-    again = train_vlm_on_episodes(settings(cut), iter(()), resume=True)  # finished: nothing is read
+    again = train_vlm(settings(cut), iter(()), resume=True)  # finished: nothing is read
     assert again.metrics == second.metrics
     with pytest.raises(ConfigError, match=r"learning_rate 0\.005 -> 0\.1"):
-        train_vlm_on_episodes(settings(cut, learning_rate=0.1), lamps(), resume=True)
+        train_vlm(settings(cut, learning_rate=0.1), lamps(), resume=True)
 
 
 def test_the_same_seed_gives_the_same_weights_however_batches_are_cut(tmp_path):
-    train_vlm_on_episodes(settings(tmp_path / "a", max_steps=2), lamps())
-    train_vlm_on_episodes(settings(tmp_path / "b", max_steps=2, micro_batch_size=4), lamps())
+    train_vlm(settings(tmp_path / "a", max_steps=2), lamps())
+    train_vlm(settings(tmp_path / "b", max_steps=2, micro_batch_size=4), lamps())
     a, b = weights(tmp_path / "a"), weights(tmp_path / "b")
     assert max(float((a[n] - b[n]).abs().max()) for n in a) < 1e-3  # Adam's first steps are signs of gradients
 
@@ -171,7 +171,7 @@ def test_other_families_videos_and_progress_without_lora(tmp_path, architecture)
         tmp_path, tiny=tiny, question="progress", input="video", nframes=3, lora=None, max_steps=2, fps=2.0,
         num_samples_per_episode=2,
     )  # fmt: skip
-    result = train_vlm_on_episodes(how, lamps())
+    result = train_vlm(how, lamps())
     assert 0 <= result.metrics["failures"] <= result.metrics["val_rows"] == 4 * 2
     assert (result.metrics["mae"] is None) == (result.metrics["failures"] == result.metrics["val_rows"])
     _, card = find_card(tmp_path)
@@ -208,7 +208,7 @@ def test_data_that_teaches_nothing_is_refused(tmp_path):
         ([lamp(1, lit=False), lamp(2, lit=True)], "too few"),
     ):
         with pytest.raises(DataError, match=why):
-            train_vlm_on_episodes(settings(tmp_path), episodes)
+            train_vlm(settings(tmp_path), episodes)
 
 
 def test_settings_that_do_nothing_are_refused():
@@ -228,7 +228,7 @@ def test_settings_that_do_nothing_are_refused():
 def test_a_training_that_diverges_writes_no_weights(lora, steps, tmp_path):
     chosen = settings(tmp_path, lora=lora, max_steps=steps, eval_every=1, learning_rate=1e30)
     with pytest.raises(NonFiniteError, match=r"not finite|loss is nan|loss is inf") as caught:
-        train_vlm_on_episodes(chosen, lamps(), data_hash="abc")
+        train_vlm(chosen, lamps(), data_hash="abc")
     assert caught.value.exit_code == 3
     stored = [load_file(file) for file in tmp_path.rglob("*.safetensors")]
     assert first_non_finite(pair for tensors in stored for pair in tensors.items()) is None

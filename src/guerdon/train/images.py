@@ -298,11 +298,15 @@ def labelled_frames(episodes: Iterable[Episode], settings: Settings) -> Labelled
     return LabelledFrames(**vars(rows), pixels=np.concatenate(pixels))
 
 
-def train_image_model(settings: Settings, *, resume: bool = False) -> TrainResult:
-    """Train on the data sets of `settings.data_path`.
+def train_image_model(
+    settings: Settings, episodes: Iterable[Episode] | None = None, *, data_hash: str = "", resume: bool = False
+) -> TrainResult:
+    """Train on the data sets of `settings.data_path`, or on episodes from anywhere.
 
     Args:
         settings: everything; see `guerdon.settings.train`.
+        episodes: consumed one by one; only their resized frames are kept. None: those of `settings.data_path`.
+        data_hash: of given episodes, recorded in the checkpoint.
         resume: continue from the newest complete checkpoint in `save_dir`, like `settings.resume`.
 
     Raises:
@@ -310,26 +314,8 @@ def train_image_model(settings: Settings, *, resume: bool = False) -> TrainResul
         ConfigError: resuming with other settings or data than the training started with.
         CheckpointError: `pretrained_path` does not fit.
     """
-    episodes, data_hash = read_data(settings)
-    return train_on_episodes(settings, episodes, data_hash=data_hash, resume=resume)
-
-
-def train_on_episodes(
-    settings: Settings, episodes: Iterable[Episode], *, data_hash: str = "", resume: bool = False
-) -> TrainResult:
-    """Train on episodes from anywhere; `settings.data_path` is not read.
-
-    Args:
-        settings: everything else.
-        episodes: consumed one by one; only their resized frames are kept.
-        data_hash: recorded in the checkpoint.
-        resume: as for `train_image_model`.
-
-    Raises:
-        DataError: no usable episodes, or no example of success.
-        ConfigError: resuming with other settings or data than the training started with.
-        CheckpointError: `pretrained_path` does not fit.
-    """
+    if episodes is None:
+        episodes, data_hash = read_data(settings)
     start = time.perf_counter()
     frames = labelled_frames(episodes, settings)
     frames.check_split(settings.val_split)

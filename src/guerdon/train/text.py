@@ -77,12 +77,15 @@ class TextTrainResult(NamedTuple):
         return self.save_dir / FINAL
 
 
-def train_text_model(settings: TextTrainSettings, study: Study, *, resume: bool = False) -> TextTrainResult:
+def train_text_model(
+    settings: TextTrainSettings, study: Study, data: TextData | None = None, *, resume: bool = False
+) -> TextTrainResult:
     """Train on the solutions of `data_path`, or of the study's `label` section.
 
     Args:
         settings: of `train`.
         study: its policy and its `label` section are used where the settings name no model and no data.
+        data: train on these solutions instead.
         resume: continue from the newest complete checkpoint, like `settings.resume`.
 
     Raises:
@@ -91,16 +94,10 @@ def train_text_model(settings: TextTrainSettings, study: Study, *, resume: bool 
         ConfigError: resuming with other settings or data than the training started with.
         CheckpointError: the language model cannot be read.
     """
-    data = read_data(settings, study.label)
-    if data.left_out:
-        log_line(f"left out rows without a rated step: {_counted(data.left_out)}")
-    return fit_text_model(settings, study, data, resume=resume)
-
-
-def fit_text_model(
-    settings: TextTrainSettings, study: Study, data: TextData, *, resume: bool = False
-) -> TextTrainResult:
-    """Train on these solutions; otherwise as `train_text_model`."""
+    if data is None:
+        data = read_data(settings, study.label)
+        if data.left_out:
+            log_line(f"left out rows without a rated step: {_counted(data.left_out)}")
     started = time.perf_counter()
     torch.set_num_threads(study.runner.threads)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:

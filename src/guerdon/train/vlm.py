@@ -43,11 +43,15 @@ from guerdon.types import ByteArray, Episode, Failure, IntArray
 _FREE = {"save_dir", "resume", "log_every", "tensorboard"}  # what may differ between a training and its continuation
 
 
-def train_vlm(settings: VLMTrainSettings, *, resume: bool = False) -> TrainResult:
-    """Fine-tune on the data sets of `settings.data_path`.
+def train_vlm(
+    settings: VLMTrainSettings, episodes: Iterable[Episode] | None = None, *, data_hash: str = "", resume: bool = False
+) -> TrainResult:
+    """Fine-tune on the data sets of `settings.data_path`, or on episodes from anywhere.
 
     Args:
         settings: everything; see `guerdon.settings.vlm`.
+        episodes: read one by one; their frames are kept. None: those of `settings.data_path`.
+        data_hash: of given episodes, recorded in the checkpoint.
         resume: continue from the newest complete checkpoint in `save_dir`, like `settings.resume`.
 
     Raises:
@@ -55,26 +59,8 @@ def train_vlm(settings: VLMTrainSettings, *, resume: bool = False) -> TrainResul
         ConfigError: resuming with other settings or data than the training started with.
         CheckpointError: the model cannot be read.
     """
-    episodes, data_hash = read_data(settings)
-    return train_vlm_on_episodes(settings, episodes, data_hash=data_hash, resume=resume)
-
-
-def train_vlm_on_episodes(
-    settings: VLMTrainSettings, episodes: Iterable[Episode], *, data_hash: str = "", resume: bool = False
-) -> TrainResult:
-    """Fine-tune on episodes from anywhere; `settings.data_path` is not read.
-
-    Args:
-        settings: everything else.
-        episodes: read one by one; their frames are kept.
-        data_hash: recorded in the checkpoint.
-        resume: as for `train_vlm`.
-
-    Raises:
-        DataError: no usable episodes, or only one outcome.
-        ConfigError: resuming with other settings or data than the training started with.
-        CheckpointError: the model cannot be read.
-    """
+    if episodes is None:
+        episodes, data_hash = read_data(settings)
     start = time.perf_counter()
     record = {"settings": settings.model_dump(mode="json", exclude=_FREE), "data_hash": data_hash}
     run = TrainingFolder(settings.save_dir, record, resume=resume or settings.resume)

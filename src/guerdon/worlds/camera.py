@@ -17,7 +17,7 @@ import os
 import signal
 import weakref
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,7 @@ def import_mujoco() -> Any:
 
 
 _OPEN: weakref.WeakSet[Any] = weakref.WeakSet()
+_eye: MuJoCoCamera  # of a rendering process
 
 
 def close_at_exit(drawer: Any) -> None:
@@ -208,60 +209,32 @@ class CameraPool:
         check_camera(model, camera)
         buffer = np.empty(mujoco.mj_sizeModel(model), dtype=np.uint8)
         mujoco.mj_saveModel(model, None, buffer)
-        context = multiprocessing.get_context("spawn")
-        self.size = size
+        self.size, self._workers = size, workers
         self.snapshot = MuJoCoCamera.snapshot
-        self._workers: list[tuple[Any, Connection]] = []
-        for _ in range(workers):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_draw_forever, args=(theirs, buffer.tobytes(), camera, size), daemon=True)
-            process.start()
-            theirs.close()
-            self._workers.append((process, ours))
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(workers, context, _open_camera, (buffer.tobytes(), camera, size))
 
     def render(self, snapshots: Sequence[Snapshot]) -> ByteArray:
         """Draw snapshots, an equal share in each process; see `MuJoCoCamera.render`."""
-        height, width = self.size
         if not len(snapshots):
-            return np.empty((0, height, width, 3), dtype=np.uint8)
-        shares = np.array_split(np.arange(len(snapshots)), len(self._workers))
-        pipes = [(pipe, share) for (_, pipe), share in zip(self._workers, shares, strict=True) if len(share)]
+            return np.empty((0, *self.size, 3), dtype=np.uint8)
+        shares = np.array_split(np.stack(snapshots), min(self._workers, len(snapshots)))
         with boundary(MissingDependencyError, f"a rendering process ended; {_DEBIAN}"):
-            for pipe, share in pipes:
-                pipe.send(np.stack([snapshots[i] for i in share]))
-            answers = [pipe.recv() for pipe, _ in pipes]
-        for answer in answers:
-            if isinstance(answer, str):
-                raise MissingDependencyError(answer)
-        return np.concatenate(answers)
+            return np.concatenate(list(self._pool.map(_draw, shares)))
 
     def close(self) -> None:
         """End the processes."""
-        for process, pipe in self._workers:
-            pipe.close()
-            process.join(timeout=5)
-            if process.is_alive():
-                process.terminate()
-        self._workers = []
+        self._pool.shutdown(cancel_futures=True)
 
 
-def _draw_forever(pipe: Connection, model_bytes: bytes, camera: str, size: tuple[int, int]) -> None:
-    """Body of a rendering process: arrays of snapshots in, arrays of frames (or one line of error) out."""
+def _open_camera(model_bytes: bytes, camera: str, size: tuple[int, int]) -> None:
+    """Start of a rendering process: its camera."""
+    global _eye
     end_with_parent(spawned=True)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle; its end closes the pipe
-    mujoco = import_mujoco()
-    model = mujoco.MjModel.from_binary_path("scene.mjb", {"scene.mjb": model_bytes})
-    eye = MuJoCoCamera(model, camera, size)
-    while True:
-        try:
-            snapshots = pipe.recv()
-        except EOFError:
-            eye.close()
-            return
-        try:
-            pipe.send(eye.render(snapshots))
-        except MissingDependencyError as error:
-            pipe.send(str(error))
-        except BrokenPipeError:
-            eye.close()
-            return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle; its end stops this process
+    model = import_mujoco().MjModel.from_binary_path("scene.mjb", {"scene.mjb": model_bytes})
+    _eye = MuJoCoCamera(model, camera, size)
+
+
+def _draw(snapshots_N: NDArray[np.float64]) -> ByteArray:
+    return _eye.render(list(snapshots_N))
