@@ -13,7 +13,7 @@ the way back (gradient checkpointing), the adapter of the way there is chosen ag
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
@@ -114,21 +114,12 @@ class SharedBase:
         lora = import_peft()
         if name in self.adapters:
             raise ConfigError(f"there is an adapter {name!r} already")
-        target = settings.target_modules if isinstance(settings.target_modules, str) else list(settings.target_modules)
-        config = lora.LoraConfig(
-            r=settings.r, lora_alpha=settings.alpha, lora_dropout=settings.dropout, target_modules=target,
-            task_type="CAUSAL_LM",
-        )  # fmt: skip
         devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(seed)
-            try:
-                if self.peft is None:
-                    self.peft = lora.get_peft_model(self.model, config, adapter_name=name)
-                else:
-                    self.peft.add_adapter(name, config)
-            except ValueError as error:
-                raise ConfigError(f"lora.target_modules {target!r}: {error}") from error
+        with fresh_lora(settings, seed=seed, devices=devices, task_type="CAUSAL_LM") as config:
+            if self.peft is None:
+                self.peft = lora.get_peft_model(self.model, config, adapter_name=name)
+            else:
+                self.peft.add_adapter(name, config)
         self._layers = [m for m in self.peft.modules() if isinstance(m, lora.tuners.tuners_utils.BaseTunerLayer)]
         self._active = ""  # whatever peft left active, the next switch happens
         self._switch(None)
@@ -232,6 +223,28 @@ class SharedBase:
             return False
         hidden = self.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
         return torch.equal(head(hidden), logits)
+
+
+@contextmanager
+def fresh_lora(
+    settings: LoraSettings, *, seed: int, devices: Sequence[torch.device] = (), task_type: str | None = None
+) -> Iterator[Any]:
+    """The `LoraConfig` of an adapter that is made inside the block, with weights drawn from the seed.
+
+    Raises:
+        MissingDependencyError: peft is not installed.
+        ConfigError: no layer has the names of `target_modules`.
+    """
+    target = settings.target_modules if isinstance(settings.target_modules, str) else list(settings.target_modules)
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        try:
+            yield import_peft().LoraConfig(
+                r=settings.r, lora_alpha=settings.alpha, lora_dropout=settings.dropout, target_modules=target,
+                task_type=task_type,
+            )  # fmt: skip
+        except ValueError as error:
+            raise ConfigError(f"lora.target_modules {target!r}: {error}") from error
 
 
 def import_peft() -> Any:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from guerdon.errors import CheckpointError, ConfigError, DataError
+from guerdon.errors import CheckpointError, DataError
 from guerdon.finite import refuse_to_write
 from guerdon.models.quality import frame_quality
 from guerdon.models.tiny_vlm import write_tiny_vlm
@@ -32,9 +32,8 @@ from guerdon.models.vlm import ADAPTER, BASE, VLMCard, VLMRewardModel, load_vlm,
 from guerdon.models.vlm_frames import limit_pixels
 from guerdon.models.vlm_prompts import PROMPTS, FilledPrompt, Question, make_question
 from guerdon.models.vlm_transformers import TransformersBackend, read_vlm
-from guerdon.policies.shared_base import import_peft
+from guerdon.policies.shared_base import fresh_lora, import_peft
 from guerdon.policies.text_files import quietly
-from guerdon.settings.text_policy import LoraSettings
 from guerdon.settings.train import VLMTrainSettings
 from guerdon.train.images import LabelledRows, TrainResult, is_classifier, label_meaning, label_rows, read_data
 from guerdon.train.trainer import BalancedSampler, BaseTrainer, TrainingFolder
@@ -97,22 +96,10 @@ def _backend(settings: VLMTrainSettings, path: str) -> TransformersBackend:
     if settings.lora is None:
         model.requires_grad_(True)
     else:
-        model = _with_fresh_adapter(model, settings.lora, settings.seed)
+        with quietly(), fresh_lora(settings.lora, seed=settings.seed) as config:
+            model = import_peft().get_peft_model(model, config)
     size = settings.micro_batch_size or settings.batch_size
     return TransformersBackend(model, inputs, batch_size=size, bf16=settings.bf16)
-
-
-def _with_fresh_adapter(model: Any, lora: LoraSettings, seed: int) -> Any:
-    peft = import_peft()
-    target = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
-    config = peft.LoraConfig(r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=target)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        try:
-            with quietly():
-                return peft.get_peft_model(model, config)
-        except ValueError as error:
-            raise ConfigError(f"lora.target_modules {target!r}: {error}") from error
 
 
 def _write(settings: VLMTrainSettings, backend: TransformersBackend, base: Path, target: Path, data_hash: str) -> None:
