@@ -146,7 +146,7 @@ def test_a_stored_policy_collects_and_starts_another_run(tmp_path):
     policy = load_policy(stored)
     assert isinstance(policy, TokenPolicy)
     assert policy.numbers.ravel().tolist() == [-1, 0, 1]
-    mixture = [{"type": "checkpoint", "checkpoint": str(stored)}]
+    mixture = [{"type": "checkpoint", "checkpoint": str(stored), "noise": 0.0}]
     section = {"save_dir": str(tmp_path / "data"), "episodes": 2, "mixture": mixture}
     done = collect(token_study(tmp_path, collect=section))
     assert done.episodes == 2

@@ -11,9 +11,8 @@ from guerdon.collect.collect import collect
 from guerdon.collect.stepping import evaluate
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError, DataError, NonFiniteError
-from guerdon.policies.control import build_policy, load_policy
+from guerdon.policies.control import build_policy, load_policy, start_from_policy
 from guerdon.policies.experts import ScriptedExpert
-from guerdon.rl.build_control import start_from_policy
 from guerdon.settings.study import Study
 from guerdon.train.bc import SMALLEST_STD, gather_pairs, residual_std, split_pairs, train_bc
 from guerdon.types import Episode
@@ -107,7 +106,7 @@ def test_a_run_can_start_from_the_clone(tmp_path):
     space = build_world(Study(env={"type": "gymnasium", "task": ID}).env, seed=0).action_space
     space = type(space)(-1, 1, (2,), np.float32)
     policy = build_policy(run.policy, (3,), space, sources=("env",), seed=9)
-    assert start_from_policy(policy, folder, run) == f"policy starts from {folder}"
+    assert start_from_policy(policy, folder) == f"policy starts from {folder}"
     states = np.random.default_rng(0).normal(5, 2, (4, 3)).astype(np.float32)
     assert np.array_equal(policy.actor().mean(states), clone.actor().mean(states))
     assert torch.equal(policy.log_std, clone.log_std)
