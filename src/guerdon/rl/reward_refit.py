@@ -24,7 +24,7 @@ from guerdon.episodes.targets import frame_targets, no_labels, outcome_of
 from guerdon.errors import ConfigError, DataError
 from guerdon.models.image import ImageModelConfig, ImageRewardModel, save_checkpoint
 from guerdon.models.online import OnlineImageModel
-from guerdon.policies.control import StateInputs
+from guerdon.policies.robot import ControlInputs
 from guerdon.rl.checkpoint import under
 from guerdon.rl.control_sources import ControlReward
 from guerdon.rl.reward_source import SourceTerms
@@ -125,7 +125,7 @@ class RefittedReward(ControlReward):
         """Gradient steps of the refits."""
         return self.model.skipped.in_a_row
 
-    def learn(self, rollout: Rollout[StateInputs]) -> Metrics:
+    def learn(self, rollout: Rollout[ControlInputs]) -> Metrics:
         """Label what a rollout shows, and refit if it is time and there are labels since the last refit.
 
         Returns:
