@@ -307,13 +307,14 @@ def discounted_returns(
         (B, T) float64, 0 where masked.
     """
     rewards = np.where(mask_B_T, rewards_B_T, 0.0).astype(np.float64)
-    goes_on = mask_B_T if ends_B_T is None else mask_B_T & ~ends_B_T
     if gamma == 1.0 and ends_B_T is None:
         return np.where(mask_B_T, rewards[:, ::-1].cumsum(axis=1)[:, ::-1], 0.0)
     returns = np.zeros_like(rewards)
     carry = np.zeros(len(rewards))
     for t in range(rewards.shape[1] - 1, -1, -1):
-        carry = np.where(mask_B_T[:, t], rewards[:, t] + gamma * goes_on[:, t] * carry, carry)
+        if ends_B_T is not None:
+            carry = np.where(ends_B_T[:, t], 0.0, carry)
+        carry = np.where(mask_B_T[:, t], rewards[:, t] + gamma * carry, carry)
         returns[:, t] = carry
     return np.where(mask_B_T, returns, 0.0)
 
