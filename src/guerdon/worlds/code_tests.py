@@ -19,12 +19,10 @@ import operator
 import os
 import re
 import sys
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from types import CodeType, SimpleNamespace
 from typing import Any
 
 from guerdon.errors import DataError, MissingDependencyError
@@ -162,13 +160,21 @@ def _listed(value: Any) -> Any:
     return value
 
 
-_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
-    "Add": operator.add, "Sub": operator.sub, "Mult": operator.mul, "Div": operator.truediv,
-    "FloorDiv": operator.floordiv, "Mod": operator.mod, "Pow": operator.pow,
+_COMPARISONS: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not, ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
 }  # fmt: skip
+_ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
+}  # fmt: skip
+_UNARY: dict[type, Callable[[Any], Any]] = {ast.Not: operator.not_, ast.USub: operator.neg, ast.UAdd: operator.pos}
 _PLAIN = (abs, all, any, bool, dict, float, frozenset, int, len, list, max, min, round, set, sorted, str, sum, tuple)
-_NAMES: dict[str, Any] = {f.__name__: f for f in _PLAIN} | {"isclose": math.isclose}
-_FUNCTIONS = {*_NAMES, "math.isclose"}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in _PLAIN} | {
+    "isclose": math.isclose,
+    "math.isclose": math.isclose,
+}
 
 
 def _from_asserts(text: str) -> list[CodeTest]:
@@ -185,9 +191,9 @@ def _from_asserts(text: str) -> list[CodeTest]:
             rest = cut.visit(statement.test)
             if not cut.calls:
                 raise ValueError(f"no function is called in {ast.unparse(statement)[:80]!r}")
-            code = _compiled(rest)
+            _check(rest)
             request = {"calls": cut.calls, "setup": "\n".join(setup), "function": cut.name, "most": _VALUES}
-            tests.append(CodeTest(request, functools.partial(_holds, code)))
+            tests.append(CodeTest(request, functools.partial(_holds, rest)))
         elif isinstance(statement, ast.Import | ast.ImportFrom | ast.Assign):
             setup.append(ast.unparse(statement))
             if not isinstance(statement, ast.Assign):
@@ -213,33 +219,28 @@ class _Calls(ast.NodeTransformer):
         if not re.fullmatch(r"\w+(\(\)\.\w+)?", name) or name.partition("(")[0] in self._foreign:
             raise ValueError(f"{name[:80]!r} is called, which is not a function of the program")
         inner = [part for part in ast.walk(node) if isinstance(part, ast.Call) and part is not node]
-        if {ast.unparse(part.func) for part in inner} - _FUNCTIONS - {name.partition("(")[0]}:
+        if {ast.unparse(part.func) for part in inner} - _FUNCTIONS.keys() - {name.partition("(")[0]}:
             raise ValueError(f"{name} is called with what another function returns; the program could define both")
         self.name = name
         self.calls.append(ast.unparse(node))
         return ast.Subscript(ast.Name("_values", ast.Load()), ast.Constant(len(self.calls) - 1), ast.Load())
 
 
-def _compiled(node: ast.expr) -> CodeType:
-    """The code of an expression of values, known functions, arithmetic and comparisons, with nothing else in it.
+def _check(node: ast.expr) -> None:
+    """Refuse an expression that `_evaluated` cannot evaluate.
 
     Raises:
-        ValueError: it has something else.
+        ValueError: it has something else than values, calls, arithmetic and comparisons.
     """
     for part in ast.walk(node):
         known = isinstance(part, ast.Constant | ast.List | ast.Tuple | ast.Set | ast.Dict | ast.Compare | ast.BoolOp)
         known |= isinstance(part, ast.expr_context | ast.cmpop | ast.boolop | ast.keyword | ast.Call)
-        known |= isinstance(part, ast.BinOp | ast.UnaryOp | ast.Not | ast.USub | ast.UAdd)
-        known |= isinstance(part, ast.operator) and type(part).__name__ in _ARITHMETIC
+        known |= type(part) in _ARITHMETIC or type(part) in _UNARY or isinstance(part, ast.BinOp | ast.UnaryOp)
         known |= isinstance(part, ast.Subscript | ast.Name | ast.Attribute) and _is_known_name(part)
         if not known:
             raise ValueError(f"{ast.unparse(node)[:80]!r} is more than values, calls and comparisons")
         if isinstance(part, ast.Constant) and not isinstance(part.value, bool | int | float | str | None):
             raise ValueError(f"{ast.unparse(part)[:80]!r} is compared, which is no plain value")
-    tree = ast.fix_missing_locations(ast.Expression(_BoundedArithmetic().visit(node)))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SyntaxWarning)  # `is` with a number
-        return compile(tree, "<assert>", "eval")
 
 
 def _is_known_name(node: ast.AST) -> bool:
@@ -247,31 +248,59 @@ def _is_known_name(node: ast.AST) -> bool:
     return text in _FUNCTIONS or text in ("math", "_values") or text.startswith("_values[")
 
 
-def _holds(code: CodeType, values: Sequence[Any]) -> bool:
+def _holds(node: ast.expr, values: Sequence[Any]) -> bool:
     """Whether an assertion is true of the values; an error in it is a test that failed, as it is in Python."""
-    math_names = SimpleNamespace(isclose=math.isclose)
-    names = {**_NAMES, "__builtins__": {}, "math": math_names, "_values": values, "_arithmetic": _arithmetic}
     try:
-        return bool(eval(code, names))  # noqa: S307 (`_compiled` let nothing but values and known functions through)
+        return bool(_evaluated(node, values))
     except (TypeError, ValueError, ArithmeticError, KeyError, IndexError, RecursionError, MemoryError):
         return False
 
 
-class _BoundedArithmetic(ast.NodeTransformer):
-    """Puts `_arithmetic` in place of operators."""
+def _evaluated(node: ast.AST, values: Sequence[Any]) -> Any:
+    """The value of an expression that `_check` let through."""
 
-    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        """A call with the operator's name and both sides."""
-        self.generic_visit(node)
-        name = ast.Constant(type(node.op).__name__)
-        return ast.Call(ast.Name("_arithmetic", ast.Load()), [name, node.left, node.right], [])
+    def of(part: ast.AST | None) -> Any:
+        return None if part is None else _evaluated(part, values)
+
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.List(elts=parts):
+            return [of(p) for p in parts]
+        case ast.Tuple(elts=parts):
+            return tuple(of(p) for p in parts)
+        case ast.Set(elts=parts):
+            return {of(p) for p in parts}
+        case ast.Dict(keys=keys, values=parts):
+            return {of(k): of(p) for k, p in zip(keys, parts, strict=True)}
+        case ast.Name(id="_values"):
+            return values
+        case ast.Name(id=name):
+            return _FUNCTIONS[name]
+        case ast.Subscript(value=part, slice=place):
+            return of(part)[of(place)]
+        case ast.UnaryOp(op=kind, operand=part):
+            return _UNARY[type(kind)](of(part))
+        case ast.BinOp(left=left, op=kind, right=right):
+            return _arithmetic(type(kind), of(left), of(right))
+        case ast.BoolOp(op=ast.And(), values=parts):
+            return all(of(p) for p in parts)
+        case ast.BoolOp(values=parts):
+            return any(of(p) for p in parts)
+        case ast.Compare(left=left, ops=kinds, comparators=parts):
+            sides = [of(left), *map(of, parts)]
+            return all(_COMPARISONS[type(k)](a, b) for k, a, b in zip(kinds, sides, sides[1:], strict=False))
+        case ast.Call(func=function, args=parts, keywords=named):
+            options = {str(k.arg): of(k.value) for k in named}
+            return _FUNCTIONS[ast.unparse(function)](*map(of, parts), **options)
+    raise ValueError(ast.dump(node)[:80])
 
 
-def _arithmetic(kind: str, left: Any, right: Any) -> Any:
+def _arithmetic(kind: type, left: Any, right: Any) -> Any:
     """Arithmetic with numbers that stays small: what is compared comes from an untrusted program."""
-    if kind != "Add" and not all(isinstance(v, int | float) for v in (left, right)):
+    if kind is not ast.Add and not all(isinstance(v, int | float) for v in (left, right)):
         raise TypeError("arithmetic with something else than numbers")
-    if kind == "Pow" and (abs(right) > 1000 or abs(left) > 1e6):
+    if kind is ast.Pow and (abs(right) > 1000 or abs(left) > 1e6):
         raise OverflowError("too large")
     return _ARITHMETIC[kind](left, right)
 
