@@ -135,7 +135,7 @@ def test_a_mistake_in_an_override_names_it(call, override, words):
         (f"reward={{{CONSTANT}, shaping: relative}}", "per_step"),
         (f"reward={{{CONSTANT}, env_reward_weight: 0.5}}", "env_reward_weight"),
         (f"reward={{{CONSTANT}, combine_mode: add, env_reward_weight: 0.5}}", "env_reward_weight"),
-        (f"reward={{{CONSTANT}, sources: {{a: {{model: {{model_type: constant}}}}}}}}", "stands beside sources"),
+        (f"reward={{{CONSTANT}, sources: {{a: {{model: {{model_type: constant}}}}}}}}", "given next to sources"),
         ("reward={use_reward_model: true, sources: {env: {model: {model_type: constant}}}}", "taken"),
         ("reward={use_reward_model: true, model: {model_type: constant, hidden_dim: 3}}", "hidden_dim"),
         ("reward={use_reward_model: true, model: {model_type: resnet, checkpoint_path: x, value: 1}}", "value"),

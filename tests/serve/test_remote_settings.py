@@ -128,7 +128,7 @@ def test_the_guides_keys_stand_under_model_or_under_remote():
         endpoint="http://h:1/v1/rewards", backend="prm"
     )
     assert RemoteModelSettings(model_type="remote").remote == RemoteSettings()
-    refused("stands beside remote", RemoteModelSettings, model_type="remote", remote=GUIDE, nframes=3)
+    refused("given next to remote", RemoteModelSettings, model_type="remote", remote=GUIDE, nframes=3)
 
 
 @pytest.mark.parametrize(

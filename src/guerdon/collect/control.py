@@ -53,7 +53,7 @@ class ControlCollector:
             `env.max_episode_steps`. None: episodes go on from rollout to rollout.
         heads: names of the policy's value heads.
         observes: what reward models look at. It may be set later, except for continuation labels.
-        success_readers: keys of the configuration, beside those of `env`, that need true success.
+        success_readers: keys of the configuration, besides those of `env`, that need true success.
 
     Raises:
         ConfigError: the environment cannot be made, or cannot give what was asked for.

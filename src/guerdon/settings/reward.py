@@ -202,7 +202,7 @@ class RewardSettings(Settings):
             return given
         if given.get("sources"):
             raise ValueError(
-                f"{', '.join(sorted(single))} stands beside sources; with several sources every key belongs to "
+                f"{', '.join(sorted(single))} is given next to sources; with several sources every key belongs to "
                 "one of them"
             )
         if not given.get("use_reward_model", False):

@@ -199,7 +199,7 @@ def remote_form(given: dict[str, Any]) -> dict[str, Any]:
     """
     flat = {k: v for k, v in given.items() if k in RemoteSettings.model_fields}
     if flat and given.get("remote") is not None:
-        raise ValueError(f"{', '.join(sorted(flat))} stands beside remote; write all of them in one place")
+        raise ValueError(f"{', '.join(sorted(flat))} is given next to remote; write all of them in one place")
     rest = {k: v for k, v in given.items() if k not in flat}
     return {**rest, "remote": flat} if flat or given.get("remote") is None else rest
 
