@@ -316,7 +316,7 @@ def test_loading_refuses_what_does_not_fit():
         load_reward_model("constant", vlm={})
     with pytest.raises(ConfigError, match=r"vlm\.nframes"):
         load_reward_model("qwen_vl", tiny_folder(), vlm={"nframes": 0})
-    with pytest.raises(ConfigError, match="give one of them"):
+    with pytest.raises(ConfigError, match="both given; remove one of them"):
         load_reward_model("qwen_vl", tiny_folder(), vlm={"path": "other"})
     with pytest.raises(ConfigError, match="question would do nothing"):
         load_vlm("trend", vlm=VLMSettings(path=str(tiny_folder()), question="progress"))

@@ -52,7 +52,7 @@ def test_every_name_can_be_loaded():
     [
         ({"model_type": "qwen_vl"}, "needs checkpoint_path"),
         ({"model_type": "qwen_vl", "prm_model_name_or_path": "a", "vlm": {"path": "b"}}, "two names of one thing"),
-        ({"model_type": "qwen_vl", "checkpoint_path": "a", "vlm": {"path": "b"}}, "give one of them"),
+        ({"model_type": "qwen_vl", "checkpoint_path": "a", "vlm": {"path": "b"}}, "both given; remove one of them"),
         ({"model_type": "qwen_vl", "checkpoint_path": "a", "vlm": OPENAI}, "nothing"),
         ({"model_type": "qwen_vl", "checkpoint_path": "a", "arch": "resnet18"}, "arch\n  Extra inputs"),
         ({"model_type": "qwen_vl", "checkpoint_path": "a", "update": "after"}, "update\n  Extra inputs"),

@@ -352,7 +352,7 @@ def test_flags_of_one_model_are_about_the_one_that_is_named():
         ((), "no model to serve"),
         (("--temperature", "0.5"), "which model"),
         (("--model", "x"), "write name=path"),
-        (("--backend", "constant", "--custom-backend", "m:f"), "built by one of them"),
+        (("--backend", "constant", "--custom-backend", "m:f"), "both given; remove one of them"),
         (("--custom-backend", "module"), "write module:factory"),
         (("--backend", "constant", "--gpu-ids", "a"), "no list of GPU numbers"),
         (("--backend", "constant", "--primo-tensor-parallel-size", "2"), "would do nothing without --backend PRIMO-R1"),
