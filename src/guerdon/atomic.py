@@ -110,7 +110,12 @@ def seal_folder(temporary: Path, final: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
     if final.exists():
         os.replace(final, old)
-    os.replace(temporary, final)
+    try:
+        os.replace(temporary, final)
+    except OSError:
+        if old.exists():
+            os.replace(old, final)
+        raise
     sync(final.parent)
     shutil.rmtree(old, ignore_errors=True)
 

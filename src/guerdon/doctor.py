@@ -227,7 +227,7 @@ def check_browser() -> Check:
 
 def check_parts() -> list[Check]:
     """Every part that an installed package registers can be imported."""
-    from guerdon.errors import ConfigError
+    from guerdon.errors import GuerdonError, said_by
     from guerdon.settings.parts import REGISTRIES
 
     found = []
@@ -237,8 +237,9 @@ def check_parts() -> list[Check]:
             what = f"{registry.kind} {name}"
             try:
                 registry.factory(name)
-            except ConfigError as error:
-                found.append(Check(what, "warn", f"of {package}: {error}", f"repair or uninstall {package}"))
+            except (GuerdonError, SystemExit) as error:  # a module may also end the process that imports it
+                said = str(error) if isinstance(error, GuerdonError) else said_by(error)
+                found.append(Check(what, "warn", f"of {package}: {said}", f"repair or uninstall {package}"))
             else:
                 found.append(Check(what, "ok", f"{entry.value} of {package}"))
     return found

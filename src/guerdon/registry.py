@@ -146,7 +146,10 @@ class Registry:
 def _missing_module(name: str) -> str:
     """The outermost package or module of a dotted name that does not exist; empty where all do. Imports nothing."""
     package, *inner = name.split(".")
-    spec = find_spec(package)
+    try:
+        spec = find_spec(package)
+    except ValueError:  # it is imported, and has no specification, as `__main__`
+        return ""
     for part in inner:
         if spec is None:
             break

@@ -11,6 +11,7 @@ happen inside, and what comes out holds arrays alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -297,7 +298,10 @@ class ControlCollector:
                 recorder.watch(step.rows, step.actions, step.transition)
                 if self.group_size is None:  # what follows the one episode of a group's copy is not part of the run
                     recorder.begin_all(step.transition)
-            taken.append(step)
+            ended = np.flatnonzero(step.transition.done)
+            finals = step.transition.final_observations[ended]  # of the copies whose episode ended, in order
+            kept = replace(step.transition, final_observations=finals, looks={}, first_looks={})
+            taken.append(step._replace(transition=kept))
             alive.append(~over)
             if self.group_size is not None:
                 over |= step.transition.done
@@ -334,7 +338,8 @@ def _evaluated(
     following = np.concatenate([values[:, 1:], last[:, None]], axis=1)
     ends = np.argwhere(done_B_T.T).tolist()  # after the last step of an episode comes its terminal observation
     if ends:
-        finals = np.stack([taken_T[step].transition.final_observations[i] for step, i in ends])
+        moments = [(taken_T[step].transition, i) for step, i in ends]
+        finals = np.stack([one.final_observations[np.count_nonzero(one.done[:i])] for one, i in moments])
         for (step, i), value in zip(ends, policy.values(finals).cpu().numpy(), strict=True):
             following[i, step] = value
     before, after = (

@@ -56,7 +56,7 @@ def load_reward_model(
     if idle:
         raise ConfigError(f"the reward model {model_type!r}: {', '.join(idle)} would do nothing outside a run")
     settings = validate(form, {"model_type": model_type, **given}, source=f"the reward model {model_type!r}")
-    return _built(settings, device)
+    return _built(settings, device, modality=options.get("modality"))
 
 
 def load_source_model(settings: RewardModelSettings) -> RewardModel:
@@ -68,20 +68,24 @@ def load_source_model(settings: RewardModelSettings) -> RewardModel:
     """
     if isinstance(settings, RemoteModelSettings):
         settings = settings.model_copy(update={"remote": settings.remote.in_a_run()})
-    return _built(settings)
+    return _built(settings, modality=getattr(settings, "modality", None))
 
 
 def options_of(model_type: str) -> list[str]:
     """The options that `load_reward_model` takes for a type, besides `checkpoint_path`."""
     form = MODEL_FORMS.get(model_type, OwnModelSettings)
-    return [name for name in form.model_fields if name not in _OF_RUNS | {"model_type", "checkpoint_path"}] + ["device"]
+    names = [name for name in form.model_fields if name not in _OF_RUNS | {"model_type", "checkpoint_path"}]
+    return [*names, "device"] if form.placed else names
 
 
-def _built(settings: RewardModelSettings, device: str | torch.device | None = None) -> RewardModel:
+def _built(
+    settings: RewardModelSettings, device: str | torch.device | None = None, *, modality: str | None
+) -> RewardModel:
+    """The model. `modality` is what a configuration says that a user's own looks at; None where it says nothing."""
     name = settings.model_type
     if isinstance(settings, OwnModelSettings):
         model: RewardModel = REWARD_MODELS.build(name, settings.params, RewardModel, device=device)
-        if settings.modality != model.info.modality:
+        if modality not in (None, model.info.modality):
             raise ConfigError(
                 f"the reward model {name} judges {model.info.modality}, as its info says: set modality accordingly"
             )

@@ -58,7 +58,7 @@ class SequenceClassifier:
             self.model.to("cuda")
 
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
-        """A logit per response, higher is better; the model reads the question without the policy's system prompt.
+        """A logit per response, higher is better; the model reads the chat that the policy reads.
 
         Failures are characters that its tokenizer does not have, more tokens than it has positions for, an episode
         without text, and a logit that is not finite. `meta["messages"]`, where it is there, is the chat that ends with

@@ -67,8 +67,8 @@ class SourceRewards:
         weight: factor of its advantage in the sum. After whitening only the ratio of weights matters.
         paid_B_T: steps whose reward the baseline is subtracted from. None: every valid step, as PRIME has it, also for
             rewards that stand at the ends of steps of reasoning: then the number of steps changes no baseline.
-        failed_B_T: where the measurement is missing. `gae` leaves out these steps, every other estimator their rows:
-            a sum with a hole is not a measurement.
+        failed_B_T: where the measurement is missing. `gae` leaves out these steps, `reinforce` their episodes, the
+            others their rows: a sum with a hole is not a measurement.
         credit: `dense`: every reward counts from its own step on. `episode`: the discounted sum of a row is one reward
             at its end, which all of its steps share (GRPO of episodes).
         standardize: `grpo` divides by the group's standard deviation; False for penalties whose unit counts (KL).

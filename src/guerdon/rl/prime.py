@@ -31,7 +31,7 @@ from guerdon.models.text_model import TextModelCard, write_folder
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy, reference
 from guerdon.policies.text_files import load_policy
-from guerdon.policies.tokens import TokenBatch, concatenate
+from guerdon.policies.tokens import TokenBatch, concatenate, token_batch
 from guerdon.rl.checkpoint import under
 from guerdon.rl.episode_stats import correlation
 from guerdon.rl.optimizers import AdamW
@@ -417,7 +417,7 @@ def _models(
         )
     frozen: dict[str | None, SharedBase] = {} if own.lora is None else {own.path: policy.base}
     if own.lora is not None and start in frozen:
-        phi = add_policy(frozen[start], "prm", own.lora, seed=seed + 1, remove_padding=padding)
+        phi = add_policy(frozen[start], _free_name(frozen[start]), own.lora, seed=seed + 1, remove_padding=padding)
     else:
         phi = load_policy(_at(own, start, padding), seed=seed)
         if own.lora is not None:
@@ -428,6 +428,12 @@ def _models(
         whole = _at(own, ref_start, padding).model_copy(update={"lora": None})
         frozen[ref_start] = load_policy(whole, seed=seed).base
     return phi, reference(frozen[ref_start], remove_padding=padding)
+
+
+def _free_name(base: SharedBase) -> str:
+    """Of an adapter: prm, or prm2, ... where other sources learn on the same weights."""
+    taken = sum(name.startswith("prm") for name in base.adapters)
+    return f"prm{taken + 1}" if taken else "prm"
 
 
 def _at(own: TextPolicySettings, path: str | None, padding: bool) -> TextPolicySettings:
@@ -456,8 +462,10 @@ class TextReplay:
 
     def add(self, fresh: LabelledBatch) -> None:
         """Take in the responses whose outcome is known."""
-        parts = [] if self._batch is None else [self._batch]
-        parts.append(fresh.take(np.flatnonzero(fresh.known_B.numpy())))
+        known_rows = np.flatnonzero(fresh.known_B.numpy())
+        if not len(known_rows):
+            return
+        parts = [*([] if self._batch is None else [self._batch]), fresh.take(known_rows)]
         tokens = concatenate([part.tokens for part in parts], pad_id=0)
         acc, known, groups = (torch.cat([getattr(p, k) for p in parts]) for k in ("acc_B", "known_B", "groups_B"))
         mask = torch.from_numpy(tokens.mask_B_T)
@@ -478,12 +486,12 @@ class TextReplay:
         arrays = {
             "prompts": np.concatenate([np.empty(0, np.int64), *tokens.prompts]),
             "lengths": np.array([len(prompt) for prompt in tokens.prompts], dtype=np.int64),
-            "responses": tokens.responses_B_T,
-            "mask": tokens.mask_B_T,
+            "responses": tokens.responses_B_T[tokens.mask_B_T],
+            "response_lengths": tokens.lengths_B,
             "finished": tokens.finished_B,
         }
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        return tensors | {"acc": self._batch.acc_B, "ref": self._batch.ref_B_T}
+        return tensors | {"acc": self._batch.acc_B, "ref": self._batch.ref_B_T[torch.from_numpy(tokens.mask_B_T)]}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Return to a stored state."""
@@ -493,10 +501,14 @@ class TextReplay:
         found = {name: tensor.numpy().copy() for name, tensor in tensors.items()}
         prompts = np.split(found["prompts"], np.cumsum(found["lengths"])[:-1])
         n = len(found["lengths"])
+        responses = np.split(found["responses"], np.cumsum(found["response_lengths"])[:-1])
+        tokens = token_batch(prompts, responses, found["finished"], pad_id=0)
+        ref = torch.zeros(tokens.mask_B_T.shape)
+        ref[torch.from_numpy(tokens.mask_B_T)] = tensors["ref"]
         self._batch = LabelledBatch(
-            TokenBatch(tuple(prompts[:n]), found["responses"], found["mask"], found["finished"]),
+            tokens,
             tensors["acc"].clone(),
             torch.ones(n, dtype=torch.bool),
             torch.arange(n),
-            tensors["ref"].clone(),
+            ref,
         )

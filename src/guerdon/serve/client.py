@@ -74,7 +74,7 @@ class VideoScore:
     Attributes:
         value: the score; None: there is none.
         failure: why there is no score.
-        fallback: the value is true success in place of a score that wire.failed.
+        fallback: the value is true success in place of a score that failed.
         text: text that the model generated.
     """
 
@@ -180,7 +180,7 @@ class AsyncRewardClient:
         separator: str | None = None,
         aggregation: Aggregation | None = None,
     ) -> list[float | None]:
-        """One number per completion, None if it wire.failed; for trainers of language models.
+        """One number per completion, None if it failed; for trainers of language models.
 
         Args:
             prompts: text, or chat messages.
@@ -535,7 +535,7 @@ class RemoteRewardModel:
         return max(self.info.frames_needed - 1, 0)
 
     def _joined(self, pieces: list[ExplainedScore]) -> ExplainedScore:
-        """The explained score of an episode from those of its pieces; one that wire.failed makes it fail."""
+        """The explained score of an episode from those of its pieces; one that failed makes it fail."""
         first = next((piece for piece in pieces if piece.score.failure is not None), pieces[0])
         if len(pieces) == 1 or first.score.failure is not None:
             return first

@@ -221,7 +221,7 @@ class ScoreFormat:
     ) -> list[ExplainedScore]:
         """The explained score of one episode."""
         s, (episode,) = self.settings, episodes
-        if episode.frames is None:
+        if episode.frames is None or not len(episode.frames):
             return [failed(Failure("no_frames", "the episode has no frames to send"))]
         fields: dict[str, Any] = {"task_text": episode.task, **_options(s, options, whole=True)}
         kwargs: dict[str, Any] = {key: fields.pop(key) for key in ("score_mode", "prompt") if key in fields}
@@ -237,7 +237,8 @@ class ScoreFormat:
                 fields |= {"backend_kwargs": json.dumps(kwargs)} if kwargs else {}
                 name, file, media_type = FILES[s.upload]
                 parts = [(name, (file.format(t), blob, media_type)) for t, blob in enumerate(media)]
-                reply = await send("/score", data={key: str(value) for key, value in fields.items()}, files=parts)
+                texts = {key: str(value).encode("utf-8", "replace") for key, value in fields.items()}
+                reply = await send("/score", data=texts, files=parts)
         return [read_score(reply.value, info) if reply.failure is None else failed(reply.failure)]
 
 

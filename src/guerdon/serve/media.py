@@ -47,6 +47,7 @@ _QUIET = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX
 _BATCH = 4  # items of batches whose frames are decoded at a time, so that other requests have room
 _HELD = 4  # times max_bytes that decoded frames of all requests may take before more are turned away
 _LONGEST = 1024  # bytes of a file's name; below the limit of any file system
+_SCHEME = re.compile(r"\A\s*[A-Za-z][A-Za-z0-9+.\-]*:")  # http: file: data: C:
 _STRANGE = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
 
 
@@ -87,8 +88,8 @@ class MediaRoot:
         """The file, opened for reading.
 
         Args:
-            name: relative to the folder, or absolute and starting with its path. `..`, links (soft or hard), devices
-                and pipes are refused.
+            name: relative to the folder, or absolute and starting with its path. `..`, links (soft or hard), devices,
+                pipes and names with a scheme are refused.
             suffixes: allowed endings of the name, in lower case.
             most_bytes: a larger file is refused.
 
@@ -101,7 +102,7 @@ class MediaRoot:
             raise _no_such_video() from error
 
     def _parts(self, name: str, suffixes: Sequence[str]) -> list[str]:
-        if _STRANGE.search(name) or len(os.fsencode(name)) > _LONGEST:
+        if _SCHEME.match(name) or _STRANGE.search(name) or len(os.fsencode(name)) > _LONGEST:
             raise ValueError(name)
         for prefix in self._prefixes if name.startswith("/") else ():
             if name.startswith(prefix.rstrip("/") + "/"):
@@ -187,6 +188,8 @@ class Media:
             MediaRefused: over a limit, of another type, or corrupt.
             Busy: too many wait.
         """
+        if not encoded and sniff(blob[:12]) is None:
+            raise MediaRefused("bad_media", "it is not an MP4, NPY, PNG, JPEG or WebP file")
         return await self._blobs({"kind": "file", "nframes": nframes}, [blob], encoded=encoded)
 
     async def pictures(self, blobs: Sequence[bytes], *, encoded: bool = False) -> ByteArray:

@@ -158,6 +158,8 @@ class SourceSettings(Settings):
             given & (idle if shaping in ("threshold", "bonus") else thresholds | {"confirm_frames"}),
             f"shaping {shaping}",
         )
+        if self.model.model_type in ("QwenProcessRM", "DummyRM"):
+            refuse(given & {"reward_weight_schedule"}, f"{kind}, whose log lines name one weight")
         if self.use_negative_reward and "fail_reward" in given:
             raise ValueError("use_negative_reward sets fail_reward to -success_reward; give one of the two")
         return self

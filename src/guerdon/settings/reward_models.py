@@ -38,9 +38,11 @@ class _ModelSettings(Settings):
 
     Attributes:
         factory: `module:function` that loads the model; empty: it is made in a run alone.
+        placed: whether it can be loaded onto a device.
     """
 
     factory: ClassVar[str] = ""
+    placed: ClassVar[bool] = False
 
     @property
     def origin(self) -> str:
@@ -61,6 +63,7 @@ class _ImageModelSettings(_ModelSettings):
     """What reward models of single frames share."""
 
     factory = "guerdon.models.image:load_image_model"
+    placed = True
 
     checkpoint_path: str = Field(description="folder that `guerdon train` wrote, or its model.safetensors")
     arch: Arch | None = Field(None, description="refuse a checkpoint with another architecture")
@@ -154,6 +157,11 @@ class PrimeModelSettings(PrimeSettings, _ModelSettings):
 
     model_type: Literal["prime"] = Field("prime", description="implicit process rewards, learned online")
 
+    @property
+    def origin(self) -> str:
+        """Where it starts."""
+        return self.prime_model.path or "the policy's start"
+
 
 class ExactModelSettings(_ModelSettings):
     """The truth about each step, where the task knows it."""
@@ -163,6 +171,11 @@ class ExactModelSettings(_ModelSettings):
         description="where the task knows, 1 for every token of a line that follows from the lines before it, whether "
         "those are right or not, else 0",
     )
+
+    @property
+    def origin(self) -> str:
+        """The task."""
+        return "the task itself"
 
 
 class RemoteModelSettings(_ModelSettings):
@@ -208,6 +221,7 @@ class VLMModelSettings(_ModelSettings):
     """A vision-language model as a reward model."""
 
     factory = "guerdon.models.vlm:load_vlm"
+    placed = True
     short_form = (VLMShortForm,)
 
     model_type: VLMName = Field(
@@ -245,6 +259,8 @@ class VLMModelSettings(_ModelSettings):
 
 class OwnModelSettings(_ModelSettings):
     """A reward model that a user brings."""
+
+    placed = True
 
     model_type: str = Field(description="a factory of your own")
     params: dict[str, Any] = PARAMS

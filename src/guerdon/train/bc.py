@@ -35,7 +35,7 @@ from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.errors import ConfigError, DataError, NonFiniteError
 from guerdon.policies.control import GaussianPolicy, build_policy, save_policy
 from guerdon.progress import ProgressBar
-from guerdon.settings.policy import BCSettings
+from guerdon.settings.policy import BCSettings, OwnPolicySettings
 from guerdon.settings.study import Study
 from guerdon.types import Episode, FloatArray, IntArray
 
@@ -81,6 +81,8 @@ def train_bc(study: Study) -> tuple[Path, dict[str, Any]]:
         raise ConfigError(
             "policy.checkpoint would do nothing in behaviour cloning, which starts from random weights; remove it"
         )
+    if isinstance(study.policy, OwnPolicySettings) and study.policy.whole:
+        raise ConfigError(f"train policy=bc: cloning fits Gaussian policies, which {study.policy.type} does not make")
     started = time.perf_counter()
     torch.set_num_threads(study.runner.threads)
     pixels = study.policy.type == "cnn"
@@ -106,8 +108,7 @@ def train_bc(study: Study) -> tuple[Path, dict[str, Any]]:
         sources=(),
         seed=seed,
     )
-    if not isinstance(policy, GaussianPolicy):
-        raise ConfigError(f"train policy=bc: cloning fits Gaussian policies, which {study.policy.type} does not make")
+    assert isinstance(policy, GaussianPolicy)
     if policy.normalizer is not None:
         policy.normalizer.update(train.observations)
         policy.refresh_normalizer()

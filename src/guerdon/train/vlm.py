@@ -48,7 +48,7 @@ def train_vlm(
     """Fine-tune on the data sets of `settings.data_path`, or on episodes from anywhere.
 
     Args:
-        settings: everything; see `guerdon.settings.vlm`.
+        settings: everything; see `guerdon.settings.train`.
         episodes: read one by one; their frames are kept. None: those of `settings.data_path`.
         data_hash: of given episodes, recorded in the checkpoint.
         resume: continue from the newest complete checkpoint in `save_dir`, like `settings.resume`.

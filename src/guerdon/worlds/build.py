@@ -104,6 +104,8 @@ def gymnasium_id(settings: GymnasiumSettings, copies: int, seed: int) -> EnvPart
         max_episode_steps=settings.max_episode_steps,
         kwargs=dict(settings.kwargs),
     )
+    if isinstance(env, SyncVectorEnv):
+        env.proprioception = getattr(env.envs[0].unwrapped, "proprioception", None)
     return env, RenderEye(env, settings.frame_size), settings.task
 
 

@@ -224,7 +224,12 @@ class CameraPool:
 
     def close(self) -> None:
         """End the processes."""
-        self._pool.shutdown(cancel_futures=True)
+        processes = list((self._pool._processes or {}).values())
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.join(timeout=5)
+            if process.is_alive():
+                process.kill()
 
 
 def _open_camera(model_bytes: bytes, camera: str, size: tuple[int, int]) -> None:
