@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LIBERO_VENV ?= .venv-libero
 STUDY ?= studies/demo.yaml
 
 # Tests run on all cores, a file at a time, in the order of the folders (the longest are among the first).
@@ -15,7 +16,7 @@ PARALLEL ?= -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 export MUJOCO_GL ?= egl
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo demo-text demo-prm prm-exact prm-continued quickstart doctor test test-slow lint format check bench clean
+.PHONY: help env env-libero test-libero libero-table demo demo-text demo-prm prm-exact prm-continued quickstart doctor test test-slow lint format check bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -63,6 +64,25 @@ test: env  ## the tests, without the slow ones
 
 test-slow: env  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
+
+# An environment of its own: LIBERO needs hydra's antlr, which math-verify cannot use, and brings a torchvision that does
+# not load next to a CPU build of torch (nothing of LIBERO loads it).
+env-libero: $(LIBERO_VENV)/.installed  ## create $(LIBERO_VENV) with LIBERO and its scenes (3.5 GB)
+
+$(LIBERO_VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(LIBERO_VENV)/bin/python || $(PYTHON) -m venv $(LIBERO_VENV)
+	$(LIBERO_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(LIBERO_VENV)/bin/python -m pip install --quiet -c constraints.txt torch
+	$(LIBERO_VENV)/bin/python -m pip install --quiet -c constraints.txt -e ".[libero,video,dev]"
+	$(LIBERO_VENV)/bin/python -c "import torchvision" 2>/dev/null || \
+		$(LIBERO_VENV)/bin/python -m pip uninstall --quiet --yes torchvision
+	@touch $@
+
+test-libero: env-libero  ## the tests on the real LIBERO simulator
+	$(LIBERO_VENV)/bin/python -m pytest -m "not slow" tests/worlds/test_libero.py
+
+libero-table: env-libero  ## reset and step all 130 LIBERO tasks, write the table of docs/libero.md (20 minutes)
+	$(LIBERO_VENV)/bin/python docs/make_libero.py
 
 lint: env  ## style, formatting and types
 	$(BIN)/ruff check .

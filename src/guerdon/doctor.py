@@ -156,6 +156,52 @@ def check_rendering(
     return Check(name, "ok", f"{backend} draws ({drawn['middle']} in the middle, {drawn['corner']} in the corner)")
 
 
+def check_libero(*, seconds: float = 120.0) -> Check:
+    """LIBERO's package, its assets and what it imports, tried in a process of its own; nothing is downloaded.
+
+    Args:
+        seconds: how long the import may take.
+    """
+    from guerdon.errors import MissingDependencyError
+    from guerdon.worlds import libero_files
+
+    name, fix = "LIBERO", f"{libero_files.INSTALL}, in an environment of its own (docs/libero.md)"
+    try:
+        version = importlib.metadata.version("hf-libero")
+        libero_files.package_folder()
+    except (importlib.metadata.PackageNotFoundError, MissingDependencyError):
+        return Check(name, "warn", "not installed (130 robot tasks)", fix)
+    try:
+        assets = libero_files.assets_folder()
+    except MissingDependencyError as exc:
+        return Check(name, "fail", f"{version}: {exc}", fix)
+    script = "from guerdon.worlds.libero_files import init_states, libero_task\n"
+    script += "print(len(init_states(libero_task('libero_10', '0'))))"
+    command = [sys.executable, "-c", script]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)  # noqa: S603
+    except subprocess.TimeoutExpired:
+        return Check(name, "fail", f"{version} does not finish importing within {seconds:g} s", fix)
+    if done.returncode or not done.stdout.strip().isdecimal():
+        return Check(name, "fail", f"{version} cannot be used: {_last_line(done.stderr or done.stdout)}", fix)
+    return Check(name, "ok", f"{version}, scenes in {assets}")
+
+
+def check_torchvision() -> Check:
+    """Whether torchvision is absent or loads: builds for another torch do not, and break transformers too."""
+    name = "torchvision"
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return Check(name, "ok", "not installed, nor needed")
+    command = [sys.executable, "-c", "import torchvision"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
+    if done.returncode:
+        why = f"{version} does not fit this torch: {_last_line(done.stderr)}"
+        return Check(name, "warn", why, "pip uninstall torchvision (LIBERO brings it and does not use it)")
+    return Check(name, "ok", version)
+
+
 def check_video() -> Check:
     """PyAV writes an MP4 file and reads the same pictures back."""
     name, fix = "MP4 video", "pip install 'guerdon[video]'"
@@ -259,6 +305,8 @@ def run_checks(output_dir: Path | str = Path("runs")) -> list[Check]:
         check_package("mujoco", extra="metaworld", purpose="simulation"),
         check_package("metaworld", extra="metaworld", purpose="the robot benchmark"),
         check_rendering(),
+        check_libero(),
+        check_torchvision(),
         check_video(),
         check_disk(folder),
         check_output(folder),

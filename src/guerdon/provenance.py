@@ -19,6 +19,8 @@ _PACKAGES = (
     "numpy",
     "gymnasium",
     "metaworld",
+    "hf-libero",
+    "robosuite",
     "mujoco",
     "safetensors",
     "pyarrow",

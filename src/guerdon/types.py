@@ -54,6 +54,7 @@ class Episode:
         texts: T pieces of text.
         outcome: did the whole episode succeed? None where nobody knows.
         meta: where it came from (policy, seed, checkpoint); plain JSON values.
+        views: (T, H, W, 3) uint8 of further cameras, by name.
     """
 
     id: str
@@ -66,20 +67,18 @@ class Episode:
     texts: tuple[str, ...] | None = None
     outcome: bool | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
+    views: Mapping[str, ByteArray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        lengths = {name: len(column) for name, column in self.columns().items()}
+        lengths = {name: len(column) for name, column in (self.columns() | dict(self.views)).items()}
         if not lengths:
             raise ValueError(f"episode {self.id!r} has no column: give frames, states, actions or texts")
         if len(set(lengths.values())) != 1:
             raise ValueError(f"episode {self.id!r} has columns of different lengths: {lengths}")
-        if self.frames is not None and (
-            self.frames.dtype != np.uint8 or self.frames.ndim != 4 or self.frames.shape[-1] != 3
-        ):
-            raise ValueError(
-                f"episode {self.id!r}: frames must be uint8 of shape (T, H, W, 3), "
-                f"got {self.frames.dtype} {self.frames.shape}"
-            )
+        for name, frames in {"frames": self.frames, **self.views}.items():
+            if frames is not None and (frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3):
+                found = f"{frames.dtype} {frames.shape}"
+                raise ValueError(f"episode {self.id!r}: {name} must be uint8 of shape (T, H, W, 3), got {found}")
 
     def columns(self) -> dict[str, Any]:
         """The per-row columns that are present, by field name."""
@@ -92,7 +91,7 @@ class Episode:
     def __getitem__(self, rows: slice) -> Episode:
         """The same episode with only these rows (views, no copy); the outcome stays."""
         cut: dict[str, Any] = {name: column[rows] for name, column in self.columns().items()}
-        return replace(self, **cut)
+        return replace(self, **cut, views={name: frames[rows] for name, frames in self.views.items()})
 
     def take(self, rows: Sequence[int] | IntArray) -> Episode:
         """The same episode with the rows of these indices, in their order."""
@@ -101,7 +100,7 @@ class Episode:
             name: tuple(column[i] for i in index) if name == "texts" else column[index]
             for name, column in self.columns().items()
         }
-        return replace(self, **picked)
+        return replace(self, **picked, views={name: frames[index] for name, frames in self.views.items()})
 
 
 @dataclass(frozen=True)

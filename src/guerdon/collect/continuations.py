@@ -15,7 +15,8 @@ from guerdon.collect.stepping import steps
 from guerdon.errors import ConfigError
 from guerdon.policies.experts import ScriptedExpert
 from guerdon.settings.world import MetaWorldSettings, WorldSettings
-from guerdon.worlds.metaworld import MetaWorldVectorEnv, SimulatorState
+from guerdon.worlds.metaworld import MetaWorldVectorEnv
+from guerdon.worlds.mujoco_state import SimulatorState
 from guerdon.worlds.world import World
 
 UNREACHED = -1  # the expert did not succeed within the limit

@@ -195,6 +195,7 @@ class Recorder:
             id=name,
             task=self.world.tasks[index],
             frames=seen if seen.ndim == 4 else self.world.render(tape.looks),
+            views={name: self.world.render(tape.looks, name) for name in self.world.cameras[1:]},
             states=seen.astype(np.float32) if seen.ndim == 2 and self.keep_states else None,
             actions=actions,
             rewards=rewards,

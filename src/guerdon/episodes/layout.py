@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from guerdon.errors import DataError
-from guerdon.types import Episode
+from guerdon.types import ByteArray, Episode
 
 CODEBASE_VERSION = "v3.0"
 CHUNK_FILES = 1000
@@ -95,6 +95,12 @@ def camera_name(key: str) -> str:
     return key.removeprefix(CAMERA_PREFIX)
 
 
+def pictures_of(episode: Episode, key: str) -> dict[str, ByteArray]:
+    """The frames of an episode by feature key: those of its camera `key`, then of its further cameras."""
+    own = {} if episode.frames is None else {key: episode.frames}
+    return own | {camera_key(name): frames for name, frames in episode.views.items()}
+
+
 def features_of(episode: Episode, key: str, *, video: bool, fps: int) -> Features:
     """The LeRobot features that hold this episode's columns.
 
@@ -110,8 +116,8 @@ def features_of(episode: Episode, key: str, *, video: bool, fps: int) -> Feature
     if episode.texts is not None:
         raise DataError(f"episode {episode.id!r} has texts: robot data sets hold frames, states and actions only")
     features: Features = {}
-    if episode.frames is not None:
-        features[key] = _camera_feature(*episode.frames.shape[1:3], video=video, fps=fps)
+    for camera, frames in pictures_of(episode, key).items():
+        features[camera] = _camera_feature(*frames.shape[1:3], video=video, fps=fps)
     for name, column in ((STATE, episode.states), (ACTION, episode.actions)):
         if column is not None:
             if column.ndim != 2 or column.shape[1] == 0:

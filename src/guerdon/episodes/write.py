@@ -65,7 +65,8 @@ class EpisodeWriter:
         Args:
             root: folder of the data set; created when missing.
             fps: rows per second of the episodes.
-            camera: name of the camera, stored as `observation.images.<camera>`.
+            camera: name of the camera of `frames`, stored as `observation.images.<camera>`; those of `views` have their
+                own names.
             video: frames as MP4 (small, lossy, needs the `video` extra) instead of PNG in Parquet (exact).
             robot_type: free text for `info.json`.
             flush_every: episodes between two flushes; a kill loses fewer than this, plus those still queued.
@@ -305,16 +306,15 @@ class _Shard:
     """
 
     def __init__(self, root: Path, number: int, key: str, features: layout.Features, fps: int) -> None:
-        self.where = layout.place(number)
+        self.where, self._root = layout.place(number), root
         self.rows: list[dict[str, Any]] = []
         self.stats: list[Stats] = []
         self._key, self._features, self._fps = key, features, fps
         self._schema = layout.data_schema(features)
         self._data_path = layout.shard_path(root, layout.DATA_PATH, self.where)
-        self._video_path = layout.shard_path(root, layout.VIDEO_PATH, self.where, video_key=key)
         self._index_path = layout.shard_path(root, layout.EPISODES_PATH, self.where)
         self._data: pq.ParquetWriter | None = None
-        self._video: VideoWriter | None = None
+        self._videos: dict[str, VideoWriter] = {}
 
     def append(
         self, episode: Episode, columns: Columns, *, episode_index: int, first_index: int, task_index: int
@@ -345,20 +345,22 @@ class _Shard:
             index.META: json.dumps(dict(episode.meta)),
             index.SUCCESS_AT_RESET: None if episode.success is None else bool(episode.success[0]),
         }
-        if episode.frames is not None:
-            stats[self._key] = image_stats(episode.frames)
-            if self._features[self._key]["dtype"] == "video":
-                row |= self._append_video(episode.frames)
-        self._append_rows(columns, episode.frames)
+        pictures = layout.pictures_of(episode, self._key)
+        for key, frames in pictures.items():
+            stats[key] = image_stats(frames)
+            if self._features[key]["dtype"] == "video":
+                row |= self._append_video(key, frames)
+        self._append_rows(columns, pictures)
         self.rows.append(row | index.stats_columns(stats))
         self.stats.append(stats)
 
-    def _append_video(self, frames_T_H_W_C: ByteArray) -> dict[str, Any]:
-        if self._video is None:
+    def _append_video(self, key: str, frames_T_H_W_C: ByteArray) -> dict[str, Any]:
+        if key not in self._videos:
             height, width = frames_T_H_W_C.shape[1:3]
-            self._video = VideoWriter(_partial(self._video_path), height=height, width=width, fps=self._fps)
-        start, stop = self._video.add(frames_T_H_W_C)
-        prefix = f"videos/{self._key}"
+            path = _partial(self._video_path(key))
+            self._videos[key] = VideoWriter(path, height=height, width=width, fps=self._fps)
+        start, stop = self._videos[key].add(frames_T_H_W_C)
+        prefix = f"videos/{key}"
         return {
             f"{prefix}/chunk_index": self.where[0],
             f"{prefix}/file_index": self.where[1],
@@ -366,10 +368,14 @@ class _Shard:
             f"{prefix}/to_timestamp": stop,
         }
 
-    def _append_rows(self, columns: Columns, frames: ByteArray | None) -> None:
+    def _video_path(self, key: str) -> Path:
+        return layout.shard_path(self._root, layout.VIDEO_PATH, self.where, video_key=key)
+
+    def _append_rows(self, columns: Columns, pictures: dict[str, ByteArray]) -> None:
         arrays = []
         for column in self._schema:
-            if column.name == self._key and frames is not None:
+            if column.name in pictures:
+                frames = pictures[column.name]
                 blobs = pa.array(encode_png(frames), pa.binary())
                 paths = pa.nulls(len(frames), pa.string())
                 arrays.append(pa.StructArray.from_arrays([blobs, paths], fields=list(column.type)))
@@ -392,9 +398,9 @@ class _Shard:
             with naming(self._data_path):
                 self._data.close()
             publish(_partial(self._data_path), self._data_path)
-        if self._video is not None:
-            self._video.close()
-            publish(_partial(self._video_path), self._video_path)
+        for key, video in self._videos.items():
+            video.close()
+            publish(_partial(self._video_path(key)), self._video_path(key))
 
     def publish_index(self) -> None:
         """Write the index shard: from here on the episodes are part of the data set."""

@@ -226,7 +226,8 @@ def evaluate_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple
             model = load_reward_model("remote", remote=remote[name])
             progress = model.info.name == "progress" or model.info.progress_horizon is not None
             assert how.data_path is not None
-            camera = study.env.camera_name if "camera" in study.env.model_fields_set else None
+            named = "camera" in study.env.model_fields_set or study.env.type == "libero"
+            camera = study.env.camera_name if named else None
             episodes, digest = list(read_episodes(how.data_path, camera=camera)), dataset_hash(how.data_path)
             folder = Path(study.work_dir) / "models" / study.task_name / name
         else:

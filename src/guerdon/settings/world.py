@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from guerdon.registry import Registry
 from guerdon.settings.base import PARAMS, ByName, Named, Settings
 
 WORLDS = Registry(
     "world", "guerdon.worlds",
-    {"metaworld": "guerdon.worlds.build:metaworld", "gymnasium": "guerdon.worlds.build:gymnasium_id"},
+    {
+        "metaworld": "guerdon.worlds.build:metaworld",
+        "libero": "guerdon.worlds.build:libero",
+        "gymnasium": "guerdon.worlds.build:gymnasium_id",
+    },
     ("task", "num_envs", "seed", "max_episode_steps", "frame_size"),
 )  # fmt: skip
 
@@ -91,6 +95,159 @@ class MetaWorldSettings(EnvSettings):
         return self.camera
 
 
+class _Protocol(NamedTuple):
+    """What the evaluation code of a project does with LIBERO.
+
+    Attributes:
+        limits: steps of an episode, by suite.
+        num_steps_wait, reset_gripper_open, gripper, fixtures, fixtures_seed: the keys of `LiberoSettings`.
+        resets_before: resets of a fresh environment before its first episode.
+    """
+
+    limits: dict[str, int]
+    num_steps_wait: int
+    reset_gripper_open: bool
+    gripper: str
+    fixtures: str
+    fixtures_seed: int
+    resets_before: int
+
+
+SUITES = {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "libero_10": 10, "libero_90": 90}
+"""LIBERO's suites and how many tasks each has."""
+_LIMITS = {"libero_spatial": 280, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
+PROTOCOLS = {
+    "lerobot": _Protocol(_LIMITS, 10, True, "signed", "each", 1000, 1),
+    "openvla": _Protocol({**_LIMITS, "libero_spatial": 220}, 10, True, "openvla", "sequence", 0, 0),
+    "rlinf": _Protocol(dict.fromkeys(SUITES, 512), 15, False, "openvla", "each", 0, 0),
+}
+"""How LeRobot 0.6 (`lerobot-eval`), OpenVLA (`run_libero_eval.py`) and RLinf (its OpenVLA-OFT runs) use LIBERO."""
+
+
+class LiberoSettings(EnvSettings):
+    """Tasks of a LIBERO suite."""
+
+    success_key: ClassVar[str | None] = None  # LIBERO's goals are checked at every step
+    type: Literal["libero"] = Field("libero", description="tasks of a LIBERO suite")
+    task_suite_name: Literal["libero_10", "libero_spatial", "libero_object", "libero_goal", "libero_90"] = Field(
+        "libero_10", validation_alias=AliasChoices("task_suite_name", "suite"), description="the suite"
+    )
+    task: str = Field("0", description="number of the task in its suite, or its name")
+    task_ids: tuple[int, ...] | None = Field(
+        None, description="several tasks instead of one, by number; each gets an equal share of the copies, in order"
+    )
+    task_text: str | None = Field(None, description="the task in words; null: LIBERO's own")
+    num_envs: int = Field(
+        8,
+        ge=1,
+        validation_alias=AliasChoices("num_envs", "n_rollout_threads"),
+        description="copies stepped together",
+    )
+    protocol: Literal["lerobot", "openvla", "rlinf"] = Field(
+        "lerobot",
+        description="whose evaluation is followed: gives the keys below their defaults, which runs keep and reports "
+        "show (docs/libero.md)",
+    )
+    max_episode_steps: int = Field(
+        520,
+        ge=1,
+        validation_alias=AliasChoices("max_episode_steps", "max_env_length"),
+        description="time limit of an episode after settling; null or 0: the protocol's for the suite",
+    )
+    num_steps_wait: int = Field(10, ge=0, description="steps without motion before an episode, while objects settle")
+    reset_gripper_open: bool = Field(True, description="the gripper opens in these steps")
+    gripper: Literal["signed", "openvla"] = Field(
+        "signed",
+        description="the last number of an action. signed: -1 opens, 1 closes; openvla: above 0.5 opens, below closes",
+    )
+    fixtures: Literal["each", "sequence"] = Field(
+        "each",
+        description="LIBERO moves cabinets and stoves by up to 1 cm at a reset. each: random numbers are seeded at "
+        "every initial state; sequence: once, and counted on",
+    )
+    fixtures_seed: int = Field(1000, ge=0, description="of these random numbers")
+    init_states: Literal["ordered", "drawn"] = Field(
+        "ordered",
+        description="which of the 50 initial states an episode gets: the next, or one drawn by the run's seed",
+    )
+    state: Literal["axis_angle", "quaternion", "full"] = Field(
+        "axis_angle",
+        description="of observation state: position of the hand, its rotation, both fingers; full: the whole "
+        "simulator's positions and velocities too",
+    )
+    cameras: tuple[str, ...] = Field(
+        ("agentview", "robot0_eye_in_hand"),
+        min_length=1,
+        description="LIBERO cameras; all are recorded, reward models and policies see the first",
+    )
+    image_flip: Literal["height_width", "height"] = Field(
+        "height_width",
+        description="of LIBERO's own pictures, which are upside down. height_width: upright and mirrored, as the "
+        "policies of all three protocols know them; height: upright, left is left",
+    )
+    fast_rendering: bool = Field(
+        True, description="without shadows and multisampling; false: pixel for pixel LIBERO's own pictures"
+    )
+    frame_size: tuple[int, int] = Field((256, 256), description="height and width of rendered frames")
+
+    @property
+    def camera_name(self) -> str:
+        """How data sets call the first camera."""
+        return self.cameras[0]
+
+    @property
+    def resets_before(self) -> int:
+        """Resets of a fresh environment before its first episode, in the protocol."""
+        return PROTOCOLS[self.protocol].resets_before
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_protocol(cls, given: Any) -> Any:
+        """Keys under one name, and the protocol's values for those that are not given."""
+        if not isinstance(given, dict):
+            return given
+        found = dict(given)
+        for name, other in (
+            ("task_suite_name", "suite"),
+            ("max_episode_steps", "max_env_length"),
+            ("num_envs", "n_rollout_threads"),
+        ):
+            if other in found:
+                if name in found:
+                    raise ValueError(f"{name} and {other} are one key; give one of them")
+                found[name] = found.pop(other)
+        protocol = PROTOCOLS.get(str(found.get("protocol", "lerobot")))
+        suite = str(found.get("task_suite_name", "libero_10"))
+        if protocol is None or suite not in SUITES:
+            return found  # pydantic says which values there are
+        if not found.get("max_episode_steps", 0):
+            found["max_episode_steps"] = protocol.limits[suite]
+        names = ("num_steps_wait", "reset_gripper_open", "gripper", "fixtures", "fixtures_seed")
+        return {**{name: getattr(protocol, name) for name in names}, **found}
+
+    @field_validator("task", mode="before")
+    @classmethod
+    def _number(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @model_validator(mode="after")
+    def _tasks_exist(self) -> Self:
+        count = SUITES[self.task_suite_name]
+        wrong = [task for task in self.task_ids or () if not 0 <= task < count]
+        if self.task.isdecimal() and int(self.task) >= count:
+            wrong.append(int(self.task))
+        if wrong:
+            raise ValueError(f"{self.task_suite_name} has tasks 0 to {count - 1}, not {', '.join(map(str, wrong))}")
+        if self.task_ids is not None:
+            if not self.task_ids or len(set(self.task_ids)) < len(self.task_ids):
+                raise ValueError("task_ids needs tasks that differ from each other")
+            if self.task != "0" or self.task_text is not None:
+                raise ValueError("task and task_text would do nothing with task_ids; remove them or task_ids")
+            if self.num_envs % len(self.task_ids):
+                raise ValueError(f"{len(self.task_ids)} task_ids need a multiple of as many num_envs")
+        return self
+
+
 class _ReportsSuccess(EnvSettings):
     """Worlds whose `info` reports success under a key that may be named."""
 
@@ -130,5 +287,7 @@ class OwnWorldSettings(_ReportsSuccess):
         return self
 
 
-WorldSettings = Annotated[MetaWorldSettings | GymnasiumSettings | OwnWorldSettings, ByName("type", "metaworld")]
+WorldSettings = Annotated[
+    MetaWorldSettings | LiberoSettings | GymnasiumSettings | OwnWorldSettings, ByName("type", "metaworld")
+]
 """`env`: what the policy acts in."""

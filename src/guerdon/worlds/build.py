@@ -10,9 +10,18 @@ import gymnasium
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from guerdon.errors import ConfigError
-from guerdon.settings.world import WORLDS, GymnasiumSettings, MetaWorldSettings, OwnWorldSettings, WorldSettings
+from guerdon.settings.world import (
+    WORLDS,
+    GymnasiumSettings,
+    LiberoSettings,
+    MetaWorldSettings,
+    OwnWorldSettings,
+    WorldSettings,
+)
 from guerdon.worlds.camera import CameraPool, MuJoCoCamera
 from guerdon.worlds.gymnasium_env import RenderEye, SceneEye, check_spaces, make_gymnasium_env, never_reports_success
+from guerdon.worlds.libero import LiberoEye, LiberoVectorEnv, Settling
+from guerdon.worlds.libero_files import libero_task
 from guerdon.worlds.metaworld import MetaWorldVectorEnv
 from guerdon.worlds.world import SUCCESS_KEYS, Eye, World, own_readers, unreported
 
@@ -58,17 +67,18 @@ def build_world(
     """
     copies = num_envs or settings.num_envs
     if isinstance(settings, OwnWorldSettings):
-        env, eye, text = own_world(settings, copies, seed)
+        env, eye, words = own_world(settings, copies, seed)
     else:
-        env, eye, text = WORLDS.factory(settings.type)(settings, copies, seed)
+        env, eye, words = WORLDS.factory(settings.type)(settings, copies, seed)
     try:
         check_success_reported(settings, success_readers)  # an id may be registered only since its module is imported
     except ConfigError:
         env.close()
         raise
+    text = settings.task_text or words
     return World(
         env,
-        [settings.task_text or text] * env.num_envs,
+        [text] * env.num_envs if isinstance(text, str) else text,
         seed=seed,
         eye=eye,
         max_episode_steps=None if isinstance(settings, GymnasiumSettings) else settings.max_episode_steps,
@@ -78,11 +88,12 @@ def build_world(
         success_readers=success_readers,
         group_size=group_size,
         pixels=settings.observation == "pixels",
+        ordered=isinstance(settings, LiberoSettings) and settings.init_states == "ordered",
     )
 
 
-EnvParts = tuple[VectorEnv, Eye, str]
-"""Copies of an environment, what draws them, and their task in words."""
+EnvParts = tuple[VectorEnv, Eye, str | Sequence[str]]
+"""Copies of an environment, what draws them, and their task in words, or that of each copy."""
 
 
 def metaworld(settings: MetaWorldSettings, copies: int, seed: int) -> EnvParts:
@@ -92,6 +103,30 @@ def metaworld(settings: MetaWorldSettings, copies: int, seed: int) -> EnvParts:
     workers = settings.render_workers
     camera = CameraPool(model, name, size, workers) if workers else MuJoCoCamera(model, name, size)
     return env, SceneEye(env, camera), env.task_text
+
+
+def libero(settings: LiberoSettings, copies: int, seed: int) -> EnvParts:
+    """Copies of LIBERO tasks."""
+    names = [str(task) for task in settings.task_ids or ()] or [settings.task]
+    if copies % len(names):
+        raise ConfigError(f"{len(names)} env.task_ids cannot share {copies} copies equally; change env.num_envs")
+    tasks = [libero_task(settings.task_suite_name, name) for name in names]
+    settling = Settling(
+        steps=settings.num_steps_wait,
+        open_gripper=settings.reset_gripper_open,
+        fixtures=settings.fixtures,
+        fixtures_seed=settings.fixtures_seed,
+        resets_before=settings.resets_before,
+    )
+    env = LiberoVectorEnv(
+        [task for task in tasks for _ in range(copies // len(tasks))],
+        settling=settling,
+        gripper=settings.gripper,
+        state=settings.state,
+    )
+    mirror = settings.image_flip == "height_width"
+    eye = LiberoEye(env, settings.cameras, settings.frame_size, fast=settings.fast_rendering, mirror=mirror)
+    return env, eye, env.task_texts
 
 
 def gymnasium_id(settings: GymnasiumSettings, copies: int, seed: int) -> EnvParts:

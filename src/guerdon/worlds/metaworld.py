@@ -16,7 +16,6 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -27,6 +26,14 @@ from gymnasium.vector import AutoresetMode
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.types import BoolArray
 from guerdon.worlds.camera import MuJoCoCamera, Snapshot, import_mujoco
+from guerdon.worlds.mujoco_state import (
+    SimulatorState,
+    changed_fields,
+    model_fields,
+    physics_of,
+    restore,
+    set_model_fields,
+)
 
 TASK_TEXTS: Mapping[str, str] = MappingProxyType(
     {
@@ -88,23 +95,6 @@ _FOREIGN = {
     "goal_space", "_np_random", "_np_random_seed", "_ezpickle_args", "_ezpickle_kwargs", "sawyer_observation_space",
     "spec",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class SimulatorState:
-    """The complete state of a copy.
-
-    Attributes:
-        physics: MuJoCo's own state.
-        model_fields: what a goal moves in the model, by name.
-        attributes: what Meta-World keeps in Python.
-        observation: (39,) float32, what the copy shows.
-    """
-
-    physics: np.ndarray
-    model_fields: dict[str, np.ndarray]
-    attributes: dict[str, Any]
-    observation: np.ndarray
 
 
 @functools.lru_cache(maxsize=1)
@@ -205,7 +195,7 @@ class MetaWorldVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
             env.max_path_length = 2**31
         self._memory: dict[int, SimulatorState] = {}
         self._goal_of = [0] * num_envs
-        self._pristine = _model_fields(self._envs[0].model)
+        self._pristine = model_fields(self._envs[0].model)
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
         single = self._envs[0]
         space = single.sawyer_observation_space  # that of the environment hides goals
@@ -276,19 +266,13 @@ class MetaWorldVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         """The state of copy `index`, for `load_state`."""
         env = self._envs[index]
         fields = self._memory[self._goal_of[index]].model_fields
-        return SimulatorState(_state_of(env), fields, _own_attributes(env), self._observations[index].copy())
+        physics = physics_of(env.model, env.data)
+        return SimulatorState(physics, fields, _own_attributes(env), self._observations[index].copy())
 
     def load_state(self, index: int, state: SimulatorState) -> None:
         """Bring copy `index` to a saved state, of this environment or of another one of the same task."""
-        import mujoco
-
-        env, kind = self._envs[index], mujoco.mjtState.mjSTATE_INTEGRATION
-        _set_model_fields(env.model, self._pristine)
-        _set_model_fields(env.model, state.model_fields)
-        mujoco.mj_resetData(env.model, env.data)
-        mujoco.mj_setState(env.model, env.data, state.physics, kind)
-        mujoco.mj_forward(env.model, env.data)
-        mujoco.mj_setState(env.model, env.data, state.physics, kind)
+        env = self._envs[index]
+        restore(env.model, env.data, state, self._pristine)
         for name, value in state.attributes.items():
             setattr(env, name, copy.deepcopy(value))
         self._observations[index] = state.observation
@@ -302,47 +286,17 @@ class MetaWorldVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         env = self._envs[index]
         after = self._memory.get(goal)
         if after is None:
-            _set_model_fields(env.model, self._pristine)
+            set_model_fields(env.model, self._pristine)
             env.set_task(self._goals[goal])
             observation, _ = env.reset()
             env._did_see_sim_exception = False
-            changed = {
-                name: value
-                for name, value in _model_fields(env.model).items()
-                if not np.array_equal(value, self._pristine[name])
-            }
-            after = SimulatorState(_state_of(env), changed, _own_attributes(env), observation.astype(np.float32))
+            changed = changed_fields(env.model, self._pristine)
+            physics = physics_of(env.model, env.data)
+            after = SimulatorState(physics, changed, _own_attributes(env), observation.astype(np.float32))
             self._memory[goal] = after
         self._goal_of[index] = goal
         self.load_state(index, after)
         return after.observation
-
-
-def _state_of(env: Any) -> np.ndarray:
-    """MuJoCo's state of an environment."""
-    import mujoco
-
-    kind = mujoco.mjtState.mjSTATE_INTEGRATION
-    state = np.empty(mujoco.mj_stateSize(env.model, kind))
-    mujoco.mj_getState(env.model, env.data, state, kind)
-    return state
-
-
-def _model_fields(model: Any) -> dict[str, np.ndarray]:
-    """Copies of the small per-object arrays of a model: what a task may move at reset."""
-    prefixes = ("body_", "geom_", "site_", "jnt_", "dof_", "eq_", "qpos")
-    names = [name for name in dir(model) if name.startswith(prefixes)]
-    arrays = {name: getattr(model, name) for name in names}
-    return {
-        name: a.copy()
-        for name, a in arrays.items()
-        if isinstance(a, np.ndarray) and a.dtype.kind == "f" and a.size < 20_000
-    }
-
-
-def _set_model_fields(model: Any, values: dict[str, np.ndarray]) -> None:
-    for name, value in values.items():
-        getattr(model, name)[...] = value
 
 
 def _own_attributes(env: Any) -> dict[str, Any]:

@@ -193,6 +193,11 @@ class World:
             stops a world with sparse rewards, and any world with readers that has not had a report before.
         group_size: neighbouring copies that start every episode alike.
         pixels: observations are pictures.
+        ordered: resets are seeded with 0, 1, 2, ... instead of numbers drawn by `seed`: for environments whose seed is
+            the number of a start. Groups with the same task share the numbers out.
+
+    Raises:
+        ConfigError: these arguments do not fit the environment, or each other.
     """
 
     def __init__(
@@ -209,6 +214,7 @@ class World:
         success_readers: Sequence[str] = (),
         group_size: int = 1,
         pixels: bool = False,
+        ordered: bool = False,
     ) -> None:
         if len(tasks) != env.num_envs:
             raise ConfigError(f"{len(tasks)} task texts for {env.num_envs} environments")
@@ -242,6 +248,11 @@ class World:
         self._observations: np.ndarray = np.empty(0)
         self._shown: np.ndarray = self._observations
         self._group_size = group_size
+        if any(task != tasks[i - i % group_size] for i, task in enumerate(tasks)):
+            raise ConfigError(
+                f"a group of {group_size} copies would play different tasks: change env.num_envs or task_ids"
+            )
+        self._ordered = ordered
         self._pixels = pixels
         self._spec: ObservationSpec | None = None
         if pixels and eye is None:
@@ -277,6 +288,9 @@ class World:
     def episode_seed(self, index: int) -> int:
         """The seed that copy `index` was last reset with. Copies of one group share it."""
         group = index // self._group_size
+        if self._ordered:
+            alike = [task == self.tasks[index] for task in self.tasks[:: self._group_size]]
+            return sum(alike[:group]) + sum(alike) * int(self._episode[index])
         entropy = np.random.SeedSequence([self._seed, group, int(self._episode[index])])
         return int(entropy.generate_state(1, dtype=np.uint32)[0] >> 1)
 
@@ -389,7 +403,7 @@ class World:
         )
 
     def save_state(self, index: int) -> Any:
-        """The simulator of copy `index` as it is now, for `load_state`; only Meta-World has this."""
+        """The simulator of copy `index` as it is now, for `load_state`; only Meta-World and LIBERO have this."""
         return self.env.save_state(index)
 
     def load_state(self, index: int, state: Any) -> None:
@@ -397,11 +411,16 @@ class World:
         self.env.load_state(index, state)
         self._steps[index], self._actions[index] = 0, []
 
-    def render(self, looks: Sequence[Any]) -> ByteArray:
-        """(N, H, W, 3) uint8 pictures of earlier looks."""
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Names of the cameras that `render` draws; empty where the one that there is has no name."""
+        return tuple(getattr(self.eye, "cameras", ()))
+
+    def render(self, looks: Sequence[Any], camera: str | None = None) -> ByteArray:
+        """(N, H, W, 3) uint8 pictures of earlier looks, by one of `cameras`, or by the first."""
         if self.eye is None:
             raise ConfigError("this world has no camera: set env.camera (or render_mode='rgb_array')")
-        return self.eye.render(looks)
+        return self.eye.render(looks) if camera is None else self.eye.render(looks, camera)  # type: ignore[call-arg]
 
     def close(self) -> None:
         """Free simulators and renderers."""

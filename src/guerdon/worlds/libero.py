@@ -1,0 +1,439 @@
+"""LIBERO tasks as one Gymnasium vector environment, and the eye that draws their cameras.
+
+Each copy simulates one task of a suite. A reset takes one of the task's initial states, places the scene as the
+protocol says, and lets it settle; what that leads to is computed once per state and restored after that, to the same
+bits in everything that later steps read. Steps are LIBERO's own code without its renderer: pictures are drawn later,
+of the moments at which LIBERO itself samples its observations.
+
+    env = LiberoVectorEnv([libero_task("libero_object", "0")] * 4)
+    observations, _ = env.reset(seed=[0, 1, 2, 3])          # initial states 0 to 3
+    eye = LiberoEye(env, ("agentview", "robot0_eye_in_hand"), (256, 256))
+    frame = eye.render([eye.look(0)])[0]
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from guerdon.errors import MissingDependencyError, boundary
+from guerdon.types import BoolArray, ByteArray
+from guerdon.worlds.camera import MuJoCoCamera, Snapshot, check_camera
+from guerdon.worlds.libero_files import INSTALL, LiberoTask, import_libero, init_states
+from guerdon.worlds.mujoco_state import (
+    SimulatorState,
+    changed_fields,
+    model_fields,
+    physics_of,
+    restore,
+    set_model_fields,
+)
+
+_GOALS = ("goal_pos", "goal_ori", "initial_joint", "initial_ee_pos", "initial_ee_ori_mat")
+_CLOCKS = ("timestep", "cur_time", "done")
+_MEASURED = ("_time_since_last_sample", "_current_delay", "_current_observed_value", "_sampled")
+_SCENE = "guerdon_scene"
+
+
+class Settling(NamedTuple):
+    """What happens between LIBERO's reset and the first observation of an episode.
+
+    Attributes:
+        steps: without motion of the arm, until objects have come to rest.
+        open_gripper: the gripper opens meanwhile (-1); otherwise it gets no command (0).
+        fixtures: LIBERO moves cabinets, stoves and racks by up to a centimetre at every reset, and initial states do
+            not say where. `sequence`: the random numbers are seeded once, and initial state k has the fixtures of
+            reset k+1 (OpenVLA's evaluation). `each`: every reset is seeded, with k added (LeRobot, RLinf).
+        fixtures_seed: of those random numbers.
+        resets_before: resets of a fresh environment before the first episode (LeRobot: one). LIBERO draws more random
+            numbers with each, in tasks that begin with an open drawer or the like.
+    """
+
+    steps: int = 10
+    open_gripper: bool = True
+    fixtures: Literal["sequence", "each"] = "each"
+    fixtures_seed: int = 1000
+    resets_before: int = 1
+
+
+@functools.lru_cache(maxsize=2)
+def _compiled_model(xml: str) -> Any:
+    """The `mujoco.MjModel` of a scene; never to be changed, only copied."""
+    import mujoco
+
+    return mujoco.MjModel.from_xml_string(xml)
+
+
+class _SharedScene:
+    """Mixed into a LIBERO environment: the scene is compiled once per process and copied."""
+
+    model: Any
+    sim: Any
+    control_freq: int
+    pristine: dict[str, np.ndarray]
+
+    def _initialize_sim(self, xml_string: str | None = None) -> None:
+        from robosuite.utils.binding_utils import MjSim
+
+        compiled = _compiled_model(xml_string or self.model.get_xml())
+        self.pristine = model_fields(compiled)
+        self.sim = MjSim(copy.copy(compiled))
+        self.sim.forward()
+        self.initialize_time(self.control_freq)  # type: ignore[attr-defined]
+
+
+class _Copy:
+    """One simulated task, and what it remembers of its starts.
+
+    Attributes:
+        task: which.
+        control: LIBERO's `ControlEnv`.
+        env: the robosuite environment in it.
+        model: its `mujoco.MjModel`.
+        seen: LIBERO's observation after the last step.
+    """
+
+    def __init__(self, task: LiberoTask, settling: Settling) -> None:
+        self.task, self._settling = task, settling
+        self.states = init_states(task)
+        self.control = _make(task)
+        self.env = self.control.env
+        self.model = self.env.sim.model._model
+        self.data = self.env.sim.data._data
+        self._openers = list(self.env.object_property_initializers)
+        self._drawn: list[Any] = []  # `sequence`: numpy's random state before reset 1, 2, ...
+        self.seen: dict[str, np.ndarray] = {}
+        self._look_when_sampled()
+
+    def begin(self, number: int) -> dict[str, np.ndarray]:
+        """Place initial state `number` and let it settle; LIBERO's observation then."""
+        outside = np.random.get_state()
+        try:
+            self._reset_scene(number)
+        finally:
+            np.random.set_state(outside)
+        self.control.set_init_state(self.states[number])
+        still = np.zeros(7)
+        still[6] = -1.0 if self._settling.open_gripper else 0.0
+        for _ in range(self._settling.steps):
+            self.control.step(still)
+        self.env.timestep = 0
+        self.seen = self.env._get_observations()
+        return self.seen
+
+    def _reset_scene(self, number: int) -> None:
+        """LIBERO's own reset, with the random numbers that the protocol has at this initial state."""
+        if self._settling.fixtures == "each":
+            np.random.seed(self._settling.fixtures_seed + number)
+            self._reset_once(1 + self._settling.resets_before)
+            return
+        if not self._drawn:
+            np.random.seed(self._settling.fixtures_seed)
+            self._drawn.append(np.random.get_state())
+        while len(self._drawn) <= number:
+            np.random.set_state(self._drawn[-1])
+            self._reset_once(len(self._drawn) + self._settling.resets_before)
+            self._drawn.append(np.random.get_state())
+        np.random.set_state(self._drawn[number])
+        self._reset_once(number + 1 + self._settling.resets_before)
+
+    def _reset_once(self, resets: int) -> None:
+        """The `resets`-th reset of a LIBERO environment; each full one appends its openers of drawers once more."""
+        set_model_fields(self.model, self.env.pristine)
+        self.env.object_property_initializers = self._openers * (resets + 1)
+        self.env.robots[0].gripper.current_action = np.zeros(self.env.robots[0].gripper.dof)
+        self.control.reset()
+
+    def _look_when_sampled(self) -> None:
+        """Keep the placements of the scene whenever LIBERO samples its observations, which its pictures are part of."""
+        from robosuite.utils.observables import Observable, sensor
+
+        @sensor(modality="scene")  # type: ignore[untyped-decorator]
+        def scene(_: Any) -> np.ndarray:
+            return np.concatenate([MuJoCoCamera.snapshot(self.data), self.model.site_rgba.ravel()])
+
+        kept = Observable(name=_SCENE, sensor=scene, sampling_rate=self.env.control_freq, active=False)
+        self.env.add_observable(kept)
+
+    @property
+    def scene(self) -> Snapshot:
+        """The placements at the last observation."""
+        return np.asarray(self.env._observables[_SCENE]._current_observed_value)
+
+    def in_python(self) -> dict[str, Any]:
+        """Copies of what robosuite and LIBERO keep in Python between steps."""
+        env, robot = self.env, self.env.robots[0]
+        return copy.deepcopy(
+            {
+                "goals": {name: getattr(robot.controller, name) for name in _GOALS},
+                "gripper": robot.gripper.current_action,
+                "clocks": {name: getattr(env, name) for name in _CLOCKS},
+                "measured": {
+                    name: {part: getattr(one, part) for part in _MEASURED} for name, one in env._observables.items()
+                },
+                "cache": env._obs_cache,
+                "lights": {name: self._lights(name) for name in env.visualization_sites_list},
+                "seen": self.seen,
+            }
+        )
+
+    def set_python(self, values: dict[str, Any]) -> None:
+        """Return to what `in_python` kept."""
+        values = copy.deepcopy(values)
+        env, robot = self.env, self.env.robots[0]
+        for name, value in values["goals"].items():
+            setattr(robot.controller, name, value)
+        robot.gripper.current_action = values["gripper"]
+        for name, value in values["clocks"].items():
+            setattr(env, name, value)
+        for name, parts in values["measured"].items():
+            for part, value in parts.items():
+                setattr(env._observables[name], part, value)
+        env._obs_cache = values["cache"]
+        for name, lit in values["lights"].items():
+            self._lights(name).update(lit)
+        self.seen = values["seen"]
+
+    def _lights(self, name: str) -> dict[str, Any]:
+        """Which sites of an object are shown, such as a burner that is on."""
+        found: dict[str, Any] = self.env.get_object(name).object_properties["vis_site_names"]
+        return found
+
+
+def _make(task: LiberoTask) -> Any:
+    """LIBERO's environment of a task without its renderer."""
+    _, wrapper = import_libero()
+    mapping = wrapper.TASK_MAPPING
+    with boundary(MissingDependencyError, f"LIBERO's task {task.name} cannot be made; {INSTALL}"):
+        problem = wrapper.BDDLUtils.get_problem_info(task.bddl)["problem_name"]
+        own = mapping[problem]
+        mapping[problem] = type(own.__name__, (_SharedScene, own), {})
+        try:
+            return wrapper.ControlEnv(
+                bddl_file_name=task.bddl,
+                use_camera_obs=False,
+                has_offscreen_renderer=False,
+                ignore_done=True,
+                hard_reset=False,
+            )
+        finally:
+            mapping[problem] = own
+
+
+class LiberoVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
+    """Copies of LIBERO tasks with autoreset disabled.
+
+    Rewards are LIBERO's: 1 at every step at which the goal holds, else 0; `info["success"]` is (N,) bool. No episode
+    ends by itself. Actions are 7 numbers in [-1, 1]: displacement and rotation of the hand, and the gripper.
+
+    Args:
+        tasks: of each copy.
+        settling: how episodes begin.
+        gripper: `signed`: -1 opens, 1 closes, as LIBERO has it. `openvla`: the action is in [0, 1], above one half
+            opens, below closes, as OpenVLA's and OpenVLA-OFT's policies give it.
+        state: what a copy shows. `axis_angle`: position of the hand (3), its rotation as axis times angle (3), the
+            fingers (2). `quaternion`: the rotation as x, y, z, w. `full`: `axis_angle`, then all positions and
+            velocities of the simulator.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[LiberoTask],
+        *,
+        settling: Settling | None = None,
+        gripper: Literal["signed", "openvla"] = "signed",
+        state: Literal["axis_angle", "quaternion", "full"] = "axis_angle",
+    ) -> None:
+        self.num_envs = len(tasks)
+        self.task_texts = tuple(task.language for task in tasks)
+        self._gripper, self._state = gripper, state
+        self._copies = [_Copy(task, settling or Settling()) for task in tasks]
+        self._memory: dict[tuple[LiberoTask, int], SimulatorState] = {}
+        self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
+        size = max(len(self._shown(one, one.env._get_observations(force_update=True))) for one in self._copies)
+        self._observations = np.zeros((self.num_envs, size), dtype=np.float32)
+        low = np.array([-1.0] * 6 + [0.0 if gripper == "openvla" else -1.0], dtype=np.float32)
+        self.single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        self.single_action_space = gymnasium.spaces.Box(low, np.ones(7, np.float32), dtype=np.float32)
+        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, self.num_envs)
+
+    def model_of(self, index: int) -> tuple[LiberoTask, Any]:
+        """The task of copy `index`, and its `mujoco.MjModel`; copies of one task have models of one structure."""
+        return self._copies[index].task, self._copies[index].model
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Start new episodes.
+
+        Args:
+            seed: one per copy, which is the number of the initial state, modulo how many the task has. A single number
+                stands for seed + i in copy i. None draws a state from the environment's own random numbers.
+            options: `reset_mask` (N,) bool picks the copies to reset (all by default).
+
+        Returns:
+            (N, S) float32 observations and an empty info.
+        """
+        mask: BoolArray = (options or {}).get("reset_mask", np.ones(self.num_envs, dtype=np.bool_))
+        if isinstance(seed, int):
+            self._np_random, self._np_random_seed = gymnasium.utils.seeding.np_random(seed)
+        for i in np.flatnonzero(mask):
+            number = seed[i] if isinstance(seed, list) else None if seed is None else seed + int(i)
+            if number is None:
+                number = int(self.np_random.integers(2**31))
+            self._reset_one(int(i), number % len(self._copies[i].states))
+        return self._observations.copy(), {}
+
+    def _reset_one(self, index: int, number: int) -> None:
+        one = self._copies[index]
+        start = self._memory.get((one.task, number))
+        if start is None:
+            seen = one.begin(number)
+            self._show(index, seen)
+            self._memory[one.task, number] = self.save_state(index)
+        else:
+            self.load_state(index, start)
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, BoolArray, BoolArray, dict[str, Any]]:
+        """One step of every copy, a twentieth of a second.
+
+        Args:
+            actions: (N, 7); LIBERO clips what lies outside [-1, 1].
+
+        Returns:
+            (N, S) float32 observations, (N,) float32 rewards, two (N,) arrays of False, and info with `success` (N,)
+            bool.
+        """
+        rewards = np.zeros(self.num_envs, dtype=np.float32)
+        success = np.zeros(self.num_envs, dtype=np.bool_)
+        actions = np.array(actions, dtype=np.float64)
+        if self._gripper == "openvla":
+            actions[:, 6] = -np.sign(2 * actions[:, 6] - 1)
+        for i, one in enumerate(self._copies):
+            one.seen, rewards[i], success[i], _ = one.control.step(actions[i])
+            self._show(i, one.seen)
+        never = np.zeros(self.num_envs, dtype=np.bool_)
+        return self._observations.copy(), rewards, never, never.copy(), {"success": success}
+
+    def snapshot(self, index: int) -> Snapshot:
+        """The placements of copy `index` at its last observation, for a camera to draw later."""
+        return self._copies[index].scene
+
+    def save_state(self, index: int) -> SimulatorState:
+        """The state of copy `index`, for `load_state`."""
+        one = self._copies[index]
+        fields = changed_fields(one.model, one.env.pristine)
+        physics = physics_of(one.model, one.data)
+        return SimulatorState(physics, fields, one.in_python(), self._observations[index].copy())
+
+    def load_state(self, index: int, state: SimulatorState) -> None:
+        """Bring copy `index` to a saved state, of this environment or of another one of the same task."""
+        one = self._copies[index]
+        restore(one.model, one.data, state, one.env.pristine)
+        one.set_python(state.attributes)
+        self._observations[index] = state.observation
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close the copies."""
+        for one in self._copies:
+            one.control.close()
+
+    def _show(self, index: int, seen: dict[str, np.ndarray]) -> None:
+        shown = self._shown(self._copies[index], seen)
+        self._observations[index] = 0
+        self._observations[index, : len(shown)] = shown
+
+    def _shown(self, one: _Copy, seen: dict[str, np.ndarray]) -> np.ndarray:
+        hand, rotation, fingers = (seen[f"robot0_{name}"] for name in ("eef_pos", "eef_quat", "gripper_qpos"))
+        if self._state == "quaternion":
+            return np.concatenate([hand, rotation, fingers])
+        pose = np.concatenate([hand, axis_angle(rotation), fingers])
+        return pose if self._state == "axis_angle" else np.concatenate([pose, one.data.qpos, one.data.qvel])
+
+
+def axis_angle(quaternion: np.ndarray) -> np.ndarray:
+    """(3,) axis times angle of a rotation given as x, y, z, w; the angle is in [0, 2 pi], as in robosuite."""
+    w = min(max(float(quaternion[3]), -1.0), 1.0)
+    length = np.sqrt(1.0 - w * w)
+    return np.zeros(3) if length < 1e-9 else np.asarray(quaternion[:3] * (2.0 * np.arccos(w) / length))
+
+
+class _SceneCamera(MuJoCoCamera):
+    """The cameras of one LIBERO scene. As in robosuite, visual meshes are drawn and collision meshes are not."""
+
+    def __init__(self, model: Any, cameras: Sequence[str], size: tuple[int, int], fast: bool, mirror: bool) -> None:
+        super().__init__(model, cameras[0], size, fast=fast)
+        for camera in cameras[1:]:
+            check_camera(model, camera)
+        import mujoco
+
+        self._option = mujoco.MjvOption()
+        self._option.geomgroup[0] = 0
+        self._mirror = mirror
+
+    def draw(self, scene: Snapshot, camera: str) -> ByteArray:
+        """(H, W, 3) uint8 of one look."""
+        if self._renderer is None:
+            self._renderer = self._start()
+        lights = self.model.site_rgba
+        kept = lights.copy()
+        lights[...] = scene[-lights.size :].reshape(lights.shape)
+        picture = self._draw(scene, camera)
+        lights[...] = kept
+        return picture[:, ::-1] if self._mirror else picture
+
+
+class LiberoEye:
+    """Looks by keeping placements; pictures of any of its cameras are drawn when they are needed.
+
+    One renderer draws all copies of a task.
+
+    Attributes:
+        cameras: names; the first is drawn where none is named.
+        size: (height, width) of the pictures.
+
+    Args:
+        env: what is looked at.
+        cameras: of LIBERO, such as `agentview` and `robot0_eye_in_hand`.
+        size: (height, width).
+        fast: without shadows and multisampling, which LIBERO's own pictures have.
+        mirror: left and right exchanged: LIBERO's pictures are upside down, and OpenVLA, LeRobot and RLinf turn them
+            by half a turn, so their policies know mirrored scenes. They are upright either way.
+    """
+
+    def __init__(
+        self,
+        env: LiberoVectorEnv,
+        cameras: Sequence[str] = ("agentview",),
+        size: tuple[int, int] = (256, 256),
+        *,
+        fast: bool = True,
+        mirror: bool = True,
+    ) -> None:
+        self._env, self.cameras, self.size = env, tuple(cameras), size
+        self._scenes: dict[LiberoTask, _SceneCamera] = {}
+        for task, model in map(env.model_of, range(env.num_envs)):
+            if task not in self._scenes:
+                self._scenes[task] = _SceneCamera(model, self.cameras, size, fast, mirror)
+
+    def look(self, index: int) -> tuple[LiberoTask, Snapshot]:
+        """What is needed to draw copy `index` as it is now."""
+        return self._env.model_of(index)[0], self._env.snapshot(index)
+
+    def render(self, looks: Sequence[tuple[LiberoTask, Snapshot]], camera: str | None = None) -> ByteArray:
+        """(N, H, W, 3) uint8 of earlier looks, by one of the cameras."""
+        with boundary(MissingDependencyError, "rendering failed; run `guerdon doctor`"):
+            frames = [self._scenes[task].draw(scene, camera or self.cameras[0]) for task, scene in looks]
+        return np.stack(frames) if frames else np.empty((0, *self.size, 3), np.uint8)
+
+    def close(self) -> None:
+        """Free the renderers."""
+        for scene in self._scenes.values():
+            scene.close()

@@ -1,0 +1,60 @@
+"""Episodes with several cameras: each is a feature of the data set, and is read back by its name."""
+
+import numpy as np
+import pytest
+
+from guerdon.episodes.read import read_episodes, summarize
+from guerdon.episodes.write import EpisodeWriter
+from guerdon.errors import DataError
+from guerdon.types import Episode
+
+
+def episode(seed, rows=7):
+    rng = np.random.default_rng(seed)
+    frames = rng.integers(0, 255, (rows, 16, 24, 3), dtype=np.uint8)
+    actions = np.concatenate([np.zeros((1, 2)), rng.normal(size=(rows - 1, 2))]).astype(np.float32)
+    return Episode(id=str(seed), task="look", frames=frames, actions=actions, views={"wrist": 255 - frames[:, :8]})
+
+
+def test_every_camera_comes_back_by_name(tmp_path):
+    with EpisodeWriter(tmp_path, camera="top") as writer:
+        for seed in range(2):
+            writer.add(episode(seed))
+    assert set(summarize(tmp_path).cameras) == {"top", "wrist"}
+    for seed, (top, wrist) in enumerate(
+        zip(read_episodes(tmp_path, camera="top"), read_episodes(tmp_path, camera="wrist"), strict=True)
+    ):
+        assert np.array_equal(top.frames, episode(seed).frames)
+        assert np.array_equal(wrist.frames, episode(seed).views["wrist"])
+    with pytest.raises(DataError, match="several cameras"):
+        next(read_episodes(tmp_path))
+
+
+def test_every_camera_has_a_video_of_its_own(tmp_path):
+    pytest.importorskip("av")
+    still = np.full((7, 16, 24, 3), 200, np.uint8)
+    with EpisodeWriter(tmp_path, camera="top", video=True) as writer:
+        for seed in range(2):
+            writer.add(Episode(id=str(seed), task="look", frames=still, views={"wrist": still // 4}))
+    for camera, level in (("top", 200), ("wrist", 50)):
+        found = list(read_episodes(tmp_path, camera=camera))
+        assert len(found) == 2
+        assert all(abs(one.frames.mean() - level) < 4 for one in found)
+
+
+def test_a_data_set_keeps_its_cameras(tmp_path):
+    with EpisodeWriter(tmp_path, camera="top") as writer:
+        writer.add(episode(0))
+        alone = Episode(id="9", task="look", frames=episode(9).frames, actions=episode(9).actions)
+        with pytest.raises(DataError, match="wrist"):
+            writer.add(alone)
+
+
+def test_rows_are_cut_from_all_cameras_alike():
+    whole = episode(0)
+    assert np.array_equal(whole[2:5].views["wrist"], whole.views["wrist"][2:5])
+    assert np.array_equal(whole.take([4, 0]).views["wrist"], whole.views["wrist"][[4, 0]])
+    with pytest.raises(ValueError, match="different lengths"):
+        Episode(id="0", task="", frames=whole.frames, views={"wrist": whole.views["wrist"][1:]})
+    with pytest.raises(ValueError, match=r"wrist must be uint8"):
+        Episode(id="0", task="", frames=whole.frames, views={"wrist": whole.views["wrist"].astype(float)})
