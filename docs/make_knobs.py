@@ -36,6 +36,7 @@ NAMED = {
     "runner.resume_dir": "3",
     "runner.logger.log_path": "3",
     "runner.logger.experiment_name": "3",
+    "env.task_suite_name": "2",
     "env.data_collection.enabled": "3 (collecting while warming up)",
     "reward.use_reward_model": "3; 0 `process_reward_model`; 2 `reward_model.enable`",
     "reward.group_name": "3",

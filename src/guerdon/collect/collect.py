@@ -24,12 +24,14 @@ from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError
 from guerdon.policies.control import GaussianPolicy, load_policy
 from guerdon.policies.experts import NoisyActor, RandomActor, ScriptedExpert
+from guerdon.policies.libero_expert import LiberoExpert
 from guerdon.policies.robot import RobotPolicy
 from guerdon.progress import ProgressBar
 from guerdon.settings.study import ActorShare, CollectSettings, Study
 from guerdon.settings.world import WorldSettings
 from guerdon.types import BoolArray, IntArray
 from guerdon.worlds.build import build_world
+from guerdon.worlds.libero import LiberoVectorEnv
 from guerdon.worlds.world import Transition, World
 
 GIVE_UP_AFTER = 50  # episodes tried for each one wanted, while not one could be kept
@@ -258,6 +260,8 @@ def _actor_maker(share: ActorShare, world: World, study: Study, policy: RobotPol
         world.show(policy.observation_spec)
         return lambda: NoisyActor(policy, share.noise).act
     if share.type in ("expert", "noisy"):
+        if isinstance(world.env, LiberoVectorEnv):
+            return lambda: LiberoExpert(world.env, share.noise if share.type == "noisy" else 0.0).act
         if study.env.type != "metaworld":
             raise ConfigError(
                 f"collect.mixture: {study.env.task} has no scripted expert; use type random or checkpoint"

@@ -29,8 +29,10 @@ from guerdon.settings.reward_models import ConstantModelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings, TextTrainSettings, VLMTrainSettings
+from guerdon.settings.world import LiberoSettings
 
 SIMULATE, RENDER, SCORE, TRAIN, UPDATE = 5000.0, 120.0, 600.0, 200.0, 12000.0  # per second: steps, frames, ...
+LIBERO_SIMULATE, LIBERO_RENDER = 70.0, 30.0  # the same of LIBERO's simulator and each of its cameras
 START = 5.0  # seconds until the libraries are imported and a model is there
 OVERHEAD = 0.15  # millions of parameters that a tiny model seems to have more, for the calls around it
 ASSUMED = {  # of a model whose configuration is not here: half a billion parameters
@@ -61,9 +63,24 @@ def estimate_collect(study: Study) -> dict[str, Any]:
     return {
         "episodes": settings.episodes,
         "frames": f"at most {frames}",
-        "seconds": frames / RENDER + settings.episodes * limit / SIMULATE,
-        "bytes": int(frames * height * width * BYTES_PER_PIXEL),
+        "seconds": frames * _cameras(study) / _render(study) + settings.episodes * limit / _simulate(study),
+        "bytes": int(frames * _cameras(study) * height * width * BYTES_PER_PIXEL),
     }
+
+
+def _simulate(study: Study) -> float:
+    """Environment steps per second."""
+    return LIBERO_SIMULATE if isinstance(study.env, LiberoSettings) else SIMULATE
+
+
+def _render(study: Study) -> float:
+    """Pictures per second."""
+    return LIBERO_RENDER if isinstance(study.env, LiberoSettings) else RENDER
+
+
+def _cameras(study: Study) -> int:
+    """Pictures of a recorded row."""
+    return len(study.env.cameras) if isinstance(study.env, LiberoSettings) else 1
 
 
 def estimate_train(study: Study, only: Sequence[str] = ()) -> dict[str, Any]:
@@ -308,13 +325,13 @@ def estimate_run(study: Study) -> dict[str, Any]:
         for s in sources.values()
         if (m := s.refitted) is not None
     )  # fmt: skip
-    steps = (runner.total_steps + evaluations) / SIMULATE + runner.total_steps / UPDATE
+    steps = (runner.total_steps + evaluations) / _simulate(study) + runner.total_steps / UPDATE
     left, peak = _run_bytes(study)
     return {
         "environment steps": runner.total_steps,
         "evaluation steps": evaluations,
         "frames": frames,
-        "seconds": steps + frames / RENDER + frames * len(used) / SCORE + refits / TRAIN + 10,
+        "seconds": steps + frames / _render(study) + frames * len(used) / SCORE + refits / TRAIN + 10,
         "bytes": left,
         "peak_bytes": peak,
     }

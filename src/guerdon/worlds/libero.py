@@ -252,7 +252,7 @@ class LiberoVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
     ) -> None:
         self.num_envs = len(tasks)
         self.task_texts = tuple(task.language for task in tasks)
-        self._gripper, self._state = gripper, state
+        self.gripper, self._state = gripper, state
         self._copies = [_Copy(task, settling or Settling()) for task in tasks]
         self._memory: dict[tuple[LiberoTask, int], SimulatorState] = {}
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
@@ -263,6 +263,10 @@ class LiberoVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         self.single_action_space = gymnasium.spaces.Box(low, np.ones(7, np.float32), dtype=np.float32)
         self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, self.num_envs)
         self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, self.num_envs)
+
+    def simulator(self, index: int) -> tuple[str, Any]:
+        """The name of copy `index`'s task and its robosuite environment, for experts that look into it."""
+        return self._copies[index].task.name, self._copies[index].env
 
     def model_of(self, index: int) -> tuple[LiberoTask, Any]:
         """The task of copy `index`, and its `mujoco.MjModel`; copies of one task have models of one structure."""
@@ -314,7 +318,7 @@ class LiberoVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         rewards = np.zeros(self.num_envs, dtype=np.float32)
         success = np.zeros(self.num_envs, dtype=np.bool_)
         actions = np.array(actions, dtype=np.float64)
-        if self._gripper == "openvla":
+        if self.gripper == "openvla":
             actions[:, 6] = -np.sign(2 * actions[:, 6] - 1)
         for i, one in enumerate(self._copies):
             one.seen, rewards[i], success[i], _ = one.control.step(actions[i])
