@@ -1,8 +1,8 @@
 """A scripted pick-and-place for LIBERO tasks, with access to the simulator: demonstrations without any download.
 
-It knows where the object and its goal are, moves above the object, grasps it in the middle or, where it is wider than
-the gripper opens, by its rim, carries it above the goal and lets it go. Made for the tasks of `libero_object` and
-`libero_spatial`, which are all of that form; docs/libero.md says how often it succeeds in which.
+It knows where the object and its goal are, moves above the object, grasps it in the middle, carries it above the goal
+and lets it go. Made for the tasks of `libero_object`; docs/libero.md says how often it succeeds in which. It cannot
+grasp bowls and plates, which are wider than the gripper opens.
 
     expert = LiberoExpert(world.env)
     actions_B_A = expert.act(observations_B, rng)
@@ -18,7 +18,6 @@ from guerdon.errors import ConfigError
 from guerdon.worlds.libero import LiberoVectorEnv
 
 _REACH = 0.05  # m that a full action moves the goal of the hand by
-_GRIPPER = 0.07  # m that the gripper grasps at most
 _ABOVE = 0.14  # m above the object before and after grasping
 _CLOSE, _OPEN = 18, 10  # steps to close and to open the gripper
 
@@ -61,9 +60,7 @@ class _PickAndPlace:
             raise ConfigError(f"collect.mixture: {name} has no scripted expert: its goal is not one object in a place")
         self._env, self._object, self._place = env, goals[0][1], goals[0][2]
         body = env.get_object(self._object)
-        self._wide = 2 * float(body.horizontal_radius) > _GRIPPER
-        self._rim = float(body.horizontal_radius) if self._wide else 0.0
-        self._top = float(body.top_offset[-1])
+        self._height = min(float(body.top_offset[-1]), 0.01)  # m above its middle where an object is grasped
         self._stage = self._waited = 0
         self._held = np.zeros(3)
 
@@ -78,8 +75,8 @@ class _PickAndPlace:
 
     def _next(self, hand: np.ndarray) -> tuple[np.ndarray, float, bool]:
         """Where the hand is to go, what the gripper does, and whether this stage is over."""
-        grasp = self._position(self._object) + np.array([0.0, self._rim, 0.0])
-        grasp[2] += self._top - 0.015 if self._wide else min(self._top, 0.01)
+        grasp = self._position(self._object)
+        grasp[2] += self._height
         up, late = np.array([0.0, 0.0, _ABOVE]), self._waited > 80
         if self._stage == 0:
             return grasp + up, -1.0, _near(grasp + up, hand, 0.015) or late
