@@ -131,7 +131,8 @@ class _Copy:
         """LIBERO's own reset, with the random numbers that the protocol has at this initial state."""
         if self._settling.fixtures == "each":
             np.random.seed(self._settling.fixtures_seed + number)
-            self._reset_once(1 + self._settling.resets_before)
+            kept = self._settling.resets_before  # 0: RLinf makes a new environment for every episode
+            self._reset_once(1 + kept + (number if kept else 0))
             return
         if not self._drawn:
             np.random.seed(self._settling.fixtures_seed)
