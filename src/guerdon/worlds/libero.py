@@ -254,6 +254,7 @@ class LiberoVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         self.num_envs = len(tasks)
         self.task_texts = tuple(task.language for task in tasks)
         self.gripper, self._state = gripper, state
+        self.proprioception = range(9 if state == "quaternion" else 8)  # of an observation
         self._copies = [_Copy(task, settling or Settling()) for task in tasks]
         self._memory: dict[tuple[LiberoTask, int], SimulatorState] = {}
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
