@@ -59,7 +59,7 @@ class OwnPolicySettings(Settings):
 
     @property
     def whole(self) -> bool:
-        """Whether the factory makes a whole policy: only one of networks is told how many `outputs` they have."""
+        """Whether the factory makes a whole policy: a factory of networks has a parameter `outputs`."""
         return "outputs" not in signature(POLICIES.factory(self.type)).parameters
 
 

@@ -85,9 +85,9 @@ def assets_folder() -> Path:
             if missing:
                 raise MissingDependencyError(f"LIBERO's scenes are incomplete: {', '.join(missing)} missing; {INSTALL}")
             return Path(place) / "assets"
-    beside = package_folder() / "assets"
-    if beside.is_dir():
-        return beside
+    own_assets = package_folder() / "assets"
+    if own_assets.is_dir():
+        return own_assets
     raise MissingDependencyError(f"LIBERO's meshes, textures and scenes are not installed: {INSTALL}")
 
 

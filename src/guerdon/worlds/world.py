@@ -325,8 +325,10 @@ class World:
         """
         if spec == self._spec:
             return
+        if spec == ObservationSpec():
+            raise ConfigError("the policy's observation_spec has no columns: name what it observes, such as states")
         if spec is not None and self._pixels:
-            raise ConfigError("this policy says itself what it observes: remove env.observation pixels")
+            raise ConfigError("this policy declares its own observations: remove env.observation pixels")
         if spec is not None and spec.proprioception and self._proprioception is None:
             raise ConfigError(
                 "the policy observes proprioception, but this environment does not say which of its observation "
