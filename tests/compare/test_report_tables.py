@@ -80,3 +80,18 @@ def test_a_curve_that_falls_is_no_other_column(tmp_path):
     area = next(column for column in columns(read_study(study), "A") if column.title == "Area under curve")
     rows = {row.arm: row for row in report_tables.comparison_rows(read_study(study))[:3]}
     assert area.cell(rows["A"]) == area.cell(rows["B"]) == Cell("0.25")
+
+
+def test_iqm_of_final_success_leaves_out_a_quarter_of_the_runs_at_either_end(tmp_path):
+    ends = {("A", 0): 0.0, ("A", 1): 0.25, ("A", 2): 0.5, ("A", 3): 1.0}
+    study = write_study(
+        tmp_path, lambda *_: 0.5, tasks=("one",), seeds=(0, 1, 2, 3), films=False, cards=False,
+        run_options=lambda task, arm, seed: {"success": rising(ends.get((arm, seed), 0.75))},
+    )  # fmt: skip
+    record = read_study(study)
+    rows = {row.arm: row for row in report_tables.comparison_rows(record)}
+    assert rows["A"].final_iqm.estimate == 0.375  # of 0.25 and 0.5; the mean is 0.4375
+    assert rows["A"].final.estimate == 0.4375
+    iqm = next(column for column in columns(record, "A") if column.title == "IQM of final success")
+    assert iqm.cell(rows["B"]).text == "0.75"
+    assert "IQM of final success" in write_report(study).read_text()

@@ -32,6 +32,7 @@ from guerdon.evaluate.statistics import (
     PairedDifference,
     paired_differences,
     probability_of_improvement,
+    stratified_bootstrap,
     stratified_t_interval,
 )
 
@@ -49,6 +50,7 @@ class ArmRow:
 
     Attributes:
         final: success at the last evaluation, averaged over tasks, with a t interval inside [0, 1].
+        final_iqm: interquartile mean of the same over all runs, with a bootstrap interval.
         area: mean height of the success curve, likewise.
         to_half: steps to the first evaluation with success >= 0.5, over runs.
         to_most: steps to the first evaluation with success >= 0.8.
@@ -69,6 +71,7 @@ class ArmRow:
     sentence: str
     detail: str
     final: Interval
+    final_iqm: Interval
     area: Interval
     to_half: StepsToThreshold
     to_most: StepsToThreshold
@@ -171,6 +174,7 @@ def _arm_row(study: StudyRecord, arm: str, style: int, tasks: Sequence[str], pai
         sentence=sentence,
         detail=detail,
         final=_clipped(stratified_t_interval(final)),
+        final_iqm=stratified_bootstrap(final, average="iqm", seed=_SEED),
         area=_clipped(stratified_t_interval(scores(study, arm, tasks, mean_area))),
         to_half=_reach(complete, 0.5),
         to_most=_reach(complete, 0.8),
