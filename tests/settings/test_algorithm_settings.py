@@ -97,7 +97,6 @@ def test_every_source_has_the_discount_it_was_given_or_the_common_one():
         ({"loss": "cispo", "num_epochs": 2, "clip_ratio_c": 3}, "clip_ratio_c would do nothing with loss cispo"),
         ({"clip_ratio_c": 3}, "one gradient step per batch"),
         ({"num_epochs": 2, "clip_ratio_c": 1}, "greater than 1"),
-        ({"gamma": 0.9, "adv_params": {"verifier_gamma": 1, "reward_model_gamma": 1}}, "gamma would do nothing"),
         ({"minibatch_size": 6, "micro_batch_size": 4}, "multiple of micro_batch_size"),
         ({"adv_estimater": "rloo"}, "adv_estimater"),
         ({"adv_params": {"gama": 1}}, "gama"),
@@ -233,6 +232,18 @@ def test_a_source_that_only_a_run_has_refuses_what_it_has_no_use_for(source, mes
         validate(Study, {**TEXT, "reward": {"use_reward_model": True, "sources": {"a": source}}}, source="s")
 
 
+OWN_GAMMAS = {"gamma": 0.9, "adv_params": {"verifier_gamma": 1, "reward_model_gamma": 1}}
+
+
+def test_gamma_is_the_discount_of_what_has_none_of_its_own():
+    sources = {"a": {"model": {"model_type": "value", "checkpoint_path": "x"}, "reward_mode": "per_token"}}
+    given = {"algorithm": OWN_GAMMAS, "reward_model": {"rm_type": "exact"}, "reward": {"use_reward_model": True, "sources": sources}}
+    assert Study.model_validate({**TEXT, **given}).algorithm.gamma == 0.9
+    sources["a"]["gamma"] = 0.5
+    with pytest.raises(ValidationError, match="gamma would do nothing"):
+        Study.model_validate({**TEXT, **given})
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -244,6 +255,8 @@ def test_a_source_that_only_a_run_has_refuses_what_it_has_no_use_for(source, mes
             {"reward_model": {"verifier_coef": 0, "rm_coef": 2}, "algorithm": {"normalize_advantages": True}},
             "rm_coef would do nothing with verifier_coef 0",
         ),
+        ({"algorithm": OWN_GAMMAS, "reward_model": {"rm_type": "exact"}}, "gamma would do nothing with a discount for"),
+        ({"algorithm": {"gamma": 0.9, "adv_params": {"verifier_gamma": 1}}}, "gamma would do nothing with a discount"),
         ({"runner": {"film_frames": 3}}, "film_frames would do nothing"),
         ({"reward": {"combine_mode": "add"}}, "combine_mode would do nothing"),
         ({"env": {"task": "door-close"}}, "env would do nothing with policy.type text"),

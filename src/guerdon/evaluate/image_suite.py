@@ -40,8 +40,7 @@ class Evaluation:
 
     Attributes:
         model: its `info` as JSON values, with `kind` and `threshold` as they were used.
-        data: episodes, rows, positives (successful episodes), rows_positive, outcome_unknown,
-            episodes_left_out (always 0), hash.
+        data: episodes, rows, positives (successful episodes), rows_positive, outcome_unknown, hash.
         metrics: by name.
         reliability: the bins of the reliability diagram; empty when the scores are no probabilities.
         probes: by name.
@@ -141,7 +140,6 @@ def _data(episodes: Sequence[Episode], data_hash: str | None) -> dict[str, Any]:
         "positives": sum(outcome is True for outcome in outcomes),
         "rows_positive": sum(int(e.success.sum()) for e in episodes if e.success is not None),
         "outcome_unknown": sum(outcome is None for outcome in outcomes),
-        "episodes_left_out": 0,
         "hash": data_hash,
     }
 
@@ -172,7 +170,7 @@ def evaluation_text(evaluation: Evaluation) -> str:
     lines = [
         f"{model['name']} ({model['kind']}), threshold {number(model['threshold'])}",
         f"{data['episodes']} episodes ({data['positives']} successful), {data['rows']} rows "
-        f"({data['rows_positive']} successful); {data['episodes_left_out']} episodes left out",
+        f"({data['rows_positive']} successful)",
         f"failed measurements: {failed or 'none'}",
         "",
         *figure_table(metrics, "metric", ["baseline"]),

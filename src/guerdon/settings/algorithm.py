@@ -249,9 +249,6 @@ class TextAlgorithmSettings(_SharedSettings):
             idle += [(k, "kl_coef 0") for k in ("kl_type", "kl_in")]
         elif given.get("kl_in") == "reward":
             idle.append(("kl_type", "kl_in reward, which is k1"))
-        every_source = {"verifier_gamma", "reward_model_gamma"} <= _known(given.get("adv_params"))
-        if every_source and not (given.get("kl_coef") and given.get("kl_in") == "reward"):
-            idle.append(("gamma", "a discount for each source in adv_params"))
         for key, why in idle:
             if key in given:
                 raise ValueError(f"{key} would do nothing with {why}; remove it")
@@ -298,12 +295,6 @@ def _of_paper(estimator: str, given: dict[str, Any]) -> dict[str, Any]:
     if not given.get("kl_coef") or "kl_type" in given:
         values.pop("kl_in", None)
     return values
-
-
-def _known(given: Any) -> set[str]:
-    """Names of the values that are not null, of a section as it was given."""
-    values = given.model_dump() if isinstance(given, Settings) else given
-    return {k for k, v in values.items() if v is not None} if isinstance(values, dict) else set()
 
 
 AlgorithmSettings = ControlAlgorithmSettings | TextAlgorithmSettings

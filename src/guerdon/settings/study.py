@@ -333,6 +333,10 @@ class Study(Settings):
             refuse({"rloo_form"} & algorithm.model_fields_set, "without dense rewards", "algorithm")
         if algorithm.adv_params.reward_model_gamma is not None and self.reward_model is None:
             refuse({"reward_model_gamma"}, "without reward_model", "algorithm.adv_params")
+        own = [algorithm.adv_params.verifier_gamma, *(one.gamma for one in self.reward.sources.values())]
+        own += [] if self.reward_model is None else [algorithm.adv_params.reward_model_gamma]
+        if None not in own and not (algorithm.kl_coef and algorithm.kl_in == "reward"):
+            refuse({"gamma"} & algorithm.model_fields_set, "a discount for each source", "algorithm")
         self._check_text_sources()
         refuse({"film_frames"} & self.runner.model_fields_set, "policy.type text", "runner")
         if sft is not None and sft.mistakes is not None and self.data is not None and self.data.type != "generated":
