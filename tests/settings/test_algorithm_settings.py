@@ -237,7 +237,8 @@ OWN_GAMMAS = {"gamma": 0.9, "adv_params": {"verifier_gamma": 1, "reward_model_ga
 
 def test_gamma_is_the_discount_of_what_has_none_of_its_own():
     sources = {"a": {"model": {"model_type": "value", "checkpoint_path": "x"}, "reward_mode": "per_token"}}
-    given = {"algorithm": OWN_GAMMAS, "reward_model": {"rm_type": "exact"}, "reward": {"use_reward_model": True, "sources": sources}}
+    reward = {"use_reward_model": True, "sources": sources}
+    given = {"algorithm": OWN_GAMMAS, "reward_model": {"rm_type": "exact"}, "reward": reward}
     assert Study.model_validate({**TEXT, **given}).algorithm.gamma == 0.9
     sources["a"]["gamma"] = 0.5
     with pytest.raises(ValidationError, match="gamma would do nothing"):

@@ -100,7 +100,8 @@ def _runs(row: ArmRow) -> Cell:
 COLUMNS = (
     Column("Final success", lambda row: _estimate(row.final), "Final success: at the last evaluation."),
     Column("IQM of final success", lambda row: _estimate(row.final_iqm),
-           "IQM: mean over the middle half of all runs, bootstrap interval.", folded=True, repeated=True, terminal=False),
+           "IQM: mean over the middle half of all runs, bootstrap interval.",
+           folded=True, repeated=True, terminal=False),
     Column("Area under curve", lambda row: _estimate(row.area), "Area: mean height of the learning curve.",
            folded=True),
     Column("{Steps} to 50%", lambda row: _reach(row.to_half), "{Steps} to a level: median over runs.", folded=True),
