@@ -11,7 +11,7 @@ from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError, DataError
 from guerdon.settings.world import GymnasiumSettings, MetaWorldSettings
 from guerdon.worlds.build import build_world
-from guerdon.worlds.world import success_from_info
+from guerdon.worlds.success import success_from_info
 
 MODES = ("disabled", "next_step", "same_step")
 

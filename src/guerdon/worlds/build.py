@@ -23,7 +23,8 @@ from guerdon.worlds.gymnasium_env import RenderEye, SceneEye, check_spaces, make
 from guerdon.worlds.libero import LiberoEye, LiberoVectorEnv, Settling
 from guerdon.worlds.libero_files import libero_task
 from guerdon.worlds.metaworld import MetaWorldVectorEnv
-from guerdon.worlds.world import SUCCESS_KEYS, Eye, World, own_readers, unreported
+from guerdon.worlds.success import SUCCESS_KEYS, own_readers, unreported
+from guerdon.worlds.world import Eye, World
 
 
 def check_success_reported(settings: WorldSettings, success_readers: Sequence[str] = ()) -> None:

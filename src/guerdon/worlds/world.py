@@ -15,14 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from guerdon.errors import CheckpointError, ConfigError, DataError, NonFiniteError
-from guerdon.types import BoolArray, ByteArray, FloatArray
+from guerdon.errors import CheckpointError, ConfigError, NonFiniteError
+from guerdon.types import BoolArray, ByteArray, FloatArray, IntArray
+from guerdon.worlds.success import SUCCESS_KEYS, own_readers, success_from_info, unreported
 
 
 class Eye(Protocol):
@@ -84,6 +85,20 @@ class Transition:
         return bool(self.success[index]) if self.success_known[index] else None
 
 
+class FramesDue(NamedTuple):
+    """Copies whose observations after a step have the frames of `ObservationSpec`; those of others are black and free.
+
+    Attributes:
+        going_on: (B,) bool, where the episode goes on.
+        new: (B,) bool, where an episode begins.
+        ends: last observations of episodes that a time limit ended.
+    """
+
+    going_on: BoolArray
+    new: BoolArray
+    ends: bool = False
+
+
 @dataclass(frozen=True)
 class ObservationSpec:
     """The columns of what a policy observes: a structured array with a row per copy and a field for each of them.
@@ -99,65 +114,6 @@ class ObservationSpec:
     frames: tuple[int, int] | None = None
     proprioception: bool = False
     task: bool = False
-
-
-SUCCESS_KEYS = ("success", "is_success")
-
-
-def success_from_info(info: dict[str, Any], index: int, keys: Sequence[str] = SUCCESS_KEYS) -> bool | None:
-    """True success of copy `index` by the info of a vector environment.
-
-    Args:
-        info: as `VectorEnv.step` gives it: arrays over copies, and masks `_<key>` of the copies that have the key.
-        index: the copy.
-        keys: the first of these that the copy has is read; a number above 0 is a success.
-
-    Returns:
-        None where the copy has none of the keys at this step, or its value is None or not finite.
-
-    Raises:
-        DataError: the value is neither a bool nor a number.
-    """
-    for key in keys:
-        if key not in info or (f"_{key}" in info and not info[f"_{key}"][index]):
-            continue
-        value = info[key] if isinstance(info[key], dict) else info[key][index]
-        if value is None:
-            return None
-        number = np.asarray(value)
-        if number.size != 1 or number.dtype.kind not in "biuf":
-            shown = str(value)[:80] if isinstance(value, str | bytes | list | tuple | np.ndarray) else "no number"
-            raise DataError(
-                f"the environment's info[{key!r}] is {shown} ({type(value).__name__}): success is a bool, or a number "
-                "that is above 0 for a success; name another key with env.success_key"
-            )
-        return bool(number.item() > 0) if np.isfinite(number.item()) else None
-    return None
-
-
-def own_readers(native_reward: str, end_on_success: bool) -> list[str]:
-    """The keys of a world itself that need its environment to report success."""
-    return [
-        *(["native_reward: sparse"] if native_reward == "sparse" else []),
-        *(["end_on_success"] if end_on_success else []),
-    ]
-
-
-def unreported(what: str, readers: Sequence[str], keys: Sequence[str], info_keys: Sequence[str] | None = None) -> str:
-    """The message for an environment that does not report the success that a configuration reads.
-
-    Args:
-        what: that did not report it.
-        readers: keys of the configuration that read true success.
-        keys: of `info` that were read.
-        info_keys: keys that `info` had, where it is known.
-    """
-    had = "" if info_keys is None else f"; info had {', '.join(info_keys) or 'no keys'}"
-    return (
-        f"{what} does not report success, which {' and '.join(readers)} need: info has no value at {' or '.join(keys)}"
-        f"{had}. Set env.success_key to the key that says so; without one, true success is unknown: set "
-        "env.native_reward=dense and leave out what reads true success"
-    )
 
 
 def resized(picture: ByteArray, size: tuple[int, int]) -> ByteArray:
@@ -271,6 +227,11 @@ class World:
         return self._shown.copy()
 
     @property
+    def resetting(self) -> BoolArray:
+        """(B,) bool, copies whose next step is a reset that takes no action (autoreset NEXT_STEP)."""
+        return self._resetting.copy()
+
+    @property
     def action_space(self) -> gymnasium.Space:
         """What one copy takes from a policy."""
         return self.env.single_action_space
@@ -344,13 +305,21 @@ class World:
         """Count every copy's episodes from here, so that the next `reset` repeats that episode's starts."""
         self._episode[:] = episode
 
-    def step(self, actions: np.ndarray, *, capture: BoolArray | None = None, capture_ends: bool = False) -> Transition:
+    def step(
+        self,
+        actions: np.ndarray,
+        *,
+        capture: BoolArray | None = None,
+        capture_ends: bool = False,
+        frames: FramesDue | None = None,
+    ) -> Transition:
         """Take one action in every copy.
 
         Args:
             actions: (B, A).
             capture: (B,) bool, copies to take a look at after the action.
             capture_ends: also look at terminal moments and at the first moments of new episodes.
+            frames: which observations have the frames of `ObservationSpec`; None: all.
 
         Returns:
             The transition. Copies that were resetting (NEXT_STEP) have mask False and reward 0.
@@ -384,13 +353,20 @@ class World:
         self._episode_reported |= known
         self._check_reported(done & ~self._episode_reported)
         self._episode_reported &= ~done
-        final = self._view(self._final_observations(observations, info, ended_inside))
+        drawn = None if frames is None else (frames.going_on & mask & ~done) | (truncated & frames.ends)
+        final = self._view(self._final_observations(observations, info, ended_inside), drawn)
         wanted = (np.zeros(self.num_envs, np.bool_) if capture is None else capture) & mask
         if capture_ends:
             wanted = wanted | done
         looks = self._look_after(wanted, ended_inside, info)
         fresh = self._begin_next(actions, done, observations, mask)
-        self._shown = self._view(self._observations) if fresh.any() else final
+        if not fresh.any():
+            self._shown = final
+        elif frames is None or self._spec is None:
+            self._shown = self._view(self._observations)
+        else:
+            self._shown = final.copy()
+            self._shown[fresh] = self._view(self._observations, fresh & frames.new)[fresh]
         return Transition(
             observations=self._shown.copy(),
             final_observations=final,
@@ -529,11 +505,14 @@ class World:
     def _proprioception(self) -> Sequence[int] | None:
         return getattr(self.env, "proprioception", None)
 
-    def _view(self, states_B: np.ndarray) -> np.ndarray:
-        """(B, ...) what a policy observes of all copies as they stand, with these observations of the environment."""
+    def _view(self, states_B: np.ndarray, drawn_B: BoolArray | None = None) -> np.ndarray:
+        """(B, ...) what a policy observes of all copies as they stand, with these observations of the environment.
+
+        Frames of `ObservationSpec` are of the copies `drawn_B`; None: of all.
+        """
         spec = self._spec
         if spec is None:
-            return self._see_all() if self._pixels else states_B
+            return self._see(range(self.num_envs)) if self._pixels else states_B
         columns: dict[str, np.ndarray] = {}
         if spec.states:
             columns["states"] = states_B.astype(np.float32)
@@ -542,17 +521,22 @@ class World:
         if spec.task:
             columns["task"] = np.array(self.tasks)
         if spec.frames is not None:
-            columns["frames"] = np.stack([resized(picture, spec.frames) for picture in self._see_all()])
+            columns["frames"] = np.zeros((self.num_envs, *spec.frames, 3), dtype=np.uint8)
+            which = np.arange(self.num_envs) if drawn_B is None else np.flatnonzero(drawn_B)
+            for i, picture in zip(which, self._see(which), strict=True):
+                columns["frames"][i] = resized(picture, spec.frames)
         dtype = np.dtype([(name, c.dtype, c.shape[1:]) for name, c in columns.items()])
         shown = np.zeros(self.num_envs, dtype)
         for name, column in columns.items():
             shown[name] = column
         return shown
 
-    def _see_all(self) -> np.ndarray:
-        """(B, H, W, 3) pictures of all copies as they stand."""
+    def _see(self, copies: Sequence[int] | IntArray) -> np.ndarray:
+        """(N, H, W, 3) pictures of copies as they stand."""
         assert self.eye is not None
-        return self.eye.render([self.eye.look(i) for i in range(self.num_envs)])
+        if not len(copies):
+            return np.empty((0, *self.eye.size, 3), dtype=np.uint8)
+        return self.eye.render([self.eye.look(int(i)) for i in copies])
 
     def _look(self, wanted: BoolArray) -> dict[int, Any]:
         if self.eye is None:
