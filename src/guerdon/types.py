@@ -311,12 +311,32 @@ _Collected = TypeVar("_Collected", bound=PolicyInputs, contravariant=True)
 
 
 @dataclass(frozen=True, eq=False)
+class Chunks:
+    """The decisions that the T steps of B streams executed, where a decision has several parts: C actions of D each.
+
+    Attributes:
+        decision: (B, T) the decision that each step executed an action of, -1 where none was. They are numbered stream
+            by stream in order of time; the first action of each is always executed, the last ones are not where an
+            episode or the rollout ended before.
+        slot: (B, T) which of its C actions that was, -1 where none was.
+        size: C.
+        tokens: D, parts of an action's log-probability.
+    """
+
+    decision: IntArray
+    slot: IntArray
+    size: int
+    tokens: int = 1
+
+
+@dataclass(frozen=True, eq=False)
 class Rollout(Generic[Inputs]):
     """What happened in B streams over T decisions: the same for text (T tokens) and control (T environment steps).
 
     Attributes:
-        inputs: of the policy: B rows of text, or B * T steps of control.
-        log_probs: (B, T) of the policy that acted, as training computes them where the collector was asked to.
+        inputs: of the policy: B rows of text, B * T steps of control, or R decisions with `chunks`.
+        log_probs: (B, T) of the policy that acted, as training computes them where the collector was asked to; with
+            `chunks` (R, C * D), of actions that were not executed too.
         mask: (B, T) False where there is no decision (padding, a reset step).
         terminated: (B, T) the task's own end: no value beyond it.
         truncated: (B, T) cut off by a limit: the value goes on beyond it.
@@ -331,12 +351,14 @@ class Rollout(Generic[Inputs]):
         measured: measurements of ground truth tried, those of dropped responses included.
         metrics: counts and shares for the log.
         values, next_values: source name to (B, T) estimates of the value before and after the decision (after the
-            last one of an episode: of its terminal observation); empty without a critic.
+            last one of an episode: of its terminal observation); empty without a critic. With `chunks` (R,): before and
+            after each decision; 0 after one that ended the task.
         greedy: one greedy response to the prompt of each group, in their order (ReMax).
         sampled_log_probs: (B, T) as the generator computed them, where `log_probs` was computed again.
         fresh: every stream begins an episode here, and nothing of earlier rollouts goes on.
         version: of the weights that acted.
         seconds: time that collecting took, by its parts.
+        chunks: of policies whose decisions have several parts: what the steps executed.
     """
 
     inputs: Inputs
@@ -361,13 +383,20 @@ class Rollout(Generic[Inputs]):
     fresh: bool = False
     version: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
+    chunks: Chunks | None = None
 
     def __post_init__(self) -> None:
-        names = ("log_probs", "terminated", "truncated", "success", "success_known", "rewards", "failed")
-        for name in names:
-            shape = getattr(self, name).shape
-            if shape != self.mask.shape:
-                raise ValueError(f"rollout field {name!r} has shape {shape}, expected {self.mask.shape}")
+        names = ("terminated", "truncated", "success", "success_known", "rewards", "failed")
+        expected = dict.fromkeys(names, self.mask.shape)
+        if self.chunks is None:
+            expected["log_probs"] = self.mask.shape
+        else:
+            expected["log_probs"] = (len(self.inputs), self.chunks.size * self.chunks.tokens)
+            if not np.array_equal(self.chunks.decision >= 0, self.mask):
+                raise ValueError("every valid step of a rollout, and no other, executes an action of a decision")
+        for name, shape in expected.items():
+            if (found := getattr(self, name).shape) != shape:
+                raise ValueError(f"rollout field {name!r} has shape {found}, expected {shape}")
 
     @property
     def done(self) -> BoolArray:

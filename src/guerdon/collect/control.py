@@ -11,7 +11,7 @@ happen inside, and what comes out holds arrays alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -22,17 +22,18 @@ from torch import Tensor
 from guerdon.collect.continuations import Continuations
 from guerdon.collect.episode_capture import recorder_of_run
 from guerdon.collect.observed_frames import ObservedFrames
-from guerdon.collect.stepping import Step, evaluate, film, steps
+from guerdon.collect.stepping import ActionQueue, evaluate, film, steps
 from guerdon.collect.timing import timed
 from guerdon.episodes.write import EpisodeWriter
+from guerdon.errors import ConfigError
 from guerdon.generators import ACTING, generator
 from guerdon.policies.control import build_policy
 from guerdon.policies.robot import Action, ControlInputs, RobotPolicy
 from guerdon.settings.policy import ControlPolicySettings
 from guerdon.settings.world import WorldSettings
-from guerdon.types import BoolArray, FloatArray, IntArray, Observes, Rollout, Segment
+from guerdon.types import BoolArray, Chunks, FloatArray, IntArray, Observes, Rollout, Segment
 from guerdon.worlds.build import build_world
-from guerdon.worlds.world import World
+from guerdon.worlds.world import Transition, World
 
 EVAL_SEED = 10_000_019  # decides the starts of evaluation episodes: the same for every arm and seed
 
@@ -120,9 +121,10 @@ class ControlCollector:
             self._begin()
         self._observed.observes = self.observes
         with timed(seconds, "simulate"):
-            taken, records, alive = self._act(policy)
+            acted = self._act(policy)
+            alive = _rows(acted.alive)
             flags: dict[str, Any] = {
-                name: _rows(getattr(step.transition, name) for step in taken) & alive for name in FLAGS
+                name: _rows(getattr(transition, name) for transition in acted.transitions) & alive for name in FLAGS
             }
         mask, done = flags["mask"], flags["terminated"] | flags["truncated"]
         segments: tuple[Segment, ...] = ()
@@ -130,8 +132,8 @@ class ControlCollector:
             with timed(seconds, "render"):
                 segments = self._observed.segments(mask, flags["terminated"], done)
         with timed(seconds, "log-probs"):
-            inputs, log_probs, values, next_values = _evaluated(policy, self.heads, taken, records, done)
-        rewards = _rows(step.transition.rewards for step in taken)
+            inputs, log_probs, values, next_values, chunks = _evaluated(policy, self.heads, acted, done)
+        rewards = _rows(transition.rewards for transition in acted.transitions)
         copies = np.arange(self.world.num_envs, dtype=np.int64)
         fresh, self._fresh = self._fresh, False
         self._rollouts += 1
@@ -149,6 +151,7 @@ class ControlCollector:
             fresh=fresh,
             version=version,
             seconds=seconds,
+            chunks=chunks,
         )
 
     @torch.no_grad()
@@ -242,6 +245,8 @@ class ControlCollector:
         policy = self._loaded(policy)
         self.eval_world.show(policy.observation_spec)
         actor, rng = policy.actor(), np.random.default_rng(EVAL_SEED)
+        if policy.in_parts:
+            return ActionQueue(self.eval_world, lambda shown: actor.act(shown, rng, greedy=True), policy.chunk)
         return lambda observations: actor.act(observations, rng, greedy=True).values
 
     def _open_writer(self) -> EpisodeWriter:
@@ -264,17 +269,12 @@ class ControlCollector:
             self._recorder.begin_all(start)
 
     @torch.no_grad()
-    def _act(self, policy: RobotPolicy) -> tuple[list[Step], list[np.ndarray], BoolArray]:
-        """Step all copies; of a group, until the one episode of each is over.
-
-        Returns:
-            T steps; T records of the policy's decisions (B, ...); (B, T) where the one episode was not over.
-        """
-        actor, recorder = policy.actor(), self._recorder
-        taken: list[Step] = []
-        records: list[np.ndarray] = []
-        alive: list[BoolArray] = []
+    def _act(self, policy: RobotPolicy) -> _Acted:
+        """Step all copies; of a group, until the one episode of each is over."""
+        actor, recorder, acted = policy.actor(), self._recorder, _Acted()
         over = np.zeros(self.world.num_envs, dtype=np.bool_)
+        everywhere, first = ~over, np.zeros(self.world.num_envs, dtype=np.int64)
+        queue = self._queue(policy, actor) if policy.in_parts else None
 
         def capture(rows: IntArray) -> BoolArray:
             wanted = self._observed.capture(rows)
@@ -282,12 +282,12 @@ class ControlCollector:
 
         def decide(observations: np.ndarray) -> FloatArray:
             action: Action = actor.act(observations, self.rng)
-            records.append(action.values if action.record is None else action.record)
+            acted.records.append(action.values if action.record is None else action.record)
             return action.values
 
         stepping = steps(
             self.world,
-            decide,
+            decide if queue is None else queue,
             self.world.observations,
             capture=capture if self.observes or recorder is not None else None,
         )
@@ -298,16 +298,70 @@ class ControlCollector:
                 recorder.watch(step.rows, step.actions, step.transition)
                 if self.group_size is None:  # what follows the one episode of a group's copy is not part of the run
                     recorder.begin_all(step.transition)
-            ended = np.flatnonzero(step.transition.done)
-            finals = step.transition.final_observations[ended]  # of the copies whose episode ended, in order
-            kept = replace(step.transition, final_observations=finals, looks={}, first_looks={})
-            taken.append(step._replace(transition=kept))
-            alive.append(~over)
+            acted.add(step.transition, ~over)
+            if queue is None:
+                acted.decided(step.observations, everywhere, first)
+            else:
+                acted.decided(step.observations[queue.due], queue.due, queue.slots, queue.record)
             if self.group_size is not None:
                 over |= step.transition.done
                 if over.all():
                     break
-        return taken, records, _rows(alive)
+                if queue is not None:
+                    queue.resting = over.copy()
+        return acted
+
+    def _queue(self, policy: RobotPolicy, actor: Any) -> ActionQueue:
+        """The actions of a rollout. What is left in it at the end is dropped, so it is not part of the state."""
+        queue = ActionQueue(
+            self.world,
+            lambda observations: actor.act(observations, self.rng),
+            policy.chunk,
+            horizon=None if self.group_size is not None else self._steps,
+            frames_of_ends=bool(self.heads),
+        )
+        queue.once[:] = self.group_size is not None
+        return queue
+
+
+@dataclass(eq=False)
+class _Acted:
+    """A rollout of B copies while it is collected, over T steps.
+
+    Attributes:
+        transitions: without looks, and without observations but for terminal ones.
+        last: (B, ...) what the copies show after the last step.
+        alive: T times (B,) where the one episode of a group's copy was not over.
+        observations, records: of the decisions of every step that had some, in the order of their copies.
+        due, slots: T times (B,), see `ActionQueue`.
+    """
+
+    transitions: list[Transition] = field(default_factory=list)
+    last: np.ndarray = field(default_factory=lambda: np.empty(0))
+    alive: list[BoolArray] = field(default_factory=list)
+    observations: list[np.ndarray] = field(default_factory=list)
+    records: list[np.ndarray] = field(default_factory=list)
+    due: list[BoolArray] = field(default_factory=list)
+    slots: list[IntArray] = field(default_factory=list)
+
+    def add(self, transition: Transition, alive_B: BoolArray) -> None:
+        """One step of all copies."""
+        finals = transition.final_observations[transition.done]  # of the copies whose episode ended, in order
+        self.last = transition.observations
+        kept = replace(transition, observations=finals[:0], final_observations=finals, looks={}, first_looks={})
+        self.transitions.append(kept)
+        self.alive.append(alive_B)
+
+    def decided(
+        self, observations: np.ndarray, due_B: BoolArray, slots_B: IntArray, record: np.ndarray | None = None
+    ) -> None:
+        """The decisions of a step, with their record where it is not here yet."""
+        if len(observations):
+            self.observations.append(observations)
+        if record is not None:
+            self.records.append(record)
+        self.due.append(due_B)
+        self.slots.append(slots_B)
 
 
 def _rows(columns_T: Iterable[np.ndarray]) -> np.ndarray:
@@ -317,32 +371,39 @@ def _rows(columns_T: Iterable[np.ndarray]) -> np.ndarray:
 
 @torch.no_grad()
 def _evaluated(
-    policy: RobotPolicy,
-    heads: Sequence[str],
-    taken_T: Sequence[Step],
-    records_T: Sequence[np.ndarray],
-    done_B_T: BoolArray,
-) -> tuple[ControlInputs, FloatArray, dict[str, FloatArray], dict[str, FloatArray]]:
-    """Inputs of the policy, (B, T) log-probabilities, and values before and after each step, in one batch."""
-    b, t = done_B_T.shape
-    observations, records = _rows(step.observations for step in taken_T), _rows(records_T)
-    inputs = ControlInputs(
-        observations.reshape(b * t, *observations.shape[2:]), records.reshape(b * t, *records.shape[2:])
-    )
+    policy: RobotPolicy, heads: Sequence[str], acted: _Acted, done_B_T: BoolArray
+) -> tuple[ControlInputs, FloatArray, dict[str, FloatArray], dict[str, FloatArray], Chunks | None]:
+    """Inputs of the policy, log-probabilities, values before and after each decision, and the steps' decisions."""
+    due_B_T, slot_B_T = _rows(acted.due), _rows(acted.slots)
+    stream_R, _ = np.nonzero(due_B_T)  # decisions stream by stream, in order of time
+    order = np.argsort(np.nonzero(due_B_T.T)[1], kind="stable")  # from the order in which they were made
+    inputs = ControlInputs(np.concatenate(acted.observations)[order], np.concatenate(acted.records)[order])
     found = policy.evaluate_all(policy.prepared(inputs), micro=_MICRO)
-    log_probs = found.log_probs.numpy().reshape(b, t)
+    wanted = (len(inputs), policy.chunk * policy.tokens_per_action)
+    if tuple(found.log_probs.shape) != wanted:
+        raise ConfigError(
+            f"the policy's evaluate gave log-probabilities of shape {tuple(found.log_probs.shape)}, expected {wanted}: "
+            f"a decision has chunk x tokens_per_action of them, {policy.chunk} x {policy.tokens_per_action}"
+        )
+    decision_B_T = np.where(slot_B_T >= 0, np.cumsum(due_B_T).reshape(due_B_T.shape) - 1, -1)
+    chunks = Chunks(decision_B_T, slot_B_T, policy.chunk, policy.tokens_per_action) if policy.in_parts else None
+    shape = due_B_T.shape if chunks is None else wanted[:1]
+    log_probs = found.log_probs.numpy() if policy.in_parts else found.log_probs.numpy().reshape(shape)
     if found.values is None:
-        return inputs, log_probs, {}, {}
-    values = found.values.numpy().reshape(b, t, -1)
-    last = policy.values(taken_T[-1].transition.observations).cpu().numpy()
-    following = np.concatenate([values[:, 1:], last[:, None]], axis=1)
+        return inputs, log_probs, {}, {}, chunks
+    values = found.values.numpy().reshape(len(inputs), -1)
+    following = np.concatenate([values[1:], values[:1]])
+    last_R = np.append(stream_R[1:] != stream_R[:-1], True)  # the last decision of each stream
+    following[last_R] = policy.values(acted.last).cpu().numpy()[stream_R[last_R]]
     ends = np.argwhere(done_B_T.T).tolist()  # after the last step of an episode comes its terminal observation
     if ends:
-        moments = [(taken_T[step].transition, i) for step, i in ends]
+        moments = [(acted.transitions[step], i) for step, i in ends]
         finals = np.stack([one.final_observations[np.count_nonzero(one.done[:i])] for one, i in moments])
         for (step, i), value in zip(ends, policy.values(finals).cpu().numpy(), strict=True):
-            following[i, step] = value
+            beyond = chunks is None or acted.transitions[step].truncated[i]
+            following[decision_B_T[i, step]] = value if beyond else 0.0
     before, after = (
-        {name: np.ascontiguousarray(array[..., k]) for k, name in enumerate(heads)} for array in (values, following)
+        {name: np.ascontiguousarray(array[:, k]).reshape(shape) for k, name in enumerate(heads)}
+        for array in (values, following)
     )
-    return inputs, log_probs, before, after
+    return inputs, log_probs, before, after, chunks

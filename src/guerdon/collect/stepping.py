@@ -1,6 +1,7 @@
 """The stepping loop: a policy acts in copies of an environment, one record per step of all copies.
 
-Training rollouts, evaluation, films, collected episodes and an expert's continuations all go through `steps`.
+Training rollouts, evaluation, films, collected episodes and an expert's continuations all go through `steps`. A policy
+that decides on several actions at once acts through an `ActionQueue`.
 
     for step in steps(world, act, world.reset().observations):
         step.actions, step.transition.rewards
@@ -14,8 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from guerdon.collect.episode_capture import Recorder
+from guerdon.errors import ConfigError
+from guerdon.policies.robot import Action
 from guerdon.types import BoolArray, FloatArray, IntArray, Segment
-from guerdon.worlds.world import Transition, World
+from guerdon.worlds.world import FramesDue, Transition, World
 
 FILM_LIMIT = 10_000  # steps after which a film of an episode that does not end is cut
 
@@ -38,6 +41,88 @@ class Step(NamedTuple):
     transition: Transition
 
 
+class ActionQueue:
+    """An action per step for every copy of a world, from decisions of C actions.
+
+    A decision is due for a copy whose actions are used up and at the first moment of an episode: what the last episode
+    left is dropped. All copies where one is due are decided for together, in their order. A copy that resets in a step
+    of its own, or rests, has no action and gets zeros.
+
+    Args:
+        world: that the actions are for.
+        decide: (n, ...) observations, of the copies where a decision is due, to n decisions.
+        chunk: C.
+        horizon: steps after which every copy is decided for anew; None: never.
+        frames_of_ends: the last observation of an episode that a time limit ended is needed, too (a critic's).
+
+    Attributes:
+        resting: (B,) bool, copies that need no actions any more; the caller sets it.
+        once: (B,) bool, copies that rest as soon as their episode ends; the caller sets it.
+        due: (B,) bool, where the last call decided.
+        slots: (B,) which of their decision's actions the last call gave, -1 where it gave none.
+        record: (n, ...) of the decisions of the last call, for `RobotPolicy.evaluate`; None where it made none.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        decide: Callable[[np.ndarray], Action],
+        chunk: int,
+        *,
+        horizon: int | None = None,
+        frames_of_ends: bool = False,
+    ) -> None:
+        self._world, self._decide, self._chunk = world, decide, chunk
+        self._horizon, self._frames_of_ends = horizon, frames_of_ends
+        space, b = world.action_space, world.num_envs
+        self._actions = np.zeros((b, chunk, *(space.shape or ())), dtype=np.float32)
+        self._used = np.full(b, chunk)
+        self._calls = 0
+        self.resting = np.zeros(b, dtype=np.bool_)
+        self.once = np.zeros(b, dtype=np.bool_)
+        self.due = self.resting
+        self.slots: IntArray = np.full(b, -1)
+        self.record: np.ndarray | None = None
+
+    def __call__(self, observations_B: np.ndarray) -> FloatArray:
+        """(B, A) actions; `observations_B` are read where a decision is due.
+
+        Raises:
+            ConfigError: a decision has another shape.
+        """
+        acting = ~(self._world.resetting | self.resting)
+        self.due = acting & ((self._used >= self._chunk) | (self._world.steps_in_episode == 0))
+        self.record = None
+        if self.due.any():
+            action = self._decide(observations_B[self.due])
+            self._actions[self.due] = self._checked(action.values)
+            self.record = action.values if action.record is None else action.record
+            self._used[self.due] = 0
+        self.slots = np.where(acting, self._used, -1)
+        taken = self._actions[np.arange(len(acting)), np.minimum(self._used, self._chunk - 1)]
+        self._used += acting
+        self._calls += 1
+        if self._calls == self._horizon:
+            self._used[:] = self._chunk
+        return np.where(acting.reshape(-1, *[1] * (taken.ndim - 1)), taken, np.float32(0))
+
+    def frames_due(self) -> FramesDue:
+        """Where the next call decides after the coming step."""
+        last = self.once & ~self._world.resetting  # episodes under way that no other follows
+        return FramesDue(~self.resting & (self._used >= self._chunk), ~(self.resting | last), self._frames_of_ends)
+
+    def _checked(self, values: np.ndarray) -> np.ndarray:
+        wanted = (int(self.due.sum()), *self._actions.shape[1:])
+        if self._chunk == 1 and values.shape == (wanted[0], *wanted[2:]):
+            return values[:, None]
+        if values.shape != wanted:
+            raise ConfigError(
+                f"the policy's act gave values of shape {values.shape} for {wanted[0]} observations; with chunk "
+                f"{self._chunk} they have shape {wanted if self._chunk > 1 else (wanted[0], *wanted[2:])}"
+            )
+        return values
+
+
 def steps(
     world: World,
     act: Callable[[np.ndarray], np.ndarray],
@@ -50,7 +135,8 @@ def steps(
 
     Args:
         world: stepped once for each record.
-        act: (B, ...) observations to (B, A) actions.
+        act: (B, ...) observations to (B, A) actions. With an `ActionQueue`, the world draws the frames that a policy
+            observes only where a decision is due.
         observations_B: what the copies show now.
         capture: (B,) numbers of the actions within their episodes to (B,) bool, whether to look at the moment after
             each; None: nothing is looked at.
@@ -60,7 +146,10 @@ def steps(
         rows, numbers = world.steps_in_episode + 1, world.episode_ids
         actions = act(observations_B)
         wanted = None if capture is None else capture(rows)
-        transition = world.step(actions, capture=wanted, capture_ends=capture_ends and capture is not None)
+        frames = act.frames_due() if isinstance(act, ActionQueue) else None
+        transition = world.step(
+            actions, capture=wanted, capture_ends=capture_ends and capture is not None, frames=frames
+        )
         yield Step(observations_B, actions, rows, numbers, transition)
         observations_B = transition.observations
 
@@ -79,7 +168,7 @@ def evaluate(
 
     Args:
         world: it is reset, and its resets are decided by its seed.
-        act: (B, ...) observations to (B, A) actions; an evaluation takes the most likely ones.
+        act: (B, ...) observations to (B, A) actions, or an `ActionQueue`; an evaluation takes the most likely ones.
         episodes: how many; rounded up to a multiple of the copies.
         recorder: records exactly the episodes that count.
         max_steps: gives up on an environment that never ends an episode.
@@ -100,6 +189,8 @@ def evaluate(
     if recorder is not None:
         recorder.begin_all(start)
     capture = None if recorder is None else recorder.wants
+    if isinstance(act, ActionQueue):
+        act.once[:] = per_copy == 1
     for step, _ in zip(steps(world, act, start.observations, capture=capture), range(max_steps), strict=False):
         transition = step.transition
         if recorder is not None:
@@ -113,6 +204,8 @@ def evaluate(
                 results.append((True if once[i] else at_end, at_end, float(total[i]), int(length[i])))
             finished[i] += 1
             once[i], total[i], length[i] = False, 0.0, 0
+        if isinstance(act, ActionQueue):
+            act.resting, act.once = finished >= per_copy, finished >= per_copy - 1
         if recorder is not None:
             recorder.begin_all(transition, skip_B=finished >= per_copy)
         if (finished >= per_copy).all():
@@ -136,6 +229,8 @@ def film(world: World, act: Callable[[np.ndarray], np.ndarray], *, frames: int) 
     """
     world.rewind()
     only = np.arange(world.num_envs) == 0
+    if isinstance(act, ActionQueue):
+        act.resting, act.once = ~only, only
     start = world.reset(capture=only)
     looks, success, rewards = [start.first_looks[0]], [False], [0.0]
     known: list[bool | None] = [False]

@@ -331,6 +331,9 @@ def build_policy(
         if isinstance(settings, OwnPolicySettings) and settings.whole:
             offered = {"observation_shape": observation_shape, "action_space": action_space, "heads": tuple(sources)}
             policy = POLICIES.build(settings.type, settings.params, RobotPolicy, **offered)
+            for name in ("chunk", "tokens_per_action"):
+                if not isinstance(count := getattr(policy, name), int) or count < 1:
+                    raise ConfigError(f"{settings.type}: {name} must be a whole number from 1 on, it is {count!r}")
         else:
             policy = GaussianPolicy(settings, observation_shape, size, sources)
     policy.card = {

@@ -1,7 +1,8 @@
 """A policy of robots: what it observes, what it decides, and what a collector and the learner call.
 
 A policy with actions of its own, such as the tokens of a vision-language-action model, derives from `RobotPolicy` and
-brings `act`, `evaluate` and, with a critic, `values`. See docs/extend.md.
+brings `act`, `evaluate` and, with a critic, `values`. A decision may hold a chunk of several actions, which are
+executed one after another before the next observation is decided on. See docs/extend.md.
 
     action = policy.actor().act(observations, rng)
     world.step(action.values)
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from guerdon.errors import CheckpointError
+from guerdon.errors import CheckpointError, ConfigError
 from guerdon.types import BoolArray, Evaluated, FloatArray, IntArray
 from guerdon.worlds.world import ObservationSpec
 
@@ -27,7 +28,7 @@ class Action:
     """What a policy decides for B robots.
 
     Attributes:
-        values: (B, A) for the environments.
+        values: (B, A) for the environments; (B, C, A) of a policy that decides on chunks of C actions.
         record: (B, ...) what `evaluate` needs of the decision, such as the tokens that were sampled; None: the values.
     """
 
@@ -62,24 +63,38 @@ class RobotPolicy(nn.Module):
 
     Attributes:
         observation_spec: the columns that it observes; None: what `env.observation` says, as a plain array.
+        chunk: C, actions of a decision.
+        tokens_per_action: D, parts of an action with a log-probability of their own.
         card: what it was made for, as `save_policy` writes it.
     """
 
     observation_spec: ObservationSpec | None = None
+    chunk: int = 1
+    tokens_per_action: int = 1
     card: dict[str, Any]
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether a decision has more than one action or more than one log-probability."""
+        return self.chunk * self.tokens_per_action > 1
 
     def act(self, observations: np.ndarray, rng: np.random.Generator, *, greedy: bool = False) -> Action:
         """Decide; everything random is drawn from `rng`.
 
         Args:
-            observations: (B, ...) of all copies.
+            observations: (B, ...) of all copies; of a policy whose decisions have several parts, of the copies where a
+                decision is due.
             rng: of the collector.
             greedy: the most likely action, without drawing.
         """
         raise NotImplementedError
 
     def evaluate(self, inputs: Any, *, entropy: bool = False) -> Evaluated:
-        """Log-probabilities (N, 1) of decisions, and their entropy (N, 1) or a scalar, and values (N, 1, H).
+        """Log-probabilities (N, C * D) of decisions, their entropy (N, C * D) or a scalar, and values (N, 1, H).
+
+        All D parts of the first action come first, then those of the second. The caller leaves out actions that were
+        not executed, and adds up the rest as `algorithm.logprob_type` says. A value is of the observation that was
+        decided on.
 
         Args:
             inputs: what `prepared` made of N decisions, or some of its rows.
@@ -90,6 +105,19 @@ class RobotPolicy(nn.Module):
     def values(self, observations: np.ndarray) -> Tensor:
         """(N, H) of the value heads, in the order of the `heads` that the policy was made with."""
         raise NotImplementedError
+
+    def imitation_loss(self, observations: np.ndarray, actions_N_C_A: FloatArray, mask_N_C: BoolArray) -> Tensor:
+        """(N,) loss of decisions that are to be imitated, for behaviour cloning.
+
+        Args:
+            observations: (N, ...) that were decided on.
+            actions_N_C_A: what was done from there on.
+            mask_N_C: False where there is no action, because the episode was over: no part of the loss.
+
+        Raises:
+            ConfigError: the policy cannot be cloned.
+        """
+        raise ConfigError(f"{type(self).__name__} has no imitation_loss, which behaviour cloning needs")
 
     def actor(self) -> Any:
         """What acts: the policy itself, or a faster copy that does not follow later updates."""
