@@ -296,6 +296,27 @@ def episode_scores(rewards_B_T: np.ndarray, mask_B_T: BoolArray, *, gamma: float
     return np.asarray((np.where(mask_B_T, rewards_B_T, 0.0).astype(np.float64) * discounts).sum(axis=1))
 
 
+def groups_within(
+    returns_B: np.ndarray, known_B: BoolArray, groups_B: IntArray, lower: float | None, upper: float | None
+) -> BoolArray:
+    """(B,) bool, rows of groups whose mean return lies in the bounds, both inclusive.
+
+    RLinf's `filter_rewards`, after DAPO's dynamic sampling (Yu et al. 2025, 2503.14476, eq. 11). The mean is over the
+    known members; a group without any stays, and its estimator leaves it out.
+
+    Args:
+        returns_B: undiscounted return of each row.
+        known_B: where it could be measured.
+        groups_B: rows of a group share an id.
+        lower, upper: bounds in the unit of the returns; None: no bound.
+    """
+    _, group = np.unique(groups_B, return_inverse=True)
+    count = np.bincount(group, weights=known_B)
+    mean = np.bincount(group, weights=np.where(known_B, returns_B, 0.0)) / np.maximum(count, 1)
+    inside = (mean >= (-np.inf if lower is None else lower)) & (mean <= (np.inf if upper is None else upper))
+    return np.asarray((inside | (count == 0))[group])
+
+
 def discounted_returns(
     rewards_B_T: np.ndarray, mask_B_T: BoolArray, *, gamma: float, ends_B_T: BoolArray | None = None
 ) -> np.ndarray:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from guerdon.collect.control import ControlCollector
+from guerdon.errors import ConfigError
 from guerdon.models.image import ImageRewardModel
 from guerdon.models.load import load_source_model
 from guerdon.policies.control import save_policy, start_from_policy
+from guerdon.policies.robot import RobotPolicy
 from guerdon.rl.control_sources import ControlReward
 from guerdon.rl.episode_stats import EpisodeStats, RewardScaler
 from guerdon.rl.films import write_film
@@ -17,6 +22,7 @@ from guerdon.rl.optimizers import FlatAdam
 from guerdon.rl.parts import Parts
 from guerdon.rl.reward_refit import RefittedReward, online_model
 from guerdon.rl.reward_source import GroundTruth, RewardSource, SourceTerms
+from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.study import Study
 
 
@@ -46,6 +52,9 @@ def control_parts(study: Study, *, fresh: bool) -> Parts:
         success_readers=study.success_readers(),
     )
     policy = collector.build_policy()
+    check_decisions(policy, algorithm)
+    if algorithm.filter_rewards:
+        check_bounds(algorithm, return_range(study, models))
     notes = []
     if fresh and study.control_policy.checkpoint is not None:
         notes.append(start_from_policy(policy, Path(study.control_policy.checkpoint)))
@@ -82,6 +91,63 @@ def control_parts(study: Study, *, fresh: bool) -> Parts:
         lambda folder: save_policy(policy, folder),
         notes,
     )
+
+
+def check_decisions(policy: RobotPolicy, algorithm: ControlAlgorithmSettings) -> None:
+    """Refuse keys of the `algorithm` section that do nothing, or cannot, with this policy.
+
+    Raises:
+        ConfigError: with the key and the reason.
+    """
+    idle = [("logprob_type", policy.in_parts, "whose decisions have one part"), ("reward_type", policy.chunk > 1, "")]
+    for key, used, why in idle:
+        if getattr(algorithm, key) is not None and not used:
+            raise ConfigError(
+                f"algorithm.{key} would do nothing with this policy, {why or 'which decides on one action at a time'}; "
+                "remove it"
+            )
+    if algorithm.value_init_steps and not any(name.startswith("vf.") for name, _ in policy.named_parameters()):
+        raise ConfigError(
+            "algorithm.value_init_steps trains the critic alone, and this policy has no parameters whose names begin "
+            "with vf., as those of a critic do"
+        )
+
+
+def return_range(study: Study, models: Mapping[str, ControlReward]) -> tuple[float, float] | None:
+    """Smallest and largest weighted sum that the sources pay in an episode; None where that is not known."""
+    env, limit = study.env, study.env.max_episode_steps or 1
+    sparse = (0.0, 1.0 if env.end_on_success else float(limit)) if env.native_reward == "sparse" else None
+    total = np.zeros(2)
+    for name, weight in study.reward.weights().items():
+        found = models[name].return_range(limit) if name in models else sparse
+        if found is None:
+            return None
+        ends = weight * np.array(found)
+        changing = name in models and models[name].terms.schedule != "constant"
+        total += np.sort(np.append(ends, 0.0 if changing else ends[0]))[[0, -1]]
+    return float(total[0]), float(total[1])
+
+
+def check_bounds(algorithm: ControlAlgorithmSettings, payable: tuple[float, float] | None) -> None:
+    """Refuse bounds of `filter_rewards` that no episode's return can be beyond: they belong to another unit.
+
+    Args:
+        algorithm: the section.
+        payable: smallest and largest return of an episode; None: not known.
+
+    Raises:
+        ConfigError: with the bound and the returns.
+    """
+    if payable is None:
+        return
+    for key in ("rewards_lower_bound", "rewards_upper_bound"):
+        bound = getattr(algorithm, key)
+        if bound is not None and not payable[0] <= bound <= payable[1]:
+            raise ConfigError(
+                f"algorithm.{key} is {bound:g}, but the weighted rewards of an episode add up to between "
+                f"{payable[0]:g} and {payable[1]:g}: bounds are in the unit of the reward, so change them together "
+                "with reward_coef and the weights of the sources"
+            )
 
 
 def build_control_sources(study: Study) -> dict[str, ControlReward]:

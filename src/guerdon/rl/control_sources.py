@@ -90,6 +90,22 @@ class ControlReward(ModelReward[ControlInputs]):
             frames=bool(self.model.info.frames_needed),
         )
 
+    def return_range(self, steps: int) -> tuple[float, float] | None:
+        """Smallest and largest sum of its rewards in an episode of at most so many steps; None where it is unknown."""
+        s, (low, high) = self.settings, self.model.info.range
+        scored = -(-steps // s.score_every) if s.reward_mode == "per_step" else 1
+        match s.shaping:
+            case "threshold":
+                low, high = sorted((s.success_reward, s.effective_fail_reward))
+            case "bonus":  # once, or never
+                low, high, scored = min(s.success_reward, 0.0), max(s.success_reward, 0.0), 1
+            case "relative":  # the sum telescopes
+                low, high, scored = low - high, high - low, 1
+            case "potential":
+                return None
+        ends = sorted(s.reward_coef * number * value for value in (low, high) for number in (1, scored))
+        return ends[0], ends[-1]
+
     # Rewards.
 
     def measure(self, rollout: Rollout[ControlInputs], *, learn: bool = True) -> Rewards:

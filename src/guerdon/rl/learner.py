@@ -7,7 +7,8 @@ metrics = learner.update(rollout, rewards, terms, progress=0.1)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Generic
@@ -19,7 +20,16 @@ from torch import Tensor
 from guerdon.errors import CheckpointError
 from guerdon.generators import LEARNING, generator
 from guerdon.rl import checkpoint as ckpt
-from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, named_estimator, paid_means
+from guerdon.rl.advantages import (
+    SourceRewards,
+    Steps,
+    episode_scores,
+    estimate_advantages,
+    groups_within,
+    named_estimator,
+    paid_means,
+)
+from guerdon.rl.chunks import decision_rows, per_decision
 from guerdon.rl.episode_stats import RewardScaler
 from guerdon.rl.optimizers import Optimizer
 from guerdon.rl.reward_source import SourceTerms
@@ -96,24 +106,34 @@ class Learner(Generic[Collected, Inputs]):
         self.source_weights = {name: weight for name, weight in weights.items() if name != KL}
         scales = None if self.scaler is None else self.scaler.update(rollout, rewards)
         found = source_advantages(rollout, rewards, terms, weights, settings, scales=scales)
+        mask, old, parts = rollout.mask, rollout.log_probs, None
+        if rollout.chunks is not None:
+            mask, found, old, parts = decision_rows(rollout, found, settings)
         several = steps_per_update(settings, len(rollout.inputs)) > 1
-        sampled = rollout.log_probs if rollout.sampled_log_probs is None and not several else rollout.sampled_log_probs
+        sampled = old if rollout.sampled_log_probs is None and not several else rollout.sampled_log_probs
         batch = make_batch(
             self.policy.prepared(rollout.inputs),
-            rollout.mask,
+            mask,
             found,
-            old=rollout.log_probs if several else None,
+            old=old if several else None,
             ref=None if self.kl_in_reward else ref,
             behaviour=sampled,
             values={name: rollout.values[name] for name in self.heads} if rollout.values else None,
+            parts=parts,
         )
+        facts: Metrics = {}
+        if settings.filter_rewards:
+            kept_B = _kept(rollout, rewards, weights, settings)
+            batch = batch.take(np.flatnonzero(kept_B[_stream_of_rows(rollout)]))
+            facts["filtered_groups"] = float(len(np.unique(rollout.groups_B[~kept_B])))
         rate = scheduled(settings.learning_rate, settings.lr_schedule, progress)
-        learned = update_policy(
-            self.policy, self.optimizer, batch, settings, self.rng, learning_rate=rate, max_length=self.max_length
-        )
-        self.policy.observe(rollout.inputs, rollout.mask)
+        with critic_alone(self.policy) if self.version < settings.value_init_steps else nullcontext():
+            learned = update_policy(
+                self.policy, self.optimizer, batch, settings, self.rng, learning_rate=rate, max_length=self.max_length
+            )
+        self.policy.observe(rollout.inputs, rollout.mask if rollout.chunks is None else np.ones(len(mask), np.bool_))
         self.version += 1
-        facts: Metrics = {f"silent_groups/{k}": float(v) for k, v in found.silent_groups.items()}
+        facts |= {f"silent_groups/{k}": float(v) for k, v in found.silent_groups.items()}
         facts |= {f"flat_groups/{k}": float(v) for k, v in found.flat_groups.items()}
         facts |= {f"reward_weight/{name}": weight for name, weight in self.source_weights.items()}
         if self.kl_in_reward:
@@ -188,7 +208,9 @@ class Learner(Generic[Collected, Inputs]):
         sources, done = values["sources"], "policy and optimiser"
         same = tuple(sources) == self.heads
         self.policy.load_tensors(ckpt.under("policy", tensors), critic=same)
-        if same:
+        if same and self.settings.value_init_steps:  # Adam's moments would move the policy without a gradient
+            done = "policy; the optimiser starts fresh, because value_init_steps trains the critic alone at first"
+        elif same:
             self.optimizer.load_tensors(ckpt.under("optimizer", tensors))
         else:
             done = (
@@ -207,7 +229,7 @@ def source_advantages(
     *,
     scales: Mapping[str, float] | None = None,
 ) -> Advantages:
-    """Advantages of every source that has terms, added with their weights.
+    """Advantages of every source that has terms, added with their weights: of steps, or of the decisions of chunks.
 
     A failed measurement is left out of its source, or paid 0 where `on_failure` is neutral.
 
@@ -233,17 +255,56 @@ def source_advantages(
             standardize=settings.standardize and name != KL,
             greedy_B=greedy,
             greedy_failed_B=None if neutral else greedy_failed,
-            values_B_T=rollout.values.get(name),
-            next_values_B_T=rollout.next_values.get(name),
+            values_B_T=rollout.values.get(name) if rollout.chunks is None else None,
+            next_values_B_T=rollout.next_values.get(name) if rollout.chunks is None else None,
         )
+    steps = Steps(rollout.mask, rollout.terminated, rollout.truncated, rollout.group_ids)
+    if rollout.chunks is not None and settings.by_chunk:
+        steps, sources = per_decision(rollout, steps, sources)
     return estimate_advantages(
         sources,
-        Steps(rollout.mask, rollout.terminated, rollout.truncated, rollout.group_ids),
+        steps,
         estimator=named_estimator(settings),
         form=settings.rloo_form,
         whitened=settings.whiten_batch,
         lam=settings.gae_lambda,
     )
+
+
+@contextmanager
+def critic_alone(policy: Any) -> Iterator[None]:
+    """Meanwhile only the parameters of a policy's critic, whose names begin with `vf.`, get gradients."""
+    others = [p for name, p in policy.named_parameters() if p.requires_grad and not name.startswith("vf.")]
+    for parameter in others:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in others:
+            parameter.requires_grad_(True)
+
+
+def _kept(
+    rollout: Rollout[Collected],
+    rewards: Mapping[str, Rewards],
+    weights: Mapping[str, float],
+    settings: AlgorithmSettings,
+) -> BoolArray:
+    """(B,) episodes of the groups that `filter_rewards` keeps, by the weighted sums of their undiscounted rewards."""
+    returns, known = np.zeros(len(rollout.mask)), np.ones(len(rollout.mask), dtype=np.bool_)
+    for name, weight in weights.items():
+        if weight:
+            returns += weight * episode_scores(rewards[name].values, rollout.mask)
+            known &= ~rewards[name].failed_B
+    bounds = settings.rewards_lower_bound, settings.rewards_upper_bound
+    return groups_within(returns, known, rollout.groups_B, *bounds)
+
+
+def _stream_of_rows(rollout: Rollout[Collected]) -> np.ndarray:
+    """(R,) stream of each row of the inputs."""
+    if rollout.chunks is None:
+        return np.repeat(np.arange(len(rollout.mask)), len(rollout.inputs) // len(rollout.mask))
+    return np.nonzero(rollout.chunks.slot == 0)[0]
 
 
 def _greedy(rewards: Rewards | None, rollout: Rollout[Collected]) -> tuple[np.ndarray | None, BoolArray | None]:

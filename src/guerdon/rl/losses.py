@@ -46,6 +46,18 @@ def aggregation_weights(mask_B_T: Tensor, how: Aggregation, *, max_length: int |
     return mask / (responses * max_length)
 
 
+def sum_parts(values_R_P: Tensor, counts_R_P: Tensor, decisions: int) -> Tensor:
+    """(R, K) sums over the parts of each of `decisions` decisions of a row; what does not count has no gradient.
+
+    Args:
+        values_R_P: log-probabilities or entropies of the parts, P / K of each decision after those of another.
+        counts_R_P: above 0 where a part counts.
+        decisions: K.
+    """
+    counted = torch.where(counts_R_P > 0, values_R_P, 0.0)
+    return counted.reshape(len(counted), decisions, counted.shape[1] // decisions).sum(-1)
+
+
 def ppo_clip_terms(
     log_probs: Tensor,
     old_log_probs: Tensor,

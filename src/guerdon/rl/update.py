@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
-from typing import Generic
+from dataclasses import dataclass, fields, replace
+from typing import Any, Generic
 
 import numpy as np
 import torch
@@ -40,6 +40,8 @@ class Batch(Generic[Inputs]):
         values: (R, K, H) before the update, for clipping its change.
         returns: (R, K, H) targets of the value heads; None without a critic.
         value_mask: (R, K, H) float32, 0 where a target is missing.
+        parts: (R, K * P) float32, of a policy that gives P log-probabilities per decision: 0 where one does not count.
+            Its values are one per row: (R, 1, H).
     """
 
     inputs: Inputs
@@ -51,6 +53,13 @@ class Batch(Generic[Inputs]):
     values: Tensor | None = None
     returns: Tensor | None = None
     value_mask: Tensor | None = None
+    parts: Tensor | None = None
+
+    def take(self, rows: np.ndarray) -> Batch[Inputs]:
+        """These rows, in order."""
+        index = torch.from_numpy(rows)
+        columns: dict[str, Any] = {name: column.index_select(0, index) for name, column in self.columns().items()}
+        return replace(self, inputs=self.inputs.take(rows), **columns)
 
     def columns(self) -> dict[str, Tensor]:
         """The tensors that are there, by name."""
@@ -66,6 +75,7 @@ def make_batch(
     ref: FloatArray | None = None,
     behaviour: FloatArray | None = None,
     values: Mapping[str, FloatArray] | None = None,
+    parts: BoolArray | None = None,
 ) -> Batch[Inputs]:
     """A rollout with its advantages as rows of decisions: as many as the inputs have.
 
@@ -75,6 +85,7 @@ def make_batch(
         found: advantages and value targets; value heads are in the order of `values`.
         old, ref, behaviour: (B, T), see `Batch`.
         values: source to (B, T) values before the update, where there is a critic.
+        parts: of decisions with several log-probabilities, see `Batch`.
     """
     rows = len(inputs)
 
@@ -86,7 +97,8 @@ def make_batch(
 
     given = (None if array is None else column(array) for array in (old, ref, behaviour))
     critic = (heads(arrays) for arrays in (values or {}, found.value_targets, found.known))
-    return Batch(inputs, column(mask_B_T), column(found.advantages), *given, *critic)
+    batch = Batch(inputs, column(mask_B_T), column(found.advantages), *given, *critic)
+    return batch if parts is None else replace(batch, parts=column(parts))
 
 
 class _Sums(dict[str, float]):
@@ -133,6 +145,8 @@ def update_policy(
         weights, divisor = _aggregation(part["mask"], settings, max_length)
         value_count = part["value_mask"].sum((0, 1)).clamp_min(1.0) if "value_mask" in part else None
         count = part["mask"].sum().clamp_min(1.0)
+        if settings.normalize_minibatches:
+            part["advantages"] = _standardise(part["advantages"], part["mask"])
         facts = _Sums()
         for here in _chunks(len(rows), settings.micro_batch_size):
             columns = {name: column[here] for name, column in part.items()} | {"weights": weights[here]}
@@ -206,18 +220,19 @@ def _loss(
 ) -> tuple[Tensor, dict[str, float], float]:
     """These rows' part of a gradient step's loss, its parts as plain numbers, and the largest gap to the sampler."""
     found = policy.evaluate(inputs, entropy=True)
-    new = found.log_probs
+    new, entropy = found.log_probs, found.entropy
+    if "parts" in columns:
+        parts, decisions = columns["parts"].to(new.device), columns["mask"].shape[1]
+        new = losses.sum_parts(new, parts, decisions)
+        entropy = losses.sum_parts(entropy, parts, decisions) if entropy is not None and entropy.ndim else entropy
     here = {name: column[:, : new.shape[1]].to(new.device) for name, column in columns.items()}
     mask, weights = here["mask"], here["weights"]
     old = here.get("old_log_probs", new.detach())
-    advantages = here["advantages"]
-    if settings.normalize_minibatches:
-        advantages = _standardise(advantages, mask)
 
     def share(values: Tensor) -> float:
         return float((values.detach() * mask).sum() / count)
 
-    terms, outside = _policy_terms(new, old, advantages, mask, settings)
+    terms, outside = _policy_terms(new, old, here["advantages"], mask, settings)
     policy_loss = (terms * weights).sum() / divisor
     numbers = {
         "policy_loss": float(policy_loss.detach()),
@@ -225,11 +240,11 @@ def _loss(
         "approx_kl": share(losses.old_kl_terms(new, old)),
     }
     total = policy_loss
-    if found.entropy is not None:
-        everywhere = found.entropy.ndim == 0  # the same at every decision
-        entropy = found.entropy if everywhere else (found.entropy * weights).sum() / divisor
-        total = total - settings.entropy_coef * entropy if settings.entropy_coef else total
-        numbers["entropy"] = float(entropy.detach()) if everywhere else share(found.entropy)
+    if entropy is not None:
+        everywhere = entropy.ndim == 0  # the same at every decision
+        bonus = entropy if everywhere else (entropy * weights).sum() / divisor
+        total = total - settings.entropy_coef * bonus if settings.entropy_coef else total
+        numbers["entropy"] = float(entropy.detach()) if everywhere else share(entropy)
     if "ref_log_probs" in here:
         gap = losses.kl_terms(new, here["ref_log_probs"], settings.kl_type)
         total = total + settings.kl_coef * ((gap * weights).sum() / divisor)

@@ -74,7 +74,9 @@ class _SharedSettings(Settings):
         return self
 
 
-_OF_CRITIC = {"gae_lambda", "clip_range_value", "value_coef", "normalize_advantages"}
+_OF_CRITIC = {"gae_lambda", "clip_range_value", "value_coef", "normalize_advantages", "value_init_steps"}
+_OF_GROUPS = {"group_size", "filter_rewards"}
+_BOUNDS = {"rewards_lower_bound", "rewards_upper_bound"}
 
 
 class ControlAlgorithmSettings(_SharedSettings):
@@ -88,7 +90,8 @@ class ControlAlgorithmSettings(_SharedSettings):
     )
     rollout_steps: int = Field(250, ge=1, description="steps per copy between updates (not of groups)")
     num_epochs: int = Field(10, ge=1, description="passes over a rollout per update")
-    minibatch_size: int = Field(250, ge=1, description="steps per gradient step")
+    minibatch_size: int = Field(250, ge=1, description="decisions per gradient step: steps, or chunks of actions")
+    micro_batch_size: int | None = Field(None, ge=1, description="decisions per forward pass; null: minibatch_size")
     learning_rate: float = Field(1e-3, gt=0, description="of Adam")
     gamma: float = Field(0.99, ge=0, le=1, description="discount; a source may have its own")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="lambda of GAE (1506.02438)")
@@ -100,13 +103,32 @@ class ControlAlgorithmSettings(_SharedSettings):
     normalize_rewards: bool = Field(False, description="divide each source by the running std of its return")
     group_size: int = Field(8, ge=2, description="episodes with the same start per group (rloo, grpo, dr_grpo)")
     grpo_std: bool = Field(True, description="grpo: divide by the group's standard deviation; off is dr_grpo")
+    filter_rewards: bool = Field(
+        False, description="rloo, grpo, dr_grpo: learn only from groups whose mean return lies in the bounds"
+    )
+    rewards_lower_bound: float | None = Field(
+        None,
+        description="filter_rewards: smallest mean return of a group, in the unit of the reward: the weighted sum that "
+        "all sources pay in an episode, their reward_coef included; null: no bound",
+    )
+    rewards_upper_bound: float | None = Field(None, description="filter_rewards: largest mean return of a group")
+    value_init_steps: int = Field(0, ge=0, description="with a critic: updates at the start that train it alone")
+    logprob_type: Literal["token_level", "action_level", "chunk_level"] | None = Field(
+        None,
+        description="what has a probability ratio of its own, of a policy whose decisions have several parts: each "
+        "token, each action (null) or each chunk",
+    )
+    reward_type: Literal["chunk_level", "action_level"] | None = Field(
+        None,
+        description="of a policy that decides on chunks of actions: credit and discount per chunk, which earns the sum "
+        "of its rewards (null), or per action (without a critic)",
+    )
 
     loss: ClassVar[Literal["ppo"]] = "ppo"
     loss_agg: ClassVar[Literal["token"]] = "token"  # every step counts alike
     kl_coef: ClassVar[float] = 0.0
     kl_type: ClassVar[Literal["k3"]] = "k3"
     kl_in: ClassVar[Literal["loss"]] = "loss"
-    micro_batch_size: ClassVar[None] = None
     rloo_form: ClassVar[Literal["paper"]] = "paper"
 
     @property
@@ -114,6 +136,11 @@ class ControlAlgorithmSettings(_SharedSettings):
         """What the estimator needs; one of your own has a critic."""
         own = ESTIMATORS.is_own(self.adv_estimator)
         return EstimatorInfo(critic=True) if own else estimator_info(self.adv_estimator)
+
+    @property
+    def by_chunk(self) -> bool:
+        """Whether a chunk of actions is one step of the estimator."""
+        return self.reward_type != "action_level"
 
     @property
     def reward_credit(self) -> Literal["dense", "episode"]:
@@ -143,10 +170,34 @@ class ControlAlgorithmSettings(_SharedSettings):
                 f"adv_estimator {name} needs the greedy response to each prompt, which only language models give: take "
                 "rloo, whose baseline is the other episodes with the same start"
             )
-        idle = {"rollout_steps"} if needs.groups else {"group_size"}
+        idle = {"rollout_steps"} if needs.groups else set(_OF_GROUPS)
         idle |= set() if needs.critic else _OF_CRITIC
         idle |= {key for key, of in (("grpo_std", "grpo"), ("gae_lambda", "gae")) if name != of}
         refuse(idle & self.model_fields_set, f"adv_estimator {name}")
+        check_multiple(self.minibatch_size, self.micro_batch_size, "minibatch_size")
+        if not self.filter_rewards:
+            refuse(_BOUNDS & self.model_fields_set, "without filter_rewards")
+        return self
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        lower, upper = self.rewards_lower_bound, self.rewards_upper_bound
+        if self.filter_rewards and lower is None and upper is None:
+            raise ValueError("filter_rewards needs rewards_lower_bound, rewards_upper_bound or both")
+        if lower is not None and upper is not None and lower > upper:
+            raise ValueError(f"rewards_lower_bound {lower:g} is above rewards_upper_bound {upper:g}")
+        if self.by_chunk:
+            return self
+        if self.needs.critic:
+            raise ValueError(
+                "reward_type action_level needs an estimator without a critic: a critic values what a decision saw, "
+                "and a chunk of actions is one decision. Take chunk_level"
+            )
+        if self.logprob_type == "chunk_level":
+            raise ValueError(
+                "logprob_type chunk_level gives a chunk one probability ratio, which needs one advantage: take "
+                "reward_type chunk_level"
+            )
         return self
 
 
@@ -208,6 +259,12 @@ class TextAlgorithmSettings(_SharedSettings):
     max_grad_norm: float = Field(1.0, gt=0, description="clip gradients to this norm")
     value_coef: float = Field(0.5, ge=0, description="gae: weight of the value loss")
 
+    filter_rewards: ClassVar[bool] = False
+    rewards_lower_bound: ClassVar[None] = None
+    rewards_upper_bound: ClassVar[None] = None
+    value_init_steps: ClassVar[int] = 0
+    logprob_type: ClassVar[None] = None
+    by_chunk: ClassVar[bool] = True
     target_kl: ClassVar[None] = None
     clip_range_value: ClassVar[None] = None
     normalize_minibatches: ClassVar[bool] = False  # the batch is, before it is cut

@@ -16,7 +16,14 @@ from guerdon.settings.base import Settings, refuse
 from guerdon.settings.data import DataSettings
 from guerdon.settings.evaluate import EvaluateSettings, EvaluateTextSettings, on_own_family
 from guerdon.settings.label import LabelSettings
-from guerdon.settings.policy import BCSettings, ControlPolicySettings, MLPPolicySettings, PolicySettings
+from guerdon.settings.policy import (
+    BCSettings,
+    CNNPolicySettings,
+    ControlPolicySettings,
+    MLPPolicySettings,
+    OwnPolicySettings,
+    PolicySettings,
+)
 from guerdon.settings.reward import LIMITS, RewardModelSection, RewardSettings, SourceSettings
 from guerdon.settings.reward_models import ExactModelSettings, PrimeModelSettings
 from guerdon.settings.text_policy import GenerationSettings, LocalGenerationSettings, TextPolicySettings
@@ -317,6 +324,17 @@ class Study(Settings):
             refuse(set(LIMITS) & self.reward.model_fields_set, "use_reward_model: false", "reward")
         if self.text and self.data is None and not (self.label is not None and self.label.data_paths):
             raise ValueError("a language model needs a data section: its prompts and their verifier")
+        return self
+
+    @model_validator(mode="after")
+    def _decisions_have_parts(self) -> Study:
+        policy, algorithm = self.policy, self.algorithm
+        gaussian = isinstance(policy, MLPPolicySettings | CNNPolicySettings) or (
+            isinstance(policy, OwnPolicySettings) and not policy.whole
+        )
+        if gaussian and isinstance(algorithm, ControlAlgorithmSettings):
+            given = {key for key in ("logprob_type", "reward_type") if getattr(algorithm, key) is not None}
+            refuse(given, f"policy.type {policy.type}, which decides on one action at a time", "algorithm")
         return self
 
     @model_validator(mode="after")
