@@ -255,8 +255,8 @@ def source_advantages(
             standardize=settings.standardize and name != KL,
             greedy_B=greedy,
             greedy_failed_B=None if neutral else greedy_failed,
-            values_B_T=rollout.values.get(name) if rollout.chunks is None else None,
-            next_values_B_T=rollout.next_values.get(name) if rollout.chunks is None else None,
+            values_B_T=rollout.values.get(name),
+            next_values_B_T=rollout.next_values.get(name),
         )
     steps = Steps(rollout.mask, rollout.terminated, rollout.truncated, rollout.group_ids)
     if rollout.chunks is not None and settings.by_chunk:
