@@ -149,7 +149,9 @@ def update_policy(
             part["advantages"] = _standardise(part["advantages"], part["mask"])
         facts = _Sums()
         for here in _chunks(len(rows), settings.micro_batch_size):
-            columns = {name: column[here] for name, column in part.items()} | {"weights": weights[here]}
+            columns = part | {"weights": weights}
+            if settings.micro_batch_size is not None:  # else one part holds them all
+                columns = {name: column[here] for name, column in columns.items()}
             inputs = batch.inputs.take(rows[here])
             loss, numbers, gap = _loss(policy, inputs, columns, divisor, count, value_count, settings)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -191,9 +193,9 @@ def _mini_batches(
     for _ in range(settings.num_epochs):
         order = np.arange(n) if size >= n else rng.permutation(n)
         index = torch.from_numpy(order)
-        ordered = {name: column.index_select(0, index) for name, column in batch.columns().items()}
-        for here in _chunks(n, size):
-            yield order[here], {name: column[here] for name, column in ordered.items()}
+        ordered = {name: column.index_select(0, index).split(size) for name, column in batch.columns().items()}
+        for i, here in enumerate(_chunks(n, size)):
+            yield order[here], {name: parts[i] for name, parts in ordered.items()}
 
 
 def _chunks(n: int, size: int | None) -> Iterator[slice]:
