@@ -193,7 +193,7 @@ def _mini_batches(
     for _ in range(settings.num_epochs):
         order = np.arange(n) if size >= n else rng.permutation(n)
         index = torch.from_numpy(order)
-        ordered = {name: column.index_select(0, index).split(size) for name, column in batch.columns().items()}
+        ordered = {name: torch.split(column.index_select(0, index), size) for name, column in batch.columns().items()}
         for i, here in enumerate(_chunks(n, size)):
             yield order[here], {name: parts[i] for name, parts in ordered.items()}
 
