@@ -14,6 +14,7 @@ import numpy as np
 LEARNING = 1  # order of minibatches
 ACTING = 2  # actions of a control policy, tokens of a language model
 REPLAY = 3  # replayed responses of an implicit reward model
+CACHING = 4  # frames that are scored although a frame like them was
 
 
 def generator(seed: int, part: int) -> np.random.Generator:
@@ -21,6 +22,6 @@ def generator(seed: int, part: int) -> np.random.Generator:
 
     Args:
         seed: `runner.seed`.
-        part: `LEARNING`, `ACTING` or `REPLAY`.
+        part: one of the numbers above.
     """
     return np.random.default_rng([seed, part])

@@ -462,12 +462,16 @@ class RawScores:
         steps_N: its step in the rollout; of an episode's first moment the step before it (-1 at the very start).
         values_N: the model's values.
         threshold: a value below it means failure, or a wrong step.
+        last_N: terminal moments, after which the episode takes no decision; None: nothing is known of that.
+        reused_N: values that were measured of other moments, which look alike; None: there are none.
     """
 
     rows_N: IntArray
     steps_N: IntArray
     values_N: FloatArray
     threshold: float
+    last_N: BoolArray | None = None
+    reused_N: BoolArray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -509,11 +513,13 @@ class Evaluated:
         log_probs: (n, K) float32 of the actions taken; 0 where masked.
         entropy: (n, K) in nats, or a scalar where it is the same at every decision; None if not asked for.
         values: (n, K, H) of H value heads before each decision; None without a critic.
+        auxiliary: (n, K, A) predictions of A auxiliary heads before each decision; None without such heads.
     """
 
     log_probs: Tensor
     entropy: Tensor | None = None
     values: Tensor | None = None
+    auxiliary: Tensor | None = None
 
 
 class Evaluates(Protocol[_Inputs]):

@@ -54,6 +54,7 @@ class ControlCollector:
         group_size: neighbouring copies that start alike; each copy then plays one episode in a rollout, of at most
             `env.max_episode_steps`. None: episodes go on from rollout to rollout.
         heads: names of the policy's value heads.
+        auxiliary: names of its auxiliary heads.
         observes: what reward models look at. It may be set later, except for continuation labels.
         success_readers: keys of the configuration, besides those of `env`, that need true success.
 
@@ -71,10 +72,12 @@ class ControlCollector:
         rollout_steps: int,
         group_size: int | None = None,
         heads: Sequence[str] = (),
+        auxiliary: Sequence[str] = (),
         observes: Sequence[Observes] = (),
         success_readers: Sequence[str] = (),
     ) -> None:
         self.env, self.settings, self.seed, self.heads = env, settings, seed, tuple(heads)
+        self.auxiliary = tuple(auxiliary)
         self.group_size, self.observes = group_size, tuple(observes)
         self._steps = rollout_steps if group_size is None else env.max_episode_steps or 1
         self._readers = tuple(success_readers)
@@ -98,7 +101,12 @@ class ControlCollector:
         """A policy of these settings that fits the environment, with weights drawn from the seed."""
         world = self.world
         return build_policy(
-            self.settings, world.observation_shape, world.action_space, sources=self.heads, seed=self.seed
+            self.settings,
+            world.observation_shape,
+            world.action_space,
+            sources=self.heads,
+            auxiliary=self.auxiliary,
+            seed=self.seed,
         )
 
     def collect(

@@ -10,6 +10,7 @@ unknown.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,13 +118,56 @@ def progress_targets(episode: Episode, *, horizon: float | None = None) -> Float
     return share_T
 
 
-def frame_targets(episode: Episode, kind: str, horizon: float | None) -> FloatArray | None:
+def success_within(episode: Episode, steps: int) -> FloatArray | None:
+    """(T,) float32, 1 where a success lies at most so many environment steps ahead of the row, or in it; else 0.
+
+    NaN where the episode ends before that time without a success: what would have come is not known.
+
+    Args:
+        episode: with success of its rows.
+        steps: environment steps.
+
+    Returns:
+        None where the episode has no success column.
+    """
+    labels = success_labels(episode)
+    if labels is None:
+        return None
+    at_T = row_steps(episode)
+    following = np.append(at_T[labels], np.inf)
+    left_T = following[np.searchsorted(following, at_T)] - at_T
+    unknown_T = (at_T[-1] - at_T < steps) & np.isinf(left_T)
+    return np.where(unknown_T, np.nan, left_T <= steps).astype(np.float32)
+
+
+def within_labels(episode: Episode, steps: int) -> Episode | None:
+    """The rows of which `success_within` is known, with it as their success; None where there is none.
+
+    They are the first rows of the episode: only its end is not known.
+    """
+    targets = success_within(episode, steps)
+    if targets is None or not np.isfinite(targets).any():
+        return None
+    return replace(episode[: int(np.isfinite(targets).sum())], success=targets[np.isfinite(targets)] > 0.5)
+
+
+def frame_targets(
+    episode: Episode, kind: str, horizon: float | None, within_steps: int | None = None
+) -> FloatArray | None:
     """(T,) float32 targets of an image reward model: progress for kind `progress`, else success of each row.
+
+    Args:
+        episode: with its truth.
+        kind: of the model.
+        horizon: see `progress_targets`.
+        within_steps: success within so many steps instead of success of the row; see `success_within`.
 
     Returns:
         None where they are unknown; see `progress_targets` and `success_labels`.
     """
     if kind == "progress":
         return progress_targets(episode, horizon=horizon)
+    if within_steps is not None:
+        return success_within(episode, within_steps)
     labels = success_labels(episode)
     return None if labels is None else labels.astype(np.float32)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.episodes.read import dataset_hash, read_episodes
-from guerdon.episodes.targets import episode_success
+from guerdon.episodes.targets import episode_success, within_labels
 from guerdon.errors import DataError
 from guerdon.evaluate import charts
 from guerdon.evaluate import metrics as measure
@@ -233,6 +233,9 @@ def evaluate_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple
             model = load_reward_model(settings.type, settings.save_dir)
             progress = "progress" in (settings.type, getattr(settings, "question", None))
             episodes, digest = held_out(settings, how.data_path)
+            within = getattr(settings, "within_steps", None)
+            if within is not None:  # its truth is the success that comes, not the one that is
+                episodes = [known for episode in episodes if (known := within_labels(episode, within)) is not None]
             folder = Path(settings.save_dir)
         kind: Kind = "progress" if progress else "success"
         evaluation = evaluate_model(

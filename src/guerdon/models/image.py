@@ -54,6 +54,8 @@ class ImageModelConfig:
         label: what a target of 1 means, in words.
         horizon: of a progress model that predicts nearness in time, in environment steps; else None.
         data_hash: of the training data; empty when the episodes came from memory.
+        within_steps: of a classifier whose value is the probability of success within so many environment steps from
+            the frame; None: of success in the frame.
     """
 
     type: Kind
@@ -66,6 +68,7 @@ class ImageModelConfig:
     label: str = ""
     horizon: float | None = None
     data_hash: str = ""
+    within_steps: int | None = None
 
 
 def save_checkpoint(path: str | Path, scorer: ImageScorer, config: ImageModelConfig) -> Path:

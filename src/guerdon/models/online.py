@@ -128,8 +128,8 @@ class OnlineImageModel:
         if episode.frames is None or not len(episode.frames):
             return None
         config = self.model.config
-        targets = frame_targets(episode, config.type, config.horizon)
-        if targets is None and config.type == "resnet":
+        targets = frame_targets(episode, config.type, config.horizon, config.within_steps)
+        if targets is None and config.type == "resnet" and config.within_steps is None:
             targets = outcome_targets(episode)
         if targets is None or not np.isfinite(targets).any():
             return None

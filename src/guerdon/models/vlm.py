@@ -381,6 +381,8 @@ def load_vlm(
     """
     kind, card = VLM_NAMES[name], None
     given = vlm.model_dump(exclude_unset=True) if isinstance(vlm, VLMSettings) else dict(vlm or {})
+    if checkpoint_path is None and given.get("path") is not None and is_checkpoint(given["path"]):
+        checkpoint_path = given.pop("path")
     if checkpoint_path is not None and is_checkpoint(checkpoint_path):
         folder, card = find_card(checkpoint_path)
     elif checkpoint_path is not None:

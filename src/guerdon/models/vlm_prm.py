@@ -9,12 +9,15 @@ fails, so that no made-up number is taken for a reward; `measure` returns every 
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from guerdon.errors import DataError
@@ -50,12 +53,11 @@ class QwenProcessRM:
         soft: bool = False,
         **vlm: Any,
     ) -> None:
-        log_line("[PRM] Initializing Process Reward Model")
         keys: dict[str, Any] = {"answer": "soft" if soft else "hard", **vlm}
         keys |= {"backend": "vllm"} if use_vllm else {}
         keys |= {} if prm_checkpoint_path is None else {"adapter": str(prm_checkpoint_path)}
-        self.model: RewardModel = load_reward_model("QwenProcessRM", prm_model_name_or_path, vlm=keys)
-        log_line(f"[PRM] Loaded QwenProcessRM from {prm_model_name_or_path}")
+        with log_loading(f"QwenProcessRM from {prm_model_name_or_path}"):
+            self.model: RewardModel = load_reward_model("QwenProcessRM", prm_model_name_or_path, vlm=keys)
 
     def measure(self, text_list: Sequence[str], image_list: Sequence[NDArray[Any]]) -> list[Score]:
         """One score per picture.
@@ -111,6 +113,32 @@ class DummyRM(QwenProcessRM):
         """A score of zero per picture; what the pictures show is not looked at."""
         _check(text_list, image_list)
         return [Score(total=0.0) for _ in text_list]
+
+
+@contextmanager
+def log_loading(what: str) -> Iterator[None]:
+    """Write the guide's log lines around the loading of a model, with the memory in use before and after it.
+
+    Args:
+        what: is loaded, such as `QwenProcessRM from models/Qwen2-VL-2B-Instruct`.
+    """
+    log_line("[PRM] Initializing Process Reward Model")
+    log_line(f"[PRM] Memory before loading: {memory_in_use()}")
+    yield
+    log_line(f"[PRM] Loaded {what}")
+    log_line(f"[PRM] Memory after loading: {memory_in_use()}")
+
+
+def memory_in_use() -> str:
+    """Memory of the GPUs, in GiB: allocated and reserved by torch; without a GPU that of this process."""
+    if not torch.cuda.is_available():
+        page, resident = os.sysconf("SC_PAGE_SIZE"), int(Path("/proc/self/statm").read_text().split()[1])
+        return f"{page * resident / 2**30:.2f} GiB resident (CPU)"
+    return ", ".join(
+        f"cuda:{i} {torch.cuda.memory_allocated(i) / 2**30:.2f} GiB allocated, "
+        f"{torch.cuda.memory_reserved(i) / 2**30:.2f} GiB reserved"
+        for i in range(torch.cuda.device_count())
+    )
 
 
 def log_computed(rewards_N: Sequence[float] | FloatArray) -> None:

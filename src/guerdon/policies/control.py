@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,7 @@ class GaussianPolicy(RobotPolicy):
 
     Attributes:
         sources: names of the value heads, in order; empty means no critic is built.
+        auxiliary: names of the auxiliary heads, which look at the last hidden layer of the actor, in order.
         normalizer: running statistics of state observations, or None.
     """
 
@@ -151,12 +153,13 @@ class GaussianPolicy(RobotPolicy):
         observation_shape: tuple[int, ...],
         action_size: int,
         sources: Sequence[str],
+        auxiliary: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.settings = settings
         self.observation_shape = observation_shape
         self.action_size = action_size
-        self.sources = tuple(sources)
+        self.sources, self.auxiliary = tuple(sources), tuple(auxiliary)
         self.normalizer: RunningMeanStd | None = None
         pixels = len(observation_shape) == 3
         if not isinstance(settings, CNNPolicySettings) and settings.normalize_observations and not pixels:
@@ -167,6 +170,15 @@ class GaussianPolicy(RobotPolicy):
         self.vf = _body(settings, observation_shape, len(sources), last_gain=1.0) if sources else None
         self.log_std = nn.Parameter(torch.full((action_size,), settings.log_std_init))
         self.pixels = pixels
+        self.aux: nn.Module | None = None
+        if auxiliary:
+            last = self.pi[-1] if isinstance(self.pi, nn.Sequential) and len(self.pi) > 1 else None
+            if not isinstance(last, nn.Linear):
+                raise ConfigError(
+                    "algorithm.auxiliary_losses needs a network whose last layer is linear, behind others, in one "
+                    f"nn.Sequential; policy.type {settings.type} makes another"
+                )
+            self.aux = _orthogonal(nn.Linear(last.in_features, len(auxiliary)), 1.0)
 
     def prepare(self, observations: np.ndarray) -> Tensor:
         """Observations as the networks take them: normalised states, or (N, C, H, W) in [0, 1]."""
@@ -197,7 +209,10 @@ class GaussianPolicy(RobotPolicy):
 
     def log_prob(self, x: Tensor, actions_N_A: Tensor) -> Tensor:
         """(N,) log-density of actions at prepared observations."""
-        z = (actions_N_A - self.action_mean(x)) * (-self.log_std).exp()
+        return self._log_density(self.action_mean(x), actions_N_A)
+
+    def _log_density(self, mean_N_A: Tensor, actions_N_A: Tensor) -> Tensor:
+        z = (actions_N_A - mean_N_A) * (-self.log_std).exp()
         constant = 0.5 * self.action_size * math.log(2 * math.pi)
         return -0.5 * (z * z).sum(-1) - self.log_std.sum() - constant
 
@@ -227,11 +242,19 @@ class GaussianPolicy(RobotPolicy):
             self.refresh_normalizer()
 
     def evaluate(self, inputs: StateInputs, *, entropy: bool = False) -> Evaluated:
-        """Log-probabilities (N, 1), values (N, 1, H), and the entropy, which is the same at every step."""
+        """Log-probabilities (N, 1), values (N, 1, H), auxiliary (N, 1, A), and the entropy, the same at every step."""
+        x, auxiliary = inputs.observations, None
+        if self.aux is None:
+            mean = self.action_mean(x)
+        else:
+            assert isinstance(self.pi, nn.Sequential)
+            features = self.pi[:-1](x)
+            mean, auxiliary = self.pi[-1](features), self.aux(features)[:, None]
         return Evaluated(
-            self.log_prob(inputs.observations, inputs.actions)[:, None],
+            self._log_density(mean, inputs.actions)[:, None],
             self.entropy() if entropy else None,
-            None if self.vf is None else self.value(inputs.observations)[:, None],
+            None if self.vf is None else self.value(x)[:, None],
+            auxiliary,
         )
 
     @torch.no_grad()
@@ -305,6 +328,7 @@ def build_policy(
     *,
     sources: Sequence[str],
     seed: int,
+    auxiliary: Sequence[str] = (),
 ) -> RobotPolicy:
     """A fresh policy with weights drawn from the seed; global random state is left alone.
 
@@ -314,6 +338,7 @@ def build_policy(
         action_space: a Box.
         sources: names of the value heads.
         seed: of the run.
+        auxiliary: names of the auxiliary heads.
 
     Raises:
         ConfigError: the policy type does not fit the observations, or a user's factory cannot make it.
@@ -330,17 +355,24 @@ def build_policy(
         policy: RobotPolicy
         if isinstance(settings, OwnPolicySettings) and settings.whole:
             offered = {"observation_shape": observation_shape, "action_space": action_space, "heads": tuple(sources)}
+            offered["auxiliary"] = tuple(auxiliary)
+            if auxiliary and "auxiliary" not in signature(POLICIES.factory(settings.type)).parameters:
+                raise ConfigError(
+                    f"algorithm.auxiliary_losses: the policy {settings.type} has no auxiliary heads; its factory must "
+                    "take `auxiliary` (docs/extend.md)"
+                )
             policy = POLICIES.build(settings.type, settings.params, RobotPolicy, **offered)
             for name in ("chunk", "tokens_per_action"):
                 if not isinstance(count := getattr(policy, name), int) or count < 1:
                     raise ConfigError(f"{settings.type}: {name} must be a whole number from 1 on, it is {count!r}")
         else:
-            policy = GaussianPolicy(settings, observation_shape, size, sources)
+            policy = GaussianPolicy(settings, observation_shape, size, sources, auxiliary)
     policy.card = {
         "settings": settings.model_dump(mode="json"),
         "observation_shape": list(observation_shape),
         "action_size": size,
         "sources": list(sources),
+        **({"auxiliary": list(auxiliary)} if auxiliary else {}),
     }
     if not isinstance(policy, GaussianPolicy):
         bounds = {"low": action_space.low, "high": action_space.high}
@@ -400,7 +432,8 @@ def load_policy(folder: Path) -> RobotPolicy:
         )
         space = gymnasium.spaces.Box(low.astype(np.float32), high.astype(np.float32))
         shape = tuple(spec["observation_shape"])
-        policy = build_policy(settings, shape, space, sources=spec["sources"], seed=0)
+        auxiliary = spec.get("auxiliary", ())
+        policy = build_policy(settings, shape, space, sources=spec["sources"], auxiliary=auxiliary, seed=0)
         policy.load_tensors(load_weights(weights))
     return policy
 

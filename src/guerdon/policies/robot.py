@@ -59,7 +59,8 @@ class ControlInputs:
 class RobotPolicy(nn.Module):
     """A policy that acts in copies of a world.
 
-    Parameters whose names begin with `vf.` are the critic's: they stay behind when a policy starts from another run's.
+    Parameters whose names begin with `vf.` are the critic's, those with `aux.` the auxiliary heads'. Both stay behind
+    when a policy starts from another run's.
 
     Attributes:
         observation_spec: the columns that it observes; None: what `env.observation` says, as a plain array.
@@ -95,6 +96,7 @@ class RobotPolicy(nn.Module):
         All D parts of the first action come first, then those of the second. The caller leaves out actions that were
         not executed, and adds up the rest as `algorithm.logprob_type` says. A value is of the observation that was
         decided on.
+        Auxiliary heads give `auxiliary` (N, 1, A), of that observation too.
 
         Args:
             inputs: what `prepared` made of N decisions, or some of its rows.
@@ -148,12 +150,12 @@ class RobotPolicy(nn.Module):
 
         Args:
             state: from `tensors`.
-            critic: False leaves the value heads as they are, for a start from another reward's policy.
+            critic: False leaves value heads and auxiliary heads as they are, for a start from another reward's policy.
 
         Raises:
             CheckpointError: names or shapes do not fit.
         """
-        own = {k: v for k, v in self.state_dict().items() if critic or not k.startswith("vf.")}
+        own = {k: v for k, v in self.state_dict().items() if critic or not k.startswith(("vf.", "aux."))}
         wrong = sorted(k for k, v in own.items() if k not in state or state[k].shape != v.shape)
         if wrong:
             have = {k: tuple(state[k].shape) if k in state else "missing" for k in wrong}

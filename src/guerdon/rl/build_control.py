@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import numpy as np
 
 from guerdon.collect.control import ControlCollector
 from guerdon.errors import ConfigError
+from guerdon.generators import CACHING, generator
 from guerdon.models.image import ImageRewardModel
 from guerdon.models.load import load_source_model
+from guerdon.models.vlm_prm import log_loading
 from guerdon.policies.control import save_policy, start_from_policy
 from guerdon.policies.robot import RobotPolicy
-from guerdon.rl.control_sources import ControlReward
+from guerdon.rl.control_sources import LOGGED_AS_PRM, ControlReward
 from guerdon.rl.episode_stats import EpisodeStats, RewardScaler
 from guerdon.rl.films import write_film
 from guerdon.rl.learner import Learner
@@ -23,6 +26,7 @@ from guerdon.rl.parts import Parts
 from guerdon.rl.reward_refit import RefittedReward, online_model
 from guerdon.rl.reward_source import GroundTruth, RewardSource, SourceTerms
 from guerdon.settings.algorithm import ControlAlgorithmSettings
+from guerdon.settings.reward_models import VLMModelSettings
 from guerdon.settings.study import Study
 
 
@@ -48,6 +52,7 @@ def control_parts(study: Study, *, fresh: bool) -> Parts:
         rollout_steps=algorithm.rollout_steps,
         group_size=group,
         heads=list(terms) if algorithm.needs.critic else [],
+        auxiliary=list(algorithm.auxiliary_losses),
         observes=[source.observes for source in models.values()],
         success_readers=study.success_readers(),
     )
@@ -66,6 +71,7 @@ def control_parts(study: Study, *, fresh: bool) -> Parts:
         seed=runner.seed,
         heads=collector.heads,
         scaler=RewardScaler(gammas, study.env.num_envs) if algorithm.normalize_rewards else None,
+        shares={name: one.share for name, one in terms.items() if one.share is not None},
     )
     if fresh and runner.resume_dir:
         notes.append(learner.start_from(Path(runner.resume_dir)))
@@ -161,12 +167,16 @@ def build_control_sources(study: Study) -> dict[str, ControlReward]:
     sources: dict[str, ControlReward] = {}
     num_envs = study.env.num_envs
     for index, (name, settings) in enumerate(study.reward.sources.items()):
-        model = load_source_model(settings.model)
+        named = settings.model.model_type
+        origin = f" from {settings.model.origin}" if isinstance(settings.model, VLMModelSettings) else ""
+        with log_loading(f"{named}{origin}") if named in LOGGED_AS_PRM else nullcontext():
+            model = load_source_model(settings.model)
         if settings.reward_threshold is not None and isinstance(model, ImageRewardModel):
             model.sort_pictures_at(settings.reward_threshold)
         terms = SourceTerms.of(name, settings, gamma=study.algorithm.gamma)
         if settings.refitted is None:
-            sources[name] = ControlReward(terms, model, settings, num_envs=num_envs)
+            rng = generator(study.runner.seed * 1000 + index, CACHING)
+            sources[name] = ControlReward(terms, model, settings, num_envs=num_envs, rng=rng)
         else:
             online = online_model(name, model, settings.refitted, seed=study.runner.seed * 1000 + index)
             sources[name] = RefittedReward(terms, online, settings, num_envs=num_envs)

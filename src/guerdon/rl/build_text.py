@@ -69,6 +69,7 @@ def text_parts(study: Study, *, fresh: bool) -> Parts:
         reference=start,
         store_reference=bool(runner.resume_dir),
         max_length=study.data.max_response_length,
+        shares={name: source.terms.share for name, source in sources.items() if source.terms.share is not None},
     )
     notes = _notes(study, collector, sources, alike=alike)
     if fresh and runner.resume_dir:

@@ -25,7 +25,8 @@ from guerdon.models.vlm_prm import log_computed, log_weighted
 from guerdon.policies.robot import ControlInputs
 from guerdon.rl import shaping
 from guerdon.rl.checkpoint import under
-from guerdon.rl.reward_source import ModelReward, SourceTerms, raw_scores
+from guerdon.rl.frame_cache import FrameCache
+from guerdon.rl.reward_source import ModelReward, RawRow, SourceTerms, raw_scores
 from guerdon.settings.reward import SourceSettings
 from guerdon.types import (
     BoolArray,
@@ -62,17 +63,29 @@ class ControlReward(ModelReward[ControlInputs]):
         model: scores frames or whole episodes.
         settings: how its values become rewards.
         num_envs: streams of a rollout.
+        rng: of the cache; None: one with a fixed seed.
 
     Attributes:
         carries: of each stream.
+        cache: measured values of earlier frames; None: every frame is scored.
 
     Raises:
         ConfigError: the model cannot give the values that the settings ask for.
     """
 
-    def __init__(self, terms: SourceTerms, model: RewardModel, settings: SourceSettings, *, num_envs: int) -> None:
+    def __init__(
+        self,
+        terms: SourceTerms,
+        model: RewardModel,
+        settings: SourceSettings,
+        *,
+        num_envs: int,
+        rng: np.random.Generator | None = None,
+    ) -> None:
         super().__init__(terms, model, settings)
         self._num_envs = num_envs
+        drawn = np.random.default_rng(0) if rng is None else rng
+        self.cache = None if settings.cache is None else FrameCache(settings.cache, drawn)
         self._check()
         self.reset_streams()
 
@@ -113,14 +126,15 @@ class ControlReward(ModelReward[ControlInputs]):
         rewards = np.zeros(rollout.mask.shape, dtype=np.float32)
         failed = np.zeros(rollout.mask.shape, dtype=np.bool_)
         failures: list[tuple[int, int, Failure]] = []
-        found: list[tuple[int, int, float]] = []
+        found: list[RawRow] = []
         measured = 0
-        for segment, rows, score in self._scores(rollout.segments):
-            values_R, why = self._values(segment, rows, score)
+        for segment, rows, scores, reused in self._scores(rollout.segments):
+            values_R, missing_R = self._values(segment, rows, scores)
             moments = [(segment.stream, int(step)) for step in segment.steps_F[rows]]
-            measured += len(moments)
-            failures += [] if why is None else [(*moment, why) for moment in moments]
-            found += [(*m, float(v)) for m, v in zip(moments, values_R, strict=True) if np.isfinite(v)]
+            measured += len(moments) - int(reused.sum())
+            failures += [(*moment, why) for moment, why in zip(moments, missing_R, strict=True) if why is not None]
+            facts = zip(moments, values_R, segment.last_F[rows], reused, strict=True)
+            found += [RawRow(*m, float(v), bool(last), bool(hit)) for m, v, last, hit in facts if np.isfinite(v)]
             self._shape(segment, rows, values_R, rewards[segment.stream], failed[segment.stream])
         rewards[failed] = 0.0
         paid = Rewards(
@@ -129,27 +143,54 @@ class ControlReward(ModelReward[ControlInputs]):
             failures=tuple(failures),
             measured=measured,
             scores=raw_scores(found, self.threshold),
+            metrics={} if self.cache is None else self.cache.metrics,
         )
         if self.settings.model.model_type in LOGGED_AS_PRM:
-            _log_as_prm(paid, self.terms.coefficient)
+            _log_as_prm(paid, self.terms.weight(0.0))
         return paid
 
-    def _scores(self, segments: Sequence[Segment]) -> list[tuple[Segment, list[int], Score | None]]:
-        """Of every segment the rows that are scored, and their score; None where there are none."""
+    def _scores(self, segments: Sequence[Segment]) -> list[tuple[Segment, list[int], list[Score], BoolArray]]:
+        """Of every segment the rows that are scored, their scores, and (R,) which are values of other frames.
+
+        There is one score for each row, or one for all of them: a local model of single frames gets each as an episode
+        of its own, so that a failure is of one frame. The model is called once for all segments.
+        """
         observes = self.observes
         chosen = [np.flatnonzero(observes.selects(s.rows_F, s.last_F)).tolist() for s in segments]
         frames = [segment.frames_F[rows] for segment, rows in zip(segments, chosen, strict=True)]
         if self._whole:
             frames = [self._whole_episode(*one) for one in zip(segments, chosen, frames, strict=True)]
             chosen = [rows[-1:] if len(stack) else [] for rows, stack in zip(chosen, frames, strict=True)]
-        scored = list(zip(segments, chosen, frames, strict=True))
-        episodes = [
-            Episode(id=f"{segment.stream}-{segment.number}", task=segment.task, frames=stack)
-            for segment, rows, stack in scored
-            if rows
+        parts = [
+            [stack[i : i + 1] for i in range(len(rows))] if self._framewise else [stack] * bool(rows)
+            for rows, stack in zip(chosen, frames, strict=True)
         ]
-        scores = iter(self.model.score(episodes) if episodes else [])
-        return [(segment, rows, next(scores) if rows else None) for segment, rows, _ in scored]
+        episodes = [
+            Episode(id=f"{segment.stream}-{segment.number}", task=segment.task, frames=part)
+            for segment, own in zip(segments, parts, strict=True)
+            for part in own
+        ]
+        reused = np.zeros(len(episodes), dtype=np.bool_)
+        if self.cache is not None:
+            measured, reused = self.cache.score(episodes, self.model.score)
+        else:
+            measured = self.model.score(episodes) if episodes else []
+        scores, hits = iter(measured), iter(reused)
+        return [
+            (
+                segment,
+                rows,
+                [next(scores) for _ in own],
+                np.array([next(hits) for _ in rows] if self._framewise else [False] * len(rows), dtype=np.bool_),
+            )
+            for segment, rows, own in zip(segments, chosen, parts, strict=True)
+        ]
+
+    @property
+    def _framewise(self) -> bool:
+        """Whether frames are scored one by one: the model looks at one, in this process or behind a cache."""
+        info, local = self.model.info, self.settings.remote is None or self.settings.cache is not None
+        return not self._whole and info.modality == "image" and info.frames_needed == 1 and local
 
     def _whole_episode(self, segment: Segment, rows: list[int], frames: ByteArray) -> ByteArray:
         """All frames of an episode that ended with a scored row; of another none, they are kept for later."""
@@ -162,20 +203,28 @@ class ControlReward(ModelReward[ControlInputs]):
         return np.stack(kept) if segment.finished and rows and segment.last_F[rows[-1]] else frames[:0]
 
     def _values(
-        self, segment: Segment, rows: list[int], score: Score | None
-    ) -> tuple[NDArray[np.float64], Failure | None]:
-        """(R,) a value per scored row, NaN where it is missing, and why it is.
+        self, segment: Segment, rows: list[int], scores: list[Score]
+    ) -> tuple[NDArray[np.float64], list[Failure | None]]:
+        """(R,) a value per scored row, NaN where it is missing, and R reasons why it is.
 
         With `fallback: native` true success takes the place of a failed one where it is known.
         """
-        given = None if score is None else score.total if self._whole else score.steps
-        if score is None or given is not None:
-            return np.atleast_1d(np.asarray([] if given is None else given, dtype=np.float64)), None
         missing = Failure("no_steps", "the model gives no value per row")
         if self._whole:
             missing = Failure("no_total", "the model gives no value for a whole episode")
-        success = [segment.success_F[n] if self.settings.native_fallback else None for n in rows]
-        return np.array([np.nan if known is None else float(known) for known in success]), score.failure or missing
+        values: list[float] = []
+        reasons: list[Failure | None] = []
+        groups = [[row] for row in rows] if len(scores) == len(rows) else [rows]
+        for score, group in zip(scores, groups, strict=True):
+            given = score.total if self._whole else score.steps
+            if given is not None:
+                values += np.atleast_1d(np.asarray(given, dtype=np.float64)).tolist()
+                reasons += [None] * len(group)
+                continue
+            success = [segment.success_F[n] if self.settings.native_fallback else None for n in group]
+            values += [np.nan if known is None else float(known) for known in success]
+            reasons += [score.failure or missing] * len(group)
+        return np.array(values, dtype=np.float64), reasons
 
     def _shape(
         self,
@@ -262,11 +311,17 @@ class ControlReward(ModelReward[ControlInputs]):
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What open episodes leave for the next rollout."""
         tensors = {f"frames.{i}": torch.from_numpy(np.stack(kept)) for i, kept in enumerate(self._frames) if kept}
-        return tensors, {"carries": [vars(carry).copy() for carry in self.carries]}
+        values: dict[str, Any] = {"carries": [vars(carry).copy() for carry in self.carries]}
+        if self.cache is not None:
+            kept, values["cache"] = self.cache.state()
+            tensors |= {f"cache.{name}": tensor for name, tensor in kept.items()}
+        return tensors, values
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Return to a stored state."""
         self.carries = [Carry(**carry) for carry in values["carries"]]
+        if self.cache is not None:
+            self.cache.restore(under("cache", tensors), values["cache"])
         frames = under("frames", tensors)
         self._frames = [list(frames[str(i)].numpy()) if str(i) in frames else [] for i in range(self._num_envs)]
 
@@ -276,6 +331,10 @@ class ControlReward(ModelReward[ControlInputs]):
         if info.granularity == "total" and s.reward_mode != "episode":
             raise ConfigError(
                 f"{where}: the model {info.name!r} judges whole episodes, so it needs reward_mode: episode"
+            )
+        if s.cache is not None and not self._framewise:
+            raise ConfigError(
+                f"{where}: cache keeps the values of single frames, and {info.name!r} does not look at single frames"
             )
         if info.modality == "text":
             raise ConfigError(f"{where}: the model {info.name!r} judges text, not frames")

@@ -29,10 +29,12 @@ from guerdon.rl.advantages import (
     named_estimator,
     paid_means,
 )
+from guerdon.rl.auxiliary import auxiliary_targets
 from guerdon.rl.chunks import decision_rows, per_decision
 from guerdon.rl.episode_stats import RewardScaler
 from guerdon.rl.optimizers import Optimizer
 from guerdon.rl.reward_source import SourceTerms
+from guerdon.rl.share_weight import ShareWeight, observe_shares
 from guerdon.rl.update import make_batch, scheduled, steps_per_update, update_policy
 from guerdon.settings.algorithm import AlgorithmSettings
 from guerdon.types import Advantages, BoolArray, Collected, FloatArray, Inputs, Metrics, Policy, Rewards, Rollout
@@ -55,6 +57,7 @@ class Learner(Generic[Collected, Inputs]):
         store_reference: keep its weights in checkpoints, because they are found nowhere else.
         max_length: the length limit of a response (`loss_agg: constant`).
         scaler: divides rewards by the spread of their returns; None: as they are.
+        shares: source to its weight, of the sources whose weight is learned.
         version: updates so far.
         source_weights: of the last update, without that of the KL.
     """
@@ -69,6 +72,7 @@ class Learner(Generic[Collected, Inputs]):
     store_reference: bool = False
     max_length: int | None = None
     scaler: RewardScaler | None = None
+    shares: Mapping[str, ShareWeight] = field(default_factory=dict)
     version: int = field(default=0, init=False)
     source_weights: dict[str, float] = field(default_factory=dict, init=False)
 
@@ -106,6 +110,7 @@ class Learner(Generic[Collected, Inputs]):
         self.source_weights = {name: weight for name, weight in weights.items() if name != KL}
         scales = None if self.scaler is None else self.scaler.update(rollout, rewards)
         found = source_advantages(rollout, rewards, terms, weights, settings, scales=scales)
+        observe_shares(self.shares, self.source_weights, found, rewards, rollout.mask)
         mask, old, parts = rollout.mask, rollout.log_probs, None
         if rollout.chunks is not None:
             mask, found, old, parts = decision_rows(rollout, found, settings)
@@ -120,6 +125,7 @@ class Learner(Generic[Collected, Inputs]):
             behaviour=sampled,
             values={name: rollout.values[name] for name in self.heads} if rollout.values else None,
             parts=parts,
+            auxiliary=auxiliary_targets(settings.auxiliary_losses, rewards, rollout),
         )
         facts: Metrics = {}
         if settings.filter_rewards:
@@ -164,7 +170,14 @@ class Learner(Generic[Collected, Inputs]):
         tensors["rng.cpu"] = torch.get_rng_state()  # dropout draws from it
         if torch.cuda.is_available():
             tensors["rng.cuda"] = torch.cuda.get_rng_state()
-        values = {"sources": list(self.heads), "rng": self.rng.bit_generator.state, "version": self.version}
+        values: dict[str, Any] = {
+            "sources": list(self.heads),
+            "rng": self.rng.bit_generator.state,
+            "version": self.version,
+        }
+        if self.settings.auxiliary_losses:
+            values["auxiliary"] = list(self.settings.auxiliary_losses)
+        values |= {"shares": {name: one.state_dict() for name, one in self.shares.items()}} if self.shares else {}
         return tensors, values | ({} if self.scaler is None else {"scaler": self.scaler.state_dict()})
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
@@ -187,6 +200,8 @@ class Learner(Generic[Collected, Inputs]):
         self.version = int(values["version"])
         if self.scaler is not None:
             self.scaler.load_state_dict(values["scaler"])
+        for name, share in self.shares.items():
+            share.load_state_dict(values["shares"][name])
         torch.set_rng_state(tensors["rng.cpu"])
         if torch.cuda.is_available() and "rng.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["rng.cuda"])
@@ -206,7 +221,8 @@ class Learner(Generic[Collected, Inputs]):
         path = ckpt.find_checkpoint(folder)
         tensors, values = ckpt.load_checkpoint(path)
         sources, done = values["sources"], "policy and optimiser"
-        same = tuple(sources) == self.heads
+        auxiliary = list(self.settings.auxiliary_losses)
+        same = tuple(sources) == self.heads and values["learner"].get("auxiliary", []) == auxiliary
         self.policy.load_tensors(ckpt.under("policy", tensors), critic=same)
         if same and self.settings.value_init_steps:  # Adam's moments would move the policy without a gradient
             done = "policy; the optimiser starts fresh, because value_init_steps trains the critic alone at first"
@@ -216,6 +232,7 @@ class Learner(Generic[Collected, Inputs]):
             done = (
                 "policy; the critic and the optimiser start fresh, because the sources of reward changed from "
                 f"{', '.join(sources) or 'none'} to {', '.join(self.heads) or 'none'}"
+                + (f", or the auxiliary losses to {', '.join(auxiliary)}" if auxiliary else "")
             )
         return f"stage 2 starts from {path}: {done}"
 

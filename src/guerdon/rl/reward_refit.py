@@ -197,7 +197,7 @@ def _replay(settings: RefittedModelSettings, config: ImageModelConfig, size: int
     """Labelled frames of the episodes that the model was trained on, at most a few times `size`."""
     frames, targets, count, skipped = [], [], 0, 0
     for episode in read_episodes(Path(settings.replay_path or "")):
-        labels = frame_targets(episode, config.type, config.horizon)
+        labels = frame_targets(episode, config.type, config.horizon, config.within_steps)
         if labels is None or episode.frames is None:
             skipped += 1
             continue

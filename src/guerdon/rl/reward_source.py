@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from guerdon.rl.advantages import last_valid
 from guerdon.rl.shaping import threshold_reward
+from guerdon.rl.share_weight import ShareWeight
 from guerdon.settings.reward import OnFailure, SourceSettings, WeightSchedule
 from guerdon.types import BoolArray, Failure, Inputs, Metrics, RawScores, RewardModel, Rewards, Rollout
 
@@ -34,6 +35,7 @@ class SourceTerms:
         coefficient: weight of its advantage.
         schedule: how the weight changes over the run.
         on_failure: what a missing measurement means.
+        share: the weight, where it is learned; `coefficient` is its start.
     """
 
     name: str
@@ -41,15 +43,20 @@ class SourceTerms:
     coefficient: float = 1.0
     schedule: WeightSchedule = "constant"
     on_failure: OnFailure = "drop"
+    share: ShareWeight | None = None
 
     @classmethod
     def of(cls, name: str, settings: SourceSettings, *, gamma: float) -> SourceTerms:
         """Those of an entry of `reward.sources`; `gamma` where it has no discount of its own."""
         own = gamma if settings.gamma is None else settings.gamma
-        return cls(name, own, settings.reward_weight, settings.reward_weight_schedule, settings.on_failure)
+        learned, start = settings.adaptive_weight, settings.reward_weight
+        share = None if learned is None else ShareWeight(learned, start)
+        return cls(name, own, start, settings.reward_weight_schedule, settings.on_failure, share)
 
     def weight(self, progress: float) -> float:
         """The weight when so much of the run is over, from 0 to 1."""
+        if self.share is not None:
+            return self.share.value
         factor = {"constant": 1.0, "linear_decay": 1.0 - progress, "linear_warmup": progress}[self.schedule]
         return self.coefficient * max(0.0, factor)
 
@@ -190,9 +197,24 @@ def response_rewards(values: np.ndarray, mask: BoolArray, failures: Mapping[int,
     return Rewards(values.astype(np.float32), failed, failures=reasons, measured=len(values), **more)
 
 
-def raw_scores(found: Sequence[tuple[int, int, float]], threshold: float) -> RawScores:
-    """Streams, steps and values of single moments as arrays."""
-    rows, steps, values = zip(*found, strict=True) if found else ((), (), ())
+class RawRow(NamedTuple):
+    """What a model said of one moment; see `RawScores`."""
+
+    row: int
+    step: int
+    value: float
+    last: bool = False
+    reused: bool = False
+
+
+def raw_scores(found: Sequence[tuple[int, int, float] | RawRow], threshold: float) -> RawScores:
+    """Single moments as arrays."""
+    rows = [RawRow(*one) for one in found]
     return RawScores(
-        np.array(rows, dtype=np.int64), np.array(steps, dtype=np.int64), np.array(values, dtype=np.float32), threshold
+        np.array([one.row for one in rows], dtype=np.int64),
+        np.array([one.step for one in rows], dtype=np.int64),
+        np.array([one.value for one in rows], dtype=np.float32),
+        threshold,
+        np.array([one.last for one in rows], dtype=np.bool_),
+        np.array([one.reused for one in rows], dtype=np.bool_),
     )

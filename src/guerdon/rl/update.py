@@ -24,6 +24,8 @@ from guerdon.rl.optimizers import Optimizer
 from guerdon.settings.algorithm import AlgorithmSettings
 from guerdon.types import Advantages, BoolArray, Evaluated, Evaluates, FloatArray, Inputs, Metrics
 
+_HEAD_MASKS = ("value_mask", "auxiliary_mask")
+
 
 @dataclass(frozen=True, eq=False)
 class Batch(Generic[Inputs]):
@@ -42,6 +44,8 @@ class Batch(Generic[Inputs]):
         value_mask: (R, K, H) float32, 0 where a target is missing.
         parts: (R, K * P) float32, of a policy that gives P log-probabilities per decision: 0 where one does not count.
             Its values are one per row: (R, 1, H).
+        auxiliary: (R, K, A) targets of the auxiliary heads; None without such heads.
+        auxiliary_mask: (R, K, A) float32, 0 where a target is missing.
     """
 
     inputs: Inputs
@@ -53,6 +57,8 @@ class Batch(Generic[Inputs]):
     values: Tensor | None = None
     returns: Tensor | None = None
     value_mask: Tensor | None = None
+    auxiliary: Tensor | None = None
+    auxiliary_mask: Tensor | None = None
     parts: Tensor | None = None
 
     def take(self, rows: np.ndarray) -> Batch[Inputs]:
@@ -76,6 +82,7 @@ def make_batch(
     behaviour: FloatArray | None = None,
     values: Mapping[str, FloatArray] | None = None,
     parts: BoolArray | None = None,
+    auxiliary: Mapping[str, tuple[FloatArray, BoolArray]] | None = None,
 ) -> Batch[Inputs]:
     """A rollout with its advantages as rows of decisions: as many as the inputs have.
 
@@ -86,6 +93,7 @@ def make_batch(
         old, ref, behaviour: (B, T), see `Batch`.
         values: source to (B, T) values before the update, where there is a critic.
         parts: of decisions with several log-probabilities, see `Batch`.
+        auxiliary: source to (B, T) targets of its auxiliary head, and where they are known; in the order of the heads.
     """
     rows = len(inputs)
 
@@ -95,9 +103,13 @@ def make_batch(
     def heads(arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         return torch.stack([column(arrays[name]) for name in values], dim=-1) if values else None
 
+    def targets(part: int) -> Tensor | None:
+        return torch.stack([column(one[part]) for one in auxiliary.values()], dim=-1) if auxiliary else None
+
     given = (None if array is None else column(array) for array in (old, ref, behaviour))
     critic = (heads(arrays) for arrays in (values or {}, found.value_targets, found.known))
-    batch = Batch(inputs, column(mask_B_T), column(found.advantages), *given, *critic)
+    heard = {"auxiliary": targets(0), "auxiliary_mask": targets(1)}
+    batch = Batch(inputs, column(mask_B_T), column(found.advantages), *given, *critic, **heard)
     return batch if parts is None else replace(batch, parts=column(parts))
 
 
@@ -139,11 +151,11 @@ def update_policy(
         NonFiniteError: too many in a row were not.
     """
     total, largest_gap, taken, skipped = _Sums(), 0.0, 0, 0
-    names = _metric_names(batch)
+    names = _metric_names(batch, settings)
     for rows, part in _mini_batches(batch, settings, rng):
         optimizer.zero_grad()
         weights, divisor = _aggregation(part["mask"], settings, max_length)
-        value_count = part["value_mask"].sum((0, 1)).clamp_min(1.0) if "value_mask" in part else None
+        counts = {name: part[name].sum((0, 1)).clamp_min(1.0) for name in _HEAD_MASKS if name in part}
         count = part["mask"].sum().clamp_min(1.0)
         if settings.normalize_minibatches:
             part["advantages"] = _standardise(part["advantages"], part["mask"])
@@ -153,7 +165,7 @@ def update_policy(
             if settings.micro_batch_size is not None:  # else one part holds them all
                 columns = {name: column[here] for name, column in columns.items()}
             inputs = batch.inputs.take(rows[here])
-            loss, numbers, gap = _loss(policy, inputs, columns, divisor, count, value_count, settings)
+            loss, numbers, gap = _loss(policy, inputs, columns, divisor, count, counts, settings)
             loss.backward()  # type: ignore[no-untyped-call]
             facts.add(numbers)
             largest_gap = max(largest_gap, gap)
@@ -173,9 +185,10 @@ def update_policy(
     return metrics | {"updates": taken, "skipped_updates": skipped}
 
 
-def _metric_names(batch: Batch[Inputs]) -> list[str]:
+def _metric_names(batch: Batch[Inputs], settings: AlgorithmSettings) -> list[str]:
     names = ["policy_loss", "grad_norm", "entropy", "clip_fraction", "approx_kl"]
     names += ["value_loss"] if batch.returns is not None else []
+    names += [f"auxiliary_loss/{name}" for name in settings.auxiliary_losses]
     names += ["kl"] if batch.ref_log_probs is not None else []
     return names + (["rollout_gap_mean"] if batch.behaviour is not None else [])
 
@@ -217,7 +230,7 @@ def _loss(
     columns: Mapping[str, Tensor],
     divisor: Tensor | float,
     count: Tensor,
-    value_count: Tensor | None,
+    head_counts: Mapping[str, Tensor],
     settings: AlgorithmSettings,
 ) -> tuple[Tensor, dict[str, float], float]:
     """These rows' part of a gradient step's loss, its parts as plain numbers, and the largest gap to the sampler."""
@@ -251,8 +264,11 @@ def _loss(
         gap = losses.kl_terms(new, here["ref_log_probs"], settings.kl_type)
         total = total + settings.kl_coef * ((gap * weights).sum() / divisor)
         numbers["kl"] = share(gap)
-    if value_count is not None:
-        value_loss = _value_loss(found, here, weights, value_count.to(new.device), settings)
+    for name, loss in _auxiliary_losses(found, here, head_counts, settings).items():
+        total = total + settings.auxiliary_losses[name] * loss
+        numbers[f"auxiliary_loss/{name}"] = float(loss.detach())
+    if "value_mask" in here:
+        value_loss = _value_loss(found, here, weights, head_counts["value_mask"].to(new.device), settings)
         total = total + settings.value_coef * value_loss
         numbers["value_loss"] = float(value_loss.detach())
     largest = 0.0
@@ -275,6 +291,21 @@ def _value_loss(
     if settings.loss_agg != "token":
         return 0.5 * (errors * weights[..., None] * here["value_mask"]).sum()
     return 0.5 * ((errors * here["value_mask"]).sum((0, 1)) / value_count).sum()
+
+
+def _auxiliary_losses(
+    found: Evaluated,
+    here: Mapping[str, Tensor],
+    head_counts: Mapping[str, Tensor],
+    settings: AlgorithmSettings,
+) -> dict[str, Tensor]:
+    """Of each auxiliary head half the mean squared error over all decisions whose target is known."""
+    if "auxiliary" not in here:
+        return {}
+    assert found.auxiliary is not None
+    errors = (found.auxiliary - here["auxiliary"]) ** 2 * here["auxiliary_mask"]
+    means = 0.5 * errors.sum((0, 1)) / head_counts["auxiliary_mask"].to(errors.device)
+    return dict(zip(settings.auxiliary_losses, means.unbind(), strict=True))
 
 
 def _policy_terms(

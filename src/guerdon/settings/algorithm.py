@@ -124,6 +124,12 @@ class ControlAlgorithmSettings(_SharedSettings):
         "of its rewards (null), or per action (without a critic)",
     )
 
+    auxiliary_losses: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict,
+        description="sources of reward.sources and coefficients: the policy gets a head that predicts what the model "
+        "says of the moment before each decision, and half its mean squared error is added to the loss",
+    )
+
     loss: ClassVar[Literal["ppo"]] = "ppo"
     loss_agg: ClassVar[Literal["token"]] = "token"  # every step counts alike
     kl_coef: ClassVar[float] = 0.0
@@ -265,6 +271,7 @@ class TextAlgorithmSettings(_SharedSettings):
     value_init_steps: ClassVar[int] = 0
     logprob_type: ClassVar[None] = None
     by_chunk: ClassVar[bool] = True
+    auxiliary_losses: ClassVar[dict[str, float]] = {}
     target_kl: ClassVar[None] = None
     clip_range_value: ClassVar[None] = None
     normalize_minibatches: ClassVar[bool] = False  # the batch is, before it is cut

@@ -69,7 +69,7 @@ POLICIES: Registry = Registry(
         "mlp": "guerdon.policies.control:build_policy", "cnn": "guerdon.policies.control:build_policy",
         "text": "guerdon.policies.text_files:load_policy",
     },
-    ("observation_shape", "outputs", "action_space", "heads"),
+    ("observation_shape", "outputs", "action_space", "heads", "auxiliary"),
 )  # fmt: skip
 ControlPolicySettings = Annotated[MLPPolicySettings | CNNPolicySettings | OwnPolicySettings, ByName("type", "mlp")]
 PolicySettings = Annotated[

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from guerdon.settings.aliases import libero_words
+from guerdon.settings.aliases import PRMOptions, libero_words, prm_words
 from guerdon.settings.base import ByName, Settings, refuse
 from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.label import Splitter
@@ -40,6 +40,44 @@ WeightSchedule = Literal["constant", "linear_decay", "linear_warmup"]
 
 _OF_ROBOTS = ("per_step", "terminal", "episode"), ("threshold", "raw", "relative", "potential", "bonus")
 _OF_TEXT = ("per_step", "terminal", "per_token"), ("threshold", "raw", "signed", "relative")
+
+
+class CacheSettings(Settings):
+    """`cache` of a source: values of frames that look alike are used again; such a value is no measurement."""
+
+    tolerance: int = Field(0, ge=0, description="bits in which the perceptual hashes of two frames may differ")
+    hash_size: Literal[8, 16, 32] = Field(
+        16, description="rows of the grid that a frame is reduced to; the hash has their square as bits"
+    )
+    size: int = Field(10_000, ge=1, description="measured frames kept; the oldest leave first")
+    check_share: float = Field(
+        0.05, gt=0, le=1, description="share of the hits that are scored anyway, to measure the error of the cache"
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> CacheSettings:
+        if self.tolerance >= self.hash_size**2 // 2:
+            raise ValueError(
+                f"tolerance {self.tolerance} of {self.hash_size**2} bits takes unrelated frames for alike: half of the "
+                "bits differ by chance"
+            )
+        return self
+
+
+class ShareSettings(Settings):
+    """`adaptive_weight` of a source: a weight that keeps the source's share of the whole signal (docs/rewards.md)."""
+
+    share: float = Field(gt=0, lt=1, description="of the sum of all sources' mean absolute size, each with its weight")
+    of: Literal["advantage", "reward"] = Field("advantage", description="whose size is measured")
+    decay: float = Field(0.9, ge=0, lt=1, description="of the running means of the sizes, per update")
+    min_weight: float = Field(0.0, ge=0, description="lower limit of the weight")
+    max_weight: float = Field(10.0, gt=0, description="upper limit of the weight")
+
+    @model_validator(mode="after")
+    def _fits(self) -> ShareSettings:
+        if self.min_weight > self.max_weight:
+            raise ValueError(f"min_weight {self.min_weight:g} is above max_weight {self.max_weight:g}")
+        return self
 
 
 class SourceSettings(Settings):
@@ -84,8 +122,14 @@ class SourceSettings(Settings):
     reward_coef: float = Field(1.0, description="multiplies the shaped reward")
     reward_weight: float = Field(1.0, description="weight of this source in the advantage")
     reward_weight_schedule: WeightSchedule = Field("constant", description="how reward_weight changes over the run")
+    adaptive_weight: ShareSettings | None = Field(
+        None, description="learn the weight: it starts as reward_weight and keeps the source's share of the signal"
+    )
     gamma: float | None = Field(None, ge=0, le=1, description="discount of this source; null: the algorithm's")
     on_failure: OnFailure = _FAILED
+    cache: CacheSettings | None = Field(
+        None, description="robots: use the values of frames that look alike again; null: every frame is scored"
+    )
 
     @property
     def text(self) -> bool:
@@ -132,7 +176,7 @@ class SourceSettings(Settings):
     def _fits_together(self) -> SourceSettings:
         mode, shaping, kind = self.reward_mode, self.shaping, f"model_type {self.model.model_type}"
         if isinstance(self.model, RunModelSettings):
-            used = {"model", "reward_weight", "reward_weight_schedule", "gamma"}
+            used = {"model", "reward_weight", "reward_weight_schedule", "adaptive_weight", "gamma"}
             used |= {"on_failure"} if isinstance(self.model, PrimeModelSettings) else set()
             refuse(self.model_fields_set - used, kind)
             return self
@@ -160,6 +204,11 @@ class SourceSettings(Settings):
         )
         if self.model.model_type in ("QwenProcessRM", "DummyRM"):
             refuse(given & {"reward_weight_schedule"}, f"{kind}, whose log lines name one weight")
+        if self.cache is not None and (self.text or mode == "episode" or self.refitted is not None):
+            what = kind if self.text else f"reward_mode {mode}" if self.refitted is None else "a model that is refitted"
+            raise ValueError(f"cache is of the values of single frames, which {what} does not have; remove it")
+        if self.adaptive_weight is not None and "reward_weight_schedule" in given:
+            raise ValueError("adaptive_weight and reward_weight_schedule both change the weight; remove one of them")
         if self.use_negative_reward and "fail_reward" in given:
             raise ValueError("use_negative_reward sets fail_reward to -success_reward; give one of the two")
         return self
@@ -177,7 +226,7 @@ LIMITS = ("max_failure_rate", "failure_window")  # of failures: also of a verifi
 class RewardSettings(Settings):
     """`reward`: native reward alone, one model, or several sources."""
 
-    short_form = (SourceSettings,)
+    short_form = (SourceSettings, PRMOptions)
 
     use_reward_model: bool = Field(False, description="off: the native reward alone")
     group_name: str = Field("RewardGroup", description="what log lines call the group of reward models")
@@ -199,6 +248,7 @@ class RewardSettings(Settings):
         """Move the keys of the one-model form into `sources`."""
         if not isinstance(given, dict):
             return given
+        given = prm_words(given, _PER_SOURCE)
         single = {k: v for k, v in given.items() if k in _PER_SOURCE}
         if not single:
             return given
@@ -228,6 +278,12 @@ class RewardSettings(Settings):
                 raise ValueError(f"{', '.join(idle)} would do nothing with use_reward_model: false; remove it")
         if "env" in self.sources or "combined" in self.sources:
             raise ValueError("a reward source cannot be called env or combined: those names are taken")
+        adaptive = [source.adaptive_weight.share for source in self.sources.values() if source.adaptive_weight]
+        others = any(source.adaptive_weight is None and source.reward_weight for source in self.sources.values())
+        if adaptive and not (self.env_weight() or others):
+            raise ValueError("adaptive_weight needs another reward, of which the source has a share: combine_mode: add")
+        if sum(adaptive) >= 1:
+            raise ValueError(f"the shares of adaptive_weight add up to {sum(adaptive):g}; they must leave some")
         if self.combine_mode != "weighted" and "env_reward_weight" in self.model_fields_set and self.env_reward_weight:
             raise ValueError("env_reward_weight counts only with combine_mode: weighted; remove it")
         return self

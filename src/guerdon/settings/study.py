@@ -412,6 +412,17 @@ class Study(Settings):
         return self
 
     @model_validator(mode="after")
+    def _auxiliary_losses_have_targets(self) -> Study:
+        for name in self.algorithm.auxiliary_losses:
+            source = self.reward.sources.get(name) if self.reward.use_reward_model else None
+            if source is None or source.reward_mode != "per_step":
+                raise ValueError(
+                    f"algorithm.auxiliary_losses: {name} must be a source of reward.sources with reward_mode per_step, "
+                    "whose values of single moments are the targets"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _run_models_fit_the_data(self) -> Study:
         n_samples = 1 if self.data is None else self.data.n_samples
         for name, source in self.text_sources.items():

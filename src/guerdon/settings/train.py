@@ -140,6 +140,32 @@ class ResNetTrainSettings(_ImageTrainSettings):
     reward_threshold: float = Field(
         0.5, gt=0, lt=1, description="probability above which a frame counts as success; stored in the checkpoint"
     )
+    within_steps: int | None = Field(
+        None,
+        ge=1,
+        description="null: success in the frame; a number: learn the probability of success within so many "
+        "environment steps from the frame (rows whose future was not recorded are left out)",
+    )
+    calibrate: bool | None = Field(
+        None,
+        description="fit the scale of the probabilities to the held-out rows (Platt 1999) and store it in the last "
+        "layer; null: where within_steps is given",
+    )
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether probabilities are calibrated."""
+        return self.within_steps is not None if self.calibrate is None else self.calibrate
+
+    @model_validator(mode="after")
+    def _can_be_calibrated(self) -> Self:
+        if self.calibrated and self.val_split == 0:
+            raise ValueError(
+                "probabilities are calibrated on held-out rows: val_split must be above 0, or calibrate false"
+            )
+        if self.calibrated and self.fsdp:
+            raise ValueError("calibrate needs the whole model in one process: set fsdp false, or calibrate false")
+        return self
 
 
 class ProgressTrainSettings(_ImageTrainSettings):

@@ -33,6 +33,7 @@ from guerdon.models.image import ImageModelConfig, save_checkpoint
 from guerdon.models.quality import frame_quality
 from guerdon.policies.precision import uses_bf16
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings, VLMTrainSettings
+from guerdon.train.calibration import calibrate
 from guerdon.train.trainer import BalancedSampler, BaseTrainer, TrainingFolder, epoch_order
 from guerdon.types import BoolArray, ByteArray, Episode, FloatArray, IntArray
 
@@ -51,6 +52,10 @@ _FREE = {
     "tensorboard",
 }
 _SUCCESS = "1 where the task is done in the frame, from the episode's per-step success; 0 elsewhere"
+_WITHIN = (
+    "1 where a success lies at most {within} environment steps ahead, from the episode's per-step success; 0 "
+    "elsewhere; rows whose episode ended before that without a success are left out"
+)
 _PROGRESS = (
     "0 at the first frame of a successful episode, rising linearly to 1 at its first success and "
     "1 from there on; 0 at every frame of a failed episode"
@@ -141,7 +146,8 @@ def is_classifier(settings: Settings | VLMTrainSettings) -> bool:
 def label_meaning(settings: Settings | VLMTrainSettings) -> str:
     """What a target of 1 means, in words."""
     if is_classifier(settings):
-        return _SUCCESS
+        within = getattr(settings, "within_steps", None)
+        return _SUCCESS if within is None else _WITHIN.format(within=within)
     horizon = getattr(settings, "horizon", None)
     return _PROGRESS if horizon is None else _NEARNESS.format(horizon=horizon)
 
@@ -151,7 +157,8 @@ def row_targets(episode: Episode, settings: Settings | VLMTrainSettings) -> Floa
     if episode.frames is None or not len(episode):
         return None
     kind = "resnet" if is_classifier(settings) else "progress"
-    targets = frame_targets(episode, kind, getattr(settings, "horizon", None))
+    within = getattr(settings, "within_steps", None)
+    targets = frame_targets(episode, kind, getattr(settings, "horizon", None), within)
     return None if targets is None or not np.isfinite(targets).any() else targets
 
 
@@ -340,6 +347,9 @@ def train_image_model(
         **frames.counts("frames"),
         "seconds": time.perf_counter() - start,
     }
+    if isinstance(settings, ResNetTrainSettings) and settings.calibrated:
+        held, labels = frames.held, frames.targets > 0.5
+        metrics |= calibrate(scorer, settings.normalize, frames.pixels[held], labels[held], frames.episode[held])
     if trainer.is_fsdp_enabled:
         scorer = _gathered(trainer, settings)
     if trainer.is_world_process_zero():
@@ -382,6 +392,7 @@ def _config(settings: Settings, data_hash: str) -> ImageModelConfig:
         label=label_meaning(settings),
         data_hash=data_hash,
         horizon=getattr(settings, "horizon", None),
+        within_steps=getattr(settings, "within_steps", None),
     )
 
 
