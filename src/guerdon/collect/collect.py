@@ -19,13 +19,13 @@ import numpy as np
 
 from guerdon.collect.continuations import Continuations
 from guerdon.collect.episode_capture import Recorder, episode_number
-from guerdon.collect.stepping import steps
+from guerdon.collect.stepping import ActionQueue, steps
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError
 from guerdon.policies.control import GaussianPolicy, load_policy
 from guerdon.policies.experts import NoisyActor, RandomActor, ScriptedExpert
 from guerdon.policies.libero_expert import LiberoExpert
-from guerdon.policies.robot import RobotPolicy
+from guerdon.policies.robot import Action, RobotPolicy
 from guerdon.progress import ProgressBar
 from guerdon.settings.study import ActorShare, CollectSettings, Study
 from guerdon.settings.world import WorldSettings
@@ -54,7 +54,7 @@ class CollectResult:
 
 
 Act = Callable[[np.ndarray, np.random.Generator], np.ndarray]
-"""(B, ...) observations to (B, A) actions."""
+"""(B, ...) observations to (B, A) actions; of a policy of chunks, (n, ...) to (n, C, A) where a decision is due."""
 
 
 class _Part(NamedTuple):
@@ -167,7 +167,8 @@ def _collect_part(
         turn, skip = divmod(part.next_number, world.num_envs)
         while recorder.kept < wanted:
             rng = np.random.default_rng([settings.seed, part.place, turn])
-            tried += _play_round(world, recorder, make_actor(), share, settings.stop_after_success, rng, turn, skip)
+            actor, chunk = make_actor(), policy.chunk if policy is not None and policy.in_parts else None
+            tried += _play_round(world, recorder, actor, chunk, share, settings.stop_after_success, rng, turn, skip)
             recorder.release()
             turn, skip = turn + 1, 0
             progress.advance(writer.num_episodes, share.type)
@@ -185,6 +186,7 @@ def _play_round(
     world: World,
     recorder: Recorder,
     actor: Act,
+    chunk: int | None,
     share: ActorShare,
     stop_after_success: int | None,
     rng: np.random.Generator,
@@ -201,9 +203,18 @@ def _play_round(
     since = np.full(copies, -1, dtype=np.int64)  # steps since the first success, -1 before it
     stop = -9 if stop_after_success is None else stop_after_success  # -9: never
     playing = np.arange(copies) >= skip
+    queue = None if chunk is None else ActionQueue(world, lambda shown: Action(actor(shown, rng)), chunk)
+
+    def decide(observations: np.ndarray) -> np.ndarray:
+        if queue is None:
+            return actor(observations + error if share.calibration_error else observations, rng)
+        queue.resting, queue.once = ~playing | (world.steps_in_episode < first), np.ones_like(playing)
+        actions = queue(observations)
+        queue.resting = ~playing | (world.steps_in_episode + 1 < first)
+        return actions
 
     def act(observations: np.ndarray) -> np.ndarray:
-        actions = actor(observations + error if share.calibration_error else observations, rng)
+        actions = decide(observations)
         if wander is not None:
             actions = np.where((world.steps_in_episode < first)[:, None], wander.act(observations, rng), actions)
         return np.asarray(np.clip(actions, space.low, space.high))
@@ -219,7 +230,8 @@ def _play_round(
             recorder.begin(i, transition.observations[i], looks[i], turn=turn)
 
     begin(start)
-    for step in steps(world, act, start.observations, capture=capture):
+    frames = None if queue is None else queue.frames_due
+    for step in steps(world, act, start.observations, capture=capture, frames=frames):
         transition, rows = step.transition, step.rows - first
         since = np.where(since >= 0, since + 1, np.where(transition.success & (rows > 0), 0, -1))
         cut = since == stop

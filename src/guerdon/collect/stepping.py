@@ -112,15 +112,14 @@ class ActionQueue:
         return FramesDue(~self.resting & (self._used >= self._chunk), ~(self.resting | last), self._frames_of_ends)
 
     def _checked(self, values: np.ndarray) -> np.ndarray:
-        wanted = (int(self.due.sum()), *self._actions.shape[1:])
-        if self._chunk == 1 and values.shape == (wanted[0], *wanted[2:]):
-            return values[:, None]
+        count, actions = int(self.due.sum()), self._actions.shape[1:]
+        wanted = (count, *actions) if self._chunk > 1 else (count, *actions[1:])
         if values.shape != wanted:
             raise ConfigError(
-                f"the policy's act gave values of shape {values.shape} for {wanted[0]} observations; with chunk "
-                f"{self._chunk} they have shape {wanted if self._chunk > 1 else (wanted[0], *wanted[2:])}"
+                f"the policy's act gave values of shape {values.shape} for {count} observations; with chunk "
+                f"{self._chunk} they have shape {wanted}"
             )
-        return values
+        return values.reshape(count, *actions)
 
 
 def steps(
@@ -130,25 +129,31 @@ def steps(
     *,
     capture: Callable[[IntArray], BoolArray] | None = None,
     capture_ends: bool = True,
+    frames: Callable[[], FramesDue] | None = None,
 ) -> Iterator[Step]:
     """Act without end; the caller stops.
 
     Args:
         world: stepped once for each record.
-        act: (B, ...) observations to (B, A) actions. With an `ActionQueue`, the world draws the frames that a policy
-            observes only where a decision is due.
+        act: (B, ...) observations to (B, A) actions.
         observations_B: what the copies show now.
         capture: (B,) numbers of the actions within their episodes to (B,) bool, whether to look at the moment after
             each; None: nothing is looked at.
         capture_ends: also look at terminal moments and at the first moments of new episodes.
+        frames: where the next observations need the frames of `ObservationSpec`; None: everywhere, or where an
+            `ActionQueue` decides next.
     """
+    if frames is None and isinstance(act, ActionQueue):
+        frames = act.frames_due
     while True:
         rows, numbers = world.steps_in_episode + 1, world.episode_ids
         actions = act(observations_B)
         wanted = None if capture is None else capture(rows)
-        frames = act.frames_due() if isinstance(act, ActionQueue) else None
         transition = world.step(
-            actions, capture=wanted, capture_ends=capture_ends and capture is not None, frames=frames
+            actions,
+            capture=wanted,
+            capture_ends=capture_ends and capture is not None,
+            frames=None if frames is None else frames(),
         )
         yield Step(observations_B, actions, rows, numbers, transition)
         observations_B = transition.observations
