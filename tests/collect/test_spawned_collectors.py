@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+import chunk_policy
 import corridor
+import tiny_world
 from guerdon.collect.control import ControlCollector
 from guerdon.collect.text import TextCollector
 from guerdon.episodes.read import read_episodes
@@ -41,7 +43,7 @@ def arrays(tensors):
 
 
 def control_collector(study):
-    grpo = study.control_algorithm.adv_estimator == "grpo"
+    grpo, labels = study.control_algorithm.adv_estimator == "grpo", study.env.type == "metaworld"
     return ControlCollector(
         study.env,
         study.control_policy,
@@ -49,7 +51,7 @@ def control_collector(study):
         rollout_steps=study.control_algorithm.rollout_steps,
         group_size=study.control_algorithm.group_size if grpo else None,
         heads=() if grpo else HEADS,
-        observes=[Observes(every=5, first=True, label_every=0 if grpo else 2, label_limit=60), Observes()],
+        observes=[Observes(every=5, first=True, label_every=2 if labels else 0, label_limit=60), Observes()],
     )
 
 
@@ -152,6 +154,32 @@ def test_groups_on_pixels_begin_alike_in_both(spawned, tmp_path):
     success = here.evaluate(policy, episodes=2)
     here.close()
     assert expected[0].group_ids.tolist() == [0, 0, 1, 1]
+    given = plain(study), arrays(policy.tensors()), (arrays(tensors), values), 2
+    found, found_success = spawned("control", *given)
+    assert [bits(rollout) for rollout in found] == [bits(rollout) for rollout in expected]
+    assert found_success == success
+
+
+@pytest.mark.parametrize("estimator", ["gae", "grpo"])
+def test_chunks_of_actions_from_frames_go_on_in_the_middle_of_an_episode(spawned, tmp_path, estimator):
+    study = robot_study(
+        tmp_path,
+        env={
+            "type": "gymnasium", "task": f"{tiny_world.__name__}:Dot-v1", "num_envs": 4, "max_episode_steps": 7,
+            "frame_size": 8, "native_reward": "dense", "vectorization": "sync",
+        },
+        algorithm={"adv_estimator": "grpo", "group_size": 2} if estimator == "grpo" else {"rollout_steps": 12},
+        policy={"type": f"{chunk_policy.__name__}:ChunkPolicy", "params": {"chunk": 3, "frames": True}},
+    )  # fmt: skip
+    here = control_collector(study)
+    policy = here.build_policy()
+    here.collect(policy)
+    changed(policy)
+    tensors, values = here.state()
+    expected = [here.collect(policy) for _ in range(2)]
+    success = here.evaluate(policy, episodes=2)
+    here.close()
+    assert expected[0].chunks.size == 3
     given = plain(study), arrays(policy.tensors()), (arrays(tensors), values), 2
     found, found_success = spawned("control", *given)
     assert [bits(rollout) for rollout in found] == [bits(rollout) for rollout in expected]

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from child import environment
 
 PAGE = (Path(guerdon.__file__).parents[2] / "docs" / "extend.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.S | re.M)
-TOKENS = re.search(r'`guerdon run robot.yaml "(.*)"`', PAGE)[1]
+TOKENS, CHUNKS = (shlex.split(words) for words in re.findall(r"^    guerdon run robot.yaml (.*)", PAGE, re.M))
 PATIENCE = 200  # seconds; a machine under load is slow
 QUESTIONS = [{"question": f"{a}+{b}=?", "answer": str(a + b)} for a in range(3) for b in range(3)]
 
@@ -95,7 +96,9 @@ def kill(process, folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "changed"), [("robot", ()), ("robot", (TOKENS,)), ("text", ())], ids=["robot", "tokens", "text"]
+    ("name", "changed"),
+    [("robot", ()), ("robot", TOKENS), ("robot", CHUNKS), ("text", ())],
+    ids=["robot", "tokens", "chunks", "text"],
 )
 def test_a_run_with_parts_of_ones_own_is_killed_and_resumed_byte_for_byte(here, name, changed):
     folder = here.folder / "runs" / name
