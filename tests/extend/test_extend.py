@@ -16,7 +16,7 @@ from child import environment
 
 PAGE = (Path(guerdon.__file__).parents[2] / "docs" / "extend.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.S | re.M)
-TOKENS, CHUNKS = (shlex.split(words) for words in re.findall(r"^    guerdon run robot.yaml (.*)", PAGE, re.M))
+TOKENS, CHUNKS = (shlex.split(words) for words in re.findall(r"`guerdon run robot.yaml (.*)`", PAGE))
 PATIENCE = 200  # seconds; a machine under load is slow
 QUESTIONS = [{"question": f"{a}+{b}=?", "answer": str(a + b)} for a in range(3) for b in range(3)]
 
