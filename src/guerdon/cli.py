@@ -247,6 +247,8 @@ def run(study: File, overrides: Overrides = None, dry_run: DryRun = False, resum
 
     folder, summary = work(config, resume=resume)
     _say(true_success(summary["final"]))
+    if episodes := summary.get("episodes"):
+        _say(", ".join(f"{count} {name}" for name, count in episodes.items()) + " episodes in training")
     _say(f"wrote {folder} and {write_single_report(folder)}")
 
 

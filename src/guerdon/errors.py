@@ -46,6 +46,12 @@ class MissingDependencyError(GuerdonError, ImportError):
     """An optional package or a system library is not installed; the message says how to install it."""
 
 
+class SimulatorError(GuerdonError, RuntimeError):
+    """A simulator breaks again and again, whenever it is started. The run can go on from its last checkpoint."""
+
+    exit_code = 3
+
+
 class TooManyFailuresError(GuerdonError, RuntimeError):
     """Measurements failed more often than `max_failure_rate` allows. The run left a resumable checkpoint."""
 

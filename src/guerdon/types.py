@@ -260,7 +260,7 @@ class Segment:
         start: first step of the rollout that belongs to the episode.
         end: last such step; before `start` where the episode only just began.
         terminated: the task ended at `end`.
-        finished: the episode ended at `end`.
+        finished: the episode ended at `end`, or was lost there.
         steps_F: step of the rollout after which the row was observed; of an episode's first moment the step before
             it (-1 at the very start).
         rows_F: steps since the episode began; 0 is its first moment.
@@ -269,6 +269,8 @@ class Segment:
         frames_F: (F, H, W, 3).
         steps_left_F: continuation labels: steps an expert needs from there to success (inf: it did not reach it, nan:
             not labelled); None where no row has one.
+        lost: the simulator broke at `end`: nothing is observed of the episode, and what earlier rollouts showed of it
+            is to be forgotten.
     """
 
     stream: int
@@ -284,6 +286,7 @@ class Segment:
     success_F: tuple[bool | None, ...]
     frames_F: ByteArray
     steps_left_F: FloatArray | None = None
+    lost: bool = False
 
     def __len__(self) -> int:
         return len(self.rows_F)
@@ -337,14 +340,15 @@ class Rollout(Generic[Inputs]):
         inputs: of the policy: B rows of text, B * T steps of control, or R decisions with `chunks`.
         log_probs: (B, T) of the policy that acted, as training computes them where the collector was asked to; with
             `chunks` (R, C * D), of actions that were not executed too.
-        mask: (B, T) False where there is no decision (padding, a reset step).
+        mask: (B, T) False where there is no decision (padding, a reset step), or its episode was lost.
         terminated: (B, T) the task's own end: no value beyond it.
         truncated: (B, T) cut off by a limit: the value goes on beyond it.
         success: (B, T) ground truth after the decision; False where it is unknown. Nothing ever overwrites it.
         success_known: (B, T) where ground truth was reported.
         rewards: (B, T) ground truth's own reward: the environment's, or the verifier's outcome at the last token.
         failed: (B, T) where ground truth could not be measured.
-        failures: (row, step, why) of ground truth; row -1 for responses that are not part of the rollout.
+        failures: (row, step, why) of ground truth; row -1 for responses that are not part of the rollout. In an
+            environment: episodes that a broken simulator cut off.
         group_ids: (B,) streams with the same start share an id; None where there are no groups.
         segments: what reward models of images look at, by stream and time.
         steps: what `runner.total_steps` counts: environment steps, or all responses that were generated.
@@ -402,6 +406,14 @@ class Rollout(Generic[Inputs]):
     def done(self) -> BoolArray:
         """(B, T) True at the last decision of an episode."""
         return self.terminated | self.truncated
+
+    @property
+    def lost(self) -> BoolArray:
+        """(B, T) True at the last step of an episode that was lost: a failure at a step that is no decision."""
+        found = np.zeros_like(self.mask)
+        for row, step, _ in self.failures:
+            found[row, step] |= row >= 0 and not self.mask[row, step]
+        return found
 
     def counting(self, others: Sequence[Rollout[Inputs]]) -> Self:
         """The same rollout with the steps, measurements, failures and time of others, which are not part of it."""

@@ -236,7 +236,7 @@ def _play_round(
         since = np.where(since >= 0, since + 1, np.where(transition.success & (rows > 0), 0, -1))
         cut = since == stop
         recorder.watch(rows, step.actions, transition, cut)
-        playing = playing & ~transition.done & ~cut
+        playing = playing & ~transition.done & ~transition.failed & ~cut
         if not playing.any():
             break
         begin(transition)
@@ -274,6 +274,8 @@ def _actor_maker(share: ActorShare, world: World, study: Study, policy: RobotPol
     if share.type in ("expert", "noisy"):
         if isinstance(world.env, LiberoVectorEnv):
             return lambda: LiberoExpert(world.env, share.noise if share.type == "noisy" else 0.0).act
+        if study.env.type == "libero":
+            raise ConfigError("collect.mixture: LIBERO's expert looks into the simulator; set env.vectorization=sync")
         if study.env.type != "metaworld":
             raise ConfigError(
                 f"collect.mixture: {study.env.task} has no scripted expert; use type random or checkpoint"

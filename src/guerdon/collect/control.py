@@ -31,11 +31,12 @@ from guerdon.policies.control import build_policy
 from guerdon.policies.robot import Action, ControlInputs, RobotPolicy
 from guerdon.settings.policy import ControlPolicySettings
 from guerdon.settings.world import WorldSettings
-from guerdon.types import BoolArray, Chunks, FloatArray, IntArray, Observes, Rollout, Segment
+from guerdon.types import BoolArray, Chunks, Failure, FloatArray, IntArray, Observes, Rollout, Segment
 from guerdon.worlds.build import build_world
 from guerdon.worlds.world import Transition, World
 
 EVAL_SEED = 10_000_019  # decides the starts of evaluation episodes: the same for every arm and seed
+EVAL_TRIES = 1  # how often an evaluation episode that a broken simulator cut off begins again
 
 FLAGS = ("mask", "terminated", "truncated", "success", "success_known")
 _MICRO = 256  # decisions that a large policy evaluates together
@@ -91,11 +92,12 @@ class ControlCollector:
         self._begun = False  # whether there are episodes under way
         self._fresh = True
         self._rollouts = 0
+        self._isolated = env.vectorization == "async"  # a simulator can fail without stopping the run
 
     @cached_property
     def eval_world(self) -> World:
         """The copies in which evaluation episodes and films are played."""
-        return build_world(self.env, seed=EVAL_SEED, success_readers=self._readers)
+        return build_world(self.env, seed=EVAL_SEED, success_readers=self._readers, tries=EVAL_TRIES)
 
     def build_policy(self) -> RobotPolicy:
         """A policy of these settings that fits the environment, with weights drawn from the seed."""
@@ -135,10 +137,11 @@ class ControlCollector:
                 name: _rows(getattr(transition, name) for transition in acted.transitions) & alive for name in FLAGS
             }
         mask, done = flags["mask"], flags["terminated"] | flags["truncated"]
+        lost, cut = _lost_episodes(acted.failures, done)
         segments: tuple[Segment, ...] = ()
         if self.observes:
             with timed(seconds, "render"):
-                segments = self._observed.segments(mask, flags["terminated"], done)
+                segments = self._observed.segments(mask, flags["terminated"], done, cut)
         with timed(seconds, "log-probs"):
             inputs, log_probs, values, next_values, chunks = _evaluated(policy, self.heads, acted, done)
         rewards = _rows(transition.rewards for transition in acted.transitions)
@@ -148,12 +151,14 @@ class ControlCollector:
         return Rollout(
             inputs=inputs,
             log_probs=log_probs,
-            **flags,
-            rewards=np.where(alive, rewards, 0.0).astype(np.float32, copy=False),
-            failed=np.zeros_like(mask),
+            **{name: flag & ~lost for name, flag in flags.items()},
+            rewards=np.where(alive & ~lost, rewards, 0.0).astype(np.float32, copy=False),
+            failed=lost,
+            failures=tuple(acted.failures),
             group_ids=None if self.group_size is None else copies // self.group_size,
             segments=segments,
-            steps=int(mask.sum()),
+            steps=int(mask.sum()) + len(acted.failures),
+            measured=int(done.sum()) + len(acted.failures) if self._isolated else 0,
             values=values,
             next_values=next_values,
             fresh=fresh,
@@ -307,12 +312,13 @@ class ControlCollector:
                 if self.group_size is None:  # what follows the one episode of a group's copy is not part of the run
                     recorder.begin_all(step.transition)
             acted.add(step.transition, ~over)
+            acted.failures += [(i, t, why) for i, why in step.transition.failures.items() if not over[i]]
             if queue is None:
                 acted.decided(step.observations, everywhere, first)
             else:
                 acted.decided(step.observations[queue.due], queue.due, queue.slots, queue.record)
             if self.group_size is not None:
-                over |= step.transition.done
+                over |= step.transition.done | step.transition.failed
                 if over.all():
                     break
                 if queue is not None:
@@ -342,6 +348,7 @@ class _Acted:
         alive: T times (B,) where the one episode of a group's copy was not over.
         observations, records: of the decisions of every step that had some, in the order of their copies.
         due, slots: T times (B,), see `ActionQueue`.
+        failures: copy, step and reason of the episodes that were lost.
     """
 
     transitions: list[Transition] = field(default_factory=list)
@@ -351,6 +358,7 @@ class _Acted:
     records: list[np.ndarray] = field(default_factory=list)
     due: list[BoolArray] = field(default_factory=list)
     slots: list[IntArray] = field(default_factory=list)
+    failures: list[tuple[int, int, Failure]] = field(default_factory=list)
 
     def add(self, transition: Transition, alive_B: BoolArray) -> None:
         """One step of all copies."""
@@ -375,6 +383,16 @@ class _Acted:
 def _rows(columns_T: Iterable[np.ndarray]) -> np.ndarray:
     """(B, T, ...) of (B, ...) for every step."""
     return np.stack(list(columns_T), axis=1)
+
+
+def _lost_episodes(failures: Sequence[tuple[int, int, Failure]], done_B_T: BoolArray) -> tuple[BoolArray, BoolArray]:
+    """(B, T) bool twice: the steps of episodes that were lost, the last ones included, and those last ones."""
+    lost, cut = np.zeros_like(done_B_T), np.zeros_like(done_B_T)
+    for i, t, _ in failures:
+        before = np.flatnonzero((done_B_T | cut)[i, :t])
+        lost[i, before[-1] + 1 if len(before) else 0 : t + 1] = True
+        cut[i, t] = True
+    return lost, cut
 
 
 @torch.no_grad()

@@ -129,6 +129,8 @@ class Recorder:
         kept = []
         ended = transition.done if ends_B is None else transition.done | ends_B
         wanted = self.wants(rows_B) | ended
+        for i in transition.failures:
+            self._tapes[i] = None
         for i in range(self.world.num_envs):
             tape = self._tapes[i]
             if tape is not None and transition.mask[i]:

@@ -7,7 +7,7 @@ that step (step -1 before the rollout's first step). Pictures are drawn when the
     observed.begin(start)
     for t, step in zip(range(250), steps(world, act, start.observations, capture=observed.capture)):
         observed.add(t, step)
-    segments = observed.segments(mask_B_T, terminated_B_T, done_B_T)
+    segments = observed.segments(mask_B_T, terminated_B_T, done_B_T, lost_B_T)
 """
 
 from __future__ import annotations
@@ -91,6 +91,8 @@ class ObservedFrames:
             over_B: where copies play one episode each: those whose episode was over before the step.
         """
         transition, done = step.transition, step.transition.done
+        for i in transition.failures:
+            self._rows = [row for row in self._rows if row.stream != i or row.number != step.numbers[i]]
         wanted = self.capture(step.rows, done)
         if over_B is not None:
             wanted &= ~over_B
@@ -100,16 +102,18 @@ class ObservedFrames:
                 left = np.nan if last else self._steps_left(i, row, success)
                 self._rows.append(ObservedRow(i, t, int(step.numbers[i]), row, last, success, look, left))
         if over_B is None:  # a copy that resets in a step of its own (NEXT_STEP) already carries the new number
-            self._add_first(t, step.numbers + done, transition)
+            self._add_first(t, step.numbers + (done | transition.failed), transition)
 
-    def segments(self, mask_B_T: BoolArray, terminated_B_T: BoolArray, done_B_T: BoolArray) -> tuple[Segment, ...]:
+    def segments(
+        self, mask_B_T: BoolArray, terminated_B_T: BoolArray, done_B_T: BoolArray, lost_B_T: BoolArray
+    ) -> tuple[Segment, ...]:
         """Draw the rows of a rollout that is over and cut them at the ends of episodes; see `cut_into_segments`."""
         rows, self._rows = self._rows, []
         if any(o.frames for o in self.observes):
             frames = self.world.render([row.look for row in rows])
         else:
             frames = np.zeros((len(rows), 1, 1, 3), dtype=np.uint8)
-        return cut_into_segments(rows, frames, self.world.tasks, mask_B_T, terminated_B_T, done_B_T)
+        return cut_into_segments(rows, frames, self.world.tasks, mask_B_T, terminated_B_T, done_B_T, lost_B_T)
 
     def _add_first(self, t: int, numbers_B: IntArray, transition: Transition) -> None:
         """Take in the first moments of episodes with these numbers, which begin after step t."""
@@ -121,7 +125,12 @@ class ObservedFrames:
         """What an expert needs from where a copy stands now; nan where no label is wanted."""
         if self._continuations is None or not any(o.labels(row, stream) for o in self.observes):
             return np.nan
-        left = 0 if success else self._continuations.steps_left(self.world.save_state(stream))
+        if success:
+            return 0.0
+        state = self.world.save_state(stream)
+        if state is None:  # its simulator broke: the next step says that the episode is lost
+            return np.nan
+        left = self._continuations.steps_left(state)
         return np.inf if left == UNREACHED else left
 
 
@@ -132,6 +141,7 @@ def cut_into_segments(
     mask_B_T: BoolArray,
     terminated_B_T: BoolArray,
     done_B_T: BoolArray,
+    lost_B_T: BoolArray | None = None,
 ) -> tuple[Segment, ...]:
     """Cut a rollout at the ends of episodes and give every stretch its rows.
 
@@ -142,23 +152,26 @@ def cut_into_segments(
         mask_B_T: False where no step was taken.
         terminated_B_T: the task ended.
         done_B_T: the episode ended.
+        lost_B_T: the episode was lost; None: none was.
 
     Returns:
-        One segment for every episode that took a step or was looked at, by copy and time. An episode that only
-        just began (a first moment after the last step) has `end < start`.
+        One segment for every episode that took a step, was looked at or was lost, by copy and time. An episode that
+        only just began (a first moment after the last step) has `end < start`.
     """
+    lost_B_T = np.zeros_like(done_B_T) if lost_B_T is None else lost_B_T
     steps = mask_B_T.shape[1]
     rows_of: list[list[int]] = [[] for _ in range(len(mask_B_T))]
     for n, row in enumerate(rows):
         rows_of[row.stream].append(n)
     segments = []
     for stream, members in enumerate(rows_of):
-        ends = np.flatnonzero(done_B_T[stream]).tolist()
+        ends = np.flatnonzero((done_B_T | lost_B_T)[stream]).tolist()
         starts = [0, *(end + 1 for end in ends)]
         for start, end, finished in zip(starts, [*ends, steps - 1], [True] * len(ends) + [False], strict=True):
             picked = [n for n in members if start <= rows[n].inside <= (end if finished else steps)]
             taken = np.flatnonzero(mask_B_T[stream, start : end + 1])
-            if not picked and not len(taken):
+            lost = finished and bool(lost_B_T[stream, end])
+            if not picked and not len(taken) and not lost:
                 continue
             own = [rows[n] for n in picked]
             left = np.array([row.steps_left for row in own], dtype=np.float32)
@@ -177,6 +190,7 @@ def cut_into_segments(
                     success_F=tuple(row.success for row in own),
                     frames_F=frames_N[picked],
                     steps_left_F=None if np.isnan(left).all() else left,
+                    lost=lost,
                 )
             )
     return tuple(segments)

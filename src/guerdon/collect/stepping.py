@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from guerdon.collect.episode_capture import Recorder
-from guerdon.errors import ConfigError
+from guerdon.errors import ConfigError, SimulatorError
 from guerdon.policies.robot import Action
 from guerdon.types import BoolArray, FloatArray, IntArray, Segment
 from guerdon.worlds.world import FramesDue, Transition, World
@@ -181,7 +181,8 @@ def evaluate(
     Returns:
         `success` (share of episodes with success at any step), `success_at_end`, `return/env` (mean), `length`
         (mean), `episodes` and `success_known`: of how many of them the environment reported success, and over which
-        the shares are taken. A share of none is absent.
+        the shares are taken. A share of none is absent. `episodes_failed`, where there were any: episodes that a broken
+        simulator cut off; they begin again as often as the world tries, and are left out after that.
     """
     per_copy = -(-episodes // world.num_envs)
     finished = np.zeros(world.num_envs, dtype=np.int64)
@@ -189,6 +190,7 @@ def evaluate(
     total = np.zeros(world.num_envs)
     length = np.zeros(world.num_envs, dtype=np.int64)
     results: list[tuple[bool | None, bool | None, float, int]] = []
+    lost = 0
     world.rewind()
     start = world.reset(capture=np.full(world.num_envs, recorder is not None))
     if recorder is not None:
@@ -203,6 +205,11 @@ def evaluate(
         once |= transition.success
         total += transition.rewards
         length += transition.mask
+        for copy in transition.failures:
+            once[copy], total[copy], length[copy] = False, 0.0, 0
+            lost += bool(finished[copy] < per_copy)
+            if world.episode_ids[copy] > step.numbers[copy]:  # it is left out and does not begin again
+                finished[copy] += 1
         for i in np.flatnonzero(transition.done):
             if finished[i] < per_copy:
                 at_end = transition.success_of(int(i))
@@ -215,9 +222,9 @@ def evaluate(
             recorder.begin_all(transition, skip_B=finished >= per_copy)
         if (finished >= per_copy).all():
             break
+    found: dict[str, float] = {"episodes_failed": float(lost)} if lost else {}
     if not results:
-        return {"episodes": 0.0}
-    found: dict[str, float] = {}
+        return {**found, "episodes": 0.0}
     for k, name in enumerate(("success", "success_at_end", "return/env", "length")):
         known = [value for row in results if (value := row[k]) is not None]
         if known:
@@ -241,6 +248,8 @@ def film(world: World, act: Callable[[np.ndarray], np.ndarray], *, frames: int) 
     known: list[bool | None] = [False]
     for step in steps(world, act, start.observations, capture=lambda rows: only, capture_ends=False):
         transition = step.transition
+        if 0 in transition.failures:
+            raise SimulatorError(f"the simulator broke during the episode of a film ({transition.failures[0]})")
         looks.append(transition.looks[0])
         success.append(bool(transition.success[0]))
         known.append(transition.success_of(0))

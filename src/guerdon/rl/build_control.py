@@ -91,7 +91,12 @@ def control_parts(study: Study, *, fresh: bool) -> Parts:
         sources,
         terms,
         learner,
-        EpisodeStats(list(sources), learned=list(models), num_streams=study.env.num_envs),
+        EpisodeStats(
+            list(sources),
+            learned=list(models),
+            num_streams=study.env.num_envs,
+            counted=study.env.vectorization == "async",
+        ),
         "environment steps",
         film,
         lambda folder: save_policy(policy, folder),

@@ -235,6 +235,9 @@ class ControlReward(ModelReward[ControlInputs]):
         failed_T: BoolArray,
     ) -> None:
         """Write the rewards of one segment and update the stream's carry."""
+        if segment.lost:
+            self.carries[segment.stream] = Carry()
+            return
         if len(segment) and segment.rows_F[0] == 0:
             self.carries[segment.stream] = Carry()
         carry = self.carries[segment.stream]

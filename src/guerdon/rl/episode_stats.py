@@ -29,16 +29,27 @@ class EpisodeStats:
         sources: names, ground truth first.
         learned: those that are reward models.
         num_streams: streams whose episodes go on from rollout to rollout; None: every row of a rollout is an episode.
+        counted: count episodes, of a world whose simulators can fail.
 
     Attributes:
+        counts: episodes `begun` (they took a step), `finished`, and `failed` because their simulator broke; empty where
+            they are not counted. The others are under way, or were when a run was resumed that cannot replay them.
         finished: one plain row per finished episode: success, success_at_end, length, return/<source>,
             return/combined; a return is None where one of its measurements failed, success where it is unknown.
     """
 
-    def __init__(self, sources: Sequence[str], learned: Sequence[str], num_streams: int | None = None) -> None:
+    def __init__(
+        self,
+        sources: Sequence[str],
+        learned: Sequence[str],
+        num_streams: int | None = None,
+        *,
+        counted: bool = False,
+    ) -> None:
         self._sources, self._learned = [*sources, "combined"], tuple(learned)
         self._streams = num_streams
         self.finished: list[Row] = []
+        self.counts = dict.fromkeys(("begun", "finished", "failed"), 0) if counted else {}
         self.reset_streams()
 
     def reset_streams(self) -> None:
@@ -48,6 +59,11 @@ class EpisodeStats:
         self._holes = {name: np.zeros(streams, dtype=np.bool_) for name in self._sources}
         self._once = np.zeros(streams, dtype=np.bool_)
         self._length = np.zeros(streams, dtype=np.int64)
+
+    @property
+    def unfinished(self) -> int:
+        """Episodes begun that neither finished nor failed."""
+        return self.counts["begun"] - self.counts["finished"] - self.counts["failed"]
 
     def add(
         self, rollout: Rollout[Inputs], rewards: Mapping[str, Rewards], weights: Mapping[str, float], step: int
@@ -75,8 +91,14 @@ class EpisodeStats:
     ) -> list[Row]:
         streams, failed = _with_combined(rewards, weights, rollout.mask)
         rows: list[Row] = []
+        lost = rollout.lost
         for t in range(rollout.mask.shape[1]):
             alive = rollout.mask[:, t]
+            if self.counts:
+                begun = self._length == 0
+                self.counts["begun"] += int((begun & (alive | lost[:, t])).sum())
+                self.counts["finished"] += int((rollout.done[:, t] & alive).sum())
+                self.counts["failed"] += int(lost[:, t].sum())
             for name in self._sources:
                 self._sums[name] += np.where(alive, streams[name][:, t], 0.0)
                 self._holes[name] |= failed[name][:, t] & alive
@@ -91,6 +113,10 @@ class EpisodeStats:
                     row[f"return/{name}"] = None if self._holes[name][i] else round(float(self._sums[name][i]), 6)
                     self._sums[name][i], self._holes[name][i] = 0.0, False
                 rows.append(row)
+            for i in np.flatnonzero(lost[:, t]).tolist():
+                self._once[i], self._length[i] = False, 0
+                for name in self._sources:
+                    self._sums[name][i], self._holes[name][i] = 0.0, False
         return rows
 
     def alarm(self) -> str:
@@ -114,6 +140,7 @@ class EpisodeStats:
         Success is a share of the `success_known` episodes, None where there is none; so is the alarm.
         """
         result: dict[str, Any] = {"episodes": len(rows)}
+        result |= {f"episodes_{name}": count for name, count in self.counts.items()}
         if rows:
             result["success_known"] = sum(r["success"] is not None for r in rows)
             for key in ("success", "success_at_end", "length", *(f"return/{n}" for n in self._sources)):
@@ -144,6 +171,7 @@ class EpisodeStats:
             "once": self._once.tolist(),
             "length": self._length.tolist(),
             "finished": self.finished,
+            "counts": self.counts,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -153,6 +181,7 @@ class EpisodeStats:
         self._once = np.array(state["once"], dtype=np.bool_)
         self._length = np.array(state["length"], dtype=np.int64)
         self.finished = list(state["finished"])
+        self.counts = dict(state["counts"])
 
 
 def _whole_rows(
@@ -241,6 +270,7 @@ class RewardScaler:
 
     def update(self, rollout: Rollout[Inputs], rewards: Mapping[str, Rewards]) -> dict[str, float]:
         """Take in a rollout; the divisor of each source for it."""
+        ends = rollout.done | rollout.lost
         for name, gamma in self._gammas.items():
             if rollout.fresh:
                 self._returns[name][:] = 0.0
@@ -250,7 +280,7 @@ class RewardScaler:
                 grown = self._returns[name] * gamma + rewards[name].values[:, t]
                 self._returns[name] = np.where(alive, grown, self._returns[name])
                 seen.append(self._returns[name][alive])
-                self._returns[name] = np.where(rollout.done[:, t], 0.0, self._returns[name])
+                self._returns[name] = np.where(ends[:, t], 0.0, self._returns[name])
             self._stats[name].update(np.concatenate(seen))
         return {name: max(float(s.std), 1e-4) for name, s in self._stats.items()}
 

@@ -164,7 +164,7 @@ class Loop:
     def _count_failures(self, rewards: Mapping[str, Rewards], step: int) -> None:
         """Write every failed measurement down; refuse to go on where a source says so."""
         for name, found in rewards.items():
-            if found.measured or not isinstance(self.sources[name], GroundTruth):  # an environment cannot fail
+            if found.measured or not isinstance(self.sources[name], GroundTruth):  # an environment may never fail
                 self.failures.add(name, found.measured, found.failures)
         for row in failure_rows(rewards, step):
             self.log.write("failures.jsonl", row)
@@ -313,6 +313,8 @@ class Loop:
             "failures": dict(self.failures.reasons),
             "scored": self.failures.scored,
         }
+        if self.stats.counts:
+            summary["episodes"] = {**self.stats.counts, "unfinished": self.stats.unfinished}
         write_json(self.folder / "COMPLETE", summary)
         if self.study.runner.keep_checkpoints == 0:
             shutil.rmtree(self.folder / "checkpoints")

@@ -133,6 +133,9 @@ class RefittedReward(ControlReward):
             labelled; empty where the model was not refitted.
         """
         for segment in rollout.segments:
+            if segment.lost:  # a broken simulator is no failure of the policy
+                self._open[segment.stream] = _Observed()
+                continue
             if self._label_every:
                 self._ready += self._continued(segment)
                 continue

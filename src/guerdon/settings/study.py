@@ -320,7 +320,7 @@ class Study(Settings):
         wrong += [f"reward.sources.{k}: model_type {s.model.model_type}" for k, s in sources if s.text != self.text]
         if wrong:
             raise ValueError(f"{wrong[0]} does not go with {kind}")
-        if not self.reward.use_reward_model and not self.text:
+        if not self.reward.use_reward_model and not self.text and self.env.vectorization == "sync":
             refuse(set(LIMITS) & self.reward.model_fields_set, "use_reward_model: false", "reward")
         if self.text and self.data is None and not (self.label is not None and self.label.data_paths):
             raise ValueError("a language model needs a data section: its prompts and their verifier")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from guerdon.registry import Registry
-from guerdon.settings.base import PARAMS, ByName, Named, Settings
+from guerdon.settings.base import PARAMS, ByName, Named, Settings, refuse
 
 WORLDS = Registry(
     "world", "guerdon.worlds",
@@ -57,6 +57,16 @@ class EnvSettings(Settings):
         description="end the episode at true success; off, so that no ground truth leaks into a learned reward",
     )
     observation: Literal["state", "pixels"] = Field("state", description="what the policy sees")
+    vectorization: Literal["sync", "async"] = Field(
+        "sync",
+        description="copies in this process, or in processes of their own: one that dies, hangs or gives numbers that "
+        "are not finite is replaced, and only its episode is lost (docs/simulators.md)",
+    )
+    num_envs_per_process: int = Field(1, ge=1, description="async: copies in each process; they break together")
+    step_timeout: float = Field(60.0, gt=0, description="async: seconds after which a simulator that steps hangs")
+    reset_timeout: float = Field(
+        300.0, gt=0, description="async: the same for one that starts, begins an episode or draws"
+    )
     frame_size: tuple[int, int] = Field((64, 64), description="height and width of rendered frames")
     data_collection: DataCollectionSettings = Field(
         DataCollectionSettings(), description="keep episodes while a policy trains"
@@ -66,6 +76,18 @@ class EnvSettings(Settings):
     def camera_name(self) -> str:
         """How data sets call the camera."""
         return "corner"
+
+    def of_copies(self, copies: range) -> Self:
+        """The settings of some of the copies, in one process."""
+        return self.model_copy(update={"num_envs": len(copies), "vectorization": "sync"})
+
+    @model_validator(mode="after")
+    def _isolated(self) -> Self:
+        if self.vectorization == "sync":
+            own = ("num_envs_per_process", "step_timeout", "reset_timeout")
+            fields = type(self).model_fields
+            refuse({name for name in own if getattr(self, name) != fields[name].default}, "vectorization: sync")
+        return self
 
     @field_validator("frame_size", mode="before")
     @classmethod
@@ -93,6 +115,14 @@ class MetaWorldSettings(EnvSettings):
     def camera_name(self) -> str:
         """How data sets call the camera."""
         return self.camera
+
+    @model_validator(mode="after")
+    def _draws(self) -> Self:
+        if self.vectorization == "async" and self.render_workers:
+            raise ValueError(
+                "render_workers would do nothing with vectorization: async, whose processes draw; remove it"
+            )
+        return self
 
 
 class _Protocol(NamedTuple):
@@ -195,6 +225,14 @@ class LiberoSettings(EnvSettings):
         """How data sets call the first camera."""
         return self.cameras[0]
 
+    def of_copies(self, copies: range) -> Self:
+        """The settings of some of the copies, in one process."""
+        if self.task_ids is None:
+            return super().of_copies(copies)
+        each = self.num_envs // len(self.task_ids)
+        tasks = tuple(dict.fromkeys(self.task_ids[i // each] for i in copies))
+        return super().of_copies(copies).model_copy(update={"task_ids": tasks})
+
     @property
     def resets_before(self) -> int:
         """Resets of a fresh environment before its first episode, in the protocol."""
@@ -245,6 +283,12 @@ class LiberoSettings(EnvSettings):
                 raise ValueError("task and task_text would do nothing with task_ids; remove them or task_ids")
             if self.num_envs % len(self.task_ids):
                 raise ValueError(f"{len(self.task_ids)} task_ids need a multiple of as many num_envs")
+            each, together = self.num_envs // len(self.task_ids), self.num_envs_per_process
+            if self.vectorization == "async" and each % together and together % each:
+                raise ValueError(
+                    f"each of the task_ids has {each} copies, so num_envs_per_process {together} mixes them unevenly; "
+                    f"it must divide {each}, or be a multiple of it"
+                )
         return self
 
 
@@ -262,7 +306,6 @@ class GymnasiumSettings(_ReportsSuccess):
     """Any Gymnasium id."""
 
     type: Literal["gymnasium"] = Field("gymnasium", description="any Gymnasium id")
-    vectorization: Literal["sync", "async"] = Field("sync", description="copies in this process, or a process each")
     autoreset_mode: Literal["disabled", "next_step", "same_step"] = Field(
         "disabled", description="Gymnasium's convention; only disabled resumes bit-exactly"
     )
@@ -272,6 +315,8 @@ class GymnasiumSettings(_ReportsSuccess):
     def _ends(self) -> Self:
         if self.autoreset_mode != "disabled" and self.end_on_success:
             raise ValueError("end_on_success needs autoreset_mode: disabled")
+        if self.autoreset_mode != "disabled" and self.vectorization == "async":
+            raise ValueError("vectorization async begins episodes anew, which needs autoreset_mode: disabled")
         return self
 
 

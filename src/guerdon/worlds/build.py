@@ -19,12 +19,14 @@ from guerdon.settings.world import (
     WorldSettings,
 )
 from guerdon.worlds.camera import CameraPool, MuJoCoCamera
+from guerdon.worlds.eye import Eye
 from guerdon.worlds.gymnasium_env import RenderEye, SceneEye, check_spaces, make_gymnasium_env, never_reports_success
 from guerdon.worlds.libero import LiberoEye, LiberoVectorEnv, Settling
 from guerdon.worlds.libero_files import libero_task
 from guerdon.worlds.metaworld import MetaWorldVectorEnv
+from guerdon.worlds.processes import ProcessVectorEnv
 from guerdon.worlds.success import SUCCESS_KEYS, own_readers, unreported
-from guerdon.worlds.world import Eye, World
+from guerdon.worlds.world import World
 
 
 def check_success_reported(settings: WorldSettings, success_readers: Sequence[str] = ()) -> None:
@@ -51,6 +53,7 @@ def build_world(
     num_envs: int | None = None,
     group_size: int = 1,
     success_readers: Sequence[str] = (),
+    tries: int = 0,
 ) -> World:
     """Make the world that a configuration describes.
 
@@ -60,6 +63,7 @@ def build_world(
         num_envs: overrides the section's number of copies.
         group_size: neighbouring copies that start every episode alike (GRPO).
         success_readers: keys of the configuration, besides `env`'s own, that need true success.
+        tries: how often an episode that a broken simulator cut off is begun again.
 
     Raises:
         ConfigError: an unknown task, camera or environment id; or something needs true success, and the environment
@@ -67,10 +71,12 @@ def build_world(
         MissingDependencyError: the simulator is not installed.
     """
     copies = num_envs or settings.num_envs
-    if isinstance(settings, OwnWorldSettings):
-        env, eye, words = own_world(settings, copies, seed)
+    if settings.vectorization == "async":
+        env = ProcessVectorEnv(settings, copies, seed)
+        eye: Eye = env.eye
+        words: str | Sequence[str] = env.task_texts
     else:
-        env, eye, words = WORLDS.factory(settings.type)(settings, copies, seed)
+        env, eye, words = make_parts(settings, copies, seed)
     try:
         check_success_reported(settings, success_readers)  # an id may be registered only since its module is imported
     except ConfigError:
@@ -90,11 +96,20 @@ def build_world(
         group_size=group_size,
         pixels=settings.observation == "pixels",
         ordered=isinstance(settings, LiberoSettings) and settings.init_states == "ordered",
+        tries=tries,
     )
 
 
 EnvParts = tuple[VectorEnv, Eye, str | Sequence[str]]
 """Copies of an environment, what draws them, and their task in words, or that of each copy."""
+
+
+def make_parts(settings: WorldSettings, copies: int, seed: int) -> EnvParts:
+    """Copies of the environment of an `env` section, in this process."""
+    if isinstance(settings, OwnWorldSettings):
+        return own_world(settings, copies, seed)
+    parts: EnvParts = WORLDS.factory(settings.type)(settings, copies, seed)
+    return parts
 
 
 def metaworld(settings: MetaWorldSettings, copies: int, seed: int) -> EnvParts:
@@ -135,13 +150,11 @@ def gymnasium_id(settings: GymnasiumSettings, copies: int, seed: int) -> EnvPart
     env = make_gymnasium_env(
         settings.task,
         copies,
-        vectorization=settings.vectorization,
         autoreset=settings.autoreset_mode,
         max_episode_steps=settings.max_episode_steps,
         kwargs=dict(settings.kwargs),
     )
-    if isinstance(env, SyncVectorEnv):
-        env.proprioception = getattr(env.envs[0].unwrapped, "proprioception", None)
+    env.proprioception = getattr(env.envs[0].unwrapped, "proprioception", None)
     return env, RenderEye(env, settings.frame_size), settings.task
 
 

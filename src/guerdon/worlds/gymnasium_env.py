@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from guerdon.errors import ConfigError, MissingDependencyError, boundary
-from guerdon.subprocess_worker import end_with_parent
 from guerdon.types import ByteArray
 from guerdon.worlds.camera import choose_headless_backend, close_at_exit
-from guerdon.worlds.world import resized
+from guerdon.worlds.eye import stacked
 
 
 class KeepTerminalFrame(gymnasium.Wrapper):  # type: ignore[misc]
@@ -33,7 +31,6 @@ def make_gymnasium_env(
     env_id: str,
     num_envs: int,
     *,
-    vectorization: str = "sync",
     autoreset: str = "disabled",
     max_episode_steps: int | None = None,
     kwargs: dict[str, Any] | None = None,
@@ -43,7 +40,6 @@ def make_gymnasium_env(
     Args:
         env_id: a Gymnasium id such as `Pendulum-v1`.
         num_envs: N.
-        vectorization: `sync` (one process) or `async` (one process per copy).
         autoreset: `disabled`, `next_step` or `same_step`, Gymnasium's three conventions.
         max_episode_steps: replaces the registered time limit.
         kwargs: passed to the environment.
@@ -52,21 +48,15 @@ def make_gymnasium_env(
         ConfigError: the id is not registered, or its observations or actions are not plain boxes.
     """
     choose_headless_backend()
-    creator = os.getpid()
 
     def one() -> gymnasium.Env:
-        if os.getpid() != creator:  # in a process of its own
-            end_with_parent(spawned=True)
         extra = {} if max_episode_steps is None else {"max_episode_steps": max_episode_steps}
         env = gymnasium.make(env_id, render_mode="rgb_array", **extra, **(kwargs or {}))
         return KeepTerminalFrame(env) if autoreset == "same_step" else env
 
     mode = AutoresetMode[autoreset.upper()]
     with boundary(ConfigError, f"env.task {env_id!r} could not be made"):
-        if vectorization == "async":
-            env = AsyncVectorEnv([one] * num_envs, autoreset_mode=mode, context="spawn")
-        else:
-            env = SyncVectorEnv([one] * num_envs, autoreset_mode=mode)
+        env = SyncVectorEnv([one] * num_envs, autoreset_mode=mode)
     check_spaces(env, f"env.task {env_id!r}")
     return env
 
@@ -130,9 +120,7 @@ class RenderEye:
 
     def render(self, looks: Sequence[ByteArray]) -> ByteArray:
         """Stack pictures, resized to the declared size."""
-        if not len(looks):
-            return np.empty((0, *self.size, 3), np.uint8)
-        return np.stack([resized(p, self.size) for p in looks])
+        return stacked(looks, self.size)
 
     def close(self) -> None:
         """Nothing to free: the copies own their renderers."""

@@ -13,38 +13,18 @@ finds its simulators again (`state_dict`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from guerdon.errors import CheckpointError, ConfigError, NonFiniteError
-from guerdon.types import BoolArray, ByteArray, FloatArray, IntArray
+from guerdon.types import BoolArray, ByteArray, Failure, FloatArray, IntArray
+from guerdon.worlds.eye import Eye, looks_at, resized
 from guerdon.worlds.success import SUCCESS_KEYS, own_readers, success_from_info, unreported
-
-
-class Eye(Protocol):
-    """Takes pictures of a world, possibly later than it looks."""
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width of the pictures."""
-        ...
-
-    def look(self, index: int) -> Any:
-        """Keep what is needed to draw copy `index` as it is now."""
-        ...
-
-    def render(self, looks: Sequence[Any]) -> ByteArray:
-        """(N, H, W, 3) uint8 pictures of earlier looks."""
-        ...
-
-    def close(self) -> None:
-        """Free what drawing needs."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -62,6 +42,8 @@ class Transition:
         mask: (B,) bool, False where no action was taken because the copy was resetting.
         looks: copy index to look, taken after the action (of the terminal moment where an episode ended).
         first_looks: copy index to look at the start of a new episode.
+        failures: copy index to why its simulator broke. Its episode is over without an end: the copy has mask False
+            and no look, and has begun another one.
     """
 
     observations: np.ndarray
@@ -74,11 +56,17 @@ class Transition:
     mask: BoolArray
     looks: dict[int, Any] = field(default_factory=dict)
     first_looks: dict[int, Any] = field(default_factory=dict)
+    failures: Mapping[int, Failure] = field(default_factory=dict)
 
     @property
     def done(self) -> BoolArray:
         """(B,) bool, where an episode ended with this step."""
         return self.terminated | self.truncated
+
+    @property
+    def failed(self) -> BoolArray:
+        """(B,) bool, where an episode was lost with this step."""
+        return _among(self.failures, len(self.mask))
 
     def success_of(self, index: int) -> bool | None:
         """True success of copy `index` after the action; None where the environment did not report it."""
@@ -116,15 +104,6 @@ class ObservationSpec:
     task: bool = False
 
 
-def resized(picture: ByteArray, size: tuple[int, int]) -> ByteArray:
-    """A picture of height and width `size`, by bilinear interpolation where it has another."""
-    if picture.shape[:2] == size:
-        return picture
-    from PIL import Image
-
-    return np.asarray(Image.fromarray(picture).resize(size[::-1], Image.Resampling.BILINEAR))
-
-
 class World:
     """B copies of an environment, stepped together.
 
@@ -149,6 +128,7 @@ class World:
             stops a world with sparse rewards, and any world with readers that has not had a report before.
         group_size: neighbouring copies that start every episode alike.
         pixels: observations are pictures.
+        tries: how often an episode that a broken simulator cut off is begun again, before the next one is.
         ordered: resets are seeded with 0, 1, 2, ... instead of numbers drawn by `seed`: for environments whose seed is
             the number of a start. Groups with the same task share the numbers out.
 
@@ -171,6 +151,7 @@ class World:
         group_size: int = 1,
         pixels: bool = False,
         ordered: bool = False,
+        tries: int = 0,
     ) -> None:
         if len(tasks) != env.num_envs:
             raise ConfigError(f"{len(tasks)} task texts for {env.num_envs} environments")
@@ -199,6 +180,7 @@ class World:
         self._info_keys: set[str] = set()
         self._episode = np.zeros(self.num_envs, dtype=np.int64)
         self._steps = np.zeros(self.num_envs, dtype=np.int64)
+        self._tries, self._tried = tries, np.zeros(self.num_envs, dtype=np.int64)
         self._resetting = np.zeros(self.num_envs, dtype=np.bool_)
         self._actions: list[list[np.ndarray]] = [[] for _ in range(self.num_envs)]
         self._observations: np.ndarray = np.empty(0)
@@ -261,6 +243,7 @@ class World:
         observations, _ = self.env.reset(seed=seeds)
         self._observations = np.asarray(observations)
         self._steps[:] = 0
+        self._tried[:] = 0
         self._episode_reported[:] = False
         self._resetting[:] = False
         self._actions = [[] for _ in range(self.num_envs)]
@@ -335,8 +318,9 @@ class World:
                 f"the policy gave an action that is not finite in copy {copy}: "
                 "its weights have diverged (lower algorithm.learning_rate) or an observation is not finite"
             )
-        mask = ~self._resetting
         observations, rewards, terminated, truncated, info = self.env.step(actions)
+        failures = self._failures()
+        mask = ~self._resetting & ~_among(failures, self.num_envs)
         observations = np.asarray(observations)
         terminated = np.asarray(terminated, dtype=np.bool_) & mask
         truncated = np.asarray(truncated, dtype=np.bool_) & mask
@@ -359,14 +343,19 @@ class World:
         if capture_ends:
             wanted = wanted | done
         looks = self._look_after(wanted, ended_inside, info)
-        fresh = self._begin_next(actions, done, observations, mask)
+        late = self._failures()  # of copies that broke while they were looked at
+        failed = _among(failures := failures | late, self.num_envs)
+        if late:
+            mask, success, known = mask & ~failed, success & ~failed, known & ~failed
+            terminated, truncated, done = terminated & ~failed, truncated & ~failed, done & ~failed
+        fresh = self._begin_next(actions, done, failed, observations, mask)
         if not fresh.any():
             self._shown = final
         elif frames is None or self._spec is None:
             self._shown = self._view(self._observations)
         else:
             self._shown = final.copy()
-            self._shown[fresh] = self._view(self._observations, fresh & frames.new)[fresh]
+            self._shown[fresh] = self._view(self._observations, fresh & (frames.new | failed))[fresh]
         return Transition(
             observations=self._shown.copy(),
             final_observations=final,
@@ -376,8 +365,9 @@ class World:
             success=success,
             success_known=known,
             mask=mask,
-            looks=looks,
+            looks={i: look for i, look in looks.items() if i not in failures},
             first_looks=self._look(fresh) if capture_ends else {},
+            failures=failures,
         )
 
     def save_state(self, index: int) -> Any:
@@ -455,6 +445,8 @@ class World:
             actions = np.stack([p[b] if b >= 0 else np.zeros(width) for p, b in zip(pasts, begun, strict=True)])
             observations, _, terminated, truncated, _ = self.env.step(actions.astype(self.action_space.dtype))
             self._observations = np.asarray(observations)
+            for copy, why in self._failures().items():
+                raise CheckpointError(f"the simulator of copy {copy} broke while its episode was replayed ({why})")
             idle_end = (np.asarray(terminated) | np.asarray(truncated)) & np.array([b < 0 for b in begun])
             if idle_end.any():
                 self._reset_again(idle_end)
@@ -536,12 +528,16 @@ class World:
         assert self.eye is not None
         if not len(copies):
             return np.empty((0, *self.eye.size, 3), dtype=np.uint8)
-        return self.eye.render([self.eye.look(int(i)) for i in copies])
+        return self.eye.render(looks_at(self.eye, [int(i) for i in copies]))
 
     def _look(self, wanted: BoolArray) -> dict[int, Any]:
-        if self.eye is None:
-            return {}
-        return {int(i): self.eye.look(int(i)) for i in np.flatnonzero(wanted)}
+        copies = [] if self.eye is None else np.flatnonzero(wanted).tolist()
+        return {} if self.eye is None or not copies else dict(zip(copies, looks_at(self.eye, copies), strict=True))
+
+    def _failures(self) -> dict[int, Failure]:
+        """Copies whose simulator broke since this was asked last."""
+        found: dict[int, Failure] = self.env.lost_episodes() if hasattr(self.env, "lost_episodes") else {}
+        return found
 
     def _look_after(self, wanted: BoolArray, ended: BoolArray, info: dict[str, Any]) -> dict[int, Any]:
         """Looks after the action; a SAME_STEP environment has moved on, so its terminal look comes with the info."""
@@ -559,13 +555,18 @@ class World:
                 looks[int(i)] = kept[i]
         return looks
 
-    def _begin_next(self, actions: np.ndarray, done: BoolArray, observations: np.ndarray, mask: BoolArray) -> BoolArray:
+    def _begin_next(
+        self, actions: np.ndarray, done: BoolArray, failed: BoolArray, observations: np.ndarray, mask: BoolArray
+    ) -> BoolArray:
         """Account for ended episodes, reset them where that is ours to do; return which copies are fresh."""
+        again = failed & (self._tried < self._tries)
+        done = done | failed
+        self._tried = np.where(again, self._tried + 1, np.where(done, 0, self._tried))
         for i in np.flatnonzero(mask & ~done):
             self._actions[i].append(np.array(actions[i]))
         for i in np.flatnonzero(done):
             self._actions[i] = []
-        self._episode += done
+        self._episode += done & ~again
         self._observations = observations
         if self.mode is AutoresetMode.NEXT_STEP:
             fresh = self._resetting.copy()
@@ -576,3 +577,10 @@ class World:
         if self.mode is AutoresetMode.DISABLED and done.any():
             self._reset_again(done)
         return done
+
+
+def _among(copies: Mapping[int, Any], count: int) -> BoolArray:
+    """(count,) bool, True for these copies."""
+    found = np.zeros(count, dtype=np.bool_)
+    found[list(copies)] = True
+    return found

@@ -1,0 +1,444 @@
+"""Copies of any world in processes of their own: one that dies, hangs or gives numbers that are not finite is replaced.
+
+All copies step together. The process of a broken copy is killed and another is started in its place; the episode
+under way in it is reported by `lost_episodes`, and the next `reset` begins another one. Pictures are drawn by the same
+processes, of states that were kept before (`Eye`), so that a process that breaks loses no picture.
+
+    env = ProcessVectorEnv(MetaWorldSettings(task="window-close", num_envs=8, vectorization="async"), 8, seed=0)
+    observations, _ = env.reset(seed=list(range(8)))
+    observations, rewards, terminated, truncated, info = env.step(actions)
+    env.lost_episodes()                    # {3: Failure("simulator_died", "signal 9 (SIGKILL)")}, once
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from guerdon import errors
+from guerdon.errors import SimulatorError
+from guerdon.settings.world import WorldSettings
+from guerdon.subprocess_worker import start_child
+from guerdon.types import BoolArray, ByteArray, Failure
+from guerdon.worlds.camera import choose_headless_backend
+from guerdon.worlds.eye import stacked
+
+ATTEMPTS = 3  # of a process to start, to begin an episode or to draw, one after the other
+_CHUNK = 8  # pictures asked for at a time
+_LAST_LINES = 12  # of a process's messages in an error
+_CLOSING = 5.0  # seconds that all processes together have to end by themselves
+
+
+class _Process:
+    """A process that simulates some of the copies.
+
+    Attributes:
+        copies: which.
+        facts: what it said of its copies when it was ready; None: it is starting.
+    """
+
+    def __init__(self, settings: WorldSettings, copies: range, seed: int) -> None:
+        self.copies = copies
+        self._order = (settings.of_copies(copies), len(copies), seed)
+        self.start()
+
+    def start(self) -> None:
+        """Start it, without waiting until it is ready."""
+        self.facts: dict[str, Any] | None = None
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `kill`)
+        ours, theirs = socket.socketpair()
+        limit = struct.pack("ll", int(self._order[0].step_timeout) + 1, 0)
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):  # within a message: a process may stop in the middle
+            ours.setsockopt(socket.SOL_SOCKET, option, limit)
+        path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
+        with theirs:
+            self.process = start_child(
+                [sys.executable, "-P", "-m", "guerdon.worlds.simulator_process", str(theirs.fileno())],
+                environment=os.environ | {"PYTHONPATH": path},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._said,
+                stderr=self._said,
+            )
+        self._line = Connection(ours.detach())
+        self.send(self._order)
+
+    def send(self, message: Any) -> Failure | None:
+        """Send a message; why that failed."""
+        try:
+            self._line.send(message)
+        except OSError as error:
+            return self._why(error)
+        return None
+
+    def receive(self, deadline: float) -> tuple[Any, Failure | None]:
+        """The answer to the last message, or why there is none.
+
+        Raises:
+            GuerdonError: the process refused, with its reason.
+        """
+        try:
+            if not self._line.poll(max(0.0, deadline - time.monotonic())):
+                return None, Failure("simulator_hung", "no answer in time")
+            kind, answer = self._line.recv()
+        except (EOFError, OSError) as error:
+            return None, self._why(error)
+        if kind == "refused":
+            name, text = answer
+            raise getattr(errors, name)(text)
+        return (None, Failure("simulator_raised", answer)) if kind == "raised" else (answer, None)
+
+    def _why(self, error: Exception) -> Failure:
+        if isinstance(error, BlockingIOError):
+            return Failure("simulator_hung", "it stopped within a message")
+        self.process.kill()  # its end of the line is closed
+        code = self.process.wait()
+        how = f"exit status {code}" if code >= 0 else f"signal {-code} ({signal.Signals(-code).name})"
+        last = self.last_lines(1)
+        return Failure("simulator_died", f"{how}: {last}" if last else how)
+
+    def last_lines(self, count: int = _LAST_LINES) -> str:
+        """The end of what it wrote to its standard output and error."""
+        size = self._said.seek(0, os.SEEK_END)
+        self._said.seek(max(0, size - 8192))
+        return "\n".join(self._said.read().decode(errors="replace").strip().splitlines()[-count:])
+
+    def close(self) -> None:
+        """Let it end: it does when nobody is at the other end of the line."""
+        self._line.close()
+
+    def kill(self, patience: float = 0.0) -> None:
+        """End it, whatever it is doing, after so many seconds."""
+        self._line.close()
+        try:
+            self.process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._said.close()
+
+
+class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
+    """Copies of a world in processes of their own, with autoreset disabled.
+
+    Attributes:
+        task_texts: of each copy.
+        proprioception: as the world has it.
+        eye: draws the copies.
+        restarts: processes started in place of others.
+
+    Args:
+        settings: the `env` section, with the number of copies in each process and the time limits.
+        num_envs: copies.
+        seed: of the run, for factories of worlds.
+
+    Raises:
+        ConfigError: the world cannot be made.
+        SimulatorError: no process can be started.
+    """
+
+    def __init__(self, settings: WorldSettings, num_envs: int, seed: int) -> None:
+        choose_headless_backend()
+        self.num_envs, self.restarts = num_envs, 0
+        self._step_seconds, self._reset_seconds = settings.step_timeout, settings.reset_timeout
+        each = settings.num_envs_per_process
+        shares = [range(start, min(start + each, num_envs)) for start in range(0, num_envs, each)]
+        settings = settings.model_copy(update={"num_envs": num_envs})
+        self._processes = [_Process(settings, share, seed) for share in shares]
+        self._process_of = [k for k, share in enumerate(shares) for _ in share]
+        self._lost: dict[int, Failure] = {}  # episodes of copies, since `lost_episodes` was called
+        self._replaced = set(range(len(shares)))  # processes in which no episode has begun
+        self._seeds: list[int | None] = [None] * num_envs
+        self._stepped = np.zeros(num_envs, dtype=np.bool_)  # since their reset
+        self._why = Failure("simulator_died")  # the last process that was replaced
+        try:
+            self._make_ready(range(len(shares)))
+        except BaseException:
+            self.close_extras()
+            raise
+        all_facts = [process.facts or {} for process in self._processes]
+        facts = max(all_facts, key=lambda one: one["spaces"][0].shape)  # others' observations end in zeros
+        self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
+        self.single_observation_space, self.single_action_space = facts["spaces"]
+        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
+        self.proprioception = facts["proprioception"]
+        self.task_texts = tuple(text for one in all_facts for text in one["tasks"])
+        self.eye = ProcessEye(self, facts["size"], facts["cameras"], at_once=facts["at_once"])
+        shape, dtype = self.single_observation_space.shape or (), self.single_observation_space.dtype
+        self._observations = np.zeros((num_envs, *shape), dtype=dtype)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Of the processes, in the order of their copies."""
+        return tuple(one.process.pid for one in self._processes)
+
+    def lost_episodes(self) -> dict[int, Failure]:
+        """Copies whose episode was lost since the last call, and why. They need a reset."""
+        lost, self._lost = self._lost, {}
+        return lost
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Start new episodes; a process that breaks by that is replaced and tries again.
+
+        Args:
+            seed: one per copy, or of the first one; None: drawn by each world.
+            options: `reset_mask` (N,) bool picks the copies to reset (all by default).
+
+        Returns:
+            (N, ...) observations and an empty info.
+
+        Raises:
+            SimulatorError: a process breaks again and again.
+        """
+        wanted: BoolArray = (options or {}).get("reset_mask", np.ones(self.num_envs, dtype=np.bool_))
+        seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed or [None] * self.num_envs
+        for i in np.flatnonzero(wanted).tolist():
+            self._seeds[i] = seeds[i]
+        waiting = sorted({self._process_of[i] for i in np.flatnonzero(wanted).tolist()})
+        for _ in range(ATTEMPTS):
+            self._make_ready(waiting)
+            requests = {}
+            for k in waiting:
+                copies = self._processes[k].copies
+                mask = np.ones(len(copies), np.bool_) if k in self._replaced else wanted[copies.start : copies.stop]
+                requests[k] = ("reset", [self._seeds[i] for i in copies], mask)
+            answers = self._ask(requests, self._reset_seconds)
+            for k, observations in answers.items():
+                if np.isfinite(observations).all():
+                    copies, mask = self._processes[k].copies, requests[k][2]
+                    shown = self._observations[copies.start : copies.stop, ..., : observations.shape[-1]]
+                    shown[mask] = observations[mask]
+                    self._stepped[copies.start : copies.stop][mask] = False
+                    self._replaced.discard(k)
+                    waiting.remove(k)
+                    for i in copies:
+                        if wanted[i]:
+                            self._lost.pop(i, None)
+                else:
+                    self._lose(k, Failure("simulator_non_finite", "an observation after a reset"))
+            if not waiting:
+                return self._observations.copy(), {}
+        raise self._given_up("cannot begin an episode", waiting[0])
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, BoolArray, BoolArray, dict[str, Any]]:
+        """One step of every copy; one that `lost_episodes` names keeps its last observation and does not end.
+
+        Args:
+            actions: (N, ...).
+
+        Returns:
+            (N, ...) observations, (N,) float32 rewards, (N,) bool terminated and truncated, and those values of the
+            worlds' info that are numbers, one for each copy.
+        """
+        n, requests = self.num_envs, {}
+        for k, process in enumerate(self._processes):
+            if k not in self._replaced:
+                requests[k] = ("step", actions[process.copies.start : process.copies.stop])
+        rewards = np.zeros(n, dtype=np.float32)
+        terminated, truncated = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
+        infos: dict[int, Mapping[str, np.ndarray]] = {}
+        for k, (seen, paid, ended, cut, info) in self._ask(requests, self._step_seconds).items():
+            if not (np.isfinite(seen).all() and np.isfinite(paid).all()):
+                self._lose(k, Failure("simulator_non_finite", "an observation or a reward"))
+                continue
+            share = slice(self._processes[k].copies.start, self._processes[k].copies.stop)
+            self._observations[share, ..., : seen.shape[-1]], rewards[share] = seen, paid
+            terminated[share], truncated[share] = ended, cut
+            self._stepped[share] = True
+            infos[k] = info
+        return self._observations.copy(), rewards, terminated, truncated, self._merged(infos)
+
+    def looks(self, indices: Sequence[int]) -> list[Any]:
+        """What is needed to draw these copies as they are now; None of a copy whose episode is lost.
+
+        A copy that has taken no step begins its episode again where its process breaks.
+
+        Raises:
+            SimulatorError: a process breaks again and again.
+        """
+        found: dict[int, Any] = {}
+        for _ in range(ATTEMPTS):
+            requests: dict[int, tuple[str, list[int]]] = {}
+            for i in indices:
+                k = self._process_of[i]
+                if i not in found and k not in self._replaced:
+                    requests.setdefault(k, ("looks", []))[1].append(i - self._processes[k].copies.start)
+            for k, kept in self._ask(requests, self._reset_seconds).items():
+                start = self._processes[k].copies.start
+                found |= {start + own: (k, look) for own, look in zip(requests[k][1], kept, strict=True)}
+            again = [i for i in indices if i not in found and not self._stepped[i]]
+            if not again:
+                return [found.get(i) for i in indices]
+            mask = np.isin(np.arange(self.num_envs), again)
+            self.reset(seed=list(self._seeds), options={"reset_mask": mask})
+        raise self._given_up("cannot be drawn", self._process_of[again[0]])
+
+    def draw(self, looks: Sequence[tuple[int, Any]], camera: str | None) -> list[ByteArray]:
+        """Pictures of earlier looks, each drawn by the process that took it.
+
+        Raises:
+            SimulatorError: a process breaks again and again.
+        """
+        drawn: list[Any] = [None] * len(looks)
+        waiting: dict[int, list[int]] = {}
+        for place, (k, _) in enumerate(looks):
+            waiting.setdefault(k, []).append(place)
+        failed = dict.fromkeys(waiting, 0)
+        while waiting:
+            self._make_ready(sorted(waiting))
+            chunks = {k: places[:_CHUNK] for k, places in waiting.items()}
+            requests = {k: ("render", [looks[place][1] for place in chunk], camera) for k, chunk in chunks.items()}
+            answers = self._ask(requests, self._reset_seconds)
+            for k, chunk in chunks.items():
+                failed[k] = 0 if k in answers else failed[k] + 1
+                if failed[k] == ATTEMPTS:
+                    raise self._given_up("cannot draw", k)
+                if k in answers:
+                    for place, picture in zip(chunk, answers[k], strict=True):
+                        drawn[place] = picture
+                    waiting[k] = waiting[k][_CHUNK:]
+            waiting = {k: places for k, places in waiting.items() if places}
+        return drawn
+
+    def save_state(self, index: int) -> Any:
+        """The state of copy `index`, for `load_state`; None where its episode is lost."""
+        k = self._process_of[index]
+        requests = {} if k in self._replaced else {k: ("save_state", index - self._processes[k].copies.start)}
+        return self._ask(requests, self._step_seconds).get(k)
+
+    def load_state(self, index: int, state: Any) -> None:
+        """Bring copy `index` to a saved state, of a world of the same settings."""
+        k = self._process_of[index]
+        self._ask({k: ("load_state", index - self._processes[k].copies.start, state)}, self._step_seconds)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """End the processes."""
+        for process in self._processes:
+            process.close()
+        deadline = time.monotonic() + _CLOSING
+        for process in self._processes:
+            process.kill(max(0.0, deadline - time.monotonic()))
+
+    # Processes.
+
+    def _ask(self, requests: Mapping[int, tuple[Any, ...]], seconds: float) -> dict[int, Any]:
+        """Answers of processes, by their number; those that break are replaced and give none."""
+        sent = []
+        for k, request in requests.items():
+            why = self._processes[k].send(request)
+            if why is None:
+                sent.append(k)
+            else:
+                self._lose(k, why)
+        deadline, answers = time.monotonic() + seconds, {}
+        for k in sent:
+            answer, why = self._processes[k].receive(deadline)
+            if why is None:
+                answers[k] = answer
+            else:
+                self._lose(k, why)
+        return answers
+
+    def _lose(self, k: int, why: Failure) -> None:
+        """Replace a process; the episodes of its copies are lost."""
+        process = self._processes[k]
+        for i in process.copies:
+            self._lost.setdefault(i, why)
+        self._last_lines = process.last_lines()
+        self._why = why
+        process.kill()
+        process.start()
+        self._replaced.add(k)
+        self.restarts += 1
+
+    def _make_ready(self, waiting: Sequence[int]) -> None:
+        """Wait until these processes have made their copies."""
+        for _ in range(ATTEMPTS):
+            deadline = time.monotonic() + self._reset_seconds
+            waiting = [k for k in waiting if self._processes[k].facts is None]
+            for k in waiting:
+                self._processes[k].facts, why = self._processes[k].receive(deadline)
+                if why is not None:
+                    self._lose(k, why)
+            if all(self._processes[k].facts is not None for k in waiting):
+                return
+        raise self._given_up("does not start", next(k for k in waiting if self._processes[k].facts is None))
+
+    def _given_up(self, what: str, k: int) -> SimulatorError:
+        copies = self._processes[k].copies
+        which = f"copy {copies.start}" if len(copies) == 1 else f"copies {copies.start} to {copies.stop - 1}"
+        why = f"{self._why.reason}: {self._why.detail}" if self._why.detail else self._why.reason
+        said = f"its last messages were:\n{self._last_lines}\n" if self._last_lines else "it wrote no message; "
+        return SimulatorError(
+            f"the simulator of {which} {what} ({ATTEMPTS} processes in a row, the last: {why}); {said}"
+            "env.vectorization=sync runs it in guerdon's own process, with all that it prints; a simulator that is "
+            "only slow needs a larger env.step_timeout or env.reset_timeout"
+        )
+
+    def _merged(self, infos: Mapping[int, Mapping[str, np.ndarray]]) -> dict[str, Any]:
+        """The infos of all processes as one; `_<key>` says which copies have a key."""
+        merged: dict[str, Any] = {}
+        for name in dict.fromkeys(name for info in infos.values() for name in info if not name.startswith("_")):
+            first = next(info[name] for info in infos.values() if name in info)
+            values, known = [], np.zeros(self.num_envs, dtype=np.bool_)
+            for k, process in enumerate(self._processes):
+                info = infos.get(k, {})
+                values.append(info.get(name, np.zeros(len(process.copies), dtype=first.dtype)))
+                if name in info:
+                    known[process.copies.start : process.copies.stop] = info.get(f"_{name}", True)
+            merged |= {name: np.concatenate(values), f"_{name}": known}
+        return merged
+
+
+class ProcessEye:
+    """Looks at copies in other processes, which draw.
+
+    Attributes:
+        size: (height, width) of the pictures.
+        cameras: names, of a world that has several.
+
+    Args:
+        env: what is looked at.
+        size: (height, width).
+        cameras: names.
+        at_once: looks are pictures already.
+    """
+
+    def __init__(
+        self, env: ProcessVectorEnv, size: tuple[int, int], cameras: tuple[str, ...], *, at_once: bool
+    ) -> None:
+        self._env, self.size, self.cameras, self._at_once = env, size, cameras, at_once
+
+    def look(self, index: int) -> Any:
+        """What is needed to draw copy `index` as it is now."""
+        return self.looks([index])[0]
+
+    def looks(self, indices: Sequence[int]) -> list[Any]:
+        """What is needed to draw these copies as they are now; None of a copy whose episode is lost."""
+        return self._env.looks(indices)
+
+    def render(self, looks: Sequence[Any], camera: str | None = None) -> ByteArray:
+        """(N, H, W, 3) uint8 of earlier looks; black where there is none, which no part of an episode is."""
+        kept = [look for look in looks if look is not None]
+        pictures = iter([picture for _, picture in kept] if self._at_once else self._env.draw(kept, camera))
+        black = np.zeros((*self.size, 3), dtype=np.uint8)
+        return stacked([black if look is None else next(pictures) for look in looks], self.size)
+
+    def close(self) -> None:
+        """Nothing to free: the processes own their renderers."""

@@ -1,0 +1,126 @@
+"""The main function of a process that simulates copies of a world for `ProcessVectorEnv`.
+
+The first message is the order: settings, the number of copies, the seed. The answer says what was made. Every other
+message is a request, the name of one of `_Simulator`'s methods and its arguments. Answers are `("done", result)`,
+`("raised", text)` of an exception of the simulator, and `("refused", (class, text))` of one of guerdon's errors.
+
+    python -m guerdon.worlds.simulator_process 7        # the descriptor of its end of the line
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from guerdon.errors import ConfigError, GuerdonError, SimulatorError, boundary, said_by
+from guerdon.settings.world import WorldSettings
+from guerdon.subprocess_worker import end_with_parent
+from guerdon.types import BoolArray, ByteArray
+from guerdon.worlds.build import make_parts
+from guerdon.worlds.gymnasium_env import RenderEye
+
+
+class _Simulator:
+    """The copies of this process, and what draws them."""
+
+    def __init__(self, settings: WorldSettings, copies: int, seed: int) -> None:
+        self.env, self.eye, words = make_parts(settings, copies, seed)
+        if AutoresetMode(self.env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)) != AutoresetMode.DISABLED:
+            raise ConfigError(
+                "env.vectorization async begins episodes anew where a simulator broke, so the environment's autoreset "
+                "must be disabled"
+            )
+        self.tasks = [words] * copies if isinstance(words, str) else list(words)
+
+    def facts(self) -> dict[str, Any]:
+        """What the other end needs to know."""
+        return {
+            "spaces": (self.env.single_observation_space, self.env.single_action_space),
+            "proprioception": getattr(self.env, "proprioception", None),
+            "tasks": self.tasks,
+            "size": self.eye.size,
+            "cameras": tuple(getattr(self.eye, "cameras", ())),
+            "at_once": isinstance(self.eye, RenderEye),
+        }
+
+    def reset(self, seeds: list[int | None], mask: BoolArray) -> np.ndarray:
+        """(n, ...) observations after a reset of some copies."""
+        return np.asarray(self.env.reset(seed=seeds, options={"reset_mask": mask})[0])
+
+    def step(self, actions: np.ndarray) -> tuple[Any, ...]:
+        """One step, as `VectorEnv.step`, with those parts of info that are a number for each copy."""
+        *found, info = self.env.step(actions)
+        return *(np.asarray(one) for one in found), {name: value for name, value in info.items() if _plain(value)}
+
+    def looks(self, indices: Sequence[int]) -> list[Any]:
+        """What is needed to draw these copies as they are now."""
+        return [self.eye.look(index) for index in indices]
+
+    def render(self, looks: Sequence[Any], camera: str | None) -> ByteArray:
+        """Pictures of earlier looks."""
+        return self.eye.render(looks) if camera is None else self.eye.render(looks, camera)  # type: ignore[call-arg]
+
+    def save_state(self, index: int) -> Any:
+        """The state of a copy."""
+        return self.env.save_state(index)
+
+    def load_state(self, index: int, state: Any) -> None:
+        """Bring a copy to a saved state."""
+        self.env.load_state(index, state)
+
+    def close(self) -> None:
+        """Free simulators and renderers."""
+        self.eye.close()
+        self.env.close()
+
+
+def _plain(value: Any) -> bool:
+    """Whether a value of info is one number, text or None for each copy."""
+    if not isinstance(value, np.ndarray) or value.ndim != 1:
+        return False
+    return value.dtype != object or all(
+        one is None or isinstance(one, bool | int | float | str | np.generic) for one in value
+    )
+
+
+def _answer(work: Callable[[], Any]) -> tuple[str, Any]:
+    try:
+        with boundary(SimulatorError, "the simulator raised"):
+            return "done", work()
+    except GuerdonError as error:
+        cause = error.__cause__
+        if type(error) is SimulatorError and cause is not None:
+            return "raised", said_by(cause)
+        return "refused", (type(error).__name__, str(error))
+
+
+def main() -> None:
+    """Make copies and answer until the other end is closed."""
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles an interrupt; its end closes the line
+    line = Connection(int(sys.argv[1]))
+    made: list[_Simulator] = []
+
+    def make() -> dict[str, Any]:
+        made.append(_Simulator(*line.recv()))
+        return made[0].facts()
+
+    line.send(_answer(make))
+    while made:
+        try:
+            name, *arguments = line.recv()
+        except (EOFError, OSError):
+            made.pop().close()
+        else:
+            line.send(_answer(partial(getattr(made[0], name), *arguments)))
+
+
+if __name__ == "__main__":
+    main()
