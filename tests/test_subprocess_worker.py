@@ -56,9 +56,10 @@ pool = CameraPool(model, "c", (32, 32), 2)
 assert pool.render([pool.snapshot(data)] * 2).shape == (2, 32, 32, 3)
 """,
     "environments": """
-from guerdon.worlds.gymnasium_env import make_gymnasium_env
-world = make_gymnasium_env("tiny_world:Dot-v1", 2, vectorization="async")
-world.reset(seed=0)
+from guerdon.settings.world import GymnasiumSettings
+from guerdon.worlds.build import build_world
+settings = GymnasiumSettings(task="tiny_world:Dot-v1", num_envs=2, vectorization="async")
+world = build_world(settings, seed=0)
 """,
     "calculator": """
 from guerdon.subprocess_worker import start_child
