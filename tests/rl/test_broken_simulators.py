@@ -80,8 +80,12 @@ def test_a_run_goes_on_and_counts_what_it_lost(tmp_path):
     assert len(seen) > 30
 
 
-def test_lost_steps_stay_out_of_every_advantage(tmp_path):
-    study = fragile_study(tmp_path, BROKEN)
+CHUNKS = {"type": "chunk_policy:ChunkPolicy", "params": {"chunk": 3}}
+
+
+@pytest.mark.parametrize("chunks", [False, True])
+def test_lost_steps_stay_out_of_every_advantage(tmp_path, chunks):
+    study = fragile_study(tmp_path, BROKEN, policy=CHUNKS if chunks else None)
     loop = start(study)
     rollout = loop.collector.collect(loop.learner.policy)
     terms = {"env": SourceTerms("env", 0.9)}
@@ -90,10 +94,14 @@ def test_lost_steps_stay_out_of_every_advantage(tmp_path):
         paid = {"env": GroundTruth(terms["env"]).measure(one)}
         return source_advantages(one, paid, terms, {"env": 1.0}, study.control_algorithm)
 
-    noise = np.where(rollout.mask, 0, 1e6).astype(np.float32)
-    other = replace(rollout, rewards=rollout.rewards + noise, values={"env": rollout.values["env"] + noise})
-    assert np.array_equal(advantages(rollout).advantages, advantages(other).advantages)
-    assert not advantages(rollout).known["env"][0, 4:6].any()
+    noise = of_values = np.where(rollout.mask, 0, 1e6).astype(np.float32)
+    if chunks:  # its decisions are no rows
+        of_values = np.zeros(len(rollout.inputs), np.float32)
+        assert len(rollout.inputs) == (rollout.chunks.slot == 0).sum()
+    other = replace(rollout, rewards=rollout.rewards + noise, values={"env": rollout.values["env"] + of_values})
+    found = advantages(rollout)
+    assert np.array_equal(found.advantages, advantages(other).advantages)
+    assert found.known["env"].sum() == (len(rollout.inputs) if chunks else rollout.mask.sum())
     loop.close()
 
 

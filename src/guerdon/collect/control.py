@@ -25,7 +25,7 @@ from guerdon.collect.observed_frames import ObservedFrames
 from guerdon.collect.stepping import ActionQueue, evaluate, film, steps
 from guerdon.collect.timing import timed
 from guerdon.episodes.write import EpisodeWriter
-from guerdon.errors import ConfigError
+from guerdon.errors import ConfigError, SimulatorError
 from guerdon.generators import ACTING, generator
 from guerdon.policies.control import build_policy
 from guerdon.policies.robot import Action, ControlInputs, RobotPolicy
@@ -143,7 +143,7 @@ class ControlCollector:
             with timed(seconds, "render"):
                 segments = self._observed.segments(mask, flags["terminated"], done, cut)
         with timed(seconds, "log-probs"):
-            inputs, log_probs, values, next_values, chunks = _evaluated(policy, self.heads, acted, done)
+            inputs, log_probs, values, next_values, chunks = _evaluated(policy, self.heads, acted, done, lost)
         rewards = _rows(transition.rewards for transition in acted.transitions)
         copies = np.arange(self.world.num_envs, dtype=np.int64)
         fresh, self._fresh = self._fresh, False
@@ -397,12 +397,17 @@ def _lost_episodes(failures: Sequence[tuple[int, int, Failure]], done_B_T: BoolA
 
 @torch.no_grad()
 def _evaluated(
-    policy: RobotPolicy, heads: Sequence[str], acted: _Acted, done_B_T: BoolArray
+    policy: RobotPolicy, heads: Sequence[str], acted: _Acted, done_B_T: BoolArray, lost_B_T: BoolArray
 ) -> tuple[ControlInputs, FloatArray, dict[str, FloatArray], dict[str, FloatArray], Chunks | None]:
     """Inputs of the policy, log-probabilities, values before and after each decision, and the steps' decisions."""
     due_B_T, slot_B_T = _rows(acted.due), _rows(acted.slots)
-    stream_R, _ = np.nonzero(due_B_T)  # decisions stream by stream, in order of time
     order = np.argsort(np.nonzero(due_B_T.T)[1], kind="stable")  # from the order in which they were made
+    if policy.in_parts:  # decisions in episodes that were lost are none of the rollout
+        order = order[~lost_B_T[due_B_T]]
+        if not len(order):
+            raise SimulatorError(f"the simulators broke in every episode of a rollout ({acted.failures[0][2]})")
+        due_B_T, slot_B_T = due_B_T & ~lost_B_T, np.where(lost_B_T, -1, slot_B_T)
+    stream_R, _ = np.nonzero(due_B_T)  # decisions stream by stream, in order of time
     inputs = ControlInputs(np.concatenate(acted.observations)[order], np.concatenate(acted.records)[order])
     found = policy.evaluate_all(policy.prepared(inputs), micro=_MICRO)
     wanted = (len(inputs), policy.chunk * policy.tokens_per_action)
