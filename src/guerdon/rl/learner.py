@@ -308,7 +308,7 @@ def _kept(
     settings: AlgorithmSettings,
 ) -> BoolArray:
     """(B,) episodes of the groups that `filter_rewards` keeps, by the weighted sums of their undiscounted rewards."""
-    returns, known = np.zeros(len(rollout.mask)), rollout.mask.any(axis=1)
+    returns, known = np.zeros(len(rollout.mask)), np.asarray(rollout.mask.any(axis=1))
     for name, weight in weights.items():
         if weight:
             returns += weight * episode_scores(rewards[name].values, rollout.mask)
