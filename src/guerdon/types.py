@@ -407,14 +407,6 @@ class Rollout(Generic[Inputs]):
         """(B, T) True at the last decision of an episode."""
         return self.terminated | self.truncated
 
-    @property
-    def lost(self) -> BoolArray:
-        """(B, T) True at the last step of an episode that was lost: a failure at a step that is no decision."""
-        found = np.zeros_like(self.mask)
-        for row, step, _ in self.failures:
-            found[row, step] |= row >= 0 and not self.mask[row, step]
-        return found
-
     def counting(self, others: Sequence[Rollout[Inputs]]) -> Self:
         """The same rollout with the steps, measurements, failures and time of others, which are not part of it."""
         parts: list[Rollout[Inputs]] = [*others, self]

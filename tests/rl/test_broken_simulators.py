@@ -14,6 +14,7 @@ from test_loop import interrupted
 import fragile
 from guerdon.episodes.read import read_episodes
 from guerdon.errors import TooManyFailuresError
+from guerdon.rl.episode_stats import lost_at
 from guerdon.rl.learner import source_advantages
 from guerdon.rl.loop import Loop
 from guerdon.rl.reward_source import GroundTruth, SourceTerms
@@ -65,7 +66,7 @@ def test_a_run_goes_on_and_counts_what_it_lost(tmp_path):
     assert all(row["return/env"] == 10 for row in rows) or study.env.native_reward == "sparse"
     assert len(list(read_episodes(tmp_path / "data"))) == len(rows)
 
-    dead = rollouts[0].lost
+    dead = lost_at(rollouts[0])
     assert np.argwhere(dead).tolist() == [[0, 5]]
     assert not rollouts[0].mask[0, 4:6].any()
     assert rollouts[0].mask.sum() == 22
@@ -144,22 +145,23 @@ def test_simulators_that_break_all_the_time_stop_the_run(tmp_path):
 
 
 METAWORLD = {
-    "runner": {"total_steps": 12_000, "eval_every": 12_000, "eval_episodes": 4, "checkpoint_every": 4000},
+    "runner": {"total_steps": 2400, "eval_every": 2400, "eval_episodes": 2, "checkpoint_every": 1200},
     "env": {
         "type": "metaworld",
         "task": "door-close",
-        "num_envs": 4,
-        "max_episode_steps": 40,
+        "num_envs": 2,
+        "max_episode_steps": 20,
         "vectorization": "async",
-        "step_timeout": 4.0,
+        "step_timeout": 3.0,
     },
     "policy": {"type": "mlp", "hidden": [16]},
-    "algorithm": {"rollout_steps": 100, "minibatch_size": 100, "num_epochs": 1},
+    "algorithm": {"rollout_steps": 60, "minibatch_size": 60, "num_epochs": 1},
     "reward": {"max_failure_rate": 1.0},
 }
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_metaworld_run_survives_ten_kills_ten_stops_and_ten_nans(tmp_path):
     logger = {"log_path": str(tmp_path), "experiment_name": "run", "tensorboard": False}
     study = Study.model_validate({**METAWORLD, "runner": {**METAWORLD["runner"], "logger": logger}})
@@ -169,9 +171,9 @@ def test_a_metaworld_run_survives_ten_kills_ten_stops_and_ten_nans(tmp_path):
 
     def broken_step(actions):
         taken[0] += 1
-        at, rest = divmod(taken[0], 90)
+        at, rest = divmod(taken[0], 35)
         if rest == 0 and at <= 30:
-            copy, way = at % 4, ("kill", "stop", "nan")[at % 3]
+            copy, way = at // 3 % 2, ("kill", "stop", "nan")[at % 3]
             done[way] += 1
             if way == "nan":
                 state = env.save_state(copy)
@@ -183,13 +185,13 @@ def test_a_metaworld_run_survives_ten_kills_ten_stops_and_ten_nans(tmp_path):
 
     env.step = broken_step
     summary = loop.run()
-    assert summary["step"] == 12_000
+    assert summary["step"] == 2400
     reasons = summary["failures"]
     assert done == {"kill": 10, "stop": 10, "nan": 10}
     assert all(reasons[name] >= 10 for name in ("simulator_died", "simulator_hung", "simulator_non_finite")), reasons
     found = summary["episodes"]
     assert found["failed"] == sum(reasons.values()) >= 30
     assert found["begun"] == found["finished"] + found["failed"] + found["unfinished"]
-    assert found["unfinished"] <= 4
+    assert found["unfinished"] <= 2
     assert found["finished"] == len(lines(study, "episodes"))
-    assert summary["final"]["episodes"] == 4
+    assert summary["final"]["episodes"] == 2

@@ -109,3 +109,12 @@ def test_copies_that_tasks_cannot_share(monkeypatch):
 
 def test_protocols_cover_every_suite():
     assert all(set(protocol.limits) == set(SUITES) for protocol in PROTOCOLS.values())
+
+
+def test_trials_of_each_task_are_evaluation_episodes():
+    env = {"type": "libero", "task_ids": [1, 4], "num_envs": 2, "num_trials_per_task": 5}
+    study = Study.model_validate({"env": env})
+    assert study.runner.eval_episodes == 10
+    assert Study.model_validate(study.model_dump()).runner.eval_episodes == 10
+    with pytest.raises(ValidationError, match=r"means runner\.eval_episodes 10, not 7"):
+        Study.model_validate({"env": env, "runner": {"eval_episodes": 7}})

@@ -91,7 +91,7 @@ class EpisodeStats:
     ) -> list[Row]:
         streams, failed = _with_combined(rewards, weights, rollout.mask)
         rows: list[Row] = []
-        lost = rollout.lost
+        lost = lost_at(rollout)
         for t in range(rollout.mask.shape[1]):
             alive = rollout.mask[:, t]
             if self.counts:
@@ -184,6 +184,14 @@ class EpisodeStats:
         self.counts = dict(state["counts"])
 
 
+def lost_at(rollout: Rollout[Inputs]) -> BoolArray:
+    """(B, T) True at the last step of an episode that was lost: a failure at a step that is no decision."""
+    found = np.zeros_like(rollout.mask)
+    for row, step, _ in rollout.failures:
+        found[row, step] |= row >= 0 and not rollout.mask[row, step]
+    return found
+
+
 def _whole_rows(
     rollout: Rollout[Inputs], rewards: Mapping[str, Rewards], weights: Mapping[str, float], step: int
 ) -> list[Row]:
@@ -270,7 +278,7 @@ class RewardScaler:
 
     def update(self, rollout: Rollout[Inputs], rewards: Mapping[str, Rewards]) -> dict[str, float]:
         """Take in a rollout; the divisor of each source for it."""
-        ends = rollout.done | rollout.lost
+        ends = rollout.done | lost_at(rollout)
         for name, gamma in self._gammas.items():
             if rollout.fresh:
                 self._returns[name][:] = 0.0

@@ -206,7 +206,11 @@ class Study(Settings):
         runner = given.get("runner", {})
         logger = runner.get("logger", {}) if isinstance(runner, dict) else None
         if "work_dir" in given and isinstance(logger, dict):
-            filled["runner"] = {**runner, "logger": {"log_path": given["work_dir"], **logger}}
+            filled["runner"] = runner = {**runner, "logger": {"log_path": given["work_dir"], **logger}}
+        env = given.get("env")
+        trials = env.get("num_trials_per_task") if isinstance(env, dict) else None
+        if isinstance(trials, int) and isinstance(env, dict) and isinstance(runner, dict):
+            filled["runner"] = {"eval_episodes": trials * len(env.get("task_ids") or (0,)), **runner}
         return filled
 
     @model_validator(mode="before")
@@ -335,6 +339,18 @@ class Study(Settings):
         if gaussian and isinstance(algorithm, ControlAlgorithmSettings):
             given = {key for key in ("logprob_type", "reward_type") if getattr(algorithm, key) is not None}
             refuse(given, f"policy.type {policy.type}, which decides on one action at a time", "algorithm")
+        return self
+
+    @model_validator(mode="after")
+    def _one_number_of_evaluation_episodes(self) -> Study:
+        trials = getattr(self.env, "num_trials_per_task", None)
+        if trials is not None:
+            tasks = len(getattr(self.env, "task_ids", None) or (0,))
+            if self.runner.eval_episodes != trials * tasks:
+                raise ValueError(
+                    f"env.num_trials_per_task {trials} with {tasks} task{'s' if tasks > 1 else ''} means "
+                    f"runner.eval_episodes {trials * tasks}, not {self.runner.eval_episodes}; remove one of them"
+                )
         return self
 
     @model_validator(mode="after")

@@ -173,6 +173,12 @@ class LiberoSettings(EnvSettings):
         validation_alias=AliasChoices("num_envs", "n_rollout_threads"),
         description="copies stepped together",
     )
+    num_trials_per_task: int | None = Field(
+        None,
+        ge=1,
+        description="evaluation episodes of each task, rounded up to a multiple of its copies: with "
+        "init_states: ordered, its first initial states. Sets runner.eval_episodes, which is of all tasks together",
+    )
     protocol: Literal["lerobot", "openvla", "rlinf"] = Field(
         "lerobot",
         description="whose evaluation is followed: gives the keys below their defaults, which runs keep and reports "

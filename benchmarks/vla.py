@@ -1,0 +1,381 @@
+"""Simulators in processes: environment steps, scoring beside simulation, and frames, against what they can do alone.
+
+1. Environment steps/s: a policy of zero cost in copies that have a process each (`env.vectorization: async`), against
+   Gymnasium's `AsyncVectorEnv` of the simulator as its own package makes it, with as many processes, the same actions
+   and the same pictures: none, or one of every copy at every `--every`-th step.
+2. Rollouts with a reward model that takes as long as the simulator: against the slower of the two.
+3. Frames/s per core-second at 128 and 256 pixels: through guerdon, against MuJoCo's own renderer on the live simulator
+   in its fastest setting (no shadows, reflections or multisampling).
+
+Measurements run in a process of their own, in alternation. `--worlds` names what is installed in this environment.
+
+    python benchmarks/vla.py --worlds=metaworld --repetitions=3
+    python benchmarks/vla.py --worlds=libero --steps=150 --repetitions=3
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from harness import Stopwatch, machine_line, measure, rates, ratios, report_measurement, spread, table
+
+TASKS = {"metaworld": "window-close", "libero": "libero_object"}
+SIZES = (128, 256)
+HORIZON = 200
+POOL = 64  # different actions
+CAMERA = {"metaworld": "corner", "libero": "agentview"}
+
+
+# The simulators as their packages make them.
+
+
+class OwnMetaWorld(gymnasium.Wrapper):  # type: ignore[misc]
+    """Draws one of the task's 50 goals at reset, and pictures by MuJoCo's renderer."""
+
+    def __init__(self, task: str, size: int) -> None:
+        import metaworld
+
+        benchmark = metaworld.MT1(f"{task}-v3", seed=0)
+        self.goals, self.rng, self.size = benchmark.train_tasks, np.random.default_rng(0), size
+        env = benchmark.train_classes[f"{task}-v3"]()
+        env.set_task(self.goals[0])
+        env.max_path_length = 2**31
+        super().__init__(env)
+        self._draw: Callable[[], np.ndarray] | None = None
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """A goal of the 50."""
+        self.unwrapped.set_task(self.goals[int(self.rng.integers(len(self.goals)))])
+        return self.env.reset(**kwargs)  # type: ignore[no-any-return]
+
+    def render(self) -> np.ndarray:
+        """(H, W, 3) of the camera `corner`."""
+        self._draw = self._draw or renderer(self.unwrapped.model, self.unwrapped.data, "corner", self.size)
+        return self._draw()
+
+
+class OwnLibero(gymnasium.Env):  # type: ignore[misc]
+    """LIBERO's environment without a renderer of its own; pictures by MuJoCo's."""
+
+    def __init__(self, suite: str, size: int) -> None:
+        from guerdon.worlds.libero_files import import_libero, init_states, libero_task
+
+        self.task, self.size, self.number = libero_task(suite, "0"), size, 0
+        _, wrapper = import_libero()
+        self.control = wrapper.ControlEnv(
+            bddl_file_name=self.task.bddl, use_camera_obs=False, has_offscreen_renderer=False, ignore_done=True
+        )
+        self.states = init_states(self.task)
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (8,), np.float32)
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (7,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """The next initial state, settled for 10 steps."""
+        self.control.reset()
+        seen = self.control.set_init_state(self.states[self.number % len(self.states)])
+        self.number += 1
+        for _ in range(10):
+            seen, *_ = self.control.step([0, 0, 0, 0, 0, 0, -1])
+        self._draw: Callable[[], np.ndarray] | None = None  # LIBERO makes another scene at every reset
+        return self._shown(seen), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """One step; episodes end by the limit alone."""
+        seen, reward, success, _ = self.control.step(action)
+        return self._shown(seen), float(reward), False, False, {"success": bool(success)}
+
+    def render(self) -> np.ndarray:
+        """(H, W, 3) of the camera `agentview`."""
+        sim = self.control.env.sim
+        self._draw = self._draw or renderer(sim.model._model, sim.data._data, "agentview", self.size, visual=True)
+        return self._draw()
+
+    def _shown(self, seen: dict[str, np.ndarray]) -> np.ndarray:
+        parts = [seen[f"robot0_{name}"] for name in ("eef_pos", "eef_quat", "gripper_qpos")]
+        return np.concatenate(parts).astype(np.float32)[:8]
+
+
+OWN = {"metaworld": OwnMetaWorld, "libero": OwnLibero}
+
+
+def renderer(model: Any, data: Any, camera: str, size: int, *, visual: bool = False) -> Callable[[], np.ndarray]:
+    """MuJoCo's own renderer in its fastest setting: a function that draws the simulator as it is now."""
+    import mujoco
+
+    model.vis.quality.shadowsize, model.vis.quality.offsamples = 0, 0
+    frame = model.vis.global_
+    frame.offheight, frame.offwidth = max(frame.offheight, size), max(frame.offwidth, size)
+    drawer, option = mujoco.Renderer(model, size, size), mujoco.MjvOption()
+    drawer.scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
+    drawer.scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
+    option.sitegroup[:] = 1 if visual else 0
+    option.geomgroup[0] = 0 if visual else 1
+
+    def draw() -> np.ndarray:
+        drawer.update_scene(data, camera=camera, scene_option=option)
+        return np.asarray(drawer.render())
+
+    return draw
+
+
+def make_own(world: str, size: int) -> gymnasium.Env:
+    """One copy, headless."""
+    from guerdon.worlds.camera import choose_headless_backend
+
+    choose_headless_backend()
+    return gymnasium.wrappers.TimeLimit(OWN[world](TASKS[world], size), HORIZON)
+
+
+# Measurements, each in a process of its own.
+
+
+def settings_of(world: str, copies: int, size: int, *, together: int = 0) -> Any:
+    """The `env` section; `together` copies in each process, 0: all in this one."""
+    from guerdon.settings.world import LiberoSettings, MetaWorldSettings
+
+    given: dict[str, Any] = {"num_envs": copies, "max_episode_steps": HORIZON, "frame_size": size}
+    given |= {"vectorization": "async", "num_envs_per_process": together} if together else {}
+    if world == "libero":
+        return LiberoSettings(task_suite_name=TASKS[world], task="0", cameras=("agentview",), **given)
+    return MetaWorldSettings(task=TASKS[world], **given)
+
+
+def still_policy(actions_N_A: np.ndarray) -> Any:
+    """A policy of zero cost: it takes actions from a list, and says that their log-probability is 0."""
+    import torch
+
+    from guerdon.policies.robot import Action, RobotPolicy
+    from guerdon.types import Evaluated
+
+    class Still(RobotPolicy):
+        count = 0
+
+        def act(self, observations: np.ndarray, rng: np.random.Generator, *, greedy: bool = False) -> Action:
+            self.count += 1
+            return Action(np.tile(actions_N_A[self.count % len(actions_N_A)], (len(observations), 1)))
+
+        def evaluate(self, inputs: Any, *, entropy: bool = False) -> Evaluated:
+            return Evaluated(torch.zeros(len(inputs), 1))
+
+    return Still()
+
+
+def pool_of_actions(size: int) -> np.ndarray:
+    """(64, A) float32."""
+    return np.random.default_rng(0).uniform(-1, 1, (POOL, size)).astype(np.float32)
+
+
+class SharedWatch:
+    """Time since it was made, on the wall and of the cores that this process and some others computed on (Linux)."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._own, self._others = Stopwatch(), self._computed(pids)
+
+    def read(self, pids: Sequence[int]) -> dict[str, float]:
+        """Both times by name."""
+        own = self._own.read()
+        return {**own, "core_seconds": own["core_seconds"] + self._computed(pids) - self._others}
+
+    @staticmethod
+    def _computed(pids: Sequence[int]) -> float:
+        parts = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+        return sum(int(part[11]) + int(part[12]) for part in parts) / os.sysconf("SC_CLK_TCK")
+
+
+def steps_raw(world: str, copies: int, steps: int, every: int) -> dict[str, Any]:
+    """Gymnasium's vector environment with a process for each copy."""
+    makers = [partial(make_own, world, 128)] * copies
+    env = gymnasium.vector.AsyncVectorEnv(makers, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
+    actions = pool_of_actions(env.single_action_space.shape[0])
+    env.reset(seed=0)
+    if every:
+        env.call("render")
+    pids = [process.pid for process in env.processes]
+    watch = SharedWatch(pids)
+    for t in range(steps):
+        env.step(np.tile(actions[t % POOL], (copies, 1)))
+        if every and t % every == 0:
+            env.call("render")
+    found = watch.read(pids)
+    env.close()
+    return {**found, "steps": copies * steps}
+
+
+def steps_guerdon(world: str, copies: int, steps: int, every: int, together: int) -> dict[str, Any]:
+    """Rollouts of `HORIZON` steps through the collector, after a first one."""
+    from guerdon.collect.control import ControlCollector
+    from guerdon.settings.policy import MLPPolicySettings
+    from guerdon.types import Observes
+
+    settings = settings_of(world, copies, 128, together=together)
+    observes = [Observes(every=every, last=False)] if every else []
+    length = min(steps, HORIZON)
+    collector = ControlCollector(settings, MLPPolicySettings(), seed=0, rollout_steps=length, observes=observes)
+    policy = still_policy(pool_of_actions(collector.world.action_space.shape[0]))
+    collector.collect(policy)
+    pids = collector.world.env.pids
+    watch, taken = SharedWatch(pids), 0
+    while taken < copies * steps:
+        taken += collector.collect(policy).steps
+    found = watch.read(pids)
+    collector.close()
+    return {**found, "steps": taken}
+
+
+def frames_raw(world: str, size: int, count: int) -> dict[str, Any]:
+    """Pictures of the live simulator."""
+    env = make_own(world, size)
+    env.reset(seed=0)
+    draw = env.unwrapped.render if world == "libero" else env.env.render
+    draw()
+    watch = Stopwatch()
+    for _ in range(count):
+        draw()
+    return {**watch.read(), "steps": count}
+
+
+def frames_guerdon(world: str, size: int, count: int) -> dict[str, Any]:
+    """Looks and pictures of a world in this process."""
+    from guerdon.worlds.build import build_world
+
+    made = build_world(settings_of(world, 1, size), seed=0)
+    made.reset()
+    assert made.eye is not None
+    made.render([made.eye.look(0)])
+    watch = Stopwatch()
+    made.render([made.eye.look(0) for _ in range(count)])
+    found = watch.read()
+    made.close()
+    return {**found, "steps": count}
+
+
+class SlowModel:
+    """A reward model that waits for a given time per frame, as one on another machine or device does."""
+
+    def __init__(self, seconds: float) -> None:
+        from guerdon.types import RewardInfo
+
+        self.info, self.seconds = RewardInfo(name="slow", range=(0.0, 1.0)), seconds
+
+    def score(self, episodes: Sequence[Any]) -> list[Any]:
+        """0.5 for every frame."""
+        from guerdon.types import Score
+
+        time.sleep(self.seconds * sum(len(episode.frames) for episode in episodes))
+        return [Score.from_values(np.full(len(episode.frames), 0.5)) for episode in episodes]
+
+
+def overlap(world: str, copies: int, steps: int, together: int) -> dict[str, Any]:
+    """Seconds of simulation and of a rollout whose every step is scored for as long as it simulates, per rollout."""
+    from guerdon.collect.control import ControlCollector
+    from guerdon.rl.control_sources import ControlReward
+    from guerdon.rl.reward_source import SourceTerms
+    from guerdon.settings.policy import MLPPolicySettings
+    from guerdon.settings.reward import SourceSettings
+
+    settings = settings_of(world, copies, 16, together=together)
+    source = SourceSettings.model_validate({"model": {"model_type": "constant"}, "reward_mode": "per_step"})
+    collector = ControlCollector(settings, MLPPolicySettings(), seed=0, rollout_steps=steps)
+    policy = still_policy(pool_of_actions(collector.world.action_space.shape[0]))
+    model = SlowModel(0.0)
+    reward = ControlReward(SourceTerms("slow"), model, source, num_envs=copies)
+    collector.observes = (reward.observes,)
+    collector.collect(policy)
+    watch = Stopwatch()
+    collector.collect(policy)
+    alone = watch.read()["seconds"]
+    model.seconds = alone / (copies * steps)
+    watch = Stopwatch()
+    reward.measure(collector.collect(policy))
+    together_seconds = watch.read()["seconds"]
+    collector.close()
+    return {"seconds": together_seconds, "slower": alone, "steps": copies * steps}
+
+
+# Tables.
+
+
+def compared(sides: Sequence[tuple[str, dict[str, Any]]], repetitions: int) -> dict[str, list[dict[str, Any]]]:
+    """Measurements of all sides in alternation."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name, _ in sides}
+    for _ in range(repetitions):
+        for name, options in sides:
+            found[name].append(measure(__file__, options))
+    return found
+
+
+def report(world: str, options: argparse.Namespace) -> None:
+    """The three tables of a world."""
+    common = {"world": world, "copies": options.copies, "steps": options.steps, "together": options.together}
+    rows = []
+    for every in (0, options.every):
+        sides = [(side, {**common, "side": f"steps_{side}", "every": every}) for side in ("raw", "guerdon")]
+        found = compared(sides, options.repetitions)
+        pictures = f"a 128 px picture at every {every}th step" if every else "no pictures"
+        row = [pictures]
+        for clock in ("seconds", "core_seconds"):
+            raw, own = (rates(found[side], clock) for side in ("raw", "guerdon"))
+            row += [spread(raw, 0), spread(own, 0), spread(ratios(own, raw))]
+        rows.append(row)
+    print(f"\n### {world}: {options.copies} copies, {options.together} in each of guerdon's processes\n")
+    names = ["AsyncVectorEnv", "guerdon", "ratio"]
+    print(table(["environment steps", *(f"{n}{per}" for per in (" /s", " /core-s") for n in names)], rows))
+
+    runs = compared([("overlap", {**common, "side": "overlap"})], options.repetitions)["overlap"]
+    alone, both = ([run[key] for run in runs] for key in ("slower", "seconds"))
+    print()
+    row = ["every step scored for as long as it takes", spread(alone), spread(both), spread(ratios(both, alone))]
+    print(table(["rollout, s", "simulation and pictures", "with scoring", "ratio to the slower"], [row]))
+
+    rows = []
+    for size in SIZES:
+        sides = [(side, {**common, "side": f"frames_{side}", "size": size}) for side in ("raw", "guerdon")]
+        found = compared(sides, options.repetitions)
+        core = {side: rates(runs, "core_seconds") for side, runs in found.items()}
+        quotients = ratios(core["guerdon"], core["raw"])
+        rows.append([f"{size} px", spread(core["raw"], 0), spread(core["guerdon"], 0), spread(quotients)])
+    print()
+    print(table(["frames per core-second", "MuJoCo's renderer", "guerdon", "ratio"], rows))
+
+
+def main() -> None:
+    """Print the tables as Markdown, or do one measurement (`--side`)."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--worlds", nargs="+", default=["metaworld"], choices=sorted(TASKS))
+    parser.add_argument("--copies", type=int, default=4)
+    parser.add_argument("--together", type=int, default=1, help="copies in each of guerdon's processes")
+    parser.add_argument("--steps", type=int, default=1000, help="of every copy in a measurement")
+    parser.add_argument("--every", type=int, default=10, help="steps between pictures")
+    parser.add_argument("--frames", type=int, default=100, help="pictures in a measurement")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--side", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--world", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--size", type=int, default=128, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    match given.side:
+        case "steps_raw":
+            report_measurement(steps_raw(given.world, given.copies, given.steps, given.every))
+        case "steps_guerdon":
+            report_measurement(steps_guerdon(given.world, given.copies, given.steps, given.every, given.together))
+        case "overlap":
+            report_measurement(overlap(given.world, given.copies, min(given.steps, HORIZON), given.together))
+        case "frames_raw":
+            report_measurement(frames_raw(given.world, given.size, given.frames))
+        case "frames_guerdon":
+            report_measurement(frames_guerdon(given.world, given.size, given.frames))
+        case _:
+            print(machine_line(["robosuite"] if "libero" in given.worlds else []))
+            for world in given.worlds:
+                report(world, given)
+
+
+if __name__ == "__main__":
+    main()
