@@ -109,6 +109,7 @@ class ControlCollector:
             sources=self.heads,
             auxiliary=self.auxiliary,
             seed=self.seed,
+            proprioception_size=len(world.proprioception),
         )
 
     def collect(

@@ -26,7 +26,14 @@ from guerdon.atomic import write_bytes, write_json
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.finite import load_weights, refuse_to_write
 from guerdon.policies.robot import Action, ControlInputs, RobotPolicy
-from guerdon.settings.policy import POLICIES, CNNPolicySettings, ControlPolicySettings, OwnPolicySettings
+from guerdon.settings.policy import (
+    POLICIES,
+    CNNPolicySettings,
+    ControlPolicySettings,
+    GaussianPolicySettings,
+    OwnPolicySettings,
+)
+from guerdon.settings.vla_policy import VLAPolicySettings
 from guerdon.types import BoolArray, Evaluated, IntArray
 
 _ACTIVATION, _ACTIVATIONS = "activation", ("tanh", "relu")
@@ -149,7 +156,7 @@ class GaussianPolicy(RobotPolicy):
 
     def __init__(
         self,
-        settings: ControlPolicySettings,
+        settings: GaussianPolicySettings,
         observation_shape: tuple[int, ...],
         action_size: int,
         sources: Sequence[str],
@@ -329,6 +336,7 @@ def build_policy(
     sources: Sequence[str],
     seed: int,
     auxiliary: Sequence[str] = (),
+    proprioception_size: int = 0,
 ) -> RobotPolicy:
     """A fresh policy with weights drawn from the seed; global random state is left alone.
 
@@ -339,12 +347,13 @@ def build_policy(
         sources: names of the value heads.
         seed: of the run.
         auxiliary: names of the auxiliary heads.
+        proprioception_size: measurements of the robot's own that the world gives; 0: it does not say which they are.
 
     Raises:
         ConfigError: the policy type does not fit the observations, or a user's factory cannot make it.
     """
     wanted = 3 if isinstance(settings, CNNPolicySettings) else 1
-    if len(observation_shape) != wanted and not isinstance(settings, OwnPolicySettings):
+    if len(observation_shape) != wanted and not isinstance(settings, OwnPolicySettings | VLAPolicySettings):
         raise ConfigError(
             f"policy.type {settings.type} takes observations with {wanted} dimension(s), the environment gives "
             f"{observation_shape}; set env.observation to {'pixels' if wanted == 3 else 'state'}"
@@ -353,9 +362,12 @@ def build_policy(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         policy: RobotPolicy
-        if isinstance(settings, OwnPolicySettings) and settings.whole:
-            offered = {"observation_shape": observation_shape, "action_space": action_space, "heads": tuple(sources)}
-            offered["auxiliary"] = tuple(auxiliary)
+        offered = {"action_space": action_space, "heads": tuple(sources), "auxiliary": tuple(auxiliary)}
+        offered["proprioception_size"] = proprioception_size
+        if isinstance(settings, VLAPolicySettings):
+            policy = POLICIES.factory(settings.type)(settings, **offered)
+        elif isinstance(settings, OwnPolicySettings) and settings.whole:
+            offered["observation_shape"] = observation_shape
             if auxiliary and "auxiliary" not in signature(POLICIES.factory(settings.type)).parameters:
                 raise ConfigError(
                     f"algorithm.auxiliary_losses: the policy {settings.type} has no auxiliary heads; its factory must "
@@ -373,6 +385,7 @@ def build_policy(
         "action_size": size,
         "sources": list(sources),
         **({"auxiliary": list(auxiliary)} if auxiliary else {}),
+        "proprioception_size": proprioception_size,
     }
     if not isinstance(policy, GaussianPolicy):
         bounds = {"low": action_space.low, "high": action_space.high}
@@ -432,8 +445,15 @@ def load_policy(folder: Path) -> RobotPolicy:
         )
         space = gymnasium.spaces.Box(low.astype(np.float32), high.astype(np.float32))
         shape = tuple(spec["observation_shape"])
-        auxiliary = spec.get("auxiliary", ())
-        policy = build_policy(settings, shape, space, sources=spec["sources"], auxiliary=auxiliary, seed=0)
+        policy = build_policy(
+            settings,
+            shape,
+            space,
+            sources=spec["sources"],
+            auxiliary=spec.get("auxiliary", ()),
+            seed=0,
+            proprioception_size=spec.get("proprioception_size", 0),
+        )
         policy.load_tensors(load_weights(weights))
     return policy
 
@@ -448,7 +468,7 @@ def _relu(x: np.ndarray) -> np.ndarray:
     return np.asarray(np.maximum(x, 0))
 
 
-def _body(settings: ControlPolicySettings, shape: tuple[int, ...], out: int, *, last_gain: float) -> nn.Module:
+def _body(settings: GaussianPolicySettings, shape: tuple[int, ...], out: int, *, last_gain: float) -> nn.Module:
     if isinstance(settings, OwnPolicySettings):
         pixels = (shape[2], *shape[:2]) if len(shape) == 3 else shape
         own: nn.Module = POLICIES.build(

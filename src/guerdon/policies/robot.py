@@ -141,9 +141,23 @@ class RobotPolicy(nn.Module):
     def observe(self, inputs: ControlInputs, mask_B_T: BoolArray) -> None:
         """Update running statistics of what was observed, after an update; by default there are none."""
 
+    def imitation_loss(self, observations: np.ndarray, actions_N_C_A: FloatArray, mask_N_C: BoolArray) -> Tensor:
+        """(N,) losses of behaviour cloning, for policies that can be cloned: one per decision, with gradients.
+
+        Args:
+            observations: (N, ...) that were decided on.
+            actions_N_C_A: the actions that followed, as many as a decision holds.
+            mask_N_C: False where the episode had ended; such actions have no part in the loss.
+        """
+        raise NotImplementedError
+
+    def stored(self) -> dict[str, Tensor]:
+        """What `tensors` stores and `load_tensors` expects, as it is in use."""
+        return self.state_dict()
+
     def tensors(self) -> dict[str, Tensor]:
         """Everything to store."""
-        return {name: value.detach().clone() for name, value in self.state_dict().items()}
+        return {name: value.detach().cpu().clone() for name, value in self.stored().items()}
 
     def load_tensors(self, state: dict[str, Tensor], *, critic: bool = True) -> None:
         """Return to stored tensors.
@@ -155,7 +169,7 @@ class RobotPolicy(nn.Module):
         Raises:
             CheckpointError: names or shapes do not fit.
         """
-        own = {k: v for k, v in self.state_dict().items() if critic or not k.startswith(("vf.", "aux."))}
+        own = {k: v for k, v in self.stored().items() if critic or not k.startswith(("vf.", "aux."))}
         wrong = sorted(k for k, v in own.items() if k not in state or state[k].shape != v.shape)
         if wrong:
             have = {k: tuple(state[k].shape) if k in state else "missing" for k in wrong}

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from guerdon.registry import Registry
 from guerdon.settings.base import PARAMS, ByName, Settings, refuse
 from guerdon.settings.text_policy import TextPolicySettings
+from guerdon.settings.vla_policy import VLAPolicySettings
 
 
 class MLPPolicySettings(Settings):
@@ -67,13 +68,17 @@ POLICIES: Registry = Registry(
     "policy", "guerdon.policies",
     {
         "mlp": "guerdon.policies.control:build_policy", "cnn": "guerdon.policies.control:build_policy",
-        "text": "guerdon.policies.text_files:load_policy",
+        "vla": "guerdon.policies.vla.build:build_vla", "text": "guerdon.policies.text_files:load_policy",
     },
-    ("observation_shape", "outputs", "action_space", "heads", "auxiliary"),
+    ("observation_shape", "outputs", "action_space", "heads", "auxiliary", "proprioception_size"),
 )  # fmt: skip
-ControlPolicySettings = Annotated[MLPPolicySettings | CNNPolicySettings | OwnPolicySettings, ByName("type", "mlp")]
+GaussianPolicySettings = MLPPolicySettings | CNNPolicySettings | OwnPolicySettings
+ControlPolicySettings = Annotated[
+    MLPPolicySettings | CNNPolicySettings | VLAPolicySettings | OwnPolicySettings, ByName("type", "mlp")
+]
 PolicySettings = Annotated[
-    MLPPolicySettings | CNNPolicySettings | TextPolicySettings | OwnPolicySettings, ByName("type", "mlp")
+    MLPPolicySettings | CNNPolicySettings | VLAPolicySettings | TextPolicySettings | OwnPolicySettings,
+    ByName("type", "mlp"),
 ]
 
 

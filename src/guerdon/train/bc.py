@@ -6,6 +6,10 @@ with the smallest held-out error are kept, and the standard deviation of its hel
 policy's actions (the maximum-likelihood estimate for a Gaussian around the predicted mean). So a policy-gradient run
 that starts from here with `policy.checkpoint` explores as widely as the clone is uncertain.
 
+A policy with an `imitation_loss` of its own, such as a vision-language-action model (`policy: {type: vla}`), is cloned
+through that: each moment with the next C actions, those beyond the end of the episode left out. What is held out is
+judged by the policy's most likely actions here, too.
+
 The episodes must hold every row (`collect.frame_every: 1`): with k > 1 a row's action is the last of k and belongs
 to a state that was not stored.
 
@@ -21,25 +25,31 @@ frames of 10 episodes (840 pairs, 40 epochs, 7 s) closed the window in 9 of 10.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from guerdon.atomic import write_json
 from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.errors import ConfigError, DataError, NonFiniteError
 from guerdon.policies.control import GaussianPolicy, build_policy, save_policy
+from guerdon.policies.robot import RobotPolicy
+from guerdon.policies.vla.policy import VLAPolicy
 from guerdon.progress import ProgressBar
 from guerdon.settings.policy import BCSettings, OwnPolicySettings
 from guerdon.settings.study import Study
-from guerdon.types import Episode, FloatArray, IntArray
+from guerdon.settings.vla_policy import VLAPolicySettings
+from guerdon.types import BoolArray, Episode, FloatArray, IntArray
+from guerdon.worlds.build import build_world
+from guerdon.worlds.world import ObservationSpec, columns_as_rows, resized
 
 PATIENCE = 20  # epochs without a smaller held-out error before stopping
+MAX_GRAD_NORM = 1.0  # of a policy with an imitation loss of its own
 SMALLEST_STD = 0.05  # an expert's gripper command can be predicted exactly; a policy with no spread cannot explore
 
 
@@ -47,18 +57,21 @@ class Pairs(NamedTuple):
     """Observations with the actions that followed them.
 
     Attributes:
-        observations: (N, S) float32 states or (N, H, W, 3) uint8 frames.
-        actions: (N, A) float32.
+        observations: (N, S) float32 states, (N, H, W, 3) uint8 frames, or (N,) columns of an `ObservationSpec`.
+        actions: (N, A) float32, or (N, C, A) for policies that decide on several at a time.
         episode: (N,) int64, index of the episode of each pair.
+        mask: (N, C) bool, False beyond the end of the episode; None: all are there.
     """
 
     observations: np.ndarray
     actions: FloatArray
     episode: IntArray
+    mask: BoolArray | None = None
 
     def take(self, chosen_N: np.ndarray) -> Pairs:
         """The pairs of a mask or of indices."""
-        return Pairs(self.observations[chosen_N], self.actions[chosen_N], self.episode[chosen_N])
+        mask = None if self.mask is None else self.mask[chosen_N]
+        return Pairs(self.observations[chosen_N], self.actions[chosen_N], self.episode[chosen_N], mask)
 
 
 def train_bc(study: Study) -> tuple[Path, dict[str, Any]]:
@@ -81,59 +94,97 @@ def train_bc(study: Study) -> tuple[Path, dict[str, Any]]:
         raise ConfigError(
             "policy.checkpoint would do nothing in behaviour cloning, which starts from random weights; remove it"
         )
-    if isinstance(study.policy, OwnPolicySettings) and study.policy.whole:
-        raise ConfigError(f"train policy=bc: cloning fits Gaussian policies, which {study.policy.type} does not make")
     started = time.perf_counter()
     torch.set_num_threads(study.runner.threads)
-    pixels = study.policy.type == "cnn"
-    episodes = read_episodes(
-        settings.data_path,
-        camera=study.env.camera_name if pixels else None,
-        with_frames=pixels,
-        only_success=settings.only_success,
+    whole = isinstance(study.policy, VLAPolicySettings) or (
+        isinstance(study.policy, OwnPolicySettings) and study.policy.whole
     )
-    pairs = gather_pairs(episodes, pixels=pixels)
-    if pixels and pairs.observations.shape[1:3] != study.env.frame_size:
-        raise ConfigError(
-            f"{settings.data_path} has frames of {pairs.observations.shape[1:3]}, env.frame_size is "
-            f"{study.env.frame_size}: the policy would get other frames in a run than here"
-        )
-    seed = study.runner.seed
-    train, val = split_pairs(pairs, settings.val_split, seed)
+    policy, pairs = _whole(study, settings) if whole else _gaussian(study, settings)
+    train, val = split_pairs(pairs, settings.val_split, study.runner.seed)
+    std = None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(study.runner.seed)
+        if isinstance(policy, GaussianPolicy):
+            if policy.normalizer is not None:
+                policy.normalizer.update(train.observations)
+                policy.refresh_normalizer()
+            history = _fit(policy, policy.pi, train, val, settings, study.runner.seed)
+            std = residual_std(_errors(policy, val, settings.batch_size))
+            with torch.no_grad():
+                policy.log_std.copy_(torch.from_numpy(np.log(std)))
+        else:
+            history = _fit(policy, policy, train, val, settings, study.runner.seed)
+    errors = _errors(policy, val, settings.batch_size)
+    folder = Path(settings.save_dir)
+    save_policy(policy, folder)
+    metrics = _metrics(history, errors, std, pairs, val) | {"seconds": round(time.perf_counter() - started, 3)}
+    record: dict[str, Any] = {"data_hash": dataset_hash(settings.data_path), "history": history}
+    record |= {} if std is None else {"action_std_A": std.tolist()}
+    write_json(folder / "metrics.json", metrics | record)
+    return folder, metrics
+
+
+def _gaussian(study: Study, settings: BCSettings) -> tuple[RobotPolicy, Pairs]:
+    """A fresh Gaussian policy, and the pairs to clone."""
+    pixels = study.policy.type == "cnn"
+    pairs = gather_pairs(_episodes(study, settings, with_frames=pixels), pixels=pixels)
     size = pairs.actions.shape[1]
     policy = build_policy(
         study.control_policy,
         pairs.observations.shape[1:],
         gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32),
         sources=(),
-        seed=seed,
+        seed=study.runner.seed,
     )
-    assert isinstance(policy, GaussianPolicy)
-    if policy.normalizer is not None:
-        policy.normalizer.update(train.observations)
-        policy.refresh_normalizer()
-    history = _fit(policy, train, val, settings, seed)
-    errors = _errors(policy, val, settings.batch_size)
-    std = residual_std(errors)
-    with torch.no_grad():
-        policy.log_std.copy_(torch.from_numpy(np.log(std)))
-    folder = Path(settings.save_dir)
-    save_policy(policy, folder)
-    metrics = _metrics(history, errors, std, pairs, val) | {"seconds": round(time.perf_counter() - started, 3)}
-    record = {"data_hash": dataset_hash(settings.data_path), "action_std_A": std.tolist(), "history": history}
-    write_json(folder / "metrics.json", metrics | record)
-    return folder, metrics
+    return policy, pairs
+
+
+def _whole(study: Study, settings: BCSettings) -> tuple[RobotPolicy, Pairs]:
+    """A fresh policy of a kind with an `imitation_loss`, and the chunks to clone."""
+    world = build_world(study.env, seed=study.runner.seed, num_envs=1)
+    try:
+        measured, space, shape = world.proprioception, world.action_space, world.observation_shape
+    finally:
+        world.close()
+    policy = build_policy(
+        study.control_policy, shape, space, sources=(), seed=study.runner.seed, proprioception_size=len(measured)
+    )
+    if type(policy).imitation_loss is RobotPolicy.imitation_loss:
+        raise ConfigError(f"train policy=bc: {study.policy.type} cannot be cloned, because it has no imitation_loss")
+    spec = policy.observation_spec or ObservationSpec(states=True)
+    episodes = _episodes(study, settings, with_frames=spec.frames is not None)
+    chunks = gather_chunks(episodes, spec, chunk=policy.chunk, proprioception=measured)
+    if policy.observation_spec is None:
+        chunks = chunks._replace(observations=chunks.observations["states"])
+    if isinstance(policy, VLAPolicy):
+        there = chunks.actions[:, 0]
+        policy.fit_statistics(there, chunks.observations["proprioception"] if spec.proprioception else None)
+    return policy, chunks
+
+
+def _episodes(study: Study, settings: BCSettings, *, with_frames: bool) -> Iterator[Episode]:
+    """The episodes to clone; their frames must have the size of those in a run."""
+    camera = study.env.camera_name if with_frames else None
+    for episode in read_episodes(
+        settings.data_path, camera=camera, with_frames=with_frames, only_success=settings.only_success
+    ):
+        if episode.frames is not None and episode.frames.shape[1:3] != study.env.frame_size:
+            raise ConfigError(
+                f"{settings.data_path} has frames of {episode.frames.shape[1:3]}, env.frame_size is "
+                f"{study.env.frame_size}: the policy would get other frames in a run than here"
+            )
+        yield episode
 
 
 def _metrics(
-    history: list[dict[str, Any]], errors_N_A: np.ndarray, std_A: FloatArray, pairs: Pairs, val: Pairs
+    history: list[dict[str, Any]], errors_N_A: np.ndarray, std_A: FloatArray | None, pairs: Pairs, val: Pairs
 ) -> dict[str, Any]:
     best = min(history, key=lambda row: row["val_loss"])
     return {
         "val_loss": best["val_loss"],
         "train_loss": best["train_loss"],
         "val_mae": float(np.abs(errors_N_A).mean()),
-        "action_std": float(std_A.mean()),
+        **({} if std_A is None else {"action_std": float(std_A.mean())}),
         "best_epoch": best["epoch"],
         "epochs": len(history),
         "episodes": len(np.unique(pairs.episode)),
@@ -153,24 +204,86 @@ def gather_pairs(episodes: Any, *, pixels: bool) -> Pairs:
         DataError: rows are missing between the ones kept, a column is missing, a number is not finite, or nothing is
             left.
     """
-    inputs: list[np.ndarray] = []
-    targets: list[FloatArray] = []
-    owner: list[IntArray] = []
+    found: list[Pairs] = []
     for episode in episodes:
         observations, actions = _columns(episode, pixels)
-        if len(episode) < 2:
+        if len(episode) > 1:
+            number = np.full(len(episode) - 1, len(found), dtype=np.int64)
+            found.append(Pairs(observations[:-1], actions[1:].astype(np.float32), number))
+    return _joined(found)
+
+
+def gather_chunks(
+    episodes: Iterable[Episode], spec: ObservationSpec, *, chunk: int, proprioception: Sequence[int] = ()
+) -> Pairs:
+    """What a policy observes, and the chunk of actions that followed: row t and `actions[t + 1 : t + 1 + chunk]`.
+
+    Args:
+        episodes: with the columns that the policy observes.
+        spec: what it observes.
+        chunk: actions of a decision, C. Those beyond the end of the episode are repetitions of its last, and masked.
+        proprioception: places in a state of what the robot measures of itself.
+
+    Raises:
+        DataError: as `gather_pairs`.
+    """
+    found: list[Pairs] = []
+    for episode in episodes:
+        columns: dict[str, np.ndarray] = {}
+        for name, wanted in {"states": spec.states or spec.proprioception, "frames": spec.frames is not None}.items():
+            if wanted:
+                observed, actions = _columns(episode, name == "frames")
+                columns[name] = observed[:-1]
+        count = len(episode) - 1
+        if count < 1:
             continue
-        inputs.append(observations[:-1])
-        targets.append(actions[1:].astype(np.float32))
-        owner.append(np.full(len(episode) - 1, len(owner), dtype=np.int64))
-    if len(owner) < 2:
+        ahead = np.arange(count)[:, None] + np.arange(1, chunk + 1)
+        number = np.full(count, len(found), dtype=np.int64)
+        observations = _observed(columns, spec, episode.task, proprioception)
+        targets = actions[np.minimum(ahead, count)].astype(np.float32)
+        found.append(Pairs(observations, targets, number, ahead <= count))
+    return _joined(found)
+
+
+def _observed(
+    columns: Mapping[str, np.ndarray], spec: ObservationSpec, task: str, proprioception: Sequence[int]
+) -> np.ndarray:
+    """(N,) rows as `World.show` lays them out."""
+    count = len(next(iter(columns.values())))
+    parts: dict[str, np.ndarray] = {}
+    if spec.states:
+        parts["states"] = columns["states"].astype(np.float32)
+    if spec.proprioception:
+        parts["proprioception"] = columns["states"][:, list(proprioception)].astype(np.float32)
+    if spec.task:
+        parts["task"] = np.full(count, task)
+    if spec.frames is not None:
+        parts["frames"] = np.stack([resized(frame, spec.frames) for frame in columns["frames"]])
+    return columns_as_rows(parts)
+
+
+def _joined(found: Sequence[Pairs]) -> Pairs:
+    if len(found) < 2:
         raise DataError(
-            f"{len(owner)} episodes are too few to clone and to hold one out: collect more (bc.only_success keeps "
+            f"{len(found)} episodes are too few to clone and to hold one out: collect more (bc.only_success keeps "
             "successful ones only)"
         )
-    if len({(a.shape[1:], b.shape[1:]) for a, b in zip(inputs, targets, strict=True)}) != 1:
+    sizes = {(_shapes(part.observations), part.actions.shape[1:]) for part in found}
+    if len(sizes) != 1:
         raise DataError("the episodes have observations or actions of different sizes: clone one task at a time")
-    return Pairs(np.concatenate(inputs), np.concatenate(targets), np.concatenate(owner))
+    masks = [part.mask for part in found if part.mask is not None]
+    return Pairs(
+        np.concatenate([part.observations for part in found]),
+        np.concatenate([part.actions for part in found]),
+        np.concatenate([part.episode for part in found]),
+        np.concatenate(masks) if masks else None,
+    )
+
+
+def _shapes(observations: np.ndarray) -> Any:
+    """The shape of an observation, or of each of its columns but the instruction, whose length may differ."""
+    columns = observations.dtype.names
+    return tuple((c, observations[c].shape[1:]) for c in columns) if columns else observations.shape[1:]
 
 
 def _columns(episode: Episode, pixels: bool) -> tuple[np.ndarray, FloatArray]:
@@ -205,9 +318,12 @@ def residual_std(errors_N_A: np.ndarray) -> FloatArray:
     return np.asarray(np.maximum(spread, SMALLEST_STD), dtype=np.float32)
 
 
-def _fit(policy: GaussianPolicy, train: Pairs, val: Pairs, settings: BCSettings, seed: int) -> list[dict[str, Any]]:
-    """Train, load the best epoch's weights into the policy, and return one row per epoch."""
-    optimizer = torch.optim.AdamW(policy.pi.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+def _fit(
+    policy: RobotPolicy, module: nn.Module, train: Pairs, val: Pairs, settings: BCSettings, seed: int
+) -> list[dict[str, Any]]:
+    """Train a module of the policy, load the best epoch's weights into it, and return one row per epoch."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay)
     rng = np.random.default_rng([seed, 4])
     history: list[dict[str, Any]] = []
     best: dict[str, Tensor] = {}
@@ -215,21 +331,22 @@ def _fit(policy: GaussianPolicy, train: Pairs, val: Pairs, settings: BCSettings,
     try:
         for epoch in range(1, settings.epochs + 1):
             losses = [
-                _step(policy, optimizer, train, rows) for rows in _batches(len(train.actions), settings.batch_size, rng)
+                _step(policy, optimizer, parameters, train.take(rows))
+                for rows in _batches(len(train.actions), settings.batch_size, rng)
             ]
             loss = float(np.square(_errors(policy, val, settings.batch_size)).mean())
             if not np.isfinite(loss):
                 raise NonFiniteError(f"the held-out error is {loss} after epoch {epoch}: lower bc.learning_rate")
             history.append({"epoch": epoch, "train_loss": float(np.mean(losses)), "val_loss": loss})
             if loss <= min(row["val_loss"] for row in history):
-                best = {name: value.clone() for name, value in policy.pi.state_dict().items()}
+                best = policy.tensors()
             progress.advance(epoch, f"held-out error {loss:.4f}")
             if epoch - min(history, key=lambda row: row["val_loss"])["epoch"] >= PATIENCE:
                 progress.write_line(f"stopped after epoch {epoch}: no smaller held-out error for {PATIENCE} epochs")
                 break
     finally:
         progress.close()
-    policy.pi.load_state_dict(best)
+    policy.load_tensors(best)
     return history
 
 
@@ -237,20 +354,31 @@ def _batches(count: int, size: int, rng: np.random.Generator) -> Sequence[np.nda
     return np.array_split(rng.permutation(count), max(1, -(-count // size)))
 
 
-def _step(policy: GaussianPolicy, optimizer: torch.optim.Optimizer, pairs: Pairs, rows: np.ndarray) -> float:
-    mean = policy.action_mean(policy.prepare(pairs.observations[rows]))
-    loss = torch.nn.functional.mse_loss(mean, torch.from_numpy(pairs.actions[rows]))
+def _step(
+    policy: RobotPolicy, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], pairs: Pairs
+) -> float:
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
+    if isinstance(policy, GaussianPolicy):
+        mean = policy.action_mean(policy.prepare(pairs.observations))
+        loss = torch.nn.functional.mse_loss(mean, torch.from_numpy(pairs.actions))
+        loss.backward()  # type: ignore[no-untyped-call]
+    else:
+        assert pairs.mask is not None
+        loss = policy.imitation_loss(pairs.observations, pairs.actions, pairs.mask).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM)
     optimizer.step()
     return float(loss.detach())
 
 
-@torch.inference_mode()
-def _errors(policy: GaussianPolicy, pairs: Pairs, size: int) -> np.ndarray:
-    """(N, A) most likely action minus the one taken."""
-    parts = [
-        policy.action_mean(policy.prepare(pairs.observations[i : i + size])).numpy() - pairs.actions[i : i + size]
-        for i in range(0, len(pairs.actions), size)
-    ]
+@torch.no_grad()
+def _errors(policy: RobotPolicy, pairs: Pairs, size: int) -> np.ndarray:
+    """(N, A) most likely action minus the one taken; of chunks, of every action that there is."""
+    rng = np.random.default_rng(0)
+    parts = []
+    for start in range(0, len(pairs.actions), size):
+        part = pairs.take(np.arange(start, min(start + size, len(pairs.actions))))
+        likely = policy.act(part.observations, rng, greedy=True).values
+        apart = likely.reshape(part.actions.shape) - part.actions
+        parts.append(apart if part.mask is None else apart[part.mask])
     return np.concatenate(parts)

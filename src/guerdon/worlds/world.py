@@ -104,6 +104,15 @@ class ObservationSpec:
     task: bool = False
 
 
+def columns_as_rows(columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    """(N,) structured rows of columns (N, ...) by name: what a policy with an `ObservationSpec` observes."""
+    dtype = np.dtype([(name, c.dtype, c.shape[1:]) for name, c in columns.items()])
+    rows = np.zeros(len(next(iter(columns.values()))), dtype)
+    for name, column in columns.items():
+        rows[name] = column
+    return rows
+
+
 class World:
     """B copies of an environment, stepped together.
 
@@ -219,6 +228,11 @@ class World:
         return self.env.single_action_space
 
     @property
+    def proprioception(self) -> tuple[int, ...]:
+        """The places in an observation of what the robot measures of itself; empty where the environment has none."""
+        return tuple(getattr(self.env, "proprioception", None) or ())
+
+    @property
     def episode_ids(self) -> np.ndarray:
         """(B,) int64 number of the episode that each copy is in, counted from 0."""
         return self._episode.copy()
@@ -273,7 +287,7 @@ class World:
             raise ConfigError("the policy's observation_spec has no columns: name what it observes, such as states")
         if spec is not None and self._pixels:
             raise ConfigError("this policy declares its own observations: remove env.observation pixels")
-        if spec is not None and spec.proprioception and self._proprioception is None:
+        if spec is not None and spec.proprioception and not self.proprioception:
             raise ConfigError(
                 "the policy observes proprioception, but this environment does not say which of its observation "
                 "it is: give it an attribute `proprioception` with the indices"
@@ -493,10 +507,6 @@ class World:
                 final[i] = info["final_obs"][i]
         return final
 
-    @property
-    def _proprioception(self) -> Sequence[int] | None:
-        return getattr(self.env, "proprioception", None)
-
     def _view(self, states_B: np.ndarray, drawn_B: BoolArray | None = None) -> np.ndarray:
         """(B, ...) what a policy observes of all copies as they stand, with these observations of the environment.
 
@@ -509,7 +519,7 @@ class World:
         if spec.states:
             columns["states"] = states_B.astype(np.float32)
         if spec.proprioception:
-            columns["proprioception"] = states_B[:, list(self._proprioception or ())].astype(np.float32)
+            columns["proprioception"] = states_B[:, list(self.proprioception)].astype(np.float32)
         if spec.task:
             columns["task"] = np.array(self.tasks)
         if spec.frames is not None:
@@ -517,11 +527,7 @@ class World:
             which = np.arange(self.num_envs) if drawn_B is None else np.flatnonzero(drawn_B)
             for i, picture in zip(which, self._see(which), strict=True):
                 columns["frames"][i] = resized(picture, spec.frames)
-        dtype = np.dtype([(name, c.dtype, c.shape[1:]) for name, c in columns.items()])
-        shown = np.zeros(self.num_envs, dtype)
-        for name, column in columns.items():
-            shown[name] = column
-        return shown
+        return columns_as_rows(columns)
 
     def _see(self, copies: Sequence[int] | IntArray) -> np.ndarray:
         """(N, H, W, 3) pictures of copies as they stand."""

@@ -1,0 +1,289 @@
+"""What the two families of vision-language-action models share: inputs, statistics, value heads, adapters, storage.
+
+A family brings a network and derives from `VLAPolicy`: `token.TokenVLA` (OpenVLA, OpenVLA-OFT) and `flow.FlowVLA`
+(SmolVLA, pi0). Observations are pictures, an instruction and, if wanted, proprioception; a decision is a chunk of
+actions. Networks work with normalised actions; `action_shift` and `action_scale` say what those mean in the
+environment's units.
+
+    policy = build_policy(VLAPolicySettings(tiny=TinyVLASettings()), (39,), space, sources=["env"], seed=0)
+    policy.act(observations, rng).values     # (B, C, A)
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from guerdon.errors import ConfigError
+from guerdon.policies.precision import uses_bf16
+from guerdon.policies.robot import ControlInputs, RobotPolicy
+from guerdon.policies.shared_base import fresh_lora, import_peft
+from guerdon.policies.vla.vision import cropped
+from guerdon.settings.text_policy import LoraSettings
+from guerdon.settings.vla_policy import VLAPolicySettings
+from guerdon.types import Evaluated, FloatArray, IntArray
+from guerdon.worlds.world import ObservationSpec, resized
+
+PAD, BOS, STOP = 0, 1, 2  # ids that a hashed word never has; BOS and STOP are those of Llama 2, too
+_SMALLEST_SCALE = 1e-3  # of an action or a measurement that hardly changes in the data
+_MICRO = 64  # rows that a model from a checkpoint evaluates together without gradients
+
+
+def hashed_words(words: int) -> Callable[[str], list[int]]:
+    """A tokenizer of instructions for small models: the ids of words are their hashes, so that there is no table.
+
+    Args:
+        words: number of ids; different words may share one.
+    """
+
+    def encode(task: str) -> list[int]:
+        return [3 + zlib.crc32(word.strip(".,").lower().encode()) % (words - 3) for word in task.split()]
+
+    return encode
+
+
+@dataclass(frozen=True, eq=False)
+class VLAInputs:
+    """N decisions as a network takes them.
+
+    Attributes:
+        pictures: (N, H, W, 3) uint8.
+        ids: (N, L) int64 of the instruction, padded on the left.
+        mask: (N, L) bool, False where padded.
+        proprio: (N, P) float32, normalised; P is 0 without.
+        record: (N, ...) of the decisions, where they were made.
+    """
+
+    pictures: Tensor
+    ids: Tensor
+    mask: Tensor
+    proprio: Tensor
+    record: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def take(self, rows: IntArray) -> VLAInputs:
+        """These decisions, in order."""
+        index = torch.from_numpy(np.asarray(rows))
+        return self._mapped(lambda column: column[index])
+
+    def to(self, device: torch.device) -> VLAInputs:
+        """The same on a device."""
+        return self._mapped(lambda column: column.to(device))
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> VLAInputs:
+        record = None if self.record is None else change(self.record)
+        return VLAInputs(change(self.pictures), change(self.ids), change(self.mask), change(self.proprio), record)
+
+
+class VLANetwork(Protocol):
+    """What `VLAPolicy` needs of a network, which is a module."""
+
+    width: int
+    image_size: int
+    proprio_size: int
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """What normalised actions and measurements stand for: x = shift + scale * normalised.
+
+    Attributes:
+        action: shift and scale, (A,) float32 each.
+        proprio: shift and scale, (P,) float32 each; None: as measured.
+    """
+
+    action: tuple[np.ndarray, np.ndarray]
+    proprio: tuple[np.ndarray, np.ndarray] | None = None
+
+
+def bounds_as_statistics(space: gymnasium.Space) -> Statistics:
+    """Normalised actions are -1 and 1 at the bounds of a `Box`, and themselves where there are none."""
+    low, high = (np.asarray(getattr(space, name), dtype=np.float32).ravel() for name in ("low", "high"))
+    finite = np.isfinite(low) & np.isfinite(high)
+    low, high = np.where(finite, low, -1.0), np.where(finite, high, 1.0)
+    return Statistics(((low + high) / 2, (high - low) / 2))
+
+
+class VLAPolicy(RobotPolicy):
+    """A vision-language-action model.
+
+    Args:
+        settings: the `policy` section.
+        network: of the family; every linear layer of it gets an adapter with `use_lora`.
+        encode: an instruction to ids of the language model, without the one that begins a text.
+        statistics: what normalised actions are.
+        heads: names of the value heads.
+
+    Attributes:
+        chunk: actions per decision, C.
+        tokens_per_action: log-probabilities per action, D.
+        clip_proprio: normalised measurements are cut off at -1 and 1.
+    """
+
+    action_shift: Tensor
+    action_scale: Tensor
+    proprio_shift: Tensor
+    proprio_scale: Tensor
+    chunk: int = 1
+    tokens_per_action: int = 1
+    clip_proprio = False
+    heads_left_alone: tuple[str, ...] = ()  # linear layers of the network that no adapter is put on
+
+    def __init__(
+        self,
+        settings: VLAPolicySettings,
+        network: nn.Module,
+        encode: Callable[[str], list[int]],
+        statistics: Statistics,
+        heads: Sequence[str],
+    ) -> None:
+        super().__init__()
+        facts: VLANetwork = network  # type: ignore[assignment]
+        self.settings, self.encode = settings, encode
+        self.chunk = settings.num_action_chunks
+        self.image_size = (facts.image_size, facts.image_size)
+        self.observation_spec = ObservationSpec(
+            frames=self.image_size, proprioception=facts.proprio_size > 0, task=True
+        )
+        self.model: nn.Module = self._adapted(network) if settings.use_lora else network
+        self.vf: nn.Module | None = value_head(facts.width, settings.value_hidden, len(heads)) if heads else None
+        none = (np.zeros(facts.proprio_size), np.ones(facts.proprio_size))
+        for name, pair in (("action", statistics.action), ("proprio", statistics.proprio or none)):
+            for part, numbers in zip(("shift", "scale"), pair, strict=True):
+                self.register_buffer(f"{name}_{part}", torch.from_numpy(np.array(numbers, dtype=np.float32)))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.action_shift.device
+
+    @property
+    def action_size(self) -> int:
+        """Numbers of an action, A."""
+        return len(self.action_shift)
+
+    # What the loop calls.
+
+    def prepared(self, inputs: ControlInputs) -> VLAInputs:
+        """The decisions of a rollout with instructions as ids; pictures stay bytes."""
+        return self.inputs(inputs.observations, inputs.actions)
+
+    def inputs(self, observations: np.ndarray, record: np.ndarray | None = None) -> VLAInputs:
+        """Observations (N,) of `observation_spec` as the network takes them."""
+        frames = observations["frames"]
+        if frames.shape[1:3] != self.image_size:
+            frames = np.stack([resized(frame, self.image_size) for frame in frames])
+        tasks, which_N = np.unique(observations["task"], return_inverse=True)
+        texts = [self.encode(str(task)) for task in tasks]
+        longest = max(map(len, texts))
+        ids = torch.tensor([[PAD] * (longest - len(text)) + text for text in texts])
+        mask = torch.tensor([[False] * (longest - len(text)) + [True] * len(text) for text in texts])
+        proprio = torch.zeros(len(frames), 0)
+        if self.observation_spec is not None and self.observation_spec.proprioception:
+            measured = torch.from_numpy(np.ascontiguousarray(observations["proprioception"], dtype=np.float32))
+            proprio = (measured - self.proprio_shift.cpu()) / self.proprio_scale.cpu()
+            proprio = proprio.clamp(-1, 1) if self.clip_proprio else proprio
+        which = torch.from_numpy(which_N.reshape(-1))
+        pictures = torch.from_numpy(np.ascontiguousarray(frames))
+        decided = None if record is None else torch.from_numpy(np.ascontiguousarray(record))
+        return VLAInputs(pictures, ids[which], mask[which], proprio, decided)
+
+    @torch.no_grad()
+    def evaluate_all(self, inputs: VLAInputs, *, micro: int) -> Evaluated:
+        """`evaluate` without gradients, a few rows at a time; the result is on the CPU."""
+        return super().evaluate_all(inputs, micro=micro if self.settings.tiny is not None else min(micro, _MICRO))
+
+    def stored(self) -> dict[str, Tensor]:
+        """Weights and statistics; of a checkpoint's model, without frozen weights, which are in `vla_path`."""
+        if self.settings.tiny is not None:
+            return self.state_dict()
+        frozen = {name for name, parameter in self.named_parameters() if not parameter.requires_grad}
+        return {name: value for name, value in self.state_dict().items() if name not in frozen}
+
+    # Cloning.
+
+    def fit_statistics(self, actions_N_A: FloatArray, proprio_N_P: FloatArray | None) -> None:
+        """Take what normalised actions are from data that are to be cloned."""
+        pairs = {"action": self.action_statistics(actions_N_A)}
+        if proprio_N_P is not None and proprio_N_P.shape[1]:
+            pairs["proprio"] = (proprio_N_P.mean(axis=0), proprio_N_P.std(axis=0))
+        for name, (shift, scale) in pairs.items():
+            getattr(self, f"{name}_shift").copy_(torch.from_numpy(np.asarray(shift, dtype=np.float32)))
+            wide = np.maximum(np.asarray(scale, dtype=np.float32), _SMALLEST_SCALE)
+            getattr(self, f"{name}_scale").copy_(torch.from_numpy(wide))
+
+    def action_statistics(self, actions_N_A: FloatArray) -> tuple[np.ndarray, np.ndarray]:
+        """Shift and scale (A,) that the family normalises actions by."""
+        raise NotImplementedError
+
+    # For the families.
+
+    @cached_property
+    def _bf16(self) -> bool:
+        if self.settings.bf16 == "auto":
+            return self.device.type == "cuda" and uses_bf16("auto", self.device)
+        return self.settings.bf16
+
+    def computing(self) -> AbstractContextManager[object]:
+        """The precision to compute in. Dropout of adapters works where gradients are wanted."""
+        self.model.train(torch.is_grad_enabled())
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._bf16)
+
+    def pixels(self, inputs: VLAInputs, *, augment: bool = False) -> Tensor:
+        """(N, 3, H, W) float in [0, 1], cropped as configured; `augment`: at random places."""
+        crop = ("random" if augment else "center") if self.settings.crops else None
+        return cropped(inputs.pictures, crop)
+
+    def normalise(self, actions_N_C_A: FloatArray) -> Tensor:
+        """Actions in units of the network, on its device."""
+        actions = torch.from_numpy(np.asarray(actions_N_C_A, dtype=np.float32)).to(self.device)
+        return (actions - self.action_shift) / self.action_scale
+
+    def executed(self, normalised_B_C_A: Tensor) -> np.ndarray:
+        """Actions in units of the environment: (B, C, A), or (B, A) where a decision is one action."""
+        actions = normalised_B_C_A.float() * self.action_scale + self.action_shift
+        found: np.ndarray = actions.cpu().numpy()
+        return found[:, 0] if self.chunk == 1 else found
+
+    def estimate(self, hidden_N_h: Tensor) -> Tensor:
+        """(N, H) values of hidden states."""
+        if self.vf is None:
+            raise ConfigError("this policy was built without a critic")
+        hidden = hidden_N_h.detach() if self.settings.detach_critic_input else hidden_N_h
+        values: Tensor = self.vf(hidden.float())
+        return values
+
+    def _adapted(self, network: nn.Module) -> nn.Module:
+        """The network with its weights frozen and an adapter on every linear layer but those left alone."""
+        settings = self.settings
+        names = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+        targets = tuple(name for name in names if name not in self.heads_left_alone)
+        lora = LoraSettings(
+            r=settings.lora_rank, alpha=float(min(settings.lora_rank, 16)), dropout=settings.lora_dropout,
+            target_modules=targets,
+        )  # fmt: skip
+        with fresh_lora(lora, seed=torch.initial_seed() % 2**63) as config:
+            return import_peft().inject_adapter_in_model(config, network)  # type: ignore[no-any-return]
+
+
+def value_head(width: int, hidden: Sequence[int], heads: int) -> nn.Module:
+    """Hidden states (N, width) to values (N, heads), which are 0 at the start."""
+    layers: list[nn.Module] = []
+    for wide in hidden:
+        layers += [nn.Linear(width, wide), nn.GELU()]
+        width = wide
+    last = nn.Linear(width, heads)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(*layers, last)

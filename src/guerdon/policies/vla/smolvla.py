@@ -1,0 +1,213 @@
+"""The network of SmolVLA (Shukor et al. 2025, 2506.01844): a language model that reads, an action expert that acts.
+
+The prefix is pictures, instruction, and one token of the measured state, which alone sees itself. Layer by layer the
+action expert attends to the keys and values of the prefix: in every `self_attn_every_n_layers`-th layer together with
+its own, of the actions up to each action, elsewhere to the prefix alone, through projections of its own. So an action
+never depends on the ones after it, and the first C actions of a longer chunk are those of a chunk of C.
+
+    network = SmolVLANetwork(see, text_config, sizes, actions=4, proprio_size=4)
+    prefix = network.read(pixels_N_3_H_W, inputs)
+    velocity_N_C_A, hidden_N_C_h = network.velocity(prefix, x_N_C_A, time_N)
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from guerdon.policies.vla.policy import VLAInputs
+
+_WAVELENGTH = 10_000.0  # of the rotary positions, whatever the language model's own is
+
+
+@dataclass(frozen=True)
+class ExpertSize:
+    """The action expert and what surrounds it, under the names of SmolVLA's configuration.
+
+    Attributes:
+        max_state_dim, max_action_dim: measurements and actions are padded to so many numbers with zeros.
+        expert_width_multiplier: width of the expert as a share of the language model's.
+        self_attn_every_n_layers: of the expert; the layers between attend to the prefix alone. 0: none does.
+        num_expert_layers: of the expert; 0: as many as the language model has.
+        min_period, max_period: of the sines and cosines that tell the time.
+    """
+
+    max_state_dim: int = 32
+    max_action_dim: int = 32
+    expert_width_multiplier: float = 0.75
+    self_attn_every_n_layers: int = 2
+    num_expert_layers: int = 0
+    min_period: float = 4e-3
+    max_period: float = 4.0
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """What the expert attends to.
+
+    Attributes:
+        keys, values: per layer (N, S, heads, size), keys with their positions.
+        mask: (N, S) bool.
+        hidden: (N, h) mean over what is there.
+    """
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    mask: Tensor
+    hidden: Tensor
+
+
+class SmolVLANetwork(nn.Module):
+    """Pictures, an instruction and proprioception to the velocity of noisy actions.
+
+    Args:
+        see: (N, 3, H, W) pictures in [0, 1] to (N, P, h) embeddings of the language model's width.
+        text_config: of transformers' Llama.
+        size: of the expert.
+        image_size: height and width of a picture, in pixels.
+        proprio_size: measurements; 0: there is no token of the state.
+
+    Attributes:
+        width: of the hidden states of the prefix.
+        expert_width: of the hidden states of the expert.
+        max_action_dim: numbers of an action, padding included.
+    """
+
+    def __init__(
+        self, see: nn.Module, text_config: Any, size: ExpertSize, *, image_size: int, proprio_size: int = 0
+    ) -> None:
+        from transformers import LlamaModel
+
+        super().__init__()
+        self.size, self.image_size, self.proprio_size = size, image_size, proprio_size
+        self.max_action_dim = size.max_action_dim
+        self.see = see
+        self.text = LlamaModel(text_config)
+        self.width = int(text_config.hidden_size)
+        expert = copy.deepcopy(text_config)
+        self.expert_width = expert.hidden_size = int(self.width * size.expert_width_multiplier)
+        expert.intermediate_size = _feed_forward(expert.hidden_size)
+        expert.num_hidden_layers = size.num_expert_layers or text_config.num_hidden_layers
+        if text_config.num_hidden_layers % expert.num_hidden_layers:
+            raise ValueError("the language model's layers must be a multiple of the expert's")
+        self._every = text_config.num_hidden_layers // expert.num_hidden_layers
+        self.expert = LlamaModel(expert)
+        del self.expert.embed_tokens
+        inside = expert.num_key_value_heads * expert.head_dim
+        for i, layer in enumerate(self.expert.layers):
+            if not self._attends_itself(i):
+                layer.self_attn.k_proj = nn.Linear(inside, inside, bias=expert.attention_bias)
+                layer.self_attn.v_proj = nn.Linear(inside, inside, bias=expert.attention_bias)
+        self.groups = expert.num_attention_heads // expert.num_key_value_heads
+        self.head_dim = int(expert.head_dim)
+        self.state_proj = nn.Linear(size.max_state_dim, self.width) if proprio_size else None
+        self.action_in_proj = nn.Linear(size.max_action_dim, self.expert_width)
+        self.action_out_proj = nn.Linear(self.expert_width, size.max_action_dim)
+        self.action_time_mlp_in = nn.Linear(2 * self.expert_width, self.expert_width)
+        self.action_time_mlp_out = nn.Linear(self.expert_width, self.expert_width)
+
+    def read(self, pixels: Tensor, inputs: VLAInputs) -> Prefix:
+        """Run the language model over the prefix."""
+        x = self.see(pixels) * math.sqrt(self.width)
+        words = self.text.get_input_embeddings()(inputs.ids) * math.sqrt(self.width)
+        parts, mask = [x, words], [inputs.mask.new_ones(x.shape[:2]), inputs.mask]
+        if self.state_proj is not None:
+            padded = functional.pad(inputs.proprio, (0, self.size.max_state_dim - inputs.proprio.shape[1]))
+            parts.append(self.state_proj(padded)[:, None])
+            mask.append(inputs.mask.new_ones(len(padded), 1))
+        x, mask_N_S = torch.cat([part.to(x.dtype) for part in parts], dim=1), torch.cat(mask, dim=1)
+        attend = mask_N_S[:, None, :].expand(-1, mask_N_S.shape[1], -1).clone()
+        if self.state_proj is not None:
+            attend[:, :-1, -1] = False
+        turn = _rotation(mask_N_S.cumsum(1) - 1, self.head_dim)
+        keys, values = [], []
+        for layer in self.text.layers:
+            q, k, v = self._qkv(layer, layer.input_layernorm(x))
+            q, k = _turned(q, turn), _turned(k, turn)
+            keys.append(k)
+            values.append(v)
+            x = self._after(layer, x, self._attention(q, k, v, attend))
+        x = self.text.norm(x).float() * mask_N_S[..., None]
+        return Prefix(keys, values, mask_N_S, x.sum(1) / mask_N_S.sum(1, keepdim=True))
+
+    def velocity(self, prefix: Prefix, x_N_C_A: Tensor, time_N: Tensor) -> tuple[Tensor, Tensor]:
+        """The velocity (N, C, A) of noisy actions at times in [0, 1], and the expert's hidden states (N, C, h)."""
+        n, count, _ = x_N_C_A.shape
+        size, width = self.size, self.expert_width
+        periods = size.min_period * (size.max_period / size.min_period) ** torch.linspace(
+            0, 1, width // 2, dtype=torch.float64, device=time_N.device
+        )
+        angles = time_N.double()[:, None] * (2 * math.pi / periods)
+        times = torch.cat([angles.sin(), angles.cos()], dim=-1).to(x_N_C_A.dtype)[:, None].expand(-1, count, -1)
+        x = self.action_time_mlp_in(torch.cat([self.action_in_proj(x_N_C_A), times], dim=-1))
+        x = self.action_time_mlp_out(functional.silu(x))
+        before = prefix.mask[:, None, :].expand(-1, count, -1)
+        earlier = torch.ones(count, count, dtype=torch.bool, device=x.device).tril().expand(n, -1, -1)
+        steps = torch.arange(count, device=x.device).expand(n, -1)
+        from_start, after = (
+            _rotation(steps, self.head_dim), _rotation(steps + prefix.mask.sum(1, keepdim=True), self.head_dim)
+        )  # fmt: skip
+        for i, layer in enumerate(self.expert.layers):
+            keys, values = prefix.keys[i * self._every], prefix.values[i * self._every]
+            normed = layer.input_layernorm(x)
+            if self._attends_itself(i):
+                q, k, v = self._qkv(layer, normed)
+                q, k = _turned(q, after), _turned(k, after)
+                k, v, attend = torch.cat([keys, k], 1), torch.cat([values, v], 1), torch.cat([before, earlier], 2)
+            else:
+                q = _turned(self._heads(layer.self_attn.q_proj(normed)), from_start)
+                k, v, attend = (
+                    self._heads(layer.self_attn.k_proj(keys.flatten(2))),
+                    self._heads(layer.self_attn.v_proj(values.flatten(2))), before,
+                )  # fmt: skip
+            x = self._after(layer, x, self._attention(q, k, v, attend))
+        hidden = self.expert.norm(x).float()
+        return self.action_out_proj(hidden).float(), hidden
+
+    def _attends_itself(self, layer: int) -> bool:
+        every = self.size.self_attn_every_n_layers
+        return every > 0 and layer * self._every % every == 0
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:-1], -1, self.head_dim)
+
+    def _qkv(self, layer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        attention = layer.self_attn
+        return self._heads(attention.q_proj(x)), self._heads(attention.k_proj(x)), self._heads(attention.v_proj(x))
+
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor, attend_N_Q_S: Tensor) -> Tensor:
+        """(N, Q, heads * size) of (N, ., heads, size)."""
+        k, v = (x.repeat_interleave(self.groups, dim=2).to(q.dtype) for x in (k, v))
+        mixed = functional.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=attend_N_Q_S[:, None]
+        )
+        return mixed.transpose(1, 2).flatten(2)
+
+    def _after(self, layer: Any, x: Tensor, mixed: Tensor) -> Tensor:
+        x = x + layer.self_attn.o_proj(mixed)
+        found: Tensor = x + layer.mlp(layer.post_attention_layernorm(x))
+        return found
+
+
+def _feed_forward(width: int) -> int:
+    """Width inside the expert's feed-forward layers: 8/3 of its own, rounded up to a multiple of 256."""
+    return 256 * math.ceil(4 * int(2 * width / 3) / 256)
+
+
+def _rotation(positions_N_S: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (N, S, 1, size / 2) of rotary positions."""
+    exponents = torch.arange(size // 2, dtype=torch.float32, device=positions_N_S.device) * 2 / size
+    angles = positions_N_S[..., None].float() / _WAVELENGTH**exponents
+    return angles.cos()[..., None, :], angles.sin()[..., None, :]
+
+
+def _turned(x_N_S_h_d: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    cos, sin = rotation
+    first, second = x_N_S_h_d.float().chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x_N_S_h_d.dtype)

@@ -1,0 +1,139 @@
+"""Actions as discrete tokens: OpenVLA (Kim et al. 2024, 2406.09246) and OpenVLA-OFT (Kim et al. 2025, 2502.19645).
+
+Each number of an action is one of 256 bins between -1 and 1, which are the last 256 tokens of the language model's
+vocabulary, so a chunk of C actions with D numbers is C * D tokens. Log-probabilities are over these 256 tokens, not
+over the whole vocabulary: nothing else is an action, and sampling takes nothing else. RLinf and SimpleVLA-RL do the
+same; OpenVLA's own evaluation takes the most likely token of all, which is another one only where a model prefers a
+word to every action.
+
+    tokens = bins_of(np.array([[0.1, -1.0]]), 256)          # [[140, 0]]
+    values_of(tokens, 256)                                  # [[0.1, -0.996]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from guerdon.policies.robot import Action
+from guerdon.policies.vla.policy import Statistics, VLAInputs, VLAPolicy
+from guerdon.policies.vla.prismatic import PrismaticNetwork
+from guerdon.settings.vla_policy import TokenDecodingSettings, VLAPolicySettings
+from guerdon.types import BoolArray, Evaluated, FloatArray, IntArray
+
+QUANTILES = (0.01, 0.99)  # of the actions in the data: normalised -1 and 1
+
+
+def bins_of(normalised: np.ndarray, bins: int) -> IntArray:
+    """The bin of each number, 0 to `bins` - 1, as OpenVLA's tokenizer counts them: token = vocabulary - 1 - bin.
+
+    Numbers are cut off at -1 and 1. `bins` edges make one interval less, so the last bin is that of 1 alone.
+    """
+    edges = np.linspace(-1, 1, bins)
+    return np.asarray(np.digitize(np.clip(normalised, -1, 1), edges) - 1, dtype=np.int64)
+
+
+def values_of(tokens: Tensor, bins: int) -> Tensor:
+    """The middle of each bin; that of the last bin is the middle of the interval before it."""
+    edges = torch.linspace(-1, 1, bins, dtype=torch.float64)
+    centres = ((edges[:-1] + edges[1:]) / 2).float().to(tokens.device)
+    return centres[tokens.clamp(max=bins - 2)]
+
+
+class TokenVLA(VLAPolicy):
+    """A model of action tokens.
+
+    Records of decisions are bins (B, C * D), the numbers of the first action first.
+    """
+
+    model: PrismaticNetwork
+    clip_proprio = True
+    heads_left_alone = ("action_head",)
+
+    def __init__(
+        self,
+        settings: VLAPolicySettings,
+        network: PrismaticNetwork,
+        encode: Callable[[str], list[int]],
+        statistics: Statistics,
+        heads: Sequence[str],
+    ) -> None:
+        super().__init__(settings, network, encode, statistics, heads)
+        assert isinstance(settings.decoding, TokenDecodingSettings)
+        self.decoding = settings.decoding
+        self.tokens_per_action = self.action_size
+        self.bins = network.bins
+        if settings.use_lora:
+            self.model.action_head.requires_grad_(False)
+
+    @torch.no_grad()
+    def act(self, observations: np.ndarray, rng: np.random.Generator, *, greedy: bool = False) -> Action:
+        """Sampled or most likely bins, by Gumbel noise on the logits."""
+        inputs = self.inputs(observations).to(self.device)
+
+        def pick(logits: Tensor) -> Tensor:
+            if greedy:
+                return logits.argmax(-1)
+            noise = torch.from_numpy(rng.gumbel(size=tuple(logits.shape)).astype(np.float32)).to(self.device)
+            return (logits.float() / self.decoding.temperature + noise).argmax(-1)
+
+        with self.computing():
+            if self.decoding.parallel_decoding:
+                tokens = pick(self.model.logits(self._hidden(inputs, None)))
+            else:
+                tokens = self.model.decode(self.pixels(inputs), inputs, self._tokens, pick)
+        values = values_of(tokens, self.bins).view(-1, self.chunk, self.action_size)
+        return Action(self.executed(values), record=tokens.cpu().numpy())
+
+    def evaluate(self, inputs: VLAInputs, *, entropy: bool = False) -> Evaluated:
+        """Log-probabilities (N, C * D) of the bins at the sampling temperature, their entropies, values (N, 1, H)."""
+        inputs = inputs.to(self.device)
+        assert inputs.record is not None
+        with self.computing():
+            hidden = self._hidden(inputs, inputs.record)
+            logits = self.model.logits(hidden).float() / self.decoding.temperature
+        log_probs = functional.log_softmax(logits, dim=-1)
+        return Evaluated(
+            log_probs.gather(-1, inputs.record[..., None]).squeeze(-1),
+            -(log_probs.exp() * log_probs).sum(-1) if entropy else None,
+            None if self.vf is None else self.estimate(hidden[:, 0])[:, None],
+        )
+
+    def values(self, observations: np.ndarray) -> Tensor:
+        """(N, H) from the hidden state that the first action token is predicted from."""
+        inputs = self.inputs(observations).to(self.device)
+        with self.computing():
+            if self.decoding.parallel_decoding:
+                return self.estimate(self._hidden(inputs, None)[:, 0])
+            none = torch.zeros(len(inputs), 1, dtype=torch.int64, device=self.device)
+            return self.estimate(self.model(self.pixels(inputs), inputs, 1, none)[:, 0])
+
+    def imitation_loss(self, observations: np.ndarray, actions_N_C_A: FloatArray, mask_N_C: BoolArray) -> Tensor:
+        """(N,) mean cross-entropy of the bins of the actions that there are."""
+        inputs = self.inputs(observations).to(self.device)
+        tokens = torch.from_numpy(bins_of(self.normalise(actions_N_C_A).cpu().numpy(), self.bins)).flatten(1)
+        mask = torch.from_numpy(mask_N_C).repeat_interleave(self.action_size, dim=1).to(self.device)
+        tokens = tokens.to(self.device)
+        with self.computing():
+            logits = self.model.logits(self._hidden(inputs, tokens, augment=torch.is_grad_enabled()))
+        losses = functional.cross_entropy(logits.float().transpose(1, 2), tokens, reduction="none")
+        return (losses * mask).sum(1) / mask.sum(1).clamp_min(1)
+
+    def action_statistics(self, actions_N_A: FloatArray) -> tuple[np.ndarray, np.ndarray]:
+        """The 1st and 99th percentile become -1 and 1 (`bounds_q99`)."""
+        low, high = np.quantile(actions_N_A, QUANTILES, axis=0)
+        return (low + high) / 2, (high - low) / 2
+
+    @property
+    def _tokens(self) -> int:
+        return self.chunk * self.action_size
+
+    def _hidden(self, inputs: VLAInputs, tokens_N_K: Tensor | None, *, augment: bool = False) -> Tensor:
+        """(N, K, h) that the tokens are predicted from."""
+        given = None if self.decoding.parallel_decoding else tokens_N_K
+        hidden: Tensor = self.model(self.pixels(inputs, augment=augment), inputs, self._tokens, given)
+        return hidden

