@@ -92,6 +92,11 @@ class VLAPolicySettings(Settings):
     vla_path: str | None = Field(
         None, description="folder of an OpenVLA, OpenVLA-OFT or SmolVLA checkpoint in its published layout"
     )
+    vlm_path: str | None = Field(
+        None,
+        description="folder with the config.json and the tokenizer of the language model that a SmolVLA checkpoint "
+        "names, where that is a hub id",
+    )
     tiny: TinyVLASettings | None = Field(None, description="make a small model in code instead of reading one")
     decoding: DecodingSettings = Field(
         TokenDecodingSettings(), description="how actions are made; its keys may stand directly under policy too"
@@ -133,6 +138,10 @@ class VLAPolicySettings(Settings):
             raise ValueError("say exactly one of policy.vla_path (a model to read) and policy.tiny (a model to make)")
         if self.vla_path is None:
             refuse(_changed(self, "unnorm_key"), "policy.tiny, whose statistics are those of the cloned data")
+        if self.vla_path is None or self.decoding.family == "token":
+            refuse(_changed(self, "vlm_path"), "policy.tiny" if self.vla_path is None else "family token")
+        elif self.unnorm_key is not None:
+            refuse({"unnorm_key"}, "family flow, whose checkpoints have the statistics of one data set")
         if not self.use_lora:
             refuse(_changed(self, "lora_rank", "lora_dropout"), "use_lora: false")
         if self.tiny is not None and self.decoding.family == "flow":

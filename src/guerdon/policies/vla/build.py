@@ -5,15 +5,17 @@ policy = build_vla(settings, action_space, heads=("env",), proprioception_size=4
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import gymnasium
 import numpy as np
 import torch
 
-from guerdon.errors import ConfigError
+from guerdon.errors import CheckpointError, ConfigError
 from guerdon.policies.vla.flow import FlowVLA
 from guerdon.policies.vla.policy import VLAPolicy, bounds_as_statistics, hashed_words
+from guerdon.policies.vla.published import Published, read_config, read_openvla, read_smolvla
 from guerdon.policies.vla.tiny import tiny_flow_network, tiny_token_network
 from guerdon.policies.vla.token import TokenVLA
 from guerdon.settings.vla_policy import VLAPolicySettings
@@ -41,12 +43,29 @@ def build_vla(
             "attribute `proprioception` with the indices, or set use_proprio to false"
         )
     proprio = proprioception_size if settings.use_proprio else 0
-    assert settings.tiny is not None
-    encode, statistics = hashed_words(settings.tiny.words), bounds_as_statistics(action_space)
-    policy: VLAPolicy
-    if settings.decoding.family == "token":
-        policy = TokenVLA(settings, tiny_token_network(settings.tiny, proprio), encode, statistics, heads)
+    actions = int(np.prod(action_space.shape or ()))
+    tokens = settings.decoding.family == "token"
+    if settings.vla_path is not None:
+        network, encode, statistics = _read(settings, tokens)(settings, actions=actions, proprio_size=proprio)
     else:
-        actions = int(np.prod(action_space.shape or ()))
-        policy = FlowVLA(settings, tiny_flow_network(settings.tiny, actions, proprio), encode, statistics, heads)
+        assert settings.tiny is not None
+        encode, statistics = hashed_words(settings.tiny.words), bounds_as_statistics(action_space)
+        network = (
+            tiny_token_network(settings.tiny, proprio) if tokens else tiny_flow_network(settings.tiny, actions, proprio)
+        )
+    policy = (TokenVLA if tokens else FlowVLA)(settings, network, encode, statistics, heads)
     return policy.to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _read(settings: VLAPolicySettings, tokens: bool) -> Callable[..., Published]:
+    """What reads the checkpoint of `vla_path`."""
+    folder = Path(str(settings.vla_path))
+    config = read_config(folder)
+    kind = str(config.get("model_type") or config.get("type"))
+    readers = {"openvla": (True, read_openvla), "smolvla": (False, read_smolvla)}
+    if kind not in readers:
+        raise CheckpointError(f"{folder} is a checkpoint of {kind!r}; known are {', '.join(readers)}")
+    wanted, reader = readers[kind]
+    if wanted != tokens:
+        raise ConfigError(f"{folder} is a checkpoint of {kind}: set policy.family to {'token' if wanted else 'flow'}")
+    return reader

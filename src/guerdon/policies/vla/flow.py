@@ -73,13 +73,14 @@ class FlowVLA(VLAPolicy):
     def __init__(
         self,
         settings: VLAPolicySettings,
-        network: SmolVLANetwork,
+        network: nn.Module,
         encode: Callable[[str], list[int]],
         statistics: Statistics,
         heads: Sequence[str],
     ) -> None:
         super().__init__(settings, network, encode, statistics, heads)
         assert isinstance(settings.decoding, FlowDecodingSettings)
+        assert isinstance(network, SmolVLANetwork)
         self.decoding = settings.decoding
         self.noise_head: nn.Module | None = None
         if self.decoding.noise_method == "flow_noise":

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from guerdon.policies.robot import Action
@@ -57,13 +57,14 @@ class TokenVLA(VLAPolicy):
     def __init__(
         self,
         settings: VLAPolicySettings,
-        network: PrismaticNetwork,
+        network: nn.Module,
         encode: Callable[[str], list[int]],
         statistics: Statistics,
         heads: Sequence[str],
     ) -> None:
         super().__init__(settings, network, encode, statistics, heads)
         assert isinstance(settings.decoding, TokenDecodingSettings)
+        assert isinstance(network, PrismaticNetwork)
         self.decoding = settings.decoding
         self.tokens_per_action = self.action_size
         self.bins = network.bins
