@@ -141,16 +141,6 @@ class RobotPolicy(nn.Module):
     def observe(self, inputs: ControlInputs, mask_B_T: BoolArray) -> None:
         """Update running statistics of what was observed, after an update; by default there are none."""
 
-    def imitation_loss(self, observations: np.ndarray, actions_N_C_A: FloatArray, mask_N_C: BoolArray) -> Tensor:
-        """(N,) losses of behaviour cloning, for policies that can be cloned: one per decision, with gradients.
-
-        Args:
-            observations: (N, ...) that were decided on.
-            actions_N_C_A: the actions that followed, as many as a decision holds.
-            mask_N_C: False where the episode had ended; such actions have no part in the loss.
-        """
-        raise NotImplementedError
-
     def stored(self) -> dict[str, Tensor]:
         """What `tensors` stores and `load_tensors` expects, as it is in use."""
         return self.state_dict()

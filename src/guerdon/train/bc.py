@@ -149,8 +149,6 @@ def _whole(study: Study, settings: BCSettings) -> tuple[RobotPolicy, Pairs]:
     policy = build_policy(
         study.control_policy, shape, space, sources=(), seed=study.runner.seed, proprioception_size=len(measured)
     )
-    if type(policy).imitation_loss is RobotPolicy.imitation_loss:
-        raise ConfigError(f"train policy=bc: {study.policy.type} cannot be cloned, because it has no imitation_loss")
     spec = policy.observation_spec or ObservationSpec(states=True)
     episodes = _episodes(study, settings, with_frames=spec.frames is not None)
     chunks = gather_chunks(episodes, spec, chunk=policy.chunk, proprioception=measured)
