@@ -7,6 +7,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import numpy as np
 
 from guerdon.collect.control import ControlCollector
@@ -21,7 +23,7 @@ from guerdon.rl.control_sources import LOGGED_AS_PRM, ControlReward
 from guerdon.rl.episode_stats import EpisodeStats, RewardScaler
 from guerdon.rl.films import write_film
 from guerdon.rl.learner import Learner
-from guerdon.rl.optimizers import FlatAdam
+from guerdon.rl.optimizers import AdamW, FlatAdam, Optimizer
 from guerdon.rl.parts import Parts
 from guerdon.rl.reward_refit import RefittedReward, online_model
 from guerdon.rl.reward_source import GroundTruth, RewardSource, SourceTerms
@@ -38,6 +40,7 @@ def control_parts(study: Study, *, fresh: bool) -> Parts:
         fresh: as in `build_parts`.
     """
     runner, algorithm = study.runner, study.control_algorithm
+    torch.manual_seed(runner.seed)  # of dropout, where a policy has any: only gradient steps draw from it
     group = algorithm.group_size if algorithm.needs.groups else None
     models = build_control_sources(study)
     sources: dict[str, RewardSource[Any]] = {
@@ -66,7 +69,7 @@ def control_parts(study: Study, *, fresh: bool) -> Parts:
     gammas = {name: one.gamma for name, one in terms.items()}
     learner = Learner(
         policy,
-        FlatAdam(policy, algorithm.learning_rate),
+        control_optimizer(policy, algorithm.learning_rate),
         algorithm,
         seed=runner.seed,
         heads=collector.heads,
@@ -159,6 +162,14 @@ def check_bounds(algorithm: ControlAlgorithmSettings, payable: tuple[float, floa
                 f"{payable[0]:g} and {payable[1]:g}: bounds are in the unit of the reward, so change them together "
                 "with reward_coef and the weights of the sources"
             )
+
+
+def control_optimizer(policy: RobotPolicy, learning_rate: float) -> Optimizer:
+    """Adam on all weights as one tensor; of a policy on a GPU, where that would not lie, on each by itself."""
+    trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    if any(parameter.device.type != "cpu" for parameter in trained):
+        return AdamW(trained, learning_rate)
+    return FlatAdam(policy, learning_rate)
 
 
 def build_control_sources(study: Study) -> dict[str, ControlReward]:

@@ -1,0 +1,149 @@
+"""Runs of vision-language-action policies: PPO and GRPO in chunks, killed and resumed; cloned, and learning."""
+
+import numpy as np
+import pytest
+import torch
+from rl_clock import lines, result, start
+from test_loop import interrupted
+
+from guerdon.collect.collect import collect
+from guerdon.config import load
+from guerdon.episodes.read import read_episodes
+from guerdon.episodes.write import EpisodeWriter
+from guerdon.errors import ConfigError
+from guerdon.policies.control import load_policy
+from guerdon.policies.vla.token import TokenVLA
+from guerdon.settings.study import Study
+from guerdon.train.bc import gather_chunks, train_bc
+from guerdon.types import Episode
+from guerdon.worlds.world import ObservationSpec
+
+torch.set_num_threads(1)
+TINY = {"image_size": 16, "hidden_size": 16, "layers": 1, "heads": 2, "words": 64, "n_action_bins": 16}
+DOT = {
+    "type": "gymnasium", "task": "tiny_world:Dot-v1", "task_text": "move the dot to the right", "num_envs": 2,
+    "max_episode_steps": 10, "native_reward": "dense", "frame_size": [16, 16],
+}  # fmt: skip
+
+
+def vla_study(folder, *, name="run", policy=None, algorithm=None, runner=None, **sections):
+    tiny = {k: v for k, v in TINY.items() if k != "n_action_bins" or (policy or {}).get("family") != "flow"}
+    return Study.model_validate(
+        {
+            "env": DOT,
+            "policy": {"type": "vla", "tiny": tiny, "num_action_chunks": 4, "value_hidden": [16], **(policy or {})},
+            "algorithm": algorithm or {"rollout_steps": 20, "minibatch_size": 4, "num_epochs": 2},
+            "runner": {
+                "total_steps": 80, "eval_every": 80, "eval_episodes": 2, "checkpoint_every": 40, "film_frames": 2,
+                "logger": {"log_path": str(folder), "experiment_name": name, "tensorboard": False}, **(runner or {}),
+            },
+            **sections,
+        }
+    )  # fmt: skip
+
+
+RUNS = {
+    "token": {},
+    "token_level": {"algorithm": {"rollout_steps": 20, "minibatch_size": 4, "logprob_type": "token_level"}},
+    "autoregressive_lora": {
+        "policy": {"parallel_decoding": False, "use_lora": True, "lora_rank": 2, "lora_dropout": 0.1},
+    },
+    "flow": {"policy": {"family": "flow", "num_steps": 2}},
+    "grpo": {
+        "policy": {"family": "flow", "num_steps": 2, "noise_method": "flow_noise"},
+        "algorithm": {"adv_estimator": "grpo", "group_size": 2, "minibatch_size": 4},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("given", RUNS.values(), ids=RUNS)
+def test_a_run_that_was_cut_off_ends_the_same(given, tmp_path):
+    studies = [vla_study(tmp_path, name=name, **given) for name in "ab"]
+    start(studies[0]).run()
+    interrupted(studies[1], "update", 2)
+    start(studies[1], resume=True).run()
+    assert result(studies[1]) == result(studies[0])
+    assert all(np.isfinite(row["policy_loss"]) for row in lines(studies[0]) if row.get("policy_loss") is not None)
+
+
+def right_going(folder, count=8, length=11):
+    """Episodes of a dot that goes to the right, at full speed while it is in the left half."""
+    with EpisodeWriter(folder, camera="corner") as writer:
+        for number in range(count):
+            rng, frames, actions = np.random.default_rng(number), [], [0.0]
+            x = rng.uniform(-0.5, 0.5)
+            for _ in range(length):
+                picture = np.zeros((16, 16, 3), np.uint8)
+                column = int((x + 1) * 6)
+                picture[8:11, column : column + 3] = 255
+                frames.append(picture)
+                actions.append(1.0 if x < 0 else 0.25)
+                x = min(1.0, x + 0.2 * actions[-1])
+            writer.add(
+                Episode(
+                    id=str(number), task="move the dot to the right", frames=np.stack(frames), outcome=True,
+                    actions=np.array(actions[:length], np.float32)[:, None], rewards=np.zeros(length, np.float32),
+                    success=np.arange(length) == length - 1,
+                )
+            )  # fmt: skip
+
+
+def test_chunks_are_the_actions_that_followed_and_end_with_the_episode(tmp_path):
+    right_going(tmp_path / "data", count=2, length=6)
+    episodes = list(read_episodes(tmp_path / "data"))
+    pairs = gather_chunks(episodes, ObservationSpec(frames=(16, 16), task=True), chunk=4)
+    assert pairs.actions.shape == (10, 4, 1)
+    assert pairs.mask[:5].tolist() == [
+        [True] * 4, [True] * 4, [True, True, True, False], [True, True, False, False], [True, False, False, False],
+    ]  # fmt: skip
+    for t in range(5):
+        there = pairs.mask[t]
+        assert pairs.actions[t, there, 0].tolist() == episodes[0].actions[t + 1 : t + 5, 0].tolist()
+        assert np.array_equal(pairs.observations["frames"][t], episodes[0].frames[t])
+    assert set(pairs.observations["task"]) == {"move the dot to the right"}
+
+
+@pytest.mark.parametrize("family", ["token", "flow"])
+def test_a_clone_does_what_was_shown_and_starts_a_run(family, tmp_path):
+    right_going(tmp_path / "data")
+    bc = {"data_path": str(tmp_path / "data"), "save_dir": str(tmp_path / "clone"), "epochs": 25, "batch_size": 16,
+          "learning_rate": 3e-3}  # fmt: skip
+    policy = {"family": family, "center_crop": False}
+    study = vla_study(tmp_path, policy=policy, bc=bc)
+    folder, metrics = train_bc(study)
+    assert metrics["pairs"] == 80
+    assert metrics["val_mae"] < 0.15, "of actions that are 0.25 and 1"
+    first = (folder / "policy.safetensors").read_bytes()
+    train_bc(study)
+    assert (folder / "policy.safetensors").read_bytes() == first
+    with pytest.raises(ConfigError, match=r"env\.frame_size"):
+        train_bc(Study.model_validate({**study.model_dump(exclude_unset=True), "env": {**DOT, "frame_size": [20, 20]}}))
+    started = start(vla_study(tmp_path, name="from", policy={**policy, "checkpoint": str(folder)}))
+    clone = load_policy(folder)
+    assert torch.equal(started.learner.policy.action_scale, clone.action_scale)
+    started.close()
+    mixture = [{"type": "checkpoint", "checkpoint": str(folder), "noise": 0.0}]
+    section = {"save_dir": str(tmp_path / "again"), "episodes": 2, "frame_every": 1, "mixture": mixture}
+    collect(vla_study(tmp_path, policy=policy, collect=section))
+    reached = [episode.success.any() for episode in read_episodes(tmp_path / "again")]
+    assert all(reached), "the pictures of the world are those of the data"
+
+
+def test_the_keys_may_stand_in_a_file(tmp_path):
+    file = tmp_path / "study.yaml"
+    file.write_text("policy: {type: vla, tiny: {}, temperature: 1.6, num_action_chunks: 8}\n")
+    policy = load(Study, file).policy
+    assert policy.decoding.temperature == 1.6
+    file.write_text("policy: {type: vla, tiny: {}, num_stepz: 3}\n")
+    with pytest.raises(ConfigError, match=r"did you mean policy\.num_steps"):
+        load(Study, file)
+
+
+def test_it_learns_from_rewards(tmp_path):
+    algorithm = {"rollout_steps": 40, "minibatch_size": 10, "num_epochs": 4, "learning_rate": 3e-3}
+    policy = {"num_action_chunks": 2, "value_hidden": [16]}
+    study = vla_study(tmp_path, policy=policy, algorithm=algorithm, runner={"total_steps": 800, "eval_every": 400})
+    start(study).run()
+    returns = [row["return/env"] for row in lines(study) if "success_at_end" in row]
+    assert returns[-1] > 3 > returns[0]
+    assert isinstance(load_policy(tmp_path / "run" / "policy"), TokenVLA)
