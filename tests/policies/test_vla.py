@@ -429,6 +429,17 @@ def test_actions_are_in_units_of_the_environment():
 
 
 @pytest.mark.parametrize("keys", [{}, FLOW], ids=["token", "flow"])
+def test_auxiliary_heads_train_the_model(keys):
+    policy, seen = policy_of(auxiliary=("progress", "success"), **keys), observations()
+    record = policy.act(seen, np.random.default_rng(0)).record
+    predicted = evaluated(policy, seen, record).auxiliary
+    assert predicted.shape == (4, 1, 2)
+    predicted.sum().backward()
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in policy.model.parameters())
+    assert {name for name in policy.tensors() if name.startswith("aux.")}
+
+
+@pytest.mark.parametrize("keys", [{}, FLOW], ids=["token", "flow"])
 def test_a_critic_may_be_kept_from_the_model(keys):
     for detached in (False, True):
         policy = policy_of(detach_critic_input=detached, **keys)

@@ -69,14 +69,13 @@ def vit(prefix, width, mlp, patches, *, depth=3, patch=4, dino):
     return {f"{prefix}{name}": shape for name, shape in shapes.items()}
 
 
-def llama(prefix, width, inside, layers, vocabulary, *, heads=1.0, embedded=True, cross=()):
+def llama(prefix, width, inside, layers, vocabulary, *, heads=1.0, embedded=True):
     shapes = {f"{prefix}norm.weight": (width,)}
     shapes |= {f"{prefix}embed_tokens.weight": (vocabulary, width)} if embedded else {}
     for i in range(layers):
-        kv = int(width * heads) if i not in cross else cross[i]
-        into = cross.get(i, width)
+        kv = int(width * heads)
         for name, shape in {
-            "self_attn.q_proj": (width, width), "self_attn.k_proj": (kv, into), "self_attn.v_proj": (kv, into),
+            "self_attn.q_proj": (width, width), "self_attn.k_proj": (kv, width), "self_attn.v_proj": (kv, width),
             "self_attn.o_proj": (width, width), "mlp.gate_proj": (inside, width), "mlp.up_proj": (inside, width),
             "mlp.down_proj": (width, inside), "input_layernorm": (width,), "post_attention_layernorm": (width,),
         }.items():  # fmt: skip

@@ -10,11 +10,11 @@ TINY = {"image_size": 16, "hidden_size": 16, "layers": 2, "heads": 2, "words": 6
 SPACE = gymnasium.spaces.Box(np.array([-1, -2], np.float32), np.array([1, 6], np.float32))
 
 
-def policy_of(heads=("env",), proprioception_size=3, space=SPACE, seed=0, tiny=None, **keys):
+def policy_of(heads=("env",), proprioception_size=3, space=SPACE, seed=0, tiny=None, auxiliary=(), **keys):
     """A small policy with two numbers per action; `keys` are those of the `policy` section."""
     given = {"type": "vla", "tiny": {**TINY, **(tiny or {})}, "num_action_chunks": 3, "value_hidden": [8], **keys}
     return build_policy(
-        VLAPolicySettings.model_validate(given), (5,), space, sources=heads, seed=seed,
+        VLAPolicySettings.model_validate(given), (5,), space, sources=heads, seed=seed, auxiliary=auxiliary,
         proprioception_size=proprioception_size,
     )  # fmt: skip
 

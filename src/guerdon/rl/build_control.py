@@ -7,9 +7,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import numpy as np
+import torch
 
 from guerdon.collect.control import ControlCollector
 from guerdon.errors import ConfigError

@@ -22,14 +22,16 @@ from guerdon.settings.vla_policy import VLAPolicySettings
 
 
 def build_vla(
-    settings: VLAPolicySettings, action_space: gymnasium.Space, *, heads: Sequence[str], proprioception_size: int = 0
-) -> VLAPolicy:
+    settings: VLAPolicySettings, action_space: gymnasium.Space, *, heads: Sequence[str],
+    auxiliary: Sequence[str] = (), proprioception_size: int = 0,
+) -> VLAPolicy:  # fmt: skip
     """A fresh policy, with weights from its checkpoint or drawn from torch's generator.
 
     Args:
         settings: the `policy` section.
         action_space: a Box.
         heads: names of the value heads.
+        auxiliary: names of the auxiliary heads.
         proprioception_size: measurements that the world gives; 0: it does not say which they are.
 
     Raises:
@@ -53,7 +55,7 @@ def build_vla(
         network = (
             tiny_token_network(settings.tiny, proprio) if tokens else tiny_flow_network(settings.tiny, actions, proprio)
         )
-    policy = (TokenVLA if tokens else FlowVLA)(settings, network, encode, statistics, heads)
+    policy = (TokenVLA if tokens else FlowVLA)(settings, network, encode, statistics, heads, auxiliary)
     return policy.to("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -77,8 +77,9 @@ class FlowVLA(VLAPolicy):
         encode: Callable[[str], list[int]],
         statistics: Statistics,
         heads: Sequence[str],
+        auxiliary: Sequence[str] = (),
     ) -> None:
-        super().__init__(settings, network, encode, statistics, heads)
+        super().__init__(settings, network, encode, statistics, heads, auxiliary)
         assert isinstance(settings.decoding, FlowDecodingSettings)
         assert isinstance(network, SmolVLANetwork)
         self.decoding = settings.decoding
@@ -128,7 +129,7 @@ class FlowVLA(VLAPolicy):
                 log_probs = log_probs + gaussian_log_prob(path[:, step + 1], mean, std).sum(-1)
                 spread = spread + (std.log() + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
         values = None if self.vf is None else self.estimate(prefix.hidden)[:, None]
-        return Evaluated(log_probs, spread if entropy else None, values)
+        return Evaluated(log_probs, spread if entropy else None, values, self.predict(prefix.hidden))
 
     def values(self, observations: np.ndarray) -> Tensor:
         """(N, H) from the mean hidden state of pictures, instruction and proprioception."""

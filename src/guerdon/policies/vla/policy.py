@@ -124,6 +124,7 @@ class VLAPolicy(RobotPolicy):
         encode: an instruction to ids of the language model, without the one that begins a text.
         statistics: what normalised actions are.
         heads: names of the value heads.
+        auxiliary: names of the auxiliary heads, which look at the hidden state that the critic looks at.
 
     Attributes:
         chunk: actions per decision, C.
@@ -147,6 +148,7 @@ class VLAPolicy(RobotPolicy):
         encode: Callable[[str], list[int]],
         statistics: Statistics,
         heads: Sequence[str],
+        auxiliary: Sequence[str] = (),
     ) -> None:
         super().__init__()
         facts: VLANetwork = network  # type: ignore[assignment]
@@ -158,6 +160,7 @@ class VLAPolicy(RobotPolicy):
         )
         self.model: nn.Module = self._adapted(network) if settings.use_lora else network
         self.vf: nn.Module | None = value_head(facts.width, settings.value_hidden, len(heads)) if heads else None
+        self.aux: nn.Module | None = nn.Linear(facts.width, len(auxiliary)) if auxiliary else None
         none = (np.zeros(facts.proprio_size), np.ones(facts.proprio_size))
         for name, pair in (("action", statistics.action), ("proprio", statistics.proprio or none)):
             for part, numbers in zip(("shift", "scale"), pair, strict=True):
@@ -263,6 +266,10 @@ class VLAPolicy(RobotPolicy):
         hidden = hidden_N_h.detach() if self.settings.detach_critic_input else hidden_N_h
         values: Tensor = self.vf(hidden.float())
         return values
+
+    def predict(self, hidden_N_h: Tensor) -> Tensor | None:
+        """(N, 1, A) of the auxiliary heads; None without any."""
+        return None if self.aux is None else self.aux(hidden_N_h.float())[:, None]
 
     def _adapted(self, network: nn.Module) -> nn.Module:
         """The network with its weights frozen and an adapter on every linear layer but those left alone."""

@@ -61,8 +61,9 @@ class TokenVLA(VLAPolicy):
         encode: Callable[[str], list[int]],
         statistics: Statistics,
         heads: Sequence[str],
+        auxiliary: Sequence[str] = (),
     ) -> None:
-        super().__init__(settings, network, encode, statistics, heads)
+        super().__init__(settings, network, encode, statistics, heads, auxiliary)
         assert isinstance(settings.decoding, TokenDecodingSettings)
         assert isinstance(network, PrismaticNetwork)
         self.decoding = settings.decoding
@@ -102,6 +103,7 @@ class TokenVLA(VLAPolicy):
             log_probs.gather(-1, inputs.record[..., None]).squeeze(-1),
             -(log_probs.exp() * log_probs).sum(-1) if entropy else None,
             None if self.vf is None else self.estimate(hidden[:, 0])[:, None],
+            self.predict(hidden[:, 0]),
         )
 
     def values(self, observations: np.ndarray) -> Tensor:
