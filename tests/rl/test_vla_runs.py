@@ -5,7 +5,6 @@ import pytest
 import torch
 from rl_clock import lines, result, start
 from test_loop import interrupted
-from tiny_world import Dot
 
 from guerdon.collect.collect import collect
 from guerdon.config import load
@@ -18,6 +17,7 @@ from guerdon.settings.study import Study
 from guerdon.train.bc import gather_chunks, train_bc
 from guerdon.types import Episode
 from guerdon.worlds.world import ObservationSpec, resized
+from tiny_world import Dot
 
 torch.set_num_threads(1)
 TINY = {"image_size": 16, "hidden_size": 16, "layers": 1, "heads": 2, "words": 64, "n_action_bins": 16}
@@ -104,7 +104,7 @@ def test_chunks_are_the_actions_that_followed_and_end_with_the_episode(tmp_path)
 @pytest.mark.parametrize("family", ["token", "flow"])
 def test_a_clone_does_what_was_shown_and_starts_a_run(family, tmp_path):
     right_going(tmp_path / "data")
-    bc = {"data_path": str(tmp_path / "data"), "save_dir": str(tmp_path / "clone"), "epochs": 25, "batch_size": 16,
+    bc = {"data_path": str(tmp_path / "data"), "save_dir": str(tmp_path / "clone"), "epochs": 15, "batch_size": 16,
           "learning_rate": 3e-3}  # fmt: skip
     policy = {"family": family, "center_crop": False}
     study = vla_study(tmp_path, policy=policy, bc=bc)
