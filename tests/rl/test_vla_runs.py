@@ -16,7 +16,8 @@ from guerdon.policies.vla.token import TokenVLA
 from guerdon.settings.study import Study
 from guerdon.train.bc import gather_chunks, train_bc
 from guerdon.types import Episode
-from guerdon.worlds.world import ObservationSpec, resized
+from guerdon.worlds.eye import resized
+from guerdon.worlds.world import ObservationSpec
 from tiny_world import Dot
 
 torch.set_num_threads(1)

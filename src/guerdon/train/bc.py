@@ -46,7 +46,8 @@ from guerdon.settings.study import Study
 from guerdon.settings.vla_policy import VLAPolicySettings
 from guerdon.types import BoolArray, Episode, FloatArray, IntArray
 from guerdon.worlds.build import build_world
-from guerdon.worlds.world import ObservationSpec, columns_as_rows, resized
+from guerdon.worlds.eye import resized
+from guerdon.worlds.world import ObservationSpec, columns_as_rows
 
 PATIENCE = 20  # epochs without a smaller held-out error before stopping
 MAX_GRAD_NORM = 1.0  # of a policy with an imitation loss of its own

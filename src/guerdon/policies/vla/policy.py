@@ -31,7 +31,8 @@ from guerdon.policies.vla.vision import cropped
 from guerdon.settings.text_policy import LoraSettings
 from guerdon.settings.vla_policy import VLAPolicySettings
 from guerdon.types import Evaluated, FloatArray, IntArray
-from guerdon.worlds.world import ObservationSpec, resized
+from guerdon.worlds.eye import resized
+from guerdon.worlds.world import ObservationSpec
 
 PAD, BOS, STOP = 0, 1, 2  # ids that a hashed word never has; BOS and STOP are those of Llama 2, too
 _SMALLEST_SCALE = 1e-3  # of an action or a measurement that hardly changes in the data
