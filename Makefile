@@ -7,6 +7,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LIBERO_VENV ?= .venv-libero
+MANISKILL_VENV ?= .venv-maniskill
 STUDY ?= studies/demo.yaml
 
 # Tests run on all cores, a file at a time, in the order of the folders (the longest are among the first).
@@ -16,7 +17,7 @@ PARALLEL ?= -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 export MUJOCO_GL ?= egl
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-libero test-libero libero-table demo demo-text demo-prm prm-exact prm-continued quickstart doctor test test-slow lint format check bench clean
+.PHONY: help env env-libero test-libero libero-table env-maniskill test-maniskill demo demo-text demo-prm prm-exact prm-continued quickstart doctor test test-slow lint format check bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -83,6 +84,34 @@ test-libero: env-libero  ## the tests on the real LIBERO simulator
 
 libero-table: env-libero  ## reset and step all 130 LIBERO tasks, write the table of docs/libero.md (20 minutes)
 	$(LIBERO_VENV)/bin/python docs/make_libero.py
+
+# An environment of its own: ManiSkill's motion planner (mplib 0.1.1) needs numpy 1. SAPIEN, its simulator, makes no scene
+# without a Vulkan driver that knows descriptor indexing; Mesa 22 of Debian 12 does not, Mesa 25 of its backports does.
+# That one is unpacked into the environment, where guerdon finds it; the system stays as it is. Elsewhere (another system,
+# a GPU with its own driver) that step says so and goes on; `guerdon doctor` tells whether a scene can be drawn.
+env-maniskill: $(MANISKILL_VENV)/.installed $(MANISKILL_VENV)/.mesa  ## create $(MANISKILL_VENV) with ManiSkill 3 and a Vulkan driver (2.2 GB)
+
+$(MANISKILL_VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(MANISKILL_VENV)/bin/python || $(PYTHON) -m venv $(MANISKILL_VENV)
+	$(MANISKILL_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(MANISKILL_VENV)/bin/python -m pip install --quiet -c constraints.txt -e ".[maniskill,video,dev]"
+	@touch $@
+
+$(MANISKILL_VENV)/.mesa: $(MANISKILL_VENV)/.installed
+	@set -e; mesa="$(abspath $(MANISKILL_VENV))/mesa"; mkdir -p "$$mesa/apt/lists/partial"; cd "$$mesa"; \
+	site=$$(apt-get indextargets --format '$$(REPO_URI)' 'Codename: bookworm' 'Created-By: Packages' 2>/dev/null | head -1); \
+	if test -z "$$site"; then echo "not Debian 12: if doctor finds no Vulkan driver, install mesa-vulkan-drivers"; else \
+	echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $$site bookworm-backports main" > apt/list; \
+	apt="apt-get -qq -o Dir::Etc::sourcelist=$$mesa/apt/list -o Dir::Etc::sourceparts=- -o Dir::Cache=$$mesa/apt"; \
+	apt="$$apt -o Dir::State::lists=$$mesa/apt/lists -o APT::Sandbox::User=$$(id -un)"; \
+	$$apt update; $$apt download mesa-vulkan-drivers libdrm2 libdrm-amdgpu1; \
+	for package in *.deb; do dpkg -x "$$package" .; done; rm -r *.deb apt; \
+	library=$$(find usr/lib -name libvulkan_lvp.so); \
+	sed -i "s|\"libvulkan_lvp.so\"|\"../../../../$$library\"|" usr/share/vulkan/icd.d/lvp_icd*.json; fi
+	@touch $@
+
+test-maniskill: env-maniskill  ## the tests on the real ManiSkill simulator
+	$(MANISKILL_VENV)/bin/python -m pytest tests/worlds/test_maniskill.py
 
 lint: env  ## style, formatting and types
 	$(BIN)/ruff check .

@@ -103,6 +103,47 @@ class TestLibero:
         assert (check.status, check.detail) == ("fail", "0.1.4 cannot be used: ImportError: no bddl")
 
 
+class TestManiSkill:
+    """With stand-ins for the process that draws; the real one is in tests/worlds/test_maniskill.py."""
+
+    @pytest.fixture
+    def drawing(self, monkeypatch, tmp_path):
+        def prints(shell, numpy="1.26.4"):
+            versions = {"mani-skill": "3.0.1", "numpy": numpy}
+            monkeypatch.setattr(doctor.importlib.metadata, "version", versions.__getitem__)
+            python = tmp_path / "python"
+            python.write_text(f"#!/bin/sh\n{shell}\n")
+            python.chmod(0o755)
+            monkeypatch.setattr(doctor.sys, "executable", str(python))
+            return doctor.check_maniskill()
+
+        return prints
+
+    def test_a_picture_is_a_pass(self, drawing):
+        assert drawing("echo 44").status == "ok"
+
+    def test_a_driver_that_cannot_is_named(self, drawing):
+        check = drawing("echo 'RuntimeError: failed to find a rendering device' >&2; exit 1")
+        assert (check.status, check.detail) == ("fail", "3.0.1: RuntimeError: failed to find a rendering device")
+        assert "make env-maniskill" in check.fix
+        assert "VK_ICD_FILENAMES" in check.fix
+        assert "no message" in drawing("kill -SEGV $$").detail
+        assert "blank" in drawing("echo 0").detail
+
+    def test_the_planner_needs_an_older_numpy(self, drawing):
+        check = drawing("echo 44", numpy="2.4.6")
+        assert (check.status, check.fix) == ("warn", "pip install 'numpy<2'")
+
+    def test_absent_is_no_failure(self, monkeypatch):
+        def absent(name):
+            raise doctor.importlib.metadata.PackageNotFoundError(name)
+
+        monkeypatch.setattr(doctor.importlib.metadata, "version", absent)
+        check = doctor.check_maniskill()
+        assert check.status == "warn"
+        assert "make env-maniskill" in check.fix
+
+
 def test_a_torchvision_for_another_torch(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: "0.28.0")
     broken = tmp_path / "python"

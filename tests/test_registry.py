@@ -125,7 +125,7 @@ def test_help_shows_the_names_of_installed_parts_and_which_are_broken(installed)
     assert list(everything) == ["reward model", "world", "policy", "estimator", "verifier", "labeler", "judge"]
     assert everything["reward model"].startswith("resnet, ")
     assert everything["reward model"].endswith(", glow")  # `constant` stays the built-in's
-    assert everything["world"] == "metaworld, libero, gymnasium, pond"  # whose import fails: that takes an import
+    assert everything["world"] == "metaworld, libero, maniskill, gymnasium, pond"  # its import fails
     assert everything["judge"] == "anthropic, openai, local, owl (broken: no module far_parts.judges)"
     assert shown("label")["judge"] == everything["judge"]
     assert list(shown("collect")) == ["world"]

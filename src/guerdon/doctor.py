@@ -187,6 +187,41 @@ def check_libero(*, seconds: float = 120.0) -> Check:
     return Check(name, "ok", f"{version}, scenes in {assets}")
 
 
+def check_maniskill(*, seconds: float = 120.0, environ: Mapping[str, str] | None = None) -> Check:
+    """ManiSkill makes a scene, plans and draws, tried in a process of its own: a wrong driver or numpy may end it.
+
+    Args:
+        seconds: how long that may take.
+        environ: its environment; ours by default.
+    """
+    from guerdon.worlds import maniskill
+
+    name = "ManiSkill"
+    try:
+        version = importlib.metadata.version("mani-skill")
+    except importlib.metadata.PackageNotFoundError:
+        return Check(name, "warn", "not installed (robot tasks)", maniskill.INSTALL)
+    script = "from guerdon.worlds.maniskill import ManiSkillEye, ManiSkillVectorEnv\n"
+    script += "env = ManiSkillVectorEnv('PushCube-v1', 1, frame_size=(64, 64)); env.reset(seed=[0])\n"
+    script += "print(int(ManiSkillEye(env).look(0)['render_camera'].std()))"
+    command = [sys.executable, "-c", script]
+    try:
+        done = subprocess.run(  # noqa: S603
+            command, capture_output=True, text=True, timeout=seconds, check=False, env=environ
+        )
+    except subprocess.TimeoutExpired:
+        return Check(name, "fail", f"{version} draws no scene within {seconds:g} s", maniskill.DRIVER)
+    drawn = done.stdout.strip().splitlines()[-1:]
+    if done.returncode or not drawn or not drawn[0].isdecimal():
+        return Check(name, "fail", f"{version}: {_last_line(done.stderr or done.stdout)}", maniskill.DRIVER)
+    if int(drawn[0]) < 5:
+        return Check(name, "fail", f"{version}: the picture of a scene is blank", maniskill.DRIVER)
+    if int(importlib.metadata.version("numpy").split(".")[0]) >= 2:
+        why = f"{version} draws; its motion planner (collect: type expert) needs numpy 1"
+        return Check(name, "warn", why, "pip install 'numpy<2'")
+    return Check(name, "ok", f"{version} makes a scene and draws it")
+
+
 def check_torchvision() -> Check:
     """Whether torchvision is absent or loads: builds for another torch do not, and break transformers too."""
     name = "torchvision"
@@ -306,6 +341,7 @@ def run_checks(output_dir: Path | str = Path("runs")) -> list[Check]:
         check_package("metaworld", extra="metaworld", purpose="the robot benchmark"),
         check_rendering(),
         check_libero(),
+        check_maniskill(),
         check_torchvision(),
         check_video(),
         check_disk(folder),

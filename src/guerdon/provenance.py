@@ -21,6 +21,8 @@ _PACKAGES = (
     "metaworld",
     "hf-libero",
     "robosuite",
+    "mani-skill",
+    "sapien",
     "mujoco",
     "safetensors",
     "pyarrow",

@@ -25,6 +25,7 @@ from guerdon.errors import ConfigError
 from guerdon.policies.control import GaussianPolicy, load_policy
 from guerdon.policies.experts import NoisyActor, RandomActor, ScriptedExpert
 from guerdon.policies.libero_expert import LiberoExpert
+from guerdon.policies.maniskill_expert import ManiSkillExpert
 from guerdon.policies.robot import Action, RobotPolicy
 from guerdon.progress import ProgressBar
 from guerdon.settings.study import ActorShare, CollectSettings, Study
@@ -32,6 +33,7 @@ from guerdon.settings.world import WorldSettings
 from guerdon.types import BoolArray, IntArray
 from guerdon.worlds.build import build_world
 from guerdon.worlds.libero import LiberoVectorEnv
+from guerdon.worlds.maniskill import ManiSkillVectorEnv
 from guerdon.worlds.world import Transition, World
 
 GIVE_UP_AFTER = 50  # episodes tried for each one wanted, while not one could be kept
@@ -287,15 +289,34 @@ def _actor_maker(share: ActorShare, world: World, study: Study, policy: RobotPol
             return lambda: _one_by_one(world, NoisyActor(policy, share.noise), policy.chunk)
         return lambda: NoisyActor(policy, share.noise).act
     if share.type in ("expert", "noisy"):
+        noise = share.noise if share.type == "noisy" else 0.0
         if isinstance(world.env, LiberoVectorEnv):
-            return lambda: LiberoExpert(world.env, share.noise if share.type == "noisy" else 0.0).act
-        if study.env.type == "libero":
-            raise ConfigError("collect.mixture: LIBERO's expert looks into the simulator; set env.vectorization=sync")
+            return lambda: LiberoExpert(world.env, noise).act
+        if isinstance(world.env, ManiSkillVectorEnv):
+            return _planner(share, ManiSkillExpert(world.env, noise))
+        if study.env.type in ("libero", "maniskill"):
+            raise ConfigError("collect.mixture: this expert looks into the simulator; set env.vectorization=sync")
         if study.env.type != "metaworld":
             raise ConfigError(
                 f"collect.mixture: {study.env.task} has no scripted expert; use type random or checkpoint"
             )
-        return lambda: ScriptedExpert(study.env.task, noise=share.noise if share.type == "noisy" else 0.0).act
+        return lambda: ScriptedExpert(study.env.task, noise=noise).act
     if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
         raise ConfigError(f"collect.mixture: the actions of {study.env.task} have no bounds to draw random ones from")
     return lambda: RandomActor(space.low, space.high).act
+
+
+def _planner(share: ActorShare, expert: ManiSkillExpert) -> Callable[[], Act]:
+    """Makes the motion planner plan anew for each round; it is made once, with a simulator of its own."""
+    unused = [key for key in ("random_steps", "calibration_error") if getattr(share, key)]
+    if unused:
+        raise ConfigError(
+            f"collect.mixture: ManiSkill's expert plans a whole episode from its first moment, so "
+            f"{' and '.join(unused)} would not do what is expected; remove them"
+        )
+
+    def act() -> Act:
+        expert.restart()
+        return expert.act
+
+    return act

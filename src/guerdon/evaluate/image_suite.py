@@ -224,7 +224,7 @@ def evaluate_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple
             model = load_reward_model("remote", remote=remote[name])
             progress = model.info.name == "progress" or model.info.progress_horizon is not None
             assert how.data_path is not None
-            named = "camera" in study.env.model_fields_set or study.env.type == "libero"
+            named = "camera" in study.env.model_fields_set or hasattr(study.env, "cameras")
             camera = study.env.camera_name if named else None
             episodes, digest = list(read_episodes(how.data_path, camera=camera)), dataset_hash(how.data_path)
             folder = Path(study.work_dir) / "models" / study.task_name / name

@@ -29,10 +29,9 @@ from guerdon.settings.reward_models import ConstantModelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings, TextTrainSettings, VLMTrainSettings
-from guerdon.settings.world import LiberoSettings
 
 SIMULATE, RENDER, SCORE, TRAIN, UPDATE = 5000.0, 120.0, 600.0, 200.0, 12000.0  # per second: steps, frames, ...
-LIBERO_SIMULATE, LIBERO_RENDER = 70.0, 30.0  # the same of LIBERO's simulator and each of its cameras
+SLOW = {"libero": (70.0, 30.0), "maniskill": (500.0, 20.0)}  # worlds with other speeds: steps, pictures of a camera
 START = 5.0  # seconds until the libraries are imported and a model is there
 OVERHEAD = 0.15  # millions of parameters that a tiny model seems to have more, for the calls around it
 ASSUMED = {  # of a model whose configuration is not here: half a billion parameters
@@ -70,17 +69,17 @@ def estimate_collect(study: Study) -> dict[str, Any]:
 
 def _simulate(study: Study) -> float:
     """Environment steps per second."""
-    return LIBERO_SIMULATE if isinstance(study.env, LiberoSettings) else SIMULATE
+    return SLOW.get(study.env.type, (SIMULATE, RENDER))[0]
 
 
 def _render(study: Study) -> float:
     """Pictures per second."""
-    return LIBERO_RENDER if isinstance(study.env, LiberoSettings) else RENDER
+    return SLOW.get(study.env.type, (SIMULATE, RENDER))[1]
 
 
 def _cameras(study: Study) -> int:
     """Pictures of a recorded row."""
-    return len(study.env.cameras) if isinstance(study.env, LiberoSettings) else 1
+    return len(getattr(study.env, "cameras", ("the only one",)))
 
 
 def estimate_train(study: Study, only: Sequence[str] = ()) -> dict[str, Any]:

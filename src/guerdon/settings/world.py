@@ -14,6 +14,7 @@ WORLDS = Registry(
     {
         "metaworld": "guerdon.worlds.build:metaworld",
         "libero": "guerdon.worlds.build:libero",
+        "maniskill": "guerdon.worlds.build:maniskill",
         "gymnasium": "guerdon.worlds.build:gymnasium_id",
     },
     ("task", "num_envs", "seed", "max_episode_steps", "frame_size"),
@@ -298,6 +299,67 @@ class LiberoSettings(EnvSettings):
         return self
 
 
+class ManiSkillSettings(EnvSettings):
+    """A ManiSkill 3 task on the CPU."""
+
+    success_key: ClassVar[str | None] = None  # ManiSkill reports `success` at every step, where the task has one
+    type: Literal["maniskill"] = Field("maniskill", description="a ManiSkill 3 task")
+    task: str = Field("PickCube-v1", description="id of the task, as ManiSkill registers it")
+    task_text: str | None = Field(
+        None, description="the task in words; null: guerdon's table (docs/maniskill.md), else the id in words"
+    )
+    max_episode_steps: int | None = Field(
+        None, ge=1, description="time limit of an episode; null: what ManiSkill registers for the task, 50 in most"
+    )
+    native_reward: Literal["sparse", "dense", "normalized_dense"] = Field(  # type: ignore[assignment]
+        "sparse",
+        description="sparse: 1 at every step at which the task has succeeded, else 0; dense: ManiSkill's shaped "
+        "reward; normalized_dense: the same divided by its maximum",
+    )
+    control_mode: str = Field(
+        "pd_joint_delta_pos",
+        description="what an action means, by ManiSkill's name: pd_joint_delta_pos, pd_ee_delta_pose, pd_joint_pos",
+    )
+    cameras: tuple[str, ...] = Field(
+        ("render_camera",),
+        min_length=1,
+        description="ManiSkill cameras; all are recorded, reward models and policies see the first. render_camera "
+        "shows goals, sensors such as base_camera hide those that ManiSkill hides (docs/maniskill.md)",
+    )
+    frame_size: tuple[int, int] = Field((128, 128), description="height and width of rendered frames")
+    kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="passed to the task, such as {robot_uids: xarm6_robotiq}"
+    )
+
+    @property
+    def camera_name(self) -> str:
+        """How data sets call the first camera."""
+        return self.cameras[0]
+
+    @model_validator(mode="after")
+    def _kwargs_are_free(self) -> Self:
+        taken = sorted(_MANISKILL_KEYS.keys() & self.kwargs.keys())
+        if taken:
+            hints = "; ".join(f"{key}: {_MANISKILL_KEYS[key]}" for key in taken)
+            raise ValueError(f"kwargs cannot have {', '.join(taken)} ({hints})")
+        return self
+
+
+_MANISKILL_KEYS = {
+    "num_envs": "set env.num_envs",
+    "obs_mode": "set env.observation",
+    "reward_mode": "set env.native_reward",
+    "control_mode": "set env.control_mode",
+    "max_episode_steps": "set env.max_episode_steps",
+    "sensor_configs": "set env.frame_size and env.cameras",
+    "human_render_camera_configs": "set env.frame_size and env.cameras",
+    "render_mode": "set env.cameras",
+    "sim_backend": "only physx_cpu",
+    "render_backend": "only cpu",
+}
+"""Arguments of a ManiSkill task that have a key of their own, or one value."""
+
+
 class _ReportsSuccess(EnvSettings):
     """Worlds whose `info` reports success under a key that may be named."""
 
@@ -339,6 +401,7 @@ class OwnWorldSettings(_ReportsSuccess):
 
 
 WorldSettings = Annotated[
-    MetaWorldSettings | LiberoSettings | GymnasiumSettings | OwnWorldSettings, ByName("type", "metaworld")
+    MetaWorldSettings | LiberoSettings | ManiSkillSettings | GymnasiumSettings | OwnWorldSettings,
+    ByName("type", "metaworld"),
 ]
 """`env`: what the policy acts in."""

@@ -1,1 +1,1 @@
-"""What a policy acts in: Meta-World, LIBERO and any other Gymnasium environment, many copies at once."""
+"""What a policy acts in: Meta-World, LIBERO, ManiSkill and any other Gymnasium environment, many copies at once."""

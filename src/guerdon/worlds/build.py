@@ -14,6 +14,7 @@ from guerdon.settings.world import (
     WORLDS,
     GymnasiumSettings,
     LiberoSettings,
+    ManiSkillSettings,
     MetaWorldSettings,
     OwnWorldSettings,
     WorldSettings,
@@ -23,6 +24,7 @@ from guerdon.worlds.eye import Eye
 from guerdon.worlds.gymnasium_env import RenderEye, SceneEye, check_spaces, make_gymnasium_env, never_reports_success
 from guerdon.worlds.libero import LiberoEye, LiberoVectorEnv, Settling
 from guerdon.worlds.libero_files import libero_task
+from guerdon.worlds.maniskill import ManiSkillEye, ManiSkillVectorEnv, task_text
 from guerdon.worlds.metaworld import MetaWorldVectorEnv
 from guerdon.worlds.processes import ProcessVectorEnv
 from guerdon.worlds.success import SUCCESS_KEYS, own_readers, unreported
@@ -83,12 +85,13 @@ def build_world(
         env.close()
         raise
     text = settings.task_text or words
+    own_limit = (GymnasiumSettings, ManiSkillSettings)  # environments that end episodes at the limit themselves
     return World(
         env,
         [text] * env.num_envs if isinstance(text, str) else text,
         seed=seed,
         eye=eye,
-        max_episode_steps=None if isinstance(settings, GymnasiumSettings) else settings.max_episode_steps,
+        max_episode_steps=None if isinstance(settings, own_limit) else settings.max_episode_steps,
         end_on_success=settings.end_on_success,
         native_reward=settings.native_reward,
         success_keys=SUCCESS_KEYS if settings.success_key is None else (settings.success_key,),
@@ -143,6 +146,20 @@ def libero(settings: LiberoSettings, copies: int, seed: int) -> EnvParts:
     mirror = settings.image_flip == "height_width"
     eye = LiberoEye(env, settings.cameras, settings.frame_size, fast=settings.fast_rendering, mirror=mirror)
     return env, eye, env.task_texts
+
+
+def maniskill(settings: ManiSkillSettings, copies: int, seed: int) -> EnvParts:
+    """Copies of a ManiSkill task."""
+    env = ManiSkillVectorEnv(
+        settings.task,
+        copies,
+        control_mode=settings.control_mode,
+        reward_mode="none" if settings.native_reward == "sparse" else settings.native_reward,
+        max_episode_steps=settings.max_episode_steps,
+        frame_size=settings.frame_size,
+        kwargs=settings.kwargs,
+    )
+    return env, ManiSkillEye(env, settings.cameras), task_text(settings.task)
 
 
 def gymnasium_id(settings: GymnasiumSettings, copies: int, seed: int) -> EnvParts:
