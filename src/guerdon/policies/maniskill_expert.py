@@ -107,7 +107,7 @@ class _Path:
     def __init__(self, env: Any, targets_T_8: np.ndarray, mode: str) -> None:
         self._env, self._targets, self._mode = env, targets_T_8, mode
         self._arm = env.agent.controller.controllers["arm"]
-        self._kinematics = env.agent.robot.create_pinocchio_model() if "ee" in mode else None
+        self._kinematics: Any = env.agent.robot.create_pinocchio_model() if "ee" in mode else None
         self._at = self._tried = 0
 
     def act(self) -> np.ndarray:
