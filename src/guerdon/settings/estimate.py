@@ -22,6 +22,7 @@ from typing import Any
 from guerdon.durations import duration
 from guerdon.errors import DataError, boundary
 from guerdon.settings.data import ChainSettings, DataSettings, FilesDataSettings
+from guerdon.settings.estimate_vla import estimate_vla, vla_bytes
 from guerdon.settings.evaluate import EvaluateTextSettings, GeneratedBenchSettings, judged_names
 from guerdon.settings.label import CONTINUED, JUDGED, HttpJudgeSettings, LocalJudgeSettings, OwnJudgeSettings
 from guerdon.settings.reward import SourceSettings
@@ -330,6 +331,7 @@ def estimate_run(study: Study) -> dict[str, Any]:
         "environment steps": runner.total_steps,
         "evaluation steps": evaluations,
         "frames": frames,
+        **estimate_vla(study),
         "seconds": steps + frames / _render(study) + frames * len(used) / SCORE + refits / TRAIN + 10,
         "bytes": left,
         "peak_bytes": peak,
@@ -351,9 +353,11 @@ def _run_bytes(study: Study) -> tuple[int, int]:
             parameters = int(4e6 * BACKBONES[model.arch or arch])
             weights += parameters
             state += 3 * parameters + model.update_params.replay_size * math.prod(model.image_size or size)
+    policy, saved = vla_bytes(study)
+    state += saved
     written = -(-runner.total_steps // runner.checkpoint_every)
-    left = RUN_FILES + state * min(runner.keep_checkpoints, written) + weights * runner.save_reward_models
-    return left, max(left, RUN_FILES + state * min(max(runner.keep_checkpoints, 1) + 1, written))
+    left = RUN_FILES + policy + state * min(runner.keep_checkpoints, written) + weights * runner.save_reward_models
+    return left, max(left, RUN_FILES + policy + state * min(max(runner.keep_checkpoints, 1) + 1, written))
 
 
 def estimate_label(study: Study) -> dict[str, Any]:

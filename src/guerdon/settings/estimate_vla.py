@@ -1,0 +1,125 @@
+"""Estimates for a vision-language-action policy of real size on the GPUs that the study names (`policy.gpus`).
+
+Nothing here was measured: each line holds its formula, and `SOURCES` say where its inputs come from. P is the number of
+parameters, T of those that are trained, S the tokens of a decision, D decisions.
+
+    estimate_vla(study)["memory of the policy"]      # "121 GB = 16 P ..."
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from guerdon.durations import duration
+from guerdon.errors import DataError, boundary
+from guerdon.settings.study import Study
+from guerdon.settings.vla_policy import GPUS, VLAPolicySettings
+
+PUBLISHED = {  # shapes of the language part; parameters of the rest
+    "token": {"hidden_size": 4096, "layers": 32, "intermediate_size": 11008, "vocab_size": 32064, "rest": 0.80e9},
+    "flow": {"hidden_size": 960, "layers": 16, "intermediate_size": 2560, "vocab_size": 49280, "rest": 0.20e9},
+}
+PATCHES, PROMPT, ACTION = 256, 35, 7  # tokens of a picture, of an instruction, of an action
+USED = 0.4  # share of a GPU's peak rate that is reached
+STEPS_PER_SECOND = 13.0  # of one copy of LIBERO with pictures
+SOURCES = {
+    "P": "config.json of policy.vla_path, else the published shapes (OpenVLA: Llama 2 7B, DINOv2 L, SigLIP So400M, "
+    "2406.09246 section 3.1; SmolVLA: 2506.01844)",
+    "bytes": "16 per trained parameter: weight, gradient and two moments in float32 (1412.6980); 2 per frozen one, in "
+    "bfloat16; activations 34 S h per layer (2205.05198 eq. 2, without the attention matrix)",
+    "operations": "2 P per token forwards, 4 P backwards, 2 P of those for frozen weights (2001.08361 section 2.1)",
+    "rate": f"{USED:.0%} of the peak in bfloat16 on NVIDIA's data sheets; the share is assumed (46 % in 2204.02311)",
+    "simulator": f"{STEPS_PER_SECOND:g} steps/s of a copy, each on a core of its own (docs/libero.md)",
+}
+
+
+def estimate_vla(study: Study) -> dict[str, str]:
+    """Memory and time of `guerdon run` with a vision-language-action policy; empty without `policy.gpus`."""
+    policy, env, algorithm, runner = study.policy, study.env, study.control_algorithm, study.runner
+    if not isinstance(policy, VLAPolicySettings) or policy.gpus is None:
+        return {}
+    count, name = policy.gpus_named
+    memory, peak = GPUS[name]
+    shape = _shape(policy)
+    h, layers, parameters, adapters = (
+        shape["hidden_size"],
+        shape["layers"],
+        _parameters(shape),
+        _adapters(policy, shape),
+    )
+    trained = adapters if policy.use_lora else parameters
+    tokens = PATCHES * policy.num_images_in_input + PROMPT + ACTION * policy.num_action_chunks
+    micro = algorithm.micro_batch_size or algorithm.minibatch_size
+    light = 2 * parameters + 16 * adapters
+    state = light if policy.use_lora else 16 * parameters
+    activations = 34 * tokens * h * layers * micro
+    limit = env.max_episode_steps or 1
+    steps = env.num_envs * (limit if algorithm.needs.groups else algorithm.rollout_steps)
+    decisions = math.ceil(steps / policy.num_action_chunks)
+    updates = math.ceil(runner.total_steps / steps)
+    evaluated = runner.total_steps // runner.eval_every * runner.eval_episodes * limit
+    per_update = 4 + algorithm.num_epochs * (4 if policy.use_lora else 6)
+    operations = parameters * tokens * (
+        updates * decisions * per_update + 2 * evaluated / policy.num_action_chunks
+    )  # fmt: skip
+    rate = count * peak * USED
+    simulated = (runner.total_steps + evaluated) / (STEPS_PER_SECOND * env.num_envs)
+    whole = state + activations
+    fits = "fits on one GPU" if whole <= memory else f"does not fit on one GPU of {memory / 1e9:.0f} GB"
+    if whole > memory and not policy.use_lora:
+        fits += f"; {(light + activations) / 1e9:.0f} GB with policy.use_lora"
+    formula = f"2 P + 16 T with T = {trained / 1e9:.3g}e9" if policy.use_lora else "16 P"
+    return {
+        "estimated, not measured, for": f"{count} x {name}; P = {parameters / 1e9:.3g}e9, S = {tokens}",
+        "memory of weights, gradients and moments": f"{state / 1e9:.1f} GB = {formula}",
+        "memory of activations": f"{activations / 1e9:.1f} GB = 34 S h layers x {micro} decisions (micro_batch_size)",
+        "memory": f"{whole / 1e9:.0f} GB: {fits}",
+        "time on the GPUs": (
+            f"{duration(operations / rate)} = P S ({per_update} x {updates * decisions} D + 2 x "
+            f"{evaluated // policy.num_action_chunks} D of evaluations) / "
+            f"({USED:g} x {count * peak / 1e12:.0f} TFLOP/s), "
+            "spread evenly over them"
+        ),
+        "time of the simulators": f"{duration(simulated)} = steps / ({STEPS_PER_SECOND:g}/s x {env.num_envs} copies)",
+        **{f"source of {what}": source for what, source in SOURCES.items()},
+    }
+
+
+def vla_bytes(study: Study) -> tuple[int, int]:
+    """Bytes on disk of what is trained: the policy at the end, and each checkpoint, with the two moments of Adam."""
+    policy = study.policy
+    if not isinstance(policy, VLAPolicySettings) or policy.vla_path is None:
+        return 0, 0
+    shape = _shape(policy)
+    trained = _adapters(policy, shape) if policy.use_lora else _parameters(shape)
+    return int(4 * trained), int(12 * trained)
+
+
+def _parameters(shape: Mapping[str, float]) -> float:
+    """Of the language part, whose layers have four square and three wide matrices, its two embeddings, and the rest."""
+    h = shape["hidden_size"]
+    return (
+        shape["layers"] * (4 * h * h + 3 * h * shape["intermediate_size"]) + 2 * shape["vocab_size"] * h + shape["rest"]
+    )
+
+
+def _adapters(policy: VLAPolicySettings, shape: Mapping[str, float]) -> float:
+    """Parameters of adapters on all matrices of the language part."""
+    h = shape["hidden_size"]
+    return shape["layers"] * policy.lora_rank * (4 * 2 * h + 3 * (h + shape["intermediate_size"]))
+
+
+def _shape(policy: VLAPolicySettings) -> dict[str, float]:
+    """Shapes from the checkpoint's configuration; those of the published model where it is not here."""
+    published = dict(PUBLISHED[policy.decoding.family])
+    file = Path(policy.vla_path or "") / "config.json"
+    if not file.is_file():
+        return published
+    with boundary(DataError, f"{file} cannot be read"):
+        found = json.loads(file.read_text(encoding="utf-8"))
+    text = found.get("text_config") or {}
+    names = {"layers": "num_hidden_layers"}
+    return {key: text.get(names.get(key, key), value) for key, value in published.items()}
