@@ -115,6 +115,12 @@ NAMED = {
     "label.mining.min_fail_rate": "4 (difficulty filter)",
     "label.mining.max_fail_rate": "4 (difficulty filter)",
     "policy.path": "4 `--sft_model`",
+    "policy.vla_path": "0",
+    "policy.center_crop": "0",
+    "policy.use_lora": "0",
+    "policy.lora_rank": "0",
+    "policy.lora_dropout": "0",
+    "policy.decoding.temperature": "0 `temperature`",
     "compare.arms": "2 (runs A, B, C)",
 }
 

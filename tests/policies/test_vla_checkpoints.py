@@ -194,6 +194,23 @@ def test_adapters_on_a_checkpoint_are_stored_without_it(tmp_path, small_towers):
     )
 
 
+def test_frozen_weights_may_be_in_bfloat16(tmp_path, small_towers):
+    folder, seen = write_openvla(tmp_path / "vla", filled(openvla_shapes())), observations(2)
+    keys = {"heads": ("env",), "use_lora": True, "lora_rank": 2, "num_action_chunks": 2}
+    policy, exact = read(folder, bf16=True, **keys), read(folder, **keys)
+    kinds = {parameter.dtype for parameter in policy.parameters() if not parameter.requires_grad}
+    assert kinds == {torch.bfloat16}
+    assert {parameter.dtype for parameter in policy.parameters() if parameter.requires_grad} == {torch.float32}
+    record = exact.act(seen, np.random.default_rng(0)).record
+    found = policy.evaluate(policy.inputs(seen, record))
+    assert torch.allclose(found.log_probs, exact.evaluate(exact.inputs(seen, record)).log_probs, atol=0.2)
+    (found.log_probs.sum() + found.values.sum()).backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in policy.vf.parameters())
+    save_policy(policy, tmp_path / "saved")
+    again = load_policy(tmp_path / "saved").act(seen, np.random.default_rng(0))
+    assert np.array_equal(again.values, policy.act(seen, np.random.default_rng(0)).values)
+
+
 def test_actions_are_unnormalised_by_the_quantiles_but_for_masked_numbers(tmp_path, small_towers):
     more = {**STATISTICS, "bridge": {"action": {"q01": [0] * 3, "q99": [1] * 3}}}
     folder = write_openvla(tmp_path / "vla", filled(openvla_shapes()), statistics=more)

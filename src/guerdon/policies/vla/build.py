@@ -56,7 +56,12 @@ def build_vla(
             tiny_token_network(settings.tiny, proprio) if tokens else tiny_flow_network(settings.tiny, actions, proprio)
         )
     policy = (TokenVLA if tokens else FlowVLA)(settings, network, encode, statistics, heads, auxiliary)
-    return policy.to("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if settings.vla_path is not None and policy.computes_in_bf16(device):
+        for parameter in policy.parameters():
+            if not parameter.requires_grad:  # it is read from the checkpoint again, never stored
+                parameter.data = parameter.data.bfloat16()
+    return policy.to(device)
 
 
 def _read(settings: VLAPolicySettings, tokens: bool) -> Callable[..., Published]:

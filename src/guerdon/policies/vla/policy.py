@@ -15,7 +15,6 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import gymnasium
@@ -233,16 +232,16 @@ class VLAPolicy(RobotPolicy):
 
     # For the families.
 
-    @cached_property
-    def _bf16(self) -> bool:
+    def computes_in_bf16(self, device: torch.device) -> bool:
+        """Whether it computes in bfloat16 on a device: as configured, or on a GPU that has it."""
         if self.settings.bf16 == "auto":
-            return self.device.type == "cuda" and uses_bf16("auto", self.device)
+            return device.type == "cuda" and uses_bf16("auto", device)
         return self.settings.bf16
 
     def computing(self) -> AbstractContextManager[object]:
         """The precision to compute in. Dropout of adapters works where gradients are wanted."""
         self.model.train(torch.is_grad_enabled())
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._bf16)
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.computes_in_bf16(self.device))
 
     def pixels(self, inputs: VLAInputs, *, augment: bool = False) -> Tensor:
         """(N, 3, H, W) float in [0, 1], cropped as configured; `augment`: at random places."""
