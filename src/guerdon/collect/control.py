@@ -31,7 +31,7 @@ from guerdon.policies.control import build_policy
 from guerdon.policies.robot import Action, ControlInputs, RobotPolicy
 from guerdon.settings.policy import ControlPolicySettings
 from guerdon.settings.world import WorldSettings
-from guerdon.types import BoolArray, Chunks, Failure, FloatArray, IntArray, Observes, Rollout, Segment
+from guerdon.types import BoolArray, Chunks, Failure, Filmed, FloatArray, IntArray, Observes, Rollout, Segment
 from guerdon.worlds.build import build_world
 from guerdon.worlds.world import Transition, World
 
@@ -56,6 +56,8 @@ class ControlCollector:
             `env.max_episode_steps`. None: episodes go on from rollout to rollout.
         heads: names of the policy's value heads.
         auxiliary: names of its auxiliary heads.
+        film_share: share of the episodes that videos show; 0: there are none.
+        film_step: steps between the frames of a video.
         observes: what reward models look at. It may be set later, except for continuation labels.
         success_readers: keys of the configuration, besides those of `env`, that need true success.
 
@@ -76,6 +78,8 @@ class ControlCollector:
         auxiliary: Sequence[str] = (),
         observes: Sequence[Observes] = (),
         success_readers: Sequence[str] = (),
+        film_share: float = 0.0,
+        film_step: int = 1,
     ) -> None:
         self.env, self.settings, self.seed, self.heads = env, settings, seed, tuple(heads)
         self.auxiliary = tuple(auxiliary)
@@ -89,6 +93,10 @@ class ControlCollector:
         limit = max((o.label_limit for o in self.observes if o.label_every), default=0)
         self._continuations = Continuations(env, limit) if limit else None
         self._observed = ObservedFrames(self.world, self.observes, self._continuations)
+        self._filmed: ObservedFrames | None = None
+        if film_share:
+            shots = [Observes(every=film_step, first=True)]
+            self._filmed = ObservedFrames(self.world, shots, share=film_share, seed=seed)
         self._begun = False  # whether there are episodes under way
         self._fresh = True
         self._rollouts = 0
@@ -143,6 +151,11 @@ class ControlCollector:
         if self.observes:
             with timed(seconds, "render"):
                 segments = self._observed.segments(mask, flags["terminated"], done, cut)
+        filmed = None
+        if self._filmed is not None:
+            with timed(seconds, "film"):
+                actions = _rows(acted.actions).astype(np.float32, copy=False)
+                filmed = Filmed(self._filmed.segments(mask, flags["terminated"], done, cut), actions)
         with timed(seconds, "log-probs"):
             inputs, log_probs, values, next_values, chunks = _evaluated(policy, self.heads, acted, done, lost)
         rewards = _rows(transition.rewards for transition in acted.transitions)
@@ -166,6 +179,7 @@ class ControlCollector:
             version=version,
             seconds=seconds,
             chunks=chunks,
+            filmed=filmed,
         )
 
     @torch.no_grad()
@@ -274,11 +288,13 @@ class ControlCollector:
 
     def _begin(self) -> None:
         """Start new episodes in every copy; nothing of those under way may reach them."""
-        looking = bool(self.observes) or self._recorder is not None
+        looking = bool(self.observes) or self._recorder is not None or self._filmed is not None
         start = self.world.reset(capture=np.full(self.world.num_envs, looking))
         self._begun, self._fresh = True, True
         self._observed.observes = self.observes
         self._observed.begin(start)
+        if self._filmed is not None:
+            self._filmed.begin(start)
         if self._recorder is not None:
             self._recorder.begin_all(start)
 
@@ -292,6 +308,8 @@ class ControlCollector:
 
         def capture(rows: IntArray) -> BoolArray:
             wanted = self._observed.capture(rows)
+            if self._filmed is not None:
+                wanted = wanted | self._filmed.capture(rows)
             return (wanted if recorder is None else wanted | recorder.wants(rows)) & ~over
 
         def decide(observations: np.ndarray) -> FloatArray:
@@ -303,11 +321,14 @@ class ControlCollector:
             self.world,
             decide if queue is None else queue,
             self.world.observations,
-            capture=capture if self.observes or recorder is not None else None,
+            capture=capture if self.observes or recorder is not None or self._filmed is not None else None,
         )
         for t, step in zip(range(self._steps), stepping, strict=False):
             if self.observes:
                 self._observed.add(t, step, None if self.group_size is None else over)
+            if self._filmed is not None:
+                self._filmed.add(t, step, None if self.group_size is None else over)
+                acted.actions.append(step.actions)
             if recorder is not None:
                 recorder.watch(step.rows, step.actions, step.transition)
                 if self.group_size is None:  # what follows the one episode of a group's copy is not part of the run
@@ -348,6 +369,7 @@ class _Acted:
         last: (B, ...) what the copies show after the last step.
         alive: T times (B,) where the one episode of a group's copy was not over.
         observations, records: of the decisions of every step that had some, in the order of their copies.
+        actions: T times (B, ...), where videos show them.
         due, slots: T times (B,), see `ActionQueue`.
         failures: copy, step and reason of the episodes that were lost.
     """
@@ -357,6 +379,7 @@ class _Acted:
     alive: list[BoolArray] = field(default_factory=list)
     observations: list[np.ndarray] = field(default_factory=list)
     records: list[np.ndarray] = field(default_factory=list)
+    actions: list[np.ndarray] = field(default_factory=list)
     due: list[BoolArray] = field(default_factory=list)
     slots: list[IntArray] = field(default_factory=list)
     failures: list[tuple[int, int, Failure]] = field(default_factory=list)

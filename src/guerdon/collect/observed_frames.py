@@ -13,12 +13,14 @@ that step (step -1 before the rollout's first step). Pictures are drawn when the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from guerdon.collect.continuations import UNREACHED, Continuations
 from guerdon.collect.stepping import Step
+from guerdon.generators import FILMING
 from guerdon.types import BoolArray, ByteArray, IntArray, Observes, Segment
 from guerdon.worlds.world import Transition, World
 
@@ -59,23 +61,37 @@ class ObservedFrames:
         world: what is looked at; its camera draws.
         observes: what each reward model needs.
         continuations: labels rows with an expert's steps to success, where `observes` asks for labels.
+        share: of the episodes that are looked at.
+        seed: draws these episodes, by copy and number.
     """
 
-    def __init__(self, world: World, observes: Sequence[Observes], continuations: Continuations | None = None) -> None:
+    def __init__(
+        self,
+        world: World,
+        observes: Sequence[Observes],
+        continuations: Continuations | None = None,
+        *,
+        share: float = 1.0,
+        seed: int = 0,
+    ) -> None:
         self.world, self.observes, self._continuations = world, tuple(observes), continuations
+        self._share, self._seed = share, seed
         self._rows: list[ObservedRow] = []
 
-    def capture(self, rows_B: IntArray, last_B: BoolArray | None = None) -> BoolArray:
+    def capture(
+        self, rows_B: IntArray, last_B: BoolArray | None = None, *, numbers_B: IntArray | None = None
+    ) -> BoolArray:
         """(B,) bool, whether any reward model looks at the moment after an action.
 
         Args:
             rows_B: number of the action within its episode.
             last_B: where it ends the episode; None: such moments are looked at for another reason.
+            numbers_B: of the episodes; None: those under way.
         """
         wanted = np.zeros(len(rows_B), dtype=np.bool_)
         for o in self.observes:
             wanted |= o.selects(rows_B, last_B)
-        return wanted
+        return wanted & self._drawn(self.world.episode_ids if numbers_B is None else numbers_B)
 
     def begin(self, transition: Transition) -> None:
         """Forget what was observed: every copy begins an episode, before the first step of a rollout."""
@@ -93,7 +109,7 @@ class ObservedFrames:
         transition, done = step.transition, step.transition.done
         for i in transition.failures:
             self._rows = [row for row in self._rows if row.stream != i or row.number != step.numbers[i]]
-        wanted = self.capture(step.rows, done)
+        wanted = self.capture(step.rows, done, numbers_B=step.numbers)
         if over_B is not None:
             wanted &= ~over_B
         for i, look in transition.looks.items():
@@ -118,8 +134,17 @@ class ObservedFrames:
     def _add_first(self, t: int, numbers_B: IntArray, transition: Transition) -> None:
         """Take in the first moments of episodes with these numbers, which begin after step t."""
         if any(o.first for o in self.observes):
+            drawn = self._drawn(numbers_B)
             for i, look in transition.first_looks.items():
+                if not drawn[i]:
+                    continue
                 self._rows.append(ObservedRow(i, t, int(numbers_B[i]), 0, False, False, look))
+
+    def _drawn(self, numbers_B: IntArray) -> BoolArray:
+        """(B,) whether the episodes of these numbers are among those that are looked at."""
+        if self._share >= 1:
+            return np.ones(len(numbers_B), dtype=np.bool_)
+        return np.array([_draw(self._seed, i, int(n)) < self._share for i, n in enumerate(numbers_B)], dtype=np.bool_)
 
     def _steps_left(self, stream: int, row: int, success: bool | None) -> float:
         """What an expert needs from where a copy stands now; nan where no label is wanted."""
@@ -132,6 +157,12 @@ class ObservedFrames:
             return np.nan
         left = self._continuations.steps_left(state)
         return np.inf if left == UNREACHED else left
+
+
+@lru_cache(maxsize=4096)
+def _draw(seed: int, stream: int, number: int) -> float:
+    """A number in [0, 1) of an episode."""
+    return float(np.random.default_rng([seed, FILMING, stream, number]).random())
 
 
 def cut_into_segments(

@@ -20,6 +20,7 @@ from guerdon.policies.control import save_policy, start_from_policy
 from guerdon.policies.robot import RobotPolicy
 from guerdon.rl.control_sources import LOGGED_AS_PRM, ControlReward
 from guerdon.rl.episode_stats import EpisodeStats, RewardScaler
+from guerdon.rl.episode_videos import EpisodeVideos
 from guerdon.rl.films import write_film
 from guerdon.rl.learner import Learner
 from guerdon.rl.optimizers import AdamW, FlatAdam, Optimizer
@@ -31,11 +32,12 @@ from guerdon.settings.reward_models import VLMModelSettings
 from guerdon.settings.study import Study
 
 
-def control_parts(study: Study, *, fresh: bool) -> Parts:
+def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     """A control policy in copies of an environment, with reward models that look at frames.
 
     Args:
         study: the resolved configuration.
+        folder: of the run.
         fresh: as in `build_parts`.
     """
     runner, algorithm = study.runner, study.control_algorithm
@@ -57,6 +59,8 @@ def control_parts(study: Study, *, fresh: bool) -> Parts:
         auxiliary=list(algorithm.auxiliary_losses),
         observes=[source.observes for source in models.values()],
         success_readers=study.success_readers(),
+        film_share=runner.video_share if runner.save_video else 0.0,
+        film_step=runner.video_every,
     )
     policy = collector.build_policy()
     check_decisions(policy, algorithm)
@@ -103,6 +107,9 @@ def control_parts(study: Study, *, fresh: bool) -> Parts:
         film,
         lambda folder: save_policy(policy, folder),
         notes,
+        EpisodeVideos(folder / "videos", copies=study.env.num_envs, fps=runner.video_fps)
+        if runner.save_video
+        else None,
     )
 
 

@@ -33,11 +33,12 @@ from guerdon.settings.study import Study
 from guerdon.types import Metrics, Rewards, Rollout
 
 
-def build_parts(study: Study, *, fresh: bool) -> Parts:
+def build_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     """The parts of a run.
 
     Args:
         study: the resolved configuration.
+        folder: of the run.
         fresh: take over `policy.checkpoint` and `runner.resume_dir`; off where a checkpoint of this run follows.
     """
     if study.text:
@@ -46,7 +47,7 @@ def build_parts(study: Study, *, fresh: bool) -> Parts:
         return text_parts(study, fresh=fresh)
     from guerdon.rl.build_control import control_parts
 
-    return control_parts(study, fresh=fresh)
+    return control_parts(study, folder, fresh=fresh)
 
 
 class Loop:
@@ -66,7 +67,7 @@ class Loop:
         torch.set_num_threads(study.runner.threads)
         self.study, self.folder = study, folder
         found = ckpt.latest_checkpoint(folder / "checkpoints") if resume else None
-        self.parts = parts = build_parts(study, fresh=found is None)
+        self.parts = parts = build_parts(study, folder, fresh=found is None)
         self.collector, self.sources = parts.collector, parts.sources
         self.learner, self.stats = parts.learner, parts.stats
         self.failures = FailureCounter(study.reward.max_failure_rate, study.reward.failure_window)
@@ -124,6 +125,9 @@ class Loop:
         with timed(self._seconds, "update"):
             learned = self.learner.update(rollout, rewards, self.parts.terms, progress=progress)
         metrics |= self._learn(rollout, before=False)
+        if self.parts.videos is not None:
+            with timed(self._seconds, "video"):
+                self.parts.videos.add(rollout, rewards)
         self.step += rollout.steps
         measured = {f"reward_model/{n}/{k}": v for n, r in rewards.items() for k, v in r.metrics.items()}
         self._record(rollout, rewards, {**rollout.metrics, **learned, **measured, **metrics})
@@ -131,6 +135,8 @@ class Loop:
     def close(self) -> None:
         """Close files, worlds and bars."""
         self.progress.close()
+        if self.parts.videos is not None:
+            self.parts.videos.close()
         self.log.close()
         self.collector.close()
 

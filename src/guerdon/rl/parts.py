@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from guerdon.rl.episode_stats import EpisodeStats
+from guerdon.rl.episode_videos import EpisodeVideos
 from guerdon.rl.learner import Learner
 from guerdon.rl.reward_source import RewardSource, SourceTerms
 from guerdon.types import Collector
@@ -25,6 +26,7 @@ class Parts(NamedTuple):
         film: writes a film of the policy as it is into a folder, for a step of the run.
         save_policy: writes the policy as it is into a folder.
         notes: lines for the start of the log.
+        videos: of training episodes; None: none are written.
     """
 
     collector: Collector[Any, Any]
@@ -36,3 +38,4 @@ class Parts(NamedTuple):
     film: Callable[[Path, int], None]
     save_policy: Callable[[Path], object]
     notes: list[str]
+    videos: EpisodeVideos | None = None

@@ -61,7 +61,19 @@ class RunnerSettings(Settings):
     resume_dir: str | None = Field(None, description="start from a checkpoint of another run (two-stage training)")
     film_every: int = Field(0, ge=0, description="environment steps between films for the report; 0: end only")
     film_frames: int = Field(24, ge=2, description="frames per filmed episode")
+    save_video: bool = Field(
+        False, description="robots: write videos of training episodes to videos/, with what was decided and paid"
+    )
+    video_share: float = Field(0.1, gt=0, le=1, description="save_video: share of the episodes")
+    video_every: int = Field(1, ge=1, description="save_video: steps between two frames")
+    video_fps: int = Field(20, ge=1, description="save_video: frames per second")
     threads: int = Field(1, ge=1, description="torch threads")
+
+    @model_validator(mode="after")
+    def _videos(self) -> RunnerSettings:
+        if not self.save_video:
+            refuse({"video_share", "video_every", "video_fps"} & self.model_fields_set, "save_video: false")
+        return self
 
 
 class ActorShare(Settings):
@@ -372,6 +384,8 @@ class Study(Settings):
         if None not in own and not (algorithm.kl_coef and algorithm.kl_in == "reward"):
             refuse({"gamma"} & algorithm.model_fields_set, "a discount for each source", "algorithm")
         self._check_text_sources()
+        if self.runner.save_video:
+            raise ValueError("runner.save_video is of robots: a language model shows nothing; remove it")
         refuse({"film_frames"} & self.runner.model_fields_set, "policy.type text", "runner")
         if sft is not None and sft.mistakes is not None and self.data is not None and self.data.type != "generated":
             rules = "false beliefs are about the rules of generated problems"

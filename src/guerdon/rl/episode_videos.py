@@ -1,0 +1,196 @@
+"""Videos of a run's training episodes: every frame beside a panel with what was decided, measured and paid.
+
+A sample of the episodes is filmed by the collector (`runner.save_video`). Panels are drawn and videos are encoded in a
+thread of their own, one episode after the other; a file has its name once it is whole, so that a killed run leaves no
+broken one. The panel shows the step, the action, value and log-probability, the native reward, and what every reward
+model paid. An episode that was under way when a run was resumed has no video.
+
+    videos = EpisodeVideos(folder / "videos", copies=8, fps=20)
+    videos.add(rollout, rewards)
+    videos.close()                 # waits for what is still being written
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import textwrap
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from guerdon.episodes.targets import outcome_of
+from guerdon.episodes.video import VideoWriter, require_av
+from guerdon.errors import DataError, GuerdonError, boundary
+from guerdon.progress import log_line
+from guerdon.types import ByteArray, FloatArray, Rewards, Rollout, Segment
+
+PANEL = 280  # pixels
+_LINE, _FONT, _COLUMNS = 14, 12, 42
+_LOWEST = 192  # pixels: smaller frames are shown larger by a whole factor
+WAITING = 4
+"""How many episodes may wait for the thread before `add` blocks."""
+
+
+@dataclass
+class _Shot:
+    """A frame of an episode, and the words beside it."""
+
+    frame: ByteArray
+    lines: list[str]
+
+
+@dataclass
+class _Tape:
+    """The episode of a stream so far."""
+
+    number: int
+    task: str
+    shots: list[_Shot] = field(default_factory=list)
+    success: list[bool | None] = field(default_factory=list)
+
+
+class EpisodeVideos:
+    """Writes `rank_{g}--episode={n}--success={bool}--task={words}.mp4`, the names of the VLA guide.
+
+    Args:
+        folder: receives the files.
+        copies: streams of a rollout; an episode has the number `number in its copy * copies + copy`.
+        fps: frames per second.
+        rank: of this process.
+
+    Raises:
+        MissingDependencyError: PyAV is not installed.
+    """
+
+    def __init__(self, folder: Path, *, copies: int, fps: int, rank: int = 0) -> None:
+        require_av()
+        self.folder, self._copies, self._fps, self._rank = folder, copies, fps, rank
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(".*.part"):  # of a run that was killed
+            left.unlink()
+        self._tapes: dict[int, _Tape] = {}
+        self._failed = False
+        self._queue: queue.Queue[_Tape | None] = queue.Queue(WAITING)
+        self._thread = threading.Thread(target=self._work, name="guerdon-episode-videos", daemon=True)
+        self._thread.start()
+
+    def add(self, rollout: Rollout[Any], rewards: Mapping[str, Rewards]) -> None:
+        """Take in a rollout; its finished episodes are written in the background.
+
+        Args:
+            rollout: with `filmed`.
+            rewards: of every source.
+        """
+        filmed = rollout.filmed
+        if filmed is None:
+            return
+        if rollout.fresh:
+            self._tapes.clear()
+        for segment in filmed.segments:
+            if len(segment) and segment.rows_F[0] == 0:
+                number = (segment.number or 0) * self._copies + segment.stream
+                self._tapes[segment.stream] = _Tape(number, segment.task)
+            tape = self._tapes.get(segment.stream)
+            if tape is None or not len(segment):
+                continue
+            tape.shots += [_Shot(*shot) for shot in _shots(segment, rollout, rewards, filmed.actions)]
+            tape.success += segment.success_F
+            if segment.finished:
+                self._queue.put(self._tapes.pop(segment.stream))
+
+    def close(self) -> None:
+        """Write what waits, and stop."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (tape := self._queue.get()) is not None:
+            try:
+                with boundary(DataError, f"the video of episode {tape.number} cannot be written to {self.folder}"):
+                    self._write(tape)
+            except GuerdonError as error:  # the run goes on without it
+                if not self._failed:
+                    log_line(f"{error}; further failures of this kind are not shown")
+                self._failed = True
+
+    def _write(self, tape: _Tape) -> None:
+        name = video_name(self._rank, tape.number, outcome_of(tape.success), tape.task)
+        part = self.folder / f".{name}.part"
+        factor = -(-_LOWEST // tape.shots[0].frame.shape[0])
+        high, wide = (side * factor for side in tape.shots[0].frame.shape[:2])
+        high, wide = high + high % 2, wide + PANEL + wide % 2
+        with VideoWriter(part, height=high, width=wide, fps=self._fps) as video:
+            for shot in tape.shots:
+                video.add(shown(shot.frame, shot.lines, factor=factor)[None])
+        os.replace(part, self.folder / name)
+
+
+def video_name(rank: int, number: int, success: bool | None, task: str) -> str:
+    """The file of an episode, with the first 50 characters of its task as a file name can hold them."""
+    words = re.sub(r"[^\w-]", "_", task.lower())[:50]
+    return f"rank_{rank}--episode={number}--success={success}--task={words}.mp4"
+
+
+def shown(frame_H_W_3: ByteArray, lines: list[str], *, factor: int) -> ByteArray:
+    """A frame, larger by a whole factor, with a white panel of lines on its right; sides are even."""
+    large = frame_H_W_3.repeat(factor, axis=0).repeat(factor, axis=1)
+    high, wide = large.shape[:2]
+    canvas = Image.new("RGB", (wide + PANEL + wide % 2, high + high % 2), "white")
+    canvas.paste(Image.fromarray(large), (0, 0))
+    draw = ImageDraw.Draw(canvas)
+    font = ImageFont.load_default(_FONT)
+    wrapped = [part for line in lines for part in textwrap.wrap(line, _COLUMNS, subsequent_indent="  ") or [""]]
+    for i, line in enumerate(wrapped):
+        draw.text((wide + 8, 6 + i * _LINE), line, fill="black", font=font)
+    return np.asarray(canvas)
+
+
+def _shots(
+    segment: Segment, rollout: Rollout[Any], rewards: Mapping[str, Rewards], actions_B_T_A: FloatArray
+) -> Iterator[tuple[ByteArray, list[str]]]:
+    """Each row's frame, and the lines about the step that led to it."""
+    b = segment.stream
+    for frame, row, step, success in zip(
+        segment.frames_F, segment.rows_F.tolist(), segment.steps_F.tolist(), segment.success_F, strict=True
+    ):
+        lines = [segment.task, f"step {row}" + (" - success" if success else "")]
+        if row:
+            numbers = ", ".join(f"{x:.2f}" for x in actions_B_T_A[b, step].reshape(-1))
+            lines += [f"action [{numbers}]"]
+            lines += [f"value {name} {_at(rollout, v, b, step):.3f}" for name, v in rollout.values.items()]
+            chance = _at(rollout, rollout.log_probs, b, step)
+            lines += [f"log-prob {chance:.3f}", f"native reward {rollout.rewards[b, step]:.3f}"]
+            lines += [_paid(name, found, b, step) for name, found in rewards.items() if name != "env"]
+        yield frame, lines
+
+
+def _at(rollout: Rollout[Any], values: FloatArray, b: int, step: int) -> float:
+    """A number of the decision that a step executed; the sum over the parts of its action where it has several."""
+    chunks = rollout.chunks
+    if chunks is None:
+        return float(values[b, step])
+    decision, slot = int(chunks.decision[b, step]), int(chunks.slot[b, step])
+    if values.ndim == 1:
+        return float(values[decision])
+    return float(values[decision, slot * chunks.tokens : (slot + 1) * chunks.tokens].sum())
+
+
+def _paid(name: str, found: Rewards, b: int, step: int) -> str:
+    """What a reward model paid for a step, and the value behind it where the step was scored."""
+    if found.failed[b, step]:
+        return f"{name} failed"
+    line, scores = f"{name} {found.values[b, step]:.3f}", found.scores
+    if scores is None:
+        return line
+    here = np.flatnonzero((scores.rows_N == b) & (scores.steps_N == step))
+    if not len(here):
+        return f"{line} (not scored)"
+    reused = scores.reused_N is not None and bool(scores.reused_N[here[0]])
+    return f"{line} (says {scores.values_N[here[0]]:.3f}{', of a frame like it' if reused else ''})"
