@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from guerdon.config_schema import discriminator
+from guerdon.settings.aliases import VLA_OPTIONS
 from guerdon.settings.base import ByName, Named, names_in
 from guerdon.settings.study import Study
 
@@ -193,8 +194,28 @@ def page() -> str:
             lines += [f"## {_title(top)}", "", "| key | values | default | meaning | guide |", "|---|---|---|---|---|"]
         cells = (f"`{key}`", allowed, default, meaning, NAMED.get(key, ""))
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    lines += ["", "## Where the guides clash", "", CLASHES, ""]
+    lines += ["", "## Where the guides clash", "", CLASHES, "", *option_lines()]
     return "\n".join(lines)
+
+
+def option_lines() -> list[str]:
+    """The options of the VLA guide's training script, and what they are here."""
+    lines = [
+        "## Options of the VLA guide",
+        "",
+        "The options of the guide's training script stand for keys of this configuration: `guerdon run STUDY lr=5e-5` "
+        "is `algorithm.learning_rate=5e-5`; at the top of a file they may stand too. Values in the last column are "
+        "what guerdon does without being told, and are accepted; any other value of an option without a key is "
+        "refused, with the reason that is given here.",
+        "",
+        "| option | key | remark | accepted |",
+        "|---|---|---|---|",
+    ]
+    for name, option in VLA_OPTIONS.items():
+        key = "refused" if option.key is None else f"`{option.key}`"
+        same = ", ".join(f"`{str(v).lower() if isinstance(v, bool) else v}`" for v in option.same)
+        lines.append(f"| `{name}` | {key} | {option.why} | {same} |")
+    return [*lines, ""]
 
 
 def _title(top: str) -> str:

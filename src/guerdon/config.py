@@ -93,10 +93,15 @@ def _expand_home(value: Any) -> Any:
 def load(model: type[M], path: Path | str | None, overrides: Sequence[str] = (), *, source: str | None = None) -> M:
     """Read a file (or start from nothing), apply overrides, resolve references, validate.
 
+    A model may have `other_names`, which changes tree and overrides to the names of its keys.
+
     Raises:
         ConfigError: any of these steps found something wrong.
     """
     tree = Tree() if path is None else read_yaml(path)
+    other_names = getattr(model, "other_names", None)
+    if other_names is not None:
+        tree, overrides = other_names(tree, overrides)
     tree = resolve_refs(apply_overrides(tree, overrides), model)
     return validate(model, tree, source=source or (str(path) if path is not None else "command line"))
 

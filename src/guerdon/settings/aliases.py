@@ -5,16 +5,24 @@ with it the VLA guide's; what they mean is filled in before a section is checked
 
     libero_words({"model": {...}, "binary_reward": True})["shaping"]            # "threshold"
     prm_words({"process_reward_model": True}, set())["sources"]["prm"]["model"]  # {"model_type": "DummyRM"}
+
+The options of the VLA guide's training script stand for keys of this configuration, on the command line and at the
+top of a file; those that cannot are refused with the reason (`VLA_OPTIONS`).
+
+    vla_options(Tree(), ["lr=5e-5", "use_wandb=false"])[1]                      # ["algorithm.learning_rate=5e-05"]
 """
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from guerdon.config import merge, validate
+from guerdon.config import Tree, apply_overrides, merge, validate
+from guerdon.errors import ConfigError
 from guerdon.settings.base import Settings, names_in, refuse
 from guerdon.settings.remote import SCORE, RemoteSettings
 from guerdon.settings.reward_models import RemoteModelSettings, remote_form
@@ -114,3 +122,176 @@ def _remote_of(model: Any) -> dict[str, Any] | None:
         model = remote_form(model)
     remote = model.get("remote") if isinstance(model, dict) else getattr(model, "remote", None)
     return remote.model_dump(exclude_unset=True) if isinstance(remote, RemoteSettings) else remote
+
+
+# The options of the VLA guide's training script.
+
+
+class Option(NamedTuple):
+    """What an option of the script is here.
+
+    Attributes:
+        key: that it stands for; None: it is refused.
+        why: it is refused, or how its meaning differs.
+        same: values at which guerdon does the same without being told; they are accepted.
+        convert: from its value to that of the key.
+    """
+
+    key: str | None
+    why: str = ""
+    same: tuple[Any, ...] = ()
+    convert: Callable[[Any], Any] | None = None
+
+
+def _stop_at(limit: float) -> float:
+    return limit / 1.5  # where target_kl stops the update
+
+
+_VLLM = "a VLA policy acts in the run's own process, not through vLLM (use_vllm_prm is for the reward model)"
+_CRITIC = "the critic is a head on what the policy itself computes"
+_TEXT = "it is about generated text; the length of an action follows from the policy"
+_TASKS = "a run plays the tasks of env.task_ids in equal shares"
+
+VLA_OPTIONS: dict[str, Option] = {
+    "seed": Option("runner.seed"),
+    # model and data
+    "vla_path": Option("policy.vla_path"),
+    "load_adapter_checkpoint": Option("policy.checkpoint"),
+    "use_fast_tokenizer": Option(None, "tokenizers are transformers' fast ones", (True,)),
+    "enable_gradient_checkpointing": Option(None, "policies of robots keep their activations", (False,)),
+    "data_root_dir": Option(None, "demonstrations are those of bc.data_path; action statistics are in the checkpoint"),
+    "dataset_name": Option(None, "demonstrations are those of bc.data_path; action statistics are policy.unnorm_key"),
+    "center_crop": Option("policy.center_crop"),
+    "use_lora": Option("policy.use_lora"),
+    "lora_rank": Option("policy.lora_rank"),
+    "lora_dropout": Option("policy.lora_dropout"),
+    "use_quantization": Option(None, "policies of robots are not quantised", (False,)),
+    "context_length": Option(None, _TEXT),
+    "response_length": Option(None, _TEXT),
+    # process reward
+    "process_reward_model": Option("reward.process_reward_model"),
+    "prm_model_name_or_path": Option("reward.prm_model_name_or_path", "without it: DummyRM"),
+    "prm_checkpoint_path": Option("reward.prm_checkpoint_path"),
+    "prm_reward_weight": Option("reward.prm_reward_weight"),
+    "use_vllm_prm": Option("reward.use_vllm_prm"),
+    # critic
+    "use_value_model": Option(None, "the critic follows from algorithm.adv_estimator: gae has one", (True,)),
+    "value_model_path": Option(None, _CRITIC),
+    "value_model_type": Option(None, _CRITIC, ("vla",)),
+    "value_use_lora": Option(None, f"{_CRITIC}, and so is LoRA", (False,)),
+    "value_lr": Option(None, "policy and critic share algorithm.learning_rate"),
+    "value_init_steps": Option("algorithm.value_init_steps"),
+    # environment
+    "task_suite_name": Option("env.task_suite_name"),
+    "num_steps_wait": Option("env.num_steps_wait"),
+    "num_tasks_per_suite": Option(None, _TASKS),
+    "num_trials_per_task": Option(None, "runner.eval_episodes counts the episodes of all tasks together"),
+    "n_rollout_threads": Option("env.num_envs"),
+    "task_ids": Option("env.task_ids"),
+    "max_env_length": Option("env.max_episode_steps", "0: the limit of the suite"),
+    "save_video": Option("runner.save_video", "a tenth of the episodes: runner.video_share"),
+    "env_gpu_id": Option(None, "the environment variable MUJOCO_EGL_DEVICE_ID chooses the GPU that renders", (0,)),
+    # PPO
+    "lr": Option("algorithm.learning_rate"),
+    "eps": Option(None, "Adam's epsilon is 1e-5", (1e-5,)),
+    "weight_decay": Option(None, "policies of robots are trained without weight decay", (0,)),
+    "scheduler": Option("algorithm.lr_schedule"),
+    "max_grad_norm": Option("algorithm.max_grad_norm"),
+    "per_device_train_batch_size": Option("algorithm.micro_batch_size"),
+    "local_rollout_batch_size": Option(None, "a rollout is of all env.num_envs copies"),
+    "local_rollout_forward_batch_size": Option(None, "all copies act together; vlm.batch_size is the PRM's"),
+    "local_mini_batch_size": Option("algorithm.minibatch_size"),
+    "num_mini_batches": Option(None, "algorithm.minibatch_size says how large they are", (1,)),
+    "num_epochs": Option("algorithm.num_epochs"),
+    "num_steps": Option("algorithm.rollout_steps"),
+    "total_episodes": Option(None, "runner.total_steps counts environment steps, not episodes"),
+    "temperature": Option("policy.decoding.temperature"),
+    "verify_reward_value": Option(None, "a success pays 1; reward.env_reward_weight scales it", (1,)),
+    "penalty_reward_value": Option(None, _TEXT, (-1,)),
+    "non_stop_penalty": Option(None, _TEXT, (False,)),
+    "beta": Option(None, "there is no KL from a reference policy for robots", (0,)),
+    "kl_estimator": Option(None, "there is no KL from a reference policy for robots", ("kl1",)),
+    "whiten_rewards": Option(None, "algorithm.normalize_rewards divides them and does not shift them", (False,)),
+    "cliprange": Option("algorithm.clip_range"),
+    "cliprange_low": Option("algorithm.clip_range"),
+    "cliprange_high": Option("algorithm.clip_range_high"),
+    "cliprange_value": Option("algorithm.clip_range_value"),
+    "clip_vloss": Option(None, "algorithm.clip_range_value clips, null does not", (False,)),
+    "vf_coef": Option("algorithm.value_coef"),
+    "gamma": Option("algorithm.gamma"),
+    "lam": Option("algorithm.gae_lambda"),
+    "norm_adv": Option("algorithm.normalize_advantages"),
+    "max_approx_kl": Option(
+        "algorithm.target_kl", "divided by 1.5; stops the update, the script skips steps", (1e8,), _stop_at
+    ),
+    "async_mode": Option(None, "rollouts and updates take turns", (False,)),
+    "save_freq": Option(None, "runner.checkpoint_every counts environment steps, not updates", (-1,)),
+    "use_wandb": Option(None, "runs write JSON lines and TensorBoard logs", (False,)),
+    "push_to_hub": Option(None, "nothing is uploaded; the policy is in the run's folder", (False,)),
+    "vllm_num_engines": Option(None, _VLLM),
+    "vllm_tensor_parallel_size": Option(None, _VLLM),
+    "vllm_enforce_eager": Option(None, _VLLM),
+    "vllm_sync_backend": Option(None, _VLLM),
+    "enable_prefix_caching": Option(None, _VLLM, (False,)),
+    "gpu_memory_utilization": Option(None, _VLLM),
+    # curriculum
+    "use_curriculum": Option(None, _TASKS, (False,)),
+    "curriculum_temp": Option(None, _TASKS),
+    "curriculum_min_prob": Option(None, _TASKS),
+    "eval_freq": Option(None, "runner.eval_every counts environment steps, not updates"),
+    "init_eval": Option(None, "the first evaluation is after runner.eval_every environment steps", (False,)),
+}  # fmt: skip
+"""The options of the script, by name."""
+
+
+def vla_options(tree: Tree, overrides: Sequence[str]) -> tuple[Tree, list[str]]:
+    """A configuration and overrides of it in which the script's options are the keys that they stand for.
+
+    Args:
+        tree: options stand at its top, and may not contradict a key that is there.
+        overrides: `option=value`, as any other `section.key=value`; they replace what the file says.
+
+    Raises:
+        ConfigError: an option that is refused, with the reason; or one thing under two names.
+    """
+    data, places = dict(tree.data), dict(tree.places)
+    for name in [name for name in data if name in VLA_OPTIONS]:
+        place = places.pop(name, None)
+        where = f"{place}: " if place else ""
+        found = _translated(name, data.pop(name), where)
+        if found is not None:
+            key = found.partition("=")[0]
+            if _at(data, key) is not None:
+                raise ConfigError(f"{where}{name} and {key} are two names of one thing; give one of them")
+            data = apply_overrides(Tree(data), [found]).data
+            places[key] = place or found
+    rest = []
+    for text in overrides:
+        name = text.partition("=")[0].strip()
+        if name not in VLA_OPTIONS or "=" not in text:
+            rest.append(text)
+            continue
+        value = apply_overrides(Tree(), [text]).data[name]
+        found = _translated(name, value, f"override {text!r}: ")
+        rest += [] if found is None else [found]
+    return Tree(data, places), rest
+
+
+def _translated(name: str, value: Any, where: str) -> str | None:
+    """An option as an override; None where guerdon does the same without being told."""
+    option = VLA_OPTIONS[name]
+    if any(value == same and isinstance(value, bool) == isinstance(same, bool) for same in option.same):
+        return None
+    if option.key is None:
+        raise ConfigError(f"{where}{name} is an option of the VLA guide that cannot be set here: {option.why}")
+    numeric = isinstance(value, int | float) and not isinstance(value, bool)
+    given = option.convert(value) if option.convert is not None and numeric else value
+    return f"{option.key}={json.dumps(given)}"
+
+
+def _at(data: dict[str, Any], path: str) -> Any:
+    """The value at a dotted path; None where there is none."""
+    node: Any = data
+    for part in path.split("."):
+        node = node.get(part) if isinstance(node, dict) else None
+    return node

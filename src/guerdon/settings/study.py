@@ -7,11 +7,14 @@ compare                                  the arms, seeds and tasks of a study
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from guerdon.config_tree import Tree
 from guerdon.settings.algorithm import AlgorithmSettings, ControlAlgorithmSettings, TextAlgorithmSettings
+from guerdon.settings.aliases import vla_options
 from guerdon.settings.base import Settings, refuse
 from guerdon.settings.data import DataSettings
 from guerdon.settings.evaluate import EvaluateSettings, EvaluateTextSettings, on_own_family
@@ -202,6 +205,11 @@ class Study(Settings):
         description="how reward models are judged; null: those for text on problems of the study's own family",
     )
     compare: CompareSettings | None = Field(None, description="arms, seeds and tasks of a study")
+
+    @staticmethod
+    def other_names(tree: Tree, overrides: Sequence[str]) -> tuple[Tree, list[str]]:
+        """The options of the VLA guide's script as keys; see `vla_options`."""
+        return vla_options(tree, overrides)
 
     @classmethod
     def implied(cls, given: dict[str, Any]) -> dict[str, Any]:
