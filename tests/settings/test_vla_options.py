@@ -18,7 +18,7 @@ def study(*overrides):
 def test_keys_are_keys_of_the_configuration():
     known = set(leaves((Study,)))
     missing = {one.key for one in VLA_OPTIONS.values() if one.key is not None} - known
-    assert not {key for key in missing if not key.startswith("policy.") or "policy.vla_path" in known}
+    assert not missing
     assert all(one.key or one.why for one in VLA_OPTIONS.values())
 
 
@@ -46,6 +46,19 @@ def test_options_work_under_their_names(tmp_path):
     env = given.env
     assert (env.task_suite_name, env.num_steps_wait, env.num_envs, env.task_ids) == ("libero_spatial", 5, 4, (0, 3))
     assert env.max_episode_steps == 280, "0 is the limit of the suite"
+
+
+def test_options_of_the_policy():
+    policy = study(
+        "policy.type=vla", "vla_path=openvla/openvla-7b", "use_lora=true", "lora_rank=16", "lora_dropout=0.1",
+        "center_crop=true", "temperature=1.5", "load_adapter_checkpoint=runs/clone",
+    ).policy  # fmt: skip
+    assert (policy.vla_path, policy.use_lora, policy.lora_rank, policy.lora_dropout, policy.center_crop) == (
+        "openvla/openvla-7b", True, 16, 0.1, True,
+    )  # fmt: skip
+    assert (policy.decoding.temperature, policy.checkpoint) == (1.5, "runs/clone")
+    with pytest.raises(ConfigError, match="type: vla"):
+        study("vla_path=openvla/openvla-7b")
 
 
 def test_the_dummy_of_the_guide():
