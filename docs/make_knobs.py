@@ -35,6 +35,7 @@ GUIDES = {
 
 NAMED = {
     "runner.resume_dir": "3",
+    "runner.save_video": "0",
     "runner.logger.log_path": "3",
     "runner.logger.experiment_name": "3",
     "env.task_suite_name": "2",
@@ -139,7 +140,7 @@ CLASHES = """\
 | scale of a learned reward before its weight | `reward_coef` (2) | `reward_coef`; it comes before the weight, and so \
 also changes what is logged as the source's return |
 | learned reward on or off | `process_reward_model` (0), `reward_model.enable` (2), `use_reward_model` (3) | \
-`reward.use_reward_model` |
+`reward.use_reward_model`; `reward.process_reward_model` is a short form of a source `prm` |
 | where the reward's settings stand | flags (0), `reward_model` (1), `env.train.reward_model` (2), `reward` (3) | \
 `reward`, one place for training; evaluation never uses a learned reward |
 | reward per step or once | `prime_granularity: token / whole` (1), `reward_mode: per_step / terminal` (3) | \
@@ -149,7 +150,8 @@ weights; sources are kept apart until the advantage, as in 1 |
 | weights of the base model | `prm_model_name_or_path` (0), `path` (1), `--model-path` (2) | `pretrained_path` where a \
 model is trained |
 | weights of the trained model | `prm_checkpoint_path` (0), `checkpoint_path` (3) | `checkpoint_path` |
-| model that gives zeros | `DummyRM` when no path is given (0) | `model_type: dummy` (or `constant`), said aloud |
+| model that gives zeros | `DummyRM` when no path is given (0) | `model_type: dummy` (or `constant`); \
+`process_reward_model` without a path too |
 | a measurement that fails | zeros (0), `fail_on_request_error` (2) | `on_failure: drop / neutral / raise`, default \
 `drop` |
 | discount of the learned reward | `reward_model_gamma` (1) | `gamma` of the source; that of the native reward is \
