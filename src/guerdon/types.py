@@ -333,19 +333,6 @@ class Chunks:
 
 
 @dataclass(frozen=True, eq=False)
-class Filmed:
-    """What videos show of a rollout: a sample of its episodes.
-
-    Attributes:
-        segments: of these episodes, with frames; those of other episodes have no rows.
-        actions: (B, T, ...) what the environments were given.
-    """
-
-    segments: tuple[Segment, ...]
-    actions: FloatArray
-
-
-@dataclass(frozen=True, eq=False)
 class Rollout(Generic[Inputs]):
     """What happened in B streams over T decisions: the same for text (T tokens) and control (T environment steps).
 
@@ -375,7 +362,8 @@ class Rollout(Generic[Inputs]):
         fresh: every stream begins an episode here, and nothing of earlier rollouts goes on.
         version: of the weights that acted.
         seconds: time that collecting took, by its parts.
-        filmed: what videos show of it; None where none are made.
+        filmed: a sample of its episodes for videos, those of others without rows; None where none are made.
+        actions: (B, T, ...) what the environments were given, for videos.
         chunks: of policies whose decisions have several parts: what the steps executed.
     """
 
@@ -401,7 +389,8 @@ class Rollout(Generic[Inputs]):
     fresh: bool = False
     version: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
-    filmed: Filmed | None = None
+    filmed: tuple[Segment, ...] | None = None
+    actions: FloatArray | None = None
     chunks: Chunks | None = None
 
     def __post_init__(self) -> None:

@@ -59,7 +59,7 @@ def test_every_finished_episode_is_a_whole_video(tmp_path, mode, monkeypatch):
     assert sorted(count_frames(path) for path in files(study)) == sorted(row["length"] + 1 for row in episodes)
     checked = 0
     for rollout, rewards in rollouts:
-        for segment in rollout.filmed.segments:
+        for segment in rollout.filmed:
             for frame, step, row in zip(segment.frames_F, segment.steps_F, segment.rows_F, strict=True):
                 if not segment.finished or read_moment(frame) not in words or not row:
                     continue
@@ -67,7 +67,7 @@ def test_every_finished_episode_is_a_whole_video(tmp_path, mode, monkeypatch):
                 native, value = rollout.rewards[b, step], rewards.values[b, step]
                 scored = row % 2 == 0 or (row == segment.rows_F[-1])
                 assert said[1].startswith(f"step {row}")
-                assert said[2] == f"action [{', '.join(f'{x:.2f}' for x in rollout.filmed.actions[b, step])}]"
+                assert said[2] == f"action [{', '.join(f'{x:.2f}' for x in rollout.actions[b, step])}]"
                 assert said[3] == f"value env {rollout.values['env'][b, step]:.3f}"
                 assert said[5:] == [
                     f"log-prob {rollout.log_probs[b, step]:.3f}",

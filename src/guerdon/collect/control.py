@@ -31,7 +31,7 @@ from guerdon.policies.control import build_policy
 from guerdon.policies.robot import Action, ControlInputs, RobotPolicy
 from guerdon.settings.policy import ControlPolicySettings
 from guerdon.settings.world import WorldSettings
-from guerdon.types import BoolArray, Chunks, Failure, Filmed, FloatArray, IntArray, Observes, Rollout, Segment
+from guerdon.types import BoolArray, Chunks, Failure, FloatArray, IntArray, Observes, Rollout, Segment
 from guerdon.worlds.build import build_world
 from guerdon.worlds.world import Transition, World
 
@@ -151,11 +151,11 @@ class ControlCollector:
         if self.observes:
             with timed(seconds, "render"):
                 segments = self._observed.segments(mask, flags["terminated"], done, cut)
-        filmed = None
+        filmed, actions = None, None
         if self._filmed is not None:
             with timed(seconds, "film"):
                 actions = _rows(acted.actions).astype(np.float32, copy=False)
-                filmed = Filmed(self._filmed.segments(mask, flags["terminated"], done, cut), actions)
+                filmed = self._filmed.segments(mask, flags["terminated"], done, cut)
         with timed(seconds, "log-probs"):
             inputs, log_probs, values, next_values, chunks = _evaluated(policy, self.heads, acted, done, lost)
         rewards = _rows(transition.rewards for transition in acted.transitions)
@@ -180,6 +180,7 @@ class ControlCollector:
             seconds=seconds,
             chunks=chunks,
             filmed=filmed,
+            actions=actions,
         )
 
     @torch.no_grad()

@@ -88,19 +88,18 @@ class EpisodeVideos:
             rollout: with `filmed`.
             rewards: of every source.
         """
-        filmed = rollout.filmed
-        if filmed is None:
+        if rollout.filmed is None or rollout.actions is None:
             return
         if rollout.fresh:
             self._tapes.clear()
-        for segment in filmed.segments:
+        for segment in rollout.filmed:
             if len(segment) and segment.rows_F[0] == 0:
                 number = (segment.number or 0) * self._copies + segment.stream
                 self._tapes[segment.stream] = _Tape(number, segment.task)
             tape = self._tapes.get(segment.stream)
             if tape is None or not len(segment):
                 continue
-            tape.shots += [_Shot(*shot) for shot in _shots(segment, rollout, rewards, filmed.actions)]
+            tape.shots += [_Shot(*shot) for shot in _shots(segment, rollout, rewards, rollout.actions)]
             tape.success += segment.success_F
             if segment.finished:
                 self._queue.put(self._tapes.pop(segment.stream))
