@@ -39,7 +39,7 @@ EVAL_SEED = 10_000_019  # decides the starts of evaluation episodes: the same fo
 EVAL_TRIES = 1  # how often an evaluation episode that a broken simulator cut off begins again
 
 FLAGS = ("mask", "terminated", "truncated", "success", "success_known")
-_MICRO = 256  # decisions that a large policy evaluates together
+_MICRO = 256  # decisions that a large policy evaluates together where nothing says how many
 
 Weights = Mapping[str, Tensor | np.ndarray]
 
@@ -55,6 +55,8 @@ class ControlCollector:
         group_size: neighbouring copies that start alike; each copy then plays one episode in a rollout, of at most
             `env.max_episode_steps`. None: episodes go on from rollout to rollout.
         heads: names of the policy's value heads.
+        micro_batch_size: decisions that a policy evaluates together; None: 256, and observations without a decision all
+            at once.
         auxiliary: names of its auxiliary heads.
         film_share: share of the episodes that videos show; 0: there are none.
         film_step: steps between the frames of a video.
@@ -75,6 +77,7 @@ class ControlCollector:
         rollout_steps: int,
         group_size: int | None = None,
         heads: Sequence[str] = (),
+        micro_batch_size: int | None = None,
         auxiliary: Sequence[str] = (),
         observes: Sequence[Observes] = (),
         success_readers: Sequence[str] = (),
@@ -83,7 +86,7 @@ class ControlCollector:
     ) -> None:
         self.env, self.settings, self.seed, self.heads = env, settings, seed, tuple(heads)
         self.auxiliary = tuple(auxiliary)
-        self.group_size, self.observes = group_size, tuple(observes)
+        self.group_size, self.observes, self._micro = group_size, tuple(observes), micro_batch_size
         self._steps = rollout_steps if group_size is None else env.max_episode_steps or 1
         self._readers = tuple(success_readers)
         self.world = build_world(env, seed=seed, group_size=group_size or 1, success_readers=self._readers)
@@ -157,7 +160,9 @@ class ControlCollector:
                 actions = _rows(acted.actions).astype(np.float32, copy=False)
                 filmed = self._filmed.segments(mask, flags["terminated"], done, cut)
         with timed(seconds, "log-probs"):
-            inputs, log_probs, values, next_values, chunks = _evaluated(policy, self.heads, acted, done, lost)
+            inputs, log_probs, values, next_values, chunks = _evaluated(
+                policy, self.heads, acted, done, lost, self._micro
+            )
         rewards = _rows(transition.rewards for transition in acted.transitions)
         copies = np.arange(self.world.num_envs, dtype=np.int64)
         fresh, self._fresh = self._fresh, False
@@ -422,7 +427,12 @@ def _lost_episodes(failures: Sequence[tuple[int, int, Failure]], done_B_T: BoolA
 
 @torch.no_grad()
 def _evaluated(
-    policy: RobotPolicy, heads: Sequence[str], acted: _Acted, done_B_T: BoolArray, lost_B_T: BoolArray
+    policy: RobotPolicy,
+    heads: Sequence[str],
+    acted: _Acted,
+    done_B_T: BoolArray,
+    lost_B_T: BoolArray,
+    micro: int | None,
 ) -> tuple[ControlInputs, FloatArray, dict[str, FloatArray], dict[str, FloatArray], Chunks | None]:
     """Inputs of the policy, log-probabilities, values before and after each decision, and the steps' decisions."""
     due_B_T, slot_B_T = _rows(acted.due), _rows(acted.slots)
@@ -434,7 +444,7 @@ def _evaluated(
         due_B_T, slot_B_T = due_B_T & ~lost_B_T, np.where(lost_B_T, -1, slot_B_T)
     stream_R, _ = np.nonzero(due_B_T)  # decisions stream by stream, in order of time
     inputs = ControlInputs(np.concatenate(acted.observations)[order], np.concatenate(acted.records)[order])
-    found = policy.evaluate_all(policy.prepared(inputs), micro=_MICRO)
+    found = policy.evaluate_all(policy.prepared(inputs), micro=micro or _MICRO)
     wanted = (len(inputs), policy.chunk * policy.tokens_per_action)
     if tuple(found.log_probs.shape) != wanted:
         raise ConfigError(
@@ -450,12 +460,12 @@ def _evaluated(
     values = found.values.numpy().reshape(len(inputs), -1)
     following = np.concatenate([values[1:], values[:1]])
     last_R = np.append(stream_R[1:] != stream_R[:-1], True)  # the last decision of each stream
-    following[last_R] = policy.values(acted.last).cpu().numpy()[stream_R[last_R]]
+    following[last_R] = _values(policy, acted.last, micro)[stream_R[last_R]]
     ends = np.argwhere(done_B_T.T).tolist()  # after the last step of an episode comes its terminal observation
     if ends:
         moments = [(acted.transitions[step], i) for step, i in ends]
         finals = np.stack([one.final_observations[np.count_nonzero(one.done[:i])] for one, i in moments])
-        for (step, i), value in zip(ends, policy.values(finals).cpu().numpy(), strict=True):
+        for (step, i), value in zip(ends, _values(policy, finals, micro), strict=True):
             beyond = chunks is None or acted.transitions[step].truncated[i]
             following[decision_B_T[i, step]] = value if beyond else 0.0
     before, after = (
@@ -463,3 +473,10 @@ def _evaluated(
         for array in (values, following)
     )
     return inputs, log_probs, before, after, chunks
+
+
+def _values(policy: RobotPolicy, observations: np.ndarray, micro: int | None) -> FloatArray:
+    """(N, H) of the value heads, `micro` observations at a time."""
+    size = micro or len(observations)
+    parts = [policy.values(observations[i : i + size]) for i in range(0, len(observations), size)]
+    return np.asarray(torch.cat(parts).cpu().numpy())

@@ -56,6 +56,7 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         rollout_steps=algorithm.rollout_steps,
         group_size=group,
         heads=list(terms) if algorithm.needs.critic else [],
+        micro_batch_size=algorithm.micro_batch_size,
         auxiliary=list(algorithm.auxiliary_losses),
         observes=[source.observes for source in models.values()],
         success_readers=study.success_readers(),
