@@ -239,16 +239,17 @@ def test_a_truncated_chunk_bootstraps_from_its_terminal_observation(mode):
     collector.close()
 
 
-@pytest.mark.parametrize("setup", ["grpo", "streams", "critic", "next_step"])
+@pytest.mark.parametrize("setup", ["grpo", "grpo next_step", "streams", "critic", "next_step"])
 def test_as_many_frames_are_drawn_as_decisions_are_made(setup):
-    env = {"autoreset_mode": "next_step"} if setup == "next_step" else {"max_episode_steps": 7}
-    algorithm = {"adv_estimator": "grpo", "group_size": 3} if setup == "grpo" else {"rollout_steps": 14}
+    grpo = "grpo" in setup
+    env = {"max_episode_steps": 7, **({"autoreset_mode": "next_step"} if "next_step" in setup else {})}
+    algorithm = {"adv_estimator": "grpo", "group_size": 3} if grpo else {"rollout_steps": 14}
     study = study_of(env=env, params=FRAMES, algorithm=algorithm)
-    collector = collector_of(study, **({} if setup in ("grpo", "critic") else {"heads": ()}))
+    collector = collector_of(study, **({} if grpo or setup == "critic" else {"heads": ()}))
     eye, policy = counting(collector.world), collector.build_policy()
     rollouts = [collector.collect(policy) for _ in range(3)]
     wanted = sum(len(rollout.inputs) for rollout in rollouts)
-    if setup != "grpo":  # what the next rollout decides on is drawn already, but of copies that reset first
+    if not grpo:  # what the next rollout decides on is drawn already, but of copies that reset first
         wanted += int((~collector.world.resetting).sum())
     if setup == "critic":
         wanted += sum(int(rollout.truncated.sum()) for rollout in rollouts)
@@ -287,6 +288,17 @@ def test_groups_rest_when_their_episode_is_over():
     assert len(set(lengths.tolist())) > 1, "episodes of different lengths"
     assert sum(policy.decided) == len(rollout.inputs) == sum(-(-n // 3) for n in lengths.tolist())
     collector.close()
+
+
+def test_micro_batches_evaluate_the_same():
+    found = []
+    for micro in (None, 2):
+        collector = collector_of(study_of(env={"max_episode_steps": 7}), micro_batch_size=micro)
+        rollout = collector.collect(collector.build_policy())
+        found.append((rollout.log_probs, rollout.values["env"], rollout.next_values["env"]))
+        collector.close()
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 # Evaluation, films, recordings, collected episodes.
