@@ -261,19 +261,6 @@ def _labeler(world: World, env: WorldSettings, limit: int | None) -> Callable[[i
     return lambda index: continuations.steps_left(world.save_state(index))
 
 
-def _one_by_one(world: World, actor: NoisyActor, chunk: int) -> Act:
-    """What an actor of chunks does at each step; all decisions draw from the generator of the first."""
-    queue: ActionQueue | None = None
-
-    def act(observations_B: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        nonlocal queue
-        if queue is None:
-            queue = ActionQueue(world, lambda shown: Action(actor.act(shown, rng)), chunk)
-        return queue(observations_B)
-
-    return act
-
-
 def _actor_maker(share: ActorShare, world: World, study: Study, policy: RobotPolicy | None) -> Callable[[], Act]:
     """Makes a new actor for each round.
 
@@ -285,8 +272,6 @@ def _actor_maker(share: ActorShare, world: World, study: Study, policy: RobotPol
     if policy is not None:
         policy.check_fits(world.observation_shape, space)
         world.show(policy.observation_spec)
-        if policy.in_parts:
-            return lambda: _one_by_one(world, NoisyActor(policy, share.noise), policy.chunk)
         return lambda: NoisyActor(policy, share.noise).act
     if share.type in ("expert", "noisy"):
         noise = share.noise if share.type == "noisy" else 0.0
