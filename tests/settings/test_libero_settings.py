@@ -1,6 +1,7 @@
 """The `env` section of LIBERO: whose protocol it follows, and under which names; no simulator is needed."""
 
 import pytest
+import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from guerdon import config
@@ -115,6 +116,6 @@ def test_trials_of_each_task_are_evaluation_episodes():
     env = {"type": "libero", "task_ids": [1, 4], "num_envs": 2, "num_trials_per_task": 5}
     study = Study.model_validate({"env": env})
     assert study.runner.eval_episodes == 10
-    assert Study.model_validate(study.model_dump()).runner.eval_episodes == 10
+    assert Study.model_validate(yaml.safe_load(config.to_yaml(study))).runner.eval_episodes == 10
     with pytest.raises(ValidationError, match=r"means runner\.eval_episodes 10, not 7"):
         Study.model_validate({"env": env, "runner": {"eval_episodes": 7}})

@@ -261,6 +261,25 @@ def test_episodes_take_initial_states_in_their_order():
         build_world(settings.model_copy(update={"num_envs": 6}), seed=0, group_size=6)
 
 
+def test_processes_give_the_same_episodes_and_pictures():
+    given = {"task_suite_name": "libero_goal", "task_ids": (0, 1), "num_envs": 2, "max_episode_steps": 3}
+    given |= {"frame_size": (32, 32), "state": "full"}  # of two lengths
+    worlds = [build_world(LiberoSettings(**given, vectorization=how), seed=3) for how in ("sync", "async")]
+    everything, found = np.ones(2, np.bool_), []
+    for world in worlds:
+        taken = [world.reset(), *(world.step(np.full((2, 7), 0.2 * t), capture_ends=True) for t in range(4))]
+        looks = [look for one in taken for look in (*one.looks.values(), *one.first_looks.values())]
+        looks += world.step(np.zeros((2, 7)), capture=everything).looks.values()
+        pictures = [world.render(looks, camera) for camera in world.cameras]
+        found.append([world.tasks, world.cameras, [one.observations for one in taken], pictures])
+        world.close()
+    (tasks, cameras, *arrays), (other_tasks, other_cameras, *others) = found
+    assert (tasks, cameras) == (other_tasks, other_cameras)
+    for own, other in zip(arrays, others, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(own, other, strict=True))
+    assert len(arrays[1][0]) == 8
+
+
 def test_the_gripper_of_openvla_is_turned_round(soup):
     task = libero_files.libero_task("libero_object", "0")
     openvla = LiberoVectorEnv([task], gripper="openvla", settling=Settling())
