@@ -55,7 +55,6 @@ def made():
             actions=actions,
             rewards=rewards,
             success=np.arange(length) == length - 1,
-            views={"wrist": frames[:, ::-1].astype(np.uint8)},
             outcome=None if number == 0 else bool(number % 2),
         )
 
