@@ -187,7 +187,7 @@ def check_libero(*, seconds: float = 120.0) -> Check:
     return Check(name, "ok", f"{version}, scenes in {assets}")
 
 
-def check_maniskill(*, seconds: float = 120.0, environ: Mapping[str, str] | None = None) -> Check:
+def check_maniskill(*, seconds: float = 300.0, environ: Mapping[str, str] | None = None) -> Check:
     """ManiSkill makes a scene, plans and draws, tried in a process of its own: a wrong driver or numpy may end it.
 
     Args:

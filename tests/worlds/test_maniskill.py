@@ -317,3 +317,20 @@ def test_a_driver_that_cannot_make_a_scene_is_explained(tmp_path):
     done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "make env-maniskill" in done.stderr.splitlines()[-1]
+
+
+def test_copies_in_processes_of_their_own_play_the_same_episodes():
+    settings = ManiSkillSettings(task="PushCube-v1", num_envs=2, max_episode_steps=4, frame_size=SIZE)
+    actions = np.random.default_rng(0).uniform(-1, 1, (6, 2, 8)).astype(np.float32)
+    played = []
+    for vectorization in ("sync", "async"):
+        world = build_world(settings.model_copy(update={"vectorization": vectorization}), seed=5)
+        begun = world.reset()
+        steps = [world.step(action, capture=np.ones(2, np.bool_), capture_ends=True) for action in actions]
+        pictures = world.render([begun.first_looks[1], steps[1].looks[1], steps[3].looks[0]])
+        played.append((np.stack([begun.observations, *(s.observations for s in steps)]), pictures, world.tasks))
+        world.close()
+    (shown, pictures, tasks), (shown_async, pictures_async, tasks_async) = played
+    assert np.array_equal(shown, shown_async)
+    assert np.array_equal(pictures, pictures_async)
+    assert tasks == tasks_async
