@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from rl_clock import clock_study, lines, result, start
-from rl_models import image_reward
+from rl_models import image_reward, write_image_model
 from test_loop import interrupted
 
 from child import environment
@@ -25,7 +25,7 @@ from guerdon.settings.study import Study
 PATIENCE = 200  # seconds; a machine under load is slow
 
 
-def write_study(folder, name, *, reward=None, env=None, **runner):
+def write_study(folder, name, *, reward=None, env=None, algorithm=None, **runner):
     """A small Meta-World study as a file; the run's folder."""
     study = {
         "runner": {
@@ -42,7 +42,7 @@ def write_study(folder, name, *, reward=None, env=None, **runner):
             "frame_size": 24, **(env or {}),
         },
         "policy": {"type": "mlp", "hidden": [8]},
-        "algorithm": {"rollout_steps": 15, "minibatch_size": 15, "num_epochs": 2},
+        "algorithm": {"rollout_steps": 15, "minibatch_size": 15, "num_epochs": 2, **(algorithm or {})},
         "reward": reward or {
             "use_reward_model": True, "reward_mode": "per_step", "score_every": 4, "shaping": "potential",
             "combine_mode": "add", "model": {"model_type": "constant", "value": 0.5},
@@ -96,9 +96,9 @@ def outcome(folder):
     return files | {"complete": complete}
 
 
-def kill_and_resume(tmp_path, reward=None):
+def kill_and_resume(tmp_path, reward=None, **sections):
     """An uninterrupted and a killed run; both must leave the same bytes."""
-    whole, killed = (write_study(tmp_path, name, reward=reward) for name in ("whole", "killed"))
+    whole, killed = (write_study(tmp_path, name, reward=reward, **sections) for name in ("whole", "killed"))
     kill_after_a_checkpoint(guerdon(tmp_path, "killed"), killed)
     left, kept = (killed / "metrics.jsonl").read_bytes(), ckpt.latest_checkpoint(killed / "checkpoints")
     offset = json.loads((kept / "state.json").read_text())["offsets"]["metrics.jsonl"]
@@ -123,6 +123,25 @@ def test_a_killed_run_with_a_model_that_keeps_up_goes_on_to_the_same_bytes(tmp_p
     text = (whole / "metrics.jsonl").read_text()
     assert "reward_model/resnet/loss" in text
     load_reward_model("resnet", whole / "reward_models/resnet")
+
+
+@pytest.mark.slow
+def test_a_killed_run_with_all_options_of_the_process_reward_goes_on_to_the_same_bytes(tmp_path):
+    pytest.importorskip("av")
+    checkpoint, _ = write_image_model(tmp_path)
+    reward = {
+        "process_reward_model": True, "model": {"model_type": "resnet", "checkpoint_path": str(checkpoint)},
+        "cache": {"tolerance": 2, "check_share": 0.2}, "adaptive_weight": {"share": 0.2},
+    }  # fmt: skip
+    videos = {"save_video": True, "video_share": 1.0}
+    whole = kill_and_resume(tmp_path, reward, algorithm={"auxiliary_losses": {"prm": 0.5}}, **videos)
+    last = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()][-2]
+    assert last["reward_model/prm/cache_checked"] > 0
+    assert last["auxiliary_loss/prm"] > 0
+    assert last["reward_weight/prm"] != 0.1
+    names = [{path.name for path in (tmp_path / run / "videos").iterdir()} for run in ("whole", "killed")]
+    assert len(names[0]) == len((whole / "episodes.jsonl").read_text().splitlines())
+    assert {name for name in names[1] if not name.endswith(".part")} == names[1] <= names[0]
 
 
 @pytest.mark.parametrize(("kind", "update"), [("resnet", "after"), ("progress", "before")])
