@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from chunk_policy import ChunkPolicy
 from guerdon.errors import ConfigError
+from guerdon.policies.control import build_policy
 from guerdon.policies.robot import ControlInputs
 from guerdon.rl.advantages import groups_within
 from guerdon.rl.build_control import check_bounds, check_decisions
@@ -24,9 +25,10 @@ from guerdon.rl.optimizers import FlatAdam
 from guerdon.rl.reward_source import SourceTerms
 from guerdon.rl.update import make_batch, update_policy
 from guerdon.settings.algorithm import ControlAlgorithmSettings
+from guerdon.settings.policy import MLPPolicySettings
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.study import Study
-from guerdon.types import Chunks, RewardInfo, Rewards, Rollout, Score
+from guerdon.types import Advantages, Chunks, RewardInfo, Rewards, Rollout, Score
 
 HEADS = ("env", "prm")
 LEVELS = ("token_level", "action_level", "chunk_level")
@@ -342,6 +344,27 @@ def test_micro_batches_add_up(normalize):
         torch.testing.assert_close(results[1][1][name], value, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("micro", [4, 2])
+def test_an_entropy_of_all_decisions_counts_once_per_gradient_step(micro):
+    """The entropy of a Gaussian policy is one number, however many micro-batches a gradient step has."""
+    space, rng = Box(-1, 1, (2,)), np.random.default_rng(0)
+    inputs = ControlInputs(*(rng.normal(size=(8, size)).astype(np.float32) for size in (3, 2)))
+    advantages, mask = rng.normal(size=(2, 4)).astype(np.float32), np.ones((2, 4), dtype=np.bool_)
+    mask[1, 3] = False
+    results = []
+    for size in (None, micro):
+        policy = build_policy(MLPPolicySettings(), (3,), space, sources=[], seed=0)
+        algorithm = ControlAlgorithmSettings(
+            adv_estimator="reinforce", entropy_coef=0.1, minibatch_size=8, micro_batch_size=size, num_epochs=1
+        )
+        batch = make_batch(policy.prepared(inputs), mask, Advantages(advantages * mask, advantages, {}, {}))
+        metrics = update_policy(policy, FlatAdam(policy, 0.0), batch, algorithm, rng, learning_rate=0.0)
+        assert metrics["entropy"] == pytest.approx(policy.entropy().item())
+        results.append((metrics["grad_norm"], policy.log_std.grad.clone()))
+    assert results[0][0] == pytest.approx(results[1][0], rel=1e-5)
+    torch.testing.assert_close(results[0][1], results[1][1])
+
+
 def test_sums_of_parts():
     values = torch.tensor([[1.0, 2, 3, 4], [5, 6, 7, float("nan")]])
     counts = torch.tensor([[1.0, 1, 1, 1], [1, 1, 0, 0]])
@@ -420,6 +443,20 @@ def test_what_is_filtered_is_not_learned_from(size):
     assert not torch.equal(weights[0]["pi.weight"], weights[1]["pi.weight"])
 
 
+@pytest.mark.parametrize(("on_failure", "filtered"), [("drop", 0.0), ("neutral", 1.0)])
+def test_a_failure_that_is_paid_0_counts_in_the_mean_of_its_group(on_failure, filtered):
+    rollout, policy = random_rollout(6, 1, 1, streams=4, whole=True), policy_of(chunk=1, tokens=1, heads=())
+    rollout = replace(with_inputs(rollout, policy), group_ids=np.array([0, 0, 1, 1]))
+    rewards, failed = np.zeros(rollout.mask.shape, np.float32), np.zeros(rollout.mask.shape, np.bool_)
+    rewards[:, 0], failed[1, 0] = [1.0, 0.0, 1.0, 0.9], True
+    algorithm = ControlAlgorithmSettings(
+        adv_estimator="grpo", group_size=2, filter_rewards=True, rewards_lower_bound=0.8
+    )
+    terms = {"env": SourceTerms("env", on_failure=on_failure)}
+    metrics = learner_of(policy, algorithm, ()).update(rollout, {"env": Rewards(rewards, failed)}, terms, progress=0.0)
+    assert metrics["filtered_groups"] == filtered
+
+
 def test_without_any_group_nothing_is_learned():
     rollout, policy = random_rollout(6, 2, 1, streams=4, whole=True), policy_of(chunk=2, heads=())
     rollout = replace(with_inputs(rollout, policy), group_ids=np.array([0, 0, 1, 1]))
@@ -471,6 +508,11 @@ def test_bounds_in_another_unit_are_refused():
     )
     check_bounds(algorithm, (0.0, 5.0))
     check_bounds(algorithm, None)
+    for key, bound in (("lower", 0.0), ("upper", 5.0)):
+        idle = ControlAlgorithmSettings(adv_estimator="grpo", filter_rewards=True, **{f"rewards_{key}_bound": bound})
+        with pytest.raises(ConfigError, match="keeps all groups or none"):
+            check_bounds(idle, (0.0, 5.0))
+        check_bounds(idle, (-1.0, 6.0))
     with pytest.raises(ConfigError, match=r"rewards_upper_bound is 4\.5, .* between 0 and 1.*reward_coef"):
         check_bounds(algorithm, (0.0, 1.0))
     with pytest.raises(ConfigError, match=r"rewards_lower_bound is 0\.5"):

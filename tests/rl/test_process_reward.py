@@ -111,6 +111,24 @@ def test_every_frame_after_an_action_is_scored_once(mode, tmp_path):
     loop.close()
 
 
+def test_the_log_lines_are_of_the_moments_after_actions(tmp_path, capsys):
+    """The first moment of an episode is the baseline of a change: it is measured, and nothing is paid for it."""
+    reward = {"process_reward_model": True, "shaping": "relative", "prm_reward_weight": 1.0}
+    algorithm = {"rollout_steps": 8, "minibatch_size": 8}
+    study = clock_study(tmp_path, reward=reward, env={"num_envs": 1}, algorithm=algorithm)
+    loop = start(study, reader=Reader(fails=lambda name, count: count == 2))
+    capsys.readouterr()
+    rollout = loop.collector.collect(loop.learner.policy)
+    rewards = loop.sources["prm"].measure(rollout)
+    said = [json.loads(line.split(": ")[1]) for line in capsys.readouterr().err.splitlines()]
+    paid = rewards.values[rollout.mask & ~rewards.failed]
+    assert rewards.failed.any()
+    assert rollout.done[0, :-1].any()
+    assert len(said[0]) == len(said[1]) == len(paid) < rewards.measured
+    np.testing.assert_allclose(said[1], paid, atol=1e-4)
+    loop.close()
+
+
 def test_a_failure_is_of_its_own_frame(tmp_path):
     loop = start(
         clock_study(tmp_path, reward={"process_reward_model": True}),

@@ -57,6 +57,22 @@ def test_sizes_are_over_known_steps(of):
     assert weight.value == pytest.approx(0.2 / 0.8 * 3.0 * 2.0 / 2.0)
 
 
+@pytest.mark.parametrize("silent", ["env", "rm"])
+@pytest.mark.parametrize("of", ["advantage", "reward"])
+def test_an_update_without_a_measurement_is_left_out(of, silent):
+    mask, ones = np.ones((1, 3), np.bool_), np.ones((1, 3), np.float32)
+    values = {"env": ones, "rm": 2 * ones}
+    weight = ShareWeight(ShareSettings(share=0.5, of=of, decay=0.5), start=1.0)
+    states = []
+    for known in ({"env": mask, "rm": mask}, {"env": mask, "rm": mask} | {silent: ~mask}):
+        found = Advantages(ones, ones, values, known)
+        rewards = {name: Rewards(value, ~known[name]) for name, value in values.items()}
+        observe_shares({"rm": weight}, {"env": 1.0, "rm": weight.value}, found, rewards, mask)
+        states.append(weight.state_dict())
+    assert states[0] == states[1]
+    assert weight.value == pytest.approx(0.5)
+
+
 SHARED = {"adaptive_weight": {"share": 0.3, "decay": 0.5}, "reward_weight": 0.1}
 
 

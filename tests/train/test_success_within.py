@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from guerdon.episodes.targets import success_within, within_labels
 from guerdon.episodes.write import EpisodeWriter
-from guerdon.evaluate.image_suite import evaluate_study
+from guerdon.evaluate.image_suite import evaluate_study, held_out
 from guerdon.models.backbone import ImageScorer, calibrating, to_input
 from guerdon.models.load import load_reward_model
 from guerdon.settings.study import Study
@@ -135,6 +135,11 @@ def test_it_is_trained_from_episodes_calibrated_judged_and_used(tmp_path):
     result = train_image_model(how)
     assert result.metrics["auroc"] > 0.8
     assert result.metrics["nll"] < result.metrics["nll_uncalibrated"] + 0.03
+    stored, (held, _) = load_reward_model("resnet", tmp_path / "model"), held_out(how, None)
+    judged = np.concatenate([score.steps for score in stored.score(held)]) > 0.5
+    soon = np.concatenate([success_within(episode, 4) for episode in held])
+    right = (judged == soon)[np.isfinite(soon)].mean()
+    assert result.metrics["accuracy"] == pytest.approx(right, abs=0.01), "of the calibrated model"
     card = json.loads((tmp_path / "model/model/config.json").read_text())
     assert card["within_steps"] == 4
     assert "at most 4 environment steps ahead" in card["label"]

@@ -135,13 +135,16 @@ def check_decisions(policy: RobotPolicy, algorithm: ControlAlgorithmSettings) ->
 
 
 def return_range(study: Study, models: Mapping[str, ControlReward]) -> tuple[float, float] | None:
-    """Smallest and largest weighted sum that the sources pay in an episode; None where that is not known."""
+    """Smallest and largest weighted sum that the sources pay in an episode; None where that is not known.
+
+    A source whose weight is learned has no known range.
+    """
     env, limit = study.env, study.env.max_episode_steps or 1
     sparse = (0.0, 1.0 if env.end_on_success else float(limit)) if env.native_reward == "sparse" else None
     total = np.zeros(2)
     for name, weight in study.reward.weights().items():
         found = models[name].return_range(limit) if name in models else sparse
-        if found is None:
+        if found is None or (name in models and models[name].terms.share is not None):
             return None
         ends = weight * np.array(found)
         changing = name in models and models[name].terms.schedule != "constant"
@@ -150,7 +153,7 @@ def return_range(study: Study, models: Mapping[str, ControlReward]) -> tuple[flo
 
 
 def check_bounds(algorithm: ControlAlgorithmSettings, payable: tuple[float, float] | None) -> None:
-    """Refuse bounds of `filter_rewards` that no episode's return can be beyond: they belong to another unit.
+    """Refuse bounds of `filter_rewards` that keep every group, or none: they belong to another unit.
 
     Args:
         algorithm: the section.
@@ -161,13 +164,17 @@ def check_bounds(algorithm: ControlAlgorithmSettings, payable: tuple[float, floa
     """
     if payable is None:
         return
-    for key in ("rewards_lower_bound", "rewards_upper_bound"):
-        bound = getattr(algorithm, key)
-        if bound is not None and not payable[0] <= bound <= payable[1]:
+    low, high = payable
+    lower, upper = algorithm.rewards_lower_bound, algorithm.rewards_upper_bound
+    for key, bound, separates in (
+        ("rewards_lower_bound", lower, lower is None or low < lower <= high),
+        ("rewards_upper_bound", upper, upper is None or low <= upper < high),
+    ):
+        if not separates:
             raise ConfigError(
-                f"algorithm.{key} is {bound:g}, but the weighted rewards of an episode add up to between "
-                f"{payable[0]:g} and {payable[1]:g}: bounds are in the unit of the reward, so change them together "
-                "with reward_coef and the weights of the sources"
+                f"algorithm.{key} is {bound:g}, but the weighted rewards of an episode add up to between {low:g} and "
+                f"{high:g}, so that it keeps all groups or none: bounds are in the unit of the reward; change them "
+                "together with reward_coef and the weights of the sources"
             )
 
 

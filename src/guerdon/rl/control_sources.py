@@ -127,6 +127,7 @@ class ControlReward(ModelReward[ControlInputs]):
         failed = np.zeros(rollout.mask.shape, dtype=np.bool_)
         failures: list[tuple[int, int, Failure]] = []
         found: list[RawRow] = []
+        begins: list[bool] = []  # first moments of episodes, to which no action led
         measured = 0
         for segment, rows, scores, reused in self._scores(rollout.segments):
             values_R, missing_R = self._values(segment, rows, scores)
@@ -135,6 +136,7 @@ class ControlReward(ModelReward[ControlInputs]):
             failures += [(*moment, why) for moment, why in zip(moments, missing_R, strict=True) if why is not None]
             facts = zip(moments, values_R, segment.last_F[rows], reused, strict=True)
             found += [RawRow(*m, float(v), bool(last), bool(hit)) for m, v, last, hit in facts if np.isfinite(v)]
+            begins += (segment.rows_F[rows][np.isfinite(values_R)] == 0).tolist()
             self._shape(segment, rows, values_R, rewards[segment.stream], failed[segment.stream])
         rewards[failed] = 0.0
         paid = Rewards(
@@ -146,7 +148,7 @@ class ControlReward(ModelReward[ControlInputs]):
             metrics={} if self.cache is None else self.cache.metrics,
         )
         if self.settings.model.model_type in LOGGED_AS_PRM:
-            _log_as_prm(paid, self.terms.weight(0.0))
+            _log_as_prm(paid, np.array(begins, dtype=np.bool_), self.terms.weight(0.0))
         return paid
 
     def _scores(self, segments: Sequence[Segment]) -> list[tuple[Segment, list[int], list[Score], BoolArray]]:
@@ -352,10 +354,11 @@ class ControlReward(ModelReward[ControlInputs]):
             )
 
 
-def _log_as_prm(rewards: Rewards, weight: float) -> None:
-    """The VLA guide's two log lines: what was measured in a rollout, and what of it is paid."""
+def _log_as_prm(rewards: Rewards, begins_N: BoolArray, weight: float) -> None:
+    """The VLA guide's two log lines: what was measured after the actions of a rollout, and what of it is paid."""
     scores = rewards.scores
-    if scores is None or not (inside := scores.steps_N >= 0).any():
+    if scores is None or begins_N.all():
         return
-    log_computed(scores.values_N[inside].tolist())
-    log_weighted(rewards.values[scores.rows_N[inside], scores.steps_N[inside]].tolist(), weight)
+    log_computed(scores.values_N[~begins_N].tolist())
+    rows, steps = scores.rows_N[~begins_N], scores.steps_N[~begins_N]
+    log_weighted(rewards.values[rows, steps][~rewards.failed[rows, steps]].tolist(), weight)

@@ -129,7 +129,7 @@ class Learner(Generic[Collected, Inputs]):
         )
         facts: Metrics = {}
         if settings.filter_rewards:
-            kept_B = _kept(rollout, rewards, weights, settings)
+            kept_B = _kept(rollout, rewards, terms, weights, settings)
             batch = batch.take(np.flatnonzero(kept_B[_stream_of_rows(rollout)]))
             facts["filtered_groups"] = float(len(np.unique(rollout.groups_B[~kept_B])))
         rate = scheduled(settings.learning_rate, settings.lr_schedule, progress)
@@ -221,18 +221,19 @@ class Learner(Generic[Collected, Inputs]):
         path = ckpt.find_checkpoint(folder)
         tensors, values = ckpt.load_checkpoint(path)
         sources, done = values["sources"], "policy and optimiser"
-        auxiliary = list(self.settings.auxiliary_losses)
-        same = tuple(sources) == self.heads and values["learner"].get("auxiliary", []) == auxiliary
+        before, auxiliary = values["learner"].get("auxiliary", []), list(self.settings.auxiliary_losses)
+        same = tuple(sources) == self.heads and before == auxiliary
         self.policy.load_tensors(ckpt.under("policy", tensors), critic=same)
         if same and self.settings.value_init_steps:  # Adam's moments would move the policy without a gradient
             done = "policy; the optimiser starts fresh, because value_init_steps trains the critic alone at first"
         elif same:
             self.optimizer.load_tensors(ckpt.under("optimizer", tensors))
         else:
-            done = (
-                "policy; the critic and the optimiser start fresh, because the sources of reward changed from "
-                f"{', '.join(sources) or 'none'} to {', '.join(self.heads) or 'none'}"
-                + (f", or the auxiliary losses to {', '.join(auxiliary)}" if auxiliary else "")
+            changes = (("sources of reward", list(sources), list(self.heads)), ("auxiliary losses", before, auxiliary))
+            done = "policy; the critic and the optimiser start fresh, because " + " and ".join(
+                f"the {what} changed from {', '.join(old) or 'none'} to {', '.join(new) or 'none'}"
+                for what, old, new in changes
+                if old != new
             )
         return f"stage 2 starts from {path}: {done}"
 
@@ -304,15 +305,20 @@ def critic_alone(policy: Any) -> Iterator[None]:
 def _kept(
     rollout: Rollout[Collected],
     rewards: Mapping[str, Rewards],
+    terms: Mapping[str, SourceTerms],
     weights: Mapping[str, float],
     settings: AlgorithmSettings,
 ) -> BoolArray:
-    """(B,) episodes of the groups that `filter_rewards` keeps, by the weighted sums of their undiscounted rewards."""
+    """(B,) episodes of the groups that `filter_rewards` keeps, by the weighted sums of their undiscounted rewards.
+
+    An episode with a failed measurement is no known member, unless `on_failure` is neutral.
+    """
     returns, known = np.zeros(len(rollout.mask)), np.asarray(rollout.mask.any(axis=1))
     for name, weight in weights.items():
         if weight:
             returns += weight * episode_scores(rewards[name].values, rollout.mask)
-            known &= ~rewards[name].failed_B
+            if terms[name].on_failure != "neutral":
+                known &= ~rewards[name].failed_B
     bounds = settings.rewards_lower_bound, settings.rewards_upper_bound
     return groups_within(returns, known, rollout.groups_B, *bounds)
 

@@ -7,7 +7,8 @@ every update the weight becomes
     weight = share / (1 - share) * O / M,
 
 within its limits, so that weight * M is `share` of the whole. While O or M is 0 (nobody earned anything yet) it stays.
-The weight of an update comes from the updates before it.
+An update in which a source is known at no step, because all of its measurements failed, is left out of the means. The
+weight of an update comes from the updates before it.
 
     weight = ShareWeight(ShareSettings(share=0.2), start=0.1)
     weight.observe(own=0.5, others=0.3)
@@ -86,11 +87,12 @@ def observe_shares(
             else _size(rewards[other].values, mask_B_T & ~rewards[other].failed)
             for other in weights
         }
-        rest = sum(abs(weights[other]) * size for other, size in sizes.items() if other != name)
-        share.observe(sizes[name], rest)
+        known = {other: size for other, size in sizes.items() if size is not None}
+        if len(known) == len(sizes):
+            rest = sum(abs(weights[other]) * size for other, size in known.items() if other != name)
+            share.observe(known[name], rest)
 
 
-def _size(values_B_T: np.ndarray, known_B_T: BoolArray) -> float:
-    """Mean absolute value where it is known; 0 where nothing is."""
-    count = int(known_B_T.sum())
-    return float(np.abs(values_B_T[known_B_T].astype(np.float64)).sum() / count) if count else 0.0
+def _size(values_B_T: np.ndarray, known_B_T: BoolArray) -> float | None:
+    """Mean absolute value where it is known; None where nothing is."""
+    return float(np.abs(values_B_T[known_B_T].astype(np.float64)).mean()) if known_B_T.any() else None

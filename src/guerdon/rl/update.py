@@ -256,10 +256,10 @@ def _loss(
     }
     total = policy_loss
     if entropy is not None:
-        everywhere = entropy.ndim == 0  # the same at every decision
-        bonus = entropy if everywhere else (entropy * weights).sum() / divisor
+        everywhere = entropy.ndim == 0  # the same at every decision: it counts once, over all parts of a gradient step
+        bonus = entropy * (weights.sum() / divisor) if everywhere else (entropy * weights).sum() / divisor
         total = total - settings.entropy_coef * bonus if settings.entropy_coef else total
-        numbers["entropy"] = float(entropy.detach()) if everywhere else share(entropy)
+        numbers["entropy"] = float(entropy.detach()) * float(mask.sum() / count) if everywhere else share(entropy)
     if "ref_log_probs" in here:
         gap = losses.kl_terms(new, here["ref_log_probs"], settings.kl_type)
         total = total + settings.kl_coef * ((gap * weights).sum() / divisor)

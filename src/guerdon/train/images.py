@@ -71,8 +71,8 @@ class TrainResult(NamedTuple):
 
     Attributes:
         save_dir: pass it as `checkpoint_path`.
-        metrics: `loss`, `accuracy` and `auroc` (or `mae`) on the validation frames, None where undefined;
-            counts of frames and episodes; `seconds`.
+        metrics: `loss`, `accuracy` and `auroc` (or `mae`) of the stored model on the validation frames, None where
+            undefined; of `calibrate`, where it was asked for; counts of frames and episodes; `seconds`.
     """
 
     save_dir: Path
@@ -335,6 +335,11 @@ def train_image_model(
     trainer = FrameTrainer(scorer, frames, settings, run.checkpoints)
     run.train(trainer)
     names = ("loss", "accuracy", "auroc") if settings.type == "resnet" else ("loss", "mae")
+    fitted: dict[str, Any] = {}
+    if isinstance(settings, ResNetTrainSettings) and settings.calibrated:
+        held, labels = frames.held, frames.targets > 0.5
+        trainer.calibrate_batch_norm()
+        fitted = calibrate(scorer, settings.normalize, frames.pixels[held], labels[held], frames.episode[held])
     found = trainer.evaluate() if frames.held.any() else {}
     if not found:
         trainer.calibrate_batch_norm()
@@ -345,11 +350,9 @@ def train_image_model(
         "best_epoch": float(best[0]) if best else None,
         "steps": trainer.state.global_step,
         **frames.counts("frames"),
+        **fitted,
         "seconds": time.perf_counter() - start,
     }
-    if isinstance(settings, ResNetTrainSettings) and settings.calibrated:
-        held, labels = frames.held, frames.targets > 0.5
-        metrics |= calibrate(scorer, settings.normalize, frames.pixels[held], labels[held], frames.episode[held])
     if trainer.is_fsdp_enabled:
         scorer = _gathered(trainer, settings)
     if trainer.is_world_process_zero():
