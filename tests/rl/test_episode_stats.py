@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from guerdon.rl.episode_stats import NEWEST, OLDEST, EpisodeStats, RewardScaler
-from guerdon.types import Rewards, Rollout
+from guerdon.types import Chunks, Rewards, Rollout
 
 
 def rollout(rewards, done, *, success=None, known=None, mask=None, failed=None, fresh=False):
@@ -158,6 +159,15 @@ def test_rewards_are_scaled_by_the_spread_of_their_return():
     assert scales == {"env": pytest.approx(returns.std())}
     scales = scaler.update(*rollout([[2, 99]], [[1, 0]], mask=[[1, 0]]))
     assert scales["env"] == pytest.approx(np.array([1, 2.5, 4, 4]).std())
+
+
+def test_returns_of_chunks_are_discounted_as_in_the_estimator():
+    happened, rewards = rollout([[1, 2, 4, 8]], [[0, 0, 0, 0]])
+    chunks = Chunks(np.array([[0, 0, 0, 1]]), np.array([[0, 1, 2, 0]]), 3)
+    happened = replace(happened, inputs=range(2), log_probs=np.zeros((2, 3), np.float32), chunks=chunks)
+    for by_chunk, returns in ((True, [1.0, 3.0, 7.0, 11.5]), (False, [1.0, 2.5, 5.25, 10.625])):
+        scales = RewardScaler({"env": 0.5}, 1, by_chunk=by_chunk).update(happened, rewards)
+        assert scales == {"env": pytest.approx(np.std(returns))}
 
 
 def test_the_scaler_survives_a_checkpoint():

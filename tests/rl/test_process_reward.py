@@ -58,6 +58,8 @@ def test_the_guides_names_are_one_source():
             "another reward.model",
         ),
         ({"process_reward_model": "perhaps"}, "process_reward_model is 'perhaps'"),
+        ({"process_reward_model": True, "sources": {"prm": None}}, "sources.prm keys of a source"),
+        ({"process_reward_model": True, "sources": "prm"}, "sources holds keys by name"),
     ],
 )
 def test_what_would_do_nothing_is_refused(given, why):

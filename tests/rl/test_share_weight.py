@@ -102,6 +102,7 @@ def test_the_log_lines_of_the_guide_say_the_weight_of_the_day(tmp_path, capsys):
         ({"combine_mode": "replace"}, "needs another reward"),
         ({"combine_mode": "add", "reward_weight_schedule": "linear_decay"}, "both change the weight"),
         ({"combine_mode": "add", "adaptive_weight": {"share": 0.5, "min_weight": 20}}, "above max_weight"),
+        ({"combine_mode": "add", "reward_weight": 11.0}, "outside its limits 0 to 10"),
     ],
 )
 def test_what_cannot_be_is_refused(given, why):

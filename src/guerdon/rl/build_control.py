@@ -77,7 +77,9 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         algorithm,
         seed=runner.seed,
         heads=collector.heads,
-        scaler=RewardScaler(gammas, study.env.num_envs) if algorithm.normalize_rewards else None,
+        scaler=RewardScaler(gammas, study.env.num_envs, by_chunk=algorithm.by_chunk)
+        if algorithm.normalize_rewards
+        else None,
         shares={name: one.share for name, one in terms.items() if one.share is not None},
     )
     if fresh and runner.resume_dir:
@@ -170,7 +172,7 @@ def check_bounds(algorithm: ControlAlgorithmSettings, payable: tuple[float, floa
         ("rewards_lower_bound", lower, lower is None or low < lower <= high),
         ("rewards_upper_bound", upper, upper is None or low <= upper < high),
     ):
-        if not separates:
+        if bound is not None and not separates:
             raise ConfigError(
                 f"algorithm.{key} is {bound:g}, but the weighted rewards of an episode add up to between {low:g} and "
                 f"{high:g}, so that it keeps all groups or none: bounds are in the unit of the reward; change them "

@@ -269,23 +269,30 @@ def correlation(a_E: np.ndarray, b_E: np.ndarray) -> float | None:
 
 
 class RewardScaler:
-    """Running standard deviation of each source's discounted return, to divide its rewards by."""
+    """Running standard deviation of each source's discounted return, to divide its rewards by.
 
-    def __init__(self, gammas: Mapping[str, float], num_streams: int) -> None:
-        self._gammas = dict(gammas)
+    Args:
+        gammas: source to its discount.
+        num_streams: of a rollout.
+        by_chunk: of a policy of chunks, discounts are per decision, as in the estimator; False: per action.
+    """
+
+    def __init__(self, gammas: Mapping[str, float], num_streams: int, *, by_chunk: bool = True) -> None:
+        self._gammas, self._by_chunk = dict(gammas), by_chunk
         self._returns = {name: np.zeros(num_streams) for name in gammas}
         self._stats = {name: RunningMeanStd() for name in gammas}
 
     def update(self, rollout: Rollout[Inputs], rewards: Mapping[str, Rewards]) -> dict[str, float]:
         """Take in a rollout; the divisor of each source for it."""
         ends = rollout.done | lost_at(rollout)
+        inside = np.zeros_like(ends) if rollout.chunks is None or not self._by_chunk else rollout.chunks.slot > 0
         for name, gamma in self._gammas.items():
             if rollout.fresh:
                 self._returns[name][:] = 0.0
             seen = []
             for t in range(rollout.mask.shape[1]):
                 alive = rollout.mask[:, t]
-                grown = self._returns[name] * gamma + rewards[name].values[:, t]
+                grown = self._returns[name] * np.where(inside[:, t], 1.0, gamma) + rewards[name].values[:, t]
                 self._returns[name] = np.where(alive, grown, self._returns[name])
                 seen.append(self._returns[name][alive])
                 self._returns[name] = np.where(ends[:, t], 0.0, self._returns[name])

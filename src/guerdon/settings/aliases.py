@@ -86,7 +86,10 @@ def prm_words(given: dict[str, Any], source_keys: set[str]) -> dict[str, Any]:
         return rest
     if rest.get("use_reward_model") is False:
         raise ValueError("process_reward_model: true contradicts use_reward_model: false; remove one of them")
-    sources = dict(rest.pop("sources", None) or {})
+    sources = rest.pop("sources", None) or {}
+    if not isinstance(sources, dict) or not isinstance(sources.get("prm", {}), dict):
+        raise ValueError("with process_reward_model, sources holds keys by name, and sources.prm keys of a source")
+    sources = dict(sources)
     own = {**sources.pop("prm", {}), **{key: rest.pop(key) for key in source_keys & rest.keys()}}
     if "reward_weight" in own and "prm_reward_weight" in words:
         raise ValueError("reward_weight and prm_reward_weight are two names of one thing; give one of them")

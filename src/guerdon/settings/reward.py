@@ -209,6 +209,12 @@ class SourceSettings(Settings):
             raise ValueError(f"cache is of the values of single frames, which {what} does not have; remove it")
         if self.adaptive_weight is not None and "reward_weight_schedule" in given:
             raise ValueError("adaptive_weight and reward_weight_schedule both change the weight; remove one of them")
+        limits = self.adaptive_weight
+        if limits is not None and not limits.min_weight <= self.reward_weight <= limits.max_weight:
+            raise ValueError(
+                f"reward_weight {self.reward_weight:g}, the start of adaptive_weight, is outside its limits "
+                f"{limits.min_weight:g} to {limits.max_weight:g}"
+            )
         if self.use_negative_reward and "fail_reward" in given:
             raise ValueError("use_negative_reward sets fail_reward to -success_reward; give one of the two")
         return self
