@@ -92,7 +92,7 @@ def test_keys_and_bounds_that_do_not_fit_are_refused_before_the_first_step(tmp_p
         start(chunk_study(tmp_path, params={"chunk": 1}, algorithm={**PPO, "reward_type": "chunk_level"}))
     bounds = {"filter_rewards": True, "rewards_lower_bound": 0.5, "rewards_upper_bound": 4.5}
     sparse = {"num_envs": 4, "native_reward": "sparse", "end_on_success": True}
-    with pytest.raises(ConfigError, match=r"rewards_upper_bound is 4\.5, .* between 0 and 1:"):
+    with pytest.raises(ConfigError, match=r"rewards_upper_bound is 4\.5, .* between 0 and 1,"):
         start(chunk_study(tmp_path, env=sparse, algorithm={**GRPO, **bounds}))
     judged = {
         **REWARD,
