@@ -2,17 +2,25 @@
 
 import os
 import signal
+import sys
 
 import gymnasium
 import numpy as np
 
+from guerdon.errors import ConfigError
+
 ID = "fragile:guerdon-tests/Fragile-v0"
 WAYS = {
+    "exits": "simulator_died",
     "dies": "simulator_died",
     "stops": "simulator_hung",
     "nan": "simulator_non_finite",
     "raises": "simulator_raised",
 }
+
+
+class Refused(ConfigError):
+    """One of guerdon's errors, of a class of a user's own."""
 
 
 class Fragile(gymnasium.Env):
@@ -46,12 +54,16 @@ class Fragile(gymnasium.Env):
             if marker:
                 open(marker, "w").close()
             match way:
+                case "exits":
+                    sys.exit(3)
                 case "dies":
                     os.kill(os.getpid(), signal.SIGKILL)
                 case "stops":
                     os.kill(os.getpid(), signal.SIGSTOP)
                 case "raises":
                     raise RuntimeError("the gripper fell off")
+                case "refuses":
+                    raise Refused("the gripper is not licensed")
                 case "nan":
                     return np.full(2, np.nan, np.float32), 0.0, False, False, {"success": False}
         over = self.age == self.length

@@ -93,6 +93,7 @@ def test_a_broken_simulator_costs_its_own_episode(way):
     failed = [(t, i, why) for t, one in enumerate(others) for i, why in one.failures.items()]
     assert [(t, i, why.reason) for t, i, why in failed] == [(6, 1, WAYS[way])], "at age 2 of its second episode"
     assert way != "raises" or "the gripper fell off" in failed[0][2].detail
+    assert way != "exits" or failed[0][2].detail == "exit status 3"
     assert world.env.restarts == 1
     for t, (one, other) in enumerate(zip(taken, others, strict=True)):  # the neighbour notices nothing
         for name in PARTS:
@@ -114,6 +115,10 @@ def test_copies_in_one_process_break_together():
     taken = stepped(world, 3)
     assert [sorted(one.failures) for one in taken] == [[], [], [0, 1], []]
     assert taken[3].mask.all()
+    os.kill(world.env.pids[1], signal.SIGKILL)
+    assert world.save_state(2) is None
+    with pytest.raises(SimulatorError, match="reset it before"):
+        world.load_state(3, None)
     world.close()
 
 
@@ -142,6 +147,30 @@ def test_a_simulator_that_cannot_start_stops_the_run_and_shows_its_messages():
         build_world(given, seed=0)
     with pytest.raises(ConfigError, match="wndow-close"):
         build_world(MetaWorldSettings(task="wndow-close", num_envs=1, vectorization="async"), seed=0)
+
+
+def test_an_exception_leaves_no_answer_for_the_next_request():
+    world = build_world(settings(breaks={seed_of(0, 0): "refuses"}), seed=0)
+    world.reset()
+    world.step(np.zeros((2, 2)))
+    with pytest.raises(SimulatorError, match="the gripper is not licensed"):
+        world.step(np.zeros((2, 2)))
+    assert list(world.step(np.zeros((2, 2))).failures) == [1], "its answer to the step before was not read"
+    assert world.reset().observations[:, 0].tolist() == [0, 0]
+    assert world.step(np.zeros((2, 2))).observations[:, 0].tolist() == [1, 1]
+    world.close()
+
+
+def test_a_neighbour_that_is_lost_at_a_reset_keeps_its_last_observation():
+    world = build_world(settings(num_envs_per_process=2), seed=0)
+    start = world.reset().observations
+    world.step(np.zeros((2, 2)))
+    os.kill(world.env.pids[0], signal.SIGKILL)
+    shown, _ = world.env.reset(seed=[5, None], options={"reset_mask": np.array([True, False])})
+    assert shown[:, 0].tolist() == [0, 1], "a checkpoint of this moment can be replayed"
+    assert shown[1, 1] == start[1, 1]
+    assert list(world.step(np.zeros((2, 2))).failures) == [1]
+    world.close()
 
 
 def test_evaluation_repeats_an_episode_and_then_leaves_it_out(tmp_path):

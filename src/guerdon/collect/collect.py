@@ -253,12 +253,17 @@ def _calibration_errors(share: ActorShare, shape: tuple[int, ...], rng: np.rando
     return errors
 
 
-def _labeler(world: World, env: WorldSettings, limit: int | None) -> Callable[[int], int] | None:
-    """Continuation labels of copies, if they are wanted."""
+def _labeler(world: World, env: WorldSettings, limit: int | None) -> Callable[[int], int | None] | None:
+    """Continuation labels of copies, if they are wanted; None of one whose simulator broke."""
     if limit is None:
         return None
     continuations = Continuations(env, limit)
-    return lambda index: continuations.steps_left(world.save_state(index))
+
+    def label(index: int) -> int | None:
+        state = world.save_state(index)
+        return None if state is None else continuations.steps_left(state)
+
+    return label
 
 
 def _actor_maker(share: ActorShare, world: World, study: Study, policy: RobotPolicy | None) -> Callable[[], Act]:

@@ -76,7 +76,7 @@ class Recorder:
     prefix: str = "episode"
     seed: int = 0
     limit: int | None = None
-    label: Callable[[int], int] | None = None
+    label: Callable[[int], int | None] | None = None
     hold: bool = False
     kept: int = field(default=0, init=False)
 

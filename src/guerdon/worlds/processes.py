@@ -39,6 +39,7 @@ from guerdon.worlds.eye import stacked
 ATTEMPTS = 3  # of a process to start, to begin an episode or to draw, one after the other
 _CHUNK = 8  # pictures asked for at a time
 _LAST_LINES = 12  # of a process's messages in an error
+_ENDING = 1.0  # seconds that a process without a line has to end by itself, which gives its exit status
 _CLOSING = 5.0  # seconds that all processes together have to end by themselves
 
 
@@ -48,6 +49,7 @@ class _Process:
     Attributes:
         copies: which.
         facts: what it said of its copies when it was ready; None: it is starting.
+        asked: there is a message that was not answered yet.
     """
 
     def __init__(self, settings: WorldSettings, copies: range, seed: int) -> None:
@@ -58,6 +60,7 @@ class _Process:
     def start(self) -> None:
         """Start it, without waiting until it is ready."""
         self.facts: dict[str, Any] | None = None
+        self.asked = False
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `kill`)
         ours, theirs = socket.socketpair()
         limit = struct.pack("ll", int(self._order[0].step_timeout) + 1, 0)
@@ -78,6 +81,9 @@ class _Process:
 
     def send(self, message: Any) -> Failure | None:
         """Send a message; why that failed."""
+        if self.asked:  # an exception came before its answer, which would be taken for the one to this message
+            return Failure("simulator_hung", "its last answer was not waited for")
+        self.asked = True
         try:
             self._line.send(message)
         except OSError as error:
@@ -94,18 +100,21 @@ class _Process:
             if not self._line.poll(max(0.0, deadline - time.monotonic())):
                 return None, Failure("simulator_hung", "no answer in time")
             kind, answer = self._line.recv()
+            self.asked = False
         except (EOFError, OSError) as error:
             return None, self._why(error)
         if kind == "refused":
             name, text = answer
-            raise getattr(errors, name)(text)
+            raise getattr(errors, name, SimulatorError)(text)
         return (None, Failure("simulator_raised", answer)) if kind == "raised" else (answer, None)
 
     def _why(self, error: Exception) -> Failure:
         if isinstance(error, BlockingIOError):
             return Failure("simulator_hung", "it stopped within a message")
-        self.process.kill()  # its end of the line is closed
-        code = self.process.wait()
+        try:  # its end of the line is closed
+            code = self.process.wait(_ENDING)
+        except subprocess.TimeoutExpired:
+            return Failure("simulator_died", "it closed the line and did not end")
         how = f"exit status {code}" if code >= 0 else f"signal {-code} ({signal.Signals(-code).name})"
         last = self.last_lines(1)
         return Failure("simulator_died", f"{how}: {last}" if last else how)
@@ -223,7 +232,8 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
                 if np.isfinite(observations).all():
                     copies, mask = self._processes[k].copies, requests[k][2]
                     shown = self._observations[copies.start : copies.stop, ..., : observations.shape[-1]]
-                    shown[mask] = observations[mask]
+                    begun = mask & wanted[copies.start : copies.stop]  # the others' episodes are lost, see `step`
+                    shown[begun] = observations[begun]
                     self._stepped[copies.start : copies.stop][mask] = False
                     self._replaced.discard(k)
                     waiting.remove(k)
@@ -323,8 +333,14 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         return self._ask(requests, self._step_seconds).get(k)
 
     def load_state(self, index: int, state: Any) -> None:
-        """Bring copy `index` to a saved state, of a world of the same settings."""
+        """Bring copy `index` to a saved state, of a world of the same settings.
+
+        Raises:
+            SimulatorError: its simulator broke; it needs a reset.
+        """
         k = self._process_of[index]
+        if k in self._replaced:
+            raise SimulatorError(f"the simulator of copy {index} broke: reset it before a state is loaded")
         self._ask({k: ("load_state", index - self._processes[k].copies.start, state)}, self._step_seconds)
 
     def close_extras(self, **kwargs: Any) -> None:
