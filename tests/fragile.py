@@ -54,6 +54,8 @@ class Fragile(gymnasium.Env):
             if marker:
                 open(marker, "w").close()
             match way:
+                case "talks":
+                    print("warning " * 200_000, flush=True)
                 case "exits":
                     sys.exit(3)
                 case "dies":

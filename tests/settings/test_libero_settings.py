@@ -119,3 +119,5 @@ def test_trials_of_each_task_are_evaluation_episodes():
     assert Study.model_validate(yaml.safe_load(config.to_yaml(study))).runner.eval_episodes == 10
     with pytest.raises(ValidationError, match=r"means runner\.eval_episodes 10, not 7"):
         Study.model_validate({"env": env, "runner": {"eval_episodes": 7}})
+    with pytest.raises(ValidationError, match="task_ids"):
+        Study.model_validate({"env": {**env, "task_ids": 3}})

@@ -161,6 +161,13 @@ def test_an_exception_leaves_no_answer_for_the_next_request():
     world.close()
 
 
+def test_messages_of_a_process_do_not_fill_the_disk():
+    world = build_world(settings(1, {seed_of(0, 0, 1): "talks"}), seed=0)
+    stepped(world, 3)
+    assert os.fstat(world.env._processes[0]._said.fileno()).st_size == 0
+    world.close()
+
+
 def test_a_neighbour_that_is_lost_at_a_reset_keeps_its_last_observation():
     world = build_world(settings(num_envs_per_process=2), seed=0)
     start = world.reset().observations

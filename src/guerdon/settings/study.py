@@ -230,7 +230,9 @@ class Study(Settings):
         env = given.get("env")
         trials = env.get("num_trials_per_task") if isinstance(env, dict) else None
         if isinstance(trials, int) and isinstance(env, dict) and isinstance(runner, dict):
-            filled["runner"] = {"eval_episodes": trials * len(env.get("task_ids") or (0,)), **runner}
+            given_ids = env.get("task_ids")
+            tasks = len(given_ids) if given_ids and isinstance(given_ids, list | tuple) else 1
+            filled["runner"] = {"eval_episodes": trials * tasks, **runner}
         return filled
 
     @model_validator(mode="before")

@@ -39,6 +39,7 @@ from guerdon.worlds.eye import stacked
 ATTEMPTS = 3  # of a process to start, to begin an episode or to draw, one after the other
 _CHUNK = 8  # pictures asked for at a time
 _LAST_LINES = 12  # of a process's messages in an error
+_MESSAGES = 2**20  # bytes of messages, after which earlier ones are dropped
 _ENDING = 1.0  # seconds that a process without a line has to end by itself, which gives its exit status
 _CLOSING = 5.0  # seconds that all processes together have to end by themselves
 
@@ -84,6 +85,9 @@ class _Process:
         if self.asked:  # an exception came before its answer, which would be taken for the one to this message
             return Failure("simulator_hung", "its last answer was not waited for")
         self.asked = True
+        if os.fstat(self._said.fileno()).st_size > _MESSAGES:
+            self._said.seek(0)  # the process writes where this file stands
+            self._said.truncate()
         try:
             self._line.send(message)
         except OSError as error:
