@@ -16,7 +16,7 @@ from guerdon.models.load import load_reward_model
 from guerdon.settings.study import Study
 from guerdon.settings.train import ResNetTrainSettings
 from guerdon.train.calibration import Scaling, calibrate, fit_scaling, fold_scaling
-from guerdon.train.images import train_image_model
+from guerdon.train.images import held_out_episodes, label_rows, train_image_model
 from guerdon.types import Episode
 
 
@@ -124,6 +124,22 @@ def settings(folder, **given):
         max_steps=40, learning_rate=1e-3, tensorboard=False, augment=False, within_steps=4, seed=0, val_split=0.4,
         **given,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("within", [None, 4])
+def test_held_out_episodes_are_found_again_where_success_is_lost_again(within):
+    """Also where none of the rows that were drawn is a success."""
+    how = ResNetTrainSettings(
+        data_path="x", save_dir="y", num_samples_per_episode=3, val_split=0.3, within_steps=within, seed=0
+    )
+    episodes = []
+    for n in range(12):
+        success = np.zeros(20, bool)
+        success[8:10], success[-1] = n < 6, n == 11
+        frames, zeros = np.zeros((20, 4, 4, 3), np.uint8), np.zeros(20, np.float32)
+        episodes.append(Episode(f"e{n}", "go", frames=frames, actions=zeros[:, None], rewards=zeros, success=success))
+    rows = label_rows(episodes, how, lambda episode, drawn: None)
+    assert {rows.episode_ids[i] for i in rows.episode[rows.held]} == held_out_episodes(episodes, how)
 
 
 @pytest.mark.slow

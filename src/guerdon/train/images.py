@@ -181,7 +181,7 @@ def label_rows(
     Raises:
         DataError: no usable episode at all.
     """
-    targets, positive, rows, ids, skipped = [], [], [], [], 0
+    targets, positive, rows, ids, succeeded, skipped = [], [], [], [], [], 0
     for episode in episodes:
         target_T = row_targets(episode, settings)
         if target_T is None or (needs_task and not episode.task.strip()):
@@ -195,15 +195,14 @@ def label_rows(
         positive.append(np.broadcast_to(success, len(drawn)))
         rows.append(drawn)
         ids.append(episode.id)
+        succeeded.append(bool(np.nanmax(target_T) > 0))  # by all rows, as `held_out_episodes` finds them again
     if not ids:
         raise DataError(
             no_labels(skipped, "frames, a task and success labels" if needs_task else "frames and success labels")
         )
     owner = np.repeat(np.arange(len(ids)), [len(drawn) for drawn in rows])
     positive_N = np.concatenate(positive)
-    succeeded = np.zeros(len(ids), bool)
-    succeeded[owner[positive_N]] = True
-    held = held_out(ids, succeeded, settings.val_split, settings.seed)[owner]
+    held = held_out(ids, np.array(succeeded, bool), settings.val_split, settings.seed)[owner]
     return LabelledRows(np.concatenate(targets), positive_N, held, owner, np.concatenate(rows), tuple(ids), skipped)
 
 
