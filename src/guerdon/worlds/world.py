@@ -478,9 +478,9 @@ class World:
         plain, where = info.get(key), info.get(f"_{key}")
         whole = self.mode is not AutoresetMode.SAME_STEP and (where is None or where.all())
         if whole and isinstance(plain, np.ndarray) and plain.dtype.kind in "bif" and plain.ndim == 1:
-            known = mask & ~np.isnan(plain)
+            known = mask & np.isfinite(plain)
             self._reported |= bool(known.any())
-            return np.asarray((plain > 0) & mask), known
+            return np.asarray((plain > 0) & known), known
         reports = [self._success_of(info, ended, i) if mask[i] else None for i in range(self.num_envs)]
         self._reported |= any(s is not None for s in reports)
         return np.array([s is True for s in reports]), np.array([s is not None for s in reports])
