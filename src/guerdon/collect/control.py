@@ -440,7 +440,10 @@ def _evaluated(
     if policy.in_parts:  # decisions in episodes that were lost are none of the rollout
         order = order[~lost_B_T[due_B_T]]
         if not len(order):
-            raise SimulatorError(f"the simulators broke in every episode of a rollout ({acted.failures[0][2]})")
+            raise SimulatorError(
+                f"the simulators broke in every episode of a rollout ({acted.failures[0][2]}), so that a policy of "
+                "chunks has nothing to learn from: go on from the last checkpoint with --resume"
+            )
         due_B_T, slot_B_T = due_B_T & ~lost_B_T, np.where(lost_B_T, -1, slot_B_T)
     stream_R, _ = np.nonzero(due_B_T)  # decisions stream by stream, in order of time
     inputs = ControlInputs(np.concatenate(acted.observations)[order], np.concatenate(acted.records)[order])
