@@ -23,6 +23,15 @@ class Refused(ConfigError):
     """One of guerdon's errors, of a class of a user's own."""
 
 
+def is_first(marker):
+    """Whether no process made the file before this one did."""
+    try:
+        os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
 class Fragile(gymnasium.Env):
     """Observes how far it is in the episode and the episode's first number; the reward is the age.
 
@@ -50,9 +59,7 @@ class Fragile(gymnasium.Env):
     def step(self, action):
         self.age += 1
         way, _, marker = self.way.partition(" once ")
-        if way and self.age == self.age_of_break and not (marker and os.path.exists(marker)):
-            if marker:
-                open(marker, "w").close()
+        if way and self.age == self.age_of_break and (not marker or is_first(marker)):
             match way:
                 case "talks":
                     print("warning " * 200_000, flush=True)

@@ -154,8 +154,8 @@ class ControlReward(ModelReward[ControlInputs]):
     def _scores(self, segments: Sequence[Segment]) -> list[tuple[Segment, list[int], list[Score], BoolArray]]:
         """Of every segment the rows that are scored, their scores, and (R,) which are values of other frames.
 
-        There is one score for each row, or one for all of them: a local model of single frames gets each as an episode
-        of its own, so that a failure is of one frame. The model is called once for all segments.
+        There is one score for each row, or one for all of them: a model of single frames gets each as an episode of its
+        own, so that a failure is of one frame. The model is called once for all segments.
         """
         observes = self.observes
         chosen = [np.flatnonzero(observes.selects(s.rows_F, s.last_F)).tolist() for s in segments]
@@ -190,9 +190,9 @@ class ControlReward(ModelReward[ControlInputs]):
 
     @property
     def _framewise(self) -> bool:
-        """Whether frames are scored one by one: the model looks at one, in this process or behind a cache."""
-        info, local = self.model.info, self.settings.remote is None or self.settings.cache is not None
-        return not self._whole and info.modality == "image" and info.frames_needed == 1 and local
+        """Whether frames are scored one by one, because the model looks at one at a time."""
+        info = self.model.info
+        return not self._whole and info.modality == "image" and info.frames_needed == 1
 
     def _whole_episode(self, segment: Segment, rows: list[int], frames: ByteArray) -> ByteArray:
         """All frames of an episode that ended with a scored row; of another none, they are kept for later."""
