@@ -1,4 +1,4 @@
-"""Videos of a run's training episodes: every frame beside a panel with what was decided, measured and paid.
+"""Videos of a run's training episodes: every frame next to a panel with what was decided, measured and paid.
 
 A sample of the episodes is filmed by the collector (`runner.save_video`). Panels are drawn and videos are encoded in a
 thread of their own, one episode after the other; a file has its name once it is whole, so that a killed run leaves no
@@ -40,7 +40,7 @@ WAITING = 4
 
 @dataclass
 class _Shot:
-    """A frame of an episode, and the words beside it."""
+    """A frame of an episode, and the text next to it."""
 
     frame: ByteArray
     lines: list[str]
