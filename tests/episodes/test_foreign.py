@@ -125,6 +125,9 @@ def test_several_cameras_need_a_choice(tmp_path):
         read_episodes(tmp_path)
     third = list(read_episodes(tmp_path, camera="wrist"))[2]
     assert third.frames[:, 0, 0, 0].tolist() == [105, 106, 107, 108]
+    both = list(read_episodes(tmp_path, camera="top", views=["wrist"]))[2]
+    assert both.frames[:, 0, 0, 0].tolist() == [5, 6, 7, 8]
+    assert np.array_equal(both.views["wrist"], third.frames)
     assert next(read_episodes(tmp_path, with_frames=False)).frames is None
     assert summarize(tmp_path).cameras == ("top", "wrist")
 

@@ -6,18 +6,21 @@ huggingface/lerobot at 7427f318, with the SmolVLM of transformers. The files are
 """
 
 import json
+import sys
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from vla_models import observations
 
-from guerdon.errors import CheckpointError, ConfigError
+from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError
 from guerdon.policies.control import build_policy, load_policy, save_policy
 from guerdon.policies.vla import published
+from guerdon.policies.vla.policy import quantize
 from guerdon.policies.vla.prismatic import PrismaticNetwork
+from guerdon.policies.vla.token import TokenVLA
 from guerdon.policies.vla.vision import DinoSiglipTowers, ViTSize
 from guerdon.settings.vla_policy import VLAPolicySettings
 
@@ -192,6 +195,126 @@ def test_adapters_on_a_checkpoint_are_stored_without_it(tmp_path, small_towers):
         plain.act(seen, np.random.default_rng(0), greedy=True).values,
         policy.act(seen, np.random.default_rng(0), greedy=True).values,
     )
+
+
+def adapter_by_peft(folder, tensors, targets, **changes):
+    """An adapter as peft writes it, on modules of these names; and their weights with it merged in, by peft."""
+    import peft
+
+    root = torch.nn.Module()
+    for name, weight in tensors.items():
+        path, _, leaf = name.rpartition(".")
+        if leaf != "weight" or weight.ndim not in (2, 4):
+            continue
+        *parents, last = path.split(".")
+        place = root
+        for parent in parents:
+            if parent not in dict(place.named_children()):
+                place.add_module(parent, torch.nn.Module())
+            place = place.get_submodule(parent)
+        out, into, *kernel = weight.shape
+        layer = torch.nn.Conv2d(into, out, kernel, bias=False) if kernel else torch.nn.Linear(into, out, bias=False)
+        layer.weight.data = weight.clone()
+        place.add_module(last, layer)
+    model = peft.get_peft_model(root, peft.LoraConfig(r=3, lora_alpha=8, target_modules=targets, **changes))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".lora_" in name:
+                parameter.normal_()
+    model.save_pretrained(folder)
+    return {name: value for name, value in model.merge_and_unload().state_dict().items() if name in tensors}
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_adapters_of_peft_are_merged(rslora, tmp_path, small_towers):
+    tensors = filled(openvla_shapes())
+    folder = write_openvla(tmp_path / "vla", tensors)
+    targets = ["up_proj", "q_proj", "patch_embed.proj", "qkv", "lm_head", "fc2"]
+    merged = adapter_by_peft(tmp_path / "lora", tensors, targets, use_rslora=rslora)
+    keys = {"num_action_chunks": 2, "load_adapter_checkpoint": str(tmp_path / "lora"), "heads": ("env",)}
+    policy, seen = read(folder, **keys), observations(2)
+    own = policy.model.state_dict()
+    changed = 0
+    for name, value in own.items():
+        published = name.replace("language_model.", "language_model.model.", 1)
+        if name == "action_head.weight":
+            wanted = merged["language_model.lm_head.weight"][VOCABULARY - 256 : VOCABULARY].flip(0)
+        else:
+            wanted = merged.get(published, tensors[published])
+            changed += not torch.equal(wanted, tensors[published])
+        assert torch.allclose(value, wanted, atol=1e-5), name
+    assert changed > 5
+    (tmp_path / "lora" / "dataset_statistics.json").write_text(
+        json.dumps({"libero_10_no_noops": {"action": {"q01": [0] * 3, "q99": [4] * 3}}})
+    )
+    policy = read(folder, use_lora=True, lora_rank=2, **keys)
+    assert policy.executed(torch.ones(1, 2, 3))[0, 0] == pytest.approx([4, 4, 4]), (
+        "those that the adapter was made with"
+    )
+    save_policy(policy, tmp_path / "saved")
+    assert np.array_equal(
+        load_policy(tmp_path / "saved").act(seen, np.random.default_rng(0)).values,
+        policy.act(seen, np.random.default_rng(0)).values,
+    )
+
+
+def test_adapters_that_do_not_fit_are_refused(tmp_path, small_towers):
+    tensors = filled(openvla_shapes())
+    folder = write_openvla(tmp_path / "vla", tensors)
+    lora = tmp_path / "lora"
+    adapter_by_peft(lora, tensors, ["up_proj"])
+    config, stored = json.loads((lora / "adapter_config.json").read_text()), lora / "adapter_model.safetensors"
+    weights = load_file(stored)
+    first = min(weights)
+    cases = {
+        "use_dora is True": ({**config, "use_dora": True}, weights),
+        "peft_type is LOHA": ({**config, "peft_type": "LOHA"}, weights),
+        "has no other half": (config, {k: v for k, v in weights.items() if k != first}),
+        "belongs to no weight": (config, {k.replace("layers.1", "layers.9"): v for k, v in weights.items()}),
+        "has shapes": (config, {**weights, first: torch.zeros(3, 5)}),
+        "is not finite": (config, {**weights, first: torch.full_like(weights[first], float("nan"))}),
+    }
+    for said, (changed, tensors) in cases.items():
+        (lora / "adapter_config.json").write_text(json.dumps(changed))
+        save_file(tensors, stored)
+        with pytest.raises(CheckpointError, match=said):
+            read(folder, load_adapter_checkpoint=str(lora))
+    stored.unlink()
+    with pytest.raises(CheckpointError, match=r"has no adapter_model\.safetensors"):
+        read(folder, load_adapter_checkpoint=str(lora))
+
+
+QUANTIZED = {"heads": ("env",), "use_lora": True, "lora_rank": 2, "num_action_chunks": 2}
+
+
+def test_frozen_weights_may_be_in_4_bits(tmp_path, small_towers):
+    pytest.importorskip("bitsandbytes")
+    folder, seen = write_openvla(tmp_path / "vla", filled(openvla_shapes())), observations(2)
+    exact, settings = read(folder, **QUANTIZED), {**QUANTIZED, "use_quantization": True, "vla_path": str(folder)}
+    settings = VLAPolicySettings(value_hidden=(4,), **{k: v for k, v in settings.items() if k != "heads"})
+    parts = published.read_openvla(settings, actions=3, proprio_size=0)
+    quantize(parts.network, TokenVLA.heads_left_alone, torch.float32)
+    policy = TokenVLA(settings, *parts, ("env",)).to("cpu")
+    frozen = policy.model.language_model.layers[0].mlp.up_proj.base_layer.weight
+    assert frozen.dtype == torch.uint8
+    assert frozen.numel() == WIDTH * 24 // 2
+    assert policy.model.action_head.weight.dtype == torch.float32
+    record = exact.act(seen, np.random.default_rng(0)).record
+    found = policy.evaluate(policy.inputs(seen, record))
+    assert torch.allclose(found.log_probs, exact.evaluate(exact.inputs(seen, record)).log_probs, atol=0.5)
+    found.log_probs.sum().backward()
+    assert all(p.grad is not None for name, p in policy.named_parameters() if ".lora_B." in name)
+    assert policy.tensors().keys() == exact.tensors().keys(), "what is frozen is not stored"
+
+
+def test_4_bits_need_a_gpu_and_bitsandbytes(tmp_path, small_towers, monkeypatch):
+    folder = write_openvla(tmp_path / "vla", filled(openvla_shapes()))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="needs a GPU"):
+        read(folder, use_quantization=True, **QUANTIZED)
+    monkeypatch.setitem(sys.modules, "bitsandbytes.nn", None)
+    with pytest.raises(MissingDependencyError, match="pip install bitsandbytes"):
+        quantize(torch.nn.Linear(2, 2), (), torch.float32)
 
 
 def test_frozen_weights_may_be_in_bfloat16(tmp_path, small_towers):
@@ -415,6 +538,25 @@ def test_smolvla(tmp_path):
     }
     other = read(write_smolvla(tmp_path / "old", {**tensors, **older}, statistics={}), vlm_path=str(vlm), **keys)
     assert np.array_equal(other.act(seen, np.random.default_rng(0)).values, action.values)
+
+
+def test_smolvla_acts_as_lerobot_does(tmp_path):
+    """What LeRobot's `VLAFlowMatching.sample_actions` at 7427f318 makes of these weights, pictures and noise."""
+    vlm = str(write_vlm(tmp_path / "vlm"))
+    keys = {"family": "flow", "num_steps": 3, "num_action_chunks": 6, "use_proprio": True, "measured": 3}
+    folder = write_smolvla(tmp_path / "vla", filled(smolvla_shapes()))
+    policy = read(folder, vlm_path=vlm, num_images_in_input=2, **keys)
+    inputs = policy.inputs(observations(3, tasks=("open it", "close the window"), cameras=2))
+    x = torch.randn(3, 6, 32, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        prefix = policy.model.read(policy.pixels(inputs), inputs)
+        for step in range(3):
+            velocity, _ = policy.model.velocity(prefix, x, torch.full((3,), 1 - step / 3))
+            x = x - velocity / 3
+    assert x[:, 5, :3].numpy() == pytest.approx(
+        np.array([[0.1217223, -0.2640710, -1.1031299], [-0.1009055, 0.6162619, 0.3326150],
+                  [0.0623885, 1.0847347, 0.0874146]]), abs=1e-5,
+    )  # fmt: skip
 
 
 def test_smolvla_that_does_not_fit_is_refused(tmp_path):

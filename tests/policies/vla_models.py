@@ -19,10 +19,12 @@ def policy_of(heads=("env",), proprioception_size=3, space=SPACE, seed=0, tiny=N
     )  # fmt: skip
 
 
-def observations(count=4, size=16, measured=3, seed=0, tasks=("close the window", "open it")):
+def observations(count=4, size=16, measured=3, seed=0, tasks=("close the window", "open it"), cameras=1):
     """Random pictures with instructions of different lengths."""
     rng = np.random.default_rng(seed)
-    columns = [("proprioception", np.float32, (measured,)), ("task", "U40"), ("frames", np.uint8, (size, size, 3))]
+    views = (cameras,) if cameras > 1 else ()
+    columns = [("proprioception", np.float32, (measured,)), ("task", "U40")]
+    columns += [("frames", np.uint8, (*views, size, size, 3))]
     rows = np.zeros(count, np.dtype(columns))
     rows["frames"] = rng.integers(0, 256, rows["frames"].shape)
     rows["proprioception"] = rng.normal(size=(count, measured))

@@ -52,11 +52,13 @@ def test_options_of_the_policy():
     policy = study(
         "policy.type=vla", "vla_path=openvla/openvla-7b", "use_lora=true", "lora_rank=16", "lora_dropout=0.1",
         "center_crop=true", "temperature=1.5", "load_adapter_checkpoint=runs/clone",
+        "use_quantization=true",
     ).policy  # fmt: skip
     assert (policy.vla_path, policy.use_lora, policy.lora_rank, policy.lora_dropout, policy.center_crop) == (
         "openvla/openvla-7b", True, 16, 0.1, True,
     )  # fmt: skip
-    assert (policy.decoding.temperature, policy.checkpoint) == (1.5, "runs/clone")
+    assert (policy.decoding.temperature, policy.load_adapter_checkpoint) == (1.5, "runs/clone")
+    assert policy.use_quantization
     with pytest.raises(ConfigError, match="type: vla"):
         study("vla_path=openvla/openvla-7b")
 

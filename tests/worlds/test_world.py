@@ -8,7 +8,7 @@ from guerdon.errors import CheckpointError, ConfigError, NonFiniteError
 from guerdon.settings.world import GymnasiumSettings, MetaWorldSettings
 from guerdon.worlds.build import build_world
 from guerdon.worlds.gymnasium_env import RenderEye, make_gymnasium_env
-from guerdon.worlds.world import World
+from guerdon.worlds.world import FramesDue, ObservationSpec, World
 
 MODES = ("disabled", "next_step", "same_step")
 
@@ -186,6 +186,37 @@ def test_a_replay_that_does_not_arrive_is_an_error():
     state["observations"] = state["observations"] + 1
     with pytest.raises(CheckpointError, match="did not come back"):
         other.load_state_dict(state)
+
+
+class TwoCameras:
+    """Pictures of one colour: the copy's number plus 1, by the second camera plus 101."""
+
+    size, cameras = (4, 4), ("scene", "wrist")
+
+    def look(self, index):
+        return index + 1
+
+    def render(self, looks, camera=None):
+        return np.stack([np.full((4, 4, 3), look + 100 * (camera == "wrist"), np.uint8) for look in looks])
+
+    def close(self):
+        pass
+
+
+def test_a_policy_may_observe_two_cameras():
+    world = corridor_world()
+    world.eye = TwoCameras()
+    world.reset()
+    world.show(ObservationSpec(frames=(2, 2), cameras=2))
+    assert world.observations["frames"].shape == (3, 2, 2, 2, 3)
+    assert world.observations["frames"][:, :, 0, 0, 0].tolist() == [[1, 101], [2, 102], [3, 103]]
+    due = FramesDue(np.array([False, True, False]), np.zeros(3, np.bool_))
+    seen = world.step(np.zeros((3, 1), np.float32), frames=due).observations["frames"]
+    assert seen[:, :, 0, 0, 0].tolist() == [[0, 0], [2, 102], [0, 0]]
+    world.show(ObservationSpec(frames=(2, 2)))
+    assert world.observations["frames"].shape == (3, 2, 2, 3)
+    with pytest.raises(ConfigError, match="observes 3 cameras, this world has scene, wrist"):
+        world.show(ObservationSpec(frames=(2, 2), cameras=3))
 
 
 def test_worlds_that_reset_themselves_start_new_episodes_after_a_resume():

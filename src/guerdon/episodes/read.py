@@ -14,8 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,7 @@ def read_episodes(
     root: str | Path,
     *,
     camera: str | None = None,
+    views: Sequence[str] = (),
     with_frames: bool = True,
     only_success: bool = False,
     task: str | None = None,
@@ -95,6 +96,7 @@ def read_episodes(
     Args:
         root: folder that holds `meta/info.json`.
         camera: name or feature key; needed only when there are several.
+        views: names of further cameras, whose frames become `Episode.views`.
         with_frames: decode images; without, the episodes have no frames.
         only_success: only episodes whose outcome is True.
         task: only episodes with exactly this task sentence.
@@ -108,6 +110,7 @@ def read_episodes(
     source = Path(root)
     info = layout.load_info(source)
     key = _camera(source, info, camera) if with_frames else None
+    further = {name: str(_camera(source, info, name)) for name in views} if with_frames else {}
     if key is None and not any(name in info.features for name in _ROW_COLUMNS):
         raise DataError(f"{source} holds nothing but images: read it with frames")
     skip = on_skip or _log_each_cause_once()
@@ -118,7 +121,7 @@ def read_episodes(
         entries = [entry for entry in entries if entry.outcome is True or not entry.outcome_known]
     if limit == 0:
         entries = []
-    return _read(source, info, entries, key, only_success=only_success, limit=limit, skip=skip)
+    return _read(source, info, entries, key, further, only_success=only_success, limit=limit, skip=skip)
 
 
 def _read(
@@ -126,13 +129,14 @@ def _read(
     info: Info,
     entries: Sequence[Entry],
     key: str | None,
+    views: Mapping[str, str],
     *,
     only_success: bool,
     limit: int | None,
     skip: OnSkip,
 ) -> Iterator[Episode]:
     given, readable = 0, 0
-    names = [*_ROW_COLUMNS, "timestamp", *([] if key is None else [key])]
+    names = [*_ROW_COLUMNS, "timestamp", *([] if key is None else [key]), *views.values()]
     for entry, table in _tables(root, info, entries, names, skip):
         try:
             columns = _columns(table, info, [*_ROW_COLUMNS, "timestamp"])
@@ -140,6 +144,7 @@ def _read(
             wanted = outcome is True or not only_success
             if wanted:
                 frames = None if key is None else _frames(root, info, entry, table, key, columns)
+                further = {name: _frames(root, info, entry, table, view, columns) for name, view in views.items()}
                 with boundary(DataError, f"rows of episode {entry.index} make no episode"):
                     episode = from_rows(
                         columns,
@@ -150,6 +155,7 @@ def _read(
                         success_at_reset=entry.success_at_reset,
                         meta=entry.meta,
                     )
+                    episode = replace(episode, views=further) if further else episode
         except DataError as exc:
             path = _frames_path(root, info, entry, key) or layout.shard_path(root, info.data_path, entry.data)
             skip(Skipped(path, str(exc), entry.index))

@@ -159,7 +159,7 @@ VLA_OPTIONS: dict[str, Option] = {
     "seed": Option("runner.seed"),
     # model and data
     "vla_path": Option("policy.vla_path"),
-    "load_adapter_checkpoint": Option("policy.checkpoint"),
+    "load_adapter_checkpoint": Option("policy.load_adapter_checkpoint"),
     "use_fast_tokenizer": Option(None, "tokenizers are transformers' fast ones", (True,)),
     "enable_gradient_checkpointing": Option(None, "policies of robots keep their activations", (False,)),
     "data_root_dir": Option(None, "demonstrations are those of bc.data_path; action statistics are in the checkpoint"),
@@ -168,7 +168,7 @@ VLA_OPTIONS: dict[str, Option] = {
     "use_lora": Option("policy.use_lora"),
     "lora_rank": Option("policy.lora_rank"),
     "lora_dropout": Option("policy.lora_dropout"),
-    "use_quantization": Option(None, "policies of robots are not quantised", (False,)),
+    "use_quantization": Option("policy.use_quantization"),
     "context_length": Option(None, _TEXT),
     "response_length": Option(None, _TEXT),
     # process reward

@@ -29,7 +29,8 @@ SOURCES = {
     "P": "config.json of policy.vla_path, else the published shapes (OpenVLA: Llama 2 7B, DINOv2 L, SigLIP So400M, "
     "2406.09246 section 3.1; SmolVLA: 2506.01844)",
     "bytes": "16 per trained parameter: weight, gradient and two moments in float32 (1412.6980); 2 per frozen one, in "
-    "bfloat16; activations 34 S h per layer (2205.05198 eq. 2, without the attention matrix)",
+    "bfloat16, or 0.5625 in 4 bits with a float32 scale per 64 (2305.14314), but for embeddings; activations 34 S h "
+    "per layer (2205.05198 eq. 2, without the attention matrix)",
     "operations": "2 P per token forwards, 4 P backwards, 2 P of those for frozen weights (2001.08361 section 2.1)",
     "rate": f"{USED:.0%} of the peak in bfloat16 on NVIDIA's data sheets; the share is assumed (46 % in 2204.02311)",
     "simulator": f"{STEPS_PER_SECOND:g} steps/s of a copy, each on a core of its own (docs/libero.md)",
@@ -53,7 +54,9 @@ def estimate_vla(study: Study) -> dict[str, str]:
     trained = adapters if policy.use_lora else parameters
     tokens = PATCHES * policy.num_images_in_input + PROMPT + ACTION * policy.num_action_chunks
     micro = algorithm.micro_batch_size or algorithm.minibatch_size
-    light = 2 * parameters + 16 * adapters
+    embedded = 2 * shape["vocab_size"] * h
+    frozen = 0.5625 * (parameters - embedded) + 2 * embedded if policy.use_quantization else 2 * parameters
+    light = frozen + 16 * adapters
     state = light if policy.use_lora else 16 * parameters
     activations = 34 * tokens * h * layers * micro
     limit = env.max_episode_steps or 1
@@ -71,7 +74,8 @@ def estimate_vla(study: Study) -> dict[str, str]:
     fits = "fits on one GPU" if whole <= memory else f"does not fit on one GPU of {memory / 1e9:.0f} GB"
     if whole > memory and not policy.use_lora:
         fits += f"; {(light + activations) / 1e9:.0f} GB with policy.use_lora"
-    formula = f"2 P + 16 T with T = {trained / 1e9:.3g}e9" if policy.use_lora else "16 P"
+    held = f"0.5625 (P - E) + 2 E + 16 T, E = {embedded / 1e9:.3g}e9," if policy.use_quantization else "2 P + 16 T with"
+    formula = f"{held} T = {trained / 1e9:.3g}e9" if policy.use_lora else "16 P"
     return {
         "estimated, not measured, for": f"{count} x {name}; P = {parameters / 1e9:.3g}e9, S = {tokens}",
         "memory of weights, gradients and moments": f"{state / 1e9:.1f} GB = {formula}",

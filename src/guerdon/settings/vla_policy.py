@@ -98,6 +98,11 @@ class VLAPolicySettings(Settings):
     vla_path: str | None = Field(
         None, description="folder of an OpenVLA, OpenVLA-OFT or SmolVLA checkpoint in its published layout"
     )
+    load_adapter_checkpoint: str | None = Field(
+        None,
+        description="folder of a LoRA adapter in PEFT's layout, which is merged into the weights of vla_path; its "
+        "statistics of actions, where it has some, replace those of vla_path",
+    )
     vlm_path: str | None = Field(
         None,
         description="folder with the config.json and the tokenizer of the language model that a SmolVLA checkpoint "
@@ -108,7 +113,11 @@ class VLAPolicySettings(Settings):
         TokenDecodingSettings(), description="how actions are made; its keys may stand directly under policy too"
     )
     num_action_chunks: int = Field(8, ge=1, description="actions per decision")
-    num_images_in_input: Literal[1] = Field(1, description="cameras that the model sees")
+    num_images_in_input: int = Field(
+        1,
+        ge=1,
+        description="cameras that the model sees, the first of env.cameras: 2 adds the wrist's to the scene's",
+    )
     use_proprio: bool = Field(False, description="the model also sees what the robot measures of itself")
     center_crop: bool | None = Field(
         None,
@@ -122,6 +131,11 @@ class VLAPolicySettings(Settings):
     use_lora: bool = Field(False, description="train adapters on frozen weights; false: train all weights")
     lora_rank: int = Field(32, ge=1, description="rank of the adapters; their alpha is the rank, at most 16")
     lora_dropout: float = Field(0.0, ge=0, lt=1, description="on the input of the adapters, while training")
+    use_quantization: bool = Field(
+        False,
+        description="keep the frozen weights of linear layers in 4 bits (nf4, 2305.14314), for use_lora with vla_path; "
+        "needs bitsandbytes",
+    )
     value_hidden: tuple[int, ...] = Field((512, 128), description="widths of the layers of a value head")
     detach_critic_input: bool = Field(
         False, description="the value head's loss trains the head alone, not the model under it"
@@ -149,12 +163,13 @@ class VLAPolicySettings(Settings):
             raise ValueError("say exactly one of policy.vla_path (a model to read) and policy.tiny (a model to make)")
         if self.vla_path is None:
             refuse(_changed(self, "unnorm_key"), "policy.tiny, whose statistics are those of the cloned data")
+            refuse(_changed(self, "load_adapter_checkpoint", "use_quantization"), "policy.tiny")
         if self.vla_path is None or self.decoding.family == "token":
             refuse(_changed(self, "vlm_path"), "policy.tiny" if self.vla_path is None else "family token")
         elif self.unnorm_key is not None:
             refuse({"unnorm_key"}, "family flow, whose checkpoints have the statistics of one data set")
         if not self.use_lora:
-            refuse(_changed(self, "lora_rank", "lora_dropout"), "use_lora: false")
+            refuse(_changed(self, "lora_rank", "lora_dropout", "use_quantization"), "use_lora: false")
         if self.tiny is not None and self.decoding.family == "flow":
             refuse(_changed(self.tiny, "n_action_bins"), "family flow", "tiny")
         return self

@@ -151,7 +151,7 @@ def _whole(study: Study, settings: BCSettings) -> tuple[RobotPolicy, Pairs]:
         study.control_policy, shape, space, sources=(), seed=study.runner.seed, proprioception_size=len(measured)
     )
     spec = policy.observation_spec or ObservationSpec(states=True)
-    episodes = _episodes(study, settings, with_frames=spec.frames is not None)
+    episodes = _episodes(study, settings, with_frames=spec.frames is not None, cameras=spec.cameras)
     chunks = gather_chunks(episodes, spec, chunk=policy.chunk, proprioception=measured)
     if policy.observation_spec is None:
         chunks = chunks._replace(observations=chunks.observations["states"])
@@ -161,11 +161,12 @@ def _whole(study: Study, settings: BCSettings) -> tuple[RobotPolicy, Pairs]:
     return policy, chunks
 
 
-def _episodes(study: Study, settings: BCSettings, *, with_frames: bool) -> Iterator[Episode]:
-    """The episodes to clone; their frames must have the size of those in a run."""
+def _episodes(study: Study, settings: BCSettings, *, with_frames: bool, cameras: int = 1) -> Iterator[Episode]:
+    """The episodes to clone, as the first cameras saw them; frames must have the size of those in a run."""
     camera = study.env.camera_name if with_frames else None
+    views = tuple(getattr(study.env, "cameras", ()))[1:cameras]
     for episode in read_episodes(
-        settings.data_path, camera=camera, with_frames=with_frames, only_success=settings.only_success
+        settings.data_path, camera=camera, views=views, with_frames=with_frames, only_success=settings.only_success
     ):
         if episode.frames is not None and episode.frames.shape[1:3] != study.env.frame_size:
             raise ConfigError(
@@ -238,6 +239,8 @@ def gather_chunks(
             continue
         ahead = np.arange(count)[:, None] + np.arange(1, chunk + 1)
         number = np.full(count, len(found), dtype=np.int64)
+        if spec.cameras > 1:
+            columns["frames"] = _of_cameras(episode, spec.cameras)[:-1]
         observations = _observed(columns, spec, episode.task, proprioception)
         targets = actions[np.minimum(ahead, count)].astype(np.float32)
         found.append(Pairs(observations, targets, number, ahead <= count))
@@ -257,8 +260,23 @@ def _observed(
     if spec.task:
         parts["task"] = np.full(count, task)
     if spec.frames is not None:
-        parts["frames"] = np.stack([resized(frame, spec.frames) for frame in columns["frames"]])
+        frames = columns["frames"]
+        pictures = frames.reshape(-1, *frames.shape[-3:])
+        pictures = np.stack([resized(picture, spec.frames) for picture in pictures])
+        parts["frames"] = pictures.reshape(*frames.shape[:-3], *pictures.shape[1:])
     return columns_as_rows(parts)
+
+
+def _of_cameras(episode: Episode, count: int) -> np.ndarray:
+    """(T, cameras, H, W, 3) frames of an episode by its first cameras."""
+    assert episode.frames is not None
+    views = [episode.frames, *episode.views.values()][:count]
+    if len(views) < count or len({view.shape for view in views}) > 1:
+        raise DataError(
+            f"episode {episode.id!r} has frames of shapes {[view.shape for view in views]}; the policy observes "
+            f"{count} cameras of one size: collect with these env.cameras"
+        )
+    return np.stack(views, axis=1)
 
 
 def _joined(found: Sequence[Pairs]) -> Pairs:

@@ -94,12 +94,14 @@ class ObservationSpec:
     Attributes:
         states: `states`, the environment's own observation as float32.
         frames: height and width of `frames`, (H, W, 3) uint8.
+        cameras: how many; with several, `frames` are (cameras, H, W, 3) by the first of the world's.
         proprioception: `proprioception`, (P,) float32, the part of the state that the robot measures of itself.
         task: `task`, the instruction, as text.
     """
 
     states: bool = False
     frames: tuple[int, int] | None = None
+    cameras: int = 1
     proprioception: bool = False
     task: bool = False
 
@@ -294,6 +296,9 @@ class World:
             )
         if spec is not None and spec.frames is not None and (self.eye is None or self.mode is AutoresetMode.SAME_STEP):
             raise ConfigError("the policy observes frames: the world needs a camera and must not reset within a step")
+        if spec is not None and spec.cameras > max(len(self.cameras), 1):
+            has = ", ".join(self.cameras) or "one camera"
+            raise ConfigError(f"the policy observes {spec.cameras} cameras, this world has {has}: see env.cameras")
         self._spec = spec
         if len(self._observations):
             self._shown = self._view(self._observations)
@@ -514,7 +519,7 @@ class World:
         """
         spec = self._spec
         if spec is None:
-            return self._see(range(self.num_envs)) if self._pixels else states_B
+            return self._see(range(self.num_envs))[0] if self._pixels else states_B
         columns: dict[str, np.ndarray] = {}
         if spec.states:
             columns["states"] = states_B.astype(np.float32)
@@ -523,18 +528,21 @@ class World:
         if spec.task:
             columns["task"] = np.array(self.tasks)
         if spec.frames is not None:
-            columns["frames"] = np.zeros((self.num_envs, *spec.frames, 3), dtype=np.uint8)
             which = np.arange(self.num_envs) if drawn_B is None else np.flatnonzero(drawn_B)
-            for i, picture in zip(which, self._see(which), strict=True):
-                columns["frames"][i] = resized(picture, spec.frames)
+            frames = np.zeros((self.num_envs, spec.cameras, *spec.frames, 3), dtype=np.uint8)
+            for camera, pictures in enumerate(self._see(which, spec.cameras)):
+                for i, picture in zip(which, pictures, strict=True):
+                    frames[i, camera] = resized(picture, spec.frames)
+            columns["frames"] = frames if spec.cameras > 1 else frames[:, 0]
         return columns_as_rows(columns)
 
-    def _see(self, copies: Sequence[int] | IntArray) -> np.ndarray:
-        """(N, H, W, 3) pictures of copies as they stand."""
+    def _see(self, copies: Sequence[int] | IntArray, cameras: int = 1) -> list[np.ndarray]:
+        """(N, H, W, 3) pictures of copies as they stand, by each of the first cameras."""
         assert self.eye is not None
         if not len(copies):
-            return np.empty((0, *self.eye.size, 3), dtype=np.uint8)
-        return self.eye.render(looks_at(self.eye, [int(i) for i in copies]))
+            return [np.empty((0, *self.eye.size, 3), dtype=np.uint8)]
+        looks = looks_at(self.eye, [int(i) for i in copies])
+        return [self.render(looks, camera) for camera in (None, *self.cameras[1:cameras])]
 
     def _look(self, wanted: BoolArray) -> dict[int, Any]:
         copies = [] if self.eye is None else np.flatnonzero(wanted).tolist()

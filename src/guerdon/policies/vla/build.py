@@ -14,7 +14,7 @@ import torch
 
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.policies.vla.flow import FlowVLA
-from guerdon.policies.vla.policy import VLAPolicy, bounds_as_statistics, hashed_words
+from guerdon.policies.vla.policy import VLAPolicy, bounds_as_statistics, computes_in_bf16, hashed_words, quantize
 from guerdon.policies.vla.published import Published, read_config, read_openvla, read_smolvla
 from guerdon.policies.vla.tiny import tiny_flow_network, tiny_token_network
 from guerdon.policies.vla.token import TokenVLA
@@ -37,7 +37,7 @@ def build_vla(
     Raises:
         ConfigError: the settings do not fit the world or the checkpoint.
         CheckpointError: the checkpoint cannot be read, or is not of this kind.
-        MissingDependencyError: adapters or a vision tower need a package that is not installed.
+        MissingDependencyError: adapters, 4 bits or a vision tower need a package that is not installed.
     """
     if settings.use_proprio and not proprioception_size:
         raise ConfigError(
@@ -55,9 +55,15 @@ def build_vla(
         network = (
             tiny_token_network(settings.tiny, proprio) if tokens else tiny_flow_network(settings.tiny, actions, proprio)
         )
-    policy = (TokenVLA if tokens else FlowVLA)(settings, network, encode, statistics, heads, auxiliary)
+    family: type[VLAPolicy] = TokenVLA if tokens else FlowVLA
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if settings.vla_path is not None and policy.computes_in_bf16(device):
+    bf16 = computes_in_bf16(settings, device)
+    if settings.use_quantization:
+        if device.type != "cuda":
+            raise ConfigError("policy.use_quantization needs a GPU, and there is none here; leave it out")
+        quantize(network, family.heads_left_alone, torch.bfloat16 if bf16 else torch.float32)
+    policy = family(settings, network, encode, statistics, heads, auxiliary)
+    if settings.vla_path is not None and bf16:
         for parameter in policy.parameters():
             if not parameter.requires_grad:  # it is read from the checkpoint again, never stored
                 parameter.data = parameter.data.bfloat16()

@@ -18,7 +18,7 @@ s = eta sqrt(t / (1 - t)) (flow_sde: the SDE with the same marginals as the ODE;
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from guerdon.policies.robot import Action
-from guerdon.policies.vla.policy import Statistics, VLAInputs, VLAPolicy
+from guerdon.policies.vla.policy import VLAInputs, VLAPolicy
 from guerdon.policies.vla.smolvla import Prefix, SmolVLANetwork
 from guerdon.settings.vla_policy import FlowDecodingSettings, VLAPolicySettings
 from guerdon.types import BoolArray, Evaluated, FloatArray
@@ -68,21 +68,10 @@ class FlowVLA(VLAPolicy):
     """
 
     model: SmolVLANetwork
-    tokens_per_action = 1
+    decoding: FlowDecodingSettings
 
-    def __init__(
-        self,
-        settings: VLAPolicySettings,
-        network: nn.Module,
-        encode: Callable[[str], list[int]],
-        statistics: Statistics,
-        heads: Sequence[str],
-        auxiliary: Sequence[str] = (),
-    ) -> None:
-        super().__init__(settings, network, encode, statistics, heads, auxiliary)
-        assert isinstance(settings.decoding, FlowDecodingSettings)
-        assert isinstance(network, SmolVLANetwork)
-        self.decoding = settings.decoding
+    def __init__(self, settings: VLAPolicySettings, network: SmolVLANetwork, *rest: Any) -> None:
+        super().__init__(settings, network, *rest)
         self.noise_head: nn.Module | None = None
         if self.decoding.noise_method == "flow_noise":
             hidden = nn.Linear(network.expert_width, network.expert_width)
@@ -152,9 +141,9 @@ class FlowVLA(VLAPolicy):
         mask = torch.from_numpy(mask_N_C).to(self.device)
         return (errors[..., : self.action_size].mean(-1) * mask).sum(1) / mask.sum(1).clamp_min(1)
 
-    def action_statistics(self, actions_N_A: FloatArray) -> tuple[np.ndarray, np.ndarray]:
-        """Normalised actions have mean 0 and standard deviation 1."""
-        return actions_N_A.mean(axis=0), actions_N_A.std(axis=0)
+    def statistics_of(self, data_N_X: FloatArray) -> tuple[np.ndarray, np.ndarray]:
+        """Normalised numbers have mean 0 and standard deviation 1."""
+        return data_N_X.mean(axis=0), data_N_X.std(axis=0)
 
     def _velocity(self, prefix: Prefix, x: Tensor, pad: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Velocity of the numbers that are executed, and hidden states, at the start of a step."""

@@ -22,13 +22,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from guerdon.errors import ConfigError
+from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.policies.precision import uses_bf16
 from guerdon.policies.robot import ControlInputs, RobotPolicy
 from guerdon.policies.shared_base import fresh_lora, import_peft
 from guerdon.policies.vla.vision import cropped
 from guerdon.settings.text_policy import LoraSettings
-from guerdon.settings.vla_policy import VLAPolicySettings
+from guerdon.settings.vla_policy import DecodingSettings, VLAPolicySettings
 from guerdon.types import Evaluated, FloatArray, IntArray
 from guerdon.worlds.eye import resized
 from guerdon.worlds.world import ObservationSpec
@@ -56,7 +56,7 @@ class VLAInputs:
     """N decisions as a network takes them.
 
     Attributes:
-        pictures: (N, H, W, 3) uint8.
+        pictures: (N, cameras, H, W, 3) uint8.
         ids: (N, L) int64 of the instruction, padded on the left.
         mask: (N, L) bool, False where padded.
         proprio: (N, P) float32, normalised; P is 0 without.
@@ -132,6 +132,7 @@ class VLAPolicy(RobotPolicy):
         clip_proprio: normalised measurements are cut off at -1 and 1.
     """
 
+    decoding: DecodingSettings
     action_shift: Tensor
     action_scale: Tensor
     proprio_shift: Tensor
@@ -152,12 +153,13 @@ class VLAPolicy(RobotPolicy):
     ) -> None:
         super().__init__()
         facts: VLANetwork = network  # type: ignore[assignment]
-        self.settings, self.encode = settings, encode
+        self.settings, self.encode, self.decoding = settings, encode, settings.decoding
         self.chunk = settings.num_action_chunks
         self.image_size = (facts.image_size, facts.image_size)
         self.observation_spec = ObservationSpec(
-            frames=self.image_size, proprioception=facts.proprio_size > 0, task=True
-        )
+            frames=self.image_size, cameras=settings.num_images_in_input, proprioception=facts.proprio_size > 0,
+            task=True,
+        )  # fmt: skip
         self.model: nn.Module = self._adapted(network) if settings.use_lora else network
         self.vf: nn.Module | None = value_head(facts.width, settings.value_hidden, len(heads)) if heads else None
         self.aux: nn.Module | None = nn.Linear(facts.width, len(auxiliary)) if auxiliary else None
@@ -185,8 +187,10 @@ class VLAPolicy(RobotPolicy):
     def inputs(self, observations: np.ndarray, record: np.ndarray | None = None) -> VLAInputs:
         """Observations (N,) of `observation_spec` as the network takes them."""
         frames = observations["frames"]
-        if frames.shape[1:3] != self.image_size:
-            frames = np.stack([resized(frame, self.image_size) for frame in frames])
+        frames = frames[:, None] if frames.ndim == 4 else frames
+        if frames.shape[2:4] != self.image_size:
+            small = [resized(picture, self.image_size) for picture in frames.reshape(-1, *frames.shape[2:])]
+            frames = np.stack(small).reshape(*frames.shape[:2], *self.image_size, 3)
         tasks, which_N = np.unique(observations["task"], return_inverse=True)
         texts = [self.encode(str(task)) for task in tasks]
         longest = max(map(len, texts))
@@ -211,42 +215,37 @@ class VLAPolicy(RobotPolicy):
         """Weights and statistics; of a checkpoint's model, without frozen weights, which are in `vla_path`."""
         if self.settings.tiny is not None:
             return self.state_dict()
-        frozen = {name for name, parameter in self.named_parameters() if not parameter.requires_grad}
-        return {name: value for name, value in self.state_dict().items() if name not in frozen}
+        kept = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
+        kept |= {name for name, _ in self.named_buffers(recurse=False)}
+        return {name: value for name, value in self.state_dict().items() if name in kept}
 
     # Cloning.
 
     def fit_statistics(self, actions_N_A: FloatArray, proprio_N_P: FloatArray | None) -> None:
         """Take what normalised actions are from data that are to be cloned."""
-        pairs = {"action": self.action_statistics(actions_N_A)}
+        pairs = {"action": self.statistics_of(actions_N_A)}
         if proprio_N_P is not None and proprio_N_P.shape[1]:
-            pairs["proprio"] = (proprio_N_P.mean(axis=0), proprio_N_P.std(axis=0))
+            pairs["proprio"] = self.statistics_of(proprio_N_P)
         for name, (shift, scale) in pairs.items():
             getattr(self, f"{name}_shift").copy_(torch.from_numpy(np.asarray(shift, dtype=np.float32)))
             wide = np.maximum(np.asarray(scale, dtype=np.float32), _SMALLEST_SCALE)
             getattr(self, f"{name}_scale").copy_(torch.from_numpy(wide))
 
-    def action_statistics(self, actions_N_A: FloatArray) -> tuple[np.ndarray, np.ndarray]:
-        """Shift and scale (A,) that the family normalises actions by."""
+    def statistics_of(self, data_N_X: FloatArray) -> tuple[np.ndarray, np.ndarray]:
+        """Shift and scale (X,) that the family normalises actions and measurements by."""
         raise NotImplementedError
 
     # For the families.
 
-    def computes_in_bf16(self, device: torch.device) -> bool:
-        """Whether it computes in bfloat16 on a device: as configured, or on a GPU that has it."""
-        if self.settings.bf16 == "auto":
-            return device.type == "cuda" and uses_bf16("auto", device)
-        return self.settings.bf16
-
     def computing(self) -> AbstractContextManager[object]:
         """The precision to compute in. Dropout of adapters works where gradients are wanted."""
         self.model.train(torch.is_grad_enabled())
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.computes_in_bf16(self.device))
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=computes_in_bf16(self.settings, self.device))
 
     def pixels(self, inputs: VLAInputs, *, augment: bool = False) -> Tensor:
-        """(N, 3, H, W) float in [0, 1], cropped as configured; `augment`: at random places."""
+        """(N * cameras, 3, H, W) float in [0, 1], cropped as configured; `augment`: each at a random place."""
         crop = ("random" if augment else "center") if self.settings.crops else None
-        return cropped(inputs.pictures, crop)
+        return cropped(inputs.pictures.flatten(0, 1), crop)
 
     def normalise(self, actions_N_C_A: FloatArray) -> Tensor:
         """Actions in units of the network, on its device."""
@@ -282,6 +281,39 @@ class VLAPolicy(RobotPolicy):
         )  # fmt: skip
         with fresh_lora(lora, seed=torch.initial_seed() % 2**63) as config:
             return import_peft().inject_adapter_in_model(config, network)  # type: ignore[no-any-return]
+
+
+def computes_in_bf16(settings: VLAPolicySettings, device: torch.device) -> bool:
+    """Whether a policy computes in bfloat16 on a device: as configured, or on a GPU that has it."""
+    if settings.bf16 == "auto":
+        return device.type == "cuda" and uses_bf16("auto", device)
+    return settings.bf16
+
+
+def quantize(network: nn.Module, left_alone: Sequence[str], compute: torch.dtype) -> None:
+    """Put linear layers of 4 bits (nf4; QLoRA, Dettmers et al. 2023, 2305.14314) in the place of a network's.
+
+    Their weights become 4 bits when the network is moved to its device.
+
+    Args:
+        network: changed in place.
+        left_alone: names of linear layers that stay.
+        compute: what the products are computed in.
+
+    Raises:
+        MissingDependencyError: bitsandbytes is not installed.
+    """
+    try:
+        from bitsandbytes.nn import Linear4bit, Params4bit
+    except ImportError as error:
+        raise MissingDependencyError("policy.use_quantization needs bitsandbytes: pip install bitsandbytes") from error
+    for name, old in list(network.named_modules()):
+        if isinstance(old, nn.Linear) and name not in left_alone:
+            new = Linear4bit(1, 1, bias=False, compute_dtype=compute, quant_type="nf4")
+            new.in_features, new.out_features, new.bias = old.in_features, old.out_features, old.bias
+            new.weight = Params4bit(old.weight.data, requires_grad=False, quant_type="nf4", module=new)
+            network.set_submodule(name, new)
+    network.is_loaded_in_4bit = True  # type: ignore[assignment]  # peft reads it
 
 
 def value_head(width: int, hidden: Sequence[int], heads: int) -> nn.Module:

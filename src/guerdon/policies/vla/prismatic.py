@@ -1,9 +1,9 @@
 """The network of OpenVLA and OpenVLA-OFT (a Prismatic model): vision towers, a projector and a Llama.
 
-The sequence is: begin of text, patches, proprioception (one token), instruction, action tokens. OpenVLA predicts the
-action tokens one after the other. OpenVLA-OFT puts placeholders without an embedding in their places, and a stop token
-after them, lets everything attend to everything, and predicts all of them in one pass. In both, a token is predicted
-from the hidden state of the place before it.
+The sequence is: begin of text, patches of each camera, proprioception (one token), instruction, action tokens. OpenVLA
+predicts the action tokens one after the other. OpenVLA-OFT puts placeholders without an embedding in their places, and
+a stop token after them, lets everything attend to everything, and predicts all of them in one pass. In both, a token is
+predicted from the hidden state of the place before it.
 
     network = PrismaticNetwork(ConvTower(64), LlamaConfig(...), vocabulary=768, bins=256, image_size=64)
     hidden_N_K_h = network(pixels_N_3_H_W, inputs, tokens=32)
@@ -64,7 +64,7 @@ class PrismaticNetwork(nn.Module):
         """(N, K, h) hidden states that K action tokens are predicted from.
 
         Args:
-            pixels: (N, 3, H, W) in [0, 1].
+            pixels: (N * cameras, 3, H, W) in [0, 1].
             inputs: instruction and proprioception.
             tokens: K.
             given_N_K: bins of the tokens, each of which sees those before it; None: all are predicted in one pass.
@@ -117,8 +117,9 @@ class PrismaticNetwork(nn.Module):
 
     def _prompt(self, pixels: Tensor, inputs: VLAInputs) -> tuple[Tensor, Tensor]:
         """Embeddings (N, S, h) of all that comes before the actions, and (N, S) where there is something."""
-        n = len(pixels)
         x = self.vision_backbone(pixels)
+        n = len(inputs)
+        x = x.reshape(n, -1, x.shape[-1])  # the patches of one camera after those of the other
         for i, layer in enumerate(self.projector.values()):
             x = layer(functional.gelu(x) if i else x)
         parts = [self._embedded(torch.full((n, 1), BOS, device=pixels.device)), x]

@@ -42,6 +42,9 @@ _SMOLVLA = {
     "vlm_with_expert.vlm.model.connector.": "see.connector.",
     "vlm_with_expert.lm_expert.": "expert.",
 }
+_ADAPTER = "base_model.model."  # before the published names of weights in an adapter's file
+_PLAIN = {"peft_type": "LORA", "bias": "none"}  # of adapters that are read; other kinds of them have these keys, too:
+_OTHER = ("use_dora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "modules_to_save", "layer_replication")
 _SMOLVLA_UNUSED = "model.vlm_with_expert.vlm.lm_head.weight"
 
 
@@ -100,7 +103,7 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
     if not names or any(name not in TOWERS for name in names):
         raise CheckpointError(f"{folder}: vision towers {names} are not supported; known are {', '.join(TOWERS)}")
     sizes = [replace(TOWERS[name], image=size) for name, size in zip(names, config["image_sizes"], strict=True)]
-    stored = read_tensors(folder)
+    stored = _weights(settings)
     if proprio_size:
         stored |= _proprio_tensors(folder)
     vocabulary = int(config["text_config"]["vocab_size"]) - int(config["pad_to_multiple_of"])
@@ -127,7 +130,7 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
         ids = ids[1:] if ids[0] == BOS else ids
         return ids if ids[-1] == empty else [*ids, int(empty)]
 
-    return Published(network, encode, _openvla_statistics(settings, folder, config, actions, proprio_size))
+    return Published(network, encode, _openvla_statistics(settings, config, actions, proprio_size))
 
 
 def openvla_unused(network: PrismaticNetwork) -> dict[str, tuple[int, ...]]:
@@ -185,9 +188,9 @@ def read_smolvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
     with _without_weights():
         see = _SmolVLMEyes(SmolVLMVisionTransformer(vlm.vision_config), SmolVLMConnector(vlm))
         network = SmolVLANetwork(see, vlm.text_config, expert, image_size=height, proprio_size=proprio_size)
-    renamed = {_smolvla_name(key): tensor for key, tensor in read_tensors(folder).items()}
+    renamed = {_smolvla_name(key): tensor for key, tensor in _weights(settings).items()}
     unused = {_SMOLVLA_UNUSED: (vlm.text_config.vocab_size, vlm.text_config.hidden_size)}
-    statistics = _smolvla_statistics(folder, renamed, actions, proprio_size)
+    statistics = _smolvla_statistics(settings, renamed, actions, proprio_size)
     _load(network, renamed, unused, folder)
     if config["train_expert_only"]:
         network.see.requires_grad_(False)
@@ -216,6 +219,59 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
             tensors |= load_file(folder / name)
     refuse_to_read(tensors.items(), folder)
     return tensors
+
+
+def add_adapter(weights: dict[str, Tensor], folder: Path) -> None:
+    """Add a LoRA adapter to weights: W + s B A with s = alpha / r, or alpha / sqrt(r) with `use_rslora`.
+
+    Args:
+        weights: by their published names; changed in place.
+        folder: in PEFT's layout, with adapter_config.json and adapter_model.safetensors.
+
+    Raises:
+        CheckpointError: it cannot be read, is of another kind, or does not fit the weights.
+    """
+    from safetensors.torch import load_file
+
+    files = [folder / name for name in ("adapter_config.json", "adapter_model.safetensors")]
+    if lost := [file.name for file in files if not file.is_file()]:
+        raise CheckpointError(f"policy.load_adapter_checkpoint: {folder} has no {lost[0]}")
+    config = _json(files[0])
+    strange = [key for key, plain in _PLAIN.items() if config.get(key, plain) != plain]
+    if strange := [*strange, *(key for key in _OTHER if config.get(key))]:
+        raise CheckpointError(f"{folder} is not a plain LoRA adapter: its {strange[0]} is {config[strange[0]]}")
+    with boundary(CheckpointError, f"{files[1]} cannot be read"):
+        tensors = load_file(files[1])
+        scale = config["lora_alpha"] / config["r"] ** (0.5 if config.get("use_rslora") else 1)
+    refuse_to_read(tensors.items(), folder)
+    while tensors:
+        key = min(tensors)
+        name, _, _ = key.removeprefix(_ADAPTER).partition(".lora_")
+        a, b = (tensors.pop(f"{_ADAPTER}{name}.lora_{half}.weight", None) for half in "AB")
+        weight = weights.get(f"{name}.weight")
+        if a is None or b is None or weight is None:
+            raise CheckpointError(f"{folder}: {key} has no other half, or belongs to no weight of policy.vla_path")
+        if (len(b), *a.shape[1:]) != tuple(weight.shape) or b.flatten(1).shape[1] != len(a):
+            raise CheckpointError(
+                f"{folder}: the adapter of {name} has shapes {tuple(a.shape)} and {tuple(b.shape)}, the weight "
+                f"{tuple(weight.shape)}"
+            )
+        added = b.float().flatten(1) @ a.float().flatten(1)
+        weights[f"{name}.weight"] = weight.float() + scale * added.view_as(weight)
+
+
+def _folders(settings: VLAPolicySettings) -> list[Path]:
+    """The checkpoint's, and its adapter's."""
+    return [Path(path) for path in (settings.vla_path, settings.load_adapter_checkpoint) if path is not None]
+
+
+def _weights(settings: VLAPolicySettings) -> dict[str, Tensor]:
+    """The published weights, with their adapter."""
+    folder, *adapters = _folders(settings)
+    weights = read_tensors(folder)
+    for adapter in adapters:
+        add_adapter(weights, adapter)
+    return weights
 
 
 class _SmolVLMEyes(nn.Module):
@@ -306,13 +362,12 @@ def _proprio_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _openvla_statistics(
-    settings: VLAPolicySettings, folder: Path, config: Mapping[str, Any], actions: int, proprio_size: int
+    settings: VLAPolicySettings, config: Mapping[str, Any], actions: int, proprio_size: int
 ) -> Statistics:
     """Quantiles of the data set of `unnorm_key`; those of fine-tuning before those of the base model."""
-    known = dict(config.get("norm_stats") or {})
-    tuned = folder / "dataset_statistics.json"
-    if tuned.is_file():
-        known |= _json(tuned)
+    known, folder = dict(config.get("norm_stats") or {}), settings.vla_path
+    for tuned in (one / "dataset_statistics.json" for one in _folders(settings)):
+        known |= _json(tuned) if tuned.is_file() else {}
     key = settings.unnorm_key or (next(iter(known)) if len(known) == 1 else None)
     if key is not None and key not in known and f"{key}_no_noops" in known:
         key = f"{key}_no_noops"
@@ -337,26 +392,30 @@ def _openvla_statistics(
     return Statistics(*pairs)
 
 
-def _smolvla_statistics(folder: Path, stored: dict[str, Tensor], actions: int, proprio_size: int) -> Statistics:
+def _smolvla_statistics(
+    settings: VLAPolicySettings, stored: dict[str, Tensor], actions: int, proprio_size: int
+) -> Statistics:
     """Mean and standard deviation: in files of LeRobot's processors, or of older checkpoints among the weights."""
     from safetensors.torch import load_file
 
     found: dict[str, Tensor] = {}
-    for file in sorted(folder.glob("policy_p*processor_step_*normalizer_processor.safetensors")):
+    pattern = "policy_p*processor_step_*normalizer_processor.safetensors"
+    for file in [file for folder in _folders(settings) for file in sorted(folder.glob(pattern))]:
         with boundary(CheckpointError, f"{file} cannot be read"):
             found |= load_file(file)
     for name in [key for key in stored if key.startswith(("normalize_", "unnormalize_"))]:
         group, _, rest = name.partition(".buffer_")
         if group in ("normalize_inputs", "normalize_targets", "unnormalize_outputs"):
             feature, _, number = rest.rpartition(".")
-            found[f"{feature.replace('observation_state', 'observation.state')}.{number}"] = stored.pop(name)
+            found.setdefault(f"{feature.replace('observation_state', 'observation.state')}.{number}", stored.pop(name))
     pairs = []
     for feature, size in (("action", actions), ("observation.state", proprio_size)):
         pair = [found.get(f"{feature}.{number}") for number in ("mean", "std")]
         if any(tensor is None or tuple(tensor.shape) != (size,) for tensor in pair):
             have = ["none" if tensor is None else tuple(tensor.shape) for tensor in pair]
             raise ConfigError(
-                f"{folder}: mean and standard deviation of {feature} are {have}, the environment has ({size},)"
+                f"{settings.vla_path}: mean and standard deviation of {feature} are {have}, the environment has "
+                f"({size},)"
             )
         mean, std = (tensor.float().numpy() for tensor in pair if tensor is not None)
         pairs.append((mean, std + np.float32(1e-8)))

@@ -1,9 +1,9 @@
 """The network of SmolVLA (Shukor et al. 2025, 2506.01844): a language model that reads, an action expert that acts.
 
-The prefix is pictures, instruction, and one token of the measured state, which alone sees itself. Layer by layer the
-action expert attends to the keys and values of the prefix: in every `self_attn_every_n_layers`-th layer together with
-its own, of the actions up to each action, elsewhere to the prefix alone, through projections of its own. So an action
-never depends on the ones after it, and the first C actions of a longer chunk are those of a chunk of C.
+The prefix is pictures of each camera, instruction, and one token of the measured state, which alone sees itself. Layer
+by layer the action expert attends to the keys and values of the prefix: in every `self_attn_every_n_layers`-th layer
+together with its own, of the actions up to each action, elsewhere to the prefix alone, through projections of its own.
+So an action never depends on the ones after it, and the first C actions of a longer chunk are those of a chunk of C.
 
     network = SmolVLANetwork(see, text_config, sizes, actions=4, proprio_size=4)
     prefix = network.read(pixels_N_3_H_W, inputs)
@@ -67,7 +67,7 @@ class SmolVLANetwork(nn.Module):
     """Pictures, an instruction and proprioception to the velocity of noisy actions.
 
     Args:
-        see: (N, 3, H, W) pictures in [0, 1] to (N, P, h) embeddings of the language model's width.
+        see: (M, 3, H, W) pictures in [0, 1] to (M, P, h) embeddings of the language model's width.
         text_config: of transformers' Llama.
         size: of the expert.
         image_size: height and width of a picture, in pixels.
@@ -113,8 +113,8 @@ class SmolVLANetwork(nn.Module):
         self.action_time_mlp_out = nn.Linear(self.expert_width, self.expert_width)
 
     def read(self, pixels: Tensor, inputs: VLAInputs) -> Prefix:
-        """Run the language model over the prefix."""
-        x = self.see(pixels) * math.sqrt(self.width)
+        """Run the language model over the prefix; pixels are (N * cameras, 3, H, W) in [0, 1]."""
+        x = self.see(pixels).reshape(len(inputs), -1, self.width) * math.sqrt(self.width)
         words = self.text.get_input_embeddings()(inputs.ids) * math.sqrt(self.width)
         parts, mask = [x, words], [inputs.mask.new_ones(x.shape[:2]), inputs.mask]
         if self.state_proj is not None:

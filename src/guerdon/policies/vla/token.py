@@ -12,15 +12,15 @@ word to every action.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from guerdon.policies.robot import Action
-from guerdon.policies.vla.policy import Statistics, VLAInputs, VLAPolicy
+from guerdon.policies.vla.policy import VLAInputs, VLAPolicy
 from guerdon.policies.vla.prismatic import PrismaticNetwork
 from guerdon.settings.vla_policy import TokenDecodingSettings, VLAPolicySettings
 from guerdon.types import BoolArray, Evaluated, FloatArray, IntArray
@@ -51,26 +51,13 @@ class TokenVLA(VLAPolicy):
     """
 
     model: PrismaticNetwork
+    decoding: TokenDecodingSettings
     clip_proprio = True
     heads_left_alone = ("action_head",)
 
-    def __init__(
-        self,
-        settings: VLAPolicySettings,
-        network: nn.Module,
-        encode: Callable[[str], list[int]],
-        statistics: Statistics,
-        heads: Sequence[str],
-        auxiliary: Sequence[str] = (),
-    ) -> None:
-        super().__init__(settings, network, encode, statistics, heads, auxiliary)
-        assert isinstance(settings.decoding, TokenDecodingSettings)
-        assert isinstance(network, PrismaticNetwork)
-        self.decoding = settings.decoding
-        self.tokens_per_action = self.action_size
-        self.bins = network.bins
-        if settings.use_lora:
-            self.model.action_head.requires_grad_(False)
+    def __init__(self, settings: VLAPolicySettings, network: PrismaticNetwork, *rest: Any) -> None:
+        super().__init__(settings, network, *rest)
+        self.tokens_per_action, self.bins = self.action_size, network.bins
 
     @torch.no_grad()
     def act(self, observations: np.ndarray, rng: np.random.Generator, *, greedy: bool = False) -> Action:
@@ -126,9 +113,9 @@ class TokenVLA(VLAPolicy):
         losses = functional.cross_entropy(logits.float().transpose(1, 2), tokens, reduction="none")
         return (losses * mask).sum(1) / mask.sum(1).clamp_min(1)
 
-    def action_statistics(self, actions_N_A: FloatArray) -> tuple[np.ndarray, np.ndarray]:
+    def statistics_of(self, data_N_X: FloatArray) -> tuple[np.ndarray, np.ndarray]:
         """The 1st and 99th percentile become -1 and 1 (`bounds_q99`)."""
-        low, high = np.quantile(actions_N_A, QUANTILES, axis=0)
+        low, high = np.quantile(data_N_X, QUANTILES, axis=0)
         return (low + high) / 2, (high - low) / 2
 
     @property

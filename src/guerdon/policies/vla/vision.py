@@ -31,7 +31,7 @@ def cropped(pictures_N_H_W_C: Tensor, crop: str | None) -> Tensor:
     """Pictures as float (N, 3, H, W) in [0, 1], cropped to 90 % of their area and resized to what they were.
 
     Sampling is bilinear between the centres of the outermost pixels, as `tf.image.crop_and_resize` does, and the
-    result is rounded to whole grey levels again, as OpenVLA's evaluation rounds it.
+    result becomes whole grey levels again as in `tf.image.convert_image_dtype`: 255.5 times it, rounded down.
 
     Args:
         pictures_N_H_W_C: uint8.
@@ -48,7 +48,7 @@ def cropped(pictures_N_H_W_C: Tensor, crop: str | None) -> Tensor:
     theta[:, :, 2] = shift_N_2
     grid = functional.affine_grid(theta.to(x.device), [n, 3, height, width], align_corners=True)
     sampled = functional.grid_sample(x, grid, align_corners=True, padding_mode="border")
-    return (sampled * 255).round().clamp(0, 255) / 255
+    return (sampled * 255.5).floor().clamp(0, 255) / 255
 
 
 def normalised(x_N_3_H_W: Tensor, statistics: tuple[Sequence[float], Sequence[float]]) -> Tensor:
@@ -223,7 +223,7 @@ class _Scale(nn.Module):
 
 
 class DinoSiglipTowers(nn.Module):
-    """DINOv2 and SigLIP side by side, features joined, as in Prismatic models; or SigLIP alone.
+    """DINOv2 and SigLIP side by side, features joined, as in Prismatic models; or one of them alone.
 
     Args:
         sizes: of one tower, or of both.
@@ -234,15 +234,14 @@ class DinoSiglipTowers(nn.Module):
 
     def __init__(self, sizes: Sequence[ViTSize]) -> None:
         super().__init__()
+        self.statistics = [IMAGENET if size.prefix else HALF for size in sizes]  # DINOv2 has class and register tokens
         self.featurizer = ViT(sizes[0])
         self.fused_featurizer = ViT(sizes[1]) if len(sizes) > 1 else None
         self.width = sum(size.width for size in sizes)
 
     def channels(self, x_N_3_H_W: Tensor) -> Tensor:
         """(N, 6, H, W): channels 0-2 as DINOv2 takes them, 3-5 as SigLIP does; of one tower, its three."""
-        if self.fused_featurizer is None:
-            return normalised(x_N_3_H_W, HALF)
-        return torch.cat([normalised(x_N_3_H_W, IMAGENET), normalised(x_N_3_H_W, HALF)], dim=1)
+        return torch.cat([normalised(x_N_3_H_W, statistics) for statistics in self.statistics], dim=1)
 
     def forward(self, x_N_3_H_W: Tensor) -> Tensor:
         """(N, P, d) features of pictures in [0, 1]."""
