@@ -133,6 +133,9 @@ NAMED |= {
     if (key := name.removeprefix("reward_model.")).startswith(_PRIME)
 }
 
+SAME = {"bc.sample_weighting.model": "reward.sources.<name>.model"}
+"""Sections whose keys stand in the table already."""
+
 CLASHES = """\
 | what | the guides say | guerdon says |
 |---|---|---|
@@ -238,7 +241,9 @@ def _rows(key: str, field: FieldInfo) -> Iterator[tuple[str, str, str, str]]:
         key += ".<name>"
     elif name == "mixture":
         key += "[]"
-    if not inner:
+    if key in SAME:
+        yield key, f"as `{SAME[key]}`", _default(field), field.description or ""
+    elif not inner:
         yield key, _allowed(field), _default(field), field.description or ""
     elif len(inner) == 1:
         yield from _walk(inner[0], key + ".")

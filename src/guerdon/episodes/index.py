@@ -67,6 +67,7 @@ class Entry:
     Attributes:
         index: LeRobot's episode_index.
         length: rows.
+        start: LeRobot's `index` of its first row: rows of the episodes before it.
         task: in words.
         data: shard that holds its rows.
         id: of guerdon, or the index as text for data of other tools.
@@ -87,6 +88,7 @@ class Entry:
     outcome_known: bool = False
     success_at_reset: bool = False
     meta: Mapping[str, Any] = field(default_factory=dict)
+    start: int = 0
 
 
 def index_files(root: Path) -> list[Path]:
@@ -132,6 +134,7 @@ def _entry(row: Mapping[str, Any], video_keys: Iterable[str]) -> Entry:
         outcome_known=OUTCOME in row,
         success_at_reset=bool(row.get(SUCCESS_AT_RESET)),
         meta=json.loads(row.get(META) or "{}"),
+        start=int(row.get("dataset_from_index") or 0),
     )
 
 

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from guerdon.registry import Registry
 from guerdon.settings.base import PARAMS, ByName, Settings, refuse
+from guerdon.settings.sample_weighting import RABCSettings
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.vla_policy import VLAPolicySettings
 
@@ -93,3 +94,9 @@ class BCSettings(Settings):
     weight_decay: float = Field(0.0, ge=0, description="of AdamW")
     val_split: float = Field(0.1, gt=0, lt=1, description="share of the episodes held out")
     only_success: bool = Field(True, description="imitate successful episodes only")
+    sample_weighting: RABCSettings | None = Field(
+        None, description="weigh the moments of demonstrations by a reward model; null: all count alike"
+    )
+    eval_episodes: int = Field(
+        0, ge=0, description="episodes in which the policy's true success is measured, as a run does it; 0: none"
+    )

@@ -10,6 +10,9 @@ A policy with an `imitation_loss` of its own, such as a vision-language-action m
 through that: each moment with the next C actions, those beyond the end of the episode left out. What is held out is
 judged by the policy's most likely actions here, too.
 
+With `bc.sample_weighting` each moment counts by the progress that follows it (`guerdon.train.rabc`), in the loss and in
+all that is measured on held-out episodes.
+
 The episodes must hold every row (`collect.frame_every: 1`): with k > 1 a row's action is the last of k and belongs
 to a state that was not stored.
 
@@ -35,6 +38,7 @@ import torch
 from torch import Tensor, nn
 
 from guerdon.atomic import write_json
+from guerdon.collect.control import ControlCollector
 from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.errors import ConfigError, DataError, NonFiniteError
 from guerdon.policies.control import GaussianPolicy, build_policy, save_policy
@@ -44,6 +48,7 @@ from guerdon.progress import ProgressBar
 from guerdon.settings.policy import BCSettings, OwnPolicySettings
 from guerdon.settings.study import Study
 from guerdon.settings.vla_policy import VLAPolicySettings
+from guerdon.train.rabc import SampleWeights, sample_weights
 from guerdon.types import BoolArray, Episode, FloatArray, IntArray
 from guerdon.worlds.build import build_world
 from guerdon.worlds.eye import resized
@@ -62,17 +67,19 @@ class Pairs(NamedTuple):
         actions: (N, A) float32, or (N, C, A) for policies that decide on several at a time.
         episode: (N,) int64, index of the episode of each pair.
         mask: (N, C) bool, False beyond the end of the episode; None: all are there.
+        weights: (N,) float32, how much each counts; None: all count alike.
     """
 
     observations: np.ndarray
     actions: FloatArray
     episode: IntArray
     mask: BoolArray | None = None
+    weights: FloatArray | None = None
 
     def take(self, chosen_N: np.ndarray) -> Pairs:
         """The pairs of a mask or of indices."""
-        mask = None if self.mask is None else self.mask[chosen_N]
-        return Pairs(self.observations[chosen_N], self.actions[chosen_N], self.episode[chosen_N], mask)
+        mask, weights = (None if one is None else one[chosen_N] for one in (self.mask, self.weights))
+        return Pairs(self.observations[chosen_N], self.actions[chosen_N], self.episode[chosen_N], mask, weights)
 
 
 def train_bc(study: Study) -> tuple[Path, dict[str, Any]]:
@@ -100,8 +107,15 @@ def train_bc(study: Study) -> tuple[Path, dict[str, Any]]:
     whole = isinstance(study.policy, VLAPolicySettings) or (
         isinstance(study.policy, OwnPolicySettings) and study.policy.whole
     )
-    policy, pairs = _whole(study, settings) if whole else _gaussian(study, settings)
+    policy, pairs, weights = _whole(study, settings) if whole else _gaussian(study, settings)
     train, val = split_pairs(pairs, settings.val_split, study.runner.seed)
+    epsilon = 0.0 if weights is None else weights.epsilon
+    for part, name in ((train, "training"), (val, "held-out")):
+        if part.weights is not None and not part.weights.any():
+            raise DataError(
+                f"every moment of the {name} episodes has weight 0, since progress never rises there: clone more "
+                "episodes, or change bc.val_split"
+            )
     std = None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(study.runner.seed)
@@ -109,26 +123,44 @@ def train_bc(study: Study) -> tuple[Path, dict[str, Any]]:
             if policy.normalizer is not None:
                 policy.normalizer.update(train.observations)
                 policy.refresh_normalizer()
-            history = _fit(policy, policy.pi, train, val, settings, study.runner.seed)
-            std = residual_std(_errors(policy, val, settings.batch_size))
+            history = _fit(policy, policy.pi, train, val, settings, study.runner.seed, epsilon)
+            std = residual_std(*_errors(policy, val, settings.batch_size))
             with torch.no_grad():
                 policy.log_std.copy_(torch.from_numpy(np.log(std)))
         else:
-            history = _fit(policy, policy, train, val, settings, study.runner.seed)
-    errors = _errors(policy, val, settings.batch_size)
+            history = _fit(policy, policy, train, val, settings, study.runner.seed, epsilon)
+    errors, counts = _errors(policy, val, settings.batch_size)
+    mae = _mean(np.abs(errors), counts)
     folder = Path(settings.save_dir)
     save_policy(policy, folder)
-    metrics = _metrics(history, errors, std, pairs, val) | {"seconds": round(time.perf_counter() - started, 3)}
+    metrics = _metrics(history, mae, std, pairs, val) | (dict(weights.metrics) if weights is not None else {})
+    metrics |= _true_success(study, policy) | {"seconds": round(time.perf_counter() - started, 3)}
     record: dict[str, Any] = {"data_hash": dataset_hash(settings.data_path), "history": history}
     record |= {} if std is None else {"action_std_A": std.tolist()}
     write_json(folder / "metrics.json", metrics | record)
     return folder, metrics
 
 
-def _gaussian(study: Study, settings: BCSettings) -> tuple[RobotPolicy, Pairs]:
-    """A fresh Gaussian policy, and the pairs to clone."""
+def _true_success(study: Study, policy: RobotPolicy) -> dict[str, float]:
+    """What the clone achieves by ground truth, in the episodes in which a run evaluates its policy."""
+    if study.bc is None or not study.bc.eval_episodes:
+        return {}
+    env = study.env.model_copy(update={"data_collection": type(study.env.data_collection)()})
+    collector = ControlCollector(env, study.control_policy, seed=study.runner.seed, rollout_steps=1)
+    try:
+        found = collector.evaluate(policy, episodes=study.bc.eval_episodes)
+    finally:
+        collector.close()
+    known = found.get("success_known", 0.0)  # of broken simulators and worlds that report none, it is not
+    return {**({"success": found["success"]} if known else {}), "eval_episodes": int(known)}
+
+
+def _gaussian(study: Study, settings: BCSettings) -> tuple[RobotPolicy, Pairs, SampleWeights | None]:
+    """A fresh Gaussian policy, the pairs to clone, and their weights."""
     pixels = study.policy.type == "cnn"
-    pairs = gather_pairs(_episodes(study, settings, with_frames=pixels), pixels=pixels)
+    weights = sample_weights(study, chunk=1)
+    episodes = _episodes(study, settings, with_frames=pixels)
+    pairs = gather_pairs(episodes, pixels=pixels, weights=None if weights is None else weights.rows)
     size = pairs.actions.shape[1]
     policy = build_policy(
         study.control_policy,
@@ -137,11 +169,11 @@ def _gaussian(study: Study, settings: BCSettings) -> tuple[RobotPolicy, Pairs]:
         sources=(),
         seed=study.runner.seed,
     )
-    return policy, pairs
+    return policy, pairs, weights
 
 
-def _whole(study: Study, settings: BCSettings) -> tuple[RobotPolicy, Pairs]:
-    """A fresh policy of a kind with an `imitation_loss`, and the chunks to clone."""
+def _whole(study: Study, settings: BCSettings) -> tuple[RobotPolicy, Pairs, SampleWeights | None]:
+    """A fresh policy of a kind with an `imitation_loss`, the chunks to clone, and their weights."""
     world = build_world(study.env, seed=study.runner.seed, num_envs=1)
     try:
         measured, space, shape = world.proprioception, world.action_space, world.observation_shape
@@ -152,13 +184,15 @@ def _whole(study: Study, settings: BCSettings) -> tuple[RobotPolicy, Pairs]:
     )
     spec = policy.observation_spec or ObservationSpec(states=True)
     episodes = _episodes(study, settings, with_frames=spec.frames is not None, cameras=spec.cameras)
-    chunks = gather_chunks(episodes, spec, chunk=policy.chunk, proprioception=measured)
+    weights = sample_weights(study, chunk=policy.chunk)
+    rows = None if weights is None else weights.rows
+    chunks = gather_chunks(episodes, spec, chunk=policy.chunk, proprioception=measured, weights=rows)
     if policy.observation_spec is None:
         chunks = chunks._replace(observations=chunks.observations["states"])
     if isinstance(policy, VLAPolicy):
         there = chunks.actions[:, 0]
         policy.fit_statistics(there, chunks.observations["proprioception"] if spec.proprioception else None)
-    return policy, chunks
+    return policy, chunks, weights
 
 
 def _episodes(study: Study, settings: BCSettings, *, with_frames: bool, cameras: int = 1) -> Iterator[Episode]:
@@ -177,13 +211,13 @@ def _episodes(study: Study, settings: BCSettings, *, with_frames: bool, cameras:
 
 
 def _metrics(
-    history: list[dict[str, Any]], errors_N_A: np.ndarray, std_A: FloatArray | None, pairs: Pairs, val: Pairs
+    history: list[dict[str, Any]], val_mae: float, std_A: FloatArray | None, pairs: Pairs, val: Pairs
 ) -> dict[str, Any]:
     best = min(history, key=lambda row: row["val_loss"])
     return {
         "val_loss": best["val_loss"],
         "train_loss": best["train_loss"],
-        "val_mae": float(np.abs(errors_N_A).mean()),
+        "val_mae": val_mae,
         **({} if std_A is None else {"action_std": float(std_A.mean())}),
         "best_epoch": best["epoch"],
         "epochs": len(history),
@@ -193,12 +227,13 @@ def _metrics(
     }
 
 
-def gather_pairs(episodes: Any, *, pixels: bool) -> Pairs:
+def gather_pairs(episodes: Any, *, pixels: bool, weights: Mapping[str, FloatArray] | None = None) -> Pairs:
     """Observations and the actions that followed them: row t and `actions[t + 1]`.
 
     Args:
         episodes: an iterable of `Episode`.
         pixels: observations are frames instead of states.
+        weights: id of an episode to (T,) weights of its rows, NaN: to be left out; None: all rows count alike.
 
     Raises:
         DataError: rows are missing between the ones kept, a column is missing, a number is not finite, or nothing is
@@ -209,12 +244,18 @@ def gather_pairs(episodes: Any, *, pixels: bool) -> Pairs:
         observations, actions = _columns(episode, pixels)
         if len(episode) > 1:
             number = np.full(len(episode) - 1, len(found), dtype=np.int64)
-            found.append(Pairs(observations[:-1], actions[1:].astype(np.float32), number))
+            counts = None if weights is None else weights[episode.id][:-1]
+            found.append(Pairs(observations[:-1], actions[1:].astype(np.float32), number, weights=counts))
     return _joined(found)
 
 
 def gather_chunks(
-    episodes: Iterable[Episode], spec: ObservationSpec, *, chunk: int, proprioception: Sequence[int] = ()
+    episodes: Iterable[Episode],
+    spec: ObservationSpec,
+    *,
+    chunk: int,
+    proprioception: Sequence[int] = (),
+    weights: Mapping[str, FloatArray] | None = None,
 ) -> Pairs:
     """What a policy observes, and the chunk of actions that followed: row t and `actions[t + 1 : t + 1 + chunk]`.
 
@@ -223,6 +264,7 @@ def gather_chunks(
         spec: what it observes.
         chunk: actions of a decision, C. Those beyond the end of the episode are repetitions of its last, and masked.
         proprioception: places in a state of what the robot measures of itself.
+        weights: as for `gather_pairs`.
 
     Raises:
         DataError: as `gather_pairs`.
@@ -243,7 +285,8 @@ def gather_chunks(
             columns["frames"] = _of_cameras(episode, spec.cameras)[:-1]
         observations = _observed(columns, spec, episode.task, proprioception)
         targets = actions[np.minimum(ahead, count)].astype(np.float32)
-        found.append(Pairs(observations, targets, number, ahead <= count))
+        counts = None if weights is None else weights[episode.id][:-1]
+        found.append(Pairs(observations, targets, number, ahead <= count, counts))
     return _joined(found)
 
 
@@ -289,12 +332,19 @@ def _joined(found: Sequence[Pairs]) -> Pairs:
     if len(sizes) != 1:
         raise DataError("the episodes have observations or actions of different sizes: clone one task at a time")
     masks = [part.mask for part in found if part.mask is not None]
-    return Pairs(
+    weights = [part.weights for part in found if part.weights is not None]
+    joined = Pairs(
         np.concatenate([part.observations for part in found]),
         np.concatenate([part.actions for part in found]),
         np.concatenate([part.episode for part in found]),
         np.concatenate(masks) if masks else None,
+        np.concatenate(weights) if weights else None,
     )
+    if joined.weights is not None and np.isnan(joined.weights).any():
+        joined = joined.take(~np.isnan(joined.weights))
+        if len(np.unique(joined.episode)) < 2:
+            raise DataError("fewer than 2 episodes have moments with a weight, and one must be held out")
+    return joined
 
 
 def _shapes(observations: np.ndarray) -> Any:
@@ -329,14 +379,20 @@ def split_pairs(pairs: Pairs, val_split: float, seed: int) -> tuple[Pairs, Pairs
     return pairs.take(~held), pairs.take(held)
 
 
-def residual_std(errors_N_A: np.ndarray) -> FloatArray:
+def residual_std(errors_N_A: np.ndarray, weights_N: FloatArray | None = None) -> FloatArray:
     """(A,) root mean square of held-out errors, at least `SMALLEST_STD`."""
-    spread = np.sqrt(np.mean(np.square(errors_N_A), axis=0))
+    squares = np.square(errors_N_A)
+    spread = np.sqrt(np.mean(squares, axis=0) if weights_N is None else np.average(squares, 0, weights_N))
     return np.asarray(np.maximum(spread, SMALLEST_STD), dtype=np.float32)
 
 
+def _mean(values_N_A: np.ndarray, weights_N: FloatArray | None) -> float:
+    """Mean over rows that count as their weights say."""
+    return float(values_N_A.mean() if weights_N is None else np.average(values_N_A.mean(axis=1), weights=weights_N))
+
+
 def _fit(
-    policy: RobotPolicy, module: nn.Module, train: Pairs, val: Pairs, settings: BCSettings, seed: int
+    policy: RobotPolicy, module: nn.Module, train: Pairs, val: Pairs, settings: BCSettings, seed: int, epsilon: float
 ) -> list[dict[str, Any]]:
     """Train a module of the policy, load the best epoch's weights into it, and return one row per epoch."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -348,10 +404,12 @@ def _fit(
     try:
         for epoch in range(1, settings.epochs + 1):
             losses = [
-                _step(policy, optimizer, parameters, train.take(rows))
+                _step(policy, optimizer, parameters, train.take(rows), epsilon)
                 for rows in _batches(len(train.actions), settings.batch_size, rng)
+                if train.weights is None or train.weights[rows].any()
             ]
-            loss = float(np.square(_errors(policy, val, settings.batch_size)).mean())
+            errors, counts = _errors(policy, val, settings.batch_size)
+            loss = _mean(np.square(errors), counts)
             if not np.isfinite(loss):
                 raise NonFiniteError(f"the held-out error is {loss} after epoch {epoch}: lower bc.learning_rate")
             history.append({"epoch": epoch, "train_loss": float(np.mean(losses)), "val_loss": loss})
@@ -372,25 +430,39 @@ def _batches(count: int, size: int, rng: np.random.Generator) -> Sequence[np.nda
 
 
 def _step(
-    policy: RobotPolicy, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], pairs: Pairs
+    policy: RobotPolicy,
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[nn.Parameter],
+    pairs: Pairs,
+    epsilon: float,
 ) -> float:
     optimizer.zero_grad(set_to_none=True)
     if isinstance(policy, GaussianPolicy):
-        mean = policy.action_mean(policy.prepare(pairs.observations))
-        loss = torch.nn.functional.mse_loss(mean, torch.from_numpy(pairs.actions))
-        loss.backward()  # type: ignore[no-untyped-call]
+        mean, actions = policy.action_mean(policy.prepare(pairs.observations)), torch.from_numpy(pairs.actions)
+        losses = torch.nn.functional.mse_loss(mean, actions, reduction="none")
     else:
         assert pairs.mask is not None
-        loss = policy.imitation_loss(pairs.observations, pairs.actions, pairs.mask).mean()
-        loss.backward()  # type: ignore[no-untyped-call]
+        losses = policy.imitation_loss(pairs.observations, pairs.actions, pairs.mask)
+    loss = weighted_loss(losses, pairs.weights, epsilon)
+    loss.backward()  # type: ignore[no-untyped-call]
+    if not isinstance(policy, GaussianPolicy):
         torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM)
     optimizer.step()
     return float(loss.detach())
 
 
+def weighted_loss(losses: Tensor, weights_N: FloatArray | None, epsilon: float) -> Tensor:
+    """Mean of the losses (N,) or (N, A) of a batch, with weights scaled so that they add up to N (SARM, eq. 7)."""
+    if weights_N is None:
+        return losses.mean()
+    weights = torch.from_numpy(weights_N).to(losses)
+    scaled = weights * (len(weights) / (weights.sum() + epsilon))
+    return (losses.reshape(len(losses), -1).mean(dim=1) * scaled).mean()
+
+
 @torch.no_grad()
-def _errors(policy: RobotPolicy, pairs: Pairs, size: int) -> np.ndarray:
-    """(N, A) most likely action minus the one taken; of chunks, of every action that there is."""
+def _errors(policy: RobotPolicy, pairs: Pairs, size: int) -> tuple[np.ndarray, FloatArray | None]:
+    """(N, A) most likely action minus the one taken, and (N,) weights; of chunks, of every action that there is."""
     rng = np.random.default_rng(0)
     parts = []
     for start in range(0, len(pairs.actions), size):
@@ -398,4 +470,7 @@ def _errors(policy: RobotPolicy, pairs: Pairs, size: int) -> np.ndarray:
         likely = policy.act(part.observations, rng, greedy=True).values
         apart = likely.reshape(part.actions.shape) - part.actions
         parts.append(apart if part.mask is None else apart[part.mask])
-    return np.concatenate(parts)
+    weights = pairs.weights
+    if weights is not None and pairs.mask is not None:
+        weights = np.broadcast_to(weights[:, None], pairs.mask.shape)[pairs.mask]
+    return np.concatenate(parts), weights

@@ -1,0 +1,87 @@
+"""`bc.sample_weighting`: demonstrations weighted by the progress that a reward model sees.
+
+The keys have the names and defaults of LeRobot's section `sample_weighting`.
+
+    RABCSettings(model={"model_type": "progress", "checkpoint_path": "runs/progress"}, chunk_size=10)
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from guerdon.settings.base import Settings, refuse
+from guerdon.settings.reward import OnFailure
+from guerdon.settings.reward_models import (
+    OwnModelSettings,
+    RemoteModelSettings,
+    RewardModelSettings,
+    RunModelSettings,
+    SequenceClassifierSettings,
+    TextModelSettings,
+)
+
+OF_RUNS = {"update", "update_params", "labeler", "replay_path"}
+
+
+class RABCSettings(Settings):
+    """Reward-aligned behaviour cloning."""
+
+    type: Literal["rabc"] = Field("rabc", description="reward-aligned behaviour cloning")
+    model: RewardModelSettings | None = Field(
+        None, description="measures the progress of every row, once; null: a file or recorded rewards"
+    )
+    recorded_reward: bool = Field(
+        False,
+        description="progress is the environment's own reward as recorded in the episodes, in its own unit: where it "
+        "was dense, a reference for learned models",
+    )
+    progress_path: str | None = Field(
+        None,
+        description="Parquet file of the progress of every row, as LeRobot's sarm_progress.parquet; with model: where "
+        "its values are kept. null: in bc.data_path, <model_type>_progress.parquet, without a model "
+        "sarm_progress.parquet",
+    )
+    head_mode: Literal["sparse", "dense"] = Field(
+        "sparse", description="the column of a file that another program wrote: progress_sparse or progress_dense"
+    )
+    chunk_size: int | None = Field(
+        None,
+        ge=1,
+        description="rows ahead to which progress is compared; null: the actions of a decision of the policy",
+    )
+    kappa: float = Field(
+        0.01,
+        ge=0,
+        description="a larger change has weight 1, a smaller one less, a negative one 0; in units of progress",
+    )
+    epsilon: float = Field(1e-6, gt=0, description="smallest spread of the changes, and added to divisors")
+    on_failure: OnFailure = Field(
+        "drop",
+        description="progress of a row is missing: leave out the moments that need it (drop), weight 1 (neutral, as "
+        "LeRobot), or stop (raise)",
+    )
+    max_failure_rate: float = Field(0.1, ge=0, le=1, description="stop when a larger share of the rows has no progress")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        given, model = self.model_fields_set, self.model
+        if self.recorded_reward:
+            refuse({"model", "progress_path", "head_mode"} & given, "recorded_reward: true")
+        if model is None:
+            return self
+        refuse({"head_mode"} & given, "model, which has one kind of progress")
+        refuse(OF_RUNS & model.model_fields_set, "behaviour cloning: the model stays as it is", "model")
+        text = isinstance(model, TextModelSettings | SequenceClassifierSettings | RunModelSettings)
+        if (
+            text
+            or model.model_type == "remote_text"
+            or (isinstance(model, OwnModelSettings) and model.modality == "text")
+        ):
+            raise ValueError(
+                f"model_type {model.model_type} is for language models: take one that scores robot episodes"
+            )
+        if isinstance(model, RemoteModelSettings) and model.remote.fallback == "native":
+            raise ValueError("fallback native would take true success for a missing measurement; remove it")
+        return self

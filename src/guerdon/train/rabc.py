@@ -1,0 +1,314 @@
+"""Reward-aligned behaviour cloning: weights of demonstrated moments by the progress that follows them.
+
+RA-BC of SARM (Chen et al. 2025, arXiv 2509.25358, eqs. 7 to 9), as LeRobot's `rabc` computes it. With the progress phi
+of every row and a chunk of D actions, the change that follows row t is
+
+    r_t = phi(min(t + D, T - 1)) - phi(t)
+
+Over all rows of the episodes that are cloned, mu is the mean of the changes, at least 0, and sigma their standard
+deviation, at least epsilon. The weight of a row is
+
+    w_t = 1                                                           r_t > kappa
+          clip((r_t - (mu - 2 sigma)) / (4 sigma + epsilon), 0, 1)    0 <= r_t <= kappa
+          0                                                           r_t < 0
+
+and the loss of a batch is the mean of w_i l_i, with weights scaled so that they add up to the number of its rows.
+
+Progress comes from a reward model, which scores every row of the data set once; the values are kept beside the data
+with hashes of both. A row that could not be scored has no progress: `on_failure` decides what becomes of the moments
+that need it.
+
+    weights = sample_weights(study, chunk=policy.chunk)
+    weights.rows["expert-0/3"]            # (T,) float32, NaN: to be left out
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from guerdon.atomic import sha256
+from guerdon.episodes.progress_files import ProgressFile, made_of, read_progress, write_progress
+from guerdon.episodes.read import dataset_hash, read_episodes
+from guerdon.errors import ConfigError, DataError, TooManyFailuresError
+from guerdon.models.load import load_source_model
+from guerdon.progress import ProgressBar, log_line
+from guerdon.settings.policy import BCSettings
+from guerdon.settings.reward_models import RewardModelSettings
+from guerdon.settings.sample_weighting import RABCSettings
+from guerdon.settings.study import Study
+from guerdon.types import Episode, FloatArray, RewardModel, Score
+
+BATCH = 512  # rows that a model of single frames scores in one call
+LEROBOT_FILE = "sarm_progress.parquet"
+RESET = "reset"  # row 0 has no recorded reward: nothing failed
+_FOLDERS = ("checkpoint_path", "path", "adapter")  # keys whose files are part of a model
+
+
+@dataclass(frozen=True, eq=False)
+class SampleWeights:
+    """Weights of the rows of demonstrations.
+
+    Attributes:
+        rows: id of an episode to (T,) float32 in 0..1, NaN: to be left out.
+        epsilon: added to divisors.
+        metrics: numbers about them.
+    """
+
+    rows: Mapping[str, FloatArray]
+    epsilon: float
+    metrics: Mapping[str, Any]
+
+
+def progress_changes(progress_T: FloatArray, chunk_size: int) -> NDArray[np.float64]:
+    """(T,) change of progress over the next `chunk_size` rows, or up to the last; NaN where a value is missing."""
+    ahead = np.minimum(np.arange(len(progress_T)) + chunk_size, len(progress_T) - 1)
+    values = progress_T.astype(np.float64)
+    return np.asarray(values[ahead] - values)
+
+
+def rabc_weights(
+    changes_N: NDArray[np.float64], *, mean: float, std: float, kappa: float, epsilon: float
+) -> NDArray[np.float64]:
+    """(N,) weights of RA-BC (SARM, arXiv 2509.25358, eqs. 8 and 9), NaN where the change is missing.
+
+    Args:
+        changes_N: changes of progress.
+        mean, std: of the changes; see `spread`.
+        kappa: above it the weight is 1.
+        epsilon: added to the divisor.
+    """
+    soft = np.clip((changes_N - (mean - 2 * std)) / (4 * std + epsilon), 0.0, 1.0)
+    weights = np.where(changes_N > kappa, 1.0, np.where(changes_N >= 0, soft, 0.0))
+    return np.where(np.isnan(changes_N), np.nan, weights)
+
+
+def spread(changes_N: NDArray[np.float64], epsilon: float) -> tuple[float, float]:
+    """Mean, at least 0, and standard deviation, at least `epsilon`, of the changes that are known.
+
+    Raises:
+        DataError: none is.
+    """
+    known = changes_N[~np.isnan(changes_N)]
+    if not len(known):
+        raise DataError("no moment of the demonstrations has progress before and after it, so none has a weight")
+    return max(float(known.mean()), 0.0), max(float(known.std()), epsilon)
+
+
+def sample_weights(study: Study, *, chunk: int) -> SampleWeights | None:
+    """The weights of the episodes that `bc` clones; None where it weighs all alike.
+
+    Args:
+        study: its `bc` and `env` sections.
+        chunk: actions of a decision of the policy.
+
+    Raises:
+        ConfigError: a model that gives no value per row, or no `chunk_size` for a policy of single actions.
+        DataError: the progress does not belong to the data, or none is known.
+        TooManyFailuresError: more rows than `max_failure_rate` could not be scored.
+    """
+    bc = study.bc
+    settings = None if bc is None else bc.sample_weighting
+    if bc is None or settings is None:
+        return None
+    size = settings.chunk_size or (chunk if chunk > 1 else None)
+    if size is None:
+        raise ConfigError(
+            "bc.sample_weighting.chunk_size is needed with a policy that decides on one action at a time: the number "
+            "of rows ahead to which progress is compared, such as 10"
+        )
+    found = _recorded(bc) if settings.recorded_reward else _progress(study, bc, settings)
+    cloned = read_episodes(bc.data_path, with_frames=False, only_success=bc.only_success)
+    lengths = {episode.id: len(episode) for episode in cloned}
+    unknown = [name for name in lengths if name not in found.values]
+    if unknown:
+        raise DataError(f"there is no progress of {len(unknown)} episodes of {bc.data_path}, such as {unknown[0]!r}")
+    failures = _failures(found, lengths, settings)
+    changes = {name: progress_changes(found.values[name], size) for name in lengths}
+    mean, std = spread(np.concatenate(list(changes.values())), settings.epsilon)
+    neutral = settings.on_failure == "neutral"
+    rows: dict[str, FloatArray] = {}
+    for name, changes_T in changes.items():
+        weights_T = rabc_weights(changes_T, mean=mean, std=std, kappa=settings.kappa, epsilon=settings.epsilon)
+        rows[name] = np.nan_to_num(weights_T, nan=1.0 if neutral else np.nan).astype(np.float32)
+    moments = np.concatenate([weights[:-1] for weights in rows.values()])  # no action follows the last row
+    missing = np.concatenate([np.isnan(changes_T[:-1]) for changes_T in changes.values()])
+    known = moments[~np.isnan(moments)]
+    metrics = {
+        "progress_failures": sum(failures.values()),
+        "weights_missing": int(missing.sum()),
+        "weight_mean": float(known.mean()) if len(known) else None,
+        "weight_zero": float((known == 0).mean()) if len(known) else None,
+        "change_mean": mean,
+        "change_std": std,
+    }
+    return SampleWeights(rows, settings.epsilon, metrics)
+
+
+def _failures(found: ProgressFile, lengths: Mapping[str, int], settings: RABCSettings) -> Counter[str]:
+    """Rows without progress among those that are cloned, by reason.
+
+    Raises:
+        TooManyFailuresError: there are too many, or `on_failure` is raise.
+    """
+    reasons = Counter(why for name in lengths for why in found.reasons.get(name, ()) if why not in (None, RESET))
+    failures: Counter[str] = Counter({str(why): count for why, count in reasons.items()})
+    count, rows = sum(failures.values()), sum(lengths.values())
+    if count:
+        said = ", ".join(f"{why} x {number}" for why, number in failures.most_common())
+        line = f"{count} of {rows} rows of the demonstrations have no progress ({said})"
+        if settings.on_failure == "raise" or count > settings.max_failure_rate * rows:
+            raise TooManyFailuresError(
+                f"{line}: see bc.sample_weighting.on_failure and max_failure_rate; remove the file of progress to "
+                "score them again"
+            )
+        log_line(f"{line}; on_failure: {settings.on_failure}")
+    return failures
+
+
+# Progress.
+
+
+def _recorded(bc: BCSettings) -> ProgressFile:
+    """The environment's own rewards: row t's was earned by arriving there, and nothing was earned by the reset."""
+    values: dict[str, FloatArray] = {}
+    reasons: dict[str, Sequence[str | None]] = {}
+    for episode in read_episodes(bc.data_path, with_frames=False):
+        if episode.rewards is None:
+            raise DataError(
+                f"episode {episode.id!r} of {bc.data_path} has no rewards: recorded_reward has nothing to use"
+            )
+        known = np.isfinite(episode.rewards)
+        known[0] = False
+        values[episode.id] = np.where(known, episode.rewards, np.float32(np.nan))
+        reasons[episode.id] = [RESET, *(None if one else "non_finite" for one in known[1:])]
+    return ProgressFile(values, reasons, None)
+
+
+def _progress(study: Study, bc: BCSettings, settings: RABCSettings) -> ProgressFile:
+    """The progress of a file, which is made first where a model is named and the file is not of this model and data.
+
+    Raises:
+        DataError: a file without a model that is of other data.
+    """
+    root = Path(bc.data_path)
+    if settings.model is None:
+        path = Path(settings.progress_path or root / LEROBOT_FILE)
+        found = read_progress(path, root, head_mode=settings.head_mode)
+        if found.made_of is not None and found.made_of.get("data") != dataset_hash(root):
+            raise DataError(f"{path} was made from other episodes than {root} holds now: score them again")
+        return found
+    name = settings.model.model_type.rpartition(":")[2]
+    path = Path(settings.progress_path or root / f"{name}_progress.parquet")
+    before = made_of(path)
+    now = {"data": dataset_hash(root), "model": model_hash(settings.model)}
+    if before != now:
+        if before is None and path.exists():
+            raise ConfigError(f"{path} was written by another program: set progress_path to another file")
+        if before is not None:
+            changed = " and ".join(key for key in now if before.get(key) != now[key])
+            log_line(f"the {changed} of {path} changed: scoring the episodes again")
+        values, reasons = _scored(study, bc, load_source_model(settings.model))
+        write_progress(path, root, values, reasons, origin=settings.model.origin, made_of=now)
+    return read_progress(path, root)
+
+
+def model_hash(settings: RewardModelSettings) -> str:
+    """SHA-256 of a reward model: its settings and the files of its checkpoint, in hex.
+
+    Of a model on a server, the address and the name; of one's own, the factory, its parameters and the files they name.
+    """
+    given = settings.model_dump(mode="json", exclude={"debug_save_dir"})
+    digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode())
+    for folder in sorted(set(_folders(given))):
+        root = folder / "model" if (folder / "model").is_dir() else folder
+        files = sorted(path for path in root.rglob("*") if path.is_file()) if root.is_dir() else [root]
+        for file in files:
+            digest.update(str(file.relative_to(root)).encode() + sha256(file).encode())
+    return digest.hexdigest()
+
+
+def _folders(value: Any, key: str = "", *, every: bool = False) -> Iterator[Path]:
+    """Files and folders that exist, of the keys that name them and of everything inside `params`."""
+    if isinstance(value, str) and value and (every or key in _FOLDERS) and Path(value).exists():
+        yield Path(value)
+    elif isinstance(value, dict):
+        for name, child in value.items():
+            yield from _folders(child, name, every=every or name == "params")
+
+
+def _scored(
+    study: Study, bc: BCSettings, model: RewardModel
+) -> tuple[dict[str, FloatArray], dict[str, list[str | None]]]:
+    """Progress of every row of the data set, NaN where it is missing, and the reasons.
+
+    Raises:
+        ConfigError: the model judges whole episodes.
+    """
+    info = model.info
+    single = info.modality == "image" and info.frames_needed == 1
+    if info.granularity == "total" and not single:
+        raise ConfigError(
+            f"the reward model {info.name!r} gives one value per episode, and RA-BC needs one per row: of a "
+            "vision-language model set rows: all; or write its progress to a file and name it as progress_path"
+        )
+    pictures = info.modality == "image"
+    values: dict[str, FloatArray] = {}
+    reasons: dict[str, list[str | None]] = {}
+    number = sum(1 for _ in read_episodes(bc.data_path, with_frames=False))
+    progress = ProgressBar(number, what="episodes scored", lines=5)
+    try:
+        for episode in read_episodes(
+            bc.data_path, camera=study.env.camera_name if pictures else None, with_frames=pictures
+        ):
+            scores = _by_row(model, episode) if single else _checked(model, [episode])
+            values[episode.id], why = _values(episode, scores)
+            if any(why):
+                reasons[episode.id] = why
+            progress.advance(len(values), episode.id)
+    finally:
+        progress.close()
+    return values, reasons
+
+
+def _by_row(model: RewardModel, episode: Episode) -> list[Score]:
+    """A score for each row, as an episode of its own, so that a failure is of one frame."""
+    rows = [episode[t : t + 1] for t in range(len(episode))]
+    parts = [rows[start : start + BATCH] for start in range(0, len(rows), BATCH)]
+    return [score for part in parts for score in _checked(model, part)]
+
+
+def _checked(model: RewardModel, episodes: Sequence[Episode]) -> list[Score]:
+    """One score per episode.
+
+    Raises:
+        DataError: the model gave another number.
+    """
+    scores = model.score(episodes)
+    if len(scores) != len(episodes):
+        raise DataError(f"reward model {model.info.name!r} gave {len(scores)} scores for {len(episodes)} episodes")
+    return scores
+
+
+def _values(episode: Episode, scores: Sequence[Score]) -> tuple[FloatArray, list[str | None]]:
+    """(T,) values of an episode's rows and T reasons, from a score for each row or one for all."""
+    values = np.full(len(episode), np.nan, dtype=np.float32)
+    rows = [[t] for t in range(len(episode))] if len(scores) == len(episode) else [list(range(len(episode)))]
+    reasons: list[str | None] = [None] * len(episode)
+    for score, group in zip(scores, rows, strict=True):
+        steps = np.array([score.total]) if score.steps is None and score.total is not None else score.steps
+        if steps is not None and len(steps) == len(group):
+            values[group] = steps
+            continue
+        why = "wrong_length" if score.failure is None else score.failure.reason
+        for t in group:
+            reasons[t] = why
+    return values, reasons
