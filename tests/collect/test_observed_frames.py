@@ -17,7 +17,9 @@ def cut(rows, ends, steps=6, terminated=(), mask=None, copies=1):
         term[env, t] = True
     mask = np.ones_like(done) if mask is None else mask
     frames = np.arange(len(rows), dtype=np.uint8)[:, None, None, None] * np.ones((1, 1, 1, 3), np.uint8)
-    return cut_into_segments(rows, frames, [f"task {env}" for env in range(copies)], mask, term, done)
+    return cut_into_segments(
+        rows, frames, [[f"task {env}" for env in range(copies)]] * (mask.shape[1] + 1), mask, term, done
+    )
 
 
 def spans(segments):

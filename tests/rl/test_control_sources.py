@@ -86,7 +86,9 @@ def measure_in_parts(source, episodes, cuts=()):
         frames = np.array([v for _, v in seen], np.uint8).reshape(-1, 1, 1, 1) * np.ones((1, 1, 1, 3), np.uint8)
         part = slice(start, end)
         mask = np.ones((1, end - start), dtype=np.bool_)
-        segments = cut_into_segments([s for s, _ in seen], frames, ["task"], mask, terminated[:, part], done[:, part])
+        segments = cut_into_segments(
+            [s for s, _ in seen], frames, [["task"]] * 99, mask, terminated[:, part], done[:, part]
+        )
         measured = source.measure(rollout_of(segments, mask))
         rewards.append(measured.values[0])
         failed.append(measured.failed[0])
@@ -249,7 +251,7 @@ def test_raise_is_for_the_caller_after_everything_is_written_down():
     rows = [ObservedRow(0, 1, 0, 2, False, False)]
     frames = np.full((1, 1, 1, 3), FAILED, np.uint8)
     none = np.zeros((1, 3), dtype=np.bool_)
-    measured = source.measure(rollout_of(cut_into_segments(rows, frames, ["task"], ~none, none, none), ~none))
+    measured = source.measure(rollout_of(cut_into_segments(rows, frames, [["task"]] * 99, ~none, none, none), ~none))
     assert list(failure_rows({"rm": measured}, 7)) == [
         {"step": 7, "source": "rm", "env": 0, "t": 1, "reason": "broken", "detail": "byte 255"}
     ]

@@ -111,7 +111,9 @@ def test_what_could_not_be_labelled_is_part_of_the_checkpoint(tmp_path):
         frames = np.zeros((len(successes), SIZE, SIZE, 3), np.uint8)
         done = np.zeros((1, 4), dtype=np.bool_)
         done[0, 3] = len(successes) > 2
-        return cut_into_segments(rows, frames, ["task"], np.ones_like(done), np.zeros_like(done), done)
+        return cut_into_segments(
+            rows, frames, [["task"]] * (done.shape[1] + 1), np.ones_like(done), np.zeros_like(done), done
+        )
 
     def learned(one, *successes):
         segments = observed(*successes) if successes else ()
@@ -135,7 +137,9 @@ def test_native_fallback_has_nothing_to_fall_back_to_where_success_is_unknown():
         source = make(model=remote)
         rows = [ObservedRow(0, 1, 0, 2, False, success)]
         frames, none = np.full((1, 1, 1, 3), FAILED, np.uint8), np.zeros((1, 3), dtype=np.bool_)
-        measured = source.measure(rollout_of(cut_into_segments(rows, frames, ["task"], ~none, none, none), ~none))
+        measured = source.measure(
+            rollout_of(cut_into_segments(rows, frames, [["task"]] * (none.shape[1] + 1), ~none, none, none), ~none)
+        )
         values.append((measured.scores.values_N.tolist(), measured.failed[0, 1], len(measured.failures)))
     assert values == [([], True, 1), ([0.0], False, 1), ([1.0], False, 1)]
 

@@ -34,7 +34,8 @@ from guerdon.types import BoolArray, IntArray
 from guerdon.worlds.build import build_world
 from guerdon.worlds.libero import LiberoVectorEnv
 from guerdon.worlds.maniskill import ManiSkillVectorEnv
-from guerdon.worlds.world import Transition, World
+from guerdon.worlds.transition import Transition
+from guerdon.worlds.world import World
 
 GIVE_UP_AFTER = 50  # episodes tried for each one wanted, while not one could be kept
 
@@ -280,6 +281,11 @@ def _actor_maker(share: ActorShare, world: World, study: Study, policy: RobotPol
         return lambda: NoisyActor(policy, share.noise).act
     if share.type in ("expert", "noisy"):
         noise = share.noise if share.type == "noisy" else 0.0
+        if study.env.tasks_change:
+            raise ConfigError(
+                "collect.mixture: an expert plays one task: set env.task instead of env.task_ids (or remove "
+                "env.use_curriculum), and collect each task into a folder of its own"
+            )
         if isinstance(world.env, LiberoVectorEnv):
             return lambda: LiberoExpert(world.env, noise).act
         if isinstance(world.env, ManiSkillVectorEnv):

@@ -39,6 +39,8 @@ class Continuations:
                 f"continuations need Meta-World, where a scripted expert can go on from any moment; env.type is "
                 f"{settings.type}"
             )
+        if settings.task_ids is not None:
+            raise ConfigError("continuations need an expert for the task: set env.task instead of env.task_ids")
         self.limit = limit
         self._world = World(MetaWorldVectorEnv(settings.task, 1, goals_seed=settings.goals_seed), [settings.task])
         self._world.reset()

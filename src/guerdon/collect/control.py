@@ -33,7 +33,8 @@ from guerdon.settings.policy import ControlPolicySettings
 from guerdon.settings.world import WorldSettings
 from guerdon.types import BoolArray, Chunks, Failure, FloatArray, IntArray, Observes, Rollout, Segment
 from guerdon.worlds.build import build_world
-from guerdon.worlds.world import Transition, World
+from guerdon.worlds.transition import Transition
+from guerdon.worlds.world import World
 
 EVAL_SEED = 10_000_019  # decides the starts of evaluation episodes: the same for every arm and seed
 EVAL_TRIES = 1  # how often an evaluation episode that a broken simulator cut off begins again
@@ -89,7 +90,9 @@ class ControlCollector:
         self.group_size, self.observes, self._micro = group_size, tuple(observes), micro_batch_size
         self._steps = rollout_steps if group_size is None else env.max_episode_steps or 1
         self._readers = tuple(success_readers)
-        self.world = build_world(env, seed=seed, group_size=group_size or 1, success_readers=self._readers)
+        self.world = build_world(
+            env, seed=seed, group_size=group_size or 1, success_readers=self._readers, adaptive=True
+        )
         self.rng = generator(seed, ACTING)
         self._writer = self._open_writer() if env.data_collection.enabled else None
         self._recorder = recorder_of_run(env.data_collection, "train", self.world, self._writer, seed=seed)
@@ -183,6 +186,7 @@ class ControlCollector:
             fresh=fresh,
             version=version,
             seconds=seconds,
+            metrics={} if self.world.curriculum is None else self.world.curriculum.metrics(),
             chunks=chunks,
             filmed=filmed,
             actions=actions,
@@ -228,6 +232,7 @@ class ControlCollector:
             "rng": self.rng.bit_generator.state,
             "world": world,
             "recorder": recorder,
+            "curriculum": None if self.world.curriculum is None else self.world.curriculum.state_dict(),
         }
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
@@ -240,6 +245,8 @@ class ControlCollector:
         self.rng.bit_generator.state = values["rng"]
         if self._recorder is not None:
             self._recorder.load_state_dict(values["recorder"])
+        if self.world.curriculum is not None:
+            self.world.curriculum.load_state_dict(values["curriculum"])
         if values["world"] is None:
             return
         pasts = [tensors[f"actions.{i}"].numpy() for i in range(self.world.num_envs)]

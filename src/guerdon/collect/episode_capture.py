@@ -25,7 +25,8 @@ from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import DataError
 from guerdon.settings.world import DataCollectionSettings
 from guerdon.types import BoolArray, Episode, IntArray
-from guerdon.worlds.world import Transition, World
+from guerdon.worlds.transition import Transition
+from guerdon.worlds.world import World
 
 
 @dataclass(eq=False)
@@ -33,6 +34,7 @@ class _Tape:
     """The kept rows of one copy's episode."""
 
     number: int
+    task: str
     observations: list[np.ndarray] = field(default_factory=list)
     actions: list[np.ndarray] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
@@ -108,9 +110,8 @@ class Recorder:
         self._begun[index] = before + 1
         zero = np.zeros(self.world.action_space.shape or (), dtype=np.float32)
         left: list[int | None] = [] if self.label is None else [self.label(index)]
-        self._tapes[index] = _Tape(
-            before * self.world.num_envs + index, [observation.copy()], [zero], [0.0], [False], [look], left
-        )
+        number, task = before * self.world.num_envs + index, self.world.tasks[index]
+        self._tapes[index] = _Tape(number, task, [observation.copy()], [zero], [0.0], [False], [look], left)
 
     def watch(
         self, rows_B: np.ndarray, actions: np.ndarray, transition: Transition, ends_B: BoolArray | None = None
@@ -180,7 +181,7 @@ class Recorder:
         by_row = self.world.reports_every_step and None not in tape.success
         if self.writer.success_by_row and not by_row:
             raise DataError(
-                f"the environment of {self.world.tasks[index]!r} (copy {index}) does not report success at every step "
+                f"the environment of {tape.task!r} (copy {index}) does not report success at every step "
                 f"of episode {tape.number}, as it did in the episodes recorded before. Set env.success_key to a key "
                 "that info has at every step, or record into another folder with env.success_key set to one that it "
                 "never has: success is unknown then"
@@ -195,7 +196,7 @@ class Recorder:
             seen = seen["states"]
         episode = Episode(
             id=name,
-            task=self.world.tasks[index],
+            task=tape.task,
             frames=seen if seen.ndim == 4 else self.world.render(tape.looks),
             views={name: self.world.render(tape.looks, name) for name in self.world.cameras[1:]},
             states=seen.astype(np.float32) if seen.ndim == 2 and self.keep_states else None,

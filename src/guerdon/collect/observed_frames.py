@@ -22,7 +22,8 @@ from guerdon.collect.continuations import UNREACHED, Continuations
 from guerdon.collect.stepping import Step
 from guerdon.generators import FILMING
 from guerdon.types import BoolArray, ByteArray, IntArray, Observes, Segment
-from guerdon.worlds.world import Transition, World
+from guerdon.worlds.transition import Transition
+from guerdon.worlds.world import World
 
 
 class ObservedRow(NamedTuple):
@@ -77,6 +78,7 @@ class ObservedFrames:
         self.world, self.observes, self._continuations = world, tuple(observes), continuations
         self._share, self._seed = share, seed
         self._rows: list[ObservedRow] = []
+        self._tasks_T: list[tuple[str, ...]] = []  # of the copies, at every step
 
     def capture(
         self, rows_B: IntArray, last_B: BoolArray | None = None, *, numbers_B: IntArray | None = None
@@ -95,7 +97,7 @@ class ObservedFrames:
 
     def begin(self, transition: Transition) -> None:
         """Forget what was observed: every copy begins an episode, before the first step of a rollout."""
-        self._rows = []
+        self._rows, self._tasks_T = [], []
         self._add_first(-1, self.world.episode_ids, transition)
 
     def add(self, t: int, step: Step, over_B: BoolArray | None = None) -> None:
@@ -107,6 +109,7 @@ class ObservedFrames:
             over_B: where copies play one episode each: those whose episode was over before the step.
         """
         transition, done = step.transition, step.transition.done
+        self._tasks_T.append(step.tasks)
         for i in transition.failures:
             self._rows = [row for row in self._rows if row.stream != i or row.number != step.numbers[i]]
         wanted = self.capture(step.rows, done, numbers_B=step.numbers)
@@ -125,11 +128,12 @@ class ObservedFrames:
     ) -> tuple[Segment, ...]:
         """Draw the rows of a rollout that is over and cut them at the ends of episodes; see `cut_into_segments`."""
         rows, self._rows = self._rows, []
+        tasks, self._tasks_T = [*self._tasks_T, self.world.tasks], []
         if any(o.frames for o in self.observes):
             frames = self.world.render([row.look for row in rows])
         else:
             frames = np.zeros((len(rows), 1, 1, 3), dtype=np.uint8)
-        return cut_into_segments(rows, frames, self.world.tasks, mask_B_T, terminated_B_T, done_B_T, lost_B_T)
+        return cut_into_segments(rows, frames, tasks, mask_B_T, terminated_B_T, done_B_T, lost_B_T)
 
     def _add_first(self, t: int, numbers_B: IntArray, transition: Transition) -> None:
         """Take in the first moments of episodes with these numbers, which begin after step t."""
@@ -168,7 +172,7 @@ def _draw(seed: int, stream: int, number: int) -> float:
 def cut_into_segments(
     rows: Sequence[ObservedRow],
     frames_N: ByteArray,
-    tasks: Sequence[str],
+    tasks_T: Sequence[Sequence[str]],
     mask_B_T: BoolArray,
     terminated_B_T: BoolArray,
     done_B_T: BoolArray,
@@ -179,7 +183,7 @@ def cut_into_segments(
     Args:
         rows: in order of time within each copy.
         frames_N: their pictures, in the same order.
-        tasks: the task of each copy, in words.
+        tasks_T: the task of each copy, in words, at every step and after the last.
         mask_B_T: False where no step was taken.
         terminated_B_T: the task ended.
         done_B_T: the episode ended.
@@ -210,7 +214,7 @@ def cut_into_segments(
                 Segment(
                     stream=stream,
                     number=own[0].number if own else None,
-                    task=tasks[stream],
+                    task=tasks_T[start][stream],
                     start=start + int(taken[0]) if len(taken) else end + 1,
                     end=end,
                     terminated=finished and bool(terminated_B_T[stream, end]),

@@ -18,7 +18,8 @@ from guerdon.collect.episode_capture import Recorder
 from guerdon.errors import ConfigError, SimulatorError
 from guerdon.policies.robot import Action
 from guerdon.types import BoolArray, FloatArray, IntArray, Segment
-from guerdon.worlds.world import FramesDue, Transition, World
+from guerdon.worlds.transition import FramesDue, Transition
+from guerdon.worlds.world import World
 
 FILM_LIMIT = 10_000  # steps after which a film of an episode that does not end is cut
 
@@ -31,6 +32,7 @@ class Step(NamedTuple):
         actions: (B, A).
         rows: (B,) number of the action within its episode, from 1.
         numbers: (B,) of the episode within its copy, before the step.
+        tasks: of the copies, in words, before the step.
         transition: what the actions led to.
     """
 
@@ -38,6 +40,7 @@ class Step(NamedTuple):
     actions: np.ndarray
     rows: IntArray
     numbers: IntArray
+    tasks: tuple[str, ...]
     transition: Transition
 
 
@@ -146,7 +149,7 @@ def steps(
     if frames is None and isinstance(act, ActionQueue):
         frames = act.frames_due
     while True:
-        rows, numbers = world.steps_in_episode + 1, world.episode_ids
+        rows, numbers, tasks = world.steps_in_episode + 1, world.episode_ids, world.tasks
         actions = act(observations_B)
         wanted = None if capture is None else capture(rows)
         transition = world.step(
@@ -155,7 +158,7 @@ def steps(
             capture_ends=capture_ends and capture is not None,
             frames=None if frames is None else frames(),
         )
-        yield Step(observations_B, actions, rows, numbers, transition)
+        yield Step(observations_B, actions, rows, numbers, tasks, transition)
         observations_B = transition.observations
 
 
@@ -244,6 +247,7 @@ def film(world: World, act: Callable[[np.ndarray], np.ndarray], *, frames: int) 
     if isinstance(act, ActionQueue):
         act.resting, act.once = ~only, only
     start = world.reset(capture=only)
+    task = world.tasks[0]
     looks, success, rewards = [start.first_looks[0]], [False], [0.0]
     known: list[bool | None] = [False]
     for step in steps(world, act, start.observations, capture=lambda rows: only, capture_ends=False):
@@ -262,7 +266,7 @@ def film(world: World, act: Callable[[np.ndarray], np.ndarray], *, frames: int) 
     moments = Segment(
         stream=0,
         number=0,
-        task=world.tasks[0],
+        task=task,
         start=0,
         end=end - 1,
         terminated=bool(transition.terminated[0]),

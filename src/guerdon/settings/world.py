@@ -43,6 +43,11 @@ class EnvSettings(Settings):
     """What all worlds of `env` share: a task in `num_envs` copies."""
 
     task: str = Field(description="name of the task; of gymnasium: an id")
+    task_ids: tuple[str, ...] | tuple[int, ...] | None = Field(
+        None,
+        description="several tasks with the same actions instead of one, by name: episodes play them in turn, and "
+        "observations end with which it is (one-hot, as in Meta-World's MT10)",
+    )
     task_text: str | None = Field(None, description="the task in words; Meta-World tasks have one")
     num_envs: int = Field(8, ge=1, description="copies stepped together")
     max_episode_steps: int | None = Field(
@@ -72,6 +77,76 @@ class EnvSettings(Settings):
     data_collection: DataCollectionSettings = Field(
         DataCollectionSettings(), description="keep episodes while a policy trains"
     )
+    use_curriculum: bool = Field(
+        False,
+        description="draw the starts of training episodes, their tasks, or both by true success so far "
+        "(docs/curriculum.md); evaluations play all alike",
+    )
+    curriculum_over: Literal["states", "tasks", "both"] = Field(
+        "states", description="what is drawn: starts of a task, tasks of task_ids, or both"
+    )
+    curriculum_states: int = Field(
+        50, ge=2, description="starts of each task: what resets with the seeds 0, 1, ... give"
+    )
+    curriculum_temp: float = Field(
+        1.0, gt=0, description="states: weight of a start (1 / distance of its success from 0.5) ^ (1 / temp)"
+    )
+    curriculum_min_prob: float = Field(
+        0.0, ge=0, le=1, description="states: every start has at least this share of an equal chance"
+    )
+    curriculum_ema_alpha: float = Field(
+        0.99, gt=0, lt=1, description="tasks: what a result leaves of the running mean of a task's success"
+    )
+    curriculum_tau: float = Field(
+        0.02, gt=0, description="tasks: probability proportional to exp(-(success - 0.5)^2 / tau)"
+    )
+    one_hot: ClassVar[bool] = True  # whether observations of several tasks end with which it is
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """The tasks, as logs call them."""
+        return (self.task,) if self.task_ids is None else tuple(str(task) for task in self.task_ids)
+
+    @property
+    def tasks_change(self) -> bool:
+        """Whether a copy plays another task in another episode."""
+        return self.task_ids is not None
+
+    def of_task(self, number: int) -> Self:
+        """The settings of one of the tasks, in one copy."""
+        off = {"task_ids": None, "use_curriculum": False, "task": self.task_names[number]}
+        return self.model_copy(update={**off, "num_envs": 1, "vectorization": "sync"})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _first_task(cls, given: Any) -> Any:
+        several = given.get("task_ids") if isinstance(given, dict) else None
+        return {"task": str(several[0]), **given} if isinstance(several, list | tuple) and several else given
+
+    @model_validator(mode="after")
+    def _tasks_differ(self) -> Self:
+        if self.task_ids is not None:
+            if not self.task_ids or len(set(self.task_ids)) < len(self.task_ids):
+                raise ValueError("task_ids needs tasks that differ from each other")
+            if self.task not in (self.task_names[0], type(self).model_fields["task"].default) or self.task_text:
+                raise ValueError("task and task_text would do nothing with task_ids; remove them or task_ids")
+        return self
+
+    @model_validator(mode="after")
+    def _curriculum_is_used(self) -> Self:
+        fields, over = type(self).model_fields, self.curriculum_over
+        given = {n for n in fields if n.startswith("curriculum_") and getattr(self, n) != fields[n].default}
+        if not self.use_curriculum:
+            refuse(given, "without use_curriculum: true")
+        if self.use_curriculum and over != "states" and len(self.task_ids or ()) < 2:
+            raise ValueError(f"curriculum_over: {over} draws tasks: it needs several in task_ids")
+        idle = {
+            "states": {"curriculum_ema_alpha", "curriculum_tau"},
+            "tasks": {"curriculum_states", "curriculum_temp", "curriculum_min_prob"},
+            "both": set[str](),
+        }
+        refuse(given & idle[over], f"curriculum_over: {over}")
+        return self
 
     @property
     def camera_name(self) -> str:
@@ -119,6 +194,8 @@ class MetaWorldSettings(EnvSettings):
 
     @model_validator(mode="after")
     def _draws(self) -> Self:
+        if self.task_ids is not None:
+            refuse({"render_workers"} if self.render_workers else set(), "task_ids")
         if self.vectorization == "async" and self.render_workers:
             raise ValueError(
                 "render_workers would do nothing with vectorization: async, whose processes draw; remove it"
@@ -158,6 +235,7 @@ PROTOCOLS = {
 class LiberoSettings(EnvSettings):
     """Tasks of a LIBERO suite."""
 
+    one_hot: ClassVar[bool] = False
     success_key: ClassVar[str | None] = None  # LIBERO's goals are checked at every step
     type: Literal["libero"] = Field("libero", description="tasks of a LIBERO suite")
     task_suite_name: Literal["libero_10", "libero_spatial", "libero_object", "libero_goal", "libero_90"] = Field(
@@ -165,7 +243,9 @@ class LiberoSettings(EnvSettings):
     )
     task: str = Field("0", description="number of the task in its suite, or its name")
     task_ids: tuple[int, ...] | None = Field(
-        None, description="several tasks instead of one, by number; each gets an equal share of the copies, in order"
+        None,
+        description="several tasks instead of one, by number; each gets an equal share of the copies, in order, or "
+        "with use_curriculum copies change their tasks",
     )
     task_text: str | None = Field(None, description="the task in words; null: LIBERO's own")
     num_envs: int = Field(
@@ -232,9 +312,14 @@ class LiberoSettings(EnvSettings):
         """How data sets call the first camera."""
         return self.cameras[0]
 
+    @property
+    def tasks_change(self) -> bool:
+        """Whether a copy plays another task in another episode."""
+        return self.task_ids is not None and self.use_curriculum
+
     def of_copies(self, copies: range) -> Self:
         """The settings of some of the copies, in one process."""
-        if self.task_ids is None:
+        if self.task_ids is None or self.tasks_change:
             return super().of_copies(copies)
         each = self.num_envs // len(self.task_ids)
         tasks = tuple(dict.fromkeys(self.task_ids[i // each] for i in copies))
@@ -283,11 +368,7 @@ class LiberoSettings(EnvSettings):
             wrong.append(int(self.task))
         if wrong:
             raise ValueError(f"{self.task_suite_name} has tasks 0 to {count - 1}, not {', '.join(map(str, wrong))}")
-        if self.task_ids is not None:
-            if not self.task_ids or len(set(self.task_ids)) < len(self.task_ids):
-                raise ValueError("task_ids needs tasks that differ from each other")
-            if self.task != "0" or self.task_text is not None:
-                raise ValueError("task and task_text would do nothing with task_ids; remove them or task_ids")
+        if self.task_ids is not None and not self.tasks_change:
             if self.num_envs % len(self.task_ids):
                 raise ValueError(f"{len(self.task_ids)} task_ids need a multiple of as many num_envs")
             each, together = self.num_envs // len(self.task_ids), self.num_envs_per_process
@@ -383,6 +464,10 @@ class GymnasiumSettings(_ReportsSuccess):
     def _ends(self) -> Self:
         if self.autoreset_mode != "disabled" and self.end_on_success:
             raise ValueError("end_on_success needs autoreset_mode: disabled")
+        changes = {"use_curriculum": self.use_curriculum, "task_ids": self.task_ids is not None}
+        if self.autoreset_mode != "disabled" and any(changes.values()):
+            names = " and ".join(key for key, used in changes.items() if used)
+            raise ValueError(f"{names} decides how episodes begin, which needs autoreset_mode: disabled")
         if self.autoreset_mode != "disabled" and self.vectorization == "async":
             raise ValueError("vectorization async begins episodes anew, which needs autoreset_mode: disabled")
         return self

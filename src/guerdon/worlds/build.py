@@ -27,7 +27,9 @@ from guerdon.worlds.libero_files import libero_task
 from guerdon.worlds.maniskill import ManiSkillEye, ManiSkillVectorEnv, task_text
 from guerdon.worlds.metaworld import MetaWorldVectorEnv
 from guerdon.worlds.processes import ProcessVectorEnv
+from guerdon.worlds.starts import Curriculum, Rotation, Starts
 from guerdon.worlds.success import SUCCESS_KEYS, own_readers, unreported
+from guerdon.worlds.task_pool import TaskPool
 from guerdon.worlds.world import World
 
 
@@ -42,6 +44,7 @@ def check_success_reported(settings: WorldSettings, success_readers: Sequence[st
         ConfigError: something needs it.
     """
     readers = [*own_readers(settings.native_reward, settings.end_on_success), *success_readers]
+    readers += ["env.use_curriculum"] if settings.use_curriculum else []
     gymnasium_own = isinstance(settings, GymnasiumSettings) and never_reports_success(settings.task)
     silent = gymnasium_own and settings.success_key is None
     if readers and silent:
@@ -56,6 +59,7 @@ def build_world(
     group_size: int = 1,
     success_readers: Sequence[str] = (),
     tries: int = 0,
+    adaptive: bool = False,
 ) -> World:
     """Make the world that a configuration describes.
 
@@ -66,6 +70,7 @@ def build_world(
         group_size: neighbouring copies that start every episode alike (GRPO).
         success_readers: keys of the configuration, besides `env`'s own, that need true success.
         tries: how often an episode that a broken simulator cut off is begun again.
+        adaptive: the section's curriculum decides tasks and starts; False: tasks come in turn, as in evaluations.
 
     Raises:
         ConfigError: an unknown task, camera or environment id; or something needs true success, and the environment
@@ -85,6 +90,10 @@ def build_world(
         env.close()
         raise
     text = settings.task_text or words
+    ordered = isinstance(settings, LiberoSettings) and settings.init_states == "ordered"
+    starts = _starts(settings, text, env, seed=seed, ordered=ordered, adaptive=adaptive)
+    if adaptive and settings.use_curriculum:
+        success_readers = [*success_readers, "env.use_curriculum"]
     own_limit = (GymnasiumSettings, ManiSkillSettings)  # environments that end episodes at the limit themselves
     return World(
         env,
@@ -98,8 +107,30 @@ def build_world(
         success_readers=success_readers,
         group_size=group_size,
         pixels=settings.observation == "pixels",
-        ordered=isinstance(settings, LiberoSettings) and settings.init_states == "ordered",
+        ordered=ordered,
         tries=tries,
+        starts=starts,
+    )
+
+
+def _starts(
+    settings: WorldSettings, text: str | Sequence[str], env: Any, *, seed: int, ordered: bool, adaptive: bool
+) -> Starts | None:
+    """What decides the tasks and starts of episodes; None: copies keep their tasks, and the seed decides."""
+    texts = env.all_texts if settings.tasks_change else [text if isinstance(text, str) else text[0]]
+    if not (adaptive and settings.use_curriculum):
+        return Rotation(texts, ordered=ordered) if settings.tasks_change else None
+    return Curriculum(
+        texts,
+        names=settings.task_names,
+        seed=seed,
+        over=settings.curriculum_over,
+        ema_alpha=settings.curriculum_ema_alpha,
+        tau=settings.curriculum_tau,
+        states=settings.curriculum_states,
+        temp=settings.curriculum_temp,
+        min_prob=settings.curriculum_min_prob,
+        ordered=ordered,
     )
 
 
@@ -109,6 +140,14 @@ EnvParts = tuple[VectorEnv, Eye, str | Sequence[str]]
 
 def make_parts(settings: WorldSettings, copies: int, seed: int) -> EnvParts:
     """Copies of the environment of an `env` section, in this process."""
+    if settings.tasks_change:
+        pool = TaskPool(
+            lambda task: make_parts(settings.of_task(task), 1, seed),
+            count=len(settings.task_names),
+            num_envs=copies,
+            one_hot=settings.one_hot,
+        )
+        return pool, pool.eye, pool.task_texts
     if isinstance(settings, OwnWorldSettings):
         return own_world(settings, copies, seed)
     parts: EnvParts = WORLDS.factory(settings.type)(settings, copies, seed)

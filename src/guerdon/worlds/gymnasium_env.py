@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -79,6 +79,24 @@ def check_spaces(env: gymnasium.vector.VectorEnv, what: str) -> None:
             f"{what} takes actions of shape {shape}; control policies give "
             "rows of numbers. Flatten them with a gymnasium wrapper and register the result under an id of your own."
         )
+
+
+def merged_infos(infos: Sequence[Mapping[str, np.ndarray]], shares: Sequence[int]) -> dict[str, Any]:
+    """The infos of several vector environments as one; `_<key>` says which copies have a key.
+
+    Args:
+        infos: of each; empty where there is none.
+        shares: copies of each.
+    """
+    merged: dict[str, Any] = {}
+    for name in dict.fromkeys(name for info in infos for name in info if not name.startswith("_")):
+        first = next(np.asarray(info[name]) for info in infos if name in info)
+        values, known = [], []
+        for info, count in zip(infos, shares, strict=True):
+            values.append(info.get(name, np.zeros(count, dtype=first.dtype)))
+            known.append(np.broadcast_to(info.get(f"_{name}", True) if name in info else False, count))
+        merged |= {name: np.concatenate(values), f"_{name}": np.concatenate(known)}
+    return merged
 
 
 def never_reports_success(env_id: str) -> bool:

@@ -35,6 +35,7 @@ from guerdon.subprocess_worker import start_child
 from guerdon.types import BoolArray, ByteArray, Failure
 from guerdon.worlds.camera import choose_headless_backend
 from guerdon.worlds.eye import stacked
+from guerdon.worlds.gymnasium_env import merged_infos
 
 ATTEMPTS = 3  # of a process to start, to begin an episode or to draw, one after the other
 _CHUNK = 8  # pictures asked for at a time
@@ -149,6 +150,7 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
 
     Attributes:
         task_texts: of each copy.
+        all_texts: the tasks, in words, where copies change theirs.
         proprioception: as the world has it.
         eye: draws the copies.
         restarts: processes started in place of others.
@@ -175,6 +177,7 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         self._lost: dict[int, Failure] = {}  # episodes of copies, since `lost_episodes` was called
         self._replaced = set(range(len(shares)))  # processes in which no episode has begun
         self._seeds: list[int | None] = [None] * num_envs
+        self._tasks: list[int] | None = None  # numbers, where copies change their tasks
         self._stepped = np.zeros(num_envs, dtype=np.bool_)  # since their reset
         self._why = Failure("simulator_died")  # the last process that was replaced
         try:
@@ -190,6 +193,7 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
         self.proprioception = facts["proprioception"]
         self.task_texts = tuple(text for one in all_facts for text in one["tasks"])
+        self.all_texts: tuple[str, ...] = facts["all_texts"]
         self.eye = ProcessEye(self, facts["size"], facts["cameras"], at_once=facts["at_once"])
         shape, dtype = self.single_observation_space.shape or (), self.single_observation_space.dtype
         self._observations = np.zeros((num_envs, *shape), dtype=dtype)
@@ -211,7 +215,8 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
 
         Args:
             seed: one per copy, or of the first one; None: drawn by each world.
-            options: `reset_mask` (N,) bool picks the copies to reset (all by default).
+            options: `reset_mask` (N,) bool picks the copies to reset (all by default); `tasks` (N,) numbers, see
+                `TaskPool`.
 
         Returns:
             (N, ...) observations and an empty info.
@@ -223,6 +228,7 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed or [None] * self.num_envs
         for i in np.flatnonzero(wanted).tolist():
             self._seeds[i] = seeds[i]
+        self._tasks = (options or {}).get("tasks", self._tasks)
         waiting = sorted({self._process_of[i] for i in np.flatnonzero(wanted).tolist()})
         for _ in range(ATTEMPTS):
             self._make_ready(waiting)
@@ -230,7 +236,8 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
             for k in waiting:
                 copies = self._processes[k].copies
                 mask = np.ones(len(copies), np.bool_) if k in self._replaced else wanted[copies.start : copies.stop]
-                requests[k] = ("reset", [self._seeds[i] for i in copies], mask)
+                tasks = None if self._tasks is None else [self._tasks[i] for i in copies]
+                requests[k] = ("reset", [self._seeds[i] for i in copies], mask, tasks)
             answers = self._ask(requests, self._reset_seconds)
             for k, observations in answers.items():
                 if np.isfinite(observations).all():
@@ -264,6 +271,7 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         for k, process in enumerate(self._processes):
             if k not in self._replaced:
                 requests[k] = ("step", actions[process.copies.start : process.copies.stop])
+        shares = [len(process.copies) for process in self._processes]
         rewards = np.zeros(n, dtype=np.float32)
         terminated, truncated = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
         infos: dict[int, Mapping[str, np.ndarray]] = {}
@@ -276,7 +284,13 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
             terminated[share], truncated[share] = ended, cut
             self._stepped[share] = True
             infos[k] = info
-        return self._observations.copy(), rewards, terminated, truncated, self._merged(infos)
+        return (
+            self._observations.copy(),
+            rewards,
+            terminated,
+            truncated,
+            merged_infos([infos.get(k, {}) for k in range(len(shares))], shares),
+        )
 
     def looks(self, indices: Sequence[int]) -> list[Any]:
         """What is needed to draw these copies as they are now; None of a copy whose episode is lost.
@@ -410,20 +424,6 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
             "env.vectorization=sync runs it in guerdon's own process, with all that it prints; a simulator that is "
             "only slow needs a larger env.step_timeout or env.reset_timeout"
         )
-
-    def _merged(self, infos: Mapping[int, Mapping[str, np.ndarray]]) -> dict[str, Any]:
-        """The infos of all processes as one; `_<key>` says which copies have a key."""
-        merged: dict[str, Any] = {}
-        for name in dict.fromkeys(name for info in infos.values() for name in info if not name.startswith("_")):
-            first = next(info[name] for info in infos.values() if name in info)
-            values, known = [], np.zeros(self.num_envs, dtype=np.bool_)
-            for k, process in enumerate(self._processes):
-                info = infos.get(k, {})
-                values.append(info.get(name, np.zeros(len(process.copies), dtype=first.dtype)))
-                if name in info:
-                    known[process.copies.start : process.copies.stop] = info.get(f"_{name}", True)
-            merged |= {name: np.concatenate(values), f"_{name}": known}
-        return merged
 
 
 class ProcessEye:

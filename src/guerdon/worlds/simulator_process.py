@@ -45,14 +45,16 @@ class _Simulator:
             "spaces": (self.env.single_observation_space, self.env.single_action_space),
             "proprioception": getattr(self.env, "proprioception", None),
             "tasks": self.tasks,
+            "all_texts": tuple(getattr(self.env, "all_texts", ())),
             "size": self.eye.size,
             "cameras": tuple(getattr(self.eye, "cameras", ())),
             "at_once": isinstance(self.eye, RenderEye),
         }
 
-    def reset(self, seeds: list[int | None], mask: BoolArray) -> np.ndarray:
-        """(n, ...) observations after a reset of some copies."""
-        return np.asarray(self.env.reset(seed=seeds, options={"reset_mask": mask})[0])
+    def reset(self, seeds: list[int | None], mask: BoolArray, tasks: list[int] | None) -> np.ndarray:
+        """(n, ...) observations after a reset of some copies, to these tasks where they change."""
+        options: dict[str, Any] = {"reset_mask": mask} | ({} if tasks is None else {"tasks": tasks})
+        return np.asarray(self.env.reset(seed=seeds, options=options)[0])
 
     def step(self, actions: np.ndarray) -> tuple[Any, ...]:
         """One step, as `VectorEnv.step`, with those parts of info that are a number for each copy."""

@@ -14,77 +14,19 @@ finds its simulators again (`state_dict`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from guerdon.errors import CheckpointError, ConfigError, NonFiniteError
-from guerdon.types import BoolArray, ByteArray, Failure, FloatArray, IntArray
+from guerdon.types import BoolArray, ByteArray, Failure, IntArray
 from guerdon.worlds.eye import Eye, looks_at, resized
+from guerdon.worlds.starts import Curriculum, Playing, Starts
 from guerdon.worlds.success import SUCCESS_KEYS, own_readers, success_from_info, unreported
-
-
-@dataclass(frozen=True)
-class Transition:
-    """One step of all B copies.
-
-    Attributes:
-        observations: (B, ...) what to act on next; after a reset where an episode ended.
-        final_observations: (B, ...) what the action led to; terminal where an episode ended.
-        rewards: (B,) float32, the environment's own.
-        terminated: (B,) bool, the task ended.
-        truncated: (B,) bool, the time limit ended the episode.
-        success: (B,) bool, ground truth after the action; False where it is not known.
-        success_known: (B,) bool, where the environment reported whether this is a success.
-        mask: (B,) bool, False where no action was taken because the copy was resetting.
-        looks: copy index to look, taken after the action (of the terminal moment where an episode ended).
-        first_looks: copy index to look at the start of a new episode.
-        failures: copy index to why its simulator broke. Its episode is over without an end: the copy has mask False
-            and no look, and has begun another one.
-    """
-
-    observations: np.ndarray
-    final_observations: np.ndarray
-    rewards: FloatArray
-    terminated: BoolArray
-    truncated: BoolArray
-    success: BoolArray
-    success_known: BoolArray
-    mask: BoolArray
-    looks: dict[int, Any] = field(default_factory=dict)
-    first_looks: dict[int, Any] = field(default_factory=dict)
-    failures: Mapping[int, Failure] = field(default_factory=dict)
-
-    @property
-    def done(self) -> BoolArray:
-        """(B,) bool, where an episode ended with this step."""
-        return self.terminated | self.truncated
-
-    @property
-    def failed(self) -> BoolArray:
-        """(B,) bool, where an episode was lost with this step."""
-        return _among(self.failures, len(self.mask))
-
-    def success_of(self, index: int) -> bool | None:
-        """True success of copy `index` after the action; None where the environment did not report it."""
-        return bool(self.success[index]) if self.success_known[index] else None
-
-
-class FramesDue(NamedTuple):
-    """Copies whose observations after a step have the frames of `ObservationSpec`; those of others are black and free.
-
-    Attributes:
-        going_on: (B,) bool, where the episode goes on.
-        new: (B,) bool, where an episode begins.
-        ends: last observations of episodes that a time limit ended.
-    """
-
-    going_on: BoolArray
-    new: BoolArray
-    ends: bool = False
+from guerdon.worlds.transition import FramesDue, Transition, among
 
 
 @dataclass(frozen=True)
@@ -119,7 +61,7 @@ class World:
     """B copies of an environment, stepped together.
 
     Attributes:
-        tasks: the task of each copy, in words.
+        tasks: the task of each copy, in words; with `starts` that of its current episode.
         num_envs: B.
         reports_every_step: False once the environment left success open at a step.
         exact_resume: whether `state_dict` restores the simulators themselves (autoreset disabled); elsewhere the
@@ -142,6 +84,7 @@ class World:
         tries: how often an episode that a broken simulator cut off is begun again, before the next one is.
         ordered: resets are seeded with 0, 1, 2, ... instead of numbers drawn by `seed`: for environments whose seed is
             the number of a start. Groups with the same task share the numbers out.
+        starts: decides which task an episode plays, and its start; None: copies keep their tasks.
 
     Raises:
         ConfigError: these arguments do not fit the environment, or each other.
@@ -163,6 +106,7 @@ class World:
         pixels: bool = False,
         ordered: bool = False,
         tries: int = 0,
+        starts: Starts | None = None,
     ) -> None:
         if len(tasks) != env.num_envs:
             raise ConfigError(f"{len(tasks)} task texts for {env.num_envs} environments")
@@ -202,10 +146,22 @@ class World:
                 f"a group of {group_size} copies would play different tasks: change env.num_envs or task_ids"
             )
         self._ordered = ordered
+        self._playing = None if starts is None else Playing(starts, self.num_envs, group_size)
+        self._several = starts is not None and len(starts.texts) > 1
+        if starts is not None and not self.exact_resume:
+            raise ConfigError("a curriculum, or a task for every episode, needs env.autoreset_mode: disabled")
+        words = np.array(self.tasks if starts is None else starts.texts)
+        self._words = words.dtype  # wide enough for every task
         self._pixels = pixels
         self._spec: ObservationSpec | None = None
         if pixels and eye is None:
             raise ConfigError("env.observation pixels needs a camera")
+
+    @property
+    def curriculum(self) -> Curriculum | None:
+        """What draws tasks or starts by success, where one does."""
+        starts = None if self._playing is None else self._playing.starts
+        return starts if isinstance(starts, Curriculum) else None
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
@@ -247,7 +203,10 @@ class World:
     def episode_seed(self, index: int) -> int:
         """The seed that copy `index` was last reset with. Copies of one group share it."""
         group = index // self._group_size
-        if self._ordered:
+        number = None if self._playing is None else self._playing.number(index)
+        if number is not None:
+            return number
+        if self._ordered and self._playing is None:
             alike = [task == self.tasks[index] for task in self.tasks[:: self._group_size]]
             return sum(alike[:group]) + sum(alike) * int(self._episode[index])
         entropy = np.random.SeedSequence([self._seed, group, int(self._episode[index])])
@@ -255,14 +214,9 @@ class World:
 
     def reset(self, capture: BoolArray | None = None) -> Transition:
         """Start a new episode in every copy; the transition holds only observations and first looks."""
-        seeds = [self.episode_seed(i) for i in range(self.num_envs)]
-        observations, _ = self.env.reset(seed=seeds)
-        self._observations = np.asarray(observations)
-        self._steps[:] = 0
-        self._tried[:] = 0
-        self._episode_reported[:] = False
-        self._resetting[:] = False
-        self._actions = [[] for _ in range(self.num_envs)]
+        if self._playing is not None:
+            self._playing.begin_all(self._episode)
+        self._reset_all()
         nothing = np.zeros(self.num_envs, dtype=np.bool_)
         self._shown = self._view(self._observations)
         return Transition(
@@ -339,7 +293,7 @@ class World:
             )
         observations, rewards, terminated, truncated, info = self.env.step(actions)
         failures = self._failures()
-        mask = ~self._resetting & ~_among(failures, self.num_envs)
+        mask = ~self._resetting & ~among(failures, self.num_envs)
         observations = np.asarray(observations)
         terminated = np.asarray(terminated, dtype=np.bool_) & mask
         truncated = np.asarray(truncated, dtype=np.bool_) & mask
@@ -363,10 +317,12 @@ class World:
             wanted = wanted | done
         looks = self._look_after(wanted, ended_inside, info)
         late = self._failures()  # of copies that broke while they were looked at
-        failed = _among(failures := failures | late, self.num_envs)
+        failed = among(failures := failures | late, self.num_envs)
         if late:
             mask, success, known = mask & ~failed, success & ~failed, known & ~failed
             terminated, truncated, done = terminated & ~failed, truncated & ~failed, done & ~failed
+        if self._playing is not None:
+            self._playing.step(success, known, done, failed)
         fresh = self._begin_next(actions, done, failed, observations, mask)
         if not fresh.any():
             self._shown = final
@@ -417,7 +373,9 @@ class World:
 
     def state_dict(self) -> dict[str, Any]:
         """What is needed to find the simulators again: plain numbers and arrays."""
+        playing = {} if self._playing is None else self._playing.state_dict()
         return {
+            **playing,
             "seed": self._seed,
             "episode": self._episode.copy(),
             "steps": self._steps.copy(),
@@ -437,6 +395,8 @@ class World:
             self._episode += 1
             self.reset()
             return
+        if self._playing is not None:
+            self._playing.load_state_dict(state)
         pasts = [np.asarray(a) for a in state["actions"]]
         self._replay(pasts)
         self._actions = [[np.asarray(a) for a in p] for p in pasts]
@@ -453,7 +413,7 @@ class World:
 
     def _replay(self, pasts: list[np.ndarray]) -> None:
         """Replay each copy's actions so that all arrive together: a copy with a short past starts late."""
-        self.reset(capture=np.zeros(self.num_envs, np.bool_))
+        self._reset_all()
         longest = max(len(p) for p in pasts)
         width = next((p.shape[1] for p in pasts if len(p)), 0)
         for t in range(longest):
@@ -473,9 +433,21 @@ class World:
         if late.any():
             self._reset_again(late)
 
-    def _reset_again(self, mask: BoolArray) -> None:
-        seeds = [self.episode_seed(i) if mask[i] else None for i in range(self.num_envs)]
-        self._observations = np.asarray(self.env.reset(seed=seeds, options={"reset_mask": mask})[0])
+    def _reset_all(self) -> None:
+        """Every copy begins its episode, with nothing left of earlier ones."""
+        self._reset_again(None)
+        self._steps[:], self._tried[:] = 0, 0
+        self._episode_reported[:], self._resetting[:] = False, False
+        self._actions = [[] for _ in range(self.num_envs)]
+
+    def _reset_again(self, mask: BoolArray | None) -> None:
+        """Copies begin their episodes; None: all of them."""
+        seeds = [self.episode_seed(i) if mask is None or mask[i] else None for i in range(self.num_envs)]
+        options: dict[str, Any] = {} if mask is None else {"reset_mask": mask}
+        if self._playing is not None:
+            self.tasks = self._playing.texts
+            options |= {"tasks": self._playing.tasks} if self._several else {}
+        self._observations = np.asarray(self.env.reset(seed=seeds, options=options or None)[0])
 
     def _successes(self, info: dict[str, Any], mask: BoolArray, ended: BoolArray) -> tuple[BoolArray, BoolArray]:
         """(B,) bool twice: true success of every copy, and where it is known; read at once where one array holds it."""
@@ -526,7 +498,7 @@ class World:
         if spec.proprioception:
             columns["proprioception"] = states_B[:, list(self.proprioception)].astype(np.float32)
         if spec.task:
-            columns["task"] = np.array(self.tasks)
+            columns["task"] = np.array(self.tasks, dtype=self._words)
         if spec.frames is not None:
             which = np.arange(self.num_envs) if drawn_B is None else np.flatnonzero(drawn_B)
             frames = np.zeros((self.num_envs, spec.cameras, *spec.frames, 3), dtype=np.uint8)
@@ -581,6 +553,8 @@ class World:
         for i in np.flatnonzero(done):
             self._actions[i] = []
         self._episode += done & ~again
+        if self._playing is not None:
+            self._playing.begin(done & ~again, self._episode)
         self._observations = observations
         if self.mode is AutoresetMode.NEXT_STEP:
             fresh = self._resetting.copy()
@@ -591,10 +565,3 @@ class World:
         if self.mode is AutoresetMode.DISABLED and done.any():
             self._reset_again(done)
         return done
-
-
-def _among(copies: Mapping[int, Any], count: int) -> BoolArray:
-    """(count,) bool, True for these copies."""
-    found = np.zeros(count, dtype=np.bool_)
-    found[list(copies)] = True
-    return found
