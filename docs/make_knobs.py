@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from guerdon.config_schema import discriminator
-from guerdon.settings.aliases import VLA_OPTIONS
+from guerdon.settings.aliases import RLINF_KEYS, VLA_OPTIONS, Option
 from guerdon.settings.base import ByName, Named, names_in
 from guerdon.settings.study import Study
 
@@ -216,11 +216,29 @@ def option_lines() -> list[str]:
         "| option | key | remark | accepted |",
         "|---|---|---|---|",
     ]
-    for name, option in VLA_OPTIONS.items():
+    lines += _rows_of_names(VLA_OPTIONS)
+    lines += [
+        "",
+        "## Keys of RLinf",
+        "",
+        "Keys of the LIBERO guide's configuration files, on the command line and in a file: `guerdon run STUDY "
+        "actor.model.model_path=FOLDER`. Two names of one key must agree.",
+        "",
+        "| name | key | remark | accepted |",
+        "|---|---|---|---|",
+        *_rows_of_names(RLINF_KEYS),
+    ]
+    return [*lines, ""]
+
+
+def _rows_of_names(names: dict[str, Option]) -> list[str]:
+    """A row for each name of a guide."""
+    lines = []
+    for name, option in names.items():
         key = "refused" if option.key is None else f"`{option.key}`"
         same = ", ".join(f"`{str(v).lower() if isinstance(v, bool) else v}`" for v in option.same)
         lines.append(f"| `{name}` | {key} | {option.why} | {same} |")
-    return [*lines, ""]
+    return lines
 
 
 def _title(top: str) -> str:

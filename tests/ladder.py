@@ -1,7 +1,8 @@
 """Three tasks of different difficulty, `ladder:Low-v0`, `ladder:Half-v0` and `ladder:High-v0`, which cost nothing.
 
 High always succeeds at its end, Low never does, Half does for starts whose first number is even. Every step pays 1, so
-that rewards say nothing about success. Observations have 2, 3 and 4 numbers; pictures show the task's number and the age.
+that rewards say nothing about success. Observations have 2, 3 and 4 numbers; pictures show the
+task's number and the age.
 """
 
 import gymnasium

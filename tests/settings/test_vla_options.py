@@ -1,11 +1,11 @@
-"""The options of the VLA guide's training script: each works, or is refused with a reason."""
+"""The options of the VLA guide's training script and the keys of RLinf: each works, or is refused with a reason."""
 
 import pytest
 
 from guerdon.config import load
 from guerdon.config_schema import leaves
 from guerdon.errors import ConfigError
-from guerdon.settings.aliases import VLA_OPTIONS
+from guerdon.settings.aliases import RLINF_KEYS, VLA_OPTIONS
 from guerdon.settings.study import Study
 
 LIBERO = ["env.type=libero"]
@@ -17,9 +17,29 @@ def study(*overrides):
 
 def test_keys_are_keys_of_the_configuration():
     known = set(leaves((Study,)))
-    missing = {one.key for one in VLA_OPTIONS.values() if one.key is not None} - known
-    assert not missing
-    assert all(one.key or one.why for one in VLA_OPTIONS.values())
+    names = [*VLA_OPTIONS.values(), *RLINF_KEYS.values()]
+    assert not {one.key for one in names if one.key is not None} - known
+    assert all(one.key or one.why for one in names)
+
+
+SCRIPT = """
+    seed vla_path load_adapter_checkpoint use_fast_tokenizer enable_gradient_checkpointing data_root_dir dataset_name
+    center_crop use_lora lora_rank lora_dropout use_quantization context_length response_length
+    process_reward_model prm_model_name_or_path prm_checkpoint_path prm_reward_weight
+    use_value_model value_model_path value_model_type value_use_lora value_lr value_init_steps
+    task_suite_name num_steps_wait num_tasks_per_suite num_trials_per_task n_rollout_threads task_ids max_env_length
+    save_video env_gpu_id
+    lr eps weight_decay scheduler max_grad_norm per_device_train_batch_size local_rollout_batch_size
+    local_rollout_forward_batch_size local_mini_batch_size num_mini_batches num_epochs num_steps total_episodes
+    temperature verify_reward_value penalty_reward_value non_stop_penalty beta kl_estimator whiten_rewards cliprange
+    cliprange_value vf_coef gamma lam norm_adv max_approx_kl async_mode save_freq use_wandb push_to_hub
+    vllm_num_engines vllm_tensor_parallel_size vllm_enforce_eager vllm_sync_backend gpu_memory_utilization
+    use_curriculum curriculum_temp curriculum_min_prob cliprange_high cliprange_low clip_vloss eval_freq init_eval
+"""  # every option of the guide's script and of its curriculum branch
+
+
+def test_the_table_has_every_option_of_the_script():
+    assert not set(SCRIPT.split()) - set(VLA_OPTIONS)
 
 
 def test_options_work_under_their_names(tmp_path):
@@ -95,4 +115,93 @@ def test_a_file_may_have_them_at_its_top(tmp_path):
         load(Study, path)
     path.write_text("lr: fast\n")
     with pytest.raises(ConfigError, match=r"study\.yaml:1: algorithm\.learning_rate is 'fast'"):
+        load(Study, path)
+
+
+def test_options_of_the_curriculum():
+    env = study(*LIBERO, "use_curriculum=true", "curriculum_temp=2.0", "curriculum_min_prob=0.1").env
+    assert (env.use_curriculum, env.curriculum_over, env.curriculum_temp, env.curriculum_min_prob) == (
+        True, "states", 2.0, 0.1,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="curriculum_temp would do nothing without use_curriculum"):
+        study(*LIBERO, "curriculum_temp=2.0")
+    assert study("use_curriculum=False", "curriculum_temp=1.0", "curriculum_min_prob=0.0") == study()  # a launcher's
+
+
+def test_options_of_the_tasks():
+    given = study(*LIBERO, "num_tasks_per_suite=4", "num_trials_per_task=5")
+    assert given.env.task_ids == (0, 1, 2, 3)
+    assert given.runner.eval_episodes == 20
+    with pytest.raises(ConfigError, match=r"task_ids and num_tasks_per_suite both mean env.task_ids, and contradict"):
+        study(*LIBERO, "num_tasks_per_suite=4", "task_ids=[1]")
+
+
+PATHS = ("actor.model.model_path", "rollout.model.model_path", "actor.tokenizer.tokenizer_model")
+VLA = ["policy.type=vla", *LIBERO]
+
+
+def test_keys_of_rlinf():
+    given = study(
+        *VLA, *(f"{name}=/models/oft" for name in PATHS), "env.train.num_envs=4", "env.train.max_episode_steps=100",
+        "env.train.task_suite_name=libero_goal", "env.train.ignore_terminations=false", "actor.model.is_lora=true",
+        "env.train.use_ordered_reset_state_ids=false", "env.eval.reward_model.enable=False", "actor.optim.lr=2e-5",
+        "actor.model.num_action_chunks=4", "actor.micro_batch_size=50", "actor.seed=7",
+    )  # fmt: skip
+    policy, env, algorithm = given.policy, given.env, given.control_algorithm
+    assert (policy.vla_path, policy.use_lora, policy.num_action_chunks) == ("/models/oft", True, 4)
+    assert (env.num_envs, env.max_episode_steps, env.task_suite_name, env.end_on_success, env.init_states) == (
+        4, 100, "libero_goal", True, "drawn",
+    )  # fmt: skip
+    assert (algorithm.learning_rate, algorithm.micro_batch_size, given.runner.seed) == (2e-5, 50, 7)
+
+
+def test_rewards_of_the_libero_guide(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "actor: {model: {model_path: /models/oft}, tokenizer: {tokenizer_model: '${actor.model.model_path}'}}\n"
+        "rollout: {model: {model_path: '${actor.model.model_path}'}}\n"
+        "policy: {type: vla}\n"
+        "reward: {reward_mode: episode}\n"
+        "env:\n"
+        "  type: libero\n"
+        "  train:\n"
+        "    reward_coef: 5.0\n"
+        "    use_rel_reward: true\n"
+        "    reward_model: {enable: true, endpoint: 'http://127.0.0.1:18080/score', backend: PRIMO-R1, nframes: 8,\n"
+        "      binary_reward: true, success_threshold: 0.4, fail_on_request_error: true}\n"
+        "  eval: {reward_model: {enable: false}}\n"
+    )
+    path.write_text(path.read_text().replace("reward: {", "reward: {model: {model_type: remote}, "))
+    given = load(Study, path)
+    (source,) = given.reward.sources.values()
+    assert given.policy.vla_path == "/models/oft"
+    assert (source.reward_coef, source.shaping, source.on_failure) == (5.0, "threshold", "raise")
+    remote = source.model.remote
+    assert (remote.endpoint, remote.backend, remote.nframes) == ("http://127.0.0.1:18080/score", "PRIMO-R1", 8)
+    assert load(Study, path, ["actor.model.model_path=/other"]).policy.vla_path == "/other"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ([f"{PATHS[0]}=/a", f"{PATHS[1]}=/b"], "both mean policy.vla_path, and contradict each other"),
+        (["env.eval.reward_model.enable=true"], "evaluations report native success"),
+        (["env.eval.num_envs=500"], "as many copies as training"),
+        (["actor.global_batch_size=16384"], "is a key of RLinf that cannot be set here"),
+        (["env.train.num_env=4"], "env.train"),
+        (["actor.model.model_pth=/a"], "actor"),
+    ],
+)
+def test_keys_of_rlinf_that_cannot_be_set(overrides, said):
+    with pytest.raises(ConfigError, match=said):
+        study(*VLA, *overrides)
+
+
+def test_a_file_may_not_name_one_thing_twice(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("policy: {type: vla, vla_path: /a}\nactor: {model: {model_path: /b}}\n")
+    with pytest.raises(ConfigError, match=r"run\.yaml:2: actor.model.model_path and policy.vla_path are two names"):
+        load(Study, path)
+    path.write_text("policy: {type: vla}\nactor: {model: {model_path: /b}}\nrollout: {model: {model_path: /a}}\n")
+    with pytest.raises(ConfigError, match=r"both mean policy\.vla_path"):
         load(Study, path)

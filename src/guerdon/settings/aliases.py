@@ -7,14 +7,17 @@ with it the VLA guide's; what they mean is filled in before a section is checked
     prm_words({"process_reward_model": True}, set())["sources"]["prm"]["model"]  # {"model_type": "DummyRM"}
 
 The options of the VLA guide's training script stand for keys of this configuration, on the command line and at the
-top of a file; those that cannot are refused with the reason (`VLA_OPTIONS`).
+top of a file; those that cannot are refused with the reason (`VLA_OPTIONS`). So do the keys that the LIBERO guide has
+from RLinf (`RLINF_KEYS`).
 
-    vla_options(Tree(), ["lr=5e-5", "use_wandb=false"])[1]                      # ["algorithm.learning_rate=5e-05"]
+    guide_names(Tree(), ["lr=5e-5", "use_wandb=false"])[1]                      # ["algorithm.learning_rate=5e-05"]
 """
 
 from __future__ import annotations
 
+import copy
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -146,14 +149,21 @@ class Option(NamedTuple):
     convert: Callable[[Any], Any] | None = None
 
 
-def _stop_at(limit: float) -> float:
-    return limit / 1.5  # where target_kl stops the update
+def _stop_at(limit: Any) -> Any:
+    return limit if isinstance(limit, bool) else limit / 1.5  # where target_kl stops the update
+
+
+def _first_tasks(count: Any) -> Any:
+    return count if isinstance(count, bool | float) else list(range(count))
+
+
+def _order(ordered: Any) -> Any:
+    return {True: "ordered", False: "drawn"}.get(ordered, ordered) if isinstance(ordered, bool) else ordered
 
 
 _VLLM = "a VLA policy acts in the run's own process, not through vLLM (use_vllm_prm is for the reward model)"
 _CRITIC = "the critic is a head on what the policy itself computes"
 _TEXT = "it is about generated text; the length of an action follows from the policy"
-_TASKS = "a run plays the tasks of env.task_ids in equal shares"
 
 VLA_OPTIONS: dict[str, Option] = {
     "seed": Option("runner.seed"),
@@ -187,8 +197,8 @@ VLA_OPTIONS: dict[str, Option] = {
     # environment
     "task_suite_name": Option("env.task_suite_name"),
     "num_steps_wait": Option("env.num_steps_wait"),
-    "num_tasks_per_suite": Option(None, _TASKS),
-    "num_trials_per_task": Option(None, "runner.eval_episodes counts the episodes of all tasks together"),
+    "num_tasks_per_suite": Option("env.task_ids", "the first so many", (), _first_tasks),
+    "num_trials_per_task": Option("env.num_trials_per_task", "of evaluations"),
     "n_rollout_threads": Option("env.num_envs"),
     "task_ids": Option("env.task_ids"),
     "max_env_length": Option("env.max_episode_steps", "0: the limit of the suite"),
@@ -238,58 +248,135 @@ VLA_OPTIONS: dict[str, Option] = {
     "enable_prefix_caching": Option(None, _VLLM, (False,)),
     "gpu_memory_utilization": Option(None, _VLLM),
     # curriculum
-    "use_curriculum": Option(None, _TASKS, (False,)),
-    "curriculum_temp": Option(None, _TASKS),
-    "curriculum_min_prob": Option(None, _TASKS),
+    "use_curriculum": Option("env.use_curriculum", "over initial states; env.curriculum_over says tasks or both"),
+    "curriculum_temp": Option("env.curriculum_temp"),
+    "curriculum_min_prob": Option("env.curriculum_min_prob"),
     "eval_freq": Option(None, "runner.eval_every counts environment steps, not updates"),
     "init_eval": Option(None, "the first evaluation is after runner.eval_every environment steps", (False,)),
 }  # fmt: skip
 """The options of the script, by name."""
 
+_CHECKPOINT = "policy and tokenizer are read from one folder: the three names must agree"
+_SERVER = (
+    "endpoint", "timeout", "nframes", "max_pixels", "backend", "backend_kwargs", "fail_on_request_error",
+)  # fmt: skip
+_ALIKE = "evaluations are of the tasks and limits of training"
+RLINF_KEYS: dict[str, Option] = {
+    **{
+        name: Option("policy.vla_path", _CHECKPOINT)
+        for name in ("actor.model.model_path", "rollout.model.model_path", "actor.tokenizer.tokenizer_model")
+    },
+    "actor.model.num_action_chunks": Option("policy.num_action_chunks"),
+    "actor.model.use_proprio": Option("policy.use_proprio"),
+    "actor.model.unnorm_key": Option("policy.unnorm_key"),
+    "actor.model.center_crop": Option("policy.center_crop"),
+    "actor.model.is_lora": Option("policy.use_lora"),
+    "actor.model.lora_rank": Option("policy.lora_rank"),
+    "actor.micro_batch_size": Option("algorithm.micro_batch_size"),
+    "actor.global_batch_size": Option(None, "algorithm.minibatch_size counts decisions of all GPUs together"),
+    "actor.optim.lr": Option("algorithm.learning_rate"),
+    "actor.optim.clip_grad": Option("algorithm.max_grad_norm"),
+    "actor.seed": Option("runner.seed"),
+    "env.train.task_suite_name": Option("env.task_suite_name"),
+    "env.train.num_envs": Option("env.num_envs"),
+    "env.train.total_num_envs": Option("env.num_envs"),
+    "env.train.max_episode_steps": Option("env.max_episode_steps"),
+    "env.train.group_size": Option("algorithm.group_size"),
+    "env.train.seed": Option("runner.seed"),
+    "env.train.reward_coef": Option("reward.reward_coef"),
+    "env.train.use_rel_reward": Option("reward.use_rel_reward"),
+    "env.train.use_ordered_reset_state_ids": Option("env.init_states", "true: ordered, false: drawn", (), _order),
+    "env.train.use_fixed_reset_state_ids": Option(None, "groups always begin alike", (True,)),
+    "env.train.ignore_terminations": Option("env.end_on_success", "the opposite", (), lambda value: not value),
+    "env.train.auto_reset": Option(None, "it follows from algorithm.adv_estimator"),
+    "env.train.reward_model.enable": Option("reward.use_reward_model"),
+    "env.train.reward_model.binary_reward": Option("reward.binary_reward"),
+    "env.train.reward_model.success_threshold": Option("reward.success_threshold"),
+    **{f"env.train.reward_model.{name}": Option(f"reward.model.{name}") for name in _SERVER},
+    "env.eval.reward_model.enable": Option(None, "evaluations report native success and nothing else", (False,)),
+    "env.eval.task_suite_name": Option(None, _ALIKE),
+    "env.eval.num_envs": Option(None, "evaluations have as many copies as training, env.num_envs"),
+    "env.eval.total_num_envs": Option(None, "evaluations have as many copies as training, env.num_envs"),
+    "env.eval.max_episode_steps": Option(None, _ALIKE),
+}
+"""Keys of RLinf that the LIBERO guide uses, by name."""
+_NAMES = {**VLA_OPTIONS, **RLINF_KEYS}
 
-def vla_options(tree: Tree, overrides: Sequence[str]) -> tuple[Tree, list[str]]:
-    """A configuration and overrides of it in which the script's options are the keys that they stand for.
+
+def guide_names(tree: Tree, overrides: Sequence[str]) -> tuple[Tree, list[str]]:
+    """A configuration and overrides of it in which the guides' names are the keys that they stand for.
 
     Args:
-        tree: options stand at its top, and may not contradict a key that is there.
-        overrides: `option=value`, as any other `section.key=value`; they replace what the file says.
+        tree: names stand where they stand in the guide, and may not contradict a key that is there.
+        overrides: `name=value`, as any other `section.key=value`; they replace what the file says.
 
     Raises:
-        ConfigError: an option that is refused, with the reason; or one thing under two names.
+        ConfigError: a name that is refused, with the reason; or one thing under two names.
     """
-    data, places = dict(tree.data), dict(tree.places)
-    for name in [name for name in data if name in VLA_OPTIONS]:
+    data, places = copy.deepcopy(tree.data), dict(tree.places)
+    given: dict[str, tuple[str, Any]] = {}  # keys that names stood for, with name and value
+    for name in [name for name in _NAMES if _stands(data, name)]:
         place = places.pop(name, None)
         where = f"{place}: " if place else ""
-        found = _translated(name, data.pop(name), where)
-        if found is not None:
-            key = found.partition("=")[0]
-            if _at(data, key) is not None:
-                raise ConfigError(f"{where}{name} and {key} are two names of one thing; give one of them")
-            data = apply_overrides(Tree(data), [found]).data
-            places[key] = place or found
-    rest = []
+        found = _translated(name, _taken(data, name), where)
+        if found is None:
+            continue
+        key, value = found
+        if key not in given and _at(data, key) is not None:
+            raise ConfigError(f"{where}{name} and {key} are two names of one thing; give one of them")
+        if _agrees(given, key, name, value, where):
+            data = apply_overrides(Tree(data), [f"{key}={json.dumps(value)}"]).data
+            places[key] = place or f"{key}={json.dumps(value)}"
+    rest, given = [], {}
     for text in overrides:
         name = text.partition("=")[0].strip()
-        if name not in VLA_OPTIONS or "=" not in text:
+        if name not in _NAMES or "=" not in text:
             rest.append(text)
             continue
-        value = apply_overrides(Tree(), [text]).data[name]
-        found = _translated(name, value, f"override {text!r}: ")
-        rest += [] if found is None else [found]
+        found = _translated(name, _at(apply_overrides(Tree(), [text]).data, name), f"override {text!r}: ")
+        if found is None:
+            continue
+        key, value = found
+        if _agrees(given, key, name, value, f"override {text!r}: "):
+            rest.append(f"{key}={json.dumps(value)}")
     return Tree(data, places), rest
 
 
-def _translated(name: str, value: Any, where: str) -> str | None:
-    """An option as an override; None where guerdon does the same without being told."""
-    option = VLA_OPTIONS[name]
+def _agrees(given: dict[str, tuple[str, Any]], key: str, name: str, value: Any, where: str) -> bool:
+    """Whether a key has this value to be set; False where another name refers to it.
+
+    Raises:
+        ConfigError: another name has set it to another value.
+    """
+    if value == f"${{{key}}}":
+        return False
+    other, before = given.setdefault(key, (name, value))
+    if other != name and before != value:
+        raise ConfigError(f"{where}{name} and {other} both mean {key}, and contradict each other; give one of them")
+    given[key] = (name, value)
+    return True
+
+
+def _translated(name: str, value: Any, where: str) -> tuple[str, Any] | None:
+    """The key that a name stands for and its value; None where guerdon does the same without being told."""
+    option = _NAMES[name]
     if any(value == same and isinstance(value, bool) == isinstance(same, bool) for same in option.same):
         return None
     if option.key is None:
-        raise ConfigError(f"{where}{name} is an option of the VLA guide that cannot be set here: {option.why}")
-    numeric = isinstance(value, int | float) and not isinstance(value, bool)
-    given = option.convert(value) if option.convert is not None and numeric else value
-    return f"{option.key}={json.dumps(given)}"
+        kind = "an option of the VLA guide" if name in VLA_OPTIONS else "a key of RLinf"
+        raise ConfigError(f"{where}{name} is {kind} that cannot be set here: {option.why}")
+    if option.convert is not None and isinstance(value, bool | int | float):
+        return option.key, option.convert(value)
+    if isinstance(value, str):  # a reference to another of these names
+        value = _REFERENCE.sub(lambda found: f"${{{_key_of(found[1])}}}", value)
+    return option.key, value
+
+
+_REFERENCE = re.compile(r"(?<!\$)\$\{([\w.]+)\}")
+
+
+def _key_of(name: str) -> str:
+    return (_NAMES[name].key if name in _NAMES else None) or name
 
 
 def _at(data: dict[str, Any], path: str) -> Any:
@@ -298,3 +385,21 @@ def _at(data: dict[str, Any], path: str) -> Any:
     for part in path.split("."):
         node = node.get(part) if isinstance(node, dict) else None
     return node
+
+
+def _stands(data: dict[str, Any], path: str) -> bool:
+    """Whether there is a value at a dotted path, null included."""
+    around, _, name = path.rpartition(".")
+    node = _at(data, around) if around else data
+    return isinstance(node, dict) and name in node
+
+
+def _taken(data: dict[str, Any], path: str) -> Any:
+    """Take the value at a dotted path out of nested maps, with the maps that it leaves empty."""
+    first, _, rest = path.partition(".")
+    if not rest:
+        return data.pop(first)
+    value = _taken(data[first], rest)
+    if not data[first]:
+        del data[first]
+    return value

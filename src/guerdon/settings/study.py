@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from guerdon.config_tree import Tree
 from guerdon.settings.algorithm import AlgorithmSettings, ControlAlgorithmSettings, TextAlgorithmSettings
-from guerdon.settings.aliases import vla_options
+from guerdon.settings.aliases import guide_names
 from guerdon.settings.base import Settings, refuse
 from guerdon.settings.data import DataSettings
 from guerdon.settings.evaluate import EvaluateSettings, EvaluateTextSettings, on_own_family
@@ -208,8 +208,8 @@ class Study(Settings):
 
     @staticmethod
     def other_names(tree: Tree, overrides: Sequence[str]) -> tuple[Tree, list[str]]:
-        """The options of the VLA guide's script as keys; see `vla_options`."""
-        return vla_options(tree, overrides)
+        """The guides' names as keys; see `guide_names`."""
+        return guide_names(tree, overrides)
 
     @classmethod
     def implied(cls, given: dict[str, Any]) -> dict[str, Any]:
