@@ -1,5 +1,8 @@
 """Runs of vision-language-action policies: PPO and GRPO in chunks, killed and resumed; cloned, and learning."""
 
+from dataclasses import replace
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +13,7 @@ from guerdon.collect.collect import collect
 from guerdon.config import load
 from guerdon.episodes.read import read_episodes
 from guerdon.episodes.write import EpisodeWriter
-from guerdon.errors import ConfigError
+from guerdon.errors import ConfigError, DataError
 from guerdon.policies.control import load_policy
 from guerdon.policies.vla.token import TokenVLA
 from guerdon.settings.study import Study
@@ -44,6 +47,10 @@ def vla_study(folder, *, name="run", policy=None, algorithm=None, runner=None, *
     )  # fmt: skip
 
 
+GRPO = {
+    "adv_estimator": "grpo", "group_size": 2, "minibatch_size": 4, "clip_range": 0.2, "clip_range_high": 0.28,
+    "filter_rewards": True, "rewards_lower_bound": -5.0, "rewards_upper_bound": 5.0,
+}  # fmt: skip
 RUNS = {
     "token": {},
     "token_level": {"algorithm": {"rollout_steps": 20, "minibatch_size": 4, "logprob_type": "token_level"}},
@@ -51,9 +58,13 @@ RUNS = {
         "policy": {"parallel_decoding": False, "use_lora": True, "lora_rank": 2, "lora_dropout": 0.1},
     },
     "flow": {"policy": {"family": "flow", "num_steps": 2}},
-    "grpo": {
+    "grpo_token": {  # as seed 2's configurations have it
+        "policy": {"temperature": 1.6},
+        "algorithm": {**GRPO, "logprob_type": "token_level", "reward_type": "action_level", "clip_ratio_c": 3.0},
+    },
+    "grpo_flow": {
         "policy": {"family": "flow", "num_steps": 2, "noise_method": "flow_noise"},
-        "algorithm": {"adv_estimator": "grpo", "group_size": 2, "minibatch_size": 4},
+        "algorithm": {**GRPO, "logprob_type": "chunk_level"},
     },
 }  # fmt: skip
 
@@ -65,7 +76,10 @@ def test_a_run_that_was_cut_off_ends_the_same(given, tmp_path):
     interrupted(studies[1], "update", 2)
     start(studies[1], resume=True).run()
     assert result(studies[1]) == result(studies[0])
-    assert all(np.isfinite(row["policy_loss"]) for row in lines(studies[0]) if row.get("policy_loss") is not None)
+    rows = lines(studies[0])
+    assert all(np.isfinite(row["policy_loss"]) for row in rows if row.get("policy_loss") is not None)
+    if "filter_rewards" in given.get("algorithm", {}):
+        assert any("filtered_groups" in row for row in rows)
 
 
 def right_going(folder, count=8, length=11):
@@ -100,6 +114,32 @@ def test_chunks_are_the_actions_that_followed_and_end_with_the_episode(tmp_path)
         assert pairs.actions[t, there, 0].tolist() == episodes[0].actions[t + 1 : t + 5, 0].tolist()
         assert np.array_equal(pairs.observations["frames"][t], episodes[0].frames[t])
     assert set(pairs.observations["task"]) == {"move the dot to the right"}
+
+
+def test_chunks_of_two_cameras(tmp_path):
+    rng, frames = np.random.default_rng(0), []
+    with EpisodeWriter(tmp_path, camera="scene") as writer:
+        for number in range(2):
+            pictures = rng.integers(0, 256, (2, 4, 16, 16, 3), dtype=np.uint8)
+            frames.append(pictures)
+            writer.add(
+                Episode(
+                    id=str(number), task="go", frames=pictures[0], views={"wrist": pictures[1]}, outcome=True,
+                    actions=np.zeros((4, 1), np.float32), rewards=np.zeros(4, np.float32), success=np.ones(4, bool),
+                )
+            )  # fmt: skip
+    spec = ObservationSpec(frames=(16, 16), cameras=2, task=True)
+    pairs = gather_chunks(read_episodes(tmp_path, camera="scene", views=["wrist"]), spec, chunk=2)
+    seen = pairs.observations["frames"]
+    assert seen.shape == (6, 2, 16, 16, 3)
+    for number, camera in product(range(2), range(2)):
+        assert np.array_equal(seen[3 * number : 3 * number + 3, camera], frames[number][camera, :3])
+    small = gather_chunks(
+        read_episodes(tmp_path, camera="scene", views=["wrist"]), replace(spec, frames=(8, 8)), chunk=2
+    )
+    assert small.observations["frames"].shape == (6, 2, 8, 8, 3)
+    with pytest.raises(DataError, match="observes 2 cameras"):
+        gather_chunks(read_episodes(tmp_path, camera="scene"), spec, chunk=2)
 
 
 @pytest.mark.parametrize("family", ["token", "flow"])

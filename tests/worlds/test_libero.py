@@ -25,6 +25,7 @@ from guerdon.types import Observes
 from guerdon.worlds import libero_files
 from guerdon.worlds.build import build_world
 from guerdon.worlds.libero import LiberoEye, LiberoVectorEnv, Settling, axis_angle
+from guerdon.worlds.world import ObservationSpec
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 SETTLING = {
@@ -236,6 +237,9 @@ def test_the_first_recorded_picture_is_that_of_initial_state_0(soup, tmp_path):
     for camera in CAMERAS:
         assert np.array_equal(world.render([looks[0], looks[1]], camera), drawn[camera])
     assert world.cameras == CAMERAS
+    world.show(ObservationSpec(frames=(48, 64), cameras=2))
+    for k, camera in enumerate(CAMERAS):
+        assert np.array_equal(world.observations["frames"][:, k], drawn[camera])
     world.close()
 
 
