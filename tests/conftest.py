@@ -7,6 +7,7 @@ import os
 import sys
 
 import hypothesis
+import pytest
 
 FUZZ_SCALE = int(os.environ.get("GUERDON_FUZZ_SCALE", "1"))
 """GUERDON_FUZZ_SCALE=10 makes every property and fuzz test ten times as long as it usually is."""
@@ -40,3 +41,9 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["COLUMNS"] = "120"
 for name in ("DEBUG_IMAGE_SAVE_DIR", "NO_COLOR", "FORCE_COLOR"):
     os.environ.pop(name, None)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    """The test computes by hand on the CPU what a policy computes: that has to be there, too."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)

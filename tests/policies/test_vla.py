@@ -168,6 +168,7 @@ def test_tokens_are_sampled_by_their_probabilities():
     assert shares == pytest.approx(probabilities.numpy(), abs=0.03)
 
 
+@pytest.mark.usefixtures("no_gpu")
 def test_temperature_divides_the_logits():
     cold, warm = policy_of(), policy_of(temperature=2.0)
     seen, record = observations(), np.arange(24).reshape(4, 6)
@@ -177,6 +178,7 @@ def test_temperature_divides_the_logits():
         assert torch.allclose(evaluated(warm, seen, record).log_probs, wanted, atol=1e-6)
 
 
+@pytest.mark.usefixtures("no_gpu")
 def test_one_by_one_decoding_takes_what_the_whole_sequence_says():
     """Keys and values are kept between the tokens; the same sequence read at once gives the same choices."""
     policy, seen = policy_of(parallel_decoding=False), observations()
@@ -225,6 +227,7 @@ def test_the_sde_ends_in_the_distribution_of_the_data():
     assert float(x.std()) == pytest.approx(spread, rel=0.04)
 
 
+@pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize("method", ["flow_sde", "flow_noise"])
 def test_log_probabilities_are_those_of_the_gaussian_steps(method):
     policy, seen = policy_of(**FLOW, noise_method=method), observations(2)
@@ -260,6 +263,7 @@ def test_log_probabilities_are_those_of_the_gaussian_steps(method):
     assert float(gaussian_log_prob(x, mean, std)) == pytest.approx(-0.5 - math.log(0.2) - 0.5 * math.log(2 * math.pi))
 
 
+@pytest.mark.usefixtures("no_gpu")
 def test_an_action_of_a_chunk_does_not_depend_on_later_ones():
     policy, seen = policy_of(**FLOW), observations(2)
     inputs = policy.inputs(seen)
@@ -271,6 +275,7 @@ def test_an_action_of_a_chunk_does_not_depend_on_later_ones():
     assert torch.allclose(whole[:, :3], part, atol=1e-5)
 
 
+@pytest.mark.usefixtures("no_gpu")
 def test_the_prefix_is_read_as_llama_reads_it():
     """The same layers in transformers' own forward pass, with the state seen by itself alone."""
     policy, seen = policy_of(use_proprio=True, **FLOW), observations(2, tasks=("open it",))
@@ -340,6 +345,7 @@ def test_a_tower_alone_gets_the_statistics_it_was_trained_with():
         assert torch.allclose(DinoSiglipTowers([size]).channels(x), expected, atol=1e-6)
 
 
+@pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize("keys", [{}, FLOW], ids=["token", "flow"])
 def test_patches_of_the_second_camera_follow_those_of_the_first(keys):
     policy, both = policy_of(num_images_in_input=2, **keys), observations(3, cameras=2)
@@ -459,6 +465,13 @@ def test_towers_are_those_of_transformers():
         assert torch.allclose(towers.fused_featurizer(x), theirs, atol=1e-5)
 
 
+@pytest.mark.parametrize("keys", [{}, {"parallel_decoding": False}, FLOW], ids=["parallel", "one by one", "flow"])
+def test_an_instruction_may_be_empty(keys):
+    policy, seen = policy_of(**keys), observations(2, tasks=("",))
+    record = policy.act(seen, np.random.default_rng(0)).record
+    assert torch.isfinite(evaluated(policy, seen, record).log_probs).all()
+
+
 def test_pictures_of_another_size_are_resized():
     policy = policy_of()
     big = observations(2, size=32)
@@ -472,6 +485,7 @@ def test_pictures_of_another_size_are_resized():
 # Statistics, critics, adapters.
 
 
+@pytest.mark.usefixtures("no_gpu")
 def test_actions_are_in_units_of_the_environment():
     policy = policy_of()
     assert policy.executed(torch.tensor([[[-1.0, -1.0], [1.0, 1.0], [0.0, 0.5]]])) == pytest.approx(

@@ -225,6 +225,7 @@ def adapter_by_peft(folder, tensors, targets, **changes):
     return {name: value for name, value in model.merge_and_unload().state_dict().items() if name in tensors}
 
 
+@pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize("rslora", [False, True])
 def test_adapters_of_peft_are_merged(rslora, tmp_path, small_towers):
     tensors = filled(openvla_shapes())
@@ -334,6 +335,7 @@ def test_frozen_weights_may_be_in_bfloat16(tmp_path, small_towers):
     assert np.array_equal(again.values, policy.act(seen, np.random.default_rng(0)).values)
 
 
+@pytest.mark.usefixtures("no_gpu")
 def test_actions_are_unnormalised_by_the_quantiles_but_for_masked_numbers(tmp_path, small_towers):
     more = {**STATISTICS, "bridge": {"action": {"q01": [0] * 3, "q99": [1] * 3}}}
     folder = write_openvla(tmp_path / "vla", filled(openvla_shapes()), statistics=more)
@@ -352,6 +354,7 @@ def test_actions_are_unnormalised_by_the_quantiles_but_for_masked_numbers(tmp_pa
     assert read(folder, unnorm_key="bridge").executed(torch.ones(1, 8, 3))[0, 0] == pytest.approx([4, 4, 4])
 
 
+@pytest.mark.usefixtures("no_gpu")
 def test_proprioception_of_oft(tmp_path, small_towers):
     folder = write_openvla(tmp_path / "vla", filled(openvla_shapes()))
     (folder / "proprio_projector--150000_checkpoint.pt").write_bytes(b"a pickle, which is not opened")
@@ -506,6 +509,7 @@ def write_vlm(folder):
     return folder
 
 
+@pytest.mark.usefixtures("no_gpu")
 def test_smolvla(tmp_path):
     tensors = filled(smolvla_shapes())
     vlm = write_vlm(tmp_path / "vlm")
@@ -540,6 +544,7 @@ def test_smolvla(tmp_path):
     assert np.array_equal(other.act(seen, np.random.default_rng(0)).values, action.values)
 
 
+@pytest.mark.usefixtures("no_gpu")
 def test_smolvla_acts_as_lerobot_does(tmp_path):
     """What LeRobot's `VLAFlowMatching.sample_actions` at 7427f318 makes of these weights, pictures and noise."""
     vlm = str(write_vlm(tmp_path / "vlm"))

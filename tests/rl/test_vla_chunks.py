@@ -11,9 +11,9 @@ from gymnasium.spaces import Box
 from test_chunks import random_rollout
 
 from guerdon.policies.robot import ControlInputs
+from guerdon.rl.build_control import control_optimizer
 from guerdon.rl.chunks import decision_rows
 from guerdon.rl.learner import source_advantages
-from guerdon.rl.optimizers import FlatAdam
 from guerdon.rl.reward_source import SourceTerms
 from guerdon.rl.update import make_batch, update_policy
 from guerdon.settings.algorithm import ControlAlgorithmSettings
@@ -40,7 +40,7 @@ def gradient(policy, rollout, rewards, algorithm):
     rows = decision_rows(rollout, found, algorithm)
     inputs = policy.prepared(rollout.inputs)
     batch = make_batch(inputs, rows.mask, rows.found, old=rows.log_probs, parts=rows.parts)
-    optimizer = FlatAdam(policy, 0.0)
+    optimizer = control_optimizer(policy, 0.0)
     update_policy(policy, optimizer, batch, algorithm, np.random.default_rng(0), learning_rate=0.0)
     return {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}, rows.parts
 

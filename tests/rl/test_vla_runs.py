@@ -178,6 +178,13 @@ def test_the_keys_may_stand_in_a_file(tmp_path):
         load(Study, file)
 
 
+def test_an_entropy_without_gradient_is_refused(tmp_path):
+    algorithm = {"rollout_steps": 20, "minibatch_size": 4, "entropy_coef": 0.01}
+    with pytest.raises(ValueError, match=r"entropy_coef would do nothing with policy\.noise_method flow_sde"):
+        vla_study(tmp_path, policy={"family": "flow"}, algorithm=algorithm)
+    vla_study(tmp_path, policy={"family": "flow", "noise_method": "flow_noise"}, algorithm=algorithm)
+
+
 def test_it_learns_from_rewards(tmp_path):
     algorithm = {"rollout_steps": 40, "minibatch_size": 10, "num_epochs": 4, "learning_rate": 3e-3}
     policy = {"num_action_chunks": 2, "value_hidden": [16]}

@@ -39,6 +39,7 @@ from guerdon.settings.train import (
     TrainSettings,
     VLMTrainSettings,
 )
+from guerdon.settings.vla_policy import VLAPolicySettings
 from guerdon.settings.world import MetaWorldSettings, WorldSettings
 
 
@@ -361,6 +362,9 @@ class Study(Settings):
         if gaussian and isinstance(algorithm, ControlAlgorithmSettings):
             given = {key for key in ("logprob_type", "reward_type") if getattr(algorithm, key) is not None}
             refuse(given, f"policy.type {policy.type}, which decides on one action at a time", "algorithm")
+        if isinstance(policy, VLAPolicySettings) and getattr(policy.decoding, "noise_method", "") == "flow_sde":
+            given = {"entropy_coef"} if algorithm.entropy_coef else set()
+            refuse(given, "policy.noise_method flow_sde, whose noise is not learned", "algorithm")
         return self
 
     @model_validator(mode="after")

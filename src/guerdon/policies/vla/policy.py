@@ -194,8 +194,8 @@ class VLAPolicy(RobotPolicy):
         tasks, which_N = np.unique(observations["task"], return_inverse=True)
         texts = [self.encode(str(task)) for task in tasks]
         longest = max(map(len, texts))
-        ids = torch.tensor([[PAD] * (longest - len(text)) + text for text in texts])
-        mask = torch.tensor([[False] * (longest - len(text)) + [True] * len(text) for text in texts])
+        ids = torch.tensor([[PAD] * (longest - len(text)) + text for text in texts], dtype=torch.int64)
+        mask = torch.tensor([[False] * (longest - len(text)) + [True] * len(text) for text in texts], dtype=torch.bool)
         proprio = torch.zeros(len(frames), 0)
         if self.observation_spec is not None and self.observation_spec.proprioception:
             measured = torch.from_numpy(np.ascontiguousarray(observations["proprioception"], dtype=np.float32))
