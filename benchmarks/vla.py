@@ -16,6 +16,7 @@ Measurements run in a process of their own, in alternation. `--worlds` names wha
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -148,19 +149,18 @@ def settings_of(world: str, copies: int, size: int, *, together: int = 0) -> Any
     return MetaWorldSettings(task=TASKS[world], **given)
 
 
-def still_policy(actions_N_A: np.ndarray) -> Any:
+def still_policy(actions_N_B_A: np.ndarray) -> Any:
     """A policy of zero cost: it takes actions from a list, and says that their log-probability is 0."""
     import torch
 
     from guerdon.policies.robot import Action, RobotPolicy
     from guerdon.types import Evaluated
 
-    class Still(RobotPolicy):
-        count = 0
+    pool = itertools.cycle(actions_N_B_A)
 
+    class Still(RobotPolicy):
         def act(self, observations: np.ndarray, rng: np.random.Generator, *, greedy: bool = False) -> Action:
-            self.count += 1
-            return Action(np.tile(actions_N_A[self.count % len(actions_N_A)], (len(observations), 1)))
+            return Action(next(pool))
 
         def evaluate(self, inputs: Any, *, entropy: bool = False) -> Evaluated:
             return Evaluated(torch.zeros(len(inputs), 1))
@@ -168,9 +168,10 @@ def still_policy(actions_N_A: np.ndarray) -> Any:
     return Still()
 
 
-def pool_of_actions(size: int) -> np.ndarray:
-    """(64, A) float32."""
-    return np.random.default_rng(0).uniform(-1, 1, (POOL, size)).astype(np.float32)
+def pool_of_actions(copies: int, size: int) -> np.ndarray:
+    """(64, B, A) float32: the same action for all copies."""
+    actions = np.random.default_rng(0).uniform(-1, 1, (POOL, 1, size)).astype(np.float32)
+    return actions.repeat(copies, axis=1)
 
 
 class SharedWatch:
@@ -194,14 +195,14 @@ def steps_raw(world: str, copies: int, steps: int, every: int) -> dict[str, Any]
     """Gymnasium's vector environment with a process for each copy."""
     makers = [partial(make_own, world, 128)] * copies
     env = gymnasium.vector.AsyncVectorEnv(makers, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
-    actions = pool_of_actions(env.single_action_space.shape[0])
+    actions = pool_of_actions(copies, env.single_action_space.shape[0])
     env.reset(seed=0)
     if every:
         env.call("render")
     pids = [process.pid for process in env.processes]
     watch = SharedWatch(pids)
     for t in range(steps):
-        env.step(np.tile(actions[t % POOL], (copies, 1)))
+        env.step(actions[t % POOL])
         if every and t % every == 0:
             env.call("render")
     found = watch.read(pids)
@@ -219,7 +220,7 @@ def steps_guerdon(world: str, copies: int, steps: int, every: int, together: int
     observes = [Observes(every=every, last=False)] if every else []
     length = min(steps, HORIZON)
     collector = ControlCollector(settings, MLPPolicySettings(), seed=0, rollout_steps=length, observes=observes)
-    policy = still_policy(pool_of_actions(collector.world.action_space.shape[0]))
+    policy = still_policy(pool_of_actions(copies, collector.world.action_space.shape[0]))
     collector.collect(policy)
     pids = collector.world.env.pids
     watch, taken = SharedWatch(pids), 0
@@ -284,7 +285,7 @@ def overlap(world: str, copies: int, steps: int, together: int) -> dict[str, Any
     settings = settings_of(world, copies, 16, together=together)
     source = SourceSettings.model_validate({"model": {"model_type": "constant"}, "reward_mode": "per_step"})
     collector = ControlCollector(settings, MLPPolicySettings(), seed=0, rollout_steps=steps)
-    policy = still_policy(pool_of_actions(collector.world.action_space.shape[0]))
+    policy = still_policy(pool_of_actions(copies, collector.world.action_space.shape[0]))
     model = SlowModel(0.0)
     reward = ControlReward(SourceTerms("slow"), model, source, num_envs=copies)
     collector.observes = (reward.observes,)

@@ -11,7 +11,7 @@ happen inside, and what comes out holds arrays alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -148,9 +148,7 @@ class ControlCollector:
         with timed(seconds, "simulate"):
             acted = self._act(policy)
             alive = _rows(acted.alive)
-            flags: dict[str, Any] = {
-                name: _rows(getattr(transition, name) for transition in acted.transitions) & alive for name in FLAGS
-            }
+            flags: dict[str, Any] = {name: _rows(acted.columns[name]) & alive for name in FLAGS}
         mask, done = flags["mask"], flags["terminated"] | flags["truncated"]
         lost, cut = _lost_episodes(acted.failures, done)
         segments: tuple[Segment, ...] = ()
@@ -166,7 +164,7 @@ class ControlCollector:
             inputs, log_probs, values, next_values, chunks = _evaluated(
                 policy, self.heads, acted, done, lost, self._micro
             )
-        rewards = _rows(transition.rewards for transition in acted.transitions)
+        rewards = _rows(acted.columns["rewards"])
         copies = np.arange(self.world.num_envs, dtype=np.int64)
         fresh, self._fresh = self._fresh, False
         self._rollouts += 1
@@ -378,7 +376,8 @@ class _Acted:
     """A rollout of B copies while it is collected, over T steps.
 
     Attributes:
-        transitions: without looks, and without observations but for terminal ones.
+        columns: T times (B,) of `FLAGS` and `rewards`.
+        ends: (step, copy) to the terminal observation of an episode.
         last: (B, ...) what the copies show after the last step.
         alive: T times (B,) where the one episode of a group's copy was not over.
         observations, records: of the decisions of every step that had some, in the order of their copies.
@@ -387,7 +386,8 @@ class _Acted:
         failures: copy, step and reason of the episodes that were lost.
     """
 
-    transitions: list[Transition] = field(default_factory=list)
+    columns: dict[str, list[np.ndarray]] = field(default_factory=lambda: {name: [] for name in (*FLAGS, "rewards")})
+    ends: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
     last: np.ndarray = field(default_factory=lambda: np.empty(0))
     alive: list[BoolArray] = field(default_factory=list)
     observations: list[np.ndarray] = field(default_factory=list)
@@ -399,10 +399,11 @@ class _Acted:
 
     def add(self, transition: Transition, alive_B: BoolArray) -> None:
         """One step of all copies."""
-        finals = transition.final_observations[transition.done]  # of the copies whose episode ended, in order
+        for i in np.flatnonzero(transition.done).tolist():
+            self.ends[len(self.alive), i] = transition.final_observations[i]
         self.last = transition.observations
-        kept = replace(transition, observations=finals[:0], final_observations=finals, looks={}, first_looks={})
-        self.transitions.append(kept)
+        for name, column in self.columns.items():
+            column.append(getattr(transition, name))
         self.alive.append(alive_B)
 
     def decided(
@@ -473,10 +474,9 @@ def _evaluated(
     following[last_R] = _values(policy, acted.last, micro)[stream_R[last_R]]
     ends = np.argwhere(done_B_T.T).tolist()  # after the last step of an episode comes its terminal observation
     if ends:
-        moments = [(acted.transitions[step], i) for step, i in ends]
-        finals = np.stack([one.final_observations[np.count_nonzero(one.done[:i])] for one, i in moments])
+        finals = np.stack([acted.ends[step, i] for step, i in ends])
         for (step, i), value in zip(ends, _values(policy, finals, micro), strict=True):
-            beyond = chunks is None or acted.transitions[step].truncated[i]
+            beyond = chunks is None or acted.columns["truncated"][step][i]
             following[decision_B_T[i, step]] = value if beyond else 0.0
     before, after = (
         {name: np.ascontiguousarray(array[:, k]).reshape(shape) for k, name in enumerate(heads)}

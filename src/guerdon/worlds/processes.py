@@ -13,6 +13,7 @@ processes, of states that were kept before (`Eye`), so that a process that break
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import struct
@@ -22,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import gymnasium
@@ -36,12 +38,13 @@ from guerdon.types import BoolArray, ByteArray, Failure
 from guerdon.worlds.camera import choose_headless_backend
 from guerdon.worlds.eye import stacked
 from guerdon.worlds.gymnasium_env import merged_infos
+from guerdon.worlds.step_memory import StepMemory, new_memory
 
 ATTEMPTS = 3  # of a process to start, to begin an episode or to draw, one after the other
 _CHUNK = 8  # pictures asked for at a time
 _LAST_LINES = 12  # of a process's messages in an error
 _MESSAGES = 2**20  # bytes of messages, after which earlier ones are dropped
-_ENDING = 1.0  # seconds that a process without a line has to end by itself, which gives its exit status
+_ENDING = 5.0  # seconds that a process without a line has to end by itself, which gives its exit status
 _CLOSING = 5.0  # seconds that all processes together have to end by themselves
 
 
@@ -50,19 +53,26 @@ class _Process:
 
     Attributes:
         copies: which.
+        share: their places among all copies.
         facts: what it said of its copies when it was ready; None: it is starting.
+        memory: for steps; of a process that is ready.
+        info: of its last step.
         asked: there is a message that was not answered yet.
     """
 
+    memory: StepMemory
+
     def __init__(self, settings: WorldSettings, copies: range, seed: int) -> None:
-        self.copies = copies
+        self.copies, self.share = copies, slice(copies.start, copies.stop)
         self._order = (settings.of_copies(copies), len(copies), seed)
         self.start()
 
     def start(self) -> None:
         """Start it, without waiting until it is ready."""
         self.facts: dict[str, Any] | None = None
+        self.info: Mapping[str, np.ndarray] = {}
         self.asked = False
+        self._memory = new_memory()
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `kill`)
         ours, theirs = socket.socketpair()
         limit = struct.pack("ll", int(self._order[0].step_timeout) + 1, 0)
@@ -70,19 +80,30 @@ class _Process:
             ours.setsockopt(socket.SOL_SOCKET, option, limit)
         path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
         with theirs:
+            inherited = [theirs.fileno(), self._memory]
             self.process = start_child(
-                [sys.executable, "-P", "-m", "guerdon.worlds.simulator_process", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "guerdon.worlds.simulator_process", *map(str, inherited)],
                 environment=os.environ | {"PYTHONPATH": path},
-                pass_fds=[theirs.fileno()],
+                pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
                 stdout=self._said,
                 stderr=self._said,
             )
         self._line = Connection(ours.detach())
+        self._readable = select.poll()
+        self._readable.register(self._line.fileno(), select.POLLIN)
         self.send(self._order)
 
-    def send(self, message: Any) -> Failure | None:
-        """Send a message; why that failed."""
+    def await_facts(self, deadline: float) -> Failure | None:
+        """Wait until it has made its copies; why it did not."""
+        facts, why = self.receive(deadline)
+        if why is None:
+            self.memory = StepMemory(self._memory, len(self.copies), *facts["spaces"])
+            self.facts = facts
+        return why
+
+    def send(self, message: Any = None) -> Failure | None:
+        """Send a message, or let the copies take the step that is in the shared memory; why that failed."""
         if self.asked:  # an exception came before its answer, which would be taken for the one to this message
             return Failure("simulator_hung", "its last answer was not waited for")
         self.asked = True
@@ -90,24 +111,30 @@ class _Process:
             self._said.seek(0)  # the process writes where this file stands
             self._said.truncate()
         try:
-            self._line.send(message)
+            if message is None:
+                self._line.send_bytes(b"")
+            else:
+                self._line.send(message)
         except OSError as error:
             return self._why(error)
         return None
 
     def receive(self, deadline: float) -> tuple[Any, Failure | None]:
-        """The answer to the last message, or why there is none.
+        """The answer to the last message (to a step: its info), or why there is none.
 
         Raises:
             GuerdonError: the process refused, with its reason.
         """
         try:
-            if not self._line.poll(max(0.0, deadline - time.monotonic())):
+            if not self._readable.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 return None, Failure("simulator_hung", "no answer in time")
-            kind, answer = self._line.recv()
+            message = self._line.recv_bytes()
             self.asked = False
         except (EOFError, OSError) as error:
             return None, self._why(error)
+        if not message:  # a step whose info is that of the step before
+            return self.info, None
+        kind, answer = ForkingPickler.loads(message)
         if kind == "refused":
             name, text = answer
             raise getattr(errors, name, SimulatorError)(text)
@@ -143,6 +170,7 @@ class _Process:
             self.process.kill()
             self.process.wait()
         self._said.close()
+        os.close(self._memory)
 
 
 class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
@@ -180,6 +208,8 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         self._tasks: list[int] | None = None  # numbers, where copies change their tasks
         self._stepped = np.zeros(num_envs, dtype=np.bool_)  # since their reset
         self._why = Failure("simulator_died")  # the last process that was replaced
+        self._infos: Mapping[int, Mapping[str, np.ndarray]] = {}  # of the last step, by process
+        self._info: dict[str, Any] = {}  # all of them as one
         try:
             self._make_ready(range(len(shares)))
         except BaseException:
@@ -267,30 +297,29 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
             (N, ...) observations, (N,) float32 rewards, (N,) bool terminated and truncated, and those values of the
             worlds' info that are numbers, one for each copy.
         """
-        n, requests = self.num_envs, {}
-        for k, process in enumerate(self._processes):
-            if k not in self._replaced:
-                requests[k] = ("step", actions[process.copies.start : process.copies.stop])
-        shares = [len(process.copies) for process in self._processes]
-        rewards = np.zeros(n, dtype=np.float32)
-        terminated, truncated = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
-        infos: dict[int, Mapping[str, np.ndarray]] = {}
-        for k, (seen, paid, ended, cut, info) in self._ask(requests, self._step_seconds).items():
-            if not (np.isfinite(seen).all() and np.isfinite(paid).all()):
-                self._lose(k, Failure("simulator_non_finite", "an observation or a reward"))
-                continue
-            share = slice(self._processes[k].copies.start, self._processes[k].copies.stop)
-            self._observations[share, ..., : seen.shape[-1]], rewards[share] = seen, paid
-            terminated[share], truncated[share] = ended, cut
-            self._stepped[share] = True
-            infos[k] = info
-        return (
-            self._observations.copy(),
-            rewards,
-            terminated,
-            truncated,
-            merged_infos([infos.get(k, {}) for k in range(len(shares))], shares),
-        )
+        processes = self._processes
+        asked = [k for k in range(len(processes)) if k not in self._replaced]
+        for k in asked:
+            processes[k].memory.actions[...] = actions[processes[k].share]
+        answers = self._ask(dict.fromkeys(asked), self._step_seconds)
+        seen, rewards = self._observations.copy(), np.zeros(self.num_envs, dtype=np.float32)
+        terminated, truncated = np.zeros(self.num_envs, dtype=np.bool_), np.zeros(self.num_envs, dtype=np.bool_)
+        for k in answers:
+            share, memory = processes[k].share, processes[k].memory
+            seen[share, ..., : memory.observations.shape[-1]], rewards[share] = memory.observations, memory.rewards
+            terminated[share], truncated[share] = memory.terminated, memory.truncated
+        if not (np.isfinite(seen).all() and np.isfinite(rewards).all()):
+            for k in list(answers):
+                share = processes[k].share
+                if not (np.isfinite(seen[share]).all() and np.isfinite(rewards[share]).all()):
+                    self._lose(k, Failure("simulator_non_finite", "an observation or a reward"))
+                    seen[share], rewards[share] = self._observations[share], 0.0
+                    terminated[share], truncated[share] = False, False
+                    del answers[k]
+        for k, info in answers.items():
+            processes[k].info, self._stepped[processes[k].share] = info, True
+        self._observations[...] = seen
+        return seen, rewards, terminated, truncated, self._merged(answers)
 
     def looks(self, indices: Sequence[int]) -> list[Any]:
         """What is needed to draw these copies as they are now; None of a copy whose episode is lost.
@@ -371,8 +400,8 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
 
     # Processes.
 
-    def _ask(self, requests: Mapping[int, tuple[Any, ...]], seconds: float) -> dict[int, Any]:
-        """Answers of processes, by their number; those that break are replaced and give none."""
+    def _ask(self, requests: Mapping[int, tuple[Any, ...] | None], seconds: float) -> dict[int, Any]:
+        """Answers of processes to requests (None: a step), by number; those that break are replaced and give none."""
         sent = []
         for k, request in requests.items():
             why = self._processes[k].send(request)
@@ -407,7 +436,7 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
             deadline = time.monotonic() + self._reset_seconds
             waiting = [k for k in waiting if self._processes[k].facts is None]
             for k in waiting:
-                self._processes[k].facts, why = self._processes[k].receive(deadline)
+                why = self._processes[k].await_facts(deadline)
                 if why is not None:
                     self._lose(k, why)
             if all(self._processes[k].facts is not None for k in waiting):
@@ -424,6 +453,15 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
             "env.vectorization=sync runs it in guerdon's own process, with all that it prints; a simulator that is "
             "only slow needs a larger env.step_timeout or env.reset_timeout"
         )
+
+    def _merged(self, infos: Mapping[int, Mapping[str, np.ndarray]]) -> dict[str, Any]:
+        """The infos of all processes as one; `_<key>` says which copies have a key."""
+        if infos.keys() == self._infos.keys() and all(info is self._infos[k] for k, info in infos.items()):
+            return self._info
+        self._infos = infos
+        shares = [len(process.copies) for process in self._processes]
+        self._info = merged_infos([infos.get(k, {}) for k in range(len(shares))], shares)
+        return self._info
 
 
 class ProcessEye:

@@ -4,16 +4,21 @@ The first message is the order: settings, the number of copies, the seed. The an
 message is a request, the name of one of `_Simulator`'s methods and its arguments. Answers are `("done", result)`,
 `("raised", text)` of an exception of the simulator, and `("refused", (class, text))` of one of guerdon's errors.
 
-    python -m guerdon.worlds.simulator_process 7        # the descriptor of its end of the line
+An empty message asks for a step. What it takes and gives is in shared memory (`StepMemory`), but for its info, which is
+the result; an empty answer stands for the same info as that of the step before.
+
+    python -m guerdon.worlds.simulator_process 7 8      # the descriptors of its end of the line, and of the memory
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -25,18 +30,22 @@ from guerdon.subprocess_worker import end_with_parent
 from guerdon.types import BoolArray, ByteArray
 from guerdon.worlds.build import make_parts
 from guerdon.worlds.gymnasium_env import RenderEye
+from guerdon.worlds.step_memory import StepMemory
 
 
 class _Simulator:
-    """The copies of this process, and what draws them."""
+    """The copies of this process, and what draws them; `memory` is the descriptor of what steps take and give."""
 
-    def __init__(self, settings: WorldSettings, copies: int, seed: int) -> None:
+    def __init__(self, memory: int, settings: WorldSettings, copies: int, seed: int) -> None:
         self.env, self.eye, words = make_parts(settings, copies, seed)
         if AutoresetMode(self.env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)) != AutoresetMode.DISABLED:
             raise ConfigError(
                 "env.vectorization async begins episodes anew where a simulator broke, so the environment's autoreset "
                 "must be disabled"
             )
+        env = self.env
+        self._memory = StepMemory(memory, copies, env.single_observation_space, env.single_action_space)
+        os.close(memory)
         self.tasks = [words] * copies if isinstance(words, str) else list(words)
 
     def facts(self) -> dict[str, Any]:
@@ -56,10 +65,11 @@ class _Simulator:
         options: dict[str, Any] = {"reset_mask": mask} | ({} if tasks is None else {"tasks": tasks})
         return np.asarray(self.env.reset(seed=seeds, options=options)[0])
 
-    def step(self, actions: np.ndarray) -> tuple[Any, ...]:
-        """One step, as `VectorEnv.step`, with those parts of info that are a number for each copy."""
-        *found, info = self.env.step(actions)
-        return *(np.asarray(one) for one in found), {name: value for name, value in info.items() if _plain(value)}
+    def step(self) -> dict[str, np.ndarray]:
+        """One step of all copies; those parts of its info that are a number for each copy."""
+        m = self._memory
+        m.observations[...], m.rewards[...], m.terminated[...], m.truncated[...], info = self.env.step(m.actions.copy())
+        return {name: value for name, value in info.items() if _plain(value)}
 
     def looks(self, indices: Sequence[int]) -> list[Any]:
         """What is needed to draw these copies as they are now."""
@@ -109,19 +119,29 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles an interrupt; its end closes the line
     line = Connection(int(sys.argv[1]))
     made: list[_Simulator] = []
+    told = b""  # the info of the last step
 
     def make() -> dict[str, Any]:
-        made.append(_Simulator(*line.recv()))
+        made.append(_Simulator(int(sys.argv[2]), *line.recv()))
         return made[0].facts()
 
     line.send(_answer(make))
     while made:
         try:
-            name, *arguments = line.recv()
+            message = line.recv_bytes()
         except (EOFError, OSError):
             made.pop().close()
-        else:
+            continue
+        if message:
+            name, *arguments = ForkingPickler.loads(message)
             line.send(_answer(partial(getattr(made[0], name), *arguments)))
+            continue
+        kind, info = _answer(made[0].step)
+        before, told = told, bytes(ForkingPickler.dumps(info))
+        if kind == "done" and told == before:
+            line.send_bytes(b"")
+        else:
+            line.send((kind, info))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from gymnasium.vector import AutoresetMode
 
 from guerdon.errors import CheckpointError, ConfigError, NonFiniteError
 from guerdon.types import BoolArray, ByteArray, Failure, IntArray
+from guerdon.worlds.action_history import ActionHistory
 from guerdon.worlds.eye import Eye, looks_at, resized
 from guerdon.worlds.starts import Curriculum, Playing, Starts
 from guerdon.worlds.success import SUCCESS_KEYS, own_readers, success_from_info, unreported
@@ -137,7 +138,7 @@ class World:
         self._steps = np.zeros(self.num_envs, dtype=np.int64)
         self._tries, self._tried = tries, np.zeros(self.num_envs, dtype=np.int64)
         self._resetting = np.zeros(self.num_envs, dtype=np.bool_)
-        self._actions: list[list[np.ndarray]] = [[] for _ in range(self.num_envs)]
+        self._past = ActionHistory(self.num_envs)
         self._observations: np.ndarray = np.empty(0)
         self._shown: np.ndarray = self._observations
         self._group_size = group_size
@@ -284,7 +285,7 @@ class World:
             NonFiniteError: an action is not finite; no simulator answers that with anything but nonsense.
             ConfigError: an episode ended without a report of success that something needs.
         """
-        actions = np.asarray(actions, dtype=self.action_space.dtype)
+        actions = np.array(actions, dtype=self.action_space.dtype)  # kept, and the policy's may change
         if not np.isfinite(actions).all():
             copy = int(np.argwhere(~np.isfinite(actions))[0, 0])
             raise NonFiniteError(
@@ -293,7 +294,7 @@ class World:
             )
         observations, rewards, terminated, truncated, info = self.env.step(actions)
         failures = self._failures()
-        mask = ~self._resetting & ~among(failures, self.num_envs)
+        mask = ~(self._resetting | among(failures, self.num_envs)) if failures else ~self._resetting
         observations = np.asarray(observations)
         terminated = np.asarray(terminated, dtype=np.bool_) & mask
         truncated = np.asarray(truncated, dtype=np.bool_) & mask
@@ -306,7 +307,7 @@ class World:
             truncated = truncated | ((self._steps >= self._limit) & mask)
         truncated = truncated & ~terminated
         done = terminated | truncated
-        self.reports_every_step &= bool((known | ~mask).all())
+        self.reports_every_step &= bool((known == mask).all())
         self._episode_reported |= known
         self._check_reported(done & ~self._episode_reported)
         self._episode_reported &= ~done
@@ -323,7 +324,7 @@ class World:
             terminated, truncated, done = terminated & ~failed, truncated & ~failed, done & ~failed
         if self._playing is not None:
             self._playing.step(success, known, done, failed)
-        fresh = self._begin_next(actions, done, failed, observations, mask)
+        fresh = self._begin_next(actions, done, failed, observations)
         if not fresh.any():
             self._shown = final
         elif frames is None or self._spec is None:
@@ -340,7 +341,7 @@ class World:
             success=success,
             success_known=known,
             mask=mask,
-            looks={i: look for i, look in looks.items() if i not in failures},
+            looks={i: look for i, look in looks.items() if i not in failures} if failures else looks,
             first_looks=self._look(fresh) if capture_ends else {},
             failures=failures,
         )
@@ -352,7 +353,8 @@ class World:
     def load_state(self, index: int, state: Any) -> None:
         """Bring copy `index` to a saved state; the episode that goes on from there cannot be replayed."""
         self.env.load_state(index, state)
-        self._steps[index], self._actions[index] = 0, []
+        self._steps[index] = 0
+        self._past.forget(np.arange(self.num_envs) == index)
 
     @property
     def cameras(self) -> tuple[str, ...]:
@@ -380,7 +382,7 @@ class World:
             "episode": self._episode.copy(),
             "steps": self._steps.copy(),
             "observations": self._observations.copy(),
-            "actions": [np.array(a) if a else np.zeros((0, 1)) for a in self._actions],
+            "actions": self._past.of_copies(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -399,7 +401,7 @@ class World:
             self._playing.load_state_dict(state)
         pasts = [np.asarray(a) for a in state["actions"]]
         self._replay(pasts)
-        self._actions = [[np.asarray(a) for a in p] for p in pasts]
+        self._past.restore(pasts)
         self._steps = np.asarray(state["steps"], dtype=np.int64).copy()
         self._episode_reported = self._steps > 0  # not replayed: it may have had a report
         self._shown = self._view(self._observations)
@@ -438,7 +440,7 @@ class World:
         self._reset_again(None)
         self._steps[:], self._tried[:] = 0, 0
         self._episode_reported[:], self._resetting[:] = False, False
-        self._actions = [[] for _ in range(self.num_envs)]
+        self._past.forget(np.ones(self.num_envs, dtype=np.bool_))
 
     def _reset_again(self, mask: BoolArray | None) -> None:
         """Copies begin their episodes; None: all of them."""
@@ -541,27 +543,24 @@ class World:
                 looks[int(i)] = kept[i]
         return looks
 
-    def _begin_next(
-        self, actions: np.ndarray, done: BoolArray, failed: BoolArray, observations: np.ndarray, mask: BoolArray
-    ) -> BoolArray:
+    def _begin_next(self, actions: np.ndarray, done: BoolArray, failed: BoolArray, seen: np.ndarray) -> BoolArray:
         """Account for ended episodes, reset them where that is ours to do; return which copies are fresh."""
-        again = failed & (self._tried < self._tries)
+        if self.exact_resume:
+            self._past.add(actions)
+        self._observations = seen
         done = done | failed
-        self._tried = np.where(again, self._tried + 1, np.where(done, 0, self._tried))
-        for i in np.flatnonzero(mask & ~done):
-            self._actions[i].append(np.array(actions[i]))
-        for i in np.flatnonzero(done):
-            self._actions[i] = []
-        self._episode += done & ~again
-        if self._playing is not None:
-            self._playing.begin(done & ~again, self._episode)
-        self._observations = observations
-        if self.mode is AutoresetMode.NEXT_STEP:
-            fresh = self._resetting.copy()
-            self._resetting = done.copy()
+        if done.any():
+            again = failed & (self._tried < self._tries)
+            self._tried = np.where(again, self._tried + 1, np.where(done, 0, self._tried))
+            self._episode += done & ~again
+            if self._playing is not None:
+                self._playing.begin(done & ~again, self._episode)
             self._steps[done] = 0
+            self._past.forget(done)
+        if self.mode is AutoresetMode.NEXT_STEP:
+            fresh = self._resetting
+            self._resetting = done
             return fresh
-        self._steps[done] = 0
         if self.mode is AutoresetMode.DISABLED and done.any():
             self._reset_again(done)
         return done
