@@ -277,7 +277,7 @@ def _actor_maker(share: ActorShare, world: World, study: Study, policy: RobotPol
     space = world.action_space
     if policy is not None:
         policy.check_fits(world.observation_shape, space)
-        world.show(policy.observation_spec)
+        world.show(policy.observation_spec and policy.observation_spec.with_states())
         return lambda: NoisyActor(policy, share.noise).act
     if share.type in ("expert", "noisy"):
         noise = share.noise if share.type == "noisy" else 0.0

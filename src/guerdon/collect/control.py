@@ -34,7 +34,7 @@ from guerdon.settings.world import WorldSettings
 from guerdon.types import BoolArray, Chunks, Failure, FloatArray, IntArray, Observes, Rollout, Segment
 from guerdon.worlds.build import build_world
 from guerdon.worlds.transition import Transition
-from guerdon.worlds.world import World
+from guerdon.worlds.world import ObservationSpec, World
 
 EVAL_SEED = 10_000_019  # decides the starts of evaluation episodes: the same for every arm and seed
 EVAL_TRIES = 1  # how often an evaluation episode that a broken simulator cut off begins again
@@ -137,7 +137,7 @@ class ControlCollector:
             warm_up: only reward models learn from it; a rollout like any other.
         """
         policy = self._loaded(policy)
-        self.world.show(policy.observation_spec)
+        self.world.show(self._shown(policy))
         seconds: dict[str, float] = {}
         if self.group_size is not None:
             self.world.rewind(self._rollouts)
@@ -279,10 +279,15 @@ class ControlCollector:
             return self._room
         return policy
 
+    def _shown(self, policy: RobotPolicy) -> ObservationSpec | None:
+        """What the world shows: what the policy observes, and the states where episodes are recorded."""
+        spec = policy.observation_spec
+        return spec.with_states() if spec is not None and self._writer is not None else spec
+
     def _greedy(self, policy: RobotPolicy | Weights) -> Callable[[np.ndarray], np.ndarray]:
         """The most likely actions of a policy in the world of evaluations."""
         policy = self._loaded(policy)
-        self.eval_world.show(policy.observation_spec)
+        self.eval_world.show(self._shown(policy))
         actor, rng = policy.actor(), np.random.default_rng(EVAL_SEED)
         if policy.in_parts:
             return ActionQueue(self.eval_world, lambda shown: actor.act(shown, rng, greedy=True), policy.chunk)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from guerdon.registry import Registry
-from guerdon.settings.base import PARAMS, ByName, Settings, refuse
+from guerdon.settings.base import PARAMS, ByName, Schedule, Settings, refuse
 from guerdon.settings.sample_weighting import RABCSettings
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.vla_policy import VLAPolicySettings
@@ -91,6 +91,7 @@ class BCSettings(Settings):
     epochs: int = Field(200, ge=1, description="passes over the training episodes")
     batch_size: int = Field(64, ge=1, description="rows per gradient step")
     learning_rate: float = Field(1e-3, gt=0, description="of AdamW")
+    lr_scheduler: Schedule = Field("constant", description="how the learning rate falls to 0 over the epochs")
     weight_decay: float = Field(0.0, ge=0, description="of AdamW")
     val_split: float = Field(0.1, gt=0, lt=1, description="share of the episodes held out")
     only_success: bool = Field(True, description="imitate successful episodes only")

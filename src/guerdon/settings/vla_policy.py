@@ -53,6 +53,9 @@ class TokenDecodingSettings(Settings):
 
     family: Literal["token"] = Field("token", description="discrete action tokens, as OpenVLA and OpenVLA-OFT")
     temperature: float = Field(1.0, gt=0, description="divides the logits, for sampling and for log-probabilities")
+    temperature_eval: float = Field(
+        0.0, ge=0, description="the same where the policy is evaluated; 0: the most likely tokens"
+    )
     parallel_decoding: bool = Field(
         True,
         description="all action tokens in one forward pass with attention in both directions, as OpenVLA-OFT; false: "

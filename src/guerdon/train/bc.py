@@ -2,13 +2,13 @@
 
 Supervised regression of actions on observations, as in ALVINN (Pomerleau 1988): the mean squared error of the
 policy's most likely action, on normalised states or on frames, with whole episodes held out. The weights of the epoch
-with the smallest held-out error are kept, and the standard deviation of its held-out errors becomes that of the
+with the smallest held-out loss are kept, and the standard deviation of its held-out errors becomes that of the
 policy's actions (the maximum-likelihood estimate for a Gaussian around the predicted mean). So a policy-gradient run
 that starts from here with `policy.checkpoint` explores as widely as the clone is uncertain.
 
 A policy with an `imitation_loss` of its own, such as a vision-language-action model (`policy: {type: vla}`), is cloned
-through that: each moment with the next C actions, those beyond the end of the episode left out. What is held out is
-judged by the policy's most likely actions here, too.
+through that: each moment with the next C actions, those beyond the end of the episode left out. That loss is also
+what it is judged by on the held-out episodes: the most likely token of a distribution with several peaks says little.
 
 With `bc.sample_weighting` each moment counts by the progress that follows it (`guerdon.train.rabc`), in the loss and in
 all that is measured on held-out episodes.
@@ -45,6 +45,7 @@ from guerdon.policies.control import GaussianPolicy, build_policy, save_policy
 from guerdon.policies.robot import RobotPolicy
 from guerdon.policies.vla.policy import VLAPolicy
 from guerdon.progress import ProgressBar
+from guerdon.rl.update import scheduled
 from guerdon.settings.policy import BCSettings, OwnPolicySettings
 from guerdon.settings.study import Study
 from guerdon.settings.vla_policy import VLAPolicySettings
@@ -54,7 +55,7 @@ from guerdon.worlds.build import build_world
 from guerdon.worlds.eye import resized
 from guerdon.worlds.world import ObservationSpec, columns_as_rows
 
-PATIENCE = 20  # epochs without a smaller held-out error before stopping
+PATIENCE = 20  # epochs without a smaller held-out loss before stopping
 MAX_GRAD_NORM = 1.0  # of a policy with an imitation loss of its own
 SMALLEST_STD = 0.05  # an expert's gripper command can be predicted exactly; a policy with no spread cannot explore
 
@@ -403,21 +404,22 @@ def _fit(
     progress = ProgressBar(settings.epochs, what="epochs", lines=5)
     try:
         for epoch in range(1, settings.epochs + 1):
-            losses = [
-                _step(policy, optimizer, parameters, train.take(rows), epsilon)
-                for rows in _batches(len(train.actions), settings.batch_size, rng)
-                if train.weights is None or train.weights[rows].any()
-            ]
-            errors, counts = _errors(policy, val, settings.batch_size)
-            loss = _mean(np.square(errors), counts)
+            losses = []
+            batches = _batches(len(train.actions), settings.batch_size, rng)
+            for number, rows in enumerate(batches):
+                if train.weights is None or train.weights[rows].any():
+                    done = (epoch - 1 + number / len(batches)) / settings.epochs
+                    optimizer.param_groups[0]["lr"] = scheduled(settings.learning_rate, settings.lr_scheduler, done)
+                    losses.append(_step(policy, optimizer, parameters, train.take(rows), epsilon))
+            loss = _held_out_loss(policy, val, settings.batch_size)
             if not np.isfinite(loss):
-                raise NonFiniteError(f"the held-out error is {loss} after epoch {epoch}: lower bc.learning_rate")
+                raise NonFiniteError(f"the held-out loss is {loss} after epoch {epoch}: lower bc.learning_rate")
             history.append({"epoch": epoch, "train_loss": float(np.mean(losses)), "val_loss": loss})
             if loss <= min(row["val_loss"] for row in history):
                 best = policy.tensors()
-            progress.advance(epoch, f"held-out error {loss:.4f}")
+            progress.advance(epoch, f"held-out loss {loss:.4f}")
             if epoch - min(history, key=lambda row: row["val_loss"])["epoch"] >= PATIENCE:
-                progress.write_line(f"stopped after epoch {epoch}: no smaller held-out error for {PATIENCE} epochs")
+                progress.write_line(f"stopped after epoch {epoch}: no smaller held-out loss for {PATIENCE} epochs")
                 break
     finally:
         progress.close()
@@ -441,8 +443,7 @@ def _step(
         mean, actions = policy.action_mean(policy.prepare(pairs.observations)), torch.from_numpy(pairs.actions)
         losses = torch.nn.functional.mse_loss(mean, actions, reduction="none")
     else:
-        assert pairs.mask is not None
-        losses = policy.imitation_loss(pairs.observations, pairs.actions, pairs.mask)
+        losses = _imitation_losses(policy, pairs)
     loss = weighted_loss(losses, pairs.weights, epsilon)
     loss.backward()  # type: ignore[no-untyped-call]
     if not isinstance(policy, GaussianPolicy):
@@ -458,6 +459,27 @@ def weighted_loss(losses: Tensor, weights_N: FloatArray | None, epsilon: float) 
     weights = torch.from_numpy(weights_N).to(losses)
     scaled = weights * (len(weights) / (weights.sum() + epsilon))
     return (losses.reshape(len(losses), -1).mean(dim=1) * scaled).mean()
+
+
+@torch.no_grad()
+def _held_out_loss(policy: RobotPolicy, pairs: Pairs, size: int) -> float:
+    """The mean squared error of a Gaussian policy, the mean imitation loss of another; weighted as in training."""
+    if isinstance(policy, GaussianPolicy):
+        errors, counts = _errors(policy, pairs, size)
+        return _mean(np.square(errors), counts)
+    losses = []
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # what a loss draws is the same after every epoch
+        for start in range(0, len(pairs.actions), size):
+            part = pairs.take(np.arange(start, min(start + size, len(pairs.actions))))
+            losses.append(_imitation_losses(policy, part))
+    return float(weighted_loss(torch.cat(losses), pairs.weights, 0.0))
+
+
+def _imitation_losses(policy: RobotPolicy, pairs: Pairs) -> Tensor:
+    """(N,) of a policy with an imitation loss of its own."""
+    assert pairs.mask is not None
+    return policy.imitation_loss(pairs.observations, pairs.actions, pairs.mask)
 
 
 @torch.no_grad()

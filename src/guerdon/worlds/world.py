@@ -14,7 +14,7 @@ finds its simulators again (`state_dict`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium
@@ -47,6 +47,10 @@ class ObservationSpec:
     cameras: int = 1
     proprioception: bool = False
     task: bool = False
+
+    def with_states(self) -> ObservationSpec:
+        """The same and the states, which belong into recorded episodes."""
+        return replace(self, states=True)
 
 
 def columns_as_rows(columns: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -61,14 +61,15 @@ class TokenVLA(VLAPolicy):
 
     @torch.no_grad()
     def act(self, observations: np.ndarray, rng: np.random.Generator, *, greedy: bool = False) -> Action:
-        """Sampled or most likely bins, by Gumbel noise on the logits."""
+        """Sampled bins, by Gumbel noise on the logits; greedy: at `temperature_eval`, the most likely ones if 0."""
         inputs = self.inputs(observations).to(self.device)
+        temperature = self.decoding.temperature_eval if greedy else self.decoding.temperature
 
         def pick(logits: Tensor) -> Tensor:
-            if greedy:
+            if not temperature:
                 return logits.argmax(-1)
             noise = torch.from_numpy(rng.gumbel(size=tuple(logits.shape)).astype(np.float32)).to(self.device)
-            return (logits.float() / self.decoding.temperature + noise).argmax(-1)
+            return (logits.float() / temperature + noise).argmax(-1)
 
         with self.computing():
             if self.decoding.parallel_decoding:
