@@ -17,7 +17,7 @@ PARALLEL ?= -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 export MUJOCO_GL ?= egl
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-libero test-libero libero-table env-maniskill test-maniskill demo demo-text demo-prm prm-exact prm-continued quickstart doctor test test-slow lint format check bench clean
+.PHONY: help env env-libero test-libero libero-table env-maniskill test-maniskill demo demo-text demo-prm demo-vla prm-exact prm-continued quickstart doctor test test-slow lint format check bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -43,6 +43,14 @@ demo-text: env  ## the same question for a language model: what does a process r
 demo-prm: env  ## a process reward model from nothing: solve, label, train, judge
 	$(BIN)/guerdon train configs/prm_demo.yaml policy=sft
 	@$(MAKE) --no-print-directory -j2 prm-exact prm-continued
+
+demo-vla: env  ## a small vision-language-action model under five rewards, one of them from a server (45 minutes)
+	$(BIN)/guerdon collect studies/vla.yaml
+	$(BIN)/guerdon train studies/vla.yaml policy=bc
+	$(BIN)/guerdon collect studies/vla_rewards.yaml
+	$(BIN)/guerdon train studies/vla_rewards.yaml --resume
+	$(BIN)/guerdon serve --model-path runs/vla_rewards/judge --port 18080 --threads 1 & server=$$!; \
+	trap "kill $$server" EXIT; $(BIN)/guerdon compare studies/vla_rewards.yaml
 
 prm-exact: env  # ... with labels from the truth of each step
 	$(BIN)/guerdon label configs/prm_demo.yaml

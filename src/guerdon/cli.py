@@ -167,9 +167,12 @@ def train(
             done = train_text_model(config.text_models[name], config, resume=resume)
             _say(f"wrote {name} to {done.folder}: {_numbers(done.metrics)}")
         return
+    import torch
+
     from guerdon.train.images import train_image_model
     from guerdon.train.vlm import train_vlm
 
+    torch.set_num_threads(config.runner.threads)
     for name in only or config.train:
         if name in config.vlm_models:
             result = train_vlm(config.vlm_models[name], resume=resume)

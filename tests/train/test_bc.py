@@ -9,12 +9,13 @@ import torch
 from corridor import ID
 from guerdon.collect.collect import collect
 from guerdon.collect.stepping import evaluate
+from guerdon.episodes.read import read_episodes
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError, DataError, NonFiniteError
-from guerdon.policies.control import build_policy, load_policy, start_from_policy
+from guerdon.policies.control import build_policy, load_policy, save_policy, start_from_policy
 from guerdon.policies.experts import ScriptedExpert
 from guerdon.settings.study import Study
-from guerdon.train.bc import SMALLEST_STD, gather_pairs, residual_std, split_pairs, train_bc
+from guerdon.train.bc import SMALLEST_STD, gather_chunks, gather_pairs, residual_std, split_pairs, train_bc
 from guerdon.types import Episode
 from guerdon.worlds.build import build_world
 
@@ -225,3 +226,54 @@ def test_a_clone_that_diverges_is_not_written(tmp_path):
         train_bc(study(tmp_path, epochs=2, learning_rate=1e30))
     assert caught.value.exit_code == 3
     assert not list(tmp_path.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_learning_rate_falls_to_zero_over_the_epochs(tmp_path, monkeypatch, schedule):
+    written(tmp_path / "data", linear_episodes(5, 9))
+    rates, step = [], torch.optim.AdamW.step
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: rates.append(self.param_groups[0]["lr"]) or step(self))
+    train_bc(study(tmp_path, epochs=2, batch_size=8, learning_rate=1e-2, lr_scheduler=schedule))
+    share = np.arange(len(rates)) / len(rates)
+    expected = {"linear": 1 - share, "cosine": (1 + np.cos(np.pi * share)) / 2}[schedule]
+    assert rates == pytest.approx(list(1e-2 * expected))
+
+
+def test_a_policy_with_a_loss_of_its_own_is_held_out_by_it(tmp_path):
+    """The held-out loss is the mean imitation loss of the moments of the held-out episodes."""
+    env = {"type": "gymnasium", "task": ID, "num_envs": 2, "max_episode_steps": 8, "frame_size": 16}
+    data = {"save_dir": str(tmp_path / "data"), "episodes": 4, "frame_every": 1, "mixture": [{"type": "random"}]}
+    bc = {
+        "data_path": str(tmp_path / "data"), "save_dir": str(tmp_path / "p"), "epochs": 3, "only_success": False,
+        "val_split": 0.5,
+    }  # fmt: skip
+    tiny = {"image_size": 16, "hidden_size": 16, "layers": 1, "heads": 2, "n_action_bins": 8}
+    policy = {"type": "vla", "tiny": tiny, "num_action_chunks": 3, "center_crop": False}
+    config = Study(env=env, collect=data, bc=bc, policy=policy)
+    collect(config)
+    folder, metrics = train_bc(config)
+    clone = load_policy(folder)
+    chunks = gather_chunks(read_episodes(data["save_dir"]), clone.observation_spec, chunk=3)
+    _, held = split_pairs(chunks, 0.5, 0)
+    with torch.no_grad():
+        losses = clone.imitation_loss(held.observations, held.actions, held.mask)
+    assert metrics["val_loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
+
+
+def test_policies_that_see_pictures_are_recorded_with_states(tmp_path):
+    """So that their episodes stand next to those of experts, and can be cloned with proprioception."""
+    env = {"type": "gymnasium", "task": ID, "num_envs": 2, "max_episode_steps": 8, "frame_size": 16}
+    tiny = {"image_size": 16, "hidden_size": 16, "layers": 1, "heads": 2}
+    settings = Study(env=env, policy={"type": "vla", "tiny": tiny, "num_action_chunks": 3})
+    world = build_world(settings.env, seed=0)
+    policy = build_policy(settings.control_policy, world.observation_shape, world.action_space, sources=(), seed=0)
+    world.close()
+    save_policy(policy, tmp_path / "p")
+    mixture = [{"type": "checkpoint", "checkpoint": str(tmp_path / "p")}, {"type": "random"}]
+    data = {"save_dir": str(tmp_path / "data"), "episodes": 4, "frame_every": 1, "mixture": mixture}
+    collect(Study(env=env, collect=data))
+    episodes = list(read_episodes(data["save_dir"]))
+    assert {episode.meta["policy"] for episode in episodes} == {"checkpoint", "random"}
+    for episode in episodes:
+        assert np.array_equal(episode.states[:, 1], np.arange(len(episode))), "the corridor's age"
+        assert (episode.frames[:, 0, 0, 1] == episode.states[:, 1]).all(), "and its picture"

@@ -35,7 +35,8 @@ from guerdon.rl.episode_stats import RewardScaler
 from guerdon.rl.optimizers import Optimizer
 from guerdon.rl.reward_source import SourceTerms
 from guerdon.rl.share_weight import ShareWeight, observe_shares
-from guerdon.rl.update import make_batch, scheduled, steps_per_update, update_policy
+from guerdon.rl.update import make_batch, steps_per_update, update_policy
+from guerdon.schedules import scheduled
 from guerdon.settings.algorithm import AlgorithmSettings
 from guerdon.types import Advantages, BoolArray, Collected, FloatArray, Inputs, Metrics, Policy, Rewards, Rollout
 

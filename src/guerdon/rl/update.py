@@ -10,7 +10,6 @@ loss of the gradient step they belong to.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Generic
@@ -330,15 +329,6 @@ def _standardise(a: Tensor, mask: Tensor) -> Tensor:
     mean = (a * mask).sum() / count
     centred = (a - mean) * mask
     return centred / ((centred * centred).sum() / (count - 1).clamp_min(1.0)).sqrt().add(1e-8)
-
-
-def scheduled(base: float, schedule: str, progress: float) -> float:
-    """Learning rate after a share `progress` of the run: constant, linear to 0, or half a cosine to 0."""
-    if schedule == "linear":
-        return base * max(0.0, 1.0 - progress)
-    if schedule == "cosine":
-        return base * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-    return base
 
 
 def steps_per_update(settings: AlgorithmSettings, rows: int) -> int:

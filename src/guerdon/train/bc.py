@@ -45,7 +45,7 @@ from guerdon.policies.control import GaussianPolicy, build_policy, save_policy
 from guerdon.policies.robot import RobotPolicy
 from guerdon.policies.vla.policy import VLAPolicy
 from guerdon.progress import ProgressBar
-from guerdon.rl.update import scheduled
+from guerdon.schedules import scheduled
 from guerdon.settings.policy import BCSettings, OwnPolicySettings
 from guerdon.settings.study import Study
 from guerdon.settings.vla_policy import VLAPolicySettings

@@ -40,6 +40,7 @@ from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy
 from guerdon.policies.text_files import load_policy, read_tokenizer
 from guerdon.progress import log_line
+from guerdon.schedules import scheduled
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.train import TextTrainSettings
@@ -466,10 +467,7 @@ def _schedule(
                 return 1.0 if head else 0.0
             if done < rising:
                 return (done + 1) / (rising + 1)
-            share = (done - rising) / max(1, rest - rising)
-            return {"constant": 1.0, "linear": 1.0 - share, "cosine": 0.5 + 0.5 * math.cos(math.pi * share)}[
-                settings.lr_scheduler
-            ]
+            return scheduled(1.0, settings.lr_scheduler, (done - rising) / max(1, rest - rising))
 
         return at
 
