@@ -3,12 +3,13 @@
 rate = scheduled(1e-3, "cosine", progress=0.5)
 """
 
+from __future__ import annotations
+
 import math
+from typing import Literal
 
-from guerdon.settings.base import Schedule
 
-
-def scheduled(base: float, schedule: Schedule, progress: float) -> float:
+def scheduled(base: float, schedule: Literal["constant", "linear", "cosine"], progress: float) -> float:
     """Learning rate after a share `progress` of the run: constant, linear to 0, or half a cosine to 0."""
     if schedule == "linear":
         return base * max(0.0, 1.0 - progress)
