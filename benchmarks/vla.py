@@ -3,7 +3,8 @@
 1. Environment steps/s: a policy of zero cost in copies that have a process each (`env.vectorization: async`), against
    Gymnasium's `AsyncVectorEnv` of the simulator as its own package makes it, with as many processes, the same actions
    and the same pictures: none, or one of every copy at every `--every`-th step.
-2. Rollouts with a reward model that takes as long as the simulator: against the slower of the two.
+2. Rollouts with a reward model that takes as long as the simulator, scored after the rollout and while it goes on
+   (`reward.overlap_steps`), against the slower of the two: a model that waits (for a server), and one that computes.
 3. Frames/s per core-second at 128 and 256 pixels: through guerdon, against MuJoCo's own renderer on the live simulator
    in its fastest setting (no shadows, reflections or multisampling).
 
@@ -32,6 +33,7 @@ TASKS = {"metaworld": "window-close", "libero": "libero_object"}
 SIZES = (128, 256)
 HORIZON = 200
 POOL = 64  # different actions
+OVERLAP = 10  # steps that are scored together beside the simulation
 CAMERA = {"metaworld": "corner", "libero": "agentview"}
 
 
@@ -259,23 +261,35 @@ def frames_guerdon(world: str, size: int, count: int) -> dict[str, Any]:
 
 
 class SlowModel:
-    """A reward model that waits for a given time per frame, as one on another machine or device does."""
+    """A reward model that takes a given time per frame.
 
-    def __init__(self, seconds: float) -> None:
+    Args:
+        computes: on a core; else it waits, as for a server.
+    """
+
+    def __init__(self, *, computes: bool) -> None:
         from guerdon.types import RewardInfo
 
-        self.info, self.seconds = RewardInfo(name="slow", range=(0.0, 1.0)), seconds
+        self.info, self.seconds, self._computes = RewardInfo(name="slow", range=(0.0, 1.0)), 0.0, computes
 
     def score(self, episodes: Sequence[Any]) -> list[Any]:
         """0.5 for every frame."""
+        import torch
+
         from guerdon.types import Score
 
-        time.sleep(self.seconds * sum(len(episode.frames) for episode in episodes))
+        seconds = self.seconds * sum(len(episode.frames) for episode in episodes)
+        if self._computes:
+            end, matrix = time.thread_time() + seconds, torch.ones(256, 256)
+            while time.thread_time() < end:
+                matrix @ matrix
+        else:
+            time.sleep(seconds)
         return [Score.from_values(np.full(len(episode.frames), 0.5)) for episode in episodes]
 
 
 def overlap(world: str, copies: int, steps: int, together: int) -> dict[str, Any]:
-    """Seconds of simulation and of a rollout whose every step is scored for as long as it simulates, per rollout."""
+    """Seconds of simulation, and of rollouts whose every step is scored for as long as it simulates, in turns."""
     from guerdon.collect.control import ControlCollector
     from guerdon.rl.control_sources import ControlReward
     from guerdon.rl.reward_source import SourceTerms
@@ -284,21 +298,29 @@ def overlap(world: str, copies: int, steps: int, together: int) -> dict[str, Any
 
     settings = settings_of(world, copies, 16, together=together)
     source = SourceSettings.model_validate({"model": {"model_type": "constant"}, "reward_mode": "per_step"})
-    collector = ControlCollector(settings, MLPPolicySettings(), seed=0, rollout_steps=steps)
+    collector = ControlCollector(settings, MLPPolicySettings(), seed=0, rollout_steps=steps, overlap_steps=OVERLAP)
     policy = still_policy(pool_of_actions(copies, collector.world.action_space.shape[0]))
-    model = SlowModel(0.0)
-    reward = ControlReward(SourceTerms("slow"), model, source, num_envs=copies)
-    collector.observes = (reward.observes,)
-    collector.collect(policy)
-    watch = Stopwatch()
-    collector.collect(policy)
-    alone = watch.read()["seconds"]
-    model.seconds = alone / (copies * steps)
-    watch = Stopwatch()
-    reward.measure(collector.collect(policy))
-    together_seconds = watch.read()["seconds"]
+    found: dict[str, Any] = {"steps": copies * steps}
+
+    def seconds(reward: ControlReward | None, *, beside: bool = False) -> float:
+        collector.watchers = [reward.score_ahead] if reward is not None and beside else []
+        watch = Stopwatch()
+        rollout = collector.collect(policy)
+        if reward is not None:
+            reward.measure(rollout)
+        return float(watch.read()["seconds"])
+
+    for name, computes in (("waits", False), ("computes", True)):
+        model = SlowModel(computes=computes)
+        reward = ControlReward(SourceTerms("slow"), model, source, num_envs=copies)
+        collector.observes = (reward.observes,)
+        seconds(None)
+        alone = found[f"{name}_alone"] = seconds(None)
+        model.seconds = alone / (copies * steps)
+        found[f"{name}_after"] = seconds(reward)
+        found[f"{name}_beside"] = seconds(reward, beside=True)
     collector.close()
-    return {"seconds": together_seconds, "slower": alone, "steps": copies * steps}
+    return found
 
 
 # Tables.
@@ -331,10 +353,14 @@ def report(world: str, options: argparse.Namespace) -> None:
     print(table(["environment steps", *(f"{n}{per}" for per in (" /s", " /core-s") for n in names)], rows))
 
     runs = compared([("overlap", {**common, "side": "overlap"})], options.repetitions)["overlap"]
-    alone, both = ([run[key] for run in runs] for key in ("slower", "seconds"))
+    rows = []
+    for name in ("waits", "computes"):
+        alone, after, beside = ([run[f"{name}_{key}"] for run in runs] for key in ("alone", "after", "beside"))
+        parts = [spread(alone), spread(after), spread(ratios(after, alone)), spread(beside)]
+        rows.append([f"that {name}", *parts, spread(ratios(beside, alone))])
     print()
-    row = ["every step scored for as long as it takes", spread(alone), spread(both), spread(ratios(both, alone))]
-    print(table(["rollout, s", "simulation and pictures", "with scoring", "ratio to the slower"], [row]))
+    names = ["simulation and pictures", "scored after", "ratio", f"in parts of {OVERLAP} steps", "ratio"]
+    print(table(["rollout, s, with a reward model", *names], rows))
 
     rows = []
     for size in SIZES:

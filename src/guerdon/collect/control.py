@@ -21,7 +21,7 @@ from torch import Tensor
 
 from guerdon.collect.continuations import Continuations
 from guerdon.collect.episode_capture import recorder_of_run
-from guerdon.collect.observed_frames import ObservedFrames
+from guerdon.collect.observed_frames import ObservedFrames, SeenRows
 from guerdon.collect.stepping import ActionQueue, evaluate, film, steps
 from guerdon.collect.timing import timed
 from guerdon.episodes.write import EpisodeWriter
@@ -62,7 +62,12 @@ class ControlCollector:
         film_share: share of the episodes that videos show; 0: there are none.
         film_step: steps between the frames of a video.
         observes: what reward models look at. It may be set later, except for continuation labels.
+        overlap_steps: steps after which what was observed is drawn and handed to `watchers`; None: after the rollout.
         success_readers: keys of the configuration, besides those of `env`, that need true success.
+
+    Attributes:
+        watchers: called with the rows that were observed, at every `overlap_steps`-th step and after the last. Rows of
+            an episode whose simulator breaks later are among them.
 
     Raises:
         ConfigError: the environment cannot be made, or cannot give what was asked for.
@@ -84,10 +89,12 @@ class ControlCollector:
         success_readers: Sequence[str] = (),
         film_share: float = 0.0,
         film_step: int = 1,
+        overlap_steps: int | None = None,
     ) -> None:
         self.env, self.settings, self.seed, self.heads = env, settings, seed, tuple(heads)
         self.auxiliary = tuple(auxiliary)
         self.group_size, self.observes, self._micro = group_size, tuple(observes), micro_batch_size
+        self._overlap, self.watchers = overlap_steps, list[Callable[[Sequence[SeenRows]], None]]()
         self._steps = rollout_steps if group_size is None else env.max_episode_steps or 1
         self._readers = tuple(success_readers)
         self.world = build_world(
@@ -145,14 +152,18 @@ class ControlCollector:
         elif not self._begun:
             self._begin()
         self._observed.observes = self.observes
+        watched = bool(self.watchers) and not warm_up
         with timed(seconds, "simulate"):
-            acted = self._act(policy)
+            acted = self._act(policy, seconds, watched=watched)
             alive = _rows(acted.alive)
             flags: dict[str, Any] = {name: _rows(acted.columns[name]) & alive for name in FLAGS}
+        seconds["simulate"] -= seconds.get("render", 0.0)  # of what was drawn meanwhile
         mask, done = flags["mask"], flags["terminated"] | flags["truncated"]
         lost, cut = _lost_episodes(acted.failures, done)
         segments: tuple[Segment, ...] = ()
         if self.observes:
+            if watched:
+                self._show_watchers(seconds)
             with timed(seconds, "render"):
                 segments = self._observed.segments(mask, flags["terminated"], done, cut)
         filmed, actions = None, None
@@ -315,7 +326,7 @@ class ControlCollector:
             self._recorder.begin_all(start)
 
     @torch.no_grad()
-    def _act(self, policy: RobotPolicy) -> _Acted:
+    def _act(self, policy: RobotPolicy, seconds: dict[str, float], *, watched: bool) -> _Acted:
         """Step all copies; of a group, until the one episode of each is over."""
         actor, recorder, acted = policy.actor(), self._recorder, _Acted()
         over = np.zeros(self.world.num_envs, dtype=np.bool_)
@@ -342,6 +353,8 @@ class ControlCollector:
         for t, step in zip(range(self._steps), stepping, strict=False):
             if self.observes:
                 self._observed.add(t, step, None if self.group_size is None else over)
+                if watched and self._overlap and (t + 1) % self._overlap == 0:
+                    self._show_watchers(seconds)
             if self._filmed is not None:
                 self._filmed.add(t, step, None if self.group_size is None else over)
                 acted.actions.append(step.actions)
@@ -362,6 +375,13 @@ class ControlCollector:
                 if queue is not None:
                     queue.resting = over.copy()
         return acted
+
+    def _show_watchers(self, seconds: dict[str, float]) -> None:
+        """Draw what was observed since the last time, for those who score while the environment goes on."""
+        with timed(seconds, "render"):
+            seen = self._observed.draw()
+        for watcher in self.watchers:
+            watcher(seen)
 
     def _queue(self, policy: RobotPolicy, actor: Any) -> ActionQueue:
         """The actions of a rollout. What is left in it at the end is dropped, so it is not part of the state."""

@@ -1,7 +1,7 @@
 """Frames of a rollout that reward models look at, as one `Segment` for every episode.
 
 Each moment is looked at once: after a step of the rollout, or at the first moment of the episode that begins after
-that step (step -1 before the rollout's first step). Pictures are drawn when the rollout is over.
+that step (step -1 before the rollout's first step). Pictures are drawn when the rollout is over, or earlier by `draw`.
 
     observed = ObservedFrames(world, [Observes(every=5, first=True)])
     observed.begin(start)
@@ -38,6 +38,7 @@ class ObservedRow(NamedTuple):
         success: ground truth at this moment; None where it is unknown.
         look: what the world's eye kept.
         steps_left: continuation label, as in `Segment`; nan where there is none.
+        picture: (H, W, 3) where it is drawn already.
     """
 
     stream: int
@@ -48,11 +49,27 @@ class ObservedRow(NamedTuple):
     success: bool | None
     look: Any = None
     steps_left: float = np.nan
+    picture: ByteArray | None = None
 
     @property
     def inside(self) -> int:
         """A step at or after which the row's episode goes on: its own, or the one after a first moment."""
         return self.step if self.row else self.step + 1
+
+
+class SeenRows(NamedTuple):
+    """F rows of one episode, drawn before the rollout is over.
+
+    Attributes:
+        stream, number, task, rows_F, last_F, frames_F: as in `Segment`.
+    """
+
+    stream: int
+    number: int
+    task: str
+    rows_F: IntArray
+    last_F: BoolArray
+    frames_F: ByteArray
 
 
 class ObservedFrames:
@@ -79,6 +96,7 @@ class ObservedFrames:
         self._share, self._seed = share, seed
         self._rows: list[ObservedRow] = []
         self._tasks_T: list[tuple[str, ...]] = []  # of the copies, at every step
+        self._shown: list[ObservedRow] = []  # those before them
 
     def capture(
         self, rows_B: IntArray, last_B: BoolArray | None = None, *, numbers_B: IntArray | None = None
@@ -97,7 +115,7 @@ class ObservedFrames:
 
     def begin(self, transition: Transition) -> None:
         """Forget what was observed: every copy begins an episode, before the first step of a rollout."""
-        self._rows, self._tasks_T = [], []
+        self._rows, self._shown, self._tasks_T = [], [], []
         self._add_first(-1, self.world.episode_ids, transition)
 
     def add(self, t: int, step: Step, over_B: BoolArray | None = None) -> None:
@@ -111,7 +129,9 @@ class ObservedFrames:
         transition, done = step.transition, step.transition.done
         self._tasks_T.append(step.tasks)
         for i in transition.failures:
-            self._rows = [row for row in self._rows if row.stream != i or row.number != step.numbers[i]]
+            lost = (i, step.numbers[i])
+            self._rows = [row for row in self._rows if (row.stream, row.number) != lost]
+            self._shown = [row for row in self._shown if (row.stream, row.number) != lost]
         wanted = self.capture(step.rows, done, numbers_B=step.numbers)
         if over_B is not None:
             wanted &= ~over_B
@@ -127,13 +147,44 @@ class ObservedFrames:
         self, mask_B_T: BoolArray, terminated_B_T: BoolArray, done_B_T: BoolArray, lost_B_T: BoolArray
     ) -> tuple[Segment, ...]:
         """Draw the rows of a rollout that is over and cut them at the ends of episodes; see `cut_into_segments`."""
-        rows, self._rows = self._rows, []
+        frames = self._pictures(self._rows)
+        if self._shown:
+            earlier = np.stack([row.picture for row in self._shown if row.picture is not None])
+            frames = np.concatenate([earlier, frames])
+        rows, self._rows, self._shown = [*self._shown, *self._rows], [], []
         tasks, self._tasks_T = [*self._tasks_T, self.world.tasks], []
-        if any(o.frames for o in self.observes):
-            frames = self.world.render([row.look for row in rows])
-        else:
-            frames = np.zeros((len(rows), 1, 1, 3), dtype=np.uint8)
         return cut_into_segments(rows, frames, tasks, mask_B_T, terminated_B_T, done_B_T, lost_B_T)
+
+    def draw(self) -> list[SeenRows]:
+        """Draw what was observed since the last call; it is part of `segments` all the same.
+
+        Returns:
+            The rows of each episode, by copy and number.
+        """
+        rows, self._rows = self._rows, []
+        rows = [row._replace(look=None, picture=frame) for row, frame in zip(rows, self._pictures(rows), strict=True)]
+        self._shown += rows
+        tasks = [*self._tasks_T, self.world.tasks]
+        episodes: dict[tuple[int, int], list[ObservedRow]] = {}
+        for row in rows:
+            episodes.setdefault((row.stream, row.number), []).append(row)
+        return [
+            SeenRows(
+                stream,
+                number,
+                tasks[own[0].inside][stream],
+                np.array([row.row for row in own], dtype=np.int64),
+                np.array([row.last for row in own], dtype=np.bool_),
+                np.stack([row.picture for row in own if row.picture is not None]),
+            )
+            for (stream, number), own in sorted(episodes.items())
+        ]
+
+    def _pictures(self, rows: Sequence[ObservedRow]) -> ByteArray:
+        """(N, H, W, 3) of rows that are not drawn yet; of one pixel where nothing needs pictures."""
+        if any(o.frames for o in self.observes):
+            return self.world.render([row.look for row in rows])
+        return np.zeros((len(rows), 1, 1, 3), dtype=np.uint8)
 
     def _add_first(self, t: int, numbers_B: IntArray, transition: Transition) -> None:
         """Take in the first moments of episodes with these numbers, which begin after step t."""

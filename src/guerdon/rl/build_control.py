@@ -62,7 +62,12 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         success_readers=study.success_readers(),
         film_share=runner.video_share if runner.save_video else 0.0,
         film_step=runner.video_every,
+        overlap_steps=study.reward.overlap_steps,
     )
+    if study.reward.overlap_steps is not None:
+        for source in models.values():
+            if source.settings.can_overlap:
+                collector.watchers.append(source.score_ahead)
     policy = collector.build_policy()
     check_decisions(policy, algorithm)
     if algorithm.filter_rewards:

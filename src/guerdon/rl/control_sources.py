@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from guerdon.collect.observed_frames import SeenRows
 from guerdon.errors import ConfigError
 from guerdon.models.vlm_prm import log_computed, log_weighted
 from guerdon.policies.robot import ControlInputs
@@ -27,6 +28,7 @@ from guerdon.rl import shaping
 from guerdon.rl.checkpoint import under
 from guerdon.rl.frame_cache import FrameCache
 from guerdon.rl.reward_source import ModelReward, RawRow, SourceTerms, raw_scores
+from guerdon.rl.score_ahead import Asked, ScoresAhead
 from guerdon.settings.reward import SourceSettings
 from guerdon.types import (
     BoolArray,
@@ -68,6 +70,7 @@ class ControlReward(ModelReward[ControlInputs]):
     Attributes:
         carries: of each stream.
         cache: measured values of earlier frames; None: every frame is scored.
+        ahead: scores of what `score_ahead` was given.
 
     Raises:
         ConfigError: the model cannot give the values that the settings ask for.
@@ -86,6 +89,8 @@ class ControlReward(ModelReward[ControlInputs]):
         self._num_envs = num_envs
         drawn = np.random.default_rng(0) if rng is None else rng
         self.cache = None if settings.cache is None else FrameCache(settings.cache, drawn)
+        self.ahead = ScoresAhead(lambda episodes: self.model.score(episodes))
+        self._under_way: dict[tuple[int, int], list[SeenRows]] = {}  # seen for `score_ahead` before their end
         self._check()
         self.reset_streams()
 
@@ -121,8 +126,28 @@ class ControlReward(ModelReward[ControlInputs]):
 
     # Rewards.
 
+    def score_ahead(self, seen: Sequence[SeenRows]) -> None:
+        """Begin to score what was observed of a rollout that is not over: frames, or episodes that have ended."""
+        asked: list[Asked] = []
+        for part in seen:
+            chosen = self.observes.selects(part.rows_F, part.last_F)
+            rows, frames = part.rows_F[chosen], part.frames_F[chosen]
+            if not self._framewise:
+                parts = self._under_way.setdefault((part.stream, part.number), [])
+                parts.append(part._replace(rows_F=rows, frames_F=frames))
+                if not part.last_F.any():
+                    continue
+                rows, frames = np.concatenate([p.rows_F for p in parts]), np.concatenate([p.frames_F for p in parts])
+                if self._whole and rows[0] != 0:
+                    frames = np.stack([*self._frames[part.stream], *frames])
+            asked += self._asked(part.stream, part.number, part.task, rows, frames)
+        self.ahead.ask(asked)
+
     def measure(self, rollout: Rollout[ControlInputs], *, learn: bool = True) -> Rewards:
-        """Score all segments in one call of the model and turn the values into rewards."""
+        """Score all segments and turn the values into rewards.
+
+        The model is called once, for what `score_ahead` did not ask for.
+        """
         rewards = np.zeros(rollout.mask.shape, dtype=np.float32)
         failed = np.zeros(rollout.mask.shape, dtype=np.bool_)
         failures: list[tuple[int, int, Failure]] = []
@@ -155,28 +180,27 @@ class ControlReward(ModelReward[ControlInputs]):
         """Of every segment the rows that are scored, their scores, and (R,) which are values of other frames.
 
         There is one score for each row, or one for all of them: a model of single frames gets each as an episode of its
-        own, so that a failure is of one frame. The model is called once for all segments.
+        own, so that a failure is of one frame.
         """
         observes = self.observes
         chosen = [np.flatnonzero(observes.selects(s.rows_F, s.last_F)).tolist() for s in segments]
         frames = [segment.frames_F[rows] for segment, rows in zip(segments, chosen, strict=True)]
         if self._whole:
             frames = [self._whole_episode(*one) for one in zip(segments, chosen, frames, strict=True)]
-            chosen = [rows[-1:] if len(stack) else [] for rows, stack in zip(chosen, frames, strict=True)]
         parts = [
-            [stack[i : i + 1] for i in range(len(rows))] if self._framewise else [stack] * bool(rows)
-            for rows, stack in zip(chosen, frames, strict=True)
+            self._asked(one.stream, one.number, one.task, one.rows_F[rows], stack) if len(stack) else []
+            for one, rows, stack in zip(segments, chosen, frames, strict=True)
         ]
-        episodes = [
-            Episode(id=f"{segment.stream}-{segment.number}", task=segment.task, frames=part)
-            for segment, own in zip(segments, parts, strict=True)
-            for part in own
-        ]
+        if self._whole:
+            chosen = [rows[-1:] if own else [] for rows, own in zip(chosen, parts, strict=True)]
+        asked = [one for own in parts for one in own]
+        episodes = [episode for _, episode in asked]
         reused = np.zeros(len(episodes), dtype=np.bool_)
         if self.cache is not None:
             measured, reused = self.cache.score(episodes, self.model.score)
         else:
-            measured = self.model.score(episodes) if episodes else []
+            measured = self.ahead.take(asked)
+            self._under_way.clear()
         scores, hits = iter(measured), iter(reused)
         return [
             (
@@ -186,6 +210,16 @@ class ControlReward(ModelReward[ControlInputs]):
                 np.array([next(hits) for _ in rows] if self._framewise else [False] * len(rows), dtype=np.bool_),
             )
             for segment, rows, own in zip(segments, chosen, parts, strict=True)
+        ]
+
+    def _asked(self, stream: int, number: int | None, task: str, rows_F: IntArray, frames: ByteArray) -> list[Asked]:
+        """What the model is asked about these frames: each by itself, or all as one episode."""
+        rows, name = rows_F.tolist(), f"{stream}-{number}"
+        if not self._framewise:
+            return [((stream, number, tuple(rows)), Episode(id=name, task=task, frames=frames))]
+        return [
+            ((stream, number, (row,)), Episode(id=name, task=task, frames=frames[i : i + 1]))
+            for i, row in enumerate(rows)
         ]
 
     @property
@@ -307,6 +341,10 @@ class ControlReward(ModelReward[ControlInputs]):
         carry.previous = None if np.isnan(held[-1]) else float(held[-1])
 
     # State.
+
+    def close(self) -> None:
+        """Stop scoring."""
+        self.ahead.close()
 
     def reset_streams(self) -> None:
         """Drop the open episodes: the world begins new ones."""

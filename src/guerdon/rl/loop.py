@@ -138,6 +138,8 @@ class Loop:
         if self.parts.videos is not None:
             self.parts.videos.close()
         self.log.close()
+        for source in self.sources.values():
+            source.close()
         self.collector.close()
 
     # Parts of an iteration.

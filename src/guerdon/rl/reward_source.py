@@ -108,6 +108,9 @@ class RewardSource(Generic[Inputs]):
     def reset_streams(self) -> None:
         """Drop what open episodes left: the world begins new ones."""
 
+    def close(self) -> None:
+        """End what runs beside the loop."""
+
     def save(self, folder: Path) -> None:
         """Write the model as the run left it, where the run changed it."""
 

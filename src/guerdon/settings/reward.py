@@ -162,6 +162,12 @@ class SourceSettings(Settings):
         return self.remote is not None and self.remote.fallback == "native"
 
     @property
+    def can_overlap(self) -> bool:
+        """Whether it can be measured before its rollout is over."""
+        before = self.refitted is not None and self.refitted.update == "before"
+        return not (self.text or before or self.cache is not None)
+
+    @property
     def refitted(self) -> RefittedModelSettings | None:
         """The model, where it is refitted during the run."""
         model = self.model
@@ -244,6 +250,12 @@ class RewardSettings(Settings):
     env_reward_weight: float = Field(0.0, description="weight of the native reward with combine_mode: weighted")
     max_failure_rate: float = Field(0.1, ge=0, le=1, description="stop when a larger share of a source fails")
     failure_window: int = Field(200, ge=1, description="measurements of a source over which its failure rate is taken")
+    overlap_steps: int | None = Field(
+        None,
+        ge=1,
+        description="robots: score while the environment goes on, in parts of so many of its steps; null: when the "
+        "rollout is over",
+    )
     sources: dict[str, SourceSettings] = Field(
         default_factory=dict, description="several reward models, by name, each with the keys of a source"
     )
@@ -282,6 +294,11 @@ class RewardSettings(Settings):
             idle = sorted(self.model_fields_set - known)
             if idle:
                 raise ValueError(f"{', '.join(idle)} would do nothing with use_reward_model: false; remove it")
+        if self.overlap_steps is not None and not any(source.can_overlap for source in self.sources.values()):
+            raise ValueError(
+                "overlap_steps would do nothing: no source can be scored before the rollout is over. Those of language "
+                "models, those with a cache, and models that are refitted before they score need all of it; remove it"
+            )
         if "env" in self.sources or "combined" in self.sources:
             raise ValueError("a reward source cannot be called env or combined: those names are taken")
         adaptive = [source.adaptive_weight.share for source in self.sources.values() if source.adaptive_weight]
