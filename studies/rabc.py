@@ -1,12 +1,14 @@
 """Reward-aligned behaviour cloning against plain cloning on demonstrations of mixed quality (studies/rabc.yaml).
 
-Every seed collects its own demonstrations, trains its own progress model on other episodes, and clones the
-demonstrations four times: every moment alike; weighted by the model's progress; weighted by the simulator's own dense
-reward, an upper reference; and, as what true outcomes would allow, the successful demonstrations alone. True success is
-measured in the same evaluation episodes. What is done is not done again.
+One set of demonstrations and one progress model, trained on other episodes, are shared by all seeds. Every seed clones
+the demonstrations five times: every moment alike; weighted by the model's progress; as references, weighted by true
+progress and by the simulator's own dense reward; and, as what true outcomes would allow, the successful demonstrations
+alone. A seed decides the weights that a clone starts from, the order of its batches and which episodes are held out.
+True success is measured in the same evaluation episodes. What is done is not done again.
 
-    python studies/rabc.py --seeds=10,11,12,13,14
-    python studies/rabc.py --seeds=10,11 env.task=drawer-close work_dir=runs/rabc_drawer
+    python studies/rabc.py
+    python studies/rabc.py collect.seed=1 work_dir=runs/rabc_1               # other demonstrations, another model
+    python studies/rabc.py env.task=drawer-close work_dir=runs/rabc_drawer
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +26,27 @@ import torch
 from guerdon import provenance
 from guerdon.collect.collect import collect
 from guerdon.config import load
-from guerdon.evaluate.intervals import verdict
+from guerdon.episodes.targets import progress_targets
+from guerdon.evaluate.intervals import Interval, verdict
 from guerdon.evaluate.statistics import paired_difference, stratified_t_interval
 from guerdon.settings.study import Study
 from guerdon.train.bc import train_bc
 from guerdon.train.images import train_image_model
+from guerdon.types import Episode, Failure, FloatArray, RewardInfo, Score
 
+HORIZON = 100.0  # steps, as train.progress.horizon
 FILE = Path(__file__).with_suffix(".yaml")
 ARMS = {
     "plain": ("all moments alike", ["bc.sample_weighting=null"]),
     "learned": ("rabc, learned progress", []),
+    "true": (
+        "rabc, true progress (reference)",
+        ["bc.sample_weighting={model: {model_type: 'rabc:TrueProgress', modality: state}, chunk_size: 25}"],
+    ),
     "recorded": (
-        "rabc, simulator's dense reward (upper reference)",
-        # its range is 0 to 10, that of the learned progress 0 to 1
-        ["bc.sample_weighting={recorded_reward: true, chunk_size: 10, kappa: 0.1}"],
+        "rabc, simulator's dense reward (reference)",
+        # its range is 0 to 10, that of progress 0 to 1
+        ["bc.sample_weighting={recorded_reward: true, chunk_size: 25, kappa: 0.1}"],
     ),
     "successes": (
         "successful demonstrations alone (needs true outcomes)",
@@ -45,33 +55,41 @@ ARMS = {
 }
 
 
-def run_seed(seed: int, overrides: list[str], folder: Path) -> dict[str, Any]:
-    """Everything of one seed: success and other numbers by arm, and the CPU seconds of each part."""
-    path = folder / "result.json"
-    if path.exists():
-        found: dict[str, Any] = json.loads(path.read_text())
-        return found
+class TrueProgress:
+    """What the progress model is trained to predict, from true success: nearness in time, 0 in failed episodes."""
+
+    info = RewardInfo(name="true progress", range=(0.0, 1.0), modality="state", frames_needed=0)
+
+    def score(self, episodes: Sequence[Episode]) -> list[Score]:
+        """One Score per episode."""
+        return [self._score(progress_targets(episode, horizon=HORIZON)) for episode in episodes]
+
+    def _score(self, targets_T: FloatArray | None) -> Score:
+        unknown = Failure("unknown_success", "the episode's success is not known")
+        return Score(failure=unknown) if targets_T is None else Score.from_values(targets_T)
+
+
+def clones(seeds: Sequence[int], overrides: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """Numbers of every clone by arm, one for each seed; what was done before is read."""
 
     def study(*more: str) -> Study:
-        return load(Study, FILE, [*overrides, f"work_dir={folder}", f"runner.seed={seed}", *more])
+        return load(Study, FILE, [*overrides, *more])
 
-    seconds: dict[str, float] = {}
-
-    def timed(name: str, work: Any, *arguments: Any) -> Any:
-        started = time.process_time()
-        result = work(*arguments)
-        seconds[name] = round(time.process_time() - started, 1)
-        return result
-
-    timed("demonstrations", collect, study(f"collect.seed={seed}"))
-    others = [f"collect.save_dir={folder}/reward_data", f"collect.seed={seed + 1000}", "collect.frame_every=5"]
-    timed("reward_data", collect, study(*others, "collect.episodes=40"))
-    model = timed("progress", train_image_model, study(f"train.progress.seed={seed}").image_models["progress"])
-    result: dict[str, Any] = {"model": model.metrics, "arms": {}, "seconds": seconds}
+    base = study()
+    work = Path(base.work_dir)
+    collect(base)
+    others = [f"collect.save_dir={work}/reward_data", f"collect.seed={base.collect.seed + 1000}"]
+    collect(load(Study, FILE, ["collect.episodes=40", *overrides, "collect.frame_every=5", *others]))
+    train_image_model(base.image_models["progress"], resume=True)
+    found: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
     for arm, (_, changes) in ARMS.items():
-        result["arms"][arm] = timed(arm, train_bc, study(*changes, f"bc.save_dir={folder}/{arm}"))[1]
-    path.write_text(json.dumps(result, indent=2))
-    return result
+        for seed in seeds:
+            folder = work / "clones" / arm / f"seed{seed}"
+            path = folder / "metrics.json"
+            if not path.exists():
+                train_bc(study(*changes, f"runner.seed={seed}", f"bc.save_dir={folder}"))
+            found[arm].append(json.loads(path.read_text()))
+    return found
 
 
 def main() -> None:
@@ -80,35 +98,31 @@ def main() -> None:
     parser.add_argument("--seeds", default="10,11,12,13,14", help="separated by commas")
     parser.add_argument("overrides", nargs="*", help="of the study file, such as env.task=drawer-close")
     given = parser.parse_args()
-    seeds = [int(seed) for seed in given.seeds.split(",")]
     torch.set_num_threads(1)
-    base = load(Study, FILE, given.overrides)
-    results = [run_seed(seed, given.overrides, Path(base.work_dir) / f"seed{seed}") for seed in seeds]
-    success = {arm: np.array([[r["arms"][arm]["success"] for r in results]]) for arm in ARMS}
-    minutes = sum(sum(r["seconds"].values()) for r in results) / 60
-    machine = provenance.machine()
-    print(f"\n{base.env.task}, seeds {given.seeds}, {provenance.now()[:10]}; {machine['processor']}, one core")
-    print(f"{minutes:.1f} core-minutes in all\n")
-    print("| clone | true success | each seed | difference from plain | p | weights of 0 |")
-    print("| --- | ---: | --- | ---: | ---: | ---: |")
+    started = time.process_time()
+    found = clones([int(seed) for seed in given.seeds.split(",")], given.overrides)
+    success = {arm: np.array([[one["success"] for one in rows]]) for arm, rows in found.items()}
+    print(f"\nseeds {given.seeds}, {provenance.now()[:10]}, {provenance.machine()['processor']}, one core")
+    print(f"{(time.process_time() - started) / 60:.1f} core-minutes\n")
+    print("| clone | true success | each seed | difference from plain | verdict | p | weights of 0 |")
+    print("| --- | ---: | --- | ---: | --- | ---: | ---: |")
     for arm, (label, _) in ARMS.items():
         interval = stratified_t_interval(success[arm])
         each = " ".join(f"{value:.2f}" for value in success[arm][0])
-        cells = [label, bounds(interval.estimate, interval.low, interval.high), each, "", "", ""]
+        cells = [label, bounds(interval), each, "", "baseline", "", ""]
         if arm != "plain":
-            found = paired_difference(success[arm], success["plain"], seed=0)
-            apart = found.interval
-            cells[3] = f"{bounds(apart.estimate, apart.low, apart.high, sign='+')} ({verdict(apart)})"
-            cells[4] = f"{found.p_value:.3f}"
-        shares = [r["arms"][arm].get("weight_zero") for r in results]
-        cells[5] = "" if shares[0] is None else f"{np.mean(shares):.2f}"
+            difference = paired_difference(success[arm], success["plain"], seed=0)
+            cells[3:6] = bounds(difference.interval, "+"), verdict(difference.interval), f"{difference.p_value:.3f}"
+        share = found[arm][0].get("weight_zero")
+        cells[6] = "" if share is None else f"{share:.2f}"
         print("| " + " | ".join(cells) + " |")
 
 
-def bounds(estimate: float | None, low: float | None, high: float | None, sign: str = "") -> str:
-    """`0.50 [0.40, 0.60]`."""
-    ends = "" if low is None or high is None else f" [{low:{sign}.2f}, {high:{sign}.2f}]"
-    return f"{estimate:{sign}.2f}{ends}"
+def bounds(interval: Interval, sign: str = "") -> str:
+    """`0.50 [0.40, 0.60]`; success ends at 0 and 1, a difference of two at -1 and 1."""
+    floor = -1.0 if sign else 0.0
+    ends = "" if interval.low is None else f" [{max(interval.low, floor):{sign}.2f}, {min(interval.high, 1):{sign}.2f}]"
+    return f"{interval.estimate:{sign}.2f}{ends}"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Reward-aligned behaviour cloning: weights by hand, progress scored once, failures that stay failures."""
 
-import importlib.util
+import importlib
 import json
 from pathlib import Path
 
@@ -384,27 +384,25 @@ def test_the_true_success_of_a_clone_is_measured(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_study_runs_from_demonstrations_to_the_comparison(tmp_path):
+def test_the_study_runs_from_demonstrations_to_the_comparison(tmp_path, monkeypatch):
     """A small version of `python studies/rabc.py`: a trained progress model, a real simulator, all four clones."""
-    script = Path(__file__).parents[2] / "studies" / "rabc.py"
-    spec = importlib.util.spec_from_file_location("rabc_study", script)
-    rabc = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(rabc)
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "studies")
+    rabc = importlib.import_module("rabc")
     small = [
         "env.num_envs=5", "env.frame_size=32", "train.progress.image_size=32", "train.progress.max_epochs=2",
         "collect.episodes=10", "bc.epochs=20", "bc.eval_episodes=5",
     ]  # fmt: skip
-    result = rabc.run_seed(3, small, tmp_path / "seed3")
-    assert set(result["arms"]) == set(rabc.ARMS)
-    for arm, numbers in result["arms"].items():
+    found = rabc.clones([3], [*small, f"work_dir={tmp_path}"])
+    assert set(found) == set(rabc.ARMS)
+    for arm, (numbers,) in found.items():
         assert 0 <= numbers["success"] <= 1
         assert numbers["eval_episodes"] == 5
-        assert ("weight_zero" in numbers) == (arm in ("learned", "recorded"))
-    assert result["arms"]["successes"]["success"] > 0.5, "the scripted experts alone"
-    demonstrations = tmp_path / "seed3" / "demonstrations"
-    found = read_progress(demonstrations / "progress_progress.parquet", demonstrations)
-    assert len(found.values) == 10
-    assert not found.reasons
-    before = (tmp_path / "seed3" / "result.json").stat().st_mtime_ns
-    assert rabc.run_seed(3, small, tmp_path / "seed3") == result
-    assert (tmp_path / "seed3" / "result.json").stat().st_mtime_ns == before
+        assert ("weight_zero" in numbers) == (arm in ("learned", "true", "recorded"))
+    assert found["successes"][0]["success"] > 0.5, "the scripted experts alone"
+    demonstrations = tmp_path / "demonstrations"
+    progress = read_progress(demonstrations / "progress_progress.parquet", demonstrations)
+    assert len(progress.values) == 10
+    assert not progress.reasons
+    before = (tmp_path / "clones" / "plain" / "seed3" / "policy.safetensors").stat().st_mtime_ns
+    assert rabc.clones([3], [*small, f"work_dir={tmp_path}"]) == found
+    assert (tmp_path / "clones" / "plain" / "seed3" / "policy.safetensors").stat().st_mtime_ns == before
