@@ -144,6 +144,43 @@ def test_simulators_that_break_all_the_time_stop_the_run(tmp_path):
         run(study)
 
 
+CHUNKS = {"type": "chunk_policy:ChunkPolicy", "params": {}}
+
+
+@pytest.mark.parametrize("policy", [None, CHUNKS], ids=["single actions", "chunks"])
+def test_a_rollout_that_loses_every_episode_goes_on_and_counts(policy, tmp_path):
+    broken = {(copy, episode): "raises" for copy in range(2) for episode in range(4)}
+    ppo = {"rollout_steps": 4, "minibatch_size": 4, "num_epochs": 1, "normalize_rewards": True}
+    reward = reader_reward(max_failure_rate=1.0, score_every=1)
+    study = fragile_study(tmp_path, broken, reward=reward, algorithm=ppo, policy=policy)
+    loop = start(study)
+    summary = loop.run()
+    assert summary["failures"] == {"simulator_raised": 8}
+    rows = [row for row in lines(study) if "learning_rate" in row]
+    assert len(rows) > 4
+    assert all(np.isfinite(row["policy_loss"]) for row in rows[-3:])
+    first = lines(study)[0]
+    assert (first["episodes_failed"], first["episodes_finished"]) == (4, 0)
+    assert policy is None or first["updates"] == 0
+
+
+def test_chunks_that_lose_every_episode_stop_at_the_limit(tmp_path):
+    broken = {(copy, episode): "raises" for copy in range(2) for episode in range(40)}
+    short = {"rollout_steps": 4, "minibatch_size": 4, "num_epochs": 1}
+    study = fragile_study(tmp_path, broken, reward={"failure_window": 6}, algorithm=short, policy=CHUNKS)
+    with pytest.raises(TooManyFailuresError, match=r"'env'.*simulator_raised"):
+        run(study)
+
+
+def test_evaluations_that_lose_their_episodes_stop_the_run(tmp_path):
+    study = fragile_study(tmp_path, reward={"failure_window": 6}, runner={"eval_every": 24})
+    loop = start(study)
+    loop.collector.evaluate = lambda policy, *, episodes, step: {"episodes": 1.0, "episodes_failed": 3.0}
+    with pytest.raises(TooManyFailuresError, match=r"evaluation: 75% of its last 4 measurements failed"):
+        loop.run()
+    assert loop.failures.reasons == {"simulator_broke": 3}
+
+
 METAWORLD = {
     "runner": {"total_steps": 2400, "eval_every": 2400, "eval_episodes": 2, "checkpoint_every": 1200},
     "env": {

@@ -14,7 +14,7 @@ from guerdon.evaluate.image_suite import evaluate_study, held_out
 from guerdon.models.backbone import ImageScorer, calibrating, to_input
 from guerdon.models.load import load_reward_model
 from guerdon.settings.study import Study
-from guerdon.settings.train import ResNetTrainSettings
+from guerdon.settings.train import ResNetTrainSettings, VLMTrainSettings
 from guerdon.train.calibration import Scaling, calibrate, fit_scaling, fold_scaling
 from guerdon.train.images import held_out_episodes, label_rows, train_image_model
 from guerdon.types import Episode
@@ -180,3 +180,15 @@ def test_what_cannot_be_calibrated_is_refused(tmp_path):
     with pytest.raises(ValueError, match="fsdp"):
         settings(tmp_path, fsdp=True)
     assert not ResNetTrainSettings(data_path="x", save_dir="y").calibrated
+
+
+def test_held_out_episodes_of_a_vlm_are_those_with_a_task():
+    how = VLMTrainSettings(data_path="x", save_dir="y", path="z", val_split=0.4, seed=0)
+    frames, zeros = np.zeros((4, 4, 4, 3), np.uint8), np.zeros(4, np.float32)
+    success = np.array([False, False, False, True])
+    episodes = [
+        Episode(f"e{n}", "go" if n % 2 else " ", frames=frames, actions=zeros[:, None], rewards=zeros, success=success)
+        for n in range(20)
+    ]
+    rows = label_rows(episodes, how, lambda episode, drawn: None, needs_task=True)
+    assert {rows.episode_ids[i] for i in rows.episode[rows.held]} == held_out_episodes(episodes, how)

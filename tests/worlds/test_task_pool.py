@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from guerdon.errors import ConfigError
+from guerdon.errors import CheckpointError, ConfigError
 from guerdon.settings.world import GymnasiumSettings, LiberoSettings, MetaWorldSettings
+from guerdon.types import Failure
 from guerdon.worlds.build import build_world
 from guerdon.worlds.world import ObservationSpec
 from ladder import IDS, LENGTH
@@ -170,3 +171,21 @@ def test_tasks_must_take_the_same_actions():
     given = GymnasiumSettings(task_ids=[IDS[0], "Pendulum-v1"], num_envs=1, native_reward="dense", frame_size=8)
     with pytest.raises(ConfigError, match="takes other actions than"):
         build_world(given, seed=0)
+
+
+@pytest.mark.parametrize("breaks", [0, 1, 2, 3])
+def test_a_simulator_that_breaks_while_episodes_are_replayed_has_three_attempts(breaks):
+    world = build_world(settings(), seed=3)
+    shown = played(world, 6)
+    again = build_world(settings(), seed=3)
+    again.show(SPEC)
+    broken = iter([{1: Failure("simulator_died")}] * breaks)
+    again.env.lost_episodes = lambda: next(broken, {})
+    if breaks == 3:
+        with pytest.raises(CheckpointError, match="copy 1 broke while its episode was replayed, 3 times in a row"):
+            again.load_state_dict(world.state_dict())
+    else:
+        again.load_state_dict(world.state_dict())
+        assert np.array_equal(again.observations, shown[-1])
+    world.close()
+    again.close()

@@ -25,7 +25,7 @@ from guerdon.collect.observed_frames import ObservedFrames, SeenRows
 from guerdon.collect.stepping import ActionQueue, evaluate, film, steps
 from guerdon.collect.timing import timed
 from guerdon.episodes.write import EpisodeWriter
-from guerdon.errors import ConfigError, SimulatorError
+from guerdon.errors import ConfigError
 from guerdon.generators import ACTING, generator
 from guerdon.policies.control import build_policy
 from guerdon.policies.robot import Action, ControlInputs, RobotPolicy
@@ -472,14 +472,14 @@ def _evaluated(
     order = np.argsort(np.nonzero(due_B_T.T)[1], kind="stable")  # from the order in which they were made
     if policy.in_parts:  # decisions in episodes that were lost are none of the rollout
         order = order[~lost_B_T[due_B_T]]
-        if not len(order):
-            raise SimulatorError(
-                f"the simulators broke in every episode of a rollout ({acted.failures[0][2]}), so that a policy of "
-                "chunks has nothing to learn from: go on from the last checkpoint with --resume"
-            )
         due_B_T, slot_B_T = due_B_T & ~lost_B_T, np.where(lost_B_T, -1, slot_B_T)
     stream_R, _ = np.nonzero(due_B_T)  # decisions stream by stream, in order of time
     inputs = ControlInputs(np.concatenate(acted.observations)[order], np.concatenate(acted.records)[order])
+    if not len(inputs):  # every episode was lost
+        parts = policy.chunk * policy.tokens_per_action
+        none = {name: np.zeros(0, dtype=np.float32) for name in heads}
+        lost = Chunks(np.full(due_B_T.shape, -1), slot_B_T, policy.chunk, policy.tokens_per_action)
+        return inputs, np.zeros((0, parts), dtype=np.float32), none, dict(none), lost
     found = policy.evaluate_all(policy.prepared(inputs), micro=micro or _MICRO)
     wanted = (len(inputs), policy.chunk * policy.tokens_per_action)
     if tuple(found.log_probs.shape) != wanted:

@@ -95,6 +95,13 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         for name, one in models.items()
     ]
 
+    notes += [
+        f"[{study.reward.group_name}] {name}: reward_weight {one.settings.reward_weight:g} changes nothing: the only "
+        "source, whose advantages are normalised"
+        for name, one in models.items()
+        if list(terms) == [name] and algorithm.normalize_minibatches and one.settings.reward_weight not in (0.0, 1.0)
+    ]
+
     def film(folder: Path, step: int) -> None:
         moments, rewards = collector.film(policy, frames=runner.film_frames)
         env_rewards = rewards if study.reward.env_weight() else None

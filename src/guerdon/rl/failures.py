@@ -14,6 +14,8 @@ from typing import Any
 from guerdon.errors import TooManyFailuresError
 from guerdon.types import Failure, Rewards
 
+EVALUATION = "evaluation"  # counted like a source: episodes of evaluations
+
 
 def failure_rows(measured: Mapping[str, Rewards], step: int) -> Iterator[dict[str, Any]]:
     """One plain row per failed measurement: the run's step after the rollout, source, copy, step in the rollout."""
@@ -102,7 +104,8 @@ class FailureCounter:
             recent = self.recent[name]
             reasons = ", ".join(f"{reason} {n}" for reason, n in Counter(_failed(recent)).most_common())
             share = f"{self.rates[name]:.0%} of its last {len(recent)} measurements failed"
-            found.append(f"reward source {name!r}: {share} ({reasons})")
+            what = "evaluation" if name == EVALUATION else f"reward source {name!r}"
+            found.append(f"{what}: {share} ({reasons})")
         advice = (
             "The run is at its end: fix the source and run it again" if at_end else "Fix it and go on with --resume"
         )

@@ -109,6 +109,8 @@ class Learner(Generic[Collected, Inputs]):
             terms = {**terms, KL: SourceTerms(KL, settings.gamma, settings.kl_coef)}
         weights = {name: one.weight(progress) for name, one in terms.items()}
         self.source_weights = {name: weight for name, weight in weights.items() if name != KL}
+        if not len(rollout.inputs):  # simulators broke in every episode: there is nothing to learn from
+            return {"updates": 0, "skipped_updates": 0}
         scales = None if self.scaler is None else self.scaler.update(rollout, rewards)
         found = source_advantages(rollout, rewards, terms, weights, settings, scales=scales)
         observe_shares(self.shares, self.source_weights, found, rewards, rollout.mask)

@@ -25,12 +25,12 @@ from guerdon.errors import GuerdonError, NonFiniteError, TooManyFailuresError
 from guerdon.finite import first_non_finite
 from guerdon.progress import ProgressBar
 from guerdon.rl import checkpoint as ckpt
-from guerdon.rl.failures import FailureCounter, failure_rows, refuse_failures
+from guerdon.rl.failures import EVALUATION, FailureCounter, failure_rows, refuse_failures
 from guerdon.rl.log import RunLog, true_success
 from guerdon.rl.parts import Parts
 from guerdon.rl.reward_source import GroundTruth
 from guerdon.settings.study import Study
-from guerdon.types import Metrics, Rewards, Rollout
+from guerdon.types import Failure, Metrics, Rewards, Rollout
 
 
 def build_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
@@ -220,6 +220,10 @@ class Loop:
             episodes = self.study.runner.eval_episodes
             found = self.collector.evaluate(self.learner.policy, episodes=episodes, step=self.step)
             self._evaluated = (self.step, found)
+            broken = int(found.get("episodes_failed", 0))
+            if broken or EVALUATION in self.failures.recent:
+                why = Failure("simulator_broke", "in an evaluation")
+                self.failures.add(EVALUATION, int(found["episodes"]) + broken, [(-1, 0, why)] * broken)
         return self._evaluated[1]
 
     def _evaluate(self) -> None:

@@ -66,9 +66,10 @@ def _run(study: Study, folder: Path, *, resume: bool) -> tuple[Path, dict[str, A
     atomic.write_text(config, text)
     (folder / "FAILED.json").unlink(missing_ok=True)
     try:
+        loop = Loop(study, folder, resume=resume)  # may refuse: then there is no run
         if not begun or not (folder / "run.json").exists():
             atomic.write_json(folder / "run.json", _card(study))
-        return folder, Loop(study, folder, resume=resume).run()
+        return folder, loop.run()
     except GuerdonError as error:
         atomic.write_json(folder / "FAILED.json", {"error": str(error), "kind": type(error).__name__})
         raise

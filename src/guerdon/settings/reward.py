@@ -120,7 +120,11 @@ class SourceSettings(Settings):
     )
     confirm_frames: int = Field(2, ge=1, description="bonus: scored frames in a row above the threshold")
     reward_coef: float = Field(1.0, description="multiplies the shaped reward")
-    reward_weight: float = Field(1.0, description="weight of this source in the advantage")
+    reward_weight: float = Field(
+        1.0,
+        description="weight of this source in the advantage; of a robot's only source, whose advantages are "
+        "normalised, it changes nothing, which the run says at its start",
+    )
     reward_weight_schedule: WeightSchedule = Field("constant", description="how reward_weight changes over the run")
     adaptive_weight: ShareSettings | None = Field(
         None, description="learn the weight: it starts as reward_weight and keeps the source's share of the signal"

@@ -71,7 +71,10 @@ class EnvSettings(Settings):
     num_envs_per_process: int = Field(1, ge=1, description="async: copies in each process; they break together")
     step_timeout: float = Field(60.0, gt=0, description="async: seconds after which a simulator that steps hangs")
     reset_timeout: float = Field(
-        300.0, gt=0, description="async: the same for one that starts, begins an episode or draws"
+        300.0,
+        gt=0,
+        description="async: the same for one that starts, begins an episode or draws; to draw again after that it has "
+        "step_timeout",
     )
     frame_size: tuple[int, int] = Field((64, 64), description="height and width of rendered frames")
     data_collection: DataCollectionSettings = Field(

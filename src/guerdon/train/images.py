@@ -213,7 +213,9 @@ def held_out_episodes(episodes: Sequence[Episode], settings: Settings | VLMTrain
         episodes: the whole data set that the model was trained on.
         settings: what it was trained with.
     """
-    known = [(e.id, targets) for e in episodes if (targets := row_targets(e, settings)) is not None]
+    needs_task = isinstance(settings, VLMTrainSettings)  # as training leaves out episodes without one
+    asked = [e for e in episodes if e.task.strip() or not needs_task]
+    known = [(e.id, targets) for e in asked if (targets := row_targets(e, settings)) is not None]
     ids, succeeded = [name for name, _ in known], np.array([np.nanmax(targets) > 0 for _, targets in known], bool)
     held = held_out(ids, succeeded, settings.val_split, settings.seed)
     return {name for name, out in zip(ids, held, strict=True) if out}

@@ -207,9 +207,9 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         self._seeds: list[int | None] = [None] * num_envs
         self._tasks: list[int] | None = None  # numbers, where copies change their tasks
         self._stepped = np.zeros(num_envs, dtype=np.bool_)  # since their reset
-        self._why = Failure("simulator_died")  # the last process that was replaced
         self._infos: Mapping[int, Mapping[str, np.ndarray]] = {}  # of the last step, by process
         self._info: dict[str, Any] = {}  # all of them as one
+        self._broke: dict[int, tuple[Failure, str]] = {}  # why, and the last messages, of the one replaced last
         try:
             self._make_ready(range(len(shares)))
         except BaseException:
@@ -361,7 +361,8 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
             self._make_ready(sorted(waiting))
             chunks = {k: places[:_CHUNK] for k, places in waiting.items()}
             requests = {k: ("render", [looks[place][1] for place in chunk], camera) for k, chunk in chunks.items()}
-            answers = self._ask(requests, self._reset_seconds)
+            hung = any(failed[k] and self._broke[k][0].reason == "simulator_hung" for k in waiting)
+            answers = self._ask(requests, min(self._step_seconds, self._reset_seconds) if hung else self._reset_seconds)
             for k, chunk in chunks.items():
                 failed[k] = 0 if k in answers else failed[k] + 1
                 if failed[k] == ATTEMPTS:
@@ -423,8 +424,7 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         process = self._processes[k]
         for i in process.copies:
             self._lost.setdefault(i, why)
-        self._last_lines = process.last_lines()
-        self._why = why
+        self._broke[k] = why, process.last_lines()
         process.kill()
         process.start()
         self._replaced.add(k)
@@ -446,8 +446,9 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
     def _given_up(self, what: str, k: int) -> SimulatorError:
         copies = self._processes[k].copies
         which = f"copy {copies.start}" if len(copies) == 1 else f"copies {copies.start} to {copies.stop - 1}"
-        why = f"{self._why.reason}: {self._why.detail}" if self._why.detail else self._why.reason
-        said = f"its last messages were:\n{self._last_lines}\n" if self._last_lines else "it wrote no message; "
+        failure, lines = self._broke[k]
+        why = f"{failure.reason}: {failure.detail}" if failure.detail else failure.reason
+        said = f"its last messages were:\n{lines}\n" if lines else "it wrote no message; "
         return SimulatorError(
             f"the simulator of {which} {what} ({ATTEMPTS} processes in a row, the last: {why}); {said}"
             "env.vectorization=sync runs it in guerdon's own process, with all that it prints; a simulator that is "

@@ -29,6 +29,8 @@ from guerdon.worlds.starts import Curriculum, Playing, Starts
 from guerdon.worlds.success import SUCCESS_KEYS, own_readers, success_from_info, unreported
 from guerdon.worlds.transition import FramesDue, Transition, among
 
+REPLAYS = 3  # attempts to replay the episodes of a checkpoint, where simulators break
+
 
 @dataclass(frozen=True)
 class ObservationSpec:
@@ -393,7 +395,7 @@ class World:
         """Return to a saved moment by resetting with the same seeds and replaying the same actions.
 
         Raises:
-            CheckpointError: the replay does not arrive at the saved observations.
+            CheckpointError: the replay does not arrive at the saved observations, or simulators break again and again.
         """
         self._seed = int(state["seed"])
         self._episode = np.asarray(state["episode"], dtype=np.int64).copy()
@@ -404,7 +406,15 @@ class World:
         if self._playing is not None:
             self._playing.load_state_dict(state)
         pasts = [np.asarray(a) for a in state["actions"]]
-        self._replay(pasts)
+        for _ in range(REPLAYS):
+            broken = self._replay(pasts)
+            if not broken:
+                break
+        else:
+            copy, why = next(iter(broken.items()))
+            raise CheckpointError(
+                f"the simulator of copy {copy} broke while its episode was replayed, {REPLAYS} times in a row ({why})"
+            )
         self._past.restore(pasts)
         self._steps = np.asarray(state["steps"], dtype=np.int64).copy()
         self._episode_reported = self._steps > 0  # not replayed: it may have had a report
@@ -417,8 +427,12 @@ class World:
 
     # Private parts of step() and of resuming.
 
-    def _replay(self, pasts: list[np.ndarray]) -> None:
-        """Replay each copy's actions so that all arrive together: a copy with a short past starts late."""
+    def _replay(self, pasts: list[np.ndarray]) -> dict[int, Failure]:
+        """Replay each copy's actions so that all arrive together: a copy with a short past starts late.
+
+        Returns:
+            Copies whose simulator broke, at which the replay stopped.
+        """
         self._reset_all()
         longest = max(len(p) for p in pasts)
         width = next((p.shape[1] for p in pasts if len(p)), 0)
@@ -430,14 +444,15 @@ class World:
             actions = np.stack([p[b] if b >= 0 else np.zeros(width) for p, b in zip(pasts, begun, strict=True)])
             observations, _, terminated, truncated, _ = self.env.step(actions.astype(self.action_space.dtype))
             self._observations = np.asarray(observations)
-            for copy, why in self._failures().items():
-                raise CheckpointError(f"the simulator of copy {copy} broke while its episode was replayed ({why})")
+            if broken := self._failures():
+                return broken
             idle_end = (np.asarray(terminated) | np.asarray(truncated)) & np.array([b < 0 for b in begun])
             if idle_end.any():
                 self._reset_again(idle_end)
         late = np.array([len(p) == 0 for p in pasts]) & (longest > 0)
         if late.any():
             self._reset_again(late)
+        return {}
 
     def _reset_all(self) -> None:
         """Every copy begins its episode, with nothing left of earlier ones."""
