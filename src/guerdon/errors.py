@@ -7,9 +7,10 @@ any other exception is a bug and keeps its traceback. This module does not know 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # as in <_io.BytesIO object at 0x7f0c8a2b>
 
@@ -68,6 +69,31 @@ class RewardRequestError(GuerdonError, RuntimeError):
     """A reward server did not score something, and the caller asked to be stopped by that."""
 
     exit_code = 3
+
+
+class RewardFailure(GuerdonError, RuntimeError):
+    """A reward could not be measured, and the library that asked for it takes only numbers.
+
+    Args:
+        what: which rewards are missing, for the message.
+        reasons: place in the batch (copy of an environment, response) to why its reward is missing.
+        result: what the call would have returned, NaN where a reward is missing; None where there is nothing to give.
+
+    Attributes:
+        reasons: as given.
+        result: as given. A caller that catches the error goes on with it, and leaves the NaN out.
+    """
+
+    exit_code = 3
+
+    def __init__(self, what: str, reasons: Mapping[int, str], *, result: Any = None) -> None:
+        said = "; ".join(f"{place}: {reason}" for place, reason in list(reasons.items())[:3])
+        more = f"; and {len(reasons) - 3} more" if len(reasons) > 3 else ""
+        super().__init__(
+            f"{what} could not be measured ({said}{more}), and this library takes only numbers. Fix the reward model, "
+            "or catch guerdon.errors.RewardFailure and leave the step out"
+        )
+        self.reasons, self.result = dict(reasons), result
 
 
 class JobError(GuerdonError, RuntimeError):

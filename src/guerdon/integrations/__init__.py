@@ -1,0 +1,1 @@
+"""Guerdon's reward models inside other trainers: one module per library, which imports that library."""
