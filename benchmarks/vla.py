@@ -5,13 +5,15 @@
    and the same pictures: none, or one of every copy at every `--every`-th step.
 2. Rollouts with a reward model that takes as long as the simulator, scored after the rollout and while it goes on
    (`reward.overlap_steps`), against the slower of the two: a model that waits (for a server), and one that computes.
-3. Frames/s per core-second at 128 and 256 pixels: through guerdon, against MuJoCo's own renderer on the live simulator
-   in its fastest setting (no shadows, reflections or multisampling).
+3. Frames/s per core-second at 128 and 256 pixels: through guerdon, against the simulator's own renderer on the live
+   simulator in its fastest setting: MuJoCo's without shadows, reflections and multisampling, ManiSkill's sensor
+   `base_camera` with the shader `minimal`, colours alone.
 
 Measurements run in a process of their own, in alternation. `--worlds` names what is installed in this environment.
 
     python benchmarks/vla.py --worlds=metaworld --repetitions=3
     python benchmarks/vla.py --worlds=libero --steps=150 --repetitions=3
+    .venv-maniskill/bin/python benchmarks/vla.py --worlds=maniskill --steps=400 --frames=30 --repetitions=3
 """
 
 from __future__ import annotations
@@ -29,12 +31,12 @@ import gymnasium
 import numpy as np
 from harness import Stopwatch, machine_line, measure, rates, ratios, report_measurement, spread, table
 
-TASKS = {"metaworld": "window-close", "libero": "libero_object"}
+TASKS = {"metaworld": "window-close", "libero": "libero_object", "maniskill": "PushCube-v1"}
+PACKAGES = {"libero": "robosuite", "maniskill": "mani-skill"}  # whose versions are printed, too
 SIZES = (128, 256)
 HORIZON = 200
 POOL = 64  # different actions
 OVERLAP = 10  # steps that are scored together beside the simulation
-CAMERA = {"metaworld": "corner", "libero": "agentview"}
 
 
 # The simulators as their packages make them.
@@ -106,7 +108,42 @@ class OwnLibero(gymnasium.Env):  # type: ignore[misc]
         return np.concatenate(parts).astype(np.float32)[:8]
 
 
-OWN = {"metaworld": OwnMetaWorld, "libero": OwnLibero}
+class OwnManiSkill(gymnasium.Env):  # type: ignore[misc]
+    """ManiSkill's environment on the CPU, with its own reset; pictures by its sensor."""
+
+    def __init__(self, task: str, size: int) -> None:
+        from guerdon.worlds.maniskill import import_maniskill
+
+        import_maniskill()
+        self.own = gymnasium.make(
+            task, obs_mode="state", control_mode="pd_joint_delta_pos", reward_mode="none", sim_backend="physx_cpu",
+            render_backend="cpu", sensor_configs={"height": size, "width": size, "shader_pack": "minimal"},
+        ).unwrapped  # fmt: skip
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, self.own.get_obs().shape[1:], np.float32)
+        self.action_space = self.own.single_action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """ManiSkill's, which does not build the scene again."""
+        seen, _ = self.own.reset(seed=seed)
+        return seen[0].numpy(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """One step; episodes end by the limit alone."""
+        seen, reward, _, _, info = self.own.step(action)
+        return seen[0].numpy(), float(reward), False, False, {"success": bool(info["success"])}
+
+    def render(self) -> np.ndarray:
+        """(H, W, 3) of the camera `base_camera`."""
+        for hidden in self.own._hidden_objects:
+            hidden.hide_visual()
+        self.own.scene.update_render(update_sensors=True, update_human_render_cameras=False)
+        camera = self.own.scene.sensors["base_camera"]
+        camera.capture()
+        seen = camera.get_obs(rgb=True, depth=False, position=False, segmentation=False)["rgb"]
+        return np.asarray(seen[0].numpy())
+
+
+OWN = {"metaworld": OwnMetaWorld, "libero": OwnLibero, "maniskill": OwnManiSkill}
 
 
 def renderer(model: Any, data: Any, camera: str, size: int, *, visual: bool = False) -> Callable[[], np.ndarray]:
@@ -142,12 +179,14 @@ def make_own(world: str, size: int) -> gymnasium.Env:
 
 def settings_of(world: str, copies: int, size: int, *, together: int = 0) -> Any:
     """The `env` section; `together` copies in each process, 0: all in this one."""
-    from guerdon.settings.world import LiberoSettings, MetaWorldSettings
+    from guerdon.settings.world import LiberoSettings, ManiSkillSettings, MetaWorldSettings
 
     given: dict[str, Any] = {"num_envs": copies, "max_episode_steps": HORIZON, "frame_size": size}
     given |= {"vectorization": "async", "num_envs_per_process": together} if together else {}
     if world == "libero":
         return LiberoSettings(task_suite_name=TASKS[world], task="0", cameras=("agentview",), **given)
+    if world == "maniskill":
+        return ManiSkillSettings(task=TASKS[world], cameras=("base_camera",), **given)
     return MetaWorldSettings(task=TASKS[world], **given)
 
 
@@ -196,7 +235,11 @@ class SharedWatch:
 def steps_raw(world: str, copies: int, steps: int, every: int) -> dict[str, Any]:
     """Gymnasium's vector environment with a process for each copy."""
     makers = [partial(make_own, world, 128)] * copies
-    env = gymnasium.vector.AsyncVectorEnv(makers, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
+    env = gymnasium.vector.AsyncVectorEnv(
+        makers,
+        context="spawn" if world == "maniskill" else None,  # its renderer belongs to one process
+        autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
+    )
     actions = pool_of_actions(copies, env.single_action_space.shape[0])
     env.reset(seed=0)
     if every:
@@ -237,7 +280,7 @@ def frames_raw(world: str, size: int, count: int) -> dict[str, Any]:
     """Pictures of the live simulator."""
     env = make_own(world, size)
     env.reset(seed=0)
-    draw = env.unwrapped.render if world == "libero" else env.env.render
+    draw = env.env.render if world == "metaworld" else env.unwrapped.render
     draw()
     watch = Stopwatch()
     for _ in range(count):
@@ -370,7 +413,7 @@ def report(world: str, options: argparse.Namespace) -> None:
         quotients = ratios(core["guerdon"], core["raw"])
         rows.append([f"{size} px", spread(core["raw"], 0), spread(core["guerdon"], 0), spread(quotients)])
     print()
-    print(table(["frames per core-second", "MuJoCo's renderer", "guerdon", "ratio"], rows))
+    print(table(["frames per core-second", "the simulator's renderer", "guerdon", "ratio"], rows))
 
 
 def main() -> None:
@@ -399,7 +442,7 @@ def main() -> None:
         case "frames_guerdon":
             report_measurement(frames_guerdon(given.world, given.size, given.frames))
         case _:
-            print(machine_line(["robosuite"] if "libero" in given.worlds else []))
+            print(machine_line([PACKAGES[world] for world in given.worlds if world in PACKAGES]))
             for world in given.worlds:
                 report(world, given)
 

@@ -238,7 +238,7 @@ class ManiSkillVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         """One step of every copy, in most tasks a twentieth of a second.
 
         Args:
-            actions: (N, A); ManiSkill clips what lies outside its bounds.
+            actions: (N, A); ManiSkill clips those of control modes with normalised actions, which are most.
 
         Returns:
             (N, S) float32 observations, (N,) float32 rewards, (N,) False, (N,) bool where the time limit is reached,
