@@ -148,13 +148,22 @@ class ControlReward(ModelReward[ControlInputs]):
 
         The model is called once, for what `score_ahead` did not ask for.
         """
-        rewards = np.zeros(rollout.mask.shape, dtype=np.float32)
-        failed = np.zeros(rollout.mask.shape, dtype=np.bool_)
+        return self.rewards_of(rollout.segments, rollout.mask.shape)
+
+    def rewards_of(self, segments: Sequence[Segment], shape: tuple[int, ...]) -> Rewards:
+        """What is paid for these stretches of episodes, in order of time within each stream.
+
+        Args:
+            segments: their observed rows.
+            shape: (B, T) of the rollout that they are part of; T is 1 where an environment asks step by step.
+        """
+        rewards = np.zeros(shape, dtype=np.float32)
+        failed = np.zeros(shape, dtype=np.bool_)
         failures: list[tuple[int, int, Failure]] = []
         found: list[RawRow] = []
         begins: list[bool] = []  # first moments of episodes, to which no action led
         measured = 0
-        for segment, rows, scores, reused in self._scores(rollout.segments):
+        for segment, rows, scores, reused in self._scores(segments):
             values_R, missing_R = self._values(segment, rows, scores)
             moments = [(segment.stream, int(step)) for step in segment.steps_F[rows]]
             measured += len(moments) - int(reused.sum())
