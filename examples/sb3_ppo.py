@@ -1,7 +1,4 @@
-"""PPO of Stable-Baselines3, paid by a reward model that looks at frames; true success is only reported.
-
-pip install guerdon[sb3]; python examples/sb3_ppo.py
-"""
+"""PPO of Stable-Baselines3, paid by a reward model of frames: `python examples/sb3_ppo.py`."""
 
 import gymnasium
 import numpy as np
@@ -17,7 +14,6 @@ LENGTH = 12
 class Dot(gymnasium.Env):
     """A dot on a line is to reach the right end, where the picture is bright."""
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
     render_mode = "rgb_array"
     observation_space = action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
 
@@ -44,7 +40,7 @@ class Brightness:
 
 
 def success(ppo):
-    """Share of 50 starts from which the policy ends at the goal."""
+    """Share of 50 starts from which the policy ends at the goal: true success."""
     x = np.linspace(-0.9, 0, 50, dtype=np.float32)[:, None]
     for _ in range(LENGTH):
         x = np.clip(x + 0.2 * ppo.predict(x, deterministic=True)[0], -1, 1)
