@@ -30,6 +30,7 @@ from guerdon.settings.reward_models import ConstantModelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings, TextTrainSettings, VLMTrainSettings
+from guerdon.settings.vla_policy import VLAPolicySettings
 
 SIMULATE, RENDER, SCORE, TRAIN, UPDATE = 5000.0, 120.0, 600.0, 200.0, 12000.0  # per second: steps, frames, ...
 SLOW = {"libero": (70.0, 30.0), "maniskill": (500.0, 20.0)}  # worlds with other speeds: steps, pictures of a camera
@@ -41,6 +42,7 @@ ASSUMED = {  # of a model whose configuration is not here: half a billion parame
 }  # fmt: skip
 SOLUTION = 300  # tokens, where the data do not say
 WRITE = 90.0  # responses of about 40 tokens per second and million parameters, learning included
+TINY_VLA = (0.0015, 0.003)  # seconds of a decision of a tiny VLA: to take and to evaluate it, to learn from it once
 TRAIN_VLM = 60.0  # examples of a tiny vision-language model per second, evaluations included
 QUESTION, STEPS, PAIRS = 100, 6, 8192  # tokens, steps and demonstrations, where the data do not say
 JUDGE_READS, PER_STEP_READ, PER_STEP_WRITTEN = 320, 16, 50  # tokens of the request around the text, and of verdicts
@@ -326,6 +328,7 @@ def estimate_run(study: Study) -> dict[str, Any]:
         if (m := s.refitted) is not None
     )  # fmt: skip
     steps = (runner.total_steps + evaluations) / _simulate(study) + runner.total_steps / UPDATE
+    steps += _policy_that_sees(study, runner.total_steps, evaluations)
     left, peak = _run_bytes(study)
     return {
         "environment steps": runner.total_steps,
@@ -336,6 +339,19 @@ def estimate_run(study: Study) -> dict[str, Any]:
         "bytes": left,
         "peak_bytes": peak,
     }
+
+
+def _policy_that_sees(study: Study, steps: int, evaluations: int) -> float:
+    """Seconds that a policy's own pictures take, and the network of a tiny VLA; that of a large one is not counted."""
+    policy, chunk = study.control_policy, 1
+    seconds = 0.0
+    if isinstance(policy, VLAPolicySettings):
+        chunk = policy.num_action_chunks
+        act, learn = TINY_VLA if policy.tiny is not None else (0.0, 0.0)
+        seconds = (steps * (act + learn * study.control_algorithm.num_epochs) + evaluations * act) / chunk
+    elif study.env.observation != "pixels":
+        return 0.0
+    return seconds + (steps + evaluations) / chunk / _render(study)
 
 
 def _run_bytes(study: Study) -> tuple[int, int]:
