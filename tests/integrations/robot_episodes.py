@@ -103,7 +103,8 @@ gymnasium.register(ID, Playback)
 
 def recorded(episode):
     frames = np.stack([frame(episode, row) for row in range(LENGTHS[episode] + 1)])
-    return Episode(id=str(episode), task="", frames=frames)
+    states = np.array([[episode, row] for row in range(len(frames))], np.float32)
+    return Episode(id=str(episode), task="play", frames=frames, states=states)
 
 
 GAMMA = 0.9

@@ -206,19 +206,37 @@ def _progress(study: Study, bc: BCSettings, settings: RABCSettings) -> ProgressF
         if found.made_of is not None and found.made_of.get("data") != dataset_hash(root):
             raise DataError(f"{path} was made from other episodes than {root} holds now: score them again")
         return found
-    name = settings.model.model_type.rpartition(":")[2]
-    path = Path(settings.progress_path or root / f"{name}_progress.parquet")
+    given = None if settings.progress_path is None else Path(settings.progress_path)
+    return read_progress(scored_progress(root, settings.model, path=given, camera=study.env.camera_name), root)
+
+
+def scored_progress(
+    root: Path, settings: RewardModelSettings, *, path: Path | None = None, camera: str | None = None
+) -> Path:
+    """The file of the progress that a reward model gives every row of a data set; written where it is not there yet.
+
+    Args:
+        root: folder of the data set.
+        settings: of the model.
+        path: the file; None: `<model_type>_progress.parquet` beside the data.
+        camera: that the model looks at; needed only where there are several.
+
+    Raises:
+        ConfigError: the model judges whole episodes, or another program wrote the file.
+    """
+    name = settings.model_type.rpartition(":")[2]
+    path = root / f"{name}_progress.parquet" if path is None else path
     before = made_of(path)
-    now = {"data": dataset_hash(root), "model": model_hash(settings.model)}
+    now = {"data": dataset_hash(root), "model": model_hash(settings)}
     if before != now:
         if before is None and path.exists():
             raise ConfigError(f"{path} was written by another program: set progress_path to another file")
         if before is not None:
             changed = " and ".join(key for key in now if before.get(key) != now[key])
             log_line(f"the {changed} of {path} changed: scoring the episodes again")
-        values, reasons = _scored(study, bc, load_source_model(settings.model))
-        write_progress(path, root, values, reasons, origin=settings.model.origin, made_of=now)
-    return read_progress(path, root)
+        values, reasons = _scored(root, load_source_model(settings), camera)
+        write_progress(path, root, values, reasons, origin=settings.origin, made_of=now)
+    return path
 
 
 def model_hash(settings: RewardModelSettings) -> str:
@@ -246,7 +264,7 @@ def _folders(value: Any, key: str = "", *, every: bool = False) -> Iterator[Path
 
 
 def _scored(
-    study: Study, bc: BCSettings, model: RewardModel
+    root: Path, model: RewardModel, camera: str | None
 ) -> tuple[dict[str, FloatArray], dict[str, list[str | None]]]:
     """Progress of every row of the data set, NaN where it is missing, and the reasons.
 
@@ -263,12 +281,10 @@ def _scored(
     pictures = info.modality == "image"
     values: dict[str, FloatArray] = {}
     reasons: dict[str, list[str | None]] = {}
-    number = sum(1 for _ in read_episodes(bc.data_path, with_frames=False))
+    number = sum(1 for _ in read_episodes(root, with_frames=False))
     progress = ProgressBar(number, what="episodes scored", lines=5)
     try:
-        for episode in read_episodes(
-            bc.data_path, camera=study.env.camera_name if pictures else None, with_frames=pictures
-        ):
+        for episode in read_episodes(root, camera=camera if pictures else None, with_frames=pictures):
             scores = _by_row(model, episode) if single else _checked(model, [episode])
             values[episode.id], why = _values(episode, scores)
             if any(why):

@@ -1,0 +1,91 @@
+"""A reward for every frame of a batch of pictures, for libraries that hand over tensors.
+
+rewards = FrameRewards({"model_type": "progress", "checkpoint_path": "runs/demo/models/door-close/progress"})
+rewards(pictures_B_C_H_W, ["close the door"])           # (B,) float32
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from guerdon.errors import ConfigError, DataError, RewardFailure
+from guerdon.integrations.retries import RetriedModel
+from guerdon.models.load import load_reward_model
+from guerdon.types import ByteArray, Episode, RewardModel
+
+
+class FrameRewards:
+    """A reward model that judges each picture of a batch by itself.
+
+    Args:
+        model: a reward model, or the keys of `reward.model`.
+        tries: measurements of a picture until it counts as failed.
+
+    Raises:
+        ConfigError: the model does not judge single pictures.
+    """
+
+    def __init__(self, model: RewardModel | Mapping[str, Any], tries: int = 3) -> None:
+        built = load_reward_model(**model) if isinstance(model, Mapping) else model
+        info = built.info
+        if info.modality == "text" or info.frames_needed > 1:
+            raise ConfigError(
+                f"the reward model {info.name!r} looks at {'text' if info.modality == 'text' else info.frames_needed}"
+                f"{'' if info.modality == 'text' else ' frames at a time'}, and here it gets one picture at a time"
+            )
+        self.model = RetriedModel(built, tries)
+
+    def __call__(self, pictures: torch.Tensor | np.ndarray, tasks: str | Sequence[str] = "") -> torch.Tensor:
+        """(B,) float32 values of pictures.
+
+        Args:
+            pictures: (B, C, H, W) or (B, H, W, C), uint8 or floats from 0 to 1.
+            tasks: what is asked for in each, or in all.
+
+        Raises:
+            DataError: they are no such pictures.
+            RewardFailure: a picture could not be measured; its `result` has NaN there.
+        """
+        frames = uint8_frames(pictures)
+        words = [tasks] * len(frames) if isinstance(tasks, str) else [str(task) for task in tasks]
+        if len(words) != len(frames):
+            raise DataError(f"there are {len(words)} tasks for {len(frames)} pictures")
+        episodes = [Episode(id=str(i), task=task, frames=frames[i : i + 1]) for i, task in enumerate(words)]
+        values = torch.full((len(frames),), torch.nan)
+        reasons: dict[int, str] = {}
+        for i, score in enumerate(self.model.score(episodes)):
+            value = score.total if score.steps is None else float(score.steps[-1])
+            if value is None:
+                reasons[i] = str(score.failure)
+            else:
+                values[i] = value
+        if reasons:
+            raise RewardFailure("rewards of this batch, by row,", reasons, result=values)
+        return values
+
+
+def uint8_frames(pictures: torch.Tensor | np.ndarray) -> ByteArray:
+    """(B, H, W, 3) uint8 of pictures in one of the usual layouts.
+
+    Raises:
+        DataError: another shape or kind of number, or floats outside 0..1, as normalised pictures have.
+    """
+    found = pictures.detach().cpu().numpy() if isinstance(pictures, torch.Tensor) else np.asarray(pictures)
+    if found.ndim != 4 or 3 not in (found.shape[1], found.shape[-1]):
+        raise DataError(f"pictures have shape {found.shape}; they are (B, 3, H, W) or (B, H, W, 3)")
+    if found.shape[-1] != 3:
+        found = found.transpose(0, 2, 3, 1)
+    if found.dtype.kind == "f":
+        if not ((found >= 0) & (found <= 1)).all():
+            raise DataError(
+                f"pictures of floats are from 0 to 1, these from {found.min():.3g} to {found.max():.3g}: hand over "
+                "pictures before they are normalised"
+            )
+        found = np.rint(found * 255)
+    elif found.dtype != np.uint8:
+        raise DataError(f"pictures are uint8 or floats, not {found.dtype}")
+    return np.ascontiguousarray(found, dtype=np.uint8)

@@ -1,0 +1,204 @@
+"""LeRobot and RLinf: the same 200 episodes give the same values and failures; interfaces, refusals, files."""
+
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import recorded_robots
+import robot_episodes as robot
+import torch
+
+from guerdon.episodes.progress_files import read_progress
+from guerdon.episodes.write import EpisodeWriter
+from guerdon.errors import ConfigError, DataError, RewardFailure
+from guerdon.integrations.frame_batches import FrameRewards, uint8_frames
+from guerdon.integrations.lerobot import SuccessClassifier, write_progress_file
+from guerdon.train.rabc import progress_changes, rabc_weights, spread
+
+INJECTED = {"model_type": "robot_episodes:Injected"}
+EXAMPLES = Path(__file__).parents[2] / "examples"
+KEY = "observation.images.front"
+
+
+def batches():
+    """The rows of 200 episodes, an episode a batch."""
+    for episode in range(robot.EPISODES):
+        yield episode, robot.recorded(episode).frames
+
+
+def lerobot_06(monkeypatch):
+    ours = recorded_robots.install(
+        monkeypatch, recorded_robots.lerobot_modules(), "guerdon.integrations.lerobot_rewards"
+    )
+    model = recorded_robots.lerobot_factory(ours.GuerdonConfig(model=INJECTED, image_key=KEY, device="cpu"))
+    assert (model.config.type, model.name, model.is_trainable) == ("guerdon", "guerdon", False)
+
+    def score(frames):
+        pictures = torch.from_numpy(frames).permute(0, 3, 1, 2).float() / 255
+        return model.compute_reward({KEY: pictures, "task": ["play"] * len(frames)})
+
+    return score
+
+
+def rlinf(version):
+    def host(monkeypatch):
+        modules = recorded_robots.rlinf_modules(version)
+        ours = recorded_robots.install(monkeypatch, modules, "guerdon.integrations.rlinf")
+        ours.register()
+        registry = modules["rlinf.models.embodiment.reward"]["reward_model_registry"]
+        cfg = recorded_robots.Config(model_type="guerdon", guerdon=recorded_robots.Config(INJECTED))
+
+        def score(frames):
+            seen = {"main_images": torch.from_numpy(frames), "task_descriptions": ["play"] * len(frames)}
+            found = recorded_robots.rlinf_worker(registry, cfg, seen, len(frames))
+            assert found.shape == (len(frames), 1)
+            return found[:, 0]
+
+        return score
+
+    return host
+
+
+HOSTS = {
+    "LeRobot 0.6 (recorded)": lerobot_06,
+    "RLinf 0.3.0 (recorded)": rlinf("0.3.0"),
+    "RLinf after 0.3.0 (recorded)": rlinf("head"),
+}
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_values_and_masks_are_the_same(host, monkeypatch):
+    score = HOSTS[host](monkeypatch)
+    failed = {}
+    for episode, frames in batches():
+        try:
+            values = score(frames)
+        except RewardFailure as failure:
+            values = failure.result
+            failed |= {(episode, row): why.split(":")[0] for row, why in failure.reasons.items()}
+        assert values.dtype == torch.float32
+        expected = np.float32(robot.VALUES[episode, : len(frames)] / 100)
+        missing = [(episode, row) in robot.FAILURES for row in range(len(frames))]
+        np.testing.assert_array_equal(values.numpy(), np.where(missing, np.float32(np.nan), expected))
+    assert failed == robot.FAILURES
+
+
+def written(root):
+    """The 200 episodes as a data set."""
+    with EpisodeWriter(root, camera="front") as writer:
+        for episode in range(robot.EPISODES):
+            writer.add(robot.recorded(episode))
+    return root
+
+
+def test_progress_beside_a_data_set_has_the_same_values_and_masks(tmp_path):
+    root = written(tmp_path / "data")
+    path = write_progress_file(root, INJECTED)
+    assert path == root / "Injected_progress.parquet"
+    found = read_progress(path, root)
+    reasons = {
+        (int(name), row): why for name, whys in found.reasons.items() for row, why in enumerate(whys) if why is not None
+    }
+    assert reasons == robot.FAILURES
+    for name, values in found.values.items():
+        expected = np.float32(robot.VALUES[int(name), : len(values)] / 100)
+        known = np.isfinite(values)
+        assert (~known).sum() == sum(episode == int(name) for episode, _ in robot.FAILURES)
+        np.testing.assert_array_equal(values[known], expected[known])
+    before = path.stat().st_mtime_ns
+    assert write_progress_file(root, INJECTED) == path
+    assert path.stat().st_mtime_ns == before, "neither data nor model changed"
+
+
+def test_lerobots_own_reader_gives_the_weights_that_guerdon_gives(tmp_path):
+    rabc = pytest.importorskip("lerobot.utils.rabc", reason="LeRobot 0.4 is not installed")
+    root = written(tmp_path / "data")
+    path = write_progress_file(root, INJECTED)
+    theirs = rabc.RABCWeights(path, chunk_size=2, device=torch.device("cpu"))
+    table = pq.read_table(path)
+    weights = theirs._compute_weights(np.array([theirs._compute_delta(i) for i in table["index"].to_pylist()]))
+    found = read_progress(path, root)
+    changes = np.concatenate([progress_changes(values, 2) for values in found.values.values()])
+    mean, std = spread(changes, 1e-6)
+    ours = rabc_weights(changes, mean=mean, std=std, kappa=0.01, epsilon=1e-6)
+    missing = np.isnan(changes)
+    assert missing.sum() >= 20
+    np.testing.assert_allclose(weights[~missing], ours[~missing], rtol=1e-5)
+    assert (np.asarray(weights)[missing] == 1.0).all(), "LeRobot's fallback weight"
+
+
+def test_a_classifier_for_lerobots_environments():
+    step = pytest.importorskip(
+        "lerobot.processor.hil_processor", reason="LeRobot 0.4 is not installed", exc_type=ImportError
+    ).RewardClassifierProcessorStep(success_threshold=0.5, success_reward=2.0)
+    step.reward_classifier = SuccessClassifier(robot.Injected(), image_key=KEY)
+    key = __import__("lerobot.processor", fromlist=["TransitionKey"]).TransitionKey
+    for episode, frames in batches():
+        if episode == 40:
+            break
+        for row in range(len(frames)):
+            picture = torch.from_numpy(frames[row : row + 1]).permute(0, 3, 1, 2).float() / 255
+            transition = {key.OBSERVATION: {KEY: picture}, key.REWARD: 0.0, key.DONE: False, key.INFO: {}}
+            if (episode, row) in robot.FAILURES:
+                with pytest.raises(RewardFailure):
+                    step(transition)
+                continue
+            success = np.float32(robot.VALUES[episode, row] / 100) > 0.5
+            after = step(transition)
+            assert after[key.REWARD] == (2.0 if success else 0.0)
+            assert after[key.DONE] == success
+
+
+def test_a_classifier_says_success_above_the_threshold():
+    classifier = SuccessClassifier(robot.Injected({}), image_key=KEY)
+    frames = robot.recorded(0).frames
+    said = classifier.predict_reward({KEY: torch.from_numpy(frames)}, threshold=0.5)
+    assert said.tolist() == (np.float32(robot.VALUES[0, : len(frames)] / 100) > 0.5).astype(float).tolist()
+    with pytest.raises(ConfigError, match="set image_key"):
+        classifier.predict_reward({"other": torch.from_numpy(frames)})
+
+
+@pytest.mark.parametrize(
+    ("pictures", "message"),
+    [
+        (np.zeros((2, 4, 4), np.uint8), "shape"),
+        (np.full((2, 3, 4, 4), 2.0), "before they are normalised"),
+        (np.zeros((2, 3, 4, 4), np.int64), "int64"),
+    ],
+)
+def test_pictures_that_are_none_are_refused(pictures, message):
+    with pytest.raises(DataError, match=message):
+        uint8_frames(pictures)
+
+
+def test_models_that_cannot_judge_single_pictures_are_refused(monkeypatch):
+    class Clip(robot.Injected):
+        info = robot.RewardInfo(name="clip", range=(0, 1), frames_needed=8)
+
+    with pytest.raises(ConfigError, match="8 frames at a time"):
+        FrameRewards(Clip())
+    ours = recorded_robots.install(monkeypatch, recorded_robots.rlinf_modules("0.3.0"), "guerdon.integrations.rlinf")
+    with pytest.raises(ConfigError, match=r"reward\.model\.guerdon"):
+        ours.RLinfRewardModel(recorded_robots.Config())
+    model = ours.RLinfRewardModel(recorded_robots.Config(guerdon={"model_type": "constant", "value": 0.5}))
+    with pytest.raises(ConfigError, match="guerdon train"):
+        model(torch.zeros(1))
+    assert model.compute_reward({"main_images": np.zeros((2, 4, 4, 3), np.uint8)}).tolist() == [[0.5], [0.5]]
+    with pytest.raises(ConfigError, match="main_images"):
+        model.compute_reward({"states": 1})
+
+
+def test_the_example_of_lerobot_runs(capsys, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    runpy.run_path(str(EXAMPLES / "lerobot_progress.py"), run_name="__main__")
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[2] for row in rows] == ["0.10", "0.39", "0.69", "0.98", "0.10", "nan", "0.10", "0.10"]
+    assert rows[5].endswith("black")
+
+
+def test_the_example_of_rlinf_runs(capsys, monkeypatch):
+    recorded_robots.install(monkeypatch, recorded_robots.rlinf_modules("0.3.0"), "guerdon.integrations.rlinf")
+    runpy.run_path(str(EXAMPLES / "rlinf_reward.py"), run_name="__main__")
+    assert capsys.readouterr().out == "rewards [0.25, 0.25, 0.25, 0.25]\n"
