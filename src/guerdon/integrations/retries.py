@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from guerdon.errors import ConfigError
+from guerdon.evaluate.scores import score_episodes
 from guerdon.types import Episode, RewardInfo, RewardModel, Score
 
 
@@ -35,11 +36,11 @@ class RetriedModel:
 
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
         """One Score per episode; a failure is that of the last try."""
-        scores = list(self.model.score(episodes)) if episodes else []
+        scores = score_episodes(self.model, episodes)  # values of a wrong number are failures from here on
         for _ in range(self.tries - 1):
             failed = [i for i, score in enumerate(scores) if score.failure is not None]
             if not failed:
                 break
-            for i, score in zip(failed, self.model.score([episodes[i] for i in failed]), strict=True):
+            for i, score in zip(failed, score_episodes(self.model, [episodes[i] for i in failed]), strict=True):
                 scores[i] = score
         return scores

@@ -1,0 +1,59 @@
+"""GRPO in TRL with one advantage per token, from a guerdon reward model of steps and an exact reward.
+
+Every line of an answer shall be "7". The reward model judges each line, and fails now and then; a failed measurement
+stays out of every baseline.
+
+    python examples/trl_grpo.py         # needs: pip install "guerdon[text,trl]"
+"""
+
+import tempfile
+
+import numpy as np
+from datasets import Dataset
+from trl import GRPOConfig
+
+from guerdon.integrations.text import step_source
+from guerdon.integrations.trl import TokenAdvantageTrainer
+from guerdon.policies.tiny_text import build_model, build_tokenizer
+from guerdon.settings.text_policy import TinyModelSettings
+from guerdon.types import Episode, Failure, RewardInfo, Score
+
+
+class Sevens:
+    """A value for each line; the measurement fails for answers that contain a 0."""
+
+    info = RewardInfo("sevens", (0.0, 1.0), granularity="step", modality="text", frames_needed=0)
+
+    def score(self, episodes: list[Episode]) -> list[Score]:
+        """One Score per answer."""
+        failed = Score(failure=Failure("unreadable", "a 0"))
+        values = [np.array([float(line.strip() == "7") for line in episode.texts]) for episode in episodes]
+        return [failed if "0" in "".join(e.texts) else Score.from_values(v) for e, v in zip(episodes, values)]
+
+
+def right(completions: list[str], **_: object) -> list[float]:
+    """1 for a right answer."""
+    return [float(set(text.split()) == {"7"}) for text in completions]
+
+
+def main(steps: int = 60, seed: int = 0) -> list[float]:
+    """Train, and return the share of right answers per step."""
+    tokenizer = build_tokenizer(settings := TinyModelSettings(alphabet="70123 ?\n", hidden_size=32, layers=1, heads=2))
+    trainer = TokenAdvantageTrainer(
+        build_model(settings, tokenizer, seed=seed),
+        reward_funcs=[right],
+        sources=[step_source("sevens", Sevens(), splitter="newline", reward_mode="per_token")],
+        algorithm={"adv_estimator": "rloo"},
+        args=GRPOConfig(tempfile.mkdtemp(), max_steps=steps, per_device_train_batch_size=32, num_generations=8,
+                        max_completion_length=4, learning_rate=5e-3, logging_steps=1, seed=seed, report_to="none",
+                        use_cpu=True, save_strategy="no"),  # fmt: skip
+        train_dataset=Dataset.from_dict({"prompt": ["?"] * 64}),
+        processing_class=tokenizer,
+    )
+    trainer.train()
+    return [row["rewards/right/mean"] for row in trainer.state.log_history if "rewards/right/mean" in row]
+
+
+if __name__ == "__main__":
+    found = main()
+    print(f"right answers: {np.mean(found[:5]):.2f} -> {np.mean(found[-5:]):.2f}")

@@ -1,0 +1,295 @@
+r"""How the responses of a language model reach a reward model: what all libraries for language models share.
+
+A prompt is text or chat messages. A prompt that a chat template made is read back, because reward models apply a
+template of their own. A response is cut into steps as in `guerdon run`; a response of nothing but blanks is one step.
+
+    scorer = TextScorer(load_text_model("prm"), aggregation="min")
+    scorer.rewards(["3+5=?"], ["3+5=8\n\nso 8"])         # [0.97], or [Failure(...)]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from guerdon.collect.text import Responses, TextRollout
+from guerdon.config import validate
+from guerdon.errors import ConfigError, DataError, RewardFailure
+from guerdon.evaluate.scores import score_episodes, solution_value
+from guerdon.labels.step_splitters import split
+from guerdon.policies.tokens import pad_id, response_texts, token_batch
+from guerdon.rl.advantages import last_valid
+from guerdon.rl.failures import refuse_failures
+from guerdon.rl.learner import source_advantages
+from guerdon.rl.reward_source import SourceTerms, response_rewards
+from guerdon.rl.text_sources import TextReward
+from guerdon.serve.wire_text import CutError, read_template, text_of, without_end
+from guerdon.settings.algorithm import TextAlgorithmSettings
+from guerdon.settings.evaluate import Aggregation
+from guerdon.settings.label import Splitter
+from guerdon.settings.reward import SourceSettings
+from guerdon.types import Advantages, BoolArray, Episode, Failure, IntArray, RewardModel, Rewards, Rollout, Score
+from guerdon.worlds.prompts import Message, Prompt
+
+ESTIMATOR_KEYS = frozenset({"adv_estimator", "rloo_form", "normalize_advantages", "estimator_params"})
+
+Text = str | Sequence[Mapping[str, Any]]
+"""A text, or chat messages."""
+
+
+class TextScorer:
+    """A reward model of text with the way in which responses are read for it: the same in every library.
+
+    Args:
+        model: scores steps or whole responses.
+        aggregation: how the values of steps become one value of a response; only for models that score steps, and
+            needed there.
+        splitter: where steps end; as in the model's training.
+        separator: what ends a step, for the splitter `separator`.
+
+    Raises:
+        ConfigError: the model does not look at text; `aggregation` is missing, or would do nothing.
+    """
+
+    def __init__(
+        self,
+        model: RewardModel,
+        *,
+        aggregation: Aggregation | None = None,
+        splitter: Splitter = "blank_line",
+        separator: str = "",
+    ) -> None:
+        info = model.info
+        if info.modality != "text":
+            raise ConfigError(f"{info.name} looks at {info.modality}s, not at text")
+        if info.granularity == "step" and aggregation is None:
+            raise ConfigError(f"{info.name} judges steps; say by aggregation how their values become one")
+        if info.granularity != "step" and aggregation is not None:
+            raise ConfigError(f"aggregation would do nothing, {info.name} judges whole responses; remove it")
+        if bool(separator) != (splitter == "separator"):
+            raise ConfigError("separator and the splitter 'separator' go together: give both, or neither")
+        self.model, self.aggregation, self.splitter, self.separator = model, aggregation, splitter, separator
+
+    def score(self, prompts: Sequence[Text], responses: Sequence[Text]) -> list[Score]:
+        """One Score per response, in order, with a value per step where the model has them.
+
+        Raises:
+            DataError: not as many prompts as responses.
+        """
+        if len(prompts) != len(responses) or isinstance(prompts, str) or isinstance(responses, str):
+            raise DataError(f"{len(prompts)} prompts for {len(responses)} responses: give a list of each, of one length")
+        read = [self._episode(n, *pair) for n, pair in enumerate(zip(prompts, responses, strict=True))]
+        scores = iter(self.score_episodes([one for one in read if isinstance(one, Episode)]))
+        return [Score(failure=one) if isinstance(one, Failure) else next(scores) for one in read]
+
+    def score_episodes(self, episodes: Sequence[Episode]) -> list[Score]:
+        """One Score per episode, in order; for callers that cut their steps themselves."""
+        return score_episodes(self.model, episodes)
+
+    def reward(self, score: Score) -> float | Failure:
+        """One number for a response, or why there is none."""
+        if score.failure is not None:
+            return score.failure
+        if self.aggregation is not None:
+            return solution_value(score, self.aggregation)
+        return Failure("no_total", "the model judged steps only") if score.total is None else float(score.total)
+
+    def rewards(self, prompts: Sequence[Text], responses: Sequence[Text]) -> list[float | Failure]:
+        """One number per response, in order, or why there is none.
+
+        Raises:
+            DataError: not as many prompts as responses.
+        """
+        return [self.reward(score) for score in self.score(prompts, responses)]
+
+    def numbers(self, prompts: Sequence[Text], responses: Sequence[Text]) -> list[float]:
+        """One number per response, for libraries that take nothing else.
+
+        Raises:
+            RewardFailure: one could not be measured.
+            DataError: not as many prompts as responses.
+        """
+        return numbers(self.rewards(prompts, responses))
+
+    def _episode(self, n: int, prompt: Text, response: Text) -> Episode | Failure:
+        try:
+            asked, text = as_prompt(prompt, id=str(n)), response_text(response)
+        except CutError as error:
+            return Failure("no_prompt", str(error))
+        steps = split(text, self.splitter, separator=self.separator) or (text,)
+        return Episode(id=asked.id, task=asked.question, texts=steps, meta=_meta(asked))
+
+
+def numbers(rewards: Sequence[float | Failure]) -> list[float]:
+    """The rewards, for libraries that take nothing but numbers.
+
+    Raises:
+        RewardFailure: one could not be measured.
+    """
+    missing = {n: str(reward) for n, reward in enumerate(rewards) if isinstance(reward, Failure)}
+    values = [float("nan") if isinstance(reward, Failure) else reward for reward in rewards]
+    if missing:
+        raise RewardFailure(f"{len(missing)} of {len(rewards)} rewards", missing, result=values)
+    return values
+
+
+def or_none(rewards: Sequence[float | Failure]) -> list[float | None]:
+    """The rewards, None where one could not be measured."""
+    return [None if isinstance(reward, Failure) else reward for reward in rewards]
+
+
+def as_prompt(prompt: Text, *, id: str = "") -> Prompt:
+    """A prompt from chat messages, from what a chat template made of them, or from a question alone.
+
+    Raises:
+        CutError: it has no turn of a user, or something else than text.
+    """
+    turns: Sequence[tuple[str, str]] | None
+    if isinstance(prompt, str):
+        turns = read_template(prompt) or [("user", prompt)]
+    else:
+        turns = [(str(message.get("role")), text_of(message.get("content"))) for message in prompt]
+    if turns and turns[-1][0] == "assistant":  # opened by the template for the response
+        turns = turns[:-1]
+    if not any(role == "user" for role, _ in turns):
+        raise CutError("there is no turn of a user")
+    messages: tuple[Message, ...] = tuple({"role": role, "content": content} for role, content in turns)
+    return Prompt(id, messages, ground_truth="", data_source="")
+
+
+def response_text(response: Text) -> str:
+    """The text of a response, without the tokens that end a turn; of chat messages, the one of the assistant.
+
+    Raises:
+        CutError: several messages, or something else than text.
+    """
+    if isinstance(response, str):
+        return without_end(response)
+    if len(response) != 1:
+        raise CutError(f"a response is one message of the assistant, got {len(response)} messages")
+    return text_of(response[0].get("content"))
+
+
+def step_source(name: str, model: RewardModel, *, min_form: float | None = None, **settings: Any) -> TextReward:
+    """A reward model as a source of rewards at tokens, as an entry of `reward.sources` makes one.
+
+    Args:
+        name: in logs.
+        model: scores steps or whole responses.
+        min_form: temperature of the min form of credit (`per_step`); None: rewards add up to their sum.
+        **settings: keys of an entry of `reward.sources`: `reward_mode` (`per_step` unless given), `shaping` (`raw`
+            unless given), `splitter`, `reward_weight`, `gamma`, `on_failure` and so on.
+
+    Raises:
+        ConfigError: a key that does not exist, or that would do nothing.
+    """
+    judge = {"model_type": "text", "checkpoint_path": model.info.name}  # it is there already; this says: it judges text
+    own = {"model": judge, "reward_mode": "per_step", "shaping": "raw"}
+    section = validate(SourceSettings, {**own, **settings}, source=f"the source {name!r}")
+    return TextReward(SourceTerms.of(name, section, gamma=1.0), model, section, min_form=min_form)
+
+
+def rollout_of(
+    prompts: Sequence[Text],
+    prompt_ids: Sequence[IntArray],
+    response_ids: Sequence[IntArray],
+    tokenizer: Any,
+    *,
+    groups_B: IntArray | None = None,
+) -> TextRollout:
+    """Responses that another library generated, as sources of rewards see them; nothing is known of their success.
+
+    Args:
+        prompts: of each row.
+        prompt_ids: ragged rows of tokens.
+        response_ids: ragged rows of tokens, the end-of-sequence token included.
+        tokenizer: of the policy that wrote.
+        groups_B: rows with the same prompt share an id.
+
+    Raises:
+        CutError: a prompt has no turn of a user.
+    """
+    ids = [np.asarray(row, dtype=np.int64) for row in response_ids]
+    finished_B = np.array([bool(len(row)) and int(row[-1]) == tokenizer.eos_token_id for row in ids])
+    batch = token_batch([np.asarray(row, dtype=np.int64) for row in prompt_ids], ids, finished_B, pad_id=pad_id(tokenizer))
+    mask = batch.mask_B_T
+    zeros, no = np.zeros(mask.shape, dtype=np.float32), np.zeros(mask.shape, dtype=np.bool_)
+    last = np.arange(mask.shape[1]) == batch.lengths_B[:, None] - 1
+    asked = tuple(as_prompt(prompt, id=str(n)) for n, prompt in enumerate(prompts))
+    return Rollout(
+        inputs=Responses(batch, asked, tuple(response_texts(tokenizer, batch)), tokenizer),
+        log_probs=zeros,
+        mask=mask,
+        terminated=last,
+        truncated=no,
+        success=no,
+        success_known=no,
+        rewards=zeros,
+        failed=no,
+        group_ids=groups_B,
+        steps=len(batch),
+    )
+
+
+def token_advantages(
+    rollout: TextRollout,
+    sources: Mapping[str, tuple[Rewards, SourceTerms]],
+    algorithm: Mapping[str, Any],
+    *,
+    progress: float = 0.0,
+) -> Advantages:
+    """Advantages of tokens from the rewards of several sources, as `guerdon run` computes them.
+
+    Args:
+        rollout: responses, with groups.
+        sources: name to rewards and how they count.
+        algorithm: `adv_estimator` (`rloo`, `grpo`, `dr_grpo`, `reinforce`, `reinforce_pp`, or
+            `package.module:factory`) and those of `rloo_form`, `normalize_advantages`, `estimator_params` that it has.
+        progress: how much of the training is over, from 0 to 1, for weights that change.
+
+    Raises:
+        ConfigError: a key of `algorithm` that would do nothing here, or an estimator that needs a critic or greedy
+            responses.
+        TooManyFailuresError: a source whose `on_failure` is `raise` has failed.
+    """
+    settings = checked_algorithm(algorithm)
+    rewards = {name: found for name, (found, _) in sources.items()}
+    terms = {name: own for name, (_, own) in sources.items()}
+    refuse_failures({name: own.on_failure for name, own in terms.items()}, rewards)
+    weights = {name: own.weight(progress) for name, own in terms.items()}
+    return source_advantages(rollout, rewards, terms, weights, settings)
+
+
+def checked_algorithm(algorithm: Mapping[str, Any]) -> TextAlgorithmSettings:
+    """The settings of an estimator inside another trainer; its loss and its steps are that trainer's.
+
+    Raises:
+        ConfigError: as `token_advantages`.
+    """
+    idle = sorted(algorithm.keys() - ESTIMATOR_KEYS)
+    if idle:
+        raise ConfigError(
+            f"algorithm: {', '.join(idle)} would do nothing, the trainer has its own loss and optimiser; the keys are "
+            f"{', '.join(sorted(ESTIMATOR_KEYS))}"
+        )
+    settings = validate(TextAlgorithmSettings, dict(algorithm), source="algorithm")
+    if settings.needs.critic or settings.needs.greedy:
+        what = "value heads" if settings.needs.critic else "greedy responses"
+        raise ConfigError(f"adv_estimator {settings.adv_estimator} needs {what}, which the trainer does not have")
+    return settings
+
+
+def outcome_rewards(values_B: Sequence[float | None], mask_B_T: BoolArray, *, reason: str = "no_reward") -> Rewards:
+    """One reward per response, paid at its last token; None or NaN where it could not be measured."""
+    values = np.array([np.nan if value is None else value for value in values_B], dtype=np.float64)
+    missing = {int(row): Failure(reason) for row in np.flatnonzero(~np.isfinite(values))}
+    last = last_valid(mask_B_T)
+    paid = np.where(last, np.where(np.isfinite(values), values, 0.0)[:, None], 0.0)
+    return response_rewards(paid, mask_B_T, missing, paid=last)
+
+
+def _meta(prompt: Prompt) -> dict[str, Any]:
+    """What a source of a run gives its model besides the question."""
+    return {"messages": prompt.messages} if len(prompt.messages) > 1 else {}

@@ -1,0 +1,114 @@
+"""Guerdon's reward models in verifiers (v1): rewards of traces, and advantages of their tokens.
+
+A reward that could not be measured is an error of the trace: verifiers records it and leaves the reward None.
+
+    @vf.reward(weight=1.0)
+    async def prm(self, trace: vf.Trace) -> float:
+        return await trace_reward(scorer, trace)
+
+    prm = reward_function(scorer)               # my_rewards.py; task.rewards.prm.fn: "my_rewards:prm"
+    assign_advantages(traces, [step_source("steps", model)], {"adv_estimator": "rloo"}, tokenizer)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from verifiers.v1 import Trace
+
+from guerdon.collect.text import Responses
+from guerdon.errors import ConfigError, DataError, RewardFailure
+from guerdon.integrations.text import TextScorer, outcome_rewards, rollout_of, token_advantages
+from guerdon.rl.reward_source import RewardSource, SourceTerms
+from guerdon.types import Rewards
+
+
+async def trace_reward(scorer: TextScorer, trace: Trace) -> float:
+    """The reward of a trace's last answer to the messages before it; scored in a thread.
+
+    Raises:
+        RewardFailure: it could not be measured, or the trace has no answer.
+    """
+    prompt, answer = _exchange(trace)
+    (value,) = await asyncio.to_thread(scorer.numbers, [prompt], [answer])
+    return value
+
+
+def reward_function(scorer: TextScorer) -> Callable[..., Awaitable[float]]:
+    """A reward for a task's configuration (`task.rewards.<name>.fn: "my_rewards:prm"`)."""
+
+    async def reward(trace: Trace) -> float:
+        return await trace_reward(scorer, trace)
+
+    return reward
+
+
+def assign_advantages(
+    traces: Sequence[Trace],
+    sources: Sequence[RewardSource[Responses]],
+    algorithm: Mapping[str, Any],
+    tokenizer: Any,
+) -> None:
+    """Write an advantage to every sampled token of traces; traces of one task are a group.
+
+    Every reward of a trace is a source that is paid at the last token, with its weight; `sources` pay at the tokens
+    where steps end. A trace of which nothing could be measured stays without advantages.
+
+    Args:
+        traces: each with one answer, and its tokens.
+        sources: of rewards at tokens (`guerdon.integrations.text.step_source`), named otherwise than the rewards.
+        algorithm: the estimator; see `guerdon.integrations.text.token_advantages`.
+        tokenizer: of the policy.
+
+    Raises:
+        DataError: a trace has several answers, or no tokens.
+        ConfigError: a source has the name of a reward; weights of a reward differ between traces.
+    """
+    nodes = [_sampled_node(trace) for trace in traces]
+    exchanges = [_exchange(trace) for trace in traces]
+    places: dict[Any, int] = {}
+    groups_B = np.array([places.setdefault(trace.task.key or trace.task.hash, len(places)) for trace in traces])
+    sampled = [np.array(node.token_ids)[np.array(node.mask, dtype=np.bool_)] for node in nodes]
+    before = [np.array(node.token_ids)[~np.array(node.mask, dtype=np.bool_)] for node in nodes]
+    rollout = rollout_of([prompt for prompt, _ in exchanges], before, sampled, tokenizer, groups_B=groups_B)
+    measured: dict[str, tuple[Rewards, SourceTerms]] = {}
+    for name in sorted({name for trace in traces for name in trace.rewards}):
+        found = [trace.rewards.get(name) for trace in traces]
+        weights = {reward.weight for reward in found if reward is not None}
+        if len(weights) > 1:
+            raise ConfigError(f"the reward {name!r} has several weights: {sorted(weights)}")
+        values = [None if reward is None else reward.score for reward in found]
+        terms = SourceTerms(name, coefficient=weights.pop() if weights else 0.0)
+        measured[name] = outcome_rewards(values, rollout.mask), terms
+    for source in sources:
+        if source.name in measured:
+            raise ConfigError(f"the source {source.name!r} has the name of a reward")
+        measured[source.name] = source.measure(rollout), source.terms
+    advantages = token_advantages(rollout, measured, algorithm)
+    known_B_T = np.any([advantages.known[name] for name in measured], axis=0)
+    for node, own, known, mask in zip(nodes, advantages.advantages, known_B_T, rollout.mask, strict=True):
+        node.advantages = own[mask].tolist() if known.any() else None
+
+
+def _sampled_node(trace: Trace) -> Any:
+    nodes = [node for node in trace.nodes if node.sampled]
+    if len(nodes) != 1 or not any(nodes[0].mask):
+        raise DataError(f"trace {trace.id}: advantages of tokens need one answer with its tokens, got {len(nodes)}")
+    return nodes[0]
+
+
+def _exchange(trace: Trace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The messages before the last answer, and the answer."""
+    messages = [_plain(message) for message in trace.messages]
+    if not messages or messages[-1]["role"] != "assistant":
+        raise RewardFailure("the reward of a trace", {0: "no_response: its last message is not the assistant's"})
+    return messages[:-1], messages[-1:]
+
+
+def _plain(message: Any) -> dict[str, Any]:
+    content = message.content
+    parts = content if isinstance(content, str | None) else [part.model_dump() for part in content]
+    return {"role": message.role, "content": parts or ""}

@@ -1,0 +1,166 @@
+"""Inside TRL: None where a measurement failed, and advantages of tokens that equal guerdon's own."""
+
+import asyncio
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from text_episodes import FAILED, QUESTIONS, RESPONSES, STEPS, Scripted, expected
+
+from guerdon.errors import ConfigError
+from guerdon.integrations.text import TextScorer, step_source, token_advantages
+from guerdon.policies.tiny_text import build_model, build_tokenizer
+from guerdon.settings.text_policy import TinyModelSettings
+from guerdon.types import Failure, RewardInfo, Score
+
+pytest.importorskip("trl", reason="TRL is not installed: pip install guerdon[trl]")
+from datasets import Dataset  # noqa: E402
+from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+
+from guerdon.integrations import trl as integration  # noqa: E402
+
+torch.set_num_threads(1)
+SETTINGS = TinyModelSettings(alphabet="70123 ?\n", hidden_size=16, layers=1, heads=2)
+ROOT = Path(__file__).parents[2]
+
+
+class Says:
+    """The share of sevens in each line; fails where there is a 0."""
+
+    info = RewardInfo("sevens", (0.0, 1.0), modality="text", frames_needed=0)
+
+    def score(self, episodes):
+        return [
+            Score(failure=Failure("zero"))
+            if "0" in "".join(e.texts)
+            else Score.from_values(np.array([t.count("7") / max(len(t), 1) for t in e.texts]))
+            for e in episodes
+        ]
+
+
+def right(completions, **_):
+    return [None if text.startswith("1") else float("7" in text) for text in completions]
+
+
+def config(folder, **more):
+    return GRPOConfig(
+        str(folder), **{"max_steps": 1, "per_device_train_batch_size": 16, "num_generations": 4, "seed": 0,
+        "max_completion_length": 6, "logging_steps": 1, "report_to": "none", "use_cpu": True, "save_strategy": "no",
+        **more},
+    )  # fmt: skip
+
+
+def built(cls, folder, config_keys=(), **more):
+    tokenizer = build_tokenizer(SETTINGS)
+    data = Dataset.from_dict({"prompt": ["?", "1?", "2?", "3?"] * 4})
+    model = build_model(SETTINGS, tokenizer, seed=0)
+    return cls(model, args=config(folder, **dict(config_keys)), train_dataset=data, processing_class=tokenizer, **more)
+
+
+def test_a_failure_is_none_for_trl():
+    rewards, _ = expected()
+    scorer, logged = TextScorer(Scripted(), aggregation="min"), {}
+    function = integration.reward_function(scorer)
+    assert function(prompts=QUESTIONS, completions=RESPONSES, log_metric=logged.__setitem__) == rewards
+    assert logged == {"scripted/failed": len(FAILED) / 200}
+    assert function.__name__ == "scripted"
+    chats = [[{"role": "user", "content": text}] for text in QUESTIONS]
+    answers = [[{"role": "assistant", "content": text}] for text in RESPONSES]
+    other = integration.async_reward_function(scorer, "other")
+    assert asyncio.run(other(prompts=chats, completions=answers, trainer_state=None)) == rewards
+    assert other.__name__ == "other"
+
+
+@pytest.mark.parametrize("make", [integration.reward_function, integration.async_reward_function])
+def test_trl_leaves_failed_responses_out(make, tmp_path):
+    """TRL's own trainer: no advantage for a failed response, and a baseline of the others only."""
+    scorer, found = TextScorer(Says(), aggregation="mean", splitter="newline"), {}
+
+    class Recorder(GRPOTrainer):
+        def _calculate_rewards(self, *args):
+            found["rewards"] = super()._calculate_rewards(*args)
+            return found["rewards"]
+
+        def _generate_and_score_completions(self, inputs):
+            found["output"] = super()._generate_and_score_completions(inputs)
+            return found["output"]
+
+    trainer = built(Recorder, tmp_path, {"scale_rewards": "none"}, reward_funcs=[make(scorer)])
+    trainer.train()
+    rewards = found["rewards"][:, 0].reshape(-1, 4)
+    failed = rewards.isnan()
+    assert failed.any()
+    assert not failed.all()
+    advantages = found["output"]["advantages"].reshape(-1, 4)
+    assert (advantages[failed] == 0).all()
+    own = rewards - rewards.nanmean(dim=1, keepdim=True)
+    torch.testing.assert_close(advantages[~failed], own[~failed])
+    logged = [row["sevens/failed"] for row in trainer.state.log_history if "sevens/failed" in row]
+    assert logged == pytest.approx([failed.float().mean().item()])
+
+
+@pytest.mark.parametrize("estimator", ["rloo", "grpo", "dr_grpo"])
+def test_advantages_of_tokens_are_guerdons(estimator, tmp_path):
+    seen = {}
+
+    class Recorder(integration.TokenAdvantageTrainer):
+        def _generate_and_score_completions(self, inputs):
+            seen["output"] = super()._generate_and_score_completions(inputs)
+            return seen["output"]
+
+        def _token_advantages(self, inputs, output):
+            seen["inputs"] = inputs
+            return super()._token_advantages(inputs, output)
+
+    source = step_source("prm", Says(), splitter="newline", reward_weight=0.5)
+    trainer = built(
+        Recorder, tmp_path, reward_funcs=[right], sources=[source], algorithm={"adv_estimator": estimator}
+    )
+    trainer.train()
+    output, outcomes = seen["output"], trainer._outcomes[:, 0].numpy()
+    advantages = output["advantages"].numpy()
+    mask = output["completion_mask"].numpy().astype(bool)
+    texts = trainer.processing_class.batch_decode(output["completion_ids"], skip_special_tokens=True)
+    assert outcomes[~np.isnan(outcomes)].tolist() == [v for v in right(texts) if v is not None]
+    assert advantages.shape == mask.shape
+    assert (advantages[~mask] == 0).all()
+    both_failed = np.array(["0" in t and t.startswith("1") for t in texts])
+    only_outcome = np.array(["0" in t and not t.startswith("1") for t in texts])
+    assert (advantages[both_failed] == 0).all()
+    assert only_outcome.any()
+    for row in np.flatnonzero(only_outcome):  # an outcome gives every token of a response the same
+        own = advantages[row][mask[row]]
+        np.testing.assert_allclose(own, own[0], atol=1e-6)
+    if estimator == "rloo":
+        group = np.arange(16) // 4
+        for row in np.flatnonzero(only_outcome):
+            others = [outcomes[j] for j in np.flatnonzero(group == group[row]) if j != row and outcomes[j] == outcomes[j]]
+            expect = outcomes[row] - np.mean(others) if others else 0.0
+            assert advantages[row][0] == pytest.approx(expect, abs=1e-6)
+    assert np.isfinite([row["loss"] for row in trainer.state.log_history if "loss" in row]).all()
+    assert any("prm/failed" in row for row in trainer.state.log_history)
+    assert source.terms.coefficient == 0.5
+    assert callable(token_advantages)
+
+
+def test_what_trl_has_no_place_for_is_refused(tmp_path):
+    source = step_source("right", Says(), splitter="newline")
+    for sources, algorithm, message in (
+        ([source], {"adv_estimator": "rloo"}, "distinct names"),
+        ([], {"adv_estimator": "gae"}, "needs value heads"),
+        ([], {"adv_estimator": "rloo", "kl_coef": 0.1}, "kl_coef would do nothing"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            built(
+                integration.TokenAdvantageTrainer, tmp_path, reward_funcs=[right], sources=sources, algorithm=algorithm
+            )
+    assert STEPS.granularity == "step"
+
+
+@pytest.mark.slow
+def test_the_example_learns(monkeypatch):
+    found = runpy.run_path(str(ROOT / "examples" / "trl_grpo.py"))["main"]()
+    assert np.mean(found[:5]) <= 0.3
+    assert np.mean(found[-5:]) >= 0.6

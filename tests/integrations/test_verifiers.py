@@ -1,0 +1,96 @@
+"""Inside verifiers v1: rewards by method and by configuration, failures as None, advantages of tokens in traces."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from text_episodes import FAILED, QUESTIONS, RESPONSES, STEPS, Scripted, expected
+
+from guerdon.errors import ConfigError, DataError
+from guerdon.integrations.text import TextScorer, step_source
+from guerdon.policies.tiny_text import byte_tokenizer
+from guerdon.types import RewardInfo, Score
+
+pytest.importorskip("verifiers.v1", reason="verifiers is not installed: pip install guerdon[verifiers]")
+from verifiers_traces import scored, scored_by_config, trace_of  # noqa: E402
+
+from guerdon.integrations.verifiers import assign_advantages  # noqa: E402
+
+REWARDS, _ = expected()
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("n", [0, next(iter(FAILED))])
+def test_a_reward_by_configuration(n, monkeypatch):
+    module = ModuleType("my_rewards_of_a_test")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    scorer = TextScorer(Scripted(), aggregation="min")
+    trace = scored_by_config(scorer, QUESTIONS[n], RESPONSES[n], module)
+    if n in FAILED:
+        assert trace.rewards == {"prm": None}
+        assert FAILED[n] in trace.info["error"]
+    else:
+        assert (trace.rewards["prm"].score, trace.rewards["prm"].weight) == (REWARDS[n], 0.5)
+
+
+def test_a_trace_without_an_answer_has_no_reward():
+    trace = trace_of("q", "a")
+    trace.nodes = trace.nodes[:1]
+    scorer = TextScorer(Scripted(), aggregation="min")
+    assert scored(scorer, "q", "a").rewards["prm"].score == pytest.approx(0.0, abs=1)
+    import asyncio
+
+    from guerdon.errors import RewardFailure
+    from guerdon.integrations.verifiers import trace_reward
+
+    with pytest.raises(RewardFailure, match="no_response"):
+        asyncio.run(trace_reward(scorer, trace))
+
+
+class Lines:
+    """Half the number in a line."""
+
+    info = RewardInfo("lines", (0.0, 1.0), modality="text", frames_needed=0)
+
+    def score(self, episodes):
+        return [Score.from_values(np.array([int(t.strip()) / 2 for t in e.texts])) for e in episodes]
+
+
+def traces(answers, rewards):
+    tokenizer = byte_tokenizer()
+    found = []
+    for (question, text), reward in zip(answers, rewards, strict=True):
+        ids = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+        found.append(trace_of(question, text, ids, [1, 2]))
+        if reward is None:
+            found[-1].rewards["right"] = None
+        else:
+            found[-1].record_reward("right", reward, weight=3.0)
+    return found, tokenizer
+
+
+def test_advantages_of_tokens_in_closed_form():
+    """Leave-one-out of an outcome with weight 3: the failed trace is not in the baseline and gets none."""
+    found, tokenizer = traces([("a", "1"), ("a", "0"), ("a", "2"), ("b", "1"), ("b", "1")], [1.0, 0.0, None, 1.0, 1.0])
+    assign_advantages(found, [], {"adv_estimator": "rloo"}, tokenizer)
+    assert [trace.nodes[1].advantages for trace in found] == [[3.0, 3.0], [-3.0, -3.0], None, [0.0, 0.0], [0.0, 0.0]]
+    assert found[0].branches[0].advantages == [0.0, 0.0, 3.0, 3.0]  # aligned with all tokens
+    assign_advantages(found, [step_source("lines", Lines())], {"adv_estimator": "rloo"}, tokenizer)
+    steps = [(0.5 - 0.25 * (0 + 1)) / 1, (0.0 - 0.25 * (0.5 + 1)), (1.0 - 0.25 * (0.5 + 0))]
+    last = [trace.nodes[1].advantages[-1] for trace in found[:3]]
+    np.testing.assert_allclose(last, np.array([3.0, -3.0, 0.0]) + steps, atol=1e-6)
+
+
+def test_what_has_no_meaning_is_refused():
+    found, tokenizer = traces([("a", "1"), ("a", "0")], [1.0, 0.0])
+    with pytest.raises(ConfigError, match="has the name of a reward"):
+        assign_advantages(found, [step_source("right", Lines())], {"adv_estimator": "rloo"}, tokenizer)
+    found[0].record_reward("right", 1.0, weight=1.0)
+    with pytest.raises(ConfigError, match="several weights"):
+        assign_advantages(found, [], {"adv_estimator": "rloo"}, tokenizer)
+    found[0].nodes[0].sampled = True
+    with pytest.raises(DataError, match="one answer with its tokens"):
+        assign_advantages(found, [], {"adv_estimator": "rloo"}, tokenizer)
+    assert STEPS.granularity == "step"
