@@ -27,8 +27,8 @@ class Sevens:
     def score(self, episodes: list[Episode]) -> list[Score]:
         """One Score per answer."""
         failed = Score(failure=Failure("unreadable", "a 0"))
-        values = [np.array([float(line.strip() == "7") for line in episode.texts]) for episode in episodes]
-        return [failed if "0" in "".join(e.texts) else Score.from_values(v) for e, v in zip(episodes, values)]
+        scores = [Score.from_values(np.array([float(line.strip() == "7") for line in e.texts])) for e in episodes]
+        return [failed if "0" in "".join(e.texts) else one for e, one in zip(episodes, scores, strict=True)]
 
 
 def right(completions: list[str], **_: object) -> list[float]:
@@ -39,14 +39,14 @@ def right(completions: list[str], **_: object) -> list[float]:
 def main(steps: int = 60, seed: int = 0) -> list[float]:
     """Train, and return the share of right answers per step."""
     tokenizer = build_tokenizer(settings := TinyModelSettings(alphabet="70123 ?\n", hidden_size=32, layers=1, heads=2))
+    batches = {"per_device_train_batch_size": 32, "num_generations": 8, "max_completion_length": 4}
+    others = {"learning_rate": 5e-3, "logging_steps": 1, "report_to": "none", "save_strategy": "no"}
     trainer = TokenAdvantageTrainer(
         build_model(settings, tokenizer, seed=seed),
         reward_funcs=[right],
         sources=[step_source("sevens", Sevens(), splitter="newline", reward_mode="per_token")],
         algorithm={"adv_estimator": "rloo"},
-        args=GRPOConfig(tempfile.mkdtemp(), max_steps=steps, per_device_train_batch_size=32, num_generations=8,
-                        max_completion_length=4, learning_rate=5e-3, logging_steps=1, seed=seed, report_to="none",
-                        use_cpu=True, save_strategy="no"),  # fmt: skip
+        args=GRPOConfig(tempfile.mkdtemp(), max_steps=steps, seed=seed, use_cpu=True, **batches, **others),
         train_dataset=Dataset.from_dict({"prompt": ["?"] * 64}),
         processing_class=tokenizer,
     )

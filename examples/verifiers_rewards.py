@@ -21,8 +21,8 @@ class Lengths:
     def score(self, episodes: list[Episode]) -> list[Score]:
         """One Score per answer."""
         failed = Score(failure=Failure("unreadable", "a question mark"))
-        values = [np.array([1 / len(text) for text in episode.texts]) for episode in episodes]
-        return [failed if "?" in "".join(e.texts) else Score.from_values(v) for e, v in zip(episodes, values)]
+        scores = [Score.from_values(np.array([1 / len(text) for text in e.texts])) for e in episodes]
+        return [failed if "?" in "".join(e.texts) else one for e, one in zip(episodes, scores, strict=True)]
 
 
 scorer = TextScorer(Lengths(), aggregation="min")

@@ -16,10 +16,10 @@ from guerdon.settings.text_policy import TinyModelSettings
 from guerdon.types import Failure, RewardInfo, Score
 
 pytest.importorskip("trl", reason="TRL is not installed: pip install guerdon[trl]")
-from datasets import Dataset  # noqa: E402
-from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
 
-from guerdon.integrations import trl as integration  # noqa: E402
+from guerdon.integrations import trl as integration
 
 torch.set_num_threads(1)
 SETTINGS = TinyModelSettings(alphabet="70123 ?\n", hidden_size=16, layers=1, heads=2)
@@ -115,9 +115,7 @@ def test_advantages_of_tokens_are_guerdons(estimator, tmp_path):
             return super()._token_advantages(inputs, output)
 
     source = step_source("prm", Says(), splitter="newline", reward_weight=0.5)
-    trainer = built(
-        Recorder, tmp_path, reward_funcs=[right], sources=[source], algorithm={"adv_estimator": estimator}
-    )
+    trainer = built(Recorder, tmp_path, reward_funcs=[right], sources=[source], algorithm={"adv_estimator": estimator})
     trainer.train()
     output, outcomes = seen["output"], trainer._outcomes[:, 0].numpy()
     advantages = output["advantages"].numpy()
@@ -136,7 +134,9 @@ def test_advantages_of_tokens_are_guerdons(estimator, tmp_path):
     if estimator == "rloo":
         group = np.arange(16) // 4
         for row in np.flatnonzero(only_outcome):
-            others = [outcomes[j] for j in np.flatnonzero(group == group[row]) if j != row and outcomes[j] == outcomes[j]]
+            others = [
+                outcomes[j] for j in np.flatnonzero(group == group[row]) if j != row and outcomes[j] == outcomes[j]
+            ]
             expect = outcomes[row] - np.mean(others) if others else 0.0
             assert advantages[row][0] == pytest.approx(expect, abs=1e-6)
     assert np.isfinite([row["loss"] for row in trainer.state.log_history if "loss" in row]).all()

@@ -14,9 +14,9 @@ from guerdon.policies.tiny_text import byte_tokenizer
 from guerdon.types import RewardInfo, Score
 
 pytest.importorskip("verifiers.v1", reason="verifiers is not installed: pip install guerdon[verifiers]")
-from verifiers_traces import scored, scored_by_config, trace_of  # noqa: E402
+from verifiers_traces import scored, scored_by_config, trace_of
 
-from guerdon.integrations.verifiers import assign_advantages  # noqa: E402
+from guerdon.integrations.verifiers import assign_advantages
 
 REWARDS, _ = expected()
 ROOT = Path(__file__).parents[2]

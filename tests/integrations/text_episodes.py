@@ -67,7 +67,7 @@ def expected():
     steps = []
     for n, text in enumerate(RESPONSES):
         pieces = text.split("\n\n")
-        texts = tuple(piece + "\n\n" for piece in pieces[:-1]) + (pieces[-1],)
+        texts = (*(piece + "\n\n" for piece in pieces[:-1]), pieces[-1])
         found = [float(np.float32(v)) for v in step_values(Episode(id="", task="", texts=texts))]
         steps.append(None if n in FAILED else found)
     return [None if values is None else min(values) for values in steps], steps

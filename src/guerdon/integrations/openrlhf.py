@@ -29,8 +29,8 @@ def reward_function(scorer: TextScorer) -> RewardFunction:
 
     Returns:
         A function of queries (prompt and response as one text each), prompts and labels, that gives `rewards`,
-        `scores` (the same, which OpenRLHF filters groups by), as tensors, and `extra_logs`. It raises `RewardFailure` where one
-        could not be measured, and `DataError` where the numbers of queries and prompts differ.
+        `scores` (the same, which OpenRLHF filters groups by), as tensors, and `extra_logs`. It raises
+        `RewardFailure` where one could not be measured, and `DataError` where queries and prompts differ in number.
     """
 
     def reward_func(

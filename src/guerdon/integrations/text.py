@@ -79,7 +79,9 @@ class TextScorer:
             DataError: not as many prompts as responses.
         """
         if len(prompts) != len(responses) or isinstance(prompts, str) or isinstance(responses, str):
-            raise DataError(f"{len(prompts)} prompts for {len(responses)} responses: give a list of each, of one length")
+            raise DataError(
+                f"{len(prompts)} prompts for {len(responses)} responses: give a list of each, of one length"
+            )
         read = [self._episode(n, *pair) for n, pair in enumerate(zip(prompts, responses, strict=True))]
         scores = iter(self.score_episodes([one for one in read if isinstance(one, Episode)]))
         return [Score(failure=one) if isinstance(one, Failure) else next(scores) for one in read]
@@ -213,7 +215,9 @@ def rollout_of(
     """
     ids = [np.asarray(row, dtype=np.int64) for row in response_ids]
     finished_B = np.array([bool(len(row)) and int(row[-1]) == tokenizer.eos_token_id for row in ids])
-    batch = token_batch([np.asarray(row, dtype=np.int64) for row in prompt_ids], ids, finished_B, pad_id=pad_id(tokenizer))
+    batch = token_batch(
+        [np.asarray(row, dtype=np.int64) for row in prompt_ids], ids, finished_B, pad_id=pad_id(tokenizer)
+    )
     mask = batch.mask_B_T
     zeros, no = np.zeros(mask.shape, dtype=np.float32), np.zeros(mask.shape, dtype=np.bool_)
     last = np.arange(mask.shape[1]) == batch.lengths_B[:, None] - 1

@@ -24,8 +24,7 @@ from verl.trainer.ppo.core_algos import register_adv_est
 from guerdon.collect.text import Responses
 from guerdon.errors import ConfigError, RewardFailure
 from guerdon.integrations.text import Text, TextScorer, checked_algorithm, rollout_of
-from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages
-from guerdon.rl.learner import named_estimator
+from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, named_estimator
 from guerdon.rl.reward_source import RewardSource
 from guerdon.types import Rewards
 
