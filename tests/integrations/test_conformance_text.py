@@ -1,7 +1,7 @@
 """The same 200 responses with 20 failures through every library: the same rewards, missing at the same places.
 
 A library that can carry a failure has None or an error record there; the others raise `RewardFailure` exactly there,
-after the retries. `test_text.py` checks the reference itself in closed form.
+after the retries. `test_text_scorer.py` checks the reference itself in closed form.
 """
 
 import asyncio
