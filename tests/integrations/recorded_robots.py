@@ -1,7 +1,8 @@
 """Interfaces of RLinf and LeRobot 0.6 as read in their wheels, for contract tests where they cannot be installed.
 
 rlinf 0.3.0: `rlinf/models/embodiment/reward/{__init__,base_reward_model}.py`, `rlinf/workers/reward/reward_worker.py`.
-Its development version registers other names (`buffered_vlm` instead of `history_vlm`); the base class is the same.
+Its development version, of which only a description was at hand, registers other names (`buffered_vlm` instead of
+`history_vlm`) and has the same base class.
 lerobot 0.6.1: `lerobot/rewards/{pretrained,factory}.py`, `lerobot/configs/rewards.py`.
 """
 
