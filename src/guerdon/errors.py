@@ -53,6 +53,12 @@ class SimulatorError(GuerdonError, RuntimeError):
     exit_code = 3
 
 
+class ClusterError(GuerdonError, RuntimeError):
+    """Actors of a cluster are lost again and again, or cannot be started. A run can go on from its last checkpoint."""
+
+    exit_code = 3
+
+
 class TooManyFailuresError(GuerdonError, RuntimeError):
     """Measurements failed more often than `max_failure_rate` allows. The run left a resumable checkpoint."""
 

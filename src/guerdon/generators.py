@@ -17,6 +17,7 @@ REPLAY = 3  # replayed responses of an implicit reward model
 FILMING = 5  # episodes of which there are videos
 STARTING = 6  # tasks and starts that a curriculum draws
 CACHING = 4  # frames that are scored although a frame like them was
+SHARDS = 7  # seeds of the shards of a rollout
 
 
 def generator(seed: int, part: int) -> np.random.Generator:
@@ -27,3 +28,15 @@ def generator(seed: int, part: int) -> np.random.Generator:
         part: one of the numbers above.
     """
     return np.random.default_rng([seed, part])
+
+
+def shard_seed(seed: int, shard: int) -> int:
+    """What stands for `runner.seed` where a shard of a rollout draws; the first shard keeps it.
+
+    Args:
+        seed: `runner.seed`.
+        shard: its number, from 0.
+    """
+    if not shard:
+        return seed
+    return int(np.random.SeedSequence([seed, SHARDS, shard]).generate_state(1, dtype=np.uint32)[0] >> 1)

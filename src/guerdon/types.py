@@ -354,6 +354,7 @@ class Rollout(Generic[Inputs]):
         steps: what `runner.total_steps` counts: environment steps, or all responses that were generated.
         measured: measurements of ground truth tried, those of dropped responses included.
         metrics: counts and shares for the log.
+        averaged_over: of those metrics that are means or shares: over how many things; the others are counts.
         values, next_values: source name to (B, T) estimates of the value before and after the decision (after the
             last one of an episode: of its terminal observation); empty without a critic. With `chunks` (R,): before and
             after each decision; 0 after one that ended the task.
@@ -382,6 +383,7 @@ class Rollout(Generic[Inputs]):
     steps: int = 0
     measured: int = 0
     metrics: Metrics = field(default_factory=dict)
+    averaged_over: Mapping[str, float] = field(default_factory=dict)
     values: Mapping[str, FloatArray] = field(default_factory=dict)
     next_values: Mapping[str, FloatArray] = field(default_factory=dict)
     greedy: Rollout[Inputs] | None = None

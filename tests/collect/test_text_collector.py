@@ -172,11 +172,11 @@ def test_a_system_prompt_is_put_before_the_question():
         assert b.tolist() == [a[0], system, *TOKENIZER.encode("ab", add_special_tokens=False), *a[1:]]
 
 
-def test_prompts_that_are_too_long_are_counted():
+def test_prompts_that_are_too_long_are_left_out():
     long = Prompt("long", ({"role": "user", "content": "a" * 50},), "1", "letters")
     data = settings(max_prompt_length=10)
-    fitting, too_long = short_enough(TOKENIZER, [*PROMPTS, long], data)
-    assert (len(fitting), too_long) == (8, 1)
+    fitting = short_enough(TOKENIZER, [*PROMPTS, long], data)
+    assert len(fitting) == 8
     with pytest.raises(DataError, match="all 1 prompts are longer"):
         short_enough(TOKENIZER, [long], data)
 

@@ -369,7 +369,7 @@ def test_every_part_of_a_batch_can_have_its_own_unit_as_the_ranks_of_the_origina
     for shards in (1, 2):
         study = letter_study(tmp_path, name=str(shards), reward_model={**section, "prime_norm_shards": shards})
         loop = start(study)
-        answered = loop.collector.sampler.answer(loop.collector.validation[:2], 4)
+        answered = loop.collector.sampler.answer(loop.collector.prompts.validation[:2], 4)
         log_ratio = torch.linspace(0.5, 4.0, answered.mask.size).view(answered.mask.shape)
         old = (loop.learner.policy.log_probs(answered.inputs.batch).detach() - log_ratio).numpy()
         measured = loop.sources["prime"].measure(replace(answered, log_probs=old), learn=False)
@@ -398,7 +398,7 @@ def test_exact_rewards_need_steps_that_can_be_checked(tmp_path):
 
 def test_exact_rewards_are_the_truth_about_each_step(tmp_path):
     loop = start(sum_study(tmp_path, reward_model={"rm_type": "exact"}, data={"max_response_length": 20}))
-    prompts = loop.collector.validation[:3]
+    prompts = loop.collector.prompts.validation[:3]
     right = prompts[1].solution[:5]
     slip = right[:4] + str((int(right[4]) + 1) % 10)
     goes_on = family_of(prompts[1]).solve(prompts[1].question).follow(1, [slip])

@@ -79,7 +79,7 @@ def models(monkeypatch):
 def written(folder, texts, **given):
     """These responses to the first validation prompts of a study of sums."""
     loop = start(sum_study(folder, data={"max_response_length": 24}, **given))
-    prompts = loop.collector.validation[: len(texts)]
+    prompts = loop.collector.prompts.validation[: len(texts)]
     loop.collector.sampler.engine = Scripted(loop.learner.policy.tokenizer, lambda p, s, d: texts[p])
     answered = loop.collector.sampler.answer(prompts, 1, greedy=True)
     loop.close()
@@ -183,7 +183,7 @@ def test_steps_are_cut_as_labels_are(tmp_path):
 
 def test_what_is_logged_of_a_perfect_model_and_of_one_that_knows_nothing(tmp_path):
     loop = start(sum_study(tmp_path, data={"max_response_length": 24}))
-    prompts = loop.collector.validation[:2]
+    prompts = loop.collector.prompts.validation[:2]
     texts = [(p.solution, p.solution[:6] + "1;") for p in prompts]
     loop.collector.sampler.engine = Scripted(loop.learner.policy.tokenizer, lambda p, s, d: texts[p][s])
     answered = loop.collector.sampler.answer(prompts, 2)
@@ -208,14 +208,14 @@ def test_what_is_logged_of_a_perfect_model_and_of_one_that_knows_nothing(tmp_pat
 def test_equal_responses_to_a_question_are_judged_once(tmp_path):
     loop = start(sum_study(tmp_path))
     loop.collector.sampler.engine = Scripted(loop.learner.policy.tokenizer, lambda p, s, d: "1;2;" if s < 3 else "1;")
-    answered = loop.collector.sampler.answer(loop.collector.validation[:2], 4)
+    answered = loop.collector.sampler.answer(loop.collector.prompts.validation[:2], 4)
     loop.close()
     model = Says(by_text)
     rewards = TextReward(PRM, model, SourceSettings.model_validate(source())).score(answered).values
     assert len(model.asked) == 4
     assert (rewards[0] == rewards[1]).all()
     assert model.asked[0].texts == ("1;", "2;")
-    assert model.asked[0].task == loop.collector.validation[0].question
+    assert model.asked[0].task == loop.collector.prompts.validation[0].question
     assert model.asked[0].outcome is None  # a judge is not told
 
 
@@ -338,7 +338,7 @@ def test_what_a_failure_is_worth(on_failure, tmp_path, models):
     loop.collector.sampler.engine = Scripted(
         loop.learner.policy.tokenizer, lambda p, s, d: ("1;", "12;", "123;", "1234;")[s]
     )
-    answered = loop.collector.sampler.answer(loop.collector.validation[:1], 4)
+    answered = loop.collector.sampler.answer(loop.collector.prompts.validation[:1], 4)
     loop.close()
     stream = loop.sources["prm"].score(answered)
     assert stream.failed_B.tolist() == [False, True, False, True]

@@ -126,7 +126,7 @@ def result(study):
 def half_solved(loop):
     """Let every other response be the true solution, which a random policy never finds."""
     tokenizer = loop.learner.policy.tokenizer
-    known = [*loop.collector.sampler.stream.prompts, *loop.collector.validation]
+    known = [*loop.collector.sampler.stream.prompts, *loop.collector.prompts.validation]
     solutions = {prompt_ids(tokenizer, p.messages).tobytes(): p.solution for p in known}
 
     def write(prompt, sample, draw):

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from guerdon.collect.stepping import ActionQueue, evaluate, film, steps
 from guerdon.collect.timing import timed
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError
-from guerdon.generators import ACTING, generator
+from guerdon.generators import ACTING, generator, shard_seed
 from guerdon.policies.control import build_policy
 from guerdon.policies.robot import Action, ControlInputs, RobotPolicy
 from guerdon.settings.policy import ControlPolicySettings
@@ -43,6 +44,20 @@ FLAGS = ("mask", "terminated", "truncated", "success", "success_known")
 _MICRO = 256  # decisions that a large policy evaluates together where nothing says how many
 
 Weights = Mapping[str, Tensor | np.ndarray]
+
+
+class PolicyShape(NamedTuple):
+    """What a policy must fit.
+
+    Attributes:
+        observation_shape: of what one copy shows.
+        action_space: of one copy.
+        proprioception_size: numbers that the robot measures of itself.
+    """
+
+    observation_shape: tuple[int, ...]
+    action_space: gymnasium.Space
+    proprioception_size: int
 
 
 class ControlCollector:
@@ -64,6 +79,8 @@ class ControlCollector:
         observes: what reward models look at. It may be set later, except for continuation labels.
         overlap_steps: steps after which what was observed is drawn and handed to `watchers`; None: after the rollout.
         success_readers: keys of the configuration, besides those of `env`, that need true success.
+        shard: number of the part of the rollout that is collected here (`runner.rollout_shards`); decides starts and
+            actions together with the seed.
 
     Attributes:
         watchers: called with the rows that were observed, at every `overlap_steps`-th step and after the last. Rows of
@@ -90,6 +107,7 @@ class ControlCollector:
         film_share: float = 0.0,
         film_step: int = 1,
         overlap_steps: int | None = None,
+        shard: int = 0,
     ) -> None:
         self.env, self.settings, self.seed, self.heads = env, settings, seed, tuple(heads)
         self.auxiliary = tuple(auxiliary)
@@ -97,10 +115,11 @@ class ControlCollector:
         self._overlap, self.watchers = overlap_steps, list[Callable[[Sequence[SeenRows]], None]]()
         self._steps = rollout_steps if group_size is None else env.max_episode_steps or 1
         self._readers = tuple(success_readers)
+        own_seed = shard_seed(seed, shard)
         self.world = build_world(
-            env, seed=seed, group_size=group_size or 1, success_readers=self._readers, adaptive=True
+            env, seed=own_seed, group_size=group_size or 1, success_readers=self._readers, adaptive=True
         )
-        self.rng = generator(seed, ACTING)
+        self.rng = generator(own_seed, ACTING)
         self._writer = self._open_writer() if env.data_collection.enabled else None
         self._recorder = recorder_of_run(env.data_collection, "train", self.world, self._writer, seed=seed)
         limit = max((o.label_limit for o in self.observes if o.label_every), default=0)
@@ -109,7 +128,7 @@ class ControlCollector:
         self._filmed: ObservedFrames | None = None
         if film_share:
             shots = [Observes(every=film_step, first=True)]
-            self._filmed = ObservedFrames(self.world, shots, share=film_share, seed=seed)
+            self._filmed = ObservedFrames(self.world, shots, share=film_share, seed=own_seed)
         self._begun = False  # whether there are episodes under way
         self._fresh = True
         self._rollouts = 0
@@ -122,16 +141,14 @@ class ControlCollector:
 
     def build_policy(self) -> RobotPolicy:
         """A policy of these settings that fits the environment, with weights drawn from the seed."""
-        world = self.world
-        return build_policy(
-            self.settings,
-            world.observation_shape,
-            world.action_space,
-            sources=self.heads,
-            auxiliary=self.auxiliary,
-            seed=self.seed,
-            proprioception_size=len(world.proprioception),
+        return policy_of_shape(
+            self.settings, self.policy_shape(), heads=self.heads, auxiliary=self.auxiliary, seed=self.seed
         )
+
+    def policy_shape(self) -> PolicyShape:
+        """What a policy of this environment must fit."""
+        world = self.world
+        return PolicyShape(world.observation_shape, world.action_space, len(world.proprioception))
 
     def collect(
         self, policy: RobotPolicy | Weights, *, version: int = 0, warm_up: bool = False
@@ -394,6 +411,29 @@ class ControlCollector:
         )
         queue.once[:] = self.group_size is not None
         return queue
+
+
+def policy_of_shape(
+    settings: ControlPolicySettings, shape: PolicyShape, *, heads: Sequence[str], auxiliary: Sequence[str], seed: int
+) -> RobotPolicy:
+    """A policy that fits an environment, with weights drawn from the seed.
+
+    Args:
+        settings: the `policy` section.
+        shape: what it must fit.
+        heads: names of its value heads.
+        auxiliary: names of its auxiliary heads.
+        seed: of the run.
+    """
+    return build_policy(
+        settings,
+        shape.observation_shape,
+        shape.action_space,
+        sources=heads,
+        auxiliary=auxiliary,
+        seed=seed,
+        proprioception_size=shape.proprioception_size,
+    )
 
 
 @dataclass(eq=False)

@@ -11,18 +11,19 @@ baseline. The collector is built from plain configuration and can run in another
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from guerdon.collect.shards import join_facts, with_own_groups
 from guerdon.collect.timing import timed
 from guerdon.errors import DataError
-from guerdon.generators import ACTING, generator
+from guerdon.generators import ACTING, generator, shard_seed
 from guerdon.policies.generate import Engine, Generation
 from guerdon.policies.generate_vllm import build_engine
 from guerdon.policies.text import TextPolicy
@@ -52,6 +53,35 @@ COLUMNS = ("log_probs", "terminated", "truncated", "success", "success_known", "
 Weights = Mapping[str, Tensor | np.ndarray]
 
 
+class RunPrompts(NamedTuple):
+    """The prompts of a run.
+
+    Attributes:
+        train: to learn from, of at most `data.max_prompt_length` tokens.
+        validation: to evaluate on.
+        too_long: how many were left out.
+    """
+
+    train: tuple[Prompt, ...]
+    validation: tuple[Prompt, ...]
+    too_long: int = 0
+
+    @classmethod
+    def read(cls, data: DataSettings, tokenizer: Any) -> RunPrompts:
+        """Those that the `data` section describes.
+
+        Raises:
+            DataError: they cannot be read, or all are too long.
+        """
+        train, validation = load_prompts(data)
+        fitting = short_enough(tokenizer, train, data)
+        return cls(fitting, validation, len(train) - len(fitting))
+
+    def of_shard(self, shard: int, count: int) -> RunPrompts:
+        """Every `count`-th prompt to learn from, so that no two shards have one in common."""
+        return self._replace(train=self.train[shard::count])
+
+
 @dataclass(frozen=True, eq=False)
 class Responses:
     """B responses of a language model, the policy inputs of text. Rows of one prompt are neighbours.
@@ -70,6 +100,10 @@ class Responses:
 
     def __len__(self) -> int:
         return len(self.batch)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What goes to another process: all but the tokenizer, of which it has its own (`join_shards`)."""
+        return {"batch": self.batch, "prompts": self.prompts, "texts": self.texts, "tokenizer": None}
 
     @cached_property
     def char_ends(self) -> tuple[IntArray, ...]:
@@ -122,19 +156,13 @@ def join(parts: Sequence[TextRollout]) -> TextRollout:
     inputs = [part.inputs for part in parts]
     batch = concatenate([i.batch for i in inputs], pad_id=pad_id(inputs[0].tokenizer))
     width = batch.mask_B_T.shape[1]
-    starts = np.cumsum([0, *map(len, inputs)]).tolist()
-    failures = (
-        (row if row < 0 else start + row, step, why)
-        for start, part in zip(starts, parts, strict=False)
-        for row, step, why in part.failures
-    )
 
-    def column(name: str) -> np.ndarray:
-        arrays = [getattr(part, name) for part in parts]
+    def padded(arrays: Iterable[np.ndarray]) -> np.ndarray:
         return np.concatenate([np.pad(a, ((0, 0), (0, width - a.shape[1]))) for a in arrays])
 
-    columns: dict[str, Any] = {name: column(name) for name in COLUMNS}
-
+    columns: dict[str, Any] = {name: padded(getattr(part, name) for part in parts) for name in COLUMNS}
+    sampled = [part.sampled_log_probs for part in parts if part.sampled_log_probs is not None]
+    greedy = [part.greedy for part in parts if part.greedy is not None]
     return replace(
         parts[0],
         inputs=Responses(
@@ -144,12 +172,28 @@ def join(parts: Sequence[TextRollout]) -> TextRollout:
             inputs[0].tokenizer,
         ),
         mask=batch.mask_B_T,
-        group_ids=np.concatenate([part.groups_B for part in parts]),
-        failures=tuple(failures),
-        steps=sum(part.steps for part in parts),
-        measured=sum(part.measured for part in parts),
+        values={name: padded(part.values[name] for part in parts) for name in parts[0].values},
+        sampled_log_probs=padded(sampled) if sampled else None,
+        greedy=join(greedy) if greedy else None,
+        **join_facts(parts),
         **columns,
     )
+
+
+def join_shards(parts: Sequence[TextRollout], tokenizer: Any) -> TextRollout:
+    """The rollouts of one policy in several shards as one.
+
+    Args:
+        parts: of the shards, in order, perhaps from other processes.
+        tokenizer: of the policy.
+    """
+
+    def here(part: TextRollout) -> TextRollout:
+        greedy = None if part.greedy is None else here(part.greedy)
+        return replace(part, inputs=replace(part.inputs, tokenizer=tokenizer), greedy=greedy)
+
+    own = [here(part) for part in parts]
+    return own[0] if len(own) == 1 else join(with_own_groups(own))
 
 
 class Sampler:
@@ -159,7 +203,7 @@ class Sampler:
         data: the `data` section.
         engine: writes.
         verifier: checks.
-        prompts: to learn from.
+        prompts: to learn from, none of them too long.
         tokenizer: assembles prompts.
         seed: of the order of prompts and of sampling.
     """
@@ -176,8 +220,7 @@ class Sampler:
     ) -> None:
         self.data = data
         self.engine, self.verifier, self.tokenizer = engine, verifier, tokenizer
-        fitting, self.too_long = short_enough(tokenizer, prompts, data)
-        self.stream = PromptStream(fitting, seed=seed)
+        self.stream = PromptStream(prompts, seed=seed)
         self.rng = generator(seed, ACTING)
         self._groups = 0
 
@@ -211,14 +254,16 @@ class Sampler:
         rows = np.flatnonzero(keep)
         if short and data.shortfall == "fill":
             rows = np.concatenate([rows, np.flatnonzero(~keep)])
+        shares, averaged_over = _shares(everything, keep)
         metrics: Metrics = {
-            **_shares(everything, keep),
+            **shares,
             "tokens_generated": float(everything.mask.sum()),
             "prompts_drawn": float(drawn),
             "prompts_survived": float(survivors),
             "surplus_prompts": float(max(0, survivors - wanted)),
         }
-        return replace(take(everything, rows[: wanted * data.n_samples]), metrics=metrics)
+        chosen = take(everything, rows[: wanted * data.n_samples])
+        return replace(chosen, metrics=metrics, averaged_over=averaged_over)
 
     def answer(
         self, prompts: Sequence[Prompt], n: int, *, greedy: bool = False, seconds: dict[str, float] | None = None
@@ -321,9 +366,12 @@ class TextCollector:
         recompute: compute the log-probabilities of all responses again, as training does.
         recompute_above: also where there are more responses in a rollout than this, greedy ones aside.
         micro_batch_size: responses at a time, where the policy evaluates.
+        prompts: of the run; None: read from `data`.
+        shard: number of the part of the rollout that is collected here (`runner.rollout_shards`); decides the order of
+            prompts and samples together with the seed.
 
     Attributes:
-        prompts, validation: to train on, and to evaluate on.
+        prompts: to train on, and to evaluate on.
         sampler: draws and filters.
 
     Raises:
@@ -343,17 +391,21 @@ class TextCollector:
         recompute: bool = False,
         recompute_above: int | None = None,
         micro_batch_size: int = 1024,
+        prompts: RunPrompts | None = None,
+        shard: int = 0,
     ) -> None:
         self.data, self.heads, self.greedy = data, tuple(heads), greedy
         self.recompute, self.recompute_above = recompute, recompute_above
         self._micro, self._temperature = micro_batch_size, generation.temperature
         if isinstance(policy, TextPolicySettings):
             policy = load_policy(policy, seed=seed, value_heads=len(self.heads))
+            policy.temperature = generation.temperature
         self.policy = policy
         self.verifier = verifier_from(data)
-        self.prompts, self.validation = load_prompts(data)
+        self.prompts = RunPrompts.read(data, policy.tokenizer) if prompts is None else prompts
         engine = build_engine(policy, generation)
-        self.sampler = Sampler(data, engine, self.verifier, self.prompts, policy.tokenizer, seed=seed)
+        own_seed = shard_seed(seed, shard)
+        self.sampler = Sampler(data, engine, self.verifier, self.prompts.train, policy.tokenizer, seed=own_seed)
 
     def collect(self, policy: TextPolicy | Weights, *, version: int = 0, warm_up: bool = False) -> TextRollout:
         """Answer prompts until enough survive the filters.
@@ -378,8 +430,21 @@ class TextCollector:
             if greedy is not None:
                 greedy = self._evaluated(greedy, log_probs=self.recompute)
                 rollout = replace(rollout, greedy=greedy).counting([greedy])
-        metrics = {**rollout.metrics, **_response_metrics(rollout.inputs)}
-        return replace(rollout, fresh=True, version=version, seconds=seconds, metrics=metrics)
+        metrics, tokens = _response_metrics(rollout.inputs)
+        responses = float(len(rollout.inputs))
+        return replace(
+            rollout,
+            fresh=True,
+            version=version,
+            seconds=seconds,
+            metrics={**rollout.metrics, **metrics},
+            averaged_over={
+                **rollout.averaged_over,
+                "response_length": responses,
+                "steps": responses,
+                "separator_rate": tokens,
+            },
+        )
 
     def evaluate(self, policy: TextPolicy | Weights, *, episodes: int, step: int = 0) -> dict[str, float]:
         """Greedy answers to validation prompts, verified.
@@ -390,7 +455,7 @@ class TextCollector:
             verified).
         """
         self._load(policy)
-        prompts = self.validation[:episodes]
+        prompts = self.prompts.validation[:episodes]
         if not prompts:
             return {"episodes": 0.0}
         found = self.sampler.respond(prompts, 1, np.arange(len(prompts)), rng=None)
@@ -410,7 +475,7 @@ class TextCollector:
         The random numbers are the film's own, so that filming changes nothing.
         """
         self._load(policy)
-        shown = self.validation[:prompts]
+        shown = self.prompts.validation[:prompts]
         if not shown:
             return None
         groups = np.repeat(np.arange(len(shown)), samples)
@@ -455,41 +520,41 @@ def messages_of(prompt: Prompt, data: DataSettings) -> list[dict[str, str]]:
     return [dict(m) for m in insert_system_prompt(prompt.messages, data.system_prompt)]
 
 
-def short_enough(tokenizer: Any, prompts: Sequence[Prompt], data: DataSettings) -> tuple[list[Prompt], int]:
-    """The prompts of at most `max_prompt_length` tokens, and how many were longer.
+def short_enough(tokenizer: Any, prompts: Sequence[Prompt], data: DataSettings) -> tuple[Prompt, ...]:
+    """The prompts of at most `max_prompt_length` tokens.
 
     Raises:
         DataError: all are longer.
     """
     lengths = prompt_lengths(tokenizer, [messages_of(p, data) for p in prompts])
-    fitting = [p for p, length in zip(prompts, lengths, strict=True) if length <= data.max_prompt_length]
+    fitting = tuple(p for p, length in zip(prompts, lengths, strict=True) if length <= data.max_prompt_length)
     if not fitting:
         raise DataError(f"all {len(prompts)} prompts are longer than data.max_prompt_length ({data.max_prompt_length})")
-    return fitting, len(prompts) - len(fitting)
+    return fitting
 
 
-def _shares(drawn: TextRollout, kept_B: BoolArray) -> Metrics:
-    """Shares of right and of truncated responses, before and after the filters."""
-
-    def accuracy(rows: BoolArray) -> float | None:
-        return float(drawn.outcomes_B[rows].sum()) / int(rows.sum()) if rows.any() else None
-
-    finished = drawn.inputs.batch.finished_B
-    return {
-        "accuracy_before_filter": accuracy(drawn.known_B),
-        "accuracy_after_filter": accuracy(drawn.known_B & kept_B),
-        "truncated": float((~finished).sum()) / len(finished),
-    }
+def _shares(drawn: TextRollout, kept_B: BoolArray) -> tuple[Metrics, dict[str, float]]:
+    """Shares of right and of truncated responses, before and after the filters, and of how many each is."""
+    known, finished = drawn.known_B, drawn.inputs.batch.finished_B
+    shares: Metrics = {}
+    of = {"accuracy_before_filter": known, "accuracy_after_filter": known & kept_B}
+    for name, rows in of.items():
+        shares[name] = float(drawn.outcomes_B[rows].sum()) / int(rows.sum()) if rows.any() else None
+    shares["truncated"] = float((~finished).sum()) / len(finished)
+    return shares, {**{name: float(rows.sum()) for name, rows in of.items()}, "truncated": float(len(finished))}
 
 
-def _response_metrics(responses: Responses) -> Metrics:
-    """Mean length in tokens, mean number of steps, separators per token: early signs of a reward that is hacked."""
+def _response_metrics(responses: Responses) -> tuple[Metrics, float]:
+    """Mean length in tokens, mean number of steps, separators per token: early signs of a reward that is hacked.
+
+    The number of tokens comes with them.
+    """
     tokens = int(responses.batch.mask_B_T.sum())
     if not tokens:
-        return {"response_length": None, "steps": None, "separator_rate": None}
+        return {"response_length": None, "steps": None, "separator_rate": None}, 0.0
     separator = separator_of(responses)
     return {
         "response_length": tokens / len(responses),
         "steps": float(np.mean([len(split_steps(text, separator)) for text in responses.texts])),
         "separator_rate": sum(text.count(separator) for text in responses.texts) / tokens,
-    }
+    }, float(tokens)

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from guerdon.collect.control import ControlCollector
+from guerdon.collect.control import ControlCollector, policy_of_shape
+from guerdon.collect.shards import env_of_shard, join_control
+from guerdon.engines.collectors import run_collector
 from guerdon.errors import ConfigError
 from guerdon.generators import CACHING, generator
 from guerdon.models.image import ImageRewardModel
@@ -49,26 +51,31 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         **models,
     }
     terms = {name: sources[name].terms for name in study.reward.weights()}
-    collector = ControlCollector(
-        study.env,
-        study.control_policy,
-        seed=runner.seed,
-        rollout_steps=algorithm.rollout_steps,
-        group_size=group,
-        heads=list(terms) if algorithm.needs.critic else [],
-        micro_batch_size=algorithm.micro_batch_size,
-        auxiliary=list(algorithm.auxiliary_losses),
-        observes=[source.observes for source in models.values()],
-        success_readers=study.success_readers(),
-        film_share=runner.video_share if runner.save_video else 0.0,
-        film_step=runner.video_every,
-        overlap_steps=study.reward.overlap_steps,
-    )
+    heads, auxiliary = tuple(terms) if algorithm.needs.critic else (), list(algorithm.auxiliary_losses)
+    shared: dict[str, Any] = {
+        "settings": study.control_policy,
+        "seed": runner.seed,
+        "rollout_steps": algorithm.rollout_steps,
+        "group_size": group,
+        "heads": heads,
+        "micro_batch_size": algorithm.micro_batch_size,
+        "auxiliary": auxiliary,
+        "observes": [source.observes for source in models.values()],
+        "success_readers": study.success_readers(),
+        "film_share": runner.video_share if runner.save_video else 0.0,
+        "film_step": runner.video_every,
+        "overlap_steps": study.reward.overlap_steps,
+    }
+    count = runner.rollout_shards
+    shards = [{"env": env_of_shard(study.env, k, count), "shard": k, **shared} for k in range(count)]
+    collector = run_collector(study, ControlCollector, shards, join_control)
     if study.reward.overlap_steps is not None:
         for source in models.values():
             if source.settings.can_overlap:
                 collector.watchers.append(source.score_ahead)
-    policy = collector.build_policy()
+    policy = policy_of_shape(
+        study.control_policy, collector.policy_shape(), heads=heads, auxiliary=auxiliary, seed=runner.seed
+    )
     check_decisions(policy, algorithm)
     if algorithm.filter_rewards:
         check_bounds(algorithm, return_range(study, models))
@@ -81,7 +88,7 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         control_optimizer(policy, algorithm.learning_rate),
         algorithm,
         seed=runner.seed,
-        heads=collector.heads,
+        heads=heads,
         scaler=RewardScaler(gammas, study.env.num_envs, by_chunk=algorithm.by_chunk)
         if algorithm.normalize_rewards
         else None,

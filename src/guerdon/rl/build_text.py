@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from guerdon.collect.text import Responses, TextCollector
+from guerdon.collect.text import Responses, RunPrompts, TextCollector, join_shards
+from guerdon.engines.collectors import run_collector
 from guerdon.evaluate.text_suite import RECORD, attacks_that_fooled, third_party_folder
 from guerdon.models.load import load_source_model
 from guerdon.models.text_load import find_text_model
@@ -50,15 +51,13 @@ def text_parts(study: Study, *, fresh: bool) -> Parts:
     heads = (VERIFIER, *study.text_sources, *((KL,) if kl_in_reward else ()))
     policy = load_policy(study.text_policy, seed=runner.seed, value_heads=len(heads) if critic else 0)
     policy.temperature = study.generation.temperature
-    collector = TextCollector(
-        study.data, study.generation, policy, seed=runner.seed, greedy=algorithm.needs.greedy,
-        recompute_above=0 if algorithm.num_epochs > 1 else algorithm.minibatch_size,
-        micro_batch_size=algorithm.micro_batch_size or algorithm.minibatch_size or 1024,
-    )  # fmt: skip
-    alike, system_prompt = shared_system_prompt(collector.prompts)
+    prompts = RunPrompts.read(study.data, policy.tokenizer)
+    alike, system_prompt = shared_system_prompt(prompts.train)
     sources = build_text_sources(study, policy, system_prompt=system_prompt)
-    collector.heads = heads if critic else ()
-    collector.recompute = kl_in_reward or any(source.needs_log_probs for source in sources.values())
+    recompute = kl_in_reward or any(source.needs_log_probs for source in sources.values())
+    shards = _shards(study, policy, prompts, heads=heads if critic else (), recompute=recompute)
+    join = partial(join_shards, tokenizer=policy.tokenizer)
+    collector = run_collector(study, TextCollector, shards, join)
     start = _reference(study, policy, sources) if algorithm.kl_coef else None
     learner = Learner(
         policy,
@@ -71,7 +70,7 @@ def text_parts(study: Study, *, fresh: bool) -> Parts:
         max_length=study.data.max_response_length,
         shares={name: source.terms.share for name, source in sources.items() if source.terms.share is not None},
     )
-    notes = _notes(study, collector, sources, alike=alike)
+    notes = _notes(study, prompts, sources, alike=alike)
     if fresh and runner.resume_dir:
         notes.append(learner.start_from(Path(runner.resume_dir)))
         if start is not None:
@@ -80,6 +79,7 @@ def text_parts(study: Study, *, fresh: bool) -> Parts:
     def film(folder: Path, step: int) -> None:
         rollout = collector.film(policy, prompts=FILMED_PROMPTS, samples=FILMED_SAMPLES)
         if rollout is not None:
+            rollout = join([rollout])
             rewards = {n: source.measure(rollout, learn=False) for n, source in sources.items() if n != VERIFIER}
             write_text_film(folder / f"step_{step:012d}.json", rollout, rewards, step=step)
 
@@ -133,13 +133,43 @@ def text_terms(reward: RewardSettings, algorithm: TextAlgorithmSettings) -> dict
     return {VERIFIER: verifier, **models}
 
 
-def _notes(study: Study, collector: TextCollector, sources: dict[str, RewardSource[Any]], *, alike: bool) -> list[str]:
+def _shards(
+    study: Study, policy: TextPolicy, prompts: RunPrompts, *, heads: tuple[str, ...], recompute: bool
+) -> list[dict[str, Any]]:
+    """The arguments of the collector of every shard."""
+    assert study.data is not None
+    algorithm, runner, data = study.text_algorithm, study.runner, study.data
+    count, most = runner.rollout_shards, algorithm.minibatch_size
+    recompute_above = 0 if algorithm.num_epochs > 1 else most
+    if count > 1 and recompute_above:  # of the whole rollout, alike in every shard
+        recompute_above = 0 if data.train_batch_size * data.n_samples > recompute_above else None
+    return [
+        {
+            "data": data.model_copy(update={"train_batch_size": data.train_batch_size // count}),
+            "generation": study.generation,
+            "policy": policy if study.engine == "local" else study.text_policy,
+            "seed": runner.seed,
+            "heads": heads,
+            "greedy": algorithm.needs.greedy,
+            "recompute": recompute,
+            "recompute_above": recompute_above,
+            "micro_batch_size": algorithm.micro_batch_size or most or 1024,
+            "prompts": prompts.of_shard(shard, count),
+            "shard": shard,
+        }
+        for shard in range(count)
+    ]
+
+
+def _notes(study: Study, prompts: RunPrompts, sources: dict[str, RewardSource[Any]], *, alike: bool) -> list[str]:
     """Lines for the start of the log."""
-    notes = [f"{len(collector.prompts)} prompts to train on, {len(collector.validation)} to validate on"]
-    if too_long := collector.sampler.too_long:
+    assert study.data is not None
+    total = len(prompts.train) + prompts.too_long
+    notes = [f"{total} prompts to train on, {len(prompts.validation)} to validate on"]
+    if prompts.too_long:
         notes.append(
-            f"{too_long} prompts are longer than data.max_prompt_length ({collector.data.max_prompt_length}) and are "
-            "left out"
+            f"{prompts.too_long} prompts are longer than data.max_prompt_length ({study.data.max_prompt_length}) and "
+            "are left out"
         )
     notes += [
         f"[{study.reward.group_name}] {name}: text from {s.model.origin}, weight {s.reward_weight:g}"

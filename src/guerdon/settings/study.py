@@ -16,6 +16,7 @@ from guerdon.config_tree import Tree
 from guerdon.settings.algorithm import AlgorithmSettings, ControlAlgorithmSettings, TextAlgorithmSettings
 from guerdon.settings.aliases import guide_names
 from guerdon.settings.base import Settings, refuse
+from guerdon.settings.cluster import ClusterSettings
 from guerdon.settings.data import DataSettings
 from guerdon.settings.evaluate import EvaluateSettings, EvaluateTextSettings, on_own_family
 from guerdon.settings.label import LabelSettings
@@ -72,6 +73,12 @@ class RunnerSettings(Settings):
     video_every: int = Field(1, ge=1, description="save_video: steps between two frames")
     video_fps: int = Field(20, ge=1, description="save_video: frames per second")
     threads: int = Field(1, ge=1, description="torch threads")
+    rollout_shards: int = Field(
+        1,
+        ge=1,
+        description="parts in which every rollout is collected, each with copies or prompts and random numbers of its "
+        "own. The numbers of a run depend on it, and not on how many collectors of a cluster share the parts out",
+    )
 
     @model_validator(mode="after")
     def _videos(self) -> RunnerSettings:
@@ -178,6 +185,10 @@ class Study(Settings):
     """A whole configuration file."""
 
     name: str = Field("study", description="title of the report")
+    engine: Literal["local", "ray"] = Field(
+        "local", description="where a run works: in one process, or on a Ray cluster"
+    )
+    cluster: ClusterSettings = Field(ClusterSettings(), description="engine ray: what of the cluster a run uses")
     work_dir: str = Field("runs/study", description="where a study keeps data, models, runs and its report")
     runner: RunnerSettings = Field(RunnerSettings(), description="length, evaluations and folder of a run")
     env: WorldSettings = Field(MetaWorldSettings(), description="what the policy acts in")
@@ -365,6 +376,43 @@ class Study(Settings):
         if isinstance(policy, VLAPolicySettings) and getattr(policy.decoding, "noise_method", "") == "flow_sde":
             given = {"entropy_coef"} if algorithm.entropy_coef else set()
             refuse(given, "policy.noise_method flow_sde, whose noise is not learned", "algorithm")
+        return self
+
+    @model_validator(mode="after")
+    def _shards_and_engine_fit(self) -> Study:
+        shards, ray = self.runner.rollout_shards, self.engine == "ray"
+        if not ray:
+            refuse({"cluster"} & self.model_fields_set, "engine: local")
+        if ray and self.cluster.collectors > shards:
+            raise ValueError(
+                f"cluster.collectors {self.cluster.collectors} share out the parts of a rollout, of which there are "
+                f"runner.rollout_shards {shards}: set it to a multiple of the collectors, with engine: local too where "
+                "results are compared"
+            )
+        if shards == 1 and not ray:
+            return self
+        where = "engine: ray" if ray else "runner.rollout_shards"
+        if self.text:
+            size = 0 if self.data is None else self.data.train_batch_size
+            if size % shards:
+                raise ValueError(f"data.train_batch_size {size} cannot be shared out to {shards} runner.rollout_shards")
+            if ray and not isinstance(self.generation, LocalGenerationSettings):
+                raise ValueError("generation with vLLM is not supported with engine: ray yet")
+            return self
+        unit = self.control_algorithm.group_size if self.algorithm.needs.groups else 1
+        if self.env.num_envs % (shards * unit):
+            raise ValueError(
+                f"env.num_envs {self.env.num_envs} must be a multiple of runner.rollout_shards {shards}"
+                + (f" times algorithm.group_size {unit}" if unit > 1 else "")
+            )
+        if self.env.data_collection.enabled:
+            raise ValueError(f"env.data_collection is not supported with {where} yet: one process records")
+        if self.reward.overlap_steps is not None:
+            raise ValueError(f"reward.overlap_steps is not supported with {where} yet; remove it")
+        if shards > 1 and self.env.use_curriculum:
+            raise ValueError("env.use_curriculum learns from all copies: runner.rollout_shards must be 1")
+        if shards > 1 and getattr(self.env, "init_states", None) == "ordered":
+            raise ValueError("env.init_states ordered needs runner.rollout_shards 1; set it to drawn")
         return self
 
     @model_validator(mode="after")

@@ -1,0 +1,230 @@
+"""A rollout in shards: parts that are collected apart, each with copies or prompts and random numbers of its own.
+
+`runner.rollout_shards` is part of what decides a run's numbers. Who collects the shards is not: one process after
+another, or the collectors of a cluster. Each shard has a collector of its own kind; their rollouts are joined in order.
+
+    collector = ShardedCollector([ControlCollector(...), ControlCollector(..., shard=1)], join_control)
+    rollout = collector.collect(policy)  # the streams of the first shard, then those of the second
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from guerdon.errors import CheckpointError
+from guerdon.policies.robot import ControlInputs
+from guerdon.settings.world import WorldSettings
+from guerdon.types import Chunks, Failure, Metrics, Rollout, Segment
+
+State = tuple[dict[str, Tensor], dict[str, Any]]
+"""Tensors and JSON-able values of a collector."""
+
+Join = Callable[[Sequence[Rollout[Any]]], Rollout[Any]]
+"""The rollouts of all shards, in order, as one."""
+
+
+class ShardedCollector:
+    """The shards of a rollout in this process, one after another.
+
+    Evaluations and films are those of the first shard.
+
+    Args:
+        collectors: of the shards, in order.
+        join: makes one rollout of theirs.
+    """
+
+    def __init__(self, collectors: Sequence[Any], join: Join) -> None:
+        self.collectors, self._join = tuple(collectors), join
+
+    def policy_shape(self) -> Any:
+        """What a policy of the environment must fit."""
+        return self.collectors[0].policy_shape()
+
+    def evaluate(self, policy: Any, *, episodes: int, step: int = 0) -> dict[str, float]:
+        """True success, by the first shard: see `Collector.evaluate`."""
+        found: dict[str, float] = self.collectors[0].evaluate(policy, episodes=episodes, step=step)
+        return found
+
+    def film(self, policy: Any, **given: Any) -> Any:
+        """What the collector of the first shard films."""
+        return self.collectors[0].film(policy, **given)
+
+    def collect(self, policy: Any, *, version: int = 0, warm_up: bool = False) -> Rollout[Any]:
+        """The next rollout: see `Collector.collect`."""
+        return self._join([one.collect(policy, version=version, warm_up=warm_up) for one in self.collectors])
+
+    def state(self) -> State:
+        """The states of all shards."""
+        return packed([one.state() for one in self.collectors])
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Return to a stored state."""
+        for one, state in zip(self.collectors, unpacked(tensors, values, len(self.collectors)), strict=True):
+            one.restore(*state)
+
+    def close(self) -> None:
+        """Close all shards."""
+        for one in self.collectors:
+            one.close()
+
+
+def packed(states: Sequence[State]) -> State:
+    """The states of all shards as one; that of a single shard as it is."""
+    if len(states) == 1:
+        return states[0]
+    tensors = {f"{k}.{name}": tensor for k, (own, _) in enumerate(states) for name, tensor in own.items()}
+    return tensors, {"shards": [values for _, values in states]}
+
+
+def unpacked(tensors: Mapping[str, Tensor], values: Mapping[str, Any], count: int) -> list[State]:
+    """The states that `packed` made one of.
+
+    Raises:
+        CheckpointError: they are of another number of shards.
+    """
+    if count == 1:
+        return [(dict(tensors), dict(values))]
+    if len(values.get("shards", ())) != count:
+        raise CheckpointError(f"the checkpoint is not of a run with runner.rollout_shards {count}")
+    parts: list[dict[str, Tensor]] = [{} for _ in range(count)]
+    for name, tensor in tensors.items():
+        shard, _, own = name.partition(".")
+        parts[int(shard)][own] = tensor
+    return list(zip(parts, values["shards"], strict=True))
+
+
+def env_of_shard(env: WorldSettings, shard: int, count: int) -> WorldSettings:
+    """The `env` section with the copies of a shard; the number of copies is a multiple of that of shards."""
+    if count == 1:
+        return env
+    size = env.num_envs // count
+    some = env.of_copies(range(shard * size, (shard + 1) * size))
+    return some.model_copy(update={"vectorization": env.vectorization})
+
+
+# Joining.
+
+
+def join_facts(parts: Sequence[Rollout[Any]]) -> dict[str, Any]:
+    """The fields of a joined rollout that are the same for text and robots: counts, metrics, failures, groups."""
+    starts = np.cumsum([0, *(len(part.mask) for part in parts)]).tolist()
+    failures: list[tuple[int, int, Failure]] = []
+    for start, part in zip(starts, parts, strict=False):
+        failures += [(row if row < 0 else start + row, step, why) for row, step, why in part.failures]
+    names = dict.fromkeys(name for part in parts for name in part.seconds)
+    groups: list[Any] = [part.group_ids for part in parts]
+    return {
+        "failures": tuple(failures),
+        "group_ids": None if any(ids is None for ids in groups) else np.concatenate(groups),
+        "steps": sum(part.steps for part in parts),
+        "measured": sum(part.measured for part in parts),
+        "metrics": _metrics(parts),
+        "averaged_over": {
+            name: sum(part.averaged_over.get(name, 0.0) for part in parts) for name in parts[0].averaged_over
+        },
+        "fresh": all(part.fresh for part in parts),
+        "seconds": {name: sum(part.seconds.get(name, 0.0) for part in parts) for name in names},
+    }  # fmt: skip
+
+
+def with_own_groups(parts: Sequence[Rollout[Any]]) -> list[Rollout[Any]]:
+    """The rollouts of all shards with their groups numbered on from shard to shard."""
+    first, numbered = 0, []
+    for part in parts:
+        if part.group_ids is None:
+            return list(parts)
+        names, place = np.unique(part.group_ids, return_inverse=True)
+        numbered.append(replace(part, group_ids=first + place.astype(np.int64)))
+        first += len(names)
+    return numbered
+
+
+def join_control(parts: Sequence[Rollout[ControlInputs]]) -> Rollout[ControlInputs]:
+    """The rollouts of one policy in several shards of copies as one; shorter ones are padded with masked steps."""
+    if len(parts) == 1:
+        return parts[0]
+    parts = with_own_groups(parts)
+    steps = max(part.mask.shape[1] for part in parts)
+    columns = ("mask", "terminated", "truncated", "success", "success_known", "rewards", "failed")
+    whole = parts[0].chunks is not None  # whether rows are decisions, which have no padding
+
+    def rows(found: Sequence[np.ndarray]) -> np.ndarray:
+        return np.concatenate(found if whole else [_padded(a, steps) for a in found])
+
+    def of_steps(part: Rollout[ControlInputs], array: np.ndarray) -> np.ndarray:
+        """(B * T, ...) inputs as (B, T, ...), so that they can be padded; decisions as they are."""
+        return array if whole else array.reshape(*part.mask.shape, *array.shape[1:])
+
+    def flat(name: str) -> np.ndarray:
+        found = rows([of_steps(part, getattr(part.inputs, name)) for part in parts])
+        return found if whole else found.reshape(-1, *found.shape[2:])
+
+    flags: dict[str, Any] = {
+        name: np.concatenate([_padded(getattr(part, name), steps) for part in parts]) for name in columns
+    }
+    actions = [part.actions for part in parts if part.actions is not None]
+    return replace(
+        parts[0],
+        inputs=ControlInputs(flat("observations"), flat("actions")),
+        log_probs=rows([part.log_probs for part in parts]),
+        **flags,
+        values={name: rows([part.values[name] for part in parts]) for name in parts[0].values},
+        next_values={name: rows([part.next_values[name] for part in parts]) for name in parts[0].next_values},
+        segments=_segments(parts, [part.segments for part in parts]),
+        filmed=None if parts[0].filmed is None else _segments(parts, [part.filmed or () for part in parts]),
+        actions=np.concatenate([_padded(a, steps) for a in actions]) if actions else None,
+        chunks=_chunks(parts, steps) if whole else None,
+        **join_facts(parts),
+    )
+
+
+def _padded(array: np.ndarray, steps: int, value: Any = 0) -> np.ndarray:
+    """(B, steps, ...) of (B, T, ...), filled up at the end."""
+    if array.shape[1] == steps:
+        return array
+    found = np.zeros((len(array), steps, *array.shape[2:]), dtype=array.dtype)
+    if value:
+        found[:] = value
+    found[:, : array.shape[1]] = array
+    return found
+
+
+def _chunks(parts: Sequence[Rollout[ControlInputs]], steps: int) -> Chunks:
+    """The decisions of all parts, numbered on from part to part."""
+    first, decisions, slots = 0, [], []
+    known = [part.chunks for part in parts if part.chunks is not None]
+    for part, own in zip(parts, known, strict=True):
+        decisions.append(_padded(np.where(own.decision >= 0, own.decision + first, -1), steps, -1))
+        slots.append(_padded(own.slot, steps, -1))
+        first += len(part.inputs)
+    return Chunks(np.concatenate(decisions), np.concatenate(slots), known[0].size, known[0].tokens)
+
+
+def _segments(parts: Sequence[Rollout[Any]], found: Iterable[Sequence[Segment]]) -> tuple[Segment, ...]:
+    """The segments of all parts, with their streams in the joined rollout."""
+    starts = np.cumsum([0, *(len(part.mask) for part in parts)]).tolist()
+    return tuple(
+        replace(one, stream=start + one.stream) for start, own in zip(starts, found, strict=False) for one in own
+    )
+
+
+def _metrics(parts: Sequence[Rollout[Any]]) -> Metrics:
+    """Counts are added; means and shares are averaged over what they are of."""
+    joined: Metrics = {}
+    for name in parts[0].metrics:
+        known = [
+            (value, part.averaged_over.get(name)) for part in parts if (value := part.metrics.get(name)) is not None
+        ]
+        weights = [weight for _, weight in known if weight is not None]
+        if not weights:
+            joined[name] = sum(value for value, _ in known) if known else None
+        elif total := sum(weights):
+            joined[name] = sum(value * (weight or 0.0) for value, weight in known) / total
+        else:
+            joined[name] = None
+    return joined

@@ -1,0 +1,34 @@
+"""The collector of a run on its engine: in this process, or as actors of a Ray cluster.
+
+collector = run_collector(study, ControlCollector, [dict(env=..., seed=0), ...], join_control)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from guerdon.collect.shards import Join, ShardedCollector
+from guerdon.settings.study import Study
+
+
+def run_collector(study: Study, make: Callable[..., Any], shards: Sequence[Mapping[str, Any]], join: Join) -> Any:
+    """What collects the rollouts of a run.
+
+    Args:
+        study: the resolved configuration.
+        make: from plain arguments to the collector of one shard.
+        shards: its arguments, by name, for every shard.
+        join: makes one rollout of those of all shards.
+
+    Raises:
+        ConfigError: the cluster cannot be reached or has no room; or what `make` refuses.
+        MissingDependencyError: Ray is not installed.
+    """
+    if study.engine == "ray":
+        from guerdon.engines.ray_collector import RayCollector
+
+        return RayCollector(study.cluster, make, shards, join, threads=study.runner.threads)
+    if len(shards) == 1:
+        return make(**shards[0])
+    return ShardedCollector([make(**one) for one in shards], join)
