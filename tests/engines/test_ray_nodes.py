@@ -1,0 +1,66 @@
+"""The loss of a node of a simulated Ray cluster: the run goes on with fewer collectors, and with all once it can."""
+
+import os
+
+import pytest
+
+import corridor
+from guerdon.rl.loop import Loop
+from guerdon.rl.run import run
+from guerdon.settings.study import Study
+
+ray = pytest.importorskip("ray", reason="needs guerdon[ray]")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def study(folder, name, **more):
+    return Study.model_validate(
+        {
+            "env": {
+                "type": "gymnasium", "task": f"corridor:{corridor.ID}", "num_envs": 4, "max_episode_steps": 7,
+                "native_reward": "dense",
+            },
+            "policy": {"type": "mlp", "hidden": [8]},
+            "algorithm": {"rollout_steps": 10, "minibatch_size": 16},
+            "runner": {
+                "seed": 1, "rollout_shards": 2, "total_steps": 240, "eval_every": 120, "eval_episodes": 2,
+                "checkpoint_every": 120, "film_frames": 2,
+                "logger": {"log_path": str(folder), "experiment_name": name, "tensorboard": False},
+            },
+            **more,
+        }
+    )  # fmt: skip
+
+
+def at_work(collector):
+    return sum(actor.running for actor in collector._actors)
+
+
+def test_a_run_goes_on_without_a_lost_node_and_uses_its_successor(tmp_path):
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    expected = (run(study(tmp_path, "local"))[0] / "metrics.jsonl").read_bytes()
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    placed = {"collectors": 2, "collector_cpus": 1, "strategy": "spread"}
+    ray.init(address=cluster.address, log_to_driver=False)
+    try:
+        (tmp_path / "ray").mkdir()
+        loop = Loop(study(tmp_path, "ray", engine="ray", cluster=placed), tmp_path / "ray")
+        loop.iterate()
+        assert at_work(loop.collector) == 2
+        cluster.remove_node(nodes[0], allow_graceful=False)
+        loop.iterate()
+        assert at_work(loop.collector) == 1, "the cluster has no room for another one"
+        assert loop.collector.replaced >= 1
+        cluster.add_node(num_cpus=1)
+        while at_work(loop.collector) < 2:  # the first replacement may have been promised a place on the dead node
+            loop.collector._look_for_ready(60.0)
+        loop.iterate()
+        assert all(actor.holds for actor in loop.collector._actors), "each collected a shard"
+        loop.run()
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    assert (tmp_path / "ray" / "metrics.jsonl").read_bytes() == expected
