@@ -23,8 +23,8 @@ def study(folder, name, **more):
             "policy": {"type": "mlp", "hidden": [8]},
             "algorithm": {"rollout_steps": 10, "minibatch_size": 16},
             "runner": {
-                "seed": 1, "rollout_shards": 2, "total_steps": 240, "eval_every": 120, "eval_episodes": 2,
-                "checkpoint_every": 120, "film_frames": 2,
+                "seed": 1, "rollout_shards": 2, "total_steps": 240, "eval_every": 240, "eval_episodes": 2,
+                "checkpoint_every": 240, "film_frames": 2,
                 "logger": {"log_path": str(folder), "experiment_name": name, "tensorboard": False},
             },
             **more,
