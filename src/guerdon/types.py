@@ -353,8 +353,7 @@ class Rollout(Generic[Inputs]):
         segments: what reward models of images look at, by stream and time.
         steps: what `runner.total_steps` counts: environment steps, or all responses that were generated.
         measured: measurements of ground truth tried, those of dropped responses included.
-        metrics: counts and shares for the log.
-        averaged_over: of those metrics that are means or shares: over how many things; the others are counts.
+        metrics, averaged_over: counts and means for the log, and over how many things each of the means is taken.
         values, next_values: source name to (B, T) estimates of the value before and after the decision (after the
             last one of an episode: of its terminal observation); empty without a critic. With `chunks` (R,): before and
             after each decision; 0 after one that ended the task.
