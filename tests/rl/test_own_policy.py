@@ -78,7 +78,8 @@ def test_a_run_that_was_cut_off_ends_the_same(setup, tmp_path):
     if setup == "recorded":
         a, b = ({e.id: e for e in read_episodes(tmp_path / f"episodes-{name}")} for name in "ab")
         assert a.keys() == b.keys()
-        assert all(e.frames.shape[1:3] == (16, 20) and e.frames.any() and e.states is None for e in a.values())
+        assert all(e.frames.shape[1:3] == (16, 20) and e.frames.any() for e in a.values())
+        assert all(e.states.any() and np.array_equal(e.states, b[name].states) for name, e in a.items())
 
 
 def test_it_learns(tmp_path):
