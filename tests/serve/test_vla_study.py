@@ -11,11 +11,11 @@ from processes import start_server
 from child import environment
 
 STUDIES = Path(__file__).parents[2] / "studies"
-SMALL = ["env.num_envs=8", "env.max_episode_steps=60"]
+SMALL = ["env.num_envs=8"]
 COLLECTED = {"vla": 6, "vla_rewards": 24}  # episodes
-TRAINED = ["train.success.max_epochs=1", "train.judge.max_steps=4"]
+TRAINED = ["train.success.max_epochs=1", "train.judge.max_steps=80"]
 RUN = [
-    "runner.total_steps=960", "runner.eval_every=960", "runner.eval_episodes=8", "runner.checkpoint_every=960",
+    "runner.total_steps=1600", "runner.eval_every=1600", "runner.eval_episodes=8", "runner.checkpoint_every=1600",
     "compare.seeds=[1]", "algorithm.minibatch_size=24",
 ]  # fmt: skip
 
@@ -49,7 +49,7 @@ def test_every_arm_of_the_study_runs_and_is_compared(tmp_path):
         folder = work / "runs" / "door-close" / arm / "seed1"
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         trained = [row for row in rows if row["kind"] == "train"]
-        assert [row["step"] for row in trained] == [480, 960], arm
+        assert [row["step"] for row in trained] == [800, 1600], arm
         assert all(row["failures"] == 0 for row in trained), arm
         assert [row["episodes"] for row in rows if row["kind"] == "eval"] == [8], arm
         source = {"native": "env", "dense": "env", "image": "resnet", "vlm": "remote", "prm": "prm"}[arm]
