@@ -1,4 +1,4 @@
-"""A reward model inside Gymnasium: the environment is paid by what a model sees in its frames.
+"""A reward model inside Gymnasium: the reward is what a model sees in the environment's frames.
 
 python examples/gymnasium_wrapper.py
 """

@@ -1,4 +1,4 @@
-"""PPO of Stable-Baselines3, paid by a reward model of frames: `python examples/sb3_ppo.py`."""
+"""PPO of Stable-Baselines3 with the rewards of a model of frames: `python examples/sb3_ppo.py`."""
 
 import gymnasium
 import numpy as np

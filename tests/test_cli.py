@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from huggingface_hub import get_token
 from typer.main import get_command
 
@@ -15,6 +16,7 @@ from child import environment
 from guerdon import __version__, cli
 from guerdon.rl.run import run_folder
 from guerdon.settings.study import Study
+from guerdon.train import images
 
 TINY = """\
 name: tiny
@@ -391,3 +393,21 @@ def test_a_terminal_shows_a_bar(tmp_path):
     piped = subprocess.run([*command, "runner.logger.experiment_name=two"], cwd=tmp_path, env=shell,
                            capture_output=True, check=True)  # fmt: skip
     assert b"\x1b[" not in piped.stdout + piped.stderr.replace(b"\x1b[33mWARN", b"")
+
+
+def test_image_models_are_trained_with_the_threads_of_the_configuration(call, monkeypatch):
+    """More threads than cores, in two trainings at a time, make both very slow."""
+    seen = []
+
+    def training(settings, *, resume):
+        seen.append(torch.get_num_threads())
+        return images.TrainResult(Path(settings.save_dir), {})
+
+    monkeypatch.setattr(images, "train_image_model", training)
+    before = torch.get_num_threads()
+    try:
+        for threads in (2, 1):
+            assert call("train", "tiny.yaml", f"runner.threads={threads}", files={"tiny.yaml": TINY + TRAIN})[0] == 0
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [2, 1]

@@ -26,7 +26,7 @@ __all__ = ["KeepTerminalFrame", "RewardModelVectorWrapper", "RewardModelWrapper"
 
 
 class RewardModelWrapper(gymnasium.Wrapper):  # type: ignore[misc]
-    """An environment that is paid by a reward model.
+    """An environment whose rewards come from a reward model.
 
     Args:
         env: `gymnasium.wrappers.Autoreset` may be among its wrappers.
@@ -94,7 +94,7 @@ class RewardModelWrapper(gymnasium.Wrapper):  # type: ignore[misc]
 
 
 class RewardModelVectorWrapper(gymnasium.vector.VectorWrapper):  # type: ignore[misc]
-    """Copies of an environment that are paid by a reward model, which scores all of them in one batch.
+    """Copies of an environment whose rewards come from a reward model, which scores all of them in one batch.
 
     Terminal frames are scored once, as part of the episode that ended, whichever autoreset mode the environment has:
     `NEXT_STEP` (a copy's reset step earns 0 and nothing is scored), `SAME_STEP` (the terminal frame is in

@@ -26,7 +26,7 @@ __all__ = ["KeepTerminalFrame", "RewardModelVecEnv"]
 
 
 class RewardModelVecEnv(VecEnvWrapper):  # type: ignore[misc]
-    """Copies of an environment that are paid by a reward model, which scores all of them in one batch.
+    """Copies of an environment whose rewards come from a reward model, which scores all of them in one batch.
 
     A `VecEnv` resets within the step. Terminal frames come from `infos[i]["terminal_observation"]`, or, where frames
     are rendered, from `KeepTerminalFrame` around each copy.

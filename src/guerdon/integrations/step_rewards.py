@@ -72,7 +72,7 @@ class StepResult:
 
 
 class StepRewards:
-    """A reward model that pays B copies of an environment step by step.
+    """Rewards of B copies of an environment by a reward model, step by step.
 
     Args:
         model: a reward model, or the keys of `reward.model` (`{"model_type": "resnet", "checkpoint_path": ...}`).
