@@ -194,6 +194,37 @@ def test_the_exit_status_follows_the_failures(statuses, code, monkeypatch, capsy
     assert f"2 checks: {code} failed" in text
 
 
+def test_extras_are_those_of_guerdons_own_metadata(monkeypatch):
+    installed = {
+        "guerdon": "0.1",
+        "ray": "2.60.1",
+        "peft": "0.10.0",
+        "datasets": "4.1.0",
+        "packaging": "25.0",
+        "pytest": "9.0",
+    }
+    wanted = [
+        "torch>=2.10", "ray>=2.60; extra == 'ray'", "peft>=0.17; extra == 'text'", "datasets>=4; extra == 'text'",
+        'packaging[x]>=0.8; extra == "text"', "trackio>=0.43; extra == 'trackio'",
+        "lerobot>=0.4; extra == 'lerobot'", "wandb>=0.31; sys_platform == 'none' and extra == 'wandb'",
+        "pytest>=8; extra == 'dev'",
+    ]  # fmt: skip
+
+    def version(name):
+        if name not in installed:
+            raise doctor.importlib.metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda name: wanted)
+    monkeypatch.setattr(doctor.importlib.metadata, "version", version)
+    checks = {check.name: check for check in doctor.check_extras()}
+    assert list(checks) == ["extra ray", "extra text", "other extras"]
+    assert (checks["extra ray"].status, checks["extra ray"].detail) == ("ok", "ray 2.60.1")
+    assert (checks["extra text"].status, checks["extra text"].detail) == ("warn", "peft 0.10.0 is not peft>=0.17")
+    assert checks["extra text"].fix == "pip install 'guerdon[text]'"
+    assert "only in part: lerobot, trackio (pip" in checks["other extras"].detail
+
+
 def test_every_problem_comes_with_a_way_out(monkeypatch, tmp_path):
     for check in doctor.run_checks(tmp_path):
         assert check.detail

@@ -124,9 +124,9 @@ def test_help_shows_the_names_of_installed_parts_and_which_are_broken(installed)
     everything = shown()
     assert list(everything) == ["reward model", "world", "policy", "estimator", "verifier", "labeler", "judge"]
     assert everything["reward model"].startswith("resnet, ")
-    assert everything["reward model"].endswith(", glow")  # `constant` stays the built-in's
-    assert everything["world"] == "metaworld, libero, maniskill, gymnasium, pond"  # its import fails
-    assert everything["judge"] == "anthropic, openai, local, owl (broken: no module far_parts.judges)"
+    assert everything["reward model"].endswith(", glow (of far-parts 2.1)")  # `constant` stays the built-in's
+    assert everything["world"] == "metaworld, libero, maniskill, gymnasium, pond (of far-parts 2.1)"  # its import fails
+    assert everything["judge"] == "anthropic, openai, local, owl (of far-parts 2.1; broken: no module far_parts.judges)"
     assert shown("label")["judge"] == everything["judge"]
     assert list(shown("collect")) == ["world"]
     assert list(shown("serve")) == ["reward model"]
@@ -136,7 +136,12 @@ def test_help_shows_the_names_of_installed_parts_and_which_are_broken(installed)
 
 def test_the_doctor_imports_installed_parts(installed):
     checks = {check.name: check for check in doctor.check_parts()}
-    assert list(checks) == ["reward model glow", "world pond", "judge owl"]
+    assert list(checks) == ["reward model constant", "reward model glow", "world pond", "judge owl"]
+    hidden = checks["reward model constant"]
+    assert (hidden.status, hidden.detail) == (
+        "warn", "of far-parts 2.1 is never used: a part of guerdon has the same name",
+    )  # fmt: skip
+    assert "far_parts.rewards:make" in hidden.fix
     assert (checks["reward model glow"].status, checks["reward model glow"].detail) == (
         "ok", "far_parts.rewards:make of far-parts 2.1",
     )  # fmt: skip

@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from packaging.requirements import Requirement
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -306,15 +309,64 @@ def check_browser() -> Check:
     return Check("Chromium", "warn", "not installed (only browser tests use it)", "on Debian: apt-get install chromium")
 
 
+def check_extras() -> list[Check]:
+    """The optional packages: one line for each extra that is installed, one for all others.
+
+    What belongs to an extra, and in which versions, is read from guerdon's own metadata; nothing is imported.
+    """
+    extras: dict[str, list[Requirement]] = {}
+    lines = importlib.metadata.requires("guerdon") if _version("guerdon") else None
+    for line in lines or ():
+        requirement = Requirement(line)
+        marker = requirement.marker
+        if marker is None or marker.evaluate({"extra": ""}):
+            continue
+        for name in re.findall(r"extra == '([^']+)'", str(marker).replace('"', "'")):
+            if marker.evaluate({"extra": name}) and name not in ("dev", "bench"):
+                extras.setdefault(name, []).append(requirement)
+    found, absent = [], []
+    for name, wanted in sorted(extras.items()):
+        versions = {one.name: _version(one.name) for one in wanted}
+        if None in versions.values():
+            absent.append(name)
+            continue
+        wrong = [
+            f"{one.name} {versions[one.name]} is not {one.name}{one.specifier}"
+            for one in wanted
+            if not one.specifier.contains(str(versions[one.name]), prereleases=True)
+        ]
+        what = ", ".join(wrong or (f"{package} {version}" for package, version in versions.items()))
+        fix = f"pip install 'guerdon[{name}]'" if wrong else ""
+        found.append(Check(f"extra {name}", "warn" if wrong else "ok", what, fix))
+    if absent:
+        what = f"not installed, or only in part: {', '.join(absent)} (pip install 'guerdon[NAME]')"
+        found.append(Check("other extras", "ok", what))
+    return found
+
+
+def _version(package: str) -> str | None:
+    """The installed version; None where there is none."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def check_parts() -> list[Check]:
-    """Every part that an installed package registers can be imported."""
+    """Every part that an installed package registers can be imported, and none is hidden behind another."""
     from guerdon.errors import GuerdonError, said_by
+    from guerdon.registry import package_of
     from guerdon.settings.parts import REGISTRIES
 
     found = []
     for registry in REGISTRIES:
+        for entry in registry.hidden():
+            other = "a part of guerdon" if entry.name in registry.builtins else "another package's"
+            why = f"of {package_of(entry)} is never used: {other} has the same name"
+            fix = f"write {entry.value} in the study, or let the package register another name"
+            found.append(Check(f"{registry.kind} {entry.name}", "warn", why, fix))
         for name, entry in registry.registered().items():
-            package = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "an unknown package"
+            package = package_of(entry)
             what = f"{registry.kind} {name}"
             try:
                 registry.factory(name)
@@ -348,6 +400,7 @@ def run_checks(output_dir: Path | str = Path("runs")) -> list[Check]:
         check_output(folder),
         check_compiler(),
         check_browser(),
+        *check_extras(),
         *check_parts(),
     ]
 

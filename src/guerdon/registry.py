@@ -56,10 +56,19 @@ class Registry:
         """What installed packages register, by name; a built-in's name stays the built-in's."""
         return {one.name: one for one in entry_points(group=self.group) if one.name not in self.builtins}
 
+    def hidden(self) -> list[EntryPoint]:
+        """What installed packages register under a name that a built-in or another package has."""
+        used = list(self.registered().values())
+        return [one for one in entry_points(group=self.group) if one not in used]
+
     def listed(self) -> list[str]:
-        """Every name, for people; a registered one whose module does not exist is called broken. Imports nothing."""
-        missing = {name: _missing_module(entry.value.partition(":")[0]) for name, entry in self.registered().items()}
-        return [*self.builtins, *(f"{n} (broken: no module {m})" if m else n for n, m in missing.items())]
+        """Every name, for people; of a registered one its package, and whether its module exists. Imports nothing."""
+        return [*self.builtins, *(self._shown(name, entry) for name, entry in self.registered().items())]
+
+    @staticmethod
+    def _shown(name: str, entry: EntryPoint) -> str:
+        missing = _missing_module(entry.value.partition(":")[0])
+        return f"{name} (of {package_of(entry)}{f'; broken: no module {missing}' if missing else ''})"
 
     def is_own(self, name: str) -> bool:
         """Whether a name stands for a user's part: it is no built-in's."""
@@ -141,6 +150,11 @@ class Registry:
             what = f"returned a {type(made).__name__}, which is no {names}"
             raise ConfigError(f"the {self.kind} {name} {what}: docs/extend.md shows what it must have")
         return made
+
+
+def package_of(entry: EntryPoint) -> str:
+    """Name and version of the package that registers a part."""
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "an unknown package"
 
 
 def _missing_module(name: str) -> str:
