@@ -219,6 +219,52 @@ def test_a_policy_may_observe_two_cameras():
         world.show(ObservationSpec(frames=(2, 2), cameras=3))
 
 
+class PositionEye:
+    """Pictures of one colour, a copy's place in the corridor; it counts what it draws."""
+
+    size = (4, 4)
+
+    def __init__(self, env):
+        self.env, self.drawn = env, 0
+
+    def look(self, index):
+        return self.env.envs[index].unwrapped.position
+
+    def render(self, looks):
+        self.drawn += len(looks)
+        return np.stack([np.full((4, 4, 3), int(look * 20), np.uint8) for look in looks])
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("mode", ["disabled", "next_step"])
+@pytest.mark.parametrize("chosen", [False, True], ids=["every frame", "some frames"])
+def test_a_moment_that_policy_and_reward_model_see_is_drawn_once(mode, chosen):
+    world = corridor_world(mode)
+    world.eye = eye = PositionEye(world.env)
+    world.show(ObservationSpec(states=True, frames=(4, 4)))
+    rng = np.random.default_rng(0)
+    world.reset()
+    for _ in range(30):
+        before = eye.drawn
+        due = FramesDue(rng.random(3) < 0.5, np.ones(3, np.bool_)) if chosen else None
+        wanted = rng.random(3) < 0.7
+        transition = world.step(rng.uniform(0, 1, (3, 1)), capture=wanted, capture_ends=True, frames=due)
+        shown, own = transition.observations, world.env
+        for i in range(3):
+            if shown["frames"][i].any():
+                assert (shown["frames"][i] == int(own.envs[i].unwrapped.position * 20)).all()
+        looks = [*transition.looks.values(), *transition.first_looks.values()]
+        places = [int(x * 20) for x in transition.final_observations["states"][list(transition.looks), 0]]
+        places += [int(x * 20) for x in shown["states"][list(transition.first_looks), 0]]
+        pictures = world.render(looks) if looks else ()
+        assert [int(picture[0, 0, 0]) for picture in pictures] == places
+        moments = 3 + int(transition.done.sum()) if mode == "disabled" else 3
+        assert eye.drawn - before <= moments
+    world.close()
+
+
 def test_worlds_that_reset_themselves_start_new_episodes_after_a_resume():
     world, other = corridor_world("next_step"), corridor_world("next_step")
     world.reset()

@@ -6,7 +6,7 @@ eye.render([eye.look(0), eye.look(1)])
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -32,6 +32,30 @@ class Eye(Protocol):
     def close(self) -> None:
         """Free what drawing needs."""
         ...
+
+
+class Drawn(NamedTuple):
+    """A look whose picture, by the first camera, is drawn already.
+
+    Attributes:
+        look: what the eye kept.
+        picture: (H, W, 3) uint8.
+    """
+
+    look: Any
+    picture: ByteArray
+
+
+def pictures_of(eye: Eye, looks: Sequence[Any], camera: str | None = None) -> ByteArray:
+    """(N, H, W, 3) uint8 pictures of looks, by a named camera or the first; what is drawn is not drawn again."""
+    if camera is not None:
+        return eye.render([one.look if isinstance(one, Drawn) else one for one in looks], camera)  # type: ignore[call-arg]
+    undrawn = [one for one in looks if not isinstance(one, Drawn)]
+    pictures = eye.render(undrawn) if undrawn or not looks else ()
+    if len(undrawn) == len(looks):
+        return np.asarray(pictures)
+    new = iter(pictures)
+    return np.stack([one.picture if isinstance(one, Drawn) else next(new) for one in looks])
 
 
 def resized(picture: ByteArray, size: tuple[int, int]) -> ByteArray:

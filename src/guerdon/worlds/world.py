@@ -24,7 +24,7 @@ from gymnasium.vector import AutoresetMode
 from guerdon.errors import CheckpointError, ConfigError, NonFiniteError
 from guerdon.types import BoolArray, ByteArray, Failure, IntArray
 from guerdon.worlds.action_history import ActionHistory
-from guerdon.worlds.eye import Eye, looks_at, resized
+from guerdon.worlds.eye import Drawn, Eye, looks_at, pictures_of, resized
 from guerdon.worlds.starts import Curriculum, Playing, Starts
 from guerdon.worlds.success import SUCCESS_KEYS, own_readers, success_from_info, unreported
 from guerdon.worlds.transition import FramesDue, Transition, among
@@ -160,6 +160,7 @@ class World:
         words = np.array(self.tasks if starts is None else starts.texts)
         self._words = words.dtype  # wide enough for every task
         self._pixels = pixels
+        self._drawn: dict[int, Drawn] = {}  # copies whose picture is drawn, as they stand
         self._spec: ObservationSpec | None = None
         if pixels and eye is None:
             raise ConfigError("env.observation pixels needs a camera")
@@ -299,6 +300,7 @@ class World:
                 "its weights have diverged (lower algorithm.learning_rate) or an observation is not finite"
             )
         observations, rewards, terminated, truncated, info = self.env.step(actions)
+        self._drawn.clear()
         failures = self._failures()
         mask = ~(self._resetting | among(failures, self.num_envs)) if failures else ~self._resetting
         observations = np.asarray(observations)
@@ -359,6 +361,7 @@ class World:
     def load_state(self, index: int, state: Any) -> None:
         """Bring copy `index` to a saved state; the episode that goes on from there cannot be replayed."""
         self.env.load_state(index, state)
+        self._drawn.pop(index, None)
         self._steps[index] = 0
         self._past.forget(np.arange(self.num_envs) == index)
 
@@ -371,7 +374,7 @@ class World:
         """(N, H, W, 3) uint8 pictures of earlier looks, by one of `cameras`, or by the first."""
         if self.eye is None:
             raise ConfigError("this world has no camera: set env.camera (or render_mode='rgb_array')")
-        return self.eye.render(looks) if camera is None else self.eye.render(looks, camera)  # type: ignore[call-arg]
+        return pictures_of(self.eye, looks, camera)
 
     def close(self) -> None:
         """Free simulators and renderers."""
@@ -443,6 +446,7 @@ class World:
                 self._reset_again(starting)
             actions = np.stack([p[b] if b >= 0 else np.zeros(width) for p, b in zip(pasts, begun, strict=True)])
             observations, _, terminated, truncated, _ = self.env.step(actions.astype(self.action_space.dtype))
+            self._drawn.clear()
             self._observations = np.asarray(observations)
             if broken := self._failures():
                 return broken
@@ -469,6 +473,7 @@ class World:
             self.tasks = self._playing.texts
             options |= {"tasks": self._playing.tasks} if self._several else {}
         self._observations = np.asarray(self.env.reset(seed=seeds, options=options or None)[0])
+        self._drawn = {} if mask is None else {i: one for i, one in self._drawn.items() if not mask[i]}
 
     def _successes(self, info: dict[str, Any], mask: BoolArray, ended: BoolArray) -> tuple[BoolArray, BoolArray]:
         """(B,) bool twice: true success of every copy, and where it is known; read at once where one array holds it."""
@@ -534,12 +539,19 @@ class World:
         assert self.eye is not None
         if not len(copies):
             return [np.empty((0, *self.eye.size, 3), dtype=np.uint8)]
-        looks = looks_at(self.eye, [int(i) for i in copies])
-        return [self.render(looks, camera) for camera in (None, *self.cameras[1:cameras])]
+        looks = self._look(np.isin(np.arange(self.num_envs), copies))
+        pictures = self.render([looks[int(i)] for i in copies])
+        for i, picture in zip(copies, pictures, strict=True):
+            if not isinstance(looks[int(i)], Drawn):
+                self._drawn[int(i)] = Drawn(looks[int(i)], picture)
+        return [pictures, *(self.render(list(looks.values()), camera) for camera in self.cameras[1:cameras])]
 
     def _look(self, wanted: BoolArray) -> dict[int, Any]:
+        """By copy, in order; what is drawn already is not looked at again."""
         copies = [] if self.eye is None else np.flatnonzero(wanted).tolist()
-        return {} if self.eye is None or not copies else dict(zip(copies, looks_at(self.eye, copies), strict=True))
+        left = [i for i in copies if i not in self._drawn]
+        new = dict(zip(left, looks_at(self.eye, left), strict=True)) if self.eye is not None and left else {}
+        return {i: new[i] if i in new else self._drawn[i] for i in copies}
 
     def _failures(self) -> dict[int, Failure]:
         """Copies whose simulator broke since this was asked last."""
