@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from guerdon.collect.ahead import AheadCollector
 from guerdon.collect.shards import Join, ShardedCollector
 from guerdon.settings.study import Study
 
 
 def run_collector(study: Study, make: Callable[..., Any], shards: Sequence[Mapping[str, Any]], join: Join) -> Any:
-    """What collects the rollouts of a run.
+    """What collects the rollouts of a run, ahead of the learner with `runner.max_staleness`.
 
     Args:
         study: the resolved configuration.
@@ -28,7 +29,15 @@ def run_collector(study: Study, make: Callable[..., Any], shards: Sequence[Mappi
     if study.engine == "ray":
         from guerdon.engines.ray_collector import RayCollector
 
-        return RayCollector(study.cluster, make, shards, join, threads=study.runner.threads)
-    if len(shards) == 1:
-        return make(**shards[0])
-    return ShardedCollector([make(**one) for one in shards], join)
+        placed = RayCollector(study.cluster, make, shards, join, threads=study.runner.threads)
+        return _ahead(study, lambda: placed)
+    return _ahead(study, lambda: _local([make(**one) for one in shards], join))
+
+
+def _local(collectors: list[Any], join: Join) -> Any:
+    return collectors[0] if len(collectors) == 1 else ShardedCollector(collectors, join)
+
+
+def _ahead(study: Study, build: Callable[[], Any]) -> Any:
+    staleness = study.runner.max_staleness
+    return AheadCollector(build, staleness=staleness) if staleness else build()

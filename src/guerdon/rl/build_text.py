@@ -55,6 +55,7 @@ def text_parts(study: Study, *, fresh: bool) -> Parts:
     alike, system_prompt = shared_system_prompt(prompts.train)
     sources = build_text_sources(study, policy, system_prompt=system_prompt)
     recompute = kl_in_reward or any(source.needs_log_probs for source in sources.values())
+    recompute = recompute or bool(runner.max_staleness)  # for a ratio to weights that are older than those that learn
     shards = _shards(study, policy, prompts, heads=heads if critic else (), recompute=recompute)
     join = partial(join_shards, tokenizer=policy.tokenizer)
     collector = run_collector(study, TextCollector, shards, join)
@@ -143,11 +144,17 @@ def _shards(
     recompute_above = 0 if algorithm.num_epochs > 1 else most
     if count > 1 and recompute_above:  # of the whole rollout, alike in every shard
         recompute_above = 0 if data.train_batch_size * data.n_samples > recompute_above else None
+    acting: TextPolicy | TextPolicySettings = study.text_policy
+    if study.engine == "local":
+        acting = policy
+        if runner.max_staleness:  # it acts while the other one learns
+            acting = load_policy(study.text_policy, seed=runner.seed, value_heads=len(heads))
+            acting.temperature = policy.temperature
     return [
         {
             "data": data.model_copy(update={"train_batch_size": data.train_batch_size // count}),
             "generation": study.generation,
-            "policy": policy if study.engine == "local" else study.text_policy,
+            "policy": acting,
             "seed": runner.seed,
             "heads": heads,
             "greedy": algorithm.needs.greedy,

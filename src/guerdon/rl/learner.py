@@ -117,7 +117,8 @@ class Learner(Generic[Collected, Inputs]):
         mask, old, parts = rollout.mask, rollout.log_probs, None
         if rollout.chunks is not None:
             mask, found, old, parts = decision_rows(rollout, found, settings)
-        several = steps_per_update(settings, len(rollout.inputs)) > 1
+        stale = rollout.version != self.version  # other weights acted, so that the first ratio is not 1 either
+        several = stale or steps_per_update(settings, len(rollout.inputs)) > 1
         sampled = old if rollout.sampled_log_probs is None and not several else rollout.sampled_log_probs
         batch = make_batch(
             self.policy.prepared(rollout.inputs),

@@ -79,6 +79,12 @@ class RunnerSettings(Settings):
         description="parts in which every rollout is collected, each with copies or prompts and random numbers of its "
         "own. The numbers of a run depend on it, and not on how many collectors of a cluster share the parts out",
     )
+    max_staleness: int = Field(
+        0,
+        ge=0,
+        description="updates between the weights that collect a rollout and those that learn from it: so many rollouts "
+        "are collected ahead, while the learner updates; 0: rollouts and updates take turns",
+    )
 
     @model_validator(mode="after")
     def _videos(self) -> RunnerSettings:
@@ -413,6 +419,24 @@ class Study(Settings):
             raise ValueError("env.use_curriculum learns from all copies: runner.rollout_shards must be 1")
         if shards > 1 and getattr(self.env, "init_states", None) == "ordered":
             raise ValueError("env.init_states ordered needs runner.rollout_shards 1; set it to drawn")
+        return self
+
+    @model_validator(mode="after")
+    def _stale_rollouts_fit(self) -> Study:
+        if not self.runner.max_staleness:
+            return self
+        where = f"runner.max_staleness {self.runner.max_staleness}"
+        if getattr(self.algorithm, "loss", "ppo") == "reinforce":
+            raise ValueError(
+                f"algorithm.loss reinforce has no probability ratio, which corrects for the old weights of {where}: "
+                "set loss to ppo, gspo or cispo"
+            )
+        if self.text and not isinstance(self.generation, LocalGenerationSettings):
+            raise ValueError(f"generation with vLLM is not supported with {where} yet")
+        if not self.text and self.env.data_collection.enabled:
+            raise ValueError(f"env.data_collection is not supported with {where}: rollouts under way would be recorded")
+        if self.reward.overlap_steps is not None:
+            raise ValueError(f"reward.overlap_steps is not supported with {where}, which overlaps whole rollouts")
         return self
 
     @model_validator(mode="after")
