@@ -56,7 +56,7 @@ def test_a_run_goes_on_without_a_lost_node_and_uses_its_successor(tmp_path):
         assert loop.collector.replaced >= 1
         cluster.add_node(num_cpus=1)
         while at_work(loop.collector) < 2:  # the first replacement may have been promised a place on the dead node
-            loop.collector._look_for_ready(60.0)
+            loop.collector._actors.look_for_ready(60.0)
         loop.iterate()
         assert all(actor.holds for actor in loop.collector._actors), "each collected a shard"
         loop.run()

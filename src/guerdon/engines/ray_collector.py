@@ -11,12 +11,11 @@ undisturbed one. Where the cluster has no room for a replacement, the others tak
 from __future__ import annotations
 
 import copy
-import logging
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,10 @@ import torch
 from torch import Tensor
 
 from guerdon.collect.shards import Join, State, packed, unpacked
-from guerdon.errors import ClusterError, ConfigError, GuerdonError, MissingDependencyError
-from guerdon.progress import log_line
+from guerdon.engines.ray_cluster import Actor, Actors, ActorSettings, connected, enter_folder, losses, raise_cause
+from guerdon.errors import GuerdonError
 from guerdon.settings.cluster import ClusterSettings
 from guerdon.types import Rollout
-
-_CLOSING = 30.0  # seconds that actors get to close their simulators
 
 Make = Callable[..., Any]
 """From plain arguments to the collector of one shard."""
@@ -49,10 +46,7 @@ class ShardWorker:
     def __init__(
         self, make: Make, shards: Sequence[Mapping[str, Any]], folder: str, modules: Sequence[str], threads: int
     ) -> None:
-        if Path(folder).is_dir():
-            os.chdir(folder)
-        sys.path += [path for path in modules if path not in sys.path and Path(path).is_dir()]
-        torch.set_num_threads(threads)
+        enter_folder(folder, modules, threads)
         self._make, self._shards = make, shards
         self._collectors: dict[int, Any] = {}
 
@@ -89,23 +83,6 @@ class ShardWorker:
             self._collectors.popitem()[1].close()
 
 
-@dataclass(eq=False)
-class _Actor:
-    """An actor of the cluster.
-
-    Attributes:
-        handle: of Ray.
-        ready: resolves when the actor has a place.
-        running: whether it has one.
-        holds: shards whose collectors there are where the run is.
-    """
-
-    handle: Any
-    ready: Any
-    running: bool = False
-    holds: set[int] = field(default_factory=set)
-
-
 class RayCollector:
     """The shards of a rollout, collected by actors.
 
@@ -115,9 +92,6 @@ class RayCollector:
         shards: the arguments of every shard, by name.
         join: makes one rollout of those of all shards.
         threads: `runner.threads`.
-
-    Attributes:
-        replaced: collectors that were lost and replaced up to now.
 
     Raises:
         ConfigError: the cluster cannot be reached, or has no room.
@@ -133,19 +107,25 @@ class RayCollector:
         *,
         threads: int,
     ) -> None:
-        self._cluster, self._join, self._count = cluster, join, len(shards)
-        self._ray, self._owned = _connected(cluster.address)
-        self._losses = _losses()
-        self._build = (make, self._ray.put(list(shards)), str(Path.cwd()), list(sys.path), threads)
+        self._join, self._count = join, len(shards)
+        self._ray, self._owned = connected(cluster.address)
+        self._losses = losses()
+        build = (make, self._ray.put(list(shards)), str(Path.cwd()), list(sys.path), threads)
+        wanted = ActorSettings(
+            "collector", "cluster.collectors", cluster.collectors, cluster.collector_cpus, cluster.collector_gpus,
+            cluster.collector_resources,
+        )  # fmt: skip
         self._states: list[State | None] = [None] * self._count  # after the last rollout; None: it has not begun
-        self._actors: list[_Actor] = []
-        self.replaced = 0
         try:
-            self._actors = [self._start() for _ in range(cluster.collectors)]
-            self._wait_for_all()
+            self._actors = Actors(self._ray, ShardWorker, build, wanted, cluster)
         except GuerdonError:
-            self.close()
+            self._disconnect()
             raise
+
+    @property
+    def replaced(self) -> int:
+        """Collectors that were lost and replaced up to now."""
+        return self._actors.replaced
 
     def policy_shape(self) -> Any:
         """What a policy of the environment must fit."""
@@ -183,15 +163,13 @@ class RayCollector:
     def close(self) -> None:
         """End the actors, and the cluster where this run started it."""
         try:
-            closing = [actor.handle.close.remote() for actor in self._actors if actor.running]
-            if closing:
-                self._ray.wait(closing, num_returns=len(closing), timeout=_CLOSING)
+            self._actors.close()
         finally:
-            for actor in self._actors:
-                self._ray.kill(actor.handle)
-            self._actors = []
-            if self._owned:
-                self._ray.shutdown()
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._owned:
+            self._ray.shutdown()
 
     # Calls that survive the loss of actors.
 
@@ -205,7 +183,7 @@ class RayCollector:
         """
         weights = None if policy is None else self._ray.put(_weights(policy))
         found: dict[int, Any] = {}
-        waiting: dict[Any, tuple[int, _Actor]] = {}
+        waiting: dict[Any, tuple[int, Actor]] = {}
         todo, replaced = list(shards), self.replaced
         while todo or waiting:
             for shard, actor in self._assigned(todo, [actor for _, actor in waiting.values()]):
@@ -220,18 +198,11 @@ class RayCollector:
                 try:
                     found[shard], state = copy.deepcopy(self._ray.get(call))  # what Ray gives is read-only
                 except self._ray.exceptions.RayTaskError as error:
-                    if isinstance(error.cause, GuerdonError):
-                        raise error.cause from None
-                    raise
+                    raise_cause(error)
                 except self._losses as error:
                     todo.append(shard)
-                    self._replace(actor, error)
-                    if self.replaced - replaced > self._cluster.max_replacements:
-                        raise ClusterError(
-                            f"more than {self._cluster.max_replacements} collectors were lost during one rollout, the "
-                            f"last one with {error}. Go on from the last checkpoint with --resume, or allow more "
-                            "(cluster.max_replacements)"
-                        ) from error
+                    self._actors.replace(actor, error)
+                    self._actors.check_losses(replaced, error)
                 else:
                     self._states[shard] = state
                     for other in self._actors:
@@ -239,11 +210,11 @@ class RayCollector:
                     actor.holds.add(shard)
         return found
 
-    def _assigned(self, shards: Sequence[int], busy: Sequence[_Actor]) -> list[tuple[int, _Actor]]:
+    def _assigned(self, shards: Sequence[int], busy: Sequence[Actor]) -> list[tuple[int, Actor]]:
         """An actor for each of these shards: that which holds it, unless others have less to do."""
         if not shards:
             return []
-        running = self._running()
+        running = self._actors.running()
         load = {id(actor): sum(one is actor for one in busy) for actor in running}
         most = -(-self._count // len(running))
         chosen = []
@@ -254,128 +225,8 @@ class RayCollector:
             chosen.append((shard, actor))
         return chosen
 
-    def _running(self) -> list[_Actor]:
-        """The actors that have a place, waiting for the first one where there is none.
-
-        Raises:
-            ClusterError: none has got a place within `cluster.start_timeout`.
-        """
-        before = sum(actor.running for actor in self._actors)
-        self._look_for_ready(0.0)
-        if not any(actor.running for actor in self._actors):
-            self._look_for_ready(self._cluster.start_timeout)
-        running = [actor for actor in self._actors if actor.running]
-        if not running:
-            raise ClusterError(
-                f"every collector is lost, and the cluster had no room for another one within "
-                f"{self._cluster.start_timeout:g} s (cluster.start_timeout). Add nodes, then go on with --resume"
-            )
-        if len(running) > before:
-            log_line(f"{len(running)} of {len(self._actors)} collectors are at work")
-        return running
-
-    def _look_for_ready(self, timeout: float) -> None:
-        """Notice actors that got a place; wait so many seconds for the first of them."""
-        starting = {actor.ready: actor for actor in self._actors if not actor.running}
-        if not starting:
-            return
-        for ready in self._ray.wait(list(starting), num_returns=1, timeout=timeout)[0]:
-            actor = starting.pop(ready)
-            try:
-                self._ray.get(ready)
-                actor.running = True
-            except self._losses as error:
-                self._replace(actor, error)
-            self._look_for_ready(0.0)
-
-    def _replace(self, actor: _Actor, error: Exception) -> None:
-        """Start another actor instead of a lost one; the loss of several calls is one."""
-        if actor not in self._actors:
-            return
-        self._ray.kill(actor.handle)
-        self._actors[self._actors.index(actor)] = self._start()
-        self.replaced += 1
-        left = sum(one.running for one in self._actors)
-        log_line(
-            f"a collector was lost ({type(error).__name__}): its shards are collected again, {left} of "
-            f"{len(self._actors)} collectors are at work, a replacement is starting"
-        )
-
-    def _start(self) -> _Actor:
-        """Ask the cluster for an actor."""
-        wanted = self._cluster
-        remote = self._ray.remote(ShardWorker).options(
-            num_cpus=wanted.collector_cpus,
-            num_gpus=wanted.collector_gpus,
-            resources=dict(wanted.collector_resources),
-            scheduling_strategy=wanted.strategy.upper(),
-            max_restarts=0,  # a new actor, which may have another place, takes its part
-        )
-        handle = remote.remote(*self._build)
-        return _Actor(handle, handle.pid.remote())
-
-    def _wait_for_all(self) -> None:
-        """Refuse to begin with fewer collectors than were asked for.
-
-        Raises:
-            ConfigError: the cluster has no room for them.
-            ClusterError: they cannot be started.
-        """
-        wanted, refs = self._cluster, [actor.ready for actor in self._actors]
-        ready = self._ray.wait(refs, num_returns=len(refs), timeout=wanted.start_timeout)[0]
-        if len(ready) < len(refs):
-            has = self._ray.cluster_resources()
-            needs = {"CPU": wanted.collector_cpus, "GPU": wanted.collector_gpus, **wanted.collector_resources}
-            raise ConfigError(
-                f"the cluster has room for {len(ready)} of {len(refs)} collectors (cluster.collectors), which need "
-                + " and ".join(f"{n:g} {name} each (it has {has.get(name, 0):g})" for name, n in needs.items() if n)
-                + ": ask for fewer or smaller ones, or add nodes"
-            )
-        try:
-            self._ray.get(refs)
-        except self._losses as error:
-            raise ClusterError(f"the collectors cannot be started on the cluster: {error}") from error
-        for actor in self._actors:
-            actor.running = True
-
 
 def _weights(policy: Any) -> dict[str, Tensor]:
     """Everything that a policy stores, on the CPU."""
     tensors = policy if isinstance(policy, Mapping) else policy.tensors()
     return {name: torch.as_tensor(tensor).detach().cpu() for name, tensor in tensors.items()}
-
-
-def _connected(address: str) -> tuple[Any, bool]:
-    """Ray, connected to a cluster, and whether this started it.
-
-    Raises:
-        ConfigError: it cannot be reached.
-        MissingDependencyError: Ray is not installed.
-    """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before Ray is imported: a run reports nothing
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingDependencyError("engine: ray needs Ray: pip install 'guerdon[ray]'") from error
-    if ray.is_initialized():
-        return ray, False
-    local = {"include_dashboard": False} if address == "local" else {}
-    try:
-        ray.init(address=address, logging_level=logging.WARNING, **local)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"the Ray cluster of cluster.address {address} cannot be reached: {error}") from error
-    return ray, True
-
-
-def _losses() -> tuple[type[Exception], ...]:
-    """What Ray raises where an actor, its node, or what it returned is lost."""
-    from ray import exceptions
-
-    return (
-        exceptions.RayActorError,
-        exceptions.WorkerCrashedError,
-        exceptions.NodeDiedError,
-        exceptions.ObjectLostError,
-        exceptions.ObjectFetchTimedOutError,
-        exceptions.OutOfMemoryError,
-    )

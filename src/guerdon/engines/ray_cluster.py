@@ -1,0 +1,300 @@
+"""A connection to a Ray cluster, and actors of one kind on it, which may be lost and are replaced.
+
+ray, owned = connected("auto")
+actors = Actors(ray, Worker, (argument,), ActorSettings("worker", "cluster.workers", 4), cluster)
+for place, result in actors.results(items, lambda handle, item: handle.work.remote(item)):
+    ...
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from guerdon.errors import ClusterError, ConfigError, GuerdonError, MissingDependencyError
+from guerdon.progress import log_line
+from guerdon.settings.cluster import ClusterSettings
+
+_CLOSING = 30.0  # seconds that actors get to close what they hold
+_AT_A_TIME = 2  # items that an actor is given, so that it has the next one at once
+
+
+def connected(address: str) -> tuple[Any, bool]:
+    """Ray, connected to a cluster, and whether this call connected it.
+
+    Raises:
+        ConfigError: it cannot be reached.
+        MissingDependencyError: Ray is not installed.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before Ray is imported: a run reports nothing
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingDependencyError("engine: ray needs Ray: pip install 'guerdon[ray]'") from error
+    if ray.is_initialized():
+        return ray, False
+    local = {"include_dashboard": False} if address == "local" else {}
+    try:
+        ray.init(address=address, logging_level=logging.WARNING, **local)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"the Ray cluster of cluster.address {address} cannot be reached: {error}") from error
+    return ray, True
+
+
+def losses() -> tuple[type[Exception], ...]:
+    """What Ray raises where an actor or a task, its node, or what it returned is lost."""
+    from ray import exceptions
+
+    return (
+        exceptions.RayActorError,
+        exceptions.WorkerCrashedError,
+        exceptions.NodeDiedError,
+        exceptions.ObjectLostError,
+        exceptions.ObjectFetchTimedOutError,
+        exceptions.OutOfMemoryError,
+    )
+
+
+def raise_cause(error: Any) -> NoReturn:
+    """Raise what code on the cluster raised: an expected error as in one process, another one with Ray's traceback."""
+    if isinstance(error.cause, GuerdonError):
+        raise error.cause from None
+    raise error
+
+
+def enter_folder(folder: str, modules: Sequence[str], threads: int) -> None:
+    """Make the process of an actor like that of the run, where the machine has its folders.
+
+    Args:
+        folder: relative paths are resolved from here.
+        modules: folders that modules are imported from.
+        threads: of torch.
+    """
+    if Path(folder).is_dir():
+        os.chdir(folder)
+    sys.path += [path for path in modules if path not in sys.path and Path(path).is_dir()]
+    torch.set_num_threads(threads)
+
+
+@dataclass(frozen=True)
+class ActorSettings:
+    """What alike actors reserve.
+
+    Attributes:
+        name: what messages call one of them.
+        key: of their number in the configuration.
+        count: how many.
+        cpus, gpus, resources: that each reserves.
+    """
+
+    name: str
+    key: str
+    count: int
+    cpus: float = 1.0
+    gpus: float = 0.0
+    resources: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Actor:
+    """An actor of the cluster.
+
+    Attributes:
+        handle: of Ray.
+        ready: resolves when the actor has a place.
+        running: whether it has one.
+        holds: parts of the work whose newest state is there.
+    """
+
+    handle: Any
+    ready: Any
+    running: bool = False
+    holds: set[int] = field(default_factory=set)
+
+
+class Actors:
+    """Actors of one kind. A lost one is replaced; until the cluster has room for another one there are fewer.
+
+    Args:
+        ray: from `connected`.
+        kind: class of the actors. It has `pid`, which answers as soon as an actor has a place, and `close`.
+        build: arguments of the class.
+        wanted: how many, and what each reserves.
+        cluster: strategy, time limits.
+
+    Attributes:
+        replaced: actors that were lost and replaced up to now.
+
+    Raises:
+        ConfigError: the cluster has no room.
+        ClusterError: they cannot be started.
+    """
+
+    def __init__(
+        self, ray: Any, kind: type, build: Sequence[Any], wanted: ActorSettings, cluster: ClusterSettings
+    ) -> None:
+        self._ray, self._kind, self._build, self._wanted, self._cluster = ray, kind, build, wanted, cluster
+        self._losses = losses()
+        self.replaced = 0
+        self._actors: list[Actor] = []
+        try:
+            self._actors += [self._start() for _ in range(wanted.count)]
+            self._wait_for_all()
+        except GuerdonError:
+            self.close()
+            raise
+
+    def __iter__(self) -> Iterator[Actor]:
+        return iter(self._actors)
+
+    def running(self) -> list[Actor]:
+        """The actors that have a place, waiting for the first one where there is none.
+
+        Raises:
+            ClusterError: none has got a place within `cluster.start_timeout`.
+        """
+        before = sum(actor.running for actor in self._actors)
+        self.look_for_ready(0.0)
+        if not any(actor.running for actor in self._actors):
+            self.look_for_ready(self._cluster.start_timeout)
+        running = [actor for actor in self._actors if actor.running]
+        if not running:
+            raise ClusterError(
+                f"every {self._wanted.name} is lost, and the cluster had no room for another one within "
+                f"{self._cluster.start_timeout:g} s (cluster.start_timeout). Add nodes, then continue the work "
+                "(run, train: --resume; label: the same command)"
+            )
+        if len(running) > before:
+            log_line(f"{len(running)} of {len(self._actors)} {self._wanted.name}s are at work")
+        return running
+
+    def look_for_ready(self, timeout: float) -> None:
+        """Notice actors that got a place; wait so many seconds for the first of them."""
+        starting = {actor.ready: actor for actor in self._actors if not actor.running}
+        if not starting:
+            return
+        for ready in self._ray.wait(list(starting), num_returns=1, timeout=timeout)[0]:
+            actor = starting.pop(ready)
+            try:
+                self._ray.get(ready)
+                actor.running = True
+            except self._losses as error:
+                self.replace(actor, error)
+            self.look_for_ready(0.0)
+
+    def replace(self, actor: Actor, error: Exception) -> None:
+        """Start another actor instead of a lost one; the loss of several calls is one."""
+        if actor not in self._actors:
+            return
+        self._ray.kill(actor.handle)
+        self._actors[self._actors.index(actor)] = self._start()
+        self.replaced += 1
+        left, name = sum(one.running for one in self._actors), self._wanted.name
+        log_line(
+            f"a {name} was lost ({type(error).__name__}): its part is done again, {left} of {len(self._actors)} "
+            f"{name}s are at work, a replacement is starting"
+        )
+
+    def check_losses(self, before: int, error: Exception) -> None:
+        """Stop work that loses actors again and again.
+
+        Args:
+            before: `replaced` when this part of the work began.
+            error: of the last loss.
+
+        Raises:
+            ClusterError: more than `cluster.max_replacements` were lost since then.
+        """
+        if self.replaced - before > self._cluster.max_replacements:
+            raise ClusterError(
+                f"more than {self._cluster.max_replacements} {self._wanted.name}s were lost during one part of the "
+                f"work, the last one with {error}. Continue from the last checkpoint (run, train: --resume; label: "
+                "the same command), or allow more (cluster.max_replacements)"
+            ) from error
+
+    def results(self, items: Sequence[Any], call: Callable[[Any, Any], Any]) -> Iterator[tuple[int, Any]]:
+        """What `call` returns for each item, with the place of the item, as they are finished.
+
+        Every actor has up to two items at a time; those of a lost actor are done again by others, so a call must return the
+        same whenever it is repeated.
+
+        Args:
+            items: in any number.
+            call: from the handle of an actor and an item to Ray's reference of the result.
+
+        Raises:
+            ClusterError: no actor is left, or they are lost again and again.
+        """
+        todo = list(range(len(items)))[::-1]
+        waiting: dict[Any, tuple[int, Actor]] = {}
+        before = self.replaced
+        while todo or waiting:
+            busy = [actor for _, actor in waiting.values()]
+            free = [(k, one) for one in self.running() for k in range(busy.count(one), _AT_A_TIME)]
+            for _, chosen in sorted(free, key=lambda one: one[0])[: len(todo)]:
+                place = todo.pop()
+                waiting[call(chosen.handle, items[place])] = place, chosen
+            for done in self._ray.wait(list(waiting), num_returns=1)[0]:
+                place, actor = waiting.pop(done)
+                try:
+                    result = self._ray.get(done)
+                except self._ray.exceptions.RayTaskError as error:
+                    raise_cause(error)
+                except self._losses as error:
+                    todo.append(place)
+                    self.replace(actor, error)
+                    self.check_losses(before, error)
+                else:
+                    yield place, result
+
+    def close(self) -> None:
+        """End the actors."""
+        try:
+            closing = [actor.handle.close.remote() for actor in self._actors if actor.running]
+            if closing:
+                self._ray.wait(closing, num_returns=len(closing), timeout=_CLOSING)
+        finally:
+            for actor in self._actors:
+                self._ray.kill(actor.handle)
+            self._actors = []
+
+    def _start(self) -> Actor:
+        """Ask the cluster for an actor."""
+        wanted = self._wanted
+        remote = self._ray.remote(self._kind).options(
+            num_cpus=wanted.cpus,
+            num_gpus=wanted.gpus,
+            resources=dict(wanted.resources),
+            scheduling_strategy=self._cluster.strategy.upper(),
+            max_restarts=0,  # a new actor, which may have another place, takes its part
+        )
+        handle = remote.remote(*self._build)
+        return Actor(handle, handle.pid.remote())
+
+    def _wait_for_all(self) -> None:
+        """Refuse to begin with fewer actors than were asked for."""
+        wanted, refs = self._wanted, [actor.ready for actor in self._actors]
+        ready = self._ray.wait(refs, num_returns=len(refs), timeout=self._cluster.start_timeout)[0]
+        if len(ready) < len(refs):
+            has = self._ray.cluster_resources()
+            needs = {"CPU": wanted.cpus, "GPU": wanted.gpus, **wanted.resources}
+            raise ConfigError(
+                f"the cluster has room for {len(ready)} of {len(refs)} {wanted.name}s ({wanted.key}), which need "
+                + " and ".join(f"{n:g} {name} each (it has {has.get(name, 0):g})" for name, n in needs.items() if n)
+                + ": ask for fewer or smaller ones, or add nodes"
+            )
+        try:
+            self._ray.get(refs)
+        except self._ray.exceptions.RayTaskError as error:
+            raise_cause(error)
+        except self._losses as error:
+            raise ClusterError(f"the {wanted.name}s cannot be started on the cluster: {error}") from error
+        for actor in self._actors:
+            actor.running = True
