@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from ray_studies import on_ray, ordered, recorded, robots, words
 
 import chunk_policy
 import corridor
@@ -11,11 +12,9 @@ import mortal_corridor
 from guerdon.errors import ClusterError, ConfigError
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run
-from guerdon.settings.study import Study
-from scripted import SHAPE
 
 ray = pytest.importorskip("ray", reason="needs guerdon[ray]")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -24,59 +23,6 @@ def cluster():
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
-
-
-def runner(folder, name, **given):
-    return {
-        "seed": 1, "rollout_shards": 2, "eval_episodes": 2,
-        "logger": {"log_path": str(folder), "experiment_name": name, "tensorboard": False}, **given,
-    }  # fmt: skip
-
-
-def robots(folder, name, *, env=None, algorithm=None, policy=None, **more):
-    return Study.model_validate(
-        {
-            "env": {
-                "type": "gymnasium", "task": f"corridor:{corridor.ID}", "num_envs": 4, "max_episode_steps": 7,
-                "frame_size": 8, **(env or {}),
-            },
-            "policy": policy or {"type": "mlp", "hidden": [8]},
-            "algorithm": algorithm or {"rollout_steps": 10, "minibatch_size": 16, "num_epochs": 2},
-            "reward": {
-                "use_reward_model": True, "combine_mode": "add", "reward_mode": "per_step", "shaping": "raw",
-                "model": {"model_type": "constant", "value": 0.5},
-            },
-            "runner": runner(folder, name, total_steps=160, eval_every=80, checkpoint_every=40, film_frames=2),
-            **more,
-        }
-    )  # fmt: skip
-
-
-def words(folder, name, **more):
-    return Study.model_validate(
-        {
-            "policy": {"type": "text", "tiny": {**SHAPE, "alphabet": "0123456789+-*=?;"}, "bf16": False},
-            "data": {
-                "task": {"family": "chain", "steps": 2}, "train_size": 24, "val_size": 4, "max_response_length": 10,
-                "train_batch_size": 4, "n_samples": 2, "filter_accuracy": False, "filter_truncated": True,
-                "shortfall": "fill",
-            },
-            "algorithm": {"adv_estimator": "remax", "learning_rate": 1e-2},
-            "runner": runner(folder, name, total_steps=64, eval_every=32, checkpoint_every=16),
-            **more,
-        }
-    )  # fmt: skip
-
-
-def on_ray(collectors, **given):
-    return {"engine": "ray", "cluster": {"collectors": collectors, "collector_cpus": 0.5, **given}}
-
-
-def recorded(folder):
-    """Everything of a run that has no times: metrics, episodes, and the weights of its policy."""
-    names = ["metrics.jsonl", "episodes.jsonl", *(p.relative_to(folder) for p in folder.glob("policy/*.safetensors"))]
-    assert len(names) > 2
-    return {str(name): (folder / name).read_bytes() for name in names}
 
 
 KINDS = {
@@ -101,19 +47,11 @@ def mortal(folder, name, **more):
     return robots(folder, name, env=env, **more)
 
 
-def kills(folder, count):
-    orders = folder / "orders"
-    orders.mkdir(exist_ok=True)
-    for k in range(count):
-        (orders / f"kill{k}").touch()
-    return orders
-
-
 @pytest.mark.parametrize("collectors", [1, 2])
 def test_killed_collectors_change_no_number(collectors, tmp_path):
-    orders = kills(tmp_path, 0)
+    orders = ordered(tmp_path, "kill", 0)
     expected = recorded(run(mortal(tmp_path, "local"))[0])
-    kills(tmp_path, 3)
+    ordered(tmp_path, "kill", 3)
     study = mortal(tmp_path, "ray", **on_ray(collectors))
     (tmp_path / "ray").mkdir()
     loop = Loop(study, tmp_path / "ray")
@@ -124,9 +62,9 @@ def test_killed_collectors_change_no_number(collectors, tmp_path):
 
 
 def test_a_run_that_lost_too_many_collectors_resumes_to_the_same_metrics(tmp_path):
-    kills(tmp_path, 0)
+    ordered(tmp_path, "kill", 0)
     expected = recorded(run(mortal(tmp_path, "local"))[0])
-    kills(tmp_path, 1)
+    ordered(tmp_path, "kill", 1)
     study = mortal(tmp_path, "ray", **on_ray(2, max_replacements=0))
     with pytest.raises(ClusterError, match="max_replacements"):
         run(study)

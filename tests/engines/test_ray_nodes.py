@@ -10,7 +10,7 @@ from guerdon.rl.run import run
 from guerdon.settings.study import Study
 
 ray = pytest.importorskip("ray", reason="needs guerdon[ray]")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def study(folder, name, **more):

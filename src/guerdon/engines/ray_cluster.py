@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from guerdon.errors import ClusterError, ConfigError, GuerdonError, MissingDepen
 from guerdon.progress import log_line
 from guerdon.settings.cluster import ClusterSettings
 
+LOST = object()  # in place of the result of a call whose actor was lost
 _CLOSING = 30.0  # seconds that actors get to close what they hold
 _AT_A_TIME = 2  # items that an actor is given, so that it has the next one at once
 
@@ -111,12 +113,14 @@ class Actor:
         ready: resolves when the actor has a place.
         running: whether it has one.
         holds: parts of the work whose newest state is there.
+        heard: when it last returned something, of the calls that it is in now; None: it is in none.
     """
 
     handle: Any
     ready: Any
     running: bool = False
     holds: set[int] = field(default_factory=set)
+    heard: float | None = None
 
 
 class Actors:
@@ -186,11 +190,15 @@ class Actors:
                 self._ray.get(ready)
                 actor.running = True
             except self._losses as error:
-                self.replace(actor, error)
+                self._replace(actor, error)
             self.look_for_ready(0.0)
 
-    def replace(self, actor: Actor, error: Exception) -> None:
-        """Start another actor instead of a lost one; the loss of several calls is one."""
+    def _replace(self, actor: Actor, error: Exception, before: int | None = None) -> None:
+        """Start another actor instead of a lost one; the loss of several calls is one.
+
+        Raises:
+            ClusterError: more than `cluster.max_replacements` were lost since `replaced` was `before`.
+        """
         if actor not in self._actors:
             return
         self._ray.kill(actor.handle)
@@ -201,29 +209,56 @@ class Actors:
             f"a {name} was lost ({type(error).__name__}): its part is done again, {left} of {len(self._actors)} "
             f"{name}s are at work, a replacement is starting"
         )
+        if before is not None and self.replaced - before > self._cluster.max_replacements:
+            raise ClusterError(
+                f"more than {self._cluster.max_replacements} {name}s were lost during one part of the work, the last "
+                f"one with {error}. Continue from the last checkpoint (run, train: --resume; label: the same command), "
+                "or allow more (cluster.max_replacements)"
+            ) from error
 
-    def check_losses(self, before: int, error: Exception) -> None:
-        """Stop work that loses actors again and again.
+    def finished(self, waiting: dict[Any, tuple[Any, Actor]], before: int) -> list[tuple[Any, Actor, Any]]:
+        """Wait for the next calls that end, and take them out of `waiting`.
 
         Args:
+            waiting: Ray's references of calls to what each is about and its actor.
             before: `replaced` when this part of the work began.
-            error: of the last loss.
+
+        Returns:
+            What a call was about, its actor and its result; `LOST` where the actor was lost, or hangs: it is replaced.
 
         Raises:
-            ClusterError: more than `cluster.max_replacements` were lost since then.
+            GuerdonError: what the call itself raised.
+            ClusterError: more than `cluster.max_replacements` actors were lost since `before`.
         """
-        if self.replaced - before > self._cluster.max_replacements:
-            raise ClusterError(
-                f"more than {self._cluster.max_replacements} {self._wanted.name}s were lost during one part of the "
-                f"work, the last one with {error}. Continue from the last checkpoint (run, train: --resume; label: "
-                "the same command), or allow more (cluster.max_replacements)"
-            ) from error
+        limit, now = self._cluster.task_timeout, time.monotonic()
+        busy = {id(actor): actor for _, actor in waiting.values()}
+        for actor in busy.values():
+            actor.heard = now if actor.heard is None else actor.heard
+        until = min(actor.heard + limit for actor in busy.values() if actor.heard is not None)
+        found: list[tuple[Any, Actor, Any]] = []
+        for call in self._ray.wait(list(waiting), num_returns=1, timeout=max(0.0, until - now))[0]:
+            about, actor = waiting.pop(call)
+            actor.heard = None
+            try:
+                found.append((about, actor, self._ray.get(call)))
+            except self._ray.exceptions.RayTaskError as error:
+                raise_cause(error)
+            except self._losses as error:
+                found.append((about, actor, LOST))
+                self._replace(actor, error, before)
+        if not found:
+            hung = [a for a in busy.values() if a.heard is not None and a.heard + limit <= time.monotonic()]
+            for actor in hung:
+                self._replace(actor, TimeoutError(f"no result for {limit:g} s (cluster.task_timeout)"), before)
+            for call in [call for call, (_, actor) in waiting.items() if actor in hung]:
+                found.append((*waiting.pop(call), LOST))
+        return found
 
     def results(self, items: Sequence[Any], call: Callable[[Any, Any], Any]) -> Iterator[tuple[int, Any]]:
         """What `call` returns for each item, with the place of the item, as they are finished.
 
-        Every actor has up to two items at a time; those of a lost actor are done again by others, so a call must return the
-        same whenever it is repeated.
+        Every actor has up to two items at a time; those of a lost actor are done again by others, so a call must return
+        the same whenever it is repeated.
 
         Args:
             items: in any number.
@@ -237,20 +272,13 @@ class Actors:
         before = self.replaced
         while todo or waiting:
             busy = [actor for _, actor in waiting.values()]
-            free = [(k, one) for one in self.running() for k in range(busy.count(one), _AT_A_TIME)]
-            for _, chosen in sorted(free, key=lambda one: one[0])[: len(todo)]:
-                place = todo.pop()
-                waiting[call(chosen.handle, items[place])] = place, chosen
-            for done in self._ray.wait(list(waiting), num_returns=1)[0]:
-                place, actor = waiting.pop(done)
-                try:
-                    result = self._ray.get(done)
-                except self._ray.exceptions.RayTaskError as error:
-                    raise_cause(error)
-                except self._losses as error:
+            for actor in [one for one in self.running() for _ in range(2 - busy.count(one))]:
+                if todo:
+                    place = todo.pop()
+                    waiting[call(actor.handle, items[place])] = place, actor
+            for place, _, result in self.finished(waiting, before):
+                if result is LOST:
                     todo.append(place)
-                    self.replace(actor, error)
-                    self.check_losses(before, error)
                 else:
                     yield place, result
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from guerdon.collect.shards import Join, State, packed, unpacked
-from guerdon.engines.ray_cluster import Actor, Actors, ActorSettings, connected, enter_folder, losses, raise_cause
+from guerdon.engines.ray_cluster import LOST, Actor, Actors, ActorSettings, connected, enter_folder
 from guerdon.errors import GuerdonError
 from guerdon.settings.cluster import ClusterSettings
 from guerdon.types import Rollout
@@ -109,7 +109,6 @@ class RayCollector:
     ) -> None:
         self._join, self._count = join, len(shards)
         self._ray, self._owned = connected(cluster.address)
-        self._losses = losses()
         build = (make, self._ray.put(list(shards)), str(Path.cwd()), list(sys.path), threads)
         wanted = ActorSettings(
             "collector", "cluster.collectors", cluster.collectors, cluster.collector_cpus, cluster.collector_gpus,
@@ -193,21 +192,14 @@ class RayCollector:
                 waiting[call] = shard, actor
                 actor.holds.discard(shard)  # until the state after it is here
             todo = []
-            for call in self._ray.wait(list(waiting), num_returns=1)[0]:
-                shard, actor = waiting.pop(call)
-                try:
-                    found[shard], state = copy.deepcopy(self._ray.get(call))  # what Ray gives is read-only
-                except self._ray.exceptions.RayTaskError as error:
-                    raise_cause(error)
-                except self._losses as error:
+            for shard, actor, result in self._actors.finished(waiting, replaced):
+                if result is LOST:
                     todo.append(shard)
-                    self._actors.replace(actor, error)
-                    self._actors.check_losses(replaced, error)
-                else:
-                    self._states[shard] = state
-                    for other in self._actors:
-                        other.holds.discard(shard)
-                    actor.holds.add(shard)
+                    continue
+                found[shard], self._states[shard] = copy.deepcopy(result)  # what Ray gives is read-only
+                for other in self._actors:
+                    other.holds.discard(shard)
+                actor.holds.add(shard)
         return found
 
     def _assigned(self, shards: Sequence[int], busy: Sequence[Actor]) -> list[tuple[int, Actor]]:

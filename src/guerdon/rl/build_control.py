@@ -13,6 +13,7 @@ import torch
 from guerdon.collect.control import ControlCollector, policy_of_shape
 from guerdon.collect.shards import env_of_shard, join_control
 from guerdon.engines.collectors import run_collector
+from guerdon.engines.reward_models import RewardModels, reward_models
 from guerdon.errors import ConfigError
 from guerdon.generators import CACHING, generator
 from guerdon.models.image import ImageRewardModel
@@ -30,8 +31,10 @@ from guerdon.rl.parts import Parts
 from guerdon.rl.reward_refit import RefittedReward, online_model
 from guerdon.rl.reward_source import GroundTruth, RewardSource, SourceTerms
 from guerdon.settings.algorithm import ControlAlgorithmSettings
+from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import VLMModelSettings
 from guerdon.settings.study import Study
+from guerdon.types import RewardModel
 
 
 def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
@@ -45,7 +48,8 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     runner, algorithm = study.runner, study.control_algorithm
     torch.manual_seed(runner.seed)  # of dropout, where a policy has any: only gradient steps draw from it
     group = algorithm.group_size if algorithm.needs.groups else None
-    models = build_control_sources(study)
+    loaded = reward_models(study, load_model, study.reward.sources)
+    models = build_control_sources(study, loaded)
     sources: dict[str, RewardSource[Any]] = {
         "env": GroundTruth(SourceTerms("env", algorithm.gamma, study.reward.env_weight())),
         **models,
@@ -132,6 +136,7 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         EpisodeVideos(folder / "videos", copies=study.env.num_envs, fps=runner.video_fps)
         if runner.save_video
         else None,
+        loaded,
     )
 
 
@@ -207,8 +212,23 @@ def control_optimizer(policy: RobotPolicy, learning_rate: float) -> Optimizer:
     return FlatAdam(policy, learning_rate)
 
 
-def build_control_sources(study: Study) -> dict[str, ControlReward]:
+def load_model(settings: SourceSettings) -> RewardModel:
+    """The model of a source, loaded from the disk."""
+    named = settings.model.model_type
+    origin = f" from {settings.model.origin}" if isinstance(settings.model, VLMModelSettings) else ""
+    with log_loading(f"{named}{origin}") if named in LOGGED_AS_PRM else nullcontext():
+        model = load_source_model(settings.model)
+    if settings.reward_threshold is not None and isinstance(model, ImageRewardModel):
+        model.sort_pictures_at(settings.reward_threshold)
+    return model
+
+
+def build_control_sources(study: Study, models: RewardModels) -> dict[str, ControlReward]:
     """Load every reward model of the `reward` section.
+
+    Args:
+        study: the resolved configuration.
+        models: loads them.
 
     Raises:
         CheckpointError: a model is missing or not the one asked for.
@@ -218,12 +238,7 @@ def build_control_sources(study: Study) -> dict[str, ControlReward]:
     sources: dict[str, ControlReward] = {}
     num_envs = study.env.num_envs
     for index, (name, settings) in enumerate(study.reward.sources.items()):
-        named = settings.model.model_type
-        origin = f" from {settings.model.origin}" if isinstance(settings.model, VLMModelSettings) else ""
-        with log_loading(f"{named}{origin}") if named in LOGGED_AS_PRM else nullcontext():
-            model = load_source_model(settings.model)
-        if settings.reward_threshold is not None and isinstance(model, ImageRewardModel):
-            model.sort_pictures_at(settings.reward_threshold)
+        model = models.model(name, settings)
         terms = SourceTerms.of(name, settings, gamma=study.algorithm.gamma)
         if settings.refitted is None:
             rng = generator(study.runner.seed * 1000 + index, CACHING)

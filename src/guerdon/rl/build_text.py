@@ -10,6 +10,7 @@ import torch
 
 from guerdon.collect.text import Responses, RunPrompts, TextCollector, join_shards
 from guerdon.engines.collectors import run_collector
+from guerdon.engines.reward_models import RewardModels, reward_models
 from guerdon.evaluate.text_suite import RECORD, attacks_that_fooled, third_party_folder
 from guerdon.models.load import load_source_model
 from guerdon.models.text_load import find_text_model
@@ -24,9 +25,11 @@ from guerdon.rl.prime import PrimeReward
 from guerdon.rl.reward_source import GroundTruth, RewardSource, SourceTerms
 from guerdon.rl.text_sources import ExactReward, TextReward
 from guerdon.settings.algorithm import TextAlgorithmSettings
-from guerdon.settings.reward import RewardSettings
+from guerdon.settings.reward import RewardSettings, SourceSettings
 from guerdon.settings.reward_models import ExactModelSettings, PrimeModelSettings, RunModelSettings
 from guerdon.settings.study import Study
+from guerdon.settings.text_policy import TextPolicySettings
+from guerdon.types import RewardModel
 from guerdon.worlds.prompts import shared_system_prompt
 
 VERIFIER = "verifier"
@@ -53,7 +56,8 @@ def text_parts(study: Study, *, fresh: bool) -> Parts:
     policy.temperature = study.generation.temperature
     prompts = RunPrompts.read(study.data, policy.tokenizer)
     alike, system_prompt = shared_system_prompt(prompts.train)
-    sources = build_text_sources(study, policy, system_prompt=system_prompt)
+    models = reward_models(study, load_model, study.text_sources)
+    sources = build_text_sources(study, policy, models, system_prompt=system_prompt)
     recompute = kl_in_reward or any(source.needs_log_probs for source in sources.values())
     recompute = recompute or bool(runner.max_staleness)  # for a ratio to weights that are older than those that learn
     shards = _shards(study, policy, prompts, heads=heads if critic else (), recompute=recompute)
@@ -86,17 +90,19 @@ def text_parts(study: Study, *, fresh: bool) -> Parts:
 
     terms = {name: source.terms for name, source in sources.items()}
     stats = EpisodeStats(list(sources), learned=[name for name in sources if name != VERIFIER])
-    return Parts(collector, sources, terms, learner, stats, "responses", film, partial(save_policy, policy), notes)
+    save = partial(save_policy, policy)
+    return Parts(collector, sources, terms, learner, stats, "responses", film, save, notes, None, models)
 
 
 def build_text_sources(
-    study: Study, policy: TextPolicy, *, system_prompt: str | None = None
+    study: Study, policy: TextPolicy, models: RewardModels | None = None, *, system_prompt: str | None = None
 ) -> dict[str, RewardSource[Responses]]:
     """Every source of a study, by name: the verifier, then its reward models.
 
     Args:
         study: the resolved configuration.
         policy: of the run, at its start; an implicit reward model shares its weights where that is possible.
+        models: loads those that are not made in the run; None: in this process.
         system_prompt: of the run's prompts, for a reward model that is saved at the end.
 
     Raises:
@@ -107,6 +113,7 @@ def build_text_sources(
     algorithm = study.text_algorithm
     min_form = algorithm.credit_temperature if algorithm.credit == "min_form" else None
     terms = text_terms(study.text_reward, algorithm)
+    loaded = models or RewardModels(load_model)
     sources: dict[str, RewardSource[Responses]] = {VERIFIER: GroundTruth(terms[VERIFIER], at_end=True)}
     for name, settings in study.text_sources.items():
         model = settings.model
@@ -123,8 +130,13 @@ def build_text_sources(
         elif isinstance(model, ExactModelSettings):
             sources[name] = ExactReward(terms[name])
         else:
-            sources[name] = TextReward(terms[name], load_source_model(model), settings, min_form=min_form)
+            sources[name] = TextReward(terms[name], loaded.model(name, settings), settings, min_form=min_form)
     return sources
+
+
+def load_model(settings: SourceSettings) -> RewardModel:
+    """The model of a source, loaded from the disk."""
+    return load_source_model(settings.model)
 
 
 def text_terms(reward: RewardSettings, algorithm: TextAlgorithmSettings) -> dict[str, SourceTerms]:

@@ -141,6 +141,7 @@ class Loop:
         for source in self.sources.values():
             source.close()
         self.collector.close()
+        self.parts.reward_models.close()
 
     # Parts of an iteration.
 

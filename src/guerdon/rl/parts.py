@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from guerdon.engines.reward_models import RewardModels
 from guerdon.rl.episode_stats import EpisodeStats
 from guerdon.rl.episode_videos import EpisodeVideos
 from guerdon.rl.learner import Learner
@@ -27,6 +28,7 @@ class Parts(NamedTuple):
         save_policy: writes the policy as it is into a folder.
         notes: lines for the start of the log.
         videos: of training episodes; None: none are written.
+        reward_models: scores with the models of the sources.
     """
 
     collector: Collector[Any, Any]
@@ -38,4 +40,5 @@ class Parts(NamedTuple):
     film: Callable[[Path, int], None]
     save_policy: Callable[[Path], object]
     notes: list[str]
-    videos: EpisodeVideos | None = None
+    videos: EpisodeVideos | None
+    reward_models: RewardModels

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from guerdon.settings.base import Settings
+from guerdon.settings.base import Settings, refuse
 
 
 class ClusterSettings(Settings):
@@ -33,6 +33,19 @@ class ClusterSettings(Settings):
         description="custom resources that each collector reserves, by the names of `ray start --resources`: they "
         "choose the nodes",
     )
+    reward_workers: int = Field(
+        0,
+        ge=0,
+        description="actors that score with the frozen reward models of a run, each with all of them; at most "
+        "reward.scoring_shards. 0: the process of the learner scores",
+    )
+    reward_worker_cpus: float = Field(1.0, ge=0, description="CPUs that each reward worker reserves")
+    reward_worker_gpus: float = Field(
+        0.0, ge=0, description="GPUs that each reward worker reserves; parts of one let several actors share it"
+    )
+    reward_worker_resources: dict[str, float] = Field(
+        default_factory=dict, description="custom resources that each reward worker reserves"
+    )
     strategy: Literal["default", "spread"] = Field(
         "default",
         description="default: Ray fills nodes up before it takes the next; spread: collectors go to different nodes",
@@ -40,11 +53,25 @@ class ClusterSettings(Settings):
     start_timeout: float = Field(
         120.0, gt=0, description="seconds to wait for room for a collector, at the start and for a replacement"
     )
+    task_timeout: float = Field(
+        1800.0,
+        gt=0,
+        description="seconds without a result after which an actor that is at work counts as lost, because it hangs: "
+        "more than a part of a rollout, or of its scores, can take",
+    )
     max_replacements: int = Field(
         5,
         ge=0,
-        description="collectors replaced during one rollout before the run stops with a checkpoint to resume",
+        description="actors of a kind replaced during one rollout, or one scoring, before the run stops with a "
+        "checkpoint to resume",
     )
+
+    @model_validator(mode="after")
+    def _workers_have_work(self) -> ClusterSettings:
+        if not self.reward_workers:
+            idle = {"reward_worker_cpus", "reward_worker_gpus", "reward_worker_resources"} & self.model_fields_set
+            refuse(idle, "reward_workers 0")
+        return self
 
     @field_validator("address")
     @classmethod

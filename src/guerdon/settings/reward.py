@@ -172,6 +172,11 @@ class SourceSettings(Settings):
         return not (self.text or before or self.cache is not None)
 
     @property
+    def stays_with_learner(self) -> bool:
+        """Whether it is scored in the process of the learner: it changes in the run, or is on a server already."""
+        return self.refitted is not None or isinstance(self.model, RunModelSettings | RemoteModelSettings)
+
+    @property
     def refitted(self) -> RefittedModelSettings | None:
         """The model, where it is refitted during the run."""
         model = self.model
@@ -259,6 +264,12 @@ class RewardSettings(Settings):
         ge=1,
         description="robots: score while the environment goes on, in parts of so many of its steps; null: when the "
         "rollout is over",
+    )
+    scoring_shards: int = Field(
+        1,
+        ge=1,
+        description="parts in which frozen reward models score a batch. The numbers of a run depend on it in the last "
+        "digits, and not on how many reward workers of a cluster share the parts out",
     )
     sources: dict[str, SourceSettings] = Field(
         default_factory=dict, description="several reward models, by name, each with the keys of a source"

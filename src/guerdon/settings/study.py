@@ -395,6 +395,7 @@ class Study(Settings):
                 f"runner.rollout_shards {shards}: set it to a multiple of the collectors, with engine: local too where "
                 "results are compared"
             )
+        self._check_scoring()
         if shards == 1 and not ray:
             return self
         where = "engine: ray" if ray else "runner.rollout_shards"
@@ -420,6 +421,35 @@ class Study(Settings):
         if shards > 1 and getattr(self.env, "init_states", None) == "ordered":
             raise ValueError("env.init_states ordered needs runner.rollout_shards 1; set it to drawn")
         return self
+
+    def _check_scoring(self) -> None:
+        """Refuse parts and workers that would have nothing to score.
+
+        Raises:
+            ValueError: with the key and the reason.
+        """
+        parts, workers = self.reward.scoring_shards, self.cluster.reward_workers
+        if parts == 1 and not workers:
+            return
+        models = self.text_sources if self.text else self.reward.sources
+        if not any(not source.stays_with_learner for source in models.values()):
+            raise ValueError(
+                f"{'cluster.reward_workers' if workers else 'reward.scoring_shards'} would do nothing: every reward "
+                "model of this run stays with the learner, because it learns in the run (prime, update), is the task "
+                "itself (exact) or is on a reward server (remote)"
+            )
+        if workers > parts:
+            raise ValueError(
+                f"cluster.reward_workers {workers} share out the parts in which a batch is scored, of which there are "
+                f"reward.scoring_shards {parts}: set it to a multiple of the workers, with engine: local too where "
+                "results are compared"
+            )
+        for name, source in models.items():
+            if workers and getattr(source.model, "debug_save_dir", None) and not source.stays_with_learner:
+                raise ValueError(
+                    f"reward.sources.{name}: debug_save_dir is not supported with cluster.reward_workers, which would "
+                    "number their pictures alike; remove it"
+                )
 
     @model_validator(mode="after")
     def _stale_rollouts_fit(self) -> Study:
