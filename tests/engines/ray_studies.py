@@ -1,10 +1,15 @@
 """Small studies of robots and of language models, in one process and on a Ray cluster."""
 
+import os
+
 import judge
 
 import corridor
 from guerdon.settings.study import Study
 from scripted import SHAPE
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - else 15, and actors hardly start on a busy machine
 
 
 def section(folder, name, **given):

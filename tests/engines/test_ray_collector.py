@@ -1,6 +1,5 @@
 """Runs on a Ray cluster of this machine have the metrics of runs in one process, also when collectors are killed."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()

@@ -1,8 +1,7 @@
 """The loss of a node of a simulated Ray cluster: the run goes on with fewer collectors, and with all once it can."""
 
-import os
-
 import pytest
+from ray_studies import judged, ordered, robots
 
 import corridor
 from guerdon.rl.loop import Loop
@@ -39,7 +38,6 @@ def at_work(collector):
 def test_a_run_goes_on_without_a_lost_node_and_uses_its_successor(tmp_path):
     from ray.cluster_utils import Cluster
 
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     expected = (run(study(tmp_path, "local"))[0] / "metrics.jsonl").read_bytes()
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
@@ -64,3 +62,29 @@ def test_a_run_goes_on_without_a_lost_node_and_uses_its_successor(tmp_path):
         ray.shutdown()
         cluster.shutdown()
     assert (tmp_path / "ray" / "metrics.jsonl").read_bytes() == expected
+
+
+def test_packed_actors_share_nodes(tmp_path):
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    for _ in range(2):
+        cluster.add_node(num_cpus=2, num_gpus=2)  # Ray only counts these GPUs
+    ray.init(address=cluster.address, log_to_driver=False)
+    placed = {
+        "collectors": 2, "collector_cpus": 0.5, "collector_gpus": 0.5, "reward_workers": 2,
+        "reward_worker_cpus": 0.5, "reward_worker_gpus": 0.5, "strategy": "pack", "start_timeout": 600,
+    }  # fmt: skip
+    given = robots(tmp_path, "packed", reward=judged(ordered(tmp_path, "kill", 0)), engine="ray", cluster=placed)
+    try:
+        (tmp_path / "packed").mkdir()
+        loop = Loop(given, tmp_path / "packed")
+        (group,) = ray.util.placement_group_table().values()
+        loop.close()
+        (removed,) = ray.util.placement_group_table().values()
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    assert group["bundles"] == {0: {"CPU": 1.0, "GPU": 1.0}, 1: {"CPU": 1.0, "GPU": 1.0}}
+    assert len(set(group["bundles_to_node_id"].values())) == 1, "there is room on one node"
+    assert removed["state"] == "REMOVED"

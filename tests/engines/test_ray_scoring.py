@@ -1,7 +1,5 @@
 """Reward workers: the metrics of one process for any number of them, also when they die or hang."""
 
-import os
-
 import pytest
 from pydantic import ValidationError
 from ray_studies import judged, on_ray, ordered, recorded, robots, words
@@ -16,7 +14,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()

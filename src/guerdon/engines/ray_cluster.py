@@ -50,6 +50,37 @@ def connected(address: str) -> tuple[Any, bool]:
     return ray, True
 
 
+def placement(ray: Any, cluster: ClusterSettings) -> Any:
+    """The placement group of a run, with `strategy: pack`; whoever asks for it first makes it. None: there is none.
+
+    Its n-th bundle has room for the n-th collector and the n-th reward worker.
+    """
+    if cluster.strategy != "pack":
+        return None
+    from ray.util import get_placement_group, placement_group
+
+    name = f"guerdon-{ray.get_runtime_context().get_job_id()}-{id(cluster)}"
+    try:
+        return get_placement_group(name)
+    except ValueError:  # there is none of this name
+        pass
+    kinds = (
+        (cluster.collectors, cluster.collector_cpus, cluster.collector_gpus, cluster.collector_resources),
+        (
+            cluster.reward_workers,
+            cluster.reward_worker_cpus,
+            cluster.reward_worker_gpus,
+            cluster.reward_worker_resources,
+        ),
+    )
+    bundles: list[dict[str, float]] = [{} for _ in range(max(cluster.collectors, cluster.reward_workers))]
+    for count, cpus, gpus, resources in kinds:
+        for bundle in bundles[:count]:
+            for key, amount in {"CPU": cpus, "GPU": gpus, **resources}.items():
+                bundle[key] = bundle.get(key, 0.0) + amount
+    return placement_group([{k: v for k, v in one.items() if v} for one in bundles], strategy="PACK", name=name)
+
+
 def losses() -> tuple[type[Exception], ...]:
     """What Ray raises where an actor or a task, its node, or what it returned is lost."""
     from ray import exceptions
@@ -132,6 +163,7 @@ class Actors:
         build: arguments of the class.
         wanted: how many, and what each reserves.
         cluster: strategy, time limits.
+        group: placement group, whose n-th bundle the n-th actor gets; None: the strategy decides.
 
     Attributes:
         replaced: actors that were lost and replaced up to now.
@@ -142,14 +174,22 @@ class Actors:
     """
 
     def __init__(
-        self, ray: Any, kind: type, build: Sequence[Any], wanted: ActorSettings, cluster: ClusterSettings
+        self,
+        ray: Any,
+        kind: type,
+        build: Sequence[Any],
+        wanted: ActorSettings,
+        cluster: ClusterSettings,
+        group: Any = None,
     ) -> None:
+        self._group = group
         self._ray, self._kind, self._build, self._wanted, self._cluster = ray, kind, build, wanted, cluster
         self._losses = losses()
         self.replaced = 0
         self._actors: list[Actor] = []
         try:
-            self._actors += [self._start() for _ in range(wanted.count)]
+            for place in range(wanted.count):
+                self._actors.append(self._start(place))
             self._wait_for_all()
         except GuerdonError:
             self.close()
@@ -202,7 +242,8 @@ class Actors:
         if actor not in self._actors:
             return
         self._ray.kill(actor.handle)
-        self._actors[self._actors.index(actor)] = self._start()
+        place = self._actors.index(actor)
+        self._actors[place] = self._start(place)
         self.replaced += 1
         left, name = sum(one.running for one in self._actors), self._wanted.name
         log_line(
@@ -293,14 +334,19 @@ class Actors:
                 self._ray.kill(actor.handle)
             self._actors = []
 
-    def _start(self) -> Actor:
-        """Ask the cluster for an actor."""
+    def _start(self, place: int) -> Actor:
+        """Ask the cluster for an actor with this number."""
         wanted = self._wanted
+        strategy: Any = "SPREAD" if self._cluster.strategy == "spread" else "DEFAULT"
+        if self._group is not None:
+            from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+            strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=place)
         remote = self._ray.remote(self._kind).options(
             num_cpus=wanted.cpus,
             num_gpus=wanted.gpus,
             resources=dict(wanted.resources),
-            scheduling_strategy=self._cluster.strategy.upper(),
+            scheduling_strategy=strategy,
             max_restarts=0,  # a new actor, which may have another place, takes its part
         )
         handle = remote.remote(*self._build)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from guerdon.collect.shards import Join, State, packed, unpacked
-from guerdon.engines.ray_cluster import LOST, Actor, Actors, ActorSettings, connected, enter_folder
+from guerdon.engines.ray_cluster import LOST, Actor, Actors, ActorSettings, connected, enter_folder, placement
 from guerdon.errors import GuerdonError
 from guerdon.settings.cluster import ClusterSettings
 from guerdon.types import Rollout
@@ -115,8 +115,9 @@ class RayCollector:
             cluster.collector_resources,
         )  # fmt: skip
         self._states: list[State | None] = [None] * self._count  # after the last rollout; None: it has not begun
+        self._group = placement(self._ray, cluster)
         try:
-            self._actors = Actors(self._ray, ShardWorker, build, wanted, cluster)
+            self._actors = Actors(self._ray, ShardWorker, build, wanted, cluster, self._group)
         except GuerdonError:
             self._disconnect()
             raise
@@ -167,6 +168,8 @@ class RayCollector:
             self._disconnect()
 
     def _disconnect(self) -> None:
+        if self._group is not None:
+            self._ray.util.remove_placement_group(self._group)
         if self._owned:
             self._ray.shutdown()
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from guerdon.engines.ray_cluster import Actors, ActorSettings, connected, enter_folder
+from guerdon.engines.ray_cluster import Actors, ActorSettings, connected, enter_folder, placement
 from guerdon.engines.reward_models import Load, RewardModels, ShardedModel
 from guerdon.errors import GuerdonError
 from guerdon.settings.reward import SourceSettings
@@ -83,8 +83,9 @@ class RayRewardModels(RewardModels):
             "reward worker", "cluster.reward_workers", cluster.reward_workers, cluster.reward_worker_cpus,
             cluster.reward_worker_gpus, cluster.reward_worker_resources,
         )  # fmt: skip
+        self._group = placement(self._ray, cluster)
         try:
-            self._actors = Actors(self._ray, ScoringWorker, build, wanted, cluster)
+            self._actors = Actors(self._ray, ScoringWorker, build, wanted, cluster, self._group)
         except GuerdonError:
             self._disconnect()
             raise
@@ -114,5 +115,7 @@ class RayRewardModels(RewardModels):
             self._disconnect()
 
     def _disconnect(self) -> None:
+        if self._group is not None:
+            self._ray.util.remove_placement_group(self._group)
         if self._owned:
             self._ray.shutdown()

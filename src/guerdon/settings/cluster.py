@@ -46,9 +46,11 @@ class ClusterSettings(Settings):
     reward_worker_resources: dict[str, float] = Field(
         default_factory=dict, description="custom resources that each reward worker reserves"
     )
-    strategy: Literal["default", "spread"] = Field(
+    strategy: Literal["default", "spread", "pack"] = Field(
         "default",
-        description="default: Ray fills nodes up before it takes the next; spread: collectors go to different nodes",
+        description="default: Ray fills nodes up before it takes the next; spread: actors of a kind go to different "
+        "nodes; pack: a placement group in which the n-th collector and the n-th reward worker share a node, and all "
+        "of them as few nodes as there is room on",
     )
     start_timeout: float = Field(
         120.0, gt=0, description="seconds to wait for room for a collector, at the start and for a replacement"
@@ -71,6 +73,12 @@ class ClusterSettings(Settings):
         if not self.reward_workers:
             idle = {"reward_worker_cpus", "reward_worker_gpus", "reward_worker_resources"} & self.model_fields_set
             refuse(idle, "reward_workers 0")
+        kinds = [("collector", self.collector_cpus, self.collector_gpus, self.collector_resources)]
+        if self.reward_workers:
+            kinds += [("reward_worker", self.reward_worker_cpus, self.reward_worker_gpus, self.reward_worker_resources)]
+        for kind, cpus, gpus, resources in kinds:
+            if self.strategy == "pack" and not (cpus or gpus or any(resources.values())):
+                raise ValueError(f"strategy pack places what actors reserve: {kind}_cpus must be above 0")
         return self
 
     @field_validator("address")
