@@ -32,9 +32,8 @@ def robots(folder, name, *, env=None, algorithm=None, policy=None, runner=None, 
                 "use_reward_model": True, "combine_mode": "add", "reward_mode": "per_step", "shaping": "raw",
                 "model": {"model_type": "constant", "value": 0.5},
             },
-            "runner": section(
-                folder, name, total_steps=160, eval_every=80, checkpoint_every=40, film_frames=2, **(runner or {})
-            ),
+            "runner": section(folder, name, total_steps=160, eval_every=80, checkpoint_every=40, film_frames=2)
+            | (runner or {}),
             **more,
         }
     )  # fmt: skip
@@ -50,7 +49,7 @@ def words(folder, name, *, runner=None, **more):
                 "shortfall": "fill",
             },
             "algorithm": {"adv_estimator": "remax", "learning_rate": 1e-2},
-            "runner": section(folder, name, total_steps=64, eval_every=32, checkpoint_every=16, **(runner or {})),
+            "runner": section(folder, name, total_steps=64, eval_every=32, checkpoint_every=16) | (runner or {}),
             **more,
         }
     )  # fmt: skip

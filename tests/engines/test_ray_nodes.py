@@ -1,9 +1,16 @@
 """The loss of a node of a simulated Ray cluster: the run goes on with fewer collectors, and with all once it can."""
 
+import subprocess
+import sys
+import time
+
+import paced_corridor
 import pytest
-from ray_studies import judged, ordered, robots
+from ray_studies import judged, on_ray, ordered, recorded, robots
 
 import corridor
+from child import environment
+from guerdon.config import to_yaml
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run
 from guerdon.settings.study import Study
@@ -88,3 +95,31 @@ def test_packed_actors_share_nodes(tmp_path):
     assert group["bundles"] == {0: {"CPU": 1.0, "GPU": 1.0}, 1: {"CPU": 1.0, "GPU": 1.0}}
     assert len(set(group["bundles_to_node_id"].values())) == 1, "there is room on one node"
     assert removed["state"] == "REMOVED"
+
+
+def test_after_the_loss_of_the_head_a_run_resumes_on_another_cluster(tmp_path):
+    from ray.cluster_utils import Cluster
+
+    env = {"task": f"{paced_corridor.__name__}:{paced_corridor.ID}", "kwargs": {"folder": str(tmp_path)}}
+    expected = recorded(run(robots(tmp_path, "local", env=env))[0])
+    placed = on_ray(2, address="auto")
+    given = robots(tmp_path, "ray", env=env, **placed)
+    (tmp_path / "study.yaml").write_text(to_yaml(given))
+    (tmp_path / "pace").write_text("0.3")
+    command = [sys.executable, "-m", "guerdon", "run", str(tmp_path / "study.yaml")]
+    codes = []
+    for flags in ([], ["--resume"]):
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        try:
+            child = subprocess.Popen([*command, *flags], env=environment() | {"RAY_ADDRESS": cluster.address})
+            if not flags:
+                while child.poll() is None and not list((tmp_path / "ray").glob("checkpoints/step_*")):
+                    time.sleep(0.1)
+                cluster.shutdown()
+                (tmp_path / "pace").unlink()
+            codes.append(child.wait(600))
+        finally:
+            cluster.shutdown()
+    assert codes[0] != 0
+    assert codes[1] == 0
+    assert recorded(tmp_path / "ray") == expected
