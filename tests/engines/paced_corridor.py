@@ -1,6 +1,7 @@
 """The corridor at a speed that a file decides, so that a run can be made to last: `env.task: paced_corridor:ID`."""
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import gymnasium
@@ -18,8 +19,8 @@ class Paced(Corridor):
         self.pace = Path(folder) / "pace"
 
     def step(self, action):
-        if self.pace.is_file():
-            time.sleep(float(self.pace.read_text() or 0))
+        with suppress(FileNotFoundError):
+            time.sleep(float(self.pace.read_text()))
         return super().step(action)
 
 

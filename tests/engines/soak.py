@@ -13,8 +13,8 @@ import argparse
 import hashlib
 import json
 import random
-import signal
-import threading
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -22,8 +22,10 @@ import paced_corridor
 import psutil
 from ray_studies import judged, ordered, recorded, robots
 
+from child import environment
+from guerdon import atomic
+from guerdon.config import to_yaml
 from guerdon.progress import log_line
-from guerdon.rl.loop import Loop
 from guerdon.rl.run import run
 
 NAMES = {"ShardWorker": "collector", "ScoringWorker": "reward worker"}
@@ -49,13 +51,13 @@ def on_cluster():
     return {
         "engine": "ray",
         "cluster": {
-            "collectors": 3, "reward_workers": 2, "strategy": "spread", "task_timeout": HANG, "start_timeout": 900,
-            "max_replacements": 1000,
+            "address": "auto", "collectors": 3, "reward_workers": 2, "strategy": "spread", "task_timeout": HANG,
+            "start_timeout": 900, "max_replacements": 1000,
         },
     }  # fmt: skip
 
 
-class Killer(threading.Thread):
+class Killer:
     """Disturbs a cluster until there was enough of it.
 
     Args:
@@ -63,34 +65,34 @@ class Killer(threading.Thread):
         nodes: of it that may be removed.
         folder: with the file `pace`; gets `kills.jsonl`.
         minutes, kills: the least of both.
-        progress: share of the run that is done, 0 to 1.
+        progress: returns the share of the run that is done, 0 to 1.
         seed: of the order of kills.
     """
 
     def __init__(self, cluster, nodes, folder, *, minutes, kills, progress, seed):
-        super().__init__(name="killer", daemon=True)
         self.cluster, self.nodes, self.folder, self.progress = cluster, list(nodes), folder, progress
         self.minutes, self.least, self.rng = minutes, kills, random.Random(seed)
         self.done: list[dict] = []
-        self.over = threading.Event()
         self.missing = 0  # nodes to add again
-        self.stopped: list[psutil.Process] = []
 
-    def run(self):
+    def run(self, process):
+        """Disturb a run until it was enough, or the run is over."""
         start = time.monotonic()
         every = self.minutes * 60 / (self.least * 1.3)
         due = start + every
-        while not self.over.wait(1.0):
+        while process.poll() is None:
             share = (time.monotonic() - start) / (self.minutes * 60)
             if share >= 1 and len(self.done) >= self.least:
                 break
             ahead = self.progress() > min(0.9, 0.9 * share)  # the run must not end before
-            (self.folder / "pace").write_text("0.5" if ahead else "0")
+            atomic.write_text(self.folder / "pace", "0.3" if ahead else "0")
             if time.monotonic() >= due:
                 due += every * self.rng.uniform(0.5, 1.5)
                 self.disturb(time.monotonic() - start)
+            time.sleep(1)
         (self.folder / "pace").unlink(missing_ok=True)
-        self.restore()
+        while self.missing:
+            self.add_node()
 
     def disturb(self, seconds):
         what = self.rng.choices(["process", "hang", "node"], weights=[6, 1, 3])[0]
@@ -108,15 +110,10 @@ class Killer(threading.Thread):
             return
         kind, process = self.rng.choice(found)
         if what == "hang":
-            process.send_signal(signal.SIGSTOP)
-            self.stopped.append(process)
+            process.suspend()
         else:
             process.kill()
         self.note(seconds, f"{NAMES[kind]} {'stopped' if what == 'hang' else 'killed'}", process.pid, [])
-
-    def restore(self):
-        while self.missing:
-            self.add_node()
 
     def add_node(self):
         self.nodes.append(self.cluster.add_node(num_cpus=2, object_store_memory=100_000_000))
@@ -151,7 +148,6 @@ def digest(folder):
 
 def soak(folder, *, minutes, kills, iterations, seed, staleness=0):
     """Both runs, and what there is to say of them."""
-    import ray
     from ray.cluster_utils import Cluster
 
     folder.mkdir(parents=True)
@@ -160,27 +156,30 @@ def soak(folder, *, minutes, kills, iterations, seed, staleness=0):
     small = {"object_store_memory": 100_000_000}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **small})
     nodes = [cluster.add_node(num_cpus=2, **small) for _ in range(3)]
-    ray.init(address=cluster.address, log_to_driver=False)
-    name = "ray"
-    (folder / name).mkdir()
+    given = study(folder, "ray", total_steps=steps, staleness=staleness, **on_cluster())
+    (folder / "study.yaml").write_text(to_yaml(given))
+    metrics = folder / "ray" / "metrics.jsonl"
+
+    def progress():
+        rows = metrics.read_text().splitlines() if metrics.is_file() else []
+        return json.loads(rows[-1])["step"] / steps if rows else 0.0
+
     started = time.monotonic()
+    killer = Killer(cluster, nodes, folder, minutes=minutes, kills=kills, progress=progress, seed=seed)
     try:
-        loop = Loop(study(folder, name, total_steps=steps, staleness=staleness, **on_cluster()), folder / name)
-        killer = Killer(
-            cluster, nodes, folder, minutes=minutes, kills=kills, progress=lambda: loop.step / steps, seed=seed
-        )
-        killer.start()
-        try:
-            loop.run()
-        finally:
-            killer.over.set()
-            killer.join()
-        collector = getattr(loop.collector, "_collector", loop.collector)  # that of a thread, with --staleness
-        replaced = {"collectors": collector.replaced, "reward workers": loop.parts.reward_models.replaced}
+        with (folder / "run.log").open("w") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "guerdon", "run", str(folder / "study.yaml")],
+                env=environment(RAY_ADDRESS=cluster.address), stdout=log, stderr=log,
+            )  # fmt: skip
+            killer.run(process)
+            code = process.wait()
     finally:
-        ray.shutdown()
         cluster.shutdown()
-    found, again = digest(folder / name)
+    said = (folder / "run.log").read_text()
+    if code:
+        raise SystemExit(f"the run ended with exit code {code}: {said[-2000:]}")
+    found, again = digest(folder / "ray")
     by_kind: dict[str, int] = {}
     for one in killer.done:
         by_kind[one["what"]] = by_kind.get(one["what"], 0) + 1
@@ -189,7 +188,7 @@ def soak(folder, *, minutes, kills, iterations, seed, staleness=0):
         "minutes of kills": minutes,
         "kills": len(killer.done),
         "by kind": by_kind,
-        "replaced": replaced,
+        "replaced": {name: said.count(f"a {name} was lost") for name in NAMES.values()},
         "steps": steps,
         "measurements": again["scored"],
         "failed measurements": again["failures"],

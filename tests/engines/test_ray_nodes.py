@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import paced_corridor
 import pytest
@@ -10,6 +11,7 @@ from ray_studies import judged, on_ray, ordered, recorded, robots
 
 import corridor
 from child import environment
+from guerdon import atomic
 from guerdon.config import to_yaml
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run
@@ -17,6 +19,7 @@ from guerdon.settings.study import Study
 
 ray = pytest.importorskip("ray", reason="needs guerdon[ray]")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+HERE = Path(__file__).parent, Path(__file__).parents[1]
 
 
 def study(folder, name, **more):
@@ -105,13 +108,13 @@ def test_after_the_loss_of_the_head_a_run_resumes_on_another_cluster(tmp_path):
     placed = on_ray(2, address="auto")
     given = robots(tmp_path, "ray", env=env, **placed)
     (tmp_path / "study.yaml").write_text(to_yaml(given))
-    (tmp_path / "pace").write_text("0.3")
+    atomic.write_text(tmp_path / "pace", "0.3")
     command = [sys.executable, "-m", "guerdon", "run", str(tmp_path / "study.yaml")]
     codes = []
     for flags in ([], ["--resume"]):
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
         try:
-            child = subprocess.Popen([*command, *flags], env=environment() | {"RAY_ADDRESS": cluster.address})
+            child = subprocess.Popen([*command, *flags], env=environment(*HERE, RAY_ADDRESS=cluster.address))
             if not flags:
                 while child.poll() is None and not list((tmp_path / "ray").glob("checkpoints/step_*")):
                     time.sleep(0.1)
