@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from rl_clock import clock_study, reader_reward, result, start
 from rl_models import image_reward
-from text_rl import prime, sum_study
+from text_rl import sum_study
 
 from guerdon.engines.reward_models import RewardModels, ShardedModel
 from guerdon.errors import DataError
@@ -68,8 +68,10 @@ def test_a_run_whose_scores_do_not_depend_on_their_company_is_the_same_in_parts(
 def test_parts_that_nothing_would_score_are_refused(tmp_path):
     with pytest.raises(ValidationError, match="stays with the learner"):
         clock_study(tmp_path, reward={**image_reward(tmp_path), "scoring_shards": 2})
+    source = {"model": {"model_type": "prime"}}
+    reward = {"use_reward_model": True, "combine_mode": "add", "sources": {"prm": source}, "scoring_shards": 2}
     with pytest.raises(ValidationError, match="stays with the learner"):
-        sum_study(tmp_path, reward_model=prime(), reward={"scoring_shards": 2})
+        sum_study(tmp_path, reward=reward)
 
 
 def test_pictures_of_several_workers_are_refused(tmp_path):

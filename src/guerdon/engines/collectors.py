@@ -1,4 +1,4 @@
-"""The collector of a run on its engine: in this process, or as actors of a Ray cluster.
+"""The collector and the reward models of a run on its engine: in this process, or as actors of a Ray cluster.
 
 collector = run_collector(study, ControlCollector, [dict(env=..., seed=0), ...], join_control)
 """
@@ -10,6 +10,8 @@ from typing import Any
 
 from guerdon.collect.ahead import AheadCollector
 from guerdon.collect.shards import Join, ShardedCollector
+from guerdon.engines.reward_models import Load, RewardModels
+from guerdon.settings.reward import SourceSettings
 from guerdon.settings.study import Study
 
 
@@ -32,6 +34,25 @@ def run_collector(study: Study, make: Callable[..., Any], shards: Sequence[Mappi
         placed = RayCollector(study.cluster, make, shards, join, threads=study.runner.threads)
         return _ahead(study, lambda: placed)
     return _ahead(study, lambda: _local([make(**one) for one in shards], join))
+
+
+def run_reward_models(study: Study, load: Load, sources: Mapping[str, SourceSettings]) -> RewardModels:
+    """What loads the reward models of a run, and scores with them.
+
+    Args:
+        study: the resolved configuration.
+        load: loads the model of a source; importable on every node.
+        sources: of the run, by name.
+
+    Raises:
+        ConfigError: the cluster cannot be reached or has no room.
+        MissingDependencyError: Ray is not installed.
+    """
+    if study.engine == "ray" and study.cluster.reward_workers:
+        from guerdon.engines.ray_scoring import RayRewardModels
+
+        return RayRewardModels(study, load, sources)
+    return RewardModels(load, study.reward.scoring_shards)
 
 
 def _local(collectors: list[Any], join: Join) -> Any:

@@ -136,7 +136,7 @@ class ActorSettings:
 
 
 @dataclass(eq=False)
-class Actor:
+class PlacedActor:
     """An actor of the cluster.
 
     Attributes:
@@ -186,7 +186,7 @@ class Actors:
         self._ray, self._kind, self._build, self._wanted, self._cluster = ray, kind, build, wanted, cluster
         self._losses = losses()
         self.replaced = 0
-        self._actors: list[Actor] = []
+        self._actors: list[PlacedActor] = []
         try:
             for place in range(wanted.count):
                 self._actors.append(self._start(place))
@@ -195,10 +195,10 @@ class Actors:
             self.close()
             raise
 
-    def __iter__(self) -> Iterator[Actor]:
+    def __iter__(self) -> Iterator[PlacedActor]:
         return iter(self._actors)
 
-    def running(self) -> list[Actor]:
+    def running(self) -> list[PlacedActor]:
         """The actors that have a place, waiting for the first one where there is none.
 
         Raises:
@@ -233,7 +233,7 @@ class Actors:
                 self._replace(actor, error)
             self.look_for_ready(0.0)
 
-    def _replace(self, actor: Actor, error: Exception, before: int | None = None) -> None:
+    def _replace(self, actor: PlacedActor, error: Exception, before: int | None = None) -> None:
         """Start another actor instead of a lost one; the loss of several calls is one.
 
         Raises:
@@ -257,7 +257,7 @@ class Actors:
                 "or allow more (cluster.max_replacements)"
             ) from error
 
-    def finished(self, waiting: dict[Any, tuple[Any, Actor]], before: int) -> list[tuple[Any, Actor, Any]]:
+    def finished(self, waiting: dict[Any, tuple[Any, PlacedActor]], before: int) -> list[tuple[Any, PlacedActor, Any]]:
         """Wait for the next calls that end, and take them out of `waiting`.
 
         Args:
@@ -276,7 +276,7 @@ class Actors:
         for actor in busy.values():
             actor.heard = now if actor.heard is None else actor.heard
         until = min(actor.heard + limit for actor in busy.values() if actor.heard is not None)
-        found: list[tuple[Any, Actor, Any]] = []
+        found: list[tuple[Any, PlacedActor, Any]] = []
         for call in self._ray.wait(list(waiting), num_returns=1, timeout=max(0.0, until - now))[0]:
             about, actor = waiting.pop(call)
             actor.heard = None
@@ -309,7 +309,7 @@ class Actors:
             ClusterError: no actor is left, or they are lost again and again.
         """
         todo = list(range(len(items)))[::-1]
-        waiting: dict[Any, tuple[int, Actor]] = {}
+        waiting: dict[Any, tuple[int, PlacedActor]] = {}
         before = self.replaced
         while todo or waiting:
             busy = [actor for _, actor in waiting.values()]
@@ -334,7 +334,7 @@ class Actors:
                 self._ray.kill(actor.handle)
             self._actors = []
 
-    def _start(self, place: int) -> Actor:
+    def _start(self, place: int) -> PlacedActor:
         """Ask the cluster for an actor with this number."""
         wanted = self._wanted
         strategy: Any = "SPREAD" if self._cluster.strategy == "spread" else "DEFAULT"
@@ -350,7 +350,7 @@ class Actors:
             max_restarts=0,  # a new actor, which may have another place, takes its part
         )
         handle = remote.remote(*self._build)
-        return Actor(handle, handle.pid.remote())
+        return PlacedActor(handle, handle.pid.remote())
 
     def _wait_for_all(self) -> None:
         """Refuse to begin with fewer actors than were asked for."""

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from guerdon.collect.shards import Join, State, packed, unpacked
-from guerdon.engines.ray_cluster import LOST, Actor, Actors, ActorSettings, connected, enter_folder, placement
+from guerdon.engines.ray_cluster import LOST, Actors, ActorSettings, PlacedActor, connected, enter_folder, placement
 from guerdon.errors import GuerdonError
 from guerdon.settings.cluster import ClusterSettings
 from guerdon.types import Rollout
@@ -185,7 +185,7 @@ class RayCollector:
         """
         weights = None if policy is None else self._ray.put(_weights(policy))
         found: dict[int, Any] = {}
-        waiting: dict[Any, tuple[int, Actor]] = {}
+        waiting: dict[Any, tuple[int, PlacedActor]] = {}
         todo, replaced = list(shards), self.replaced
         while todo or waiting:
             for shard, actor in self._assigned(todo, [actor for _, actor in waiting.values()]):
@@ -205,7 +205,7 @@ class RayCollector:
                 actor.holds.add(shard)
         return found
 
-    def _assigned(self, shards: Sequence[int], busy: Sequence[Actor]) -> list[tuple[int, Actor]]:
+    def _assigned(self, shards: Sequence[int], busy: Sequence[PlacedActor]) -> list[tuple[int, PlacedActor]]:
         """An actor for each of these shards: that which holds it, unless others have less to do."""
         if not shards:
             return []

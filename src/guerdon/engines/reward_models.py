@@ -1,22 +1,21 @@
-"""The frozen reward models of a run: in this process, or on reward workers of a Ray cluster.
+"""The frozen reward models of a run, whose batches are scored in parts.
 
 A batch is scored in `reward.scoring_shards` parts, in order. That number decides the numbers of a run in their last
 digits, because a forward pass of other episodes pads and rounds otherwise; who scores the parts does not.
 
-    models = reward_models(study, load)
+    models = RewardModels(load_model, shards=4)
     sources["progress"] = ControlReward(terms, models.model("progress", settings), settings, num_envs=8)
     models.close()
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from guerdon.errors import DataError
 from guerdon.settings.reward import SourceSettings
-from guerdon.settings.study import Study
 from guerdon.types import Episode, RewardInfo, RewardModel, Score
 
 Load = Callable[[SourceSettings], RewardModel]
@@ -90,22 +89,3 @@ class ShardedModel:
                     "give one per episode, in order"
                 )
         return [score for scores in found for score in scores]
-
-
-def reward_models(study: Study, load: Load, sources: Mapping[str, SourceSettings]) -> RewardModels:
-    """What loads and scores the reward models of a run.
-
-    Args:
-        study: the resolved configuration.
-        load: loads the model of a source; importable on every node.
-        sources: of the run, by name.
-
-    Raises:
-        ConfigError: the cluster cannot be reached or has no room.
-        MissingDependencyError: Ray is not installed.
-    """
-    if study.engine == "ray" and study.cluster.reward_workers:
-        from guerdon.engines.ray_scoring import RayRewardModels
-
-        return RayRewardModels(study, load, sources)
-    return RewardModels(load, study.reward.scoring_shards)

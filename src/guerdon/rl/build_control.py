@@ -12,8 +12,8 @@ import torch
 
 from guerdon.collect.control import ControlCollector, policy_of_shape
 from guerdon.collect.shards import env_of_shard, join_control
-from guerdon.engines.collectors import run_collector
-from guerdon.engines.reward_models import RewardModels, reward_models
+from guerdon.engines.collectors import run_collector, run_reward_models
+from guerdon.engines.reward_models import RewardModels
 from guerdon.errors import ConfigError
 from guerdon.generators import CACHING, generator
 from guerdon.models.image import ImageRewardModel
@@ -48,7 +48,7 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     runner, algorithm = study.runner, study.control_algorithm
     torch.manual_seed(runner.seed)  # of dropout, where a policy has any: only gradient steps draw from it
     group = algorithm.group_size if algorithm.needs.groups else None
-    loaded = reward_models(study, load_model, study.reward.sources)
+    loaded = run_reward_models(study, load_model, study.reward.sources)
     models = build_control_sources(study, loaded)
     sources: dict[str, RewardSource[Any]] = {
         "env": GroundTruth(SourceTerms("env", algorithm.gamma, study.reward.env_weight())),

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from guerdon.collect.text import Responses, RunPrompts, TextCollector, join_shards
-from guerdon.engines.collectors import run_collector
-from guerdon.engines.reward_models import RewardModels, reward_models
+from guerdon.engines.collectors import run_collector, run_reward_models
+from guerdon.engines.reward_models import RewardModels
 from guerdon.evaluate.text_suite import RECORD, attacks_that_fooled, third_party_folder
 from guerdon.models.load import load_source_model
 from guerdon.models.text_load import find_text_model
@@ -56,7 +56,7 @@ def text_parts(study: Study, *, fresh: bool) -> Parts:
     policy.temperature = study.generation.temperature
     prompts = RunPrompts.read(study.data, policy.tokenizer)
     alike, system_prompt = shared_system_prompt(prompts.train)
-    models = reward_models(study, load_model, study.text_sources)
+    models = run_reward_models(study, load_model, study.text_sources)
     sources = build_text_sources(study, policy, models, system_prompt=system_prompt)
     recompute = kl_in_reward or any(source.needs_log_probs for source in sources.values())
     recompute = recompute or bool(runner.max_staleness)  # for a ratio to weights that are older than those that learn
