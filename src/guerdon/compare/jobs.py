@@ -2,7 +2,8 @@
 
 Each job is a process with its own log, and ends when this process ends. A job that finished is not run again; one
 whose folder is in use by another process waits for that process. Processes are forked from one server that has
-imported the heavy packages already, so that a small job does not cost seconds of imports.
+imported the heavy packages already, so that a small job does not cost seconds of imports. Another place for jobs, such
+as a cluster, can take that of these processes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from guerdon import atomic
 from guerdon.errors import InUseError
@@ -79,6 +80,18 @@ def run_verb(arguments: Sequence[str]) -> None:
     runpy.run_module("guerdon", run_name="__main__")
 
 
+class JobPlace(Protocol):
+    """Where jobs run. `start` is called from threads."""
+
+    def start(self, name: str, arguments: Sequence[str], log: Path) -> int:
+        """Run a job to its end and return its exit status; -15 without a start when all is ending."""
+        ...
+
+    def end(self) -> None:
+        """End the jobs that run, with time to leave a whole checkpoint, and let no other one start."""
+        ...
+
+
 def run_jobs(
     jobs: Sequence[Job],
     folder: Path,
@@ -86,15 +99,17 @@ def run_jobs(
     parallel: int,
     say: Callable[[Outcome, int, int], None],
     work: Callable[[Sequence[str]], None] = run_verb,
+    place: JobPlace | None = None,
 ) -> list[Outcome]:
     """Run all jobs whose needs can be met.
 
     Args:
         jobs: in any order.
         folder: receives `<name>.log` and `<name>.done`.
-        parallel: processes at a time.
+        parallel: jobs at a time.
         say: called with each outcome, the number settled and the number in all.
         work: what a job's process calls with the job's arguments; importable by name.
+        place: where jobs run, ended with this call; None: in processes of this machine.
 
     Returns:
         One outcome per job, in order of their end.
@@ -102,7 +117,7 @@ def run_jobs(
     folder.mkdir(parents=True, exist_ok=True)
     waiting = {job.name: job for job in jobs}
     outcomes: dict[str, Outcome] = {}
-    alive = _Alive(work)
+    alive = _Alive(place or _Processes(work))
 
     def settle(outcome: Outcome) -> None:
         waiting.pop(outcome.job.name, None)
@@ -135,22 +150,18 @@ def run_jobs(
 
 
 class _Alive:
-    """The processes that run now; leaving the block ends them and lets no other one start.
+    """The jobs that run now; leaving the block ends them and lets no other one start.
 
-    Whatever ends the study, an interrupt included, ends its processes too. Each gets time to leave a whole
-    checkpoint; one that does not end by then is killed.
+    Whatever ends the study, an interrupt included, ends its jobs too.
     """
 
-    def __init__(self, work: Callable[[Sequence[str]], None]) -> None:
-        self._work = work
-        self._lock = threading.Condition()
-        self._processes: dict[str, BaseProcess] = {}
-        self._environment = {**dict.fromkeys(_ONE_THREAD, "1"), **os.environ}
+    def __init__(self, place: JobPlace) -> None:
+        self._place = place
         self._end = threading.Event()
 
     @property
     def ending(self) -> bool:
-        """Whether no other process may start."""
+        """Whether no other job may start."""
         return self._end.is_set()
 
     def wait_for(self, folder: Path) -> None:
@@ -163,29 +174,49 @@ class _Alive:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._place.end()
+
+    def start(self, job: Job, log: Path) -> int:
+        """As that of the place."""
+        return self._place.start(job.name, job.arguments, log)
+
+
+class _Processes:
+    """Jobs in processes of this machine. One that does not end in time is killed."""
+
+    def __init__(self, work: Callable[[Sequence[str]], None]) -> None:
+        self._work = work
+        self._lock = threading.Condition()
+        self._processes: dict[str, BaseProcess] = {}
+        self._environment = {**dict.fromkeys(_ONE_THREAD, "1"), **os.environ}
+        self._ended = False
+
+    def start(self, name: str, arguments: Sequence[str], log: Path) -> int:
+        """See `JobPlace`."""
         with self._lock:
-            self._end.set()
+            if self._ended:
+                return -signal.SIGTERM
+            process = _warm_context(self._environment).Process(
+                target=_enter, args=(self._work, arguments, str(log.absolute()), self._environment), name=name
+            )
+            process.start()
+            self._processes[name] = process
+        process.join()
+        with self._lock:
+            del self._processes[name]
+            self._lock.notify_all()
+        return process.exitcode or 0
+
+    def end(self) -> None:
+        """See `JobPlace`."""
+        with self._lock:
+            self._ended = True
             for process in self._processes.values():
                 process.terminate()
             self._lock.wait_for(lambda: not self._processes, timeout=_GRACE)
             for process in self._processes.values():
                 process.kill()
-
-    def start(self, job: Job, log: Path) -> int:
-        """Run a job to its end and return its exit status; -15 without a start when all is ending."""
-        with self._lock:
-            if self.ending:
-                return -signal.SIGTERM
-            process = _warm_context(self._environment).Process(
-                target=_enter, args=(self._work, job.arguments, str(log.absolute()), self._environment), name=job.name
-            )
-            process.start()
-            self._processes[job.name] = process
-        process.join()
-        with self._lock:
-            del self._processes[job.name]
-            self._lock.notify_all()
-        return process.exitcode or 0
 
 
 def _warm_context(environment: Mapping[str, str]) -> Any:

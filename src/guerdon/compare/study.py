@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from guerdon import atomic, provenance
-from guerdon.compare.jobs import Job, Outcome, run_jobs
+from guerdon.compare.jobs import Job, JobPlace, Outcome, run_jobs
 from guerdon.compare.report import write_report
 from guerdon.compare.report_tables import markdown_table
 from guerdon.config import Tree, apply_overrides, holds, merge, read_yaml, resolve_refs, to_yaml, validate
@@ -103,7 +103,9 @@ def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> St
                 arguments = ("run", _job_file(base.work_dir, name), "--resume")
                 job = Job(name, arguments, _needs(task, config, prepared), float(cost["seconds"]), folder=folder)
                 planned.append((job, config, cost))
-    workers = parallel or base.compare.parallel or len(os.sched_getaffinity(0))
+    # On a cluster every job that can start is given to Ray, which has them wait for room.
+    most = len(planned) if base.engine == "ray" else len(os.sched_getaffinity(0))
+    workers = parallel or base.compare.parallel or most
     configs = {job.name: config for job, config, _ in planned}
     estimates = {job.name: cost for job, _, cost in planned}
     return StudyPlan(base, path, tuple(overrides), configs, estimates, tuple(job for job, _, _ in planned), workers)
@@ -133,7 +135,7 @@ def run_study(plan: StudyPlan) -> tuple[Path, str]:
             progress.advance(settled, "jobs")
 
         try:
-            outcomes = run_jobs(plan.jobs, folder / "jobs", parallel=plan.parallel, say=report_end)
+            outcomes = run_jobs(plan.jobs, folder / "jobs", parallel=plan.parallel, say=report_end, place=_place(plan))
         finally:
             progress.close()
         _write_card(plan, time.perf_counter() - started)
@@ -147,6 +149,15 @@ def run_study(plan: StudyPlan) -> tuple[Path, str]:
             f"The report of the others: {report}\n  {lines}"
         )
     return report, table
+
+
+def _place(plan: StudyPlan) -> JobPlace | None:
+    """The cluster of a study; None: processes of this machine."""
+    if plan.study.engine == "local":
+        return None
+    from guerdon.engines.ray_jobs import RayJobs
+
+    return RayJobs(plan.study.cluster)
 
 
 def _write_configs(plan: StudyPlan) -> None:
@@ -175,8 +186,13 @@ def _moved(tree: Tree, inside: str) -> Tree:
 
 
 def _resolved(tree: Tree, change: dict[str, Any], source: str) -> Study:
-    changed = Tree(merge(tree.data, change), tree.places)
-    return validate(Study, resolve_refs(changed, Study), source=source)
+    """The configuration of jobs. One that needs nothing else of a cluster is that of one process, as without it."""
+    changed = resolve_refs(Tree(merge(tree.data, change), tree.places), Study)
+    study = validate(Study, changed, source=source)
+    if study.engine == "local" or study.cluster.collectors > 1:
+        return study
+    alone = {key: value for key, value in changed.data.items() if key not in ("engine", "cluster")}
+    return validate(Study, Tree(alone, changed.places), source=source)
 
 
 def _preparation(task: str, study: Study) -> list[_Planned]:

@@ -28,8 +28,12 @@ _CLOSING = 30.0  # seconds that actors get to close what they hold
 _AT_A_TIME = 2  # items that an actor is given, so that it has the next one at once
 
 
-def connected(address: str) -> tuple[Any, bool]:
+def connected(address: str, *, show_logs: bool = True) -> tuple[Any, bool]:
     """Ray, connected to a cluster, and whether this call connected it.
+
+    Args:
+        address: `cluster.address`.
+        show_logs: print what actors and tasks print.
 
     Raises:
         ConfigError: it cannot be reached.
@@ -42,9 +46,11 @@ def connected(address: str) -> tuple[Any, bool]:
         raise MissingDependencyError("engine: ray needs Ray: pip install 'guerdon[ray]'") from error
     if ray.is_initialized():
         return ray, False
+    if address == "local":
+        address = os.environ.get("RAY_ADDRESS", address)  # set in jobs of a cluster
     local = {"include_dashboard": False} if address == "local" else {}
     try:
-        ray.init(address=address, logging_level=logging.WARNING, **local)
+        ray.init(address=address, logging_level=logging.WARNING, log_to_driver=show_logs, **local)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ConfigError(f"the Ray cluster of cluster.address {address} cannot be reached: {error}") from error
     return ray, True
@@ -298,8 +304,8 @@ class Actors:
     def results(self, items: Sequence[Any], call: Callable[[Any, Any], Any]) -> Iterator[tuple[int, Any]]:
         """What `call` returns for each item, with the place of the item, as they are finished.
 
-        Every actor has up to two items at a time; those of a lost actor are done again by others, so a call must return
-        the same whenever it is repeated.
+        Every actor has up to two items at a time. Those of a lost actor are done again by others: a call must return
+        the same when it is repeated.
 
         Args:
             items: in any number.
@@ -313,10 +319,10 @@ class Actors:
         before = self.replaced
         while todo or waiting:
             busy = [actor for _, actor in waiting.values()]
-            for actor in [one for one in self.running() for _ in range(2 - busy.count(one))]:
-                if todo:
-                    place = todo.pop()
-                    waiting[call(actor.handle, items[place])] = place, actor
+            free = [(k, one) for one in self.running() for k in range(busy.count(one), _AT_A_TIME)]
+            for _, chosen in sorted(free, key=lambda one: one[0])[: len(todo)]:  # one each before a second one
+                place = todo.pop()
+                waiting[call(chosen.handle, items[place])] = place, chosen
             for place, _, result in self.finished(waiting, before):
                 if result is LOST:
                     todo.append(place)

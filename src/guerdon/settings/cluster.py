@@ -18,8 +18,8 @@ class ClusterSettings(Settings):
 
     address: str = Field(
         "local",
-        description="of the cluster: local starts one on this machine for this run, auto finds the one that `ray "
-        "start` began here, else host:port of its head",
+        description="of the cluster: local joins the one that the variable RAY_ADDRESS names, or starts one on this "
+        "machine for this run; auto finds the one that `ray start` began here; else host:port of its head",
     )
     collectors: int = Field(
         1, ge=1, description="actors that collect the shards of rollouts; at most runner.rollout_shards"
@@ -46,6 +46,8 @@ class ClusterSettings(Settings):
     reward_worker_resources: dict[str, float] = Field(
         default_factory=dict, description="custom resources that each reward worker reserves"
     )
+    job_cpus: float = Field(1.0, ge=0, description="CPUs that each job of `guerdon compare` reserves")
+    job_gpus: float = Field(0.0, ge=0, description="GPUs that each job of `guerdon compare` reserves")
     strategy: Literal["default", "spread", "pack"] = Field(
         "default",
         description="default: Ray fills nodes up before it takes the next; spread: actors of a kind go to different "
@@ -65,7 +67,7 @@ class ClusterSettings(Settings):
         5,
         ge=0,
         description="actors of a kind replaced during one rollout, or one scoring, before the run stops with a "
-        "checkpoint to resume",
+        "checkpoint to resume; also how often a job of `guerdon compare` starts again",
     )
 
     @model_validator(mode="after")
