@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -123,7 +124,13 @@ def label(
         return _dry_run(config, {} if skip_generation else "label")
     from guerdon.labels.label import label as work
 
-    done = work(config, skip_generation=skip_generation)
+    if config.engine == "ray":
+        from guerdon.engines.ray_label import LabelWorkers
+
+        with closing(LabelWorkers(config)) as workers:
+            done = work(config, skip_generation=skip_generation, sample_with=workers.sample_with)
+    else:
+        done = work(config, skip_generation=skip_generation)
     _say((f"kept {done.folder}: {done.kept_or_written}; " if done.kept else f"wrote {done.folder}: ") + done.summary)
 
 

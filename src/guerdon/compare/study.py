@@ -86,7 +86,7 @@ def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> St
         at_task = base.compare.at_task(task) if base.compare.tasks else {}
         placed = _moved(tree, f"compare.tasks.{task}.")
         prepared = _resolved(placed, at_task, f"{path}, task {task}")
-        planned += _preparation(task, prepared)
+        planned += _preparation(task, prepared, _resolved(placed, at_task, f"{path}, task {task}", verb="label"))
         for arm in base.compare.arms:
             for seed in base.compare.seeds:
                 name = f"{task}.{arm}.seed{seed}"
@@ -185,18 +185,25 @@ def _moved(tree: Tree, inside: str) -> Tree:
     return Tree(tree.data, {**tree.places, **moved})
 
 
-def _resolved(tree: Tree, change: dict[str, Any], source: str) -> Study:
+def _resolved(tree: Tree, change: dict[str, Any], source: str, *, verb: str = "run") -> Study:
     """The configuration of jobs. One that needs nothing else of a cluster is that of one process, as without it."""
     changed = resolve_refs(Tree(merge(tree.data, change), tree.places), Study)
     study = validate(Study, changed, source=source)
-    if study.engine == "local" or study.cluster.collectors > 1:
+    actors = study.cluster.label_workers if verb == "label" else study.cluster.collectors
+    if study.engine == "local" or actors > 1:
         return study
     alone = {key: value for key, value in changed.data.items() if key not in ("engine", "cluster")}
     return validate(Study, Tree(alone, changed.places), source=source)
 
 
-def _preparation(task: str, study: Study) -> list[_Planned]:
-    """What comes before the runs of one task: collecting or labelling, training, evaluating."""
+def _preparation(task: str, study: Study, for_label: Study) -> list[_Planned]:
+    """What comes before the runs of one task: collecting or labelling, training, evaluating.
+
+    Args:
+        task: its name.
+        study: at this task.
+        for_label: the same, for the job that labels.
+    """
     planned: list[_Planned] = []
 
     def add(
@@ -204,7 +211,7 @@ def _preparation(task: str, study: Study) -> list[_Planned]:
     ) -> None:
         words = (verb, _job_file(study.work_dir, f"{task}.{name}"), *flags)
         job = Job(f"{task}.{name}", words, needs, float(cost["seconds"]), urgent=urgent)
-        planned.append((job, study, cost))
+        planned.append((job, for_label if verb == "label" else study, cost))
 
     if study.sft is not None:
         add("sft", estimate(study, "sft"), "train", "policy=sft", "--resume")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -64,6 +64,31 @@ class Completion:
     finished: bool
 
 
+@dataclass(frozen=True, eq=False)
+class SampleGroup:
+    """Requests that are completed together: what is drawn depends on them and the policy's weights alone.
+
+    Attributes:
+        requests: what is completed.
+        keys: of the requests by content, the seed included; the random numbers come from them.
+        n: completions of each.
+        limit: most tokens of a response, the prefix included.
+        sampling: how tokens are sampled.
+    """
+
+    requests: tuple[CompletionRequest, ...]
+    keys: tuple[str, ...]
+    n: int
+    limit: int
+    sampling: SamplingParams
+
+
+Sampled = tuple[list[list[Any]], int]
+"""The n completions of each request of a group, one after another, each as [text, finished]; and how many tokens."""
+Sample = Callable[[Sequence[SampleGroup]], Iterator[tuple[int, Sampled]]]
+"""Samples groups; gives the place of a group and what was sampled, in any order."""
+
+
 class Completer:
     """Samples completions of one policy.
 
@@ -75,12 +100,21 @@ class Completer:
         generation: the `generation` section: engine and batch size; its temperature and truncation are not used.
         cache: completions on disk.
         seed: of the samples.
+        sample: samples groups elsewhere, with the same weights; None: here.
     """
 
-    def __init__(self, policy: TextPolicy, generation: GenerationSettings, cache: Cache, *, seed: int) -> None:
+    def __init__(
+        self,
+        policy: TextPolicy,
+        generation: GenerationSettings,
+        cache: Cache,
+        *,
+        seed: int,
+        sample: Sample | None = None,
+    ) -> None:
         self.policy = policy
         self._generation, self._cache, self._seed = generation, cache, seed
-        self._engines: dict[SamplingParams, Engine] = {}
+        self._sample = sample or GroupSampler(policy, generation).sample_all
         self.counts: Counter[str] = Counter()
 
     @cached_property
@@ -119,45 +153,63 @@ class Completer:
         missing.sort(key=lambda key: len(first[key].prefix))  # neighbours of like length; equal ones keep their order
         generation = self._generation
         size = max(1, (generation.batch_size if generation.engine == "local" else 4096) // n)
+        starts = range(0, len(missing), size)
+        parts = [tuple(missing[start : start + size]) for start in starts]
+        groups = [SampleGroup(tuple(first[key] for key in part), part, n, limit, sampling) for part in parts]
         bar = ProgressBar(len(missing), what=f"{purpose} requests", lines=10) if show_progress else None
+        done = 0
         with nullcontext() if bar is None else closing(bar):
-            for start in range(0, len(missing), size):
-                group = missing[start : start + size]
-                texts = self._sample([first[key] for key in group], group, n, limit, sampling, purpose)
-                self._cache.put({key: texts[i * n : (i + 1) * n] for i, key in enumerate(group)})
+            for place, (texts, tokens) in self._sample(groups):
+                self._cache.put({key: texts[i * n : (i + 1) * n] for i, key in enumerate(parts[place])})
+                self.counts[f"{purpose}: texts"] += len(texts)
+                self.counts[f"{purpose}: tokens"] += tokens
+                done += len(parts[place])
                 if bar is not None:
-                    bar.advance(start + len(group), "")
+                    bar.advance(done, "")
         return [tuple(Completion(text, finished) for text, finished in self._cache.get(key)) for key in keys]
 
-    def _sample(
-        self,
-        requests: Sequence[CompletionRequest],
-        keys: Sequence[str],
-        n: int,
-        limit: int,
-        sampling: SamplingParams,
-        purpose: str,
-    ) -> list[list[Any]]:
-        """The text of each completion, and whether it is complete."""
-        tokenizer = self.policy.tokenizer
-        begun = [response_ids(tokenizer, request.prefix)[:-1] for request in requests]
-        starts = [sequence(request.prompt, ids) for request, ids in zip(requests, begun, strict=True)]
+
+class GroupSampler:
+    """Samples groups of requests with a policy in this process.
+
+    Args:
+        policy: the model.
+        generation: the `generation` section.
+    """
+
+    def __init__(self, policy: TextPolicy, generation: GenerationSettings) -> None:
+        self.policy, self._generation = policy, generation
+        self._engines: dict[SamplingParams, Engine] = {}
+
+    def sample_all(self, groups: Sequence[SampleGroup]) -> Iterator[tuple[int, Sampled]]:
+        """One group after another; see `Sample`."""
+        for place, group in enumerate(groups):
+            yield place, self.sample(group)
+
+    def sample(self, group: SampleGroup) -> Sampled:
+        """The completions of a group.
+
+        Raises:
+            DataError: the model has no room for a prompt and its response.
+        """
+        tokenizer, n = self.policy.tokenizer, group.n
+        begun = [response_ids(tokenizer, request.prefix)[:-1] for request in group.requests]
+        starts = [sequence(request.prompt, ids) for request, ids in zip(group.requests, begun, strict=True)]
         room = getattr(self.policy.base.model.config, "max_position_embeddings", None)
-        most = max(1, limit - min(len(ids) for ids in begun))
+        most = max(1, group.limit - min(len(ids) for ids in begun))
         if room is not None and any(len(ids) for ids in begun):
             most = max(1, min(most, room - max(map(len, starts))))
-        greedy = sampling.temperature == 0
-        digest = hashlib.sha256("".join(keys).encode()).digest()
+        greedy = group.sampling.temperature == 0
+        digest = hashlib.sha256("".join(group.keys).encode()).digest()
         rng = None if greedy else np.random.default_rng(int.from_bytes(digest, "big"))
         with torch.no_grad():
-            found = self._engine(sampling).generate(starts, n, max_new_tokens=most, rng=rng, greedy=greedy).batch
+            found = self._engine(group.sampling).generate(starts, n, max_new_tokens=most, rng=rng, greedy=greedy).batch
         texts = []
         for i, row in enumerate(found.responses()):  # with its prefix, as spaces at the seam can belong to both
             ids = begun[i // n]
             texts.append(decode(tokenizer, sequence(ids, row)).removeprefix(decode(tokenizer, ids)))
-        self.counts[f"{purpose}: texts"] += len(texts)
-        self.counts[f"{purpose}: tokens"] += int(found.lengths_B.sum())
-        return [[text, bool(done)] for text, done in zip(texts, found.finished_B, strict=True)]
+        pairs: list[list[Any]] = [[text, bool(done)] for text, done in zip(texts, found.finished_B, strict=True)]
+        return pairs, int(found.lengths_B.sum())
 
     def _engine(self, sampling: SamplingParams) -> Engine:
         if sampling not in self._engines:

@@ -11,7 +11,7 @@ written, unless the data set that is there has more.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property
@@ -28,7 +28,7 @@ from guerdon.errors import ConfigError, DataError, TooManyFailuresError
 from guerdon.labels import candidates, data_set, labelers
 from guerdon.labels.append_log import Cache, CallUsage, Ledger
 from guerdon.labels.candidates import Candidates
-from guerdon.labels.completions import Completer, LocalLLMClient, SamplingParams
+from guerdon.labels.completions import Completer, LocalLLMClient, Sample, SamplingParams, weights_hash
 from guerdon.labels.labelers import Labeler, PromptedSolution, StepLabels
 from guerdon.labels.llm_client import BUDGET, NOT_ASKED, HttpLLMClient, LLMClient, OwnLLMClient, ReplyModel
 from guerdon.labels.llm_judge import JudgeLabeler, longest_judgement_request
@@ -49,7 +49,13 @@ from guerdon.worlds.verifier import verifier_from
 QUESTIONS_AT_A_TIME = 16  # sent to the judge's model where there is a budget
 
 
-def label(study: Study, *, skip_generation: bool = False, clock: Clock | None = None) -> data_set.LabelledDataSet:
+SampleWith = Callable[[TextPolicySettings, str], Sample]
+"""From the settings of a policy and the hash of its weights to what samples with it, on other machines."""
+
+
+def label(
+    study: Study, *, skip_generation: bool = False, clock: Clock | None = None, sample_with: SampleWith | None = None
+) -> data_set.LabelledDataSet:
     """Make the data set of a study's `label` section, or continue making it.
 
     Args:
@@ -57,6 +63,7 @@ def label(study: Study, *, skip_generation: bool = False, clock: Clock | None = 
         skip_generation: sample and send nothing: take the labels of the data set that is there, and write its rewards
             and formats anew. HE and SE differ in nothing else, so one can be had from the other.
         clock: time, as the client of the judge uses it.
+        sample_with: where policies and local judges sample, with the same results; None: in this process.
 
     Returns:
         The folder, its card, and why the work ended early, if it did.
@@ -78,7 +85,7 @@ def label(study: Study, *, skip_generation: bool = False, clock: Clock | None = 
     if skip_generation:
         return data_set.relabel_rewards(root, settings)
     with ExitStack() as stack:
-        run = _LabelRun(study, settings, root / "cache", clock or Clock(), stack)
+        run = _LabelRun(study, settings, root / "cache", clock or Clock(), stack, sample_with)
         if settings.data_paths:
             run.label_given_solutions()
         else:
@@ -106,9 +113,19 @@ class _LabelRun:
         cache: folder of what is kept on disk.
         clock: time.
         stack: closes what is opened.
+        sample_with: as for `label`.
     """
 
-    def __init__(self, study: Study, settings: LabelSettings, cache: Path, clock: Clock, stack: ExitStack) -> None:
+    def __init__(
+        self,
+        study: Study,
+        settings: LabelSettings,
+        cache: Path,
+        clock: Clock,
+        stack: ExitStack,
+        sample_with: SampleWith | None,
+    ) -> None:
+        self._sample_with = sample_with
         self._study, self._settings, self._cache, self._clock, self._stack = study, settings, cache, clock, stack
         self._data = study.data or GeneratedDataSettings()
         ledger = Ledger(cache / "calls.jsonl", prices=settings.judge.prices, max_usd=settings.max_usd)
@@ -136,9 +153,11 @@ class _LabelRun:
         key = chosen.model_dump_json()
         if key not in self._completers:
             torch.set_num_threads(self._study.runner.threads)
-            loaded = load_policy(chosen.model_copy(update={"lora": None}), seed=self._study.runner.seed)
+            without = chosen.model_copy(update={"lora": None})
+            loaded = load_policy(without, seed=self._study.runner.seed)
+            sample = None if self._sample_with is None else self._sample_with(without, weights_hash(loaded))
             self._completers[key] = Completer(
-                loaded, self._study.generation, self._completions, seed=self._settings.seed
+                loaded, self._study.generation, self._completions, seed=self._settings.seed, sample=sample
             )
         return self._completers[key]
 

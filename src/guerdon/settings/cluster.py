@@ -48,6 +48,9 @@ class ClusterSettings(Settings):
     )
     job_cpus: float = Field(1.0, ge=0, description="CPUs that each job of `guerdon compare` reserves")
     job_gpus: float = Field(0.0, ge=0, description="GPUs that each job of `guerdon compare` reserves")
+    label_workers: int = Field(1, ge=1, description="actors that sample for `guerdon label`")
+    label_worker_cpus: float = Field(1.0, ge=0, description="CPUs that each of them reserves")
+    label_worker_gpus: float = Field(0.0, ge=0, description="GPUs that each of them reserves")
     strategy: Literal["default", "spread", "pack"] = Field(
         "default",
         description="default: Ray fills nodes up before it takes the next; spread: actors of a kind go to different "

@@ -1,0 +1,115 @@
+"""Sampling of `guerdon label` on a Ray cluster: solutions, completions of prefixes, local judges.
+
+What is sampled for a group of requests depends on the group and the weights alone, so it does not matter which worker
+samples it, and that of a lost worker is sampled again: the labels are those of one process, bit for bit.
+
+with closing(LabelWorkers(study)) as workers:
+    label(study, sample_with=workers.sample_with)
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+
+from guerdon.engines.ray_cluster import Actors, ActorSettings, connected, enter_folder
+from guerdon.errors import ConfigError
+from guerdon.labels.completions import GroupSampler, Sample, Sampled, SampleGroup, weights_hash
+from guerdon.policies.text_files import load_policy
+from guerdon.settings.study import Study
+from guerdon.settings.text_policy import GenerationSettings, TextPolicySettings
+
+
+class LabelWorker:
+    """What runs in an actor: policies, loaded when they are first needed.
+
+    Args:
+        generation: the `generation` section.
+        seed: `runner.seed`.
+        folder: relative paths are resolved from here, where the machine has this folder.
+        modules: folders that modules are imported from.
+        threads: of torch, as in one process.
+    """
+
+    def __init__(
+        self, generation: GenerationSettings, seed: int, folder: str, modules: Sequence[str], threads: int
+    ) -> None:
+        enter_folder(folder, modules, threads)
+        self._generation, self._seed = generation, seed
+        self._samplers: dict[str, GroupSampler] = {}
+
+    def pid(self) -> int:
+        """The process of this actor; it answers as soon as the actor has a place."""
+        return os.getpid()
+
+    def sample(self, settings: TextPolicySettings, fingerprint: str, group: SampleGroup) -> Sampled:
+        """The completions of a group.
+
+        Args:
+            settings: of the policy.
+            fingerprint: `weights_hash` that it must have.
+            group: the requests.
+
+        Raises:
+            ConfigError: this node has other weights.
+            DataError: the model has no room for a prompt and its response.
+        """
+        if fingerprint not in self._samplers:
+            policy = load_policy(settings, seed=self._seed)
+            if weights_hash(policy) != fingerprint:
+                raise ConfigError(
+                    f"the policy {settings.path} has other weights on a node of the cluster ({os.uname().nodename}): "
+                    "put it on a file system that all nodes share"
+                )
+            self._samplers[fingerprint] = GroupSampler(policy, self._generation)
+        return self._samplers[fingerprint].sample(group)
+
+    def close(self) -> None:
+        """Release the models."""
+        self._samplers.clear()
+
+
+class LabelWorkers:
+    """Actors that sample; they start when something is sampled that the cache does not have.
+
+    Args:
+        study: with `engine: ray`.
+    """
+
+    def __init__(self, study: Study) -> None:
+        self._study, self._owned = study, False
+
+    @cached_property
+    def _actors(self) -> Actors:
+        study, cluster = self._study, self._study.cluster
+        ray, self._owned = connected(cluster.address)
+        build = (study.generation, study.runner.seed, str(Path.cwd()), list(sys.path), study.runner.threads)
+        wanted = ActorSettings(
+            "label worker", "cluster.label_workers", cluster.label_workers, cluster.label_worker_cpus,
+            cluster.label_worker_gpus,
+        )  # fmt: skip
+        return Actors(ray, LabelWorker, build, wanted, cluster)
+
+    def sample_with(self, settings: TextPolicySettings, fingerprint: str) -> Sample:
+        """What samples with a policy whose weights have this hash."""
+        return partial(self._sample, settings, fingerprint)
+
+    def _sample(
+        self, settings: TextPolicySettings, fingerprint: str, groups: Sequence[SampleGroup]
+    ) -> Iterator[tuple[int, Sampled]]:
+        if groups:
+            yield from self._actors.results(
+                groups, lambda worker, group: worker.sample.remote(settings, fingerprint, group)
+            )
+
+    def close(self) -> None:
+        """End the actors, and the cluster where this work started it."""
+        if "_actors" in vars(self):
+            self._actors.close()
+        if self._owned:
+            import ray
+
+            ray.shutdown()
