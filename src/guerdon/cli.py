@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import closing
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -280,7 +281,19 @@ def compare(
     _say(f"report: {report}")
 
 
-app.command()(serve)
+@app.command("serve")
+@wraps(serve)
+def _serve(*words: Any, **options: Any) -> None:
+    settings = serve(*words, **options)
+    if settings is None:
+        return
+    if settings.ray is None:
+        from guerdon.serve.launch import launch
+
+        return launch(settings)
+    from guerdon.engines.ray_serve import deploy
+
+    deploy(settings)
 
 
 @app.command()

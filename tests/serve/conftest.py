@@ -25,9 +25,16 @@ def server(tmp_path):
         running.client.close()
 
 
-@pytest.fixture(scope="module")
-def toy_server(tmp_path_factory):
-    """One server with a toy, shared by the tests of a module."""
-    running = start_server(tmp_path_factory.mktemp("server"))
+RAY = {"replica_cpus": 0.25, "max_replicas": 1}
+
+
+@pytest.fixture(scope="module", params=["process", pytest.param("ray", marks=pytest.mark.slow)])
+def toy_server(request, tmp_path_factory):
+    """One server with a toy, shared by the tests of a module; the same requests get the same answers from Ray Serve."""
+    more = {}
+    if request.param == "ray":
+        pytest.importorskip("ray.serve", reason="needs ray[serve]")
+        more = {"ray": RAY, "seconds": 300}
+    running = start_server(tmp_path_factory.mktemp("server"), **more)
     yield running
-    assert running.stop() == 0
+    assert running.stop(120) == 0

@@ -93,7 +93,7 @@ class Running:
 
 def start_server(
     folder: Path, *, models: dict[str, Any] | None = None, arguments: tuple[str, ...] = (), wait: bool = True,
-    env: dict[str, str] | None = None, **settings: Any,
+    env: dict[str, str] | None = None, seconds: float = 60, **settings: Any,
 ) -> Running:  # fmt: skip
     """Start `guerdon serve` with these settings on a free port.
 
@@ -103,6 +103,7 @@ def start_server(
         arguments: more words of the command line.
         wait: until its models are loaded.
         env: more environment variables.
+        seconds: limit until it says its address.
         **settings: further keys of the file.
     """
     file = folder / f"serve_{time.monotonic_ns()}.yaml"
@@ -117,7 +118,7 @@ def start_server(
     )
     running = Running(process, token=settings.get("token"))
     try:
-        running.url = running.wait_for(r"at (http://\S+)").group(1)
+        running.url = running.wait_for(r"at (http://\S+)", seconds).group(1)
         if wait:
             running.wait_for(r"^ready: ")
     except AssertionError:

@@ -1,4 +1,4 @@
-"""The command `guerdon serve`. Nothing heavy is imported before a server starts.
+"""The words of the command `guerdon serve`. Nothing heavy is imported before a server starts.
 
 guerdon serve --backend PRIMO-R1 --model-path /models/PRIMO-R1-7B --gpu-ids 0,1
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -46,13 +46,16 @@ def serve(
     processes: Annotated[int | None, typer.Option(help="Copies of the model, each in its own process.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads of the model.")] = None,
     update_dir: Annotated[str | None, typer.Option(help="Enable updates of the model; folder of its states.")] = None,
+    ray: Annotated[bool, typer.Option("--ray", help="Serve with replicas on a Ray cluster.")] = False,
+    min_replicas: Annotated[int | None, typer.Option(help="With --ray: replicas at least; default 1.")] = None,
+    max_replicas: Annotated[int | None, typer.Option(help="With --ray: replicas at most; default 4.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the settings and print them in full; serve nothing.")
     ] = False,
-) -> None:
+) -> Any:  # the settings of the server to start, if there is one: typer reads this annotation
     """Serve reward models over HTTP: /v1/rewards, /score, and the formats of RL trainers."""
-    flags = {**locals(), "insecure": insecure or None}
-    from guerdon.serve.launch import launch, serve_settings
+    flags = {**locals(), "insecure": insecure or None, "ray": {} if ray else None}
+    from guerdon.serve.launch import serve_settings
 
     files = [word for word in words or [] if "=" not in word]
     if len(files) > 1:
@@ -65,5 +68,5 @@ def serve(
 
         refuse_all(settings)
         sys.stdout.write(to_yaml(settings.model_copy(update={"token": "*" * 8}) if settings.token else settings))
-        return
-    launch(settings)
+        return None
+    return settings

@@ -50,6 +50,11 @@ def serve_settings(file: Path | None, overrides: Sequence[str], flags: Mapping[s
         models[name] = known | single
     given = {key: value for key, value in flags.items() if value is not None and key in ServeSettings.model_fields}
     changed: dict[str, Any] = {**given, **({"models": models} if models else {})}
+    replicas = {key: flags[key] for key in ("min_replicas", "max_replicas") if flags.get(key) is not None}
+    if replicas and "ray" not in given and not tree.data.get("ray"):
+        raise ConfigError("--min-replicas and --max-replicas would do nothing without --ray; remove them, or add it")
+    if replicas or "ray" in given:
+        changed["ray"] = {**(tree.data.get("ray") or {}), **replicas}
     if flags.get("media_root") is not None:
         changed["media"] = {"root": flags["media_root"]}
     data = merge(tree.data, changed) if changed else tree.data

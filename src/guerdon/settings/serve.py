@@ -102,6 +102,33 @@ class MediaSettings(Settings):
     workers: int = Field(2, ge=1, description="decoding processes at most; started when first needed")
 
 
+class RayServeSettings(Settings):
+    """`ray`: replicas of the server on a Ray cluster, as many as the requests need."""
+
+    address: str = Field(
+        "local",
+        description="of the cluster: local joins the one that the variable RAY_ADDRESS names, or starts one on this "
+        "machine; auto finds the one that `ray start` began here; else host:port of its head",
+    )
+    min_replicas: int = Field(1, ge=1, description="replicas that are there without requests")
+    max_replicas: int = Field(4, ge=1, description="replicas at most")
+    target_requests: float = Field(
+        8.0, gt=0, description="requests per replica, waiting ones included, at which their number stays as it is"
+    )
+    upscale_delay_s: float = Field(10.0, ge=0, description="seconds that there must be too few replicas")
+    downscale_delay_s: float = Field(300.0, ge=0, description="seconds that there must be too many replicas")
+    replica_cpus: float = Field(1.0, ge=0, description="CPUs that each replica reserves")
+    replica_gpus: float = Field(0.0, ge=0, description="GPUs that each replica reserves")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> RayServeSettings:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas {self.min_replicas} is more than max_replicas {self.max_replicas}")
+        if self.address.startswith("ray://"):
+            raise ValueError("ray:// (Ray Client) is not supported: start the server on a machine of the cluster")
+        return self
+
+
 class ServeSettings(Settings):
     """The root: one server."""
 
@@ -116,6 +143,8 @@ class ServeSettings(Settings):
     batch: BatchSettings = Field(BatchSettings(), description="how requests are put together")
     limits: LimitSettings = Field(LimitSettings(), description="what requests may take")
     media: MediaSettings = Field(MediaSettings(), description="what pictures and videos may take")
+
+    ray: RayServeSettings | None = Field(None, description="serve with replicas on a Ray cluster; null: one process")
 
     @field_validator("gpu_ids")
     @classmethod
@@ -144,6 +173,20 @@ class ServeSettings(Settings):
                 f"host {self.host} is reachable from other machines: give a token (--token, or GUERDON_TOKEN), "
                 "or --insecure to let everyone in"
             )
+        if self.ray is not None:
+            refuse({"gpu_ids"} & self.model_fields_set, "ray, which gives replicas their GPUs (ray.replica_gpus)")
+            idle = {"max_header_bytes", "read_timeout_s"} & self.limits.model_fields_set
+            refuse(idle, "ray, whose proxy receives requests", "limits")
+            for name, model in self.models.items():
+                if model.processes is not None:
+                    raise ValueError(
+                        f"models.{name}.processes: the copies of a model are ray.min_replicas to max_replicas"
+                    )
+                if model.update_dir is not None:
+                    raise ValueError(
+                        f"models.{name}.update_dir: replicas of a model that learns would drift apart; serve it in one "
+                        "process, without ray"
+                    )
         if self.insecure and (self.token is not None or self.is_loopback):
             refuse({"insecure"}, "a token" if self.token is not None else f"host {self.host}")
         return self

@@ -1,0 +1,158 @@
+"""`guerdon serve --ray`: replicas of the server on a Ray cluster, as many as the requests need.
+
+Every replica is the application of `guerdon serve` in a process of its own. Ray's proxy receives the requests and gives
+each to a replica with few of them; Ray starts and ends replicas by the number of requests that run and wait.
+
+    deploy(settings)                                                 # until a signal comes
+
+A configuration file of Ray Serve, such as that of KubeRay's RayService, names `build` as its import_path and gives the
+keys of the server as its args.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+from fastapi import FastAPI
+
+from guerdon.config import to_plain, validate
+from guerdon.engines.ray_cluster import connected
+from guerdon.errors import ConfigError, MissingDependencyError
+from guerdon.serve.app import build_app
+from guerdon.serve.backends import model_source, refuse_early
+from guerdon.serve.lifecycle import say
+from guerdon.serve.model_queue import ServedModels
+from guerdon.settings.serve import RayServeSettings, ServeSettings
+
+NAME = "guerdon"
+_OF_ONE_PROCESS = {"/metrics", "/v1/reload"}
+"""Routes that would speak of, or change, one of several replicas."""
+
+
+def deploy(settings: ServeSettings) -> None:
+    """Serve on a cluster until a signal comes; then accepted requests are answered, and the replicas end.
+
+    Raises:
+        ConfigError: the cluster cannot be reached, it serves something else on this address, or a model cannot be
+            loaded.
+        MissingDependencyError: Ray Serve is not installed.
+    """
+    wanted = settings.ray
+    if wanted is None:
+        raise ConfigError("a server on a cluster needs the section ray; without it, launch() serves in this process")
+    refuse_early(settings)
+    serve = _ray_serve()
+    ray, owned = connected(wanted.address)
+    try:
+        if _is_serving(ray):
+            raise ConfigError(
+                "Ray Serve runs on this cluster already, with an address of its own: end it with `serve shutdown`, or "
+                "add this server to it with `serve deploy` and import_path guerdon.engines.ray_serve:build"
+            )
+        port = settings.port or _free_port(settings.host)
+        serve.start(http_options={"host": settings.host, "port": port})
+        try:
+            _serve_until_signal(serve, settings, port)
+        finally:
+            serve.shutdown()
+    finally:
+        if owned:
+            ray.shutdown()
+
+
+def build(given: Mapping[str, Any]) -> Any:
+    """An application of Ray Serve, from the keys of a server's file.
+
+    Raises:
+        ConfigError: the keys are wrong.
+    """
+    data = {**given, "ray": given.get("ray") or {}}
+    return _application(_ray_serve(), validate(ServeSettings, data, source="args of the application"))
+
+
+def _ray_serve() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before Ray is imported
+    try:
+        from ray import serve
+    except ImportError as error:
+        raise MissingDependencyError("guerdon serve --ray needs Ray Serve: pip install 'ray[serve]'") from error
+    return serve
+
+
+def _is_serving(ray: Any) -> bool:
+    try:
+        ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+    except ValueError:
+        return False
+    return True
+
+
+def _free_port(host: str) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def _serve_until_signal(serve: Any, settings: ServeSettings, port: int) -> None:
+    ended = threading.Event()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        ended.set()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        try:
+            serve.run(_application(serve, settings), name=NAME, route_prefix="/")
+        except RuntimeError as error:
+            raise ConfigError(f"the server cannot be deployed on the cluster: {error}") from error
+        say(f"guerdon serves {', '.join(settings.models)} at http://{settings.host}:{port}")
+        say("ready: " + ", ".join(settings.models))
+        ended.wait()
+        serve.delete(NAME)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _application(serve: Any, settings: ServeSettings) -> Any:
+    """The deployment: what a replica builds, and how many of them there are."""
+    wanted = settings.ray or RayServeSettings()
+    plain, modules = to_plain(settings), list(sys.path)
+
+    def app() -> FastAPI:
+        return _replica(plain, modules)
+
+    return serve.deployment(
+        serve.ingress(app)(),
+        name=NAME,
+        ray_actor_options={"num_cpus": wanted.replica_cpus, "num_gpus": wanted.replica_gpus},
+        max_ongoing_requests=settings.limits.concurrency,
+        graceful_shutdown_timeout_s=settings.limits.drain_s,
+        logging_config={"enable_access_log": False},
+        autoscaling_config={
+            "min_replicas": wanted.min_replicas,
+            "max_replicas": wanted.max_replicas,
+            "target_ongoing_requests": wanted.target_requests,
+            "upscale_delay_s": wanted.upscale_delay_s,
+            "downscale_delay_s": wanted.downscale_delay_s,
+        },
+    ).bind()
+
+
+def _replica(plain: Mapping[str, Any], modules: list[str]) -> FastAPI:
+    """The application of one replica; its models load before it gets requests."""
+    sys.path += [path for path in modules if path not in sys.path]
+    settings = validate(ServeSettings, plain, source="a replica")
+    sources = {name: model_source(name, model) for name, model in settings.models.items()}
+    models = ServedModels(sources, default=settings.default, batch=settings.batch, limits=settings.limits)
+    built = build_app(models, settings)
+    if settings.ray is not None and settings.ray.max_replicas > 1:
+        built.router.routes[:] = [r for r in built.router.routes if getattr(r, "path", None) not in _OF_ONE_PROCESS]
+    return built
