@@ -27,7 +27,7 @@ CONSTANT = {"backend": "constant"}
     [
         ({"min_replicas": 2}, [], "without --ray"),
         ({"ray": {}, "min_replicas": 5}, [], "min_replicas 5 is more than max_replicas 4"),
-        ({"ray": {}, "processes": 2}, [], "processes would do nothing"),
+        ({"ray": {}, "processes": 2}, [], "the copies of a model are ray.min_replicas"),
         ({"ray": {}, "update_dir": "states"}, [], "would drift apart"),
         ({"ray": {}, "gpu_ids": "0"}, [], "gpu_ids would do nothing"),
         ({"ray": {}}, ["limits.read_timeout_s=3"], "read_timeout_s would do nothing"),
