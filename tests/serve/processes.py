@@ -118,7 +118,7 @@ def start_server(
     )
     running = Running(process, token=settings.get("token"))
     try:
-        running.url = running.wait_for(r"at (http://\S+)", seconds).group(1)
+        running.url = running.wait_for(r"guerdon serves .* at (http://\S+)", seconds).group(1)
         if wait:
             running.wait_for(r"^ready: ")
     except AssertionError:

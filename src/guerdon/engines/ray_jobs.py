@@ -43,7 +43,7 @@ class RayJobs:
 
     def __init__(self, cluster: ClusterSettings) -> None:
         self._cluster = cluster
-        self._ray, self._owned = connected(cluster.address)
+        self._ray, self._owned = connected(cluster.address, show_logs=False)  # jobs have logs of their own
         self._losses = losses()
         self._lock = threading.Condition()
         self._waiting: dict[str, Any] = {}

@@ -70,10 +70,15 @@ def deploy(settings: ServeSettings) -> None:
 def build(given: Mapping[str, Any]) -> Any:
     """An application of Ray Serve, from the keys of a server's file.
 
+    Args:
+        given: the keys. Ray's proxy listens for other machines, so a token is needed (GUERDON_TOKEN), or `insecure`.
+
     Raises:
         ConfigError: the keys are wrong.
     """
-    data = {**given, "ray": given.get("ray") or {}}
+    token = os.environ.get("GUERDON_TOKEN")
+    listens = {"host": "0.0.0.0"}  # noqa: S104 (which needs a token)
+    data = {**listens, **({"token": token} if token else {}), **given, "ray": given.get("ray") or {}}
     return _application(_ray_serve(), validate(ServeSettings, data, source="args of the application"))
 
 
