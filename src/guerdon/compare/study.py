@@ -189,8 +189,9 @@ def _resolved(tree: Tree, change: dict[str, Any], source: str, *, verb: str = "r
     """The configuration of jobs. One that needs nothing else of a cluster is that of one process, as without it."""
     changed = resolve_refs(Tree(merge(tree.data, change), tree.places), Study)
     study = validate(Study, changed, source=source)
-    actors = study.cluster.label_workers if verb == "label" else study.cluster.collectors
-    if study.engine == "local" or actors > 1:
+    cluster = study.cluster
+    spreads = cluster.label_workers > 1 if verb == "label" else cluster.collectors > 1 or cluster.reward_workers > 0
+    if study.engine == "local" or spreads:
         return study
     alone = {key: value for key, value in changed.data.items() if key not in ("engine", "cluster")}
     return validate(Study, Tree(alone, changed.places), source=source)
