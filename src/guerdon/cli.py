@@ -169,21 +169,26 @@ def train(
     if dry_run:
         return _dry_run(config, "train", only)
     if config.text:
+        from guerdon import distributed
         from guerdon.train.text import train_text_model
 
-        for name in only or config.train:
-            done = train_text_model(config.text_models[name], config, resume=resume)
-            _say(f"wrote {name} to {done.folder}: {_numbers(done.metrics)}")
+        with distributed.joined(), distributed.together():
+            for name in only or config.train:
+                done = train_text_model(config.text_models[name], config, resume=resume)
+                if distributed.is_first():
+                    _say(f"wrote {name} to {done.folder}: {_numbers(done.metrics)}")
         return
     import torch
 
+    from guerdon import distributed
     from guerdon.train.images import train_image_model
     from guerdon.train.vlm import train_vlm
 
     torch.set_num_threads(config.runner.threads)
     for name in only or config.train:
         if name in config.vlm_models:
-            result = train_vlm(config.vlm_models[name], resume=resume)
+            with distributed.joined(), distributed.together():
+                result = train_vlm(config.vlm_models[name], resume=resume)
         else:
             result = train_image_model(config.image_models[name], resume=resume)
         _say(f"wrote {name} to {result.save_dir}: {_numbers(result.metrics)}")
@@ -211,9 +216,13 @@ def _train_policy(
 
         folder, metrics = train_bc(config)
     else:
+        from guerdon import distributed
         from guerdon.train.sft import train_sft_study
 
-        folder, metrics = train_sft_study(config, resume=resume)
+        with distributed.joined(), distributed.together():
+            folder, metrics = train_sft_study(config, resume=resume)
+        if not distributed.is_first():
+            return
     _say(f"wrote a policy to {folder}: " + _numbers(metrics))
 
 
@@ -252,11 +261,16 @@ def run(study: File, overrides: Overrides = None, dry_run: DryRun = False, resum
         if not config.text:
             check_success_reported(config.env, config.success_readers())
         return _dry_run(config, "run")
+    from guerdon import distributed
     from guerdon.compare.report import write_single_report
     from guerdon.rl.log import true_success
     from guerdon.rl.run import run as work
 
-    folder, summary = work(config, resume=resume)
+    with distributed.joined():
+        done = distributed.led(lambda: work(config, resume=resume))
+    if done is None:
+        return
+    folder, summary = done
     _say(true_success(summary["final"]))
     if episodes := summary.get("episodes"):
         _say(", ".join(f"{count} {name}" for name, count in episodes.items()) + " episodes in training")

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from guerdon import distributed
 from guerdon.errors import CheckpointError, NonFiniteError
 
 MAX_SKIPPED = 10  # gradient steps in a row
@@ -59,7 +60,11 @@ class SkippedSteps:
             NonFiniteError: too many in a row were.
         """
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_norm))
+        distributed.sum_gradients(parameters)
+        if distributed.peers() > 1:
+            norm = distributed.clip_gradients(parameters, max_norm)
+        else:
+            norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_norm))
         if not self.takes(loss, norm):
             return None
         optimizer.step()

@@ -13,9 +13,19 @@ import sys
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+_silent = False
+
+
+def fall_silent() -> None:
+    """Write no more lines: of several processes that do the same, one writes them."""
+    global _silent
+    _silent = True
+
 
 def log_line(line: str) -> None:
     """Write one line to the standard error stream, so that output can be piped."""
+    if _silent:
+        return
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
 

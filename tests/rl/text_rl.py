@@ -10,7 +10,7 @@ from rl_killed import kill_at
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import prompt_ids
 from guerdon.rl.advantages import last_valid
-from guerdon.rl.build_text import build_text_sources, text_terms
+from guerdon.rl.build_text import build_primes, text_terms
 from guerdon.rl.learner import source_advantages
 from guerdon.rl.loop import Loop
 from guerdon.rl.reward_source import SourceTerms
@@ -95,7 +95,7 @@ def prime_reward(study, policy=None):
     """The implicit process reward model of a study, and nothing else of a run."""
     policy = load_policy(study.text_policy, seed=0) if policy is None else policy
     policy.temperature = study.generation.temperature
-    return build_text_sources(study, policy)["prime"]
+    return build_primes(study, policy)["prime"]
 
 
 def start(study, *, resume=False):

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from guerdon import __version__
+from guerdon import __version__, distributed
 from guerdon.atomic import sealed_folder, verify_folder, write_json
 from guerdon.errors import CheckpointError, boundary
 from guerdon.finite import load_weights, save_weights
@@ -96,6 +96,6 @@ def load_adam(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], p
             index, slot = name.removeprefix(prefix).split(".", 1)
             like = parameters[int(index)]
             # the fused optimiser walks moments and parameter as flat memory, so both need one layout
-            copy = torch.empty_like(like).copy_(value) if value.shape == like.shape else value.clone()
-            state.setdefault(int(index), {})[slot] = copy
+            whole = value.shape != like.shape or distributed.peers() > 1  # among several, the optimiser lays it out
+            state.setdefault(int(index), {})[slot] = value.clone() if whole else torch.empty_like(like).copy_(value)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -160,7 +160,10 @@ def hidden_at(policy: TextPolicy, readings: Sequence[Reading], places: Sequence[
 
 def hidden_of(policy: TextPolicy, layout: Layout, places_M: IntArray) -> Tensor:
     """Last hidden states of a layout at places in its flattened ids; (M, H) float32."""
-    with policy.base.adapter(policy.adapter):
+
+    def compute() -> Tensor:
         hidden = policy.base.hidden(layout)
-    found: Tensor = hidden[torch.from_numpy(places_M).to(hidden.device)].float()
-    return found
+        return hidden[torch.from_numpy(places_M).to(hidden.device)].float()
+
+    with policy.base.adapter(policy.adapter):
+        return policy.base.run(compute)

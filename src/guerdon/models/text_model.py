@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from guerdon import distributed
 from guerdon.atomic import sealed_folder, verify_folder
 from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
 from guerdon.finite import load_weights, refuse_to_write, save_weights
@@ -263,7 +264,7 @@ class TextRewardModel:
 
     def tensors(self) -> dict[str, Tensor]:
         """A copy of what is trained."""
-        return {name: p.detach().cpu().clone() for name, p in self.named_parameters().items()}
+        return {name: distributed.gathered(p) for name, p in self.named_parameters().items()}
 
     def load_tensors(self, state: dict[str, Tensor]) -> None:
         """Return to what `tensors` gave.
@@ -313,14 +314,15 @@ def write_folder(
         ref: a reference with weights of its own, stored under `reference/`.
         merged: write adapters merged into their weights.
     """
-    refuse_to_write(policy.named_parameters(), folder)
-    with sealed_folder(folder) as temporary:
-        write_policy(policy, temporary, merged=merged)
-        if head is not None:
-            save_weights({name: t.detach().cpu() for name, t in head.state_dict().items()}, temporary / HEAD)
-        if ref is not None:
-            save_policy(ref, temporary / "reference", merged=merged)
-        checkpoint.write_card(temporary / CARD, card)
+    with policy.base.whole():
+        refuse_to_write(policy.named_parameters(), folder)
+        with sealed_folder(folder) as temporary:
+            write_policy(policy, temporary, merged=merged)
+            if head is not None:
+                save_weights({name: t.detach().cpu() for name, t in head.state_dict().items()}, temporary / HEAD)
+            if ref is not None:
+                save_policy(ref, temporary / "reference", merged=merged)
+            checkpoint.write_card(temporary / CARD, card)
     return folder
 
 

@@ -60,7 +60,7 @@ class VerdictModel(TextRewardModel):
     def logits(self, readings: Sequence[Reading]) -> Tensor:
         """One logit per step, solution by solution: that of CORRECT minus that of INCORRECT."""
         layout, places = self._lay_out(readings)
-        return self.verdict_logits(hidden_of(self.policy, layout, places))
+        return self.policy.base.run(lambda: self.verdict_logits(hidden_of(self.policy, layout, places)))
 
     def lesson_logits(self, readings: Sequence[Reading], *, body: bool = True) -> Tensor:
         """As `logits`."""

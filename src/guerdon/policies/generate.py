@@ -85,7 +85,6 @@ class LocalEngine:
     def sync(self) -> None:
         """Nothing to do: the weights are read at every call."""
 
-    @torch.inference_mode()
     def generate(
         self,
         prompts: Sequence[IntArray],
@@ -110,6 +109,13 @@ class LocalEngine:
         if (rng is None) != greedy:
             raise ValueError("give a generator to sample with, or greedy=True")
         self._check(prompts, max_new_tokens)
+        with self.policy.base.whole(), torch.inference_mode():
+            return self._generate(prompts, n_per_prompt, max_new_tokens, rng)
+
+    def _generate(
+        self, prompts: Sequence[IntArray], n_per_prompt: int, max_new_tokens: int, rng: np.random.Generator | None
+    ) -> Generation:
+        """Responses, with all weights at hand."""
         b = len(prompts) * n_per_prompt
         kinds, kind_of_prompt = _distinct(prompts)
         kind_B = np.repeat(kind_of_prompt, n_per_prompt)

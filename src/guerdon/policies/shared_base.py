@@ -13,14 +13,15 @@ the way back (gradient checkpointing), the adapter of the way there is chosen ag
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from guerdon import distributed
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.policies import packing, prompt_sharing
 from guerdon.policies.packing import Layout
@@ -31,6 +32,8 @@ from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
 # Measured on one core of a CPU with AVX-512 bfloat16, forward and backward, 128 wide: eager took 0.5, 0.5, 0.7, 0.8
 # and 1.8 of sdpa's time at 40, 80, 160, 320 and 640 tokens in bfloat16, and 0.9, 0.95, 1.15, 1.05, 2.0 in float32.
 EAGER_UP_TO = {True: 384, False: 96}
+
+T = TypeVar("T")
 
 
 class SharedBase:
@@ -45,6 +48,7 @@ class SharedBase:
         device: where the weights are.
         bf16: compute in bfloat16; the weights stay float32.
         peft: the `PeftModel` around the model once it has an adapter.
+        shards: where the weights are spread over several processes (`guerdon.distributed`); None: they are all here.
 
     Raises:
         ConfigError: the tokenizer has ids the model has no embedding for, or an option does not fit the model.
@@ -53,6 +57,7 @@ class SharedBase:
     def __init__(self, model: Any, tokenizer: Any, settings: TextPolicySettings) -> None:
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
         self.peft: Any = None
+        self.shards = distributed.Shards(model) if distributed.peers() > 1 else None
         self.device: torch.device = next(model.parameters()).device
         self.bf16 = uses_bf16(settings.bf16, self.device)
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
@@ -71,7 +76,18 @@ class SharedBase:
             enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
             enable({"use_reentrant": False, "context_fn": self._as_on_the_way_there})
         self.model.eval()
-        self.plain_head = self._has_plain_head()
+        self.plain_head = self.run(self._has_plain_head)
+
+    def run(self, call: Callable[[], T]) -> T:
+        """What `call` computes with the weights, which must be one call from the first use of them to the last."""
+        return call() if self.shards is None else self.shards.run(call)
+
+    def whole(self) -> AbstractContextManager[None]:
+        """Inside the block all weights are plain tensors of this process; for reading and for passes without gradients.
+
+        Where they are sharded, every process of the group holds all of them meanwhile.
+        """
+        return nullcontext() if self.shards is None else self.shards.whole()
 
     @property
     def adapters(self) -> tuple[str, ...]:

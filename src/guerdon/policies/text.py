@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from guerdon import distributed
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.policies.packing import lay_out
 from guerdon.policies.prompt_sharing import lay_out_shared
@@ -84,6 +85,7 @@ class TextPolicy:
             nn.init.zeros_(self.value_head.weight)
             nn.init.zeros_(self.value_head.bias)
             self.value_head.to(base.device)
+        distributed.register(self)
 
     @property
     def tokenizer(self) -> Any:
@@ -94,6 +96,11 @@ class TextPolicy:
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.base.device
+
+    @property
+    def sharded(self) -> bool:
+        """Whether several processes share the weights out among themselves."""
+        return self.base.shards is not None
 
     def prepared(self, inputs: WithTokens) -> TokenBatch:
         """The tokens of a rollout's responses."""
@@ -121,12 +128,17 @@ class TextPolicy:
             layout = lay_out(
                 inputs, pad_id=pad_id(self.tokenizer), packed=self.remove_padding, device=self.device, eager=eager
             )
-        with self.base.adapter(self.adapter):
+
+        def compute() -> tuple[Tensor, Tensor, Tensor | None]:
             hidden_M_H = self.base.hidden(layout)[layout.predicts_M]
             log_probs_M, entropy_M = token_log_probs(
                 hidden_M_H, self.base.logits, layout.targets_M, vocabulary=self.base.vocabulary,
                 temperature=self.temperature if temperature is None else temperature, entropy=entropy,
             )  # fmt: skip
+            return hidden_M_H, log_probs_M, entropy_M
+
+        with self.base.adapter(self.adapter):
+            hidden_M_H, log_probs_M, entropy_M = self.base.run(compute)
         values_M_K = None if self.value_head is None else self.value_head(hidden_M_H.float())
         mask_B_T = torch.from_numpy(inputs.mask_B_T).to(self.device)
 
@@ -141,20 +153,24 @@ class TextPolicy:
             values_B_T_K = values_M_K.new_zeros(places.shape).masked_scatter(places, values_M_K)
         return Evaluated(log_probs_B_T, spread(entropy_M), values_B_T_K)
 
+    @distributed.collective
     @torch.no_grad()
     def evaluate_all(self, inputs: TokenBatch, *, micro: int, temperature: float | None = None) -> Evaluated:
         """`evaluate` without gradients, `micro` responses at a time; the result is on the CPU."""
         log_probs, values = torch.zeros(inputs.mask_B_T.shape), None
         if self.value_head is not None:
             values = torch.zeros(*inputs.mask_B_T.shape, self.value_head.out_features)
-        for start in range(0, len(inputs), micro):
-            rows = np.arange(start, min(start + micro, len(inputs)))
+        micro = distributed.even(len(inputs), micro)
+        parts = (np.arange(at, min(at + micro, len(inputs))) for at in range(0, len(inputs), micro))
+        for rows, counts in distributed.dealt(parts):
             part = inputs.take(rows)
             found, width = self.evaluate(part, temperature=temperature), part.mask_B_T.shape[1]
+            if not counts:
+                continue
             log_probs[rows, :width] = found.log_probs.cpu()
             if values is not None and found.values is not None:
                 values[rows, :width] = found.values.cpu()
-        return Evaluated(log_probs, values=values)
+        return Evaluated(distributed.total(log_probs), values=None if values is None else distributed.total(values))
 
     def log_probs(self, batch: TokenBatch, *, temperature: float | None = None) -> Tensor:
         """(B, T) float32 log-probabilities of the response tokens, 0 elsewhere."""
@@ -174,9 +190,10 @@ class TextPolicy:
         """What this policy trains, for an optimiser."""
         return list(self.named_parameters().values())
 
+    @distributed.collective
     def tensors(self) -> dict[str, Tensor]:
-        """A copy of what this policy trains, to be stored and to come back to."""
-        return {name: p.detach().cpu().clone() for name, p in self.named_parameters().items()}
+        """A copy of what this policy trains, to be stored and to come back to; shards are put together."""
+        return {name: distributed.gathered(p) for name, p in self.named_parameters().items()}
 
     @torch.no_grad()
     def load_tensors(self, state: dict[str, Tensor], *, critic: bool = True) -> None:
@@ -199,7 +216,7 @@ class TextPolicy:
                 "policy.path, policy.tiny and policy.lora must be those it was made with"
             )
         for name, parameter in own.items():
-            parameter.copy_(state[name])
+            distributed.put(parameter, state[name])
 
     @torch.no_grad()
     def merged(self, layer: Any) -> Tensor:

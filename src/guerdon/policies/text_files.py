@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from guerdon import distributed
 from guerdon.atomic import COMPLETE, sealed_folder, verify_folder
 from guerdon.errors import CheckpointError, boundary
 from guerdon.finite import load_weights, refuse_to_read, refuse_to_write, save_weights
@@ -52,7 +53,8 @@ def load_base(settings: TextPolicySettings, *, seed: int, device: torch.device |
     else:
         assert settings.path is not None
         model, tokenizer = read_model(settings.path)
-    return SharedBase(model.to(device), tokenizer, settings)
+    # several processes shard it block by block, so that no GPU has to hold all of it
+    return SharedBase(model if distributed.peers() > 1 else model.to(device), tokenizer, settings)
 
 
 def load_policy(
@@ -169,9 +171,10 @@ def save_policy(policy: TextPolicy, folder: Path, *, merged: bool = False) -> Pa
     Raises:
         NonFiniteError: a weight is not finite; an existing folder stays.
     """
-    refuse_to_write(policy.named_parameters(), folder)
-    with sealed_folder(folder) as temporary:
-        write_policy(policy, temporary, merged=merged)
+    with policy.base.whole():
+        refuse_to_write(policy.named_parameters(), folder)
+        with sealed_folder(folder) as temporary:
+            write_policy(policy, temporary, merged=merged)
     return folder
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from guerdon import distributed
 from guerdon.collect.text import Responses, RunPrompts, TextCollector, join_shards
 from guerdon.engines.collectors import run_collector, run_reward_models
 from guerdon.engines.reward_models import RewardModels
+from guerdon.errors import ConfigError
 from guerdon.evaluate.text_suite import RECORD, attacks_that_fooled, third_party_folder
 from guerdon.models.load import load_source_model
 from guerdon.models.text_load import find_text_model
@@ -47,39 +50,20 @@ def text_parts(study: Study, *, fresh: bool) -> Parts:
         study: the resolved configuration.
         fresh: take over `runner.resume_dir`; off where a checkpoint of this run follows.
     """
-    assert study.data is not None
-    algorithm, runner = study.text_algorithm, study.runner
-    torch.manual_seed(runner.seed)  # of dropout, where a model has any: only gradient steps draw from it
-    kl_in_reward, critic = bool(algorithm.kl_coef) and algorithm.kl_in == "reward", algorithm.needs.critic
-    heads = (VERIFIER, *study.text_sources, *((KL,) if kl_in_reward else ()))
-    policy = load_policy(study.text_policy, seed=runner.seed, value_heads=len(heads) if critic else 0)
-    policy.temperature = study.generation.temperature
-    prompts = RunPrompts.read(study.data, policy.tokenizer)
-    alike, system_prompt = shared_system_prompt(prompts.train)
+    if distributed.launched() > 1 and study.generation.engine == "vllm":
+        raise ConfigError("generation.engine: vllm does not work with several learners yet; set it to local")
+    learning = distributed.everywhere(build_learning, study, fresh=fresh)
+    policy, prompts, learner = learning.policy, learning.prompts, learning.learner
     models = run_reward_models(study, load_model, study.text_sources)
-    sources = build_text_sources(study, policy, models, system_prompt=system_prompt)
-    recompute = kl_in_reward or any(source.needs_log_probs for source in sources.values())
-    recompute = recompute or bool(runner.max_staleness)  # for a ratio to weights that are older than those that learn
-    shards = _shards(study, policy, prompts, heads=heads if critic else (), recompute=recompute)
+    sources = build_text_sources(study, learning.primes, models)
+    recompute = learner.kl_in_reward or any(source.needs_log_probs for source in sources.values())
+    recompute = recompute or bool(study.runner.max_staleness)  # for a ratio to older weights than those that learn
+    heads = learner.heads if study.text_algorithm.needs.critic else ()
+    shards = _shards(study, policy, prompts, heads=heads, recompute=recompute)
     join = partial(join_shards, tokenizer=policy.tokenizer)
     collector = run_collector(study, TextCollector, shards, join)
-    start = _reference(study, policy, sources) if algorithm.kl_coef else None
-    learner = Learner(
-        policy,
-        AdamW(policy.parameters(), algorithm.learning_rate, algorithm.betas, algorithm.weight_decay),
-        algorithm,
-        seed=runner.seed,
-        heads=heads,
-        reference=start,
-        store_reference=bool(runner.resume_dir),
-        max_length=study.data.max_response_length,
-        shares={name: source.terms.share for name, source in sources.items() if source.terms.share is not None},
-    )
-    notes = _notes(study, prompts, sources, alike=alike)
-    if fresh and runner.resume_dir:
-        notes.append(learner.start_from(Path(runner.resume_dir)))
-        if start is not None:
-            _take_start(start, policy)
+    learner.shares = {name: source.terms.share for name, source in sources.items() if source.terms.share is not None}
+    notes = _notes(study, prompts, sources, alike=learning.alike) + learning.notes
 
     def film(folder: Path, step: int) -> None:
         rollout = collector.film(policy, prompts=FILMED_PROMPTS, samples=FILMED_SAMPLES)
@@ -94,43 +78,117 @@ def text_parts(study: Study, *, fresh: bool) -> Parts:
     return Parts(collector, sources, terms, learner, stats, "responses", film, save, notes, None, models)
 
 
+class Learning(NamedTuple):
+    """The parts of a run that learn with gradients of a language model: every process that learns has them.
+
+    Attributes:
+        policy: acts and learns.
+        prompts: of the run.
+        alike: whether all prompts have the same system turn.
+        primes: implicit reward models, by the name of their source.
+        learner: of the policy.
+        notes: lines for the start of the log.
+    """
+
+    policy: TextPolicy
+    prompts: RunPrompts
+    alike: bool
+    primes: dict[str, PrimeReward]
+    learner: Learner[Any, Any]
+    notes: list[str]
+
+
+def build_learning(study: Study, *, fresh: bool) -> Learning:
+    """The policy, the models that learn with it, the reference and the learner; arguments as of `text_parts`."""
+    assert study.data is not None
+    algorithm, runner = study.text_algorithm, study.runner
+    torch.set_num_threads(runner.threads)
+    torch.manual_seed(runner.seed)  # of dropout, where a model has any: only gradient steps draw from it
+    kl_in_reward, critic = bool(algorithm.kl_coef) and algorithm.kl_in == "reward", algorithm.needs.critic
+    heads = (VERIFIER, *study.text_sources, *((KL,) if kl_in_reward else ()))
+    policy = load_policy(study.text_policy, seed=runner.seed, value_heads=len(heads) if critic else 0)
+    policy.temperature = study.generation.temperature
+    prompts = RunPrompts.read(study.data, policy.tokenizer)
+    alike, system_prompt = shared_system_prompt(prompts.train)
+    primes = build_primes(study, policy, system_prompt=system_prompt)
+    start = _reference(study, policy, primes) if algorithm.kl_coef else None
+    learner = Learner(
+        policy,
+        AdamW(policy.parameters(), algorithm.learning_rate, algorithm.betas, algorithm.weight_decay),
+        algorithm,
+        seed=runner.seed,
+        heads=heads,
+        reference=start,
+        store_reference=bool(runner.resume_dir),
+        max_length=study.data.max_response_length,
+    )
+    notes = []
+    if fresh and runner.resume_dir:
+        notes.append(learner.start_from(Path(runner.resume_dir)))
+        if start is not None:
+            _take_start(start, policy)
+    return Learning(policy, prompts, alike, primes, learner, notes)
+
+
+def build_primes(study: Study, policy: TextPolicy, *, system_prompt: str | None = None) -> dict[str, PrimeReward]:
+    """The implicit reward models of a study, by the name of their source.
+
+    Args:
+        study: the resolved configuration.
+        policy: of the run, at its start; they share its weights where that is possible.
+        system_prompt: of the run's prompts, for a reward model that is saved at the end.
+
+    Raises:
+        ConfigError: a model would be equal to its reference for ever.
+        CheckpointError: it cannot be read.
+    """
+    assert study.data is not None
+    terms, min_form = text_terms(study.text_reward, study.text_algorithm), _min_form(study)
+    return {
+        name: PrimeReward(
+            terms[name],
+            settings.model,
+            policy,
+            min_form=min_form,
+            seed=study.runner.seed,
+            length_limit=study.data.max_response_length,
+            system_prompt=system_prompt,
+        )
+        for name, settings in study.text_sources.items()
+        if isinstance(settings.model, PrimeModelSettings)
+    }
+
+
+def _min_form(study: Study) -> float | None:
+    """Temperature of min-form credit; None without it."""
+    algorithm = study.text_algorithm
+    return algorithm.credit_temperature if algorithm.credit == "min_form" else None
+
+
 def build_text_sources(
-    study: Study, policy: TextPolicy, models: RewardModels | None = None, *, system_prompt: str | None = None
+    study: Study, primes: Mapping[str, PrimeReward], models: RewardModels
 ) -> dict[str, RewardSource[Responses]]:
     """Every source of a study, by name: the verifier, then its reward models.
 
     Args:
         study: the resolved configuration.
-        policy: of the run, at its start; an implicit reward model shares its weights where that is possible.
-        models: loads those that are not made in the run; None: in this process.
-        system_prompt: of the run's prompts, for a reward model that is saved at the end.
+        primes: its implicit reward models.
+        models: loads the others.
 
     Raises:
         ConfigError: a model measures something else than its settings ask for.
         CheckpointError: it cannot be read.
     """
-    assert study.data is not None
-    algorithm = study.text_algorithm
-    min_form = algorithm.credit_temperature if algorithm.credit == "min_form" else None
-    terms = text_terms(study.text_reward, algorithm)
-    loaded = models or RewardModels(load_model)
+    terms = text_terms(study.text_reward, study.text_algorithm)
     sources: dict[str, RewardSource[Responses]] = {VERIFIER: GroundTruth(terms[VERIFIER], at_end=True)}
     for name, settings in study.text_sources.items():
         model = settings.model
-        if isinstance(model, PrimeModelSettings):
-            sources[name] = PrimeReward(
-                terms[name],
-                model,
-                policy,
-                min_form=min_form,
-                seed=study.runner.seed,
-                length_limit=study.data.max_response_length,
-                system_prompt=system_prompt,
-            )
+        if name in primes:
+            sources[name] = primes[name]
         elif isinstance(model, ExactModelSettings):
             sources[name] = ExactReward(terms[name])
         else:
-            sources[name] = TextReward(terms[name], loaded.model(name, settings), settings, min_form=min_form)
+            sources[name] = TextReward(terms[name], models.model(name, settings), settings, min_form=_min_form(study))
     return sources
 
 
@@ -206,7 +264,7 @@ def _notes(study: Study, prompts: RunPrompts, sources: dict[str, RewardSource[An
 # The policy that the KL is measured from.
 
 
-def _reference(study: Study, policy: TextPolicy, sources: dict[str, RewardSource[Any]]) -> TextPolicy:
+def _reference(study: Study, policy: TextPolicy, primes: Mapping[str, PrimeReward]) -> TextPolicy:
     """The policy at the start of the run: the weights under its adapter, or a copy of them.
 
     A run that starts from another one (`runner.resume_dir`) learns from where that run ended: that is its reference,
@@ -221,7 +279,7 @@ def _reference(study: Study, policy: TextPolicy, sources: dict[str, RewardSource
     elif policy.adapter is not None:
         found = reference(policy.base)
     else:
-        models = (s for s in sources.values() if isinstance(s, PrimeReward) and s.starts_at(own.path))
+        models = (model for model in primes.values() if model.starts_at(own.path))
         shared = next((model.ref.base for model in models if model.ref is not None), None)
         found = reference(load_policy(own, seed=seed).base if shared is None else shared)
     found.temperature = policy.temperature

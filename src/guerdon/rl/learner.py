@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from guerdon import distributed
 from guerdon.errors import CheckpointError
 from guerdon.generators import LEARNING, generator
 from guerdon.rl import checkpoint as ckpt
@@ -79,12 +80,14 @@ class Learner(Generic[Collected, Inputs]):
 
     def __post_init__(self) -> None:
         self.rng = generator(self.seed, LEARNING)
+        distributed.register(self)
 
     @property
     def kl_in_reward(self) -> bool:
         """Whether the KL from the reference is a stream of reward."""
         return self.reference is not None and self.settings.kl_in == "reward"
 
+    @distributed.collective
     def update(
         self,
         rollout: Rollout[Collected],
@@ -165,6 +168,7 @@ class Learner(Generic[Collected, Inputs]):
         found = self.reference.evaluate_all(self.reference.prepared(rollout.inputs), micro=micro)
         return found.log_probs.numpy().reshape(rollout.mask.shape)
 
+    @distributed.collective
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and JSON-able values of everything that decides the next update."""
         tensors = {f"policy.{k}": v for k, v in self.policy.tensors().items()}
@@ -190,6 +194,10 @@ class Learner(Generic[Collected, Inputs]):
         Raises:
             CheckpointError: it does not fit, or lacks what the run started from.
         """
+        self._restore(distributed.Held(tensors) if getattr(self.policy, "sharded", False) else tensors, values)
+
+    @distributed.collective
+    def _restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         if self.store_reference and self.reference is not None:
             start = ckpt.under("kl_start", tensors)
             if not start:
@@ -206,9 +214,13 @@ class Learner(Generic[Collected, Inputs]):
             self.scaler.load_state_dict(values["scaler"])
         for name, share in self.shares.items():
             share.load_state_dict(values["shares"][name])
-        torch.set_rng_state(tensors["rng.cpu"])
+        kinds: list[tuple[str, Any]] = [("rng.cpu", torch)]
         if torch.cuda.is_available() and "rng.cuda" in tensors:
-            torch.cuda.set_rng_state(tensors["rng.cuda"])
+            kinds.append(("rng.cuda", torch.cuda))
+        for name, device in kinds:
+            numbers = device.get_rng_state()
+            distributed.put(numbers, tensors[name])
+            device.set_rng_state(numbers)
 
     def start_from(self, folder: Path) -> str:
         """Second stage: take over the policy and its optimiser from another run's newest checkpoint.

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from guerdon import distributed
 from guerdon.errors import CheckpointError
 from guerdon.finite import SkippedSteps
 from guerdon.models.checkpoint import adam_tensors, load_adam
@@ -58,6 +59,7 @@ class FlatAdam:
         """
         grad = self.flat.grad
         assert grad is not None
+        distributed.total(grad)
         norm = float(torch.linalg.vector_norm(grad))
         if not self.skipped.takes(loss, norm):
             return None
@@ -115,8 +117,9 @@ class AdamW:
         key: str = "algorithm.learning_rate",
     ) -> None:
         self.optimizer = torch.optim.AdamW(
-            parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=True
+            distributed.alike(parameters), lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=True
         )
+        distributed.keeps_whole_state(self.optimizer)
         self.skipped = SkippedSteps(what, key)
 
     def zero_grad(self) -> None:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from guerdon import distributed
 from guerdon.collect.text import Responses, TextRollout, generated
 from guerdon.errors import ConfigError
 from guerdon.evaluate.classification import auroc, point
@@ -119,6 +120,7 @@ class PrimeReward(RewardSource[Responses]):
         self._warm_up_batches: list[LabelledBatch] = []
         self._warm_up_steps = 0
         self._learned: tuple[TextRollout, LabelledBatch] | None = None
+        distributed.register(self)
 
     def starts_at(self, path: str | None) -> bool:
         """Whether the model and its reference start from the policy at this path."""
@@ -238,6 +240,7 @@ class PrimeReward(RewardSource[Responses]):
             self.replay.add(batch)
         return q, metrics
 
+    @distributed.collective
     def fit(self, batch: LabelledBatch) -> tuple[Tensor, Metrics]:
         """One pass: a gradient step per mini-batch, in the order of the responses.
 
@@ -256,23 +259,25 @@ class PrimeReward(RewardSource[Responses]):
             count = int(batch.known_B[mini].sum())
             self.optimizer.zero_grad()
             total = 0.0
-            for rows in _chunks(mini, self.section.micro_batch_size):
+            for rows, counts in distributed.dealt(_chunks(mini, self.section.micro_batch_size)):
                 with torch.set_grad_enabled(count > 0):
                     q, terms = self._forward(batch, rows)
-                q_B_T[rows, : q.shape[1]] = q.detach().cpu()
+                if counts:
+                    q_B_T[rows, : q.shape[1]] = q.detach().cpu()
                 if count:
-                    loss = terms.sum() / count
+                    loss = (terms if counts else terms * 0.0).sum() / count
                     loss.backward()  # type: ignore[no-untyped-call]
                     total += float(loss.detach())
             if not count:
                 continue
+            total = distributed.summed({"loss": total})["loss"]
             norm = self.optimizer.step(total, self.settings.optim.grad_clip)
             if norm is None:
                 skipped += 1
                 continue
             losses.append(total)
             norms.append(norm)
-        return q_B_T, {
+        return distributed.total(q_B_T), {
             "prm_loss": float(np.mean(losses)) if losses else None,
             "grad_norm": float(np.mean(norms)) if norms else None,
             "skipped_updates": float(skipped),
@@ -349,14 +354,23 @@ class PrimeReward(RewardSource[Responses]):
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Weights that are trained, optimizer, replay, random numbers."""
-        parts = {"phi": self.phi.tensors(), "optimizer": self.optimizer.tensors(), "replay": self.replay.state()}
+        parts = {**self._learner_state(), "replay": self.replay.state()}
         tensors = {f"{part}.{name}": tensor for part, found in parts.items() for name, tensor in found.items()}
         return tensors, {"rng": self.rng.bit_generator.state, "ready": self.ready}
 
+    @distributed.collective
+    def _learner_state(self) -> dict[str, dict[str, Tensor]]:
+        return {"phi": self.phi.tensors(), "optimizer": self.optimizer.tensors()}
+
+    @distributed.collective
+    def _restore_learner(self, phi: dict[str, Tensor], optimizer: dict[str, Tensor]) -> None:
+        self.phi.load_tensors(phi)
+        self.optimizer.load_tensors(optimizer)
+
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Return to a stored state."""
-        self.phi.load_tensors(under("phi", tensors))
-        self.optimizer.load_tensors(under("optimizer", tensors))
+        learner = (distributed.Held(under(part, tensors)) for part in ("phi", "optimizer"))
+        self._restore_learner(*learner)
         self.replay.restore(under("replay", tensors))
         self.rng.bit_generator.state = values["rng"]
         self.ready = bool(values["ready"])

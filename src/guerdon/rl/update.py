@@ -18,12 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from guerdon import distributed
 from guerdon.rl import losses
 from guerdon.rl.optimizers import Optimizer
 from guerdon.settings.algorithm import AlgorithmSettings
 from guerdon.types import Advantages, BoolArray, Evaluated, Evaluates, FloatArray, Inputs, Metrics
 
 _HEAD_MASKS = ("value_mask", "auxiliary_mask")
+_COUNTED = ("mask", "weights", *_HEAD_MASKS)  # columns that are 0 where nothing counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,15 +161,22 @@ def update_policy(
         if settings.normalize_minibatches:
             part["advantages"] = _standardise(part["advantages"], part["mask"])
         facts = _Sums()
-        for here in _chunks(len(rows), settings.micro_batch_size):
+        micro = settings.micro_batch_size
+        if distributed.peers() > 1:
+            micro = distributed.even(len(rows), micro)
+        for here, counts_here in distributed.dealt(_chunks(len(rows), micro)):
             columns = part | {"weights": weights}
-            if settings.micro_batch_size is not None:  # else one part holds them all
+            if micro is not None:  # else one part holds them all
                 columns = {name: column[here] for name, column in columns.items()}
+            if not counts_here:
+                columns |= {name: torch.zeros_like(columns[name]) for name in _COUNTED if name in columns}
             inputs = batch.inputs.take(rows[here])
             loss, numbers, gap = _loss(policy, inputs, columns, divisor, count, counts, settings)
             loss.backward()  # type: ignore[no-untyped-call]
             facts.add(numbers)
             largest_gap = max(largest_gap, gap)
+        facts.update(distributed.summed(facts))
+        largest_gap = distributed.largest(largest_gap)
         if settings.target_kl is not None and facts["approx_kl"] > 1.5 * settings.target_kl:
             break
         norm = optimizer.step(

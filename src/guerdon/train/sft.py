@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from guerdon import distributed
 from guerdon.errors import ConfigError, DataError
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.text_files import load_policy, save_policy
@@ -119,9 +120,12 @@ def train_sft(
         "response_tokens": tokens.count(train),
         "seconds": round(time.perf_counter() - started, 3),
     }
-    if trainer.is_world_process_zero():
+
+    def write() -> None:
         save_policy(policy, model, merged=True)
         run.finish(metrics)
+
+    distributed.led(write)
     return model, metrics
 
 

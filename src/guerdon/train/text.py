@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from guerdon import distributed
 from guerdon.atomic import write_json
 from guerdon.errors import CheckpointError, ConfigError, DataError, MissingDependencyError, boundary
 from guerdon.finite import refuse_to_read
@@ -101,8 +102,9 @@ def train_text_model(
             log_line(f"left out rows without a rated step: {_counted(data.left_out)}")
     started = time.perf_counter()
     torch.set_num_threads(study.runner.threads)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError(f"train ({settings.type}) runs in one process; start it without torchrun")
+    for key in ("wait_for_gpu", "quantize"):
+        if distributed.peers() > 1 and getattr(settings, key) is not None:
+            raise ConfigError(f"{key} works in one process only; leave it out, or start the training without torchrun")
     if settings.wait_for_gpu is not None:
         use_gpu(wait_for_gpu(settings.wait_for_gpu))
     rows, held = split_questions(data.solutions, settings.val_split, settings.seed)
@@ -153,11 +155,15 @@ def train_text_model(
         "settings": settings.model_dump(mode="json"),
         "metrics": metrics,
     }
-    model.write(folder / FINAL, training=facts)
-    trainer.save_state()
     questions = {"train": sorted(set(train.questions)), "held_out": sorted(set(val.questions))}
-    write_json(folder / "questions.json", questions)
-    run.finish(metrics)
+
+    def write() -> None:
+        model.write(folder / FINAL, training=facts)
+        trainer.save_state()
+        write_json(folder / "questions.json", questions)
+        run.finish(metrics)
+
+    distributed.led(write)
     return TextTrainResult(folder, metrics)
 
 
@@ -342,6 +348,7 @@ class RewardTrainer(BaseTrainer):
         self._reward, self._lessons, self._val = model, train, val
         total, self.head_steps = planned_steps(settings, len(self._items))
         optimizer = _optimizer(model, settings)
+        distributed.keeps_whole_state(optimizer)
         super().__init__(
             _Weights(model),
             settings,
@@ -359,7 +366,7 @@ class RewardTrainer(BaseTrainer):
     def parts(self, rows: list[int]) -> list[list[int]]:
         """A batch in forward passes of like length."""
         longest = [max((self._lessons.readings[i] for i in self._items[row]), key=len) for row in rows]
-        return [[rows[k] for k in group] for group in buckets(longest, self._micro)]
+        return [[rows[k] for k in group] for group in buckets(longest, distributed.even(len(rows), self._micro))]
 
     def weight(self, rows: list[int]) -> float:
         """Weights of all steps, or the number of solutions or pairs."""
@@ -377,11 +384,14 @@ class RewardTrainer(BaseTrainer):
         """Loss and quality on the held-out questions; None where undefined."""
         val = self._val
         logits: list[Tensor] = [torch.zeros(0)] * len(val)
-        for group in buckets(val.readings, self._micro):
+        for group, counts in distributed.dealt(buckets(val.readings, self._micro)):
             readings = [val.readings[i] for i in group]
             found = self._reward.lesson_logits(readings).float().cpu()
             for i, part in zip(group, torch.split(found, [len(val.targets[i]) for i in group]), strict=True):
-                logits[i] = part
+                logits[i] = part if counts else logits[i]
+        if distributed.peers() > 1:  # zero where another process computed
+            every = [torch.zeros(len(t)) if not len(own) else own for own, t in zip(logits, val.targets, strict=True)]
+            logits = list(torch.split(distributed.total(torch.cat(every)), [len(t) for t in val.targets]))
         loss = weight = 0.0
         for item in self._val_items:
             loss += float(loss_sum(torch.cat([logits[i] for i in item]), val, [[i] for i in item]))

@@ -14,9 +14,9 @@ and ends with the same bytes as one that ran through; checkpoints are safetensor
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from transformers.integrations import TensorBoardCallback
 from transformers.utils import SAFE_WEIGHTS_NAME
 
+from guerdon import distributed
 from guerdon.atomic import write_json
 from guerdon.errors import ConfigError, DataError, NonFiniteError, boundary
 from guerdon.finite import load_weights, save_weights
@@ -101,11 +102,21 @@ def epoch_order(positive_N: BoolArray, fail_success_ratio: float | None, *, seed
     return rng.permutation(np.concatenate([np.flatnonzero(positive_N), chosen]).astype(np.int64))
 
 
+class _Arguments(TrainingArguments):  # type: ignore[misc]
+    @property
+    def should_save(self) -> bool:
+        """Only the first process writes."""
+        return distributed.is_first()
+
+
 class BaseTrainer(Trainer):  # type: ignore[misc]
     """transformers' `Trainer` over indices of examples.
 
     The loss is the exact mean over a batch, however it is cut into forward passes: the sum of `loss_sum` divided by
     `weight`. A subclass defines these two, or overrides `training_step` and `quality`.
+
+    Several processes (`guerdon.distributed`) train as one: all of them draw the same batches, each computes some of the
+    forward passes, and Trainer does not know of the others.
 
     Args:
         network: the module that is trained; `tensors()` returns its trained weights, `load_tensors(state)` restores
@@ -154,25 +165,40 @@ class BaseTrainer(Trainer):  # type: ignore[misc]
             found[-1].logging_dir = str(folder / "tensorboard")
         every = min(every or max(1, total // 10), total)
         common = _arguments(settings, checkpoints, total, every, validated=len(held) > 0, device=device)
-        options = TrainingArguments(**(common | arguments))
-        options._n_gpu = 1  # one device per process: several would each take a batch of this size
-        super().__init__(
-            model=network,
-            args=options,
-            data_collator=collate or (lambda indices: {"rows": torch.tensor(indices)}),
-            train_dataset=Rows(rows),
-            eval_dataset=Rows(held) if len(held) else None,
-            callbacks=found,
-            optimizers=optimizers,
-        )
+        with distributed.unnoticed() if distributed.peers() > 1 else nullcontext():
+            options = (_Arguments if distributed.peers() > 1 else TrainingArguments)(**(common | arguments))
+            options._n_gpu = 1  # one device per process: several would each take a batch of this size
+            super().__init__(
+                model=network,
+                args=options,
+                data_collator=collate or (lambda indices: {"rows": torch.tensor(indices)}),
+                train_dataset=Rows(rows),
+                eval_dataset=Rows(held) if len(held) else None,
+                callbacks=found,
+                optimizers=optimizers,
+            )
         self.remove_callback(PrinterCallback)
+
+    def is_world_process_zero(self) -> bool:
+        """Whether this is the process that writes."""
+        first: bool = super().is_world_process_zero()
+        return first and distributed.is_first()
+
+    def create_optimizer(self, *args: Any, **options: Any) -> Any:
+        """Trainer's own; it stores and loads the state of all processes as one."""
+        new = self.optimizer is None
+        optimizer = super().create_optimizer(*args, **options)
+        if new:
+            distributed.keeps_whole_state(optimizer)
+        return optimizer
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         return super()._get_train_sampler(train_dataset) if self._sampler is None else self._sampler
 
     def parts(self, rows: list[int]) -> list[list[int]]:
         """A batch in forward passes."""
-        return [rows[start : start + self._micro] for start in range(0, len(rows), self._micro)]
+        size = distributed.even(len(rows), self._micro)
+        return [rows[start : start + size] for start in range(0, len(rows), size)]
 
     def loss_sum(self, model: nn.Module, rows: list[int]) -> Tensor:
         """Summed loss of some examples, with gradient; a scalar."""
@@ -189,11 +215,12 @@ class BaseTrainer(Trainer):  # type: ignore[misc]
         rows = inputs["rows"].tolist()
         weight = self.weight(rows)
         total = torch.zeros((), device=self.args.device)
-        for part in self.parts(rows):
+        for part, counts in distributed.dealt(self.parts(rows)):
             loss = self.loss_sum(model, part) / weight
-            self.accelerator.backward(loss)
-            total += loss.detach()
-        return self.finite(total)
+            self.accelerator.backward(loss if counts else loss * 0.0)
+            total += loss.detach() * counts
+        distributed.sum_gradients(model.parameters())
+        return self.finite(distributed.total(total))
 
     def finite(self, loss: Tensor) -> Tensor:
         """The same loss.
@@ -218,10 +245,11 @@ class BaseTrainer(Trainer):  # type: ignore[misc]
         """Metrics of the held-out examples; None where undefined."""
         total = weight = 0.0
         for inputs in self.get_eval_dataloader():
-            for part in self.parts(inputs["rows"].tolist()):
-                total += float(self.loss_sum(self.model, part))
-                weight += self.weight(part)
-        return {"loss": total / weight}
+            for part, counts in distributed.dealt(self.parts(inputs["rows"].tolist())):
+                total += float(self.loss_sum(self.model, part)) * counts
+                weight += self.weight(part) * counts
+        found = distributed.summed({"total": total, "weight": weight})
+        return {"loss": found["total"] / found["weight"]}
 
     def summary(self) -> dict[str, Any]:
         """Last logged training loss, steps taken, and the step of the weights that were kept."""
@@ -234,10 +262,22 @@ class BaseTrainer(Trainer):  # type: ignore[misc]
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         # Trainer's own refuses channels-last tensors, and adds its arguments as a pickle.
+        sharded = distributed.peers() > 1
+        tensors = self.model.tensors() if state_dict is None and (sharded or self.args.should_save) else state_dict
         if self.args.should_save:
             folder = Path(output_dir or self.args.output_dir)
             folder.mkdir(parents=True, exist_ok=True)
-            save_weights(self.model.tensors() if state_dict is None else state_dict, folder / SAFE_WEIGHTS_NAME)
+            save_weights(tensors or {}, folder / SAFE_WEIGHTS_NAME)
+        distributed.wait()  # the others look for the file
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self.args.should_save and distributed.peers() > 1:
+            self.optimizer.state_dict()  # all processes gather it
+        super()._save_optimizer_and_scheduler(output_dir)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        if self.args.should_save or distributed.peers() == 1:
+            super()._save_rng_state(output_dir)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         if self.is_fsdp_enabled:
@@ -343,7 +383,7 @@ class TrainingFolder:
 
     def begin(self) -> None:
         """Remove the checkpoints of an earlier training, unless this one continues it."""
-        if self.resume_from is None and int(os.environ.get("RANK", "0")) == 0:
+        if self.resume_from is None and distributed.is_first():
             for old in self.checkpoints.glob("checkpoint-*") if self._keep else [self.checkpoints]:
                 shutil.rmtree(old, ignore_errors=True)
             self.checkpoints.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ import math
 import shutil
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from guerdon import distributed
 from guerdon.errors import CheckpointError, DataError
 from guerdon.finite import refuse_to_write
 from guerdon.models.quality import frame_quality
@@ -69,37 +71,39 @@ def train_vlm(
     examples.check_split(settings.val_split)
     run.begin()
     base = run.checkpoints / BASE
-    if settings.tiny is not None and run.resume_from is None:
+    if settings.tiny is not None and run.resume_from is None and distributed.is_first():
         with quietly():
             write_tiny_vlm(settings.tiny, base, seed=settings.seed)
-    backend = _backend(settings, str(settings.path if settings.tiny is None else base))
-    trainer = AnswerTrainer(backend, examples, settings, run.checkpoints)
+    distributed.wait()  # the others read it
+    backend, shards = _backend(settings, str(settings.path if settings.tiny is None else base))
+    trainer = AnswerTrainer(backend, examples, settings, run.checkpoints, shards=shards)
     run.train(trainer)
     loss = trainer.evaluate()["eval_loss"] if examples.held.any() else None
-    _write(settings, backend, base, run.save_dir / "model", data_hash)
     summary = trainer.summary()
-    metrics = {
-        "loss": loss,
-        **_quality(examples, load_vlm("qwen_vl", run.save_dir)),
-        "best_step": summary["best_step"],
-        "steps": summary["steps"],
-        **examples.counts("rows"),
-        "seconds": round(time.perf_counter() - start, 3),
-    }
-    run.finish(metrics)
+    metrics = {"loss": loss, "best_step": summary["best_step"], "steps": summary["steps"], **examples.counts("rows")}
+
+    def write() -> None:
+        with nullcontext() if shards is None else shards.whole():
+            _write(settings, backend, base, run.save_dir / "model", data_hash)
+        metrics.update(_quality(examples, load_vlm("qwen_vl", run.save_dir)))
+        metrics["seconds"] = round(time.perf_counter() - start, 3)
+        run.finish(metrics)
+
+    distributed.led(write)
     return TrainResult(run.save_dir, metrics)
 
 
-def _backend(settings: VLMTrainSettings, path: str) -> TransformersBackend:
-    """The model to train, with a fresh adapter where `lora` is set."""
+def _backend(settings: VLMTrainSettings, path: str) -> tuple[TransformersBackend, distributed.Shards | None]:
+    """The model to train, with a fresh adapter where `lora` is set, and its shards where several processes train it."""
     model, inputs = read_vlm(path)
+    shards = distributed.Shards(model) if distributed.peers() > 1 else None
     if settings.lora is None:
         model.requires_grad_(True)
     else:
         with quietly(), fresh_lora(settings.lora, seed=settings.seed) as config:
             model = import_peft().get_peft_model(model, config)
     size = settings.micro_batch_size or settings.batch_size
-    return TransformersBackend(model, inputs, batch_size=size, bf16=settings.bf16)
+    return TransformersBackend(model, inputs, batch_size=size, bf16=settings.bf16), shards
 
 
 def _write(settings: VLMTrainSettings, backend: TransformersBackend, base: Path, target: Path, data_hash: str) -> None:
@@ -200,16 +204,19 @@ def vlm_examples(episodes: Iterable[Episode], settings: VLMTrainSettings) -> VLM
 class _AnswerLoss(nn.Module):
     """Summed negative log-likelihood of the answers of some examples."""
 
-    def __init__(self, backend: TransformersBackend, examples: VLMExamples) -> None:
+    def __init__(self, backend: TransformersBackend, examples: VLMExamples, shards: distributed.Shards | None) -> None:
         super().__init__()
         self.model = backend.model
-        self._backend, self._examples = backend, examples
+        self._backend, self._examples, self._shards = backend, examples, shards
 
     def answers(self, rows: Sequence[int]) -> list[Any]:
         """Token ids of the true answers."""
         return [self._backend.inputs.answer_ids(self._examples.answer(i)) for i in rows]
 
     def forward(self, rows: Sequence[int]) -> Tensor:
+        return self._loss(rows) if self._shards is None else self._shards.run(lambda: self._loss(rows))
+
+    def _loss(self, rows: Sequence[int]) -> Tensor:
         backend, answers = self._backend, self.answers(rows)
         tensors = backend.inputs.batch([self._examples.question(i) for i in rows], answers)
         tensors = {name: tensor.to(backend.device) for name, tensor in tensors.items()}
@@ -226,7 +233,7 @@ class _AnswerLoss(nn.Module):
 
     def tensors(self) -> dict[str, Tensor]:
         """What is trained: an adapter, or all weights."""
-        return {name: p.detach().cpu().contiguous() for name, p in self._trained().items()}
+        return {name: distributed.gathered(p).contiguous() for name, p in self._trained().items()}
 
     def load_tensors(self, stored: dict[str, Tensor]) -> None:
         """Return to what `tensors` gave."""
@@ -235,7 +242,7 @@ class _AnswerLoss(nn.Module):
             raise CheckpointError("the stored weights are not those that are trained here")
         with torch.no_grad():
             for name, parameter in trained.items():
-                parameter.copy_(stored[name])
+                distributed.put(parameter, stored[name])
 
 
 class AnswerTrainer(BaseTrainer):
@@ -246,18 +253,25 @@ class AnswerTrainer(BaseTrainer):
         examples: all of them.
         settings: everything the user chose.
         folder: receives Trainer's checkpoints; TensorBoard's events go to `tensorboard/` in its parent.
+        shards: of the model's weights, where several processes train it.
     """
 
     rate_key = "train.<name>.learning_rate"
 
     def __init__(
-        self, backend: TransformersBackend, examples: VLMExamples, settings: VLMTrainSettings, folder: Path
+        self,
+        backend: TransformersBackend,
+        examples: VLMExamples,
+        settings: VLMTrainSettings,
+        folder: Path,
+        *,
+        shards: distributed.Shards | None = None,
     ) -> None:
         train, val = examples.split()
         sampler = BalancedSampler(examples.positive[train], settings.fail_success_ratio, settings.seed)
         total = math.ceil(len(sampler) / settings.batch_size) * settings.max_epochs
         total = min(total, settings.max_steps or total)
-        network, every = _AnswerLoss(backend, examples), settings.eval_every
+        network, every = _AnswerLoss(backend, examples, shards), settings.eval_every
         super().__init__(
             network, settings, folder, train, val, total=total, every=every, device=backend.device, sampler=sampler
         )

@@ -1,0 +1,500 @@
+"""Processes that train together: a group of `torch.distributed`, weights sharded by FSDP2, and who does what.
+
+`torchrun` starts the processes. `guerdon train` carries out the same training in all of them; of a run, the first
+process carries out the loop, and the others follow its *collective* calls, in which each computes its part:
+
+    with joined():                              # does nothing without torchrun
+        led(lambda: run(study))                 # the first process works, the others follow
+
+    class Learner:
+        @collective
+        def update(self, rollout): ...          # called by the first process, carried out by all of them
+
+Only while all processes carry out the same code are there `peers`: there, models that are built are sharded, batches
+are dealt, and gradients are added up. Everywhere else each process is alone, and the functions here do nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from guerdon.errors import ClusterError, ConfigError, GuerdonError, said_by
+from guerdon.progress import fall_silent
+
+T = TypeVar("T")
+_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+_WAIT = timedelta(days=30)  # for the next call of the first process, which may collect for hours
+
+
+class _Group:
+    """The processes that were started together.
+
+    Attributes:
+        rank, size: of this process, of the group.
+        parts: objects that every process has built, in the order in which all of them did.
+        together: whether all processes now carry out the same code.
+    """
+
+    def __init__(self) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.parts: list[object] = []
+        self.together = False
+        self._calls = dist.new_group(backend="gloo", timeout=_WAIT)
+        self._lock = threading.RLock()  # one call at a time, whichever thread makes it
+
+    @functools.cached_property
+    def mesh(self) -> DeviceMesh:
+        """All processes in a row."""
+        return init_device_mesh("cuda" if torch.cuda.is_available() else "cpu", (self.size,))
+
+    def place(self, part: object) -> int | None:
+        """Where a part is in `parts`; None for what only this process has."""
+        return next((i for i, one in enumerate(self.parts) if one is part), None)
+
+    def call(self, what: Callable[..., Any] | tuple[int, str], *args: Any, **options: Any) -> Any:
+        """Carry out a function, or a method of a part, in all processes; the first one's result."""
+        with self._lock, _naming_the_lost():
+            self._broadcast((what, args, options))
+            return self._carry_out(what, args, options)
+
+    def follow(self) -> None:
+        """Carry out what the first process calls, until it has ended; with its exit status where that is not 0."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nothing to clean up, and a signal must end a waiting process
+        while True:
+            with _naming_the_lost():
+                message = self._broadcast(None)
+            if isinstance(message, int):
+                if message:
+                    sys.exit(message)
+                return
+            with contextlib.suppress(GuerdonError):  # the first process meets the same, and says what follows from it
+                self._carry_out(*message)
+
+    def end(self, status: int) -> None:
+        """Let the others go."""
+        self._broadcast(status)
+
+    def _broadcast(self, message: Any) -> Any:
+        box = [message]
+        dist.broadcast_object_list(box, src=0, group=self._calls)
+        return box[0]
+
+    def _carry_out(self, what: Callable[..., Any] | tuple[int, str], args: Any, options: Any) -> Any:
+        work = getattr(self.parts[what[0]], what[1]) if isinstance(what, tuple) else what
+        for part in self.parts:
+            if isinstance(part, Shards):
+                part.let_go()
+        with _all_together(self):
+            return work(*args, **options)
+
+
+_group: _Group | None = None
+
+
+@contextmanager
+def _all_together(group: _Group, now: bool = True) -> Iterator[None]:
+    before, group.together = group.together, now
+    try:
+        yield
+    finally:
+        group.together = before
+
+
+@contextmanager
+def _naming_the_lost() -> Iterator[None]:
+    """An error of the connection means that another process has ended."""
+    try:
+        yield
+    except GuerdonError:
+        raise
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "Connection" not in str(error) and "gloo" not in str(error):
+            raise
+        raise ClusterError(
+            "a process that trains with this one has ended, and its own output says why. Start all of them again with "
+            f"--resume ({said_by(error)[:100]})"
+        ) from error
+
+
+# Joining.
+
+
+def launched() -> int:
+    """How many processes torchrun started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_first() -> bool:
+    """Whether this is the first of the processes that were started together, the one that writes."""
+    return launched() == 1 or int(os.environ.get("RANK", "0")) == 0
+
+
+@contextmanager
+def joined() -> Iterator[None]:
+    """Be one of the processes that torchrun started, for the time of the block; nothing without torchrun.
+
+    Each process uses one GPU of its machine where there are GPUs, else the CPU.
+
+    Raises:
+        ConfigError: there are fewer GPUs than processes on this machine, or this version of torch is too old.
+    """
+    if launched() == 1:
+        yield
+        return
+    global _group
+    if not hasattr(FSDPModule, "reset_iter_state"):
+        raise ConfigError(f"several processes need torch 2.13 or newer, and this is {torch.__version__}")
+    if torch.cuda.device_count():  # `is_available` would initialise CUDA
+        _use_own_gpu()
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "cpu:gloo")
+    _group = _Group()
+    if _group.rank:
+        fall_silent()
+    try:
+        yield
+        dist.destroy_process_group()
+    finally:
+        _group = None
+
+
+def _use_own_gpu() -> None:
+    """Make the GPU of this process the only one that it sees; before CUDA is initialised."""
+    own, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if own >= count:
+        raise ConfigError(f"this machine has {count} GPU(s), and more processes: start one process per GPU")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[own].strip() if visible else str(own)
+
+
+@contextmanager
+def unnoticed() -> Iterator[None]:
+    """Without the variables of torchrun, for libraries that would split the work themselves."""
+    hidden = {name: os.environ.pop(name) for name in _VARIABLES if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+# Who does what.
+
+
+def peers() -> int:
+    """How many processes carry out this code together; 1 where this one is alone."""
+    return _group.size if _group is not None and _group.together else 1
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """All processes carry out this block, with the same data."""
+    if _group is None:
+        yield
+        return
+    with _all_together(_group):
+        yield
+
+
+def led(work: Callable[[], T]) -> T | None:
+    """Carry out work in the first process; the others follow its collective calls and return None.
+
+    Where it fails in the first process, the others end with the exit status of the error.
+    """
+    if _group is None:
+        return work()
+    if _group.rank:
+        _group.follow()
+        return None
+    try:
+        with _all_together(_group, False):
+            result = work()
+    except ClusterError:
+        raise  # there may be nobody to tell
+    except GuerdonError as error:
+        _group.end(error.exit_code)
+        raise
+    _group.end(0)
+    return result
+
+
+def register(part: object) -> None:
+    """Let collective calls find an object that every process builds."""
+    if _group is not None and _group.together:
+        _group.parts.append(part)
+
+
+def everywhere(function: Callable[..., T], *args: Any, **options: Any) -> T:
+    """The result of a function of a module that all processes carry out; called by the first, or by all together."""
+    if _group is None or _group.together:
+        return function(*args, **options)
+    return _group.call(function, *args, **options)  # type: ignore[no-any-return]
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def collective(method: Method) -> Method:
+    """A method that, called in the first process, is carried out in all of them, where all have built the object."""
+
+    @functools.wraps(method)
+    def called(self: Any, *args: Any, **options: Any) -> Any:
+        place = None if _group is None or _group.together else _group.place(self)
+        if _group is None or place is None:
+            return method(self, *args, **options)
+        return _group.call((place, method.__name__), *args, **options)
+
+    return called  # type: ignore[return-value]
+
+
+class Held(dict[str, Tensor]):
+    """Tensors that only the first process holds: in the others they have shapes and no values."""
+
+    def __reduce__(self) -> Any:
+        return dict, ({name: tensor.to("meta") for name, tensor in self.items()},)
+
+
+# Work in parts.
+
+
+def even(rows: int, size: int | None) -> int:
+    """Rows at a time: at most `size`, and no more than an even share of each process."""
+    share = max(1, -(-rows // peers()))
+    return share if size is None else min(size, share)
+
+
+def dealt(parts: Iterable[T]) -> Iterator[tuple[T, bool]]:
+    """The parts of this process: every n-th of n processes.
+
+    All processes get equally many, so that they meet in every collective operation: one that has no more gets the
+    first part again, with False: it does not count.
+    """
+    every, size = list(parts), peers()
+    for start in range(0, len(every), size):
+        own = start + (_group.rank if _group is not None and size > 1 else 0)
+        yield (every[own], True) if own < len(every) else (every[0], False)
+
+
+def total(tensor: Tensor) -> Tensor:
+    """The sum over the processes, in place."""
+    if peers() > 1:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def summed(numbers: Mapping[str, float]) -> dict[str, float]:
+    """Sums over the processes, which have the same names."""
+    if peers() == 1 or not numbers:
+        return dict(numbers)
+    found = total(torch.tensor(list(numbers.values()), dtype=torch.float64))
+    return dict(zip(numbers, found.tolist(), strict=True))
+
+
+def largest(number: float) -> float:
+    """The largest over the processes."""
+    if peers() == 1:
+        return number
+    found = torch.tensor(number, dtype=torch.float64)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return float(found)
+
+
+def sum_gradients(parameters: Iterable[Tensor]) -> None:
+    """Add up the gradients of weights that every process holds; FSDP has added up those of sharded ones."""
+    if peers() == 1:
+        return
+    found = [p.grad for p in parameters if p.grad is not None and not isinstance(p.grad, DTensor)]
+    if not found:
+        return
+    flat = total(torch.cat([gradient.reshape(-1) for gradient in found]))
+    for gradient, part in zip(found, torch.split(flat, [g.numel() for g in found]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def wait() -> None:
+    """Until all processes are here."""
+    if peers() > 1:
+        dist.barrier()
+
+
+# Weights.
+
+
+class Shards:
+    """The weights of a model, sharded over the processes by FSDP2: each holds an equal part of every tensor.
+
+    The blocks of the model are gathered one after the other while they compute, and its other weights while `run`
+    lasts. Weights that are added later (adapters, heads) stay whole in every process; `sum_gradients` is theirs.
+
+    Args:
+        model: of transformers, with the same values in all processes; changed in place.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        assert _group is not None
+        self._root: Any = _Root(model)
+        kinds = set(getattr(model, "_no_split_modules", None) or ())
+        for block in [m for m in model.modules() if type(m).__name__ in kinds]:
+            fully_shard(block, mesh=_group.mesh, reshard_after_forward=True)
+        fully_shard(self._root, mesh=_group.mesh, reshard_after_forward=True)
+        self._blocks: list[Any] = [m for m in self._root.modules() if isinstance(m, FSDPModule)]
+        for block in self._blocks:  # gradients are added up, as each is of a part of one loss
+            block.set_gradient_divide_factor(1.0)
+            block.set_force_sum_reduction_for_comms(True)
+        self._running = self._whole = 0
+        register(self)
+
+    def run(self, call: Callable[[], T]) -> T:
+        """What `call` computes with the weights; all processes call it alike, or one of them inside `whole`."""
+        if self._running or self._whole:
+            return call()
+        self._running += 1
+        try:
+            return self._root(call)  # type: ignore[no-any-return]
+        finally:
+            self._running -= 1
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """All weights are plain tensors inside the block, which computes nothing with gradients.
+
+        Every process holds all weights meanwhile.
+        """
+        if not self._whole:
+            with torch.inference_mode(False), torch.no_grad():
+                self._gather()
+        self._whole += 1
+        try:
+            yield
+        finally:
+            self._whole -= 1
+            if not self._whole:
+                self.let_go()
+
+    @collective
+    def _gather(self) -> None:
+        self.let_go()
+        for block in self._blocks:
+            block.set_reshard_after_forward(False, recurse=False)
+            block.unshard()
+
+    def let_go(self) -> None:
+        """Keep this process's part of the weights alone: at the end of `whole`, in the others at the next call."""
+        for block in self._blocks:
+            block.set_reshard_after_forward(True, recurse=False)
+        self._root.reset_iter_state()  # gives the gathered weights up and forgets what was computed with them
+
+
+class _Root(nn.Module):
+    """Gives FSDP a forward pass to attach to, whatever is computed in it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, call: Callable[[], Any]) -> Any:
+        return call()
+
+
+@torch.no_grad()
+def gathered(tensor: Tensor) -> Tensor:
+    """A copy of a whole tensor in memory of the CPU; of a sharded one, an empty tensor but in the first process."""
+    if not isinstance(tensor, DTensor):
+        return tensor.detach().cpu().clone()
+    found = tensor.full_tensor()
+    assert _group is not None
+    return torch.empty(0) if _group.rank else found.detach().cpu().clone()
+
+
+@torch.no_grad()
+def spread(value: Tensor, like: Tensor) -> Tensor:
+    """The first process's `value`, laid out as `like`: sharded over the processes, or a copy in each of them.
+
+    Args:
+        value: of the shape of `like`; other processes than the first need no values.
+        like: whose type, device and placement it gets.
+    """
+    assert _group is not None
+    if _group.rank:
+        own = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+    else:
+        own = value.to(device=like.device, dtype=like.dtype)
+    if isinstance(like, DTensor):
+        return distribute_tensor(own, like.device_mesh, like.placements)
+    own = own.contiguous()
+    dist.broadcast(own, src=0)
+    return own
+
+
+@torch.no_grad()
+def put(parameter: Tensor, value: Tensor) -> None:
+    """Set a parameter to a value; among several processes, to that of the first."""
+    parameter.copy_(value if peers() == 1 else spread(value, parameter))
+
+
+def keeps_whole_state(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimiser give and take its state whole, as one process has it, whoever holds which part of it."""
+    if peers() == 1:
+        return
+
+    def give(_: Any, state: dict[str, Any]) -> dict[str, Any]:
+        slots = {
+            i: {name: gathered(v) if isinstance(v, DTensor) else v for name, v in own.items()}
+            for i, own in state["state"].items()
+        }
+        return {**state, "state": slots}
+
+    def take(own: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        if peers() == 1:
+            return state
+        parameters = [p for group in own.param_groups for p in group["params"]]
+
+        def laid_out(i: int, value: Any) -> Any:
+            if not isinstance(value, Tensor) or isinstance(value, DTensor):
+                return value
+            alike = value.shape == parameters[i].shape
+            return spread(value, parameters[i] if alike else torch.empty(value.shape, dtype=value.dtype))
+
+        slots = {i: {name: laid_out(i, v) for name, v in own.items()} for i, own in state["state"].items()}
+        return {**state, "state": slots}
+
+    optimizer.register_state_dict_post_hook(give)
+    optimizer.register_load_state_dict_pre_hook(take)
+
+
+def alike(parameters: Sequence[nn.Parameter]) -> list[Any]:
+    """The parameter groups of an optimiser, which takes sharded and whole tensors in different groups only."""
+    kinds = itertools.groupby(parameters, key=lambda p: isinstance(p, DTensor))
+    groups = [{"params": list(found)} for _, found in kinds]
+    return groups if len(groups) > 1 else list(parameters)
+
+
+def clip_gradients(parameters: Sequence[Tensor], max_norm: float) -> float:
+    """Clip gradients to a norm, those of sharded and of whole weights together; the norm before clipping."""
+    kinds = [[p for p in parameters if p.grad is not None and isinstance(p.grad, DTensor) == kind] for kind in (0, 1)]
+    found = []
+    for kind in kinds:
+        if kind:
+            norm = torch.nn.utils.get_total_norm([p.grad for p in kind if p.grad is not None])
+            found.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    if not found:
+        return 0.0
+    norm = torch.linalg.vector_norm(torch.stack(found))
+    for kind in kinds:
+        torch.nn.utils.clip_grads_with_norm_(kind, max_norm, norm)
+    return float(norm)
