@@ -35,7 +35,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from guerdon.errors import ClusterError, ConfigError, GuerdonError, said_by
+from guerdon.errors import ClusterError, ConfigError, GuerdonError, boundary, said_by
 from guerdon.progress import fall_silent
 
 T = TypeVar("T")
@@ -163,7 +163,8 @@ def joined() -> Iterator[None]:
         raise ConfigError(f"several processes need torch 2.13 or newer, and this is {torch.__version__}")
     if torch.cuda.device_count():  # `is_available` would initialise CUDA
         _use_own_gpu()
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "cpu:gloo")
+    with boundary(ClusterError, "the processes that torchrun started do not find each other"):
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     _group = _Group()
     if _group.rank:
         fall_silent()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from guerdon import distributed
 from guerdon.collect.control import ControlCollector, policy_of_shape
 from guerdon.collect.shards import env_of_shard, join_control
 from guerdon.engines.collectors import run_collector, run_reward_models
@@ -77,29 +78,14 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         for source in models.values():
             if source.settings.can_overlap:
                 collector.watchers.append(source.score_ahead)
-    policy = policy_of_shape(
-        study.control_policy, collector.policy_shape(), heads=heads, auxiliary=auxiliary, seed=runner.seed
+    gammas = {name: one.gamma for name, one in terms.items()}
+    learner, notes = distributed.everywhere(
+        build_learner, study, collector.policy_shape(), heads=heads, gammas=gammas, fresh=fresh
     )
-    check_decisions(policy, algorithm)
+    learner.shares = {name: one.share for name, one in terms.items() if one.share is not None}
+    policy: Any = learner.policy
     if algorithm.filter_rewards:
         check_bounds(algorithm, return_range(study, models))
-    notes = []
-    if fresh and study.control_policy.checkpoint is not None:
-        notes.append(start_from_policy(policy, Path(study.control_policy.checkpoint)))
-    gammas = {name: one.gamma for name, one in terms.items()}
-    learner = Learner(
-        policy,
-        control_optimizer(policy, algorithm.learning_rate),
-        algorithm,
-        seed=runner.seed,
-        heads=heads,
-        scaler=RewardScaler(gammas, study.env.num_envs, by_chunk=algorithm.by_chunk)
-        if algorithm.normalize_rewards
-        else None,
-        shares={name: one.share for name, one in terms.items() if one.share is not None},
-    )
-    if fresh and runner.resume_dir:
-        notes.append(learner.start_from(Path(runner.resume_dir)))
     notes += [
         f"[{study.reward.group_name}] {name}: {one.settings.model.model_type} from {one.settings.model.origin}, "
         f"weight {one.settings.reward_weight:g}"
@@ -138,6 +124,41 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         else None,
         loaded,
     )
+
+
+def build_learner(
+    study: Study, shape: Any, *, heads: tuple[str, ...], gammas: Mapping[str, float], fresh: bool
+) -> tuple[Learner[Any, Any], list[str]]:
+    """The learner with its policy, which every process that learns has, and lines for the start of the log.
+
+    Args:
+        study: the resolved configuration.
+        shape: of what the policy observes and does, `ControlCollector.policy_shape`.
+        heads: names of the policy's value heads.
+        gammas: discount of each source that the policy learns from.
+        fresh: as in `build_parts`.
+    """
+    runner, algorithm = study.runner, study.control_algorithm
+    torch.set_num_threads(runner.threads)
+    auxiliary = list(algorithm.auxiliary_losses)
+    policy = policy_of_shape(study.control_policy, shape, heads=heads, auxiliary=auxiliary, seed=runner.seed)
+    check_decisions(policy, algorithm)
+    notes = []
+    if fresh and study.control_policy.checkpoint is not None:
+        notes.append(start_from_policy(policy, Path(study.control_policy.checkpoint)))
+    learner = Learner(
+        policy,
+        control_optimizer(policy, algorithm.learning_rate),
+        algorithm,
+        seed=runner.seed,
+        heads=heads,
+        scaler=RewardScaler(gammas, study.env.num_envs, by_chunk=algorithm.by_chunk)
+        if algorithm.normalize_rewards
+        else None,
+    )
+    if fresh and runner.resume_dir:
+        notes.append(learner.start_from(Path(runner.resume_dir)))
+    return learner, notes
 
 
 def check_decisions(policy: RobotPolicy, algorithm: ControlAlgorithmSettings) -> None:

@@ -1,0 +1,98 @@
+"""Training in two processes: the weights, optimisers and metrics of one, resumed by any number of processes."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from train_together import main
+
+from processes import run_together
+
+torch.set_num_threads(1)
+
+SCRIPT = Path(__file__).parent / "train_together.py"
+LORA = {"lora": {"r": 2}}
+TRAININGS = [
+    ("stepwise", "stepwise", {"max_steps": 6}),
+    ("stepwise_lora", "stepwise", {"max_steps": 6, "batch_size": 6, "micro_batch_size": 2, **LORA}),
+    ("verdict", "verdict", {"max_steps": 4}),
+    ("outcome", "outcome", {"max_steps": 4}),
+    ("bradley_terry_lora", "bradley_terry", {"max_steps": 4, **LORA}),
+    ("implicit", "implicit", {"max_steps": 4}),
+    ("dpo_lora", "dpo", {"max_steps": 4, **LORA}),
+    ("sft", "sft", {"max_steps": 4}),
+    ("sft_lora", "sft", {"max_steps": 4, "lora": LORA["lora"]}),
+    ("vlm", "vlm", {"max_steps": 4, "lora": None}),
+    ("vlm_lora", "vlm", {"max_steps": 4}),
+]
+MEASURED = {"seconds", "finished", "train_runtime", "save_dir"}
+
+
+def tensors_of(folder):
+    """Every tensor of a training's folder: weights and states of optimisers."""
+    found = {}
+    for file in folder.rglob("*.safetensors"):
+        found |= {f"{file.relative_to(folder)} {k}": v for k, v in load_file(file).items()}
+    for file in folder.rglob("optimizer.pt"):
+        state = torch.load(file, weights_only=True)["state"]
+        found |= {f"{file.relative_to(folder)} {i} {k}": v for i, own in state.items() for k, v in own.items()}
+    return found
+
+
+def assert_alike(one, other, *, within=1e-5):
+    assert {f.relative_to(one) for f in one.rglob("*")} == {f.relative_to(other) for f in other.rglob("*")}
+    first, second = tensors_of(one), tensors_of(other)
+    assert first
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        torch.testing.assert_close(tensor, second[name], atol=within, rtol=within, msg=lambda m, n=name: f"{n}: {m}")
+    first, second = (json.loads((folder / "metrics.json").read_text()) for folder in (one, other))
+    assert first.keys() == second.keys()
+    for name in first.keys() - MEASURED:
+        assert first[name] == pytest.approx(second[name], abs=within), name
+
+
+def both(tmp_path, trainings):
+    """The same trainings by this process and by two others."""
+    main(tmp_path / "alone", trainings)
+    run_together(SCRIPT, tmp_path / "together", json.dumps(trainings))
+    for name, _, _ in trainings:
+        assert_alike(tmp_path / "alone" / name, tmp_path / "together" / name)
+
+
+@pytest.mark.slow
+def test_two_processes_train_what_one_trains(tmp_path):
+    both(tmp_path, TRAININGS)
+
+
+def cut_back(folder, step):
+    """The folder as it was when this checkpoint had just been written."""
+    for later in folder.glob("checkpoint-*"):
+        if int(later.name.split("-")[1]) > step:
+            shutil.rmtree(later)
+    shutil.rmtree(folder / "final_checkpoint")
+    (folder / "metrics.json").unlink()
+    record = json.loads((folder / "training.json").read_text())
+    (folder / "training.json").write_text(json.dumps(record | {"finished": False}))
+
+
+@pytest.mark.slow
+def test_a_training_goes_on_in_another_number_of_processes(tmp_path):
+    """Two processes up to step 3, one up to step 6, two to the end."""
+    common = {"max_steps": 9, "save_steps": 3, "keep_checkpoints": 9, "val_split": 0.0}
+    trainings = [("full", "stepwise", common), ("lora", "dpo", common | LORA)]
+    main(tmp_path / "alone", trainings)
+    again = [(name, kind, options | {"resume": True}) for name, kind, options in trainings]
+    changing = tmp_path / "changing"
+    run_together(SCRIPT, changing, json.dumps(trainings))
+    for name, _, _ in trainings:
+        cut_back(changing / name, 3)
+    main(changing, again)
+    for name, _, _ in trainings:
+        cut_back(changing / name, 6)
+    run_together(SCRIPT, changing, json.dumps(again))
+    for name, _, _ in trainings:
+        assert_alike(tmp_path / "alone" / name, changing / name)
