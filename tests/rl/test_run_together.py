@@ -17,7 +17,7 @@ from child import environment
 from guerdon.config import to_yaml
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run, run_folder
-from processes import finished, run_together, start_together
+from learners import finished, run_together, start_together
 
 torch.set_num_threads(1)
 

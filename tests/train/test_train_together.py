@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from train_together import main
 
-from processes import run_together
+from learners import run_together
 
 torch.set_num_threads(1)
 
