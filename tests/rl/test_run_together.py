@@ -22,14 +22,17 @@ from learners import finished, run_together, start_together
 torch.set_num_threads(1)
 
 SMALL_PARTS = {"minibatch_size": 8, "micro_batch_size": 4}
-UNEVEN = {"minibatch_size": 7, "micro_batch_size": 2}  # parts of 2, 2, 2, 1 rows, and a mini-batch of two rows
+UNEVEN = {
+    "minibatch_size": 6,
+    "micro_batch_size": 2,
+}  # 16 rows: three parts for two processes, and a last mini-batch of 4
 TEXT = {
     "prime": {"reward_model": prime(mini=8, micro=4), "algorithm": SMALL_PARTS},
     "full": {"algorithm": {**UNEVEN, "kl_coef": 0.1}},
     "lora": {"policy": {"lora": LORA}, "algorithm": {"kl_coef": 0.1}},
     "prime_lora": {
         "policy": {"lora": LORA}, "algorithm": {**UNEVEN, "kl_coef": 0.1, "kl_in": "reward"},
-        "reward_model": prime(mini=6, micro=4, prime_model={"optim": {"lr": 1e-2}, "update": "before"}),
+        "reward_model": prime(mini=6, micro=2, prime_model={"optim": {"lr": 1e-2}, "update": "before"}),
     },
     "critic": {"algorithm": {**SMALL_PARTS, "adv_estimator": "gae"}},
     "critic_lora": {"policy": {"lora": LORA}, "algorithm": {**SMALL_PARTS, "adv_estimator": "gae"}},

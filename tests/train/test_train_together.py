@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).parent / "train_together.py"
 LORA = {"lora": {"r": 2}}
 TRAININGS = [
     ("stepwise", "stepwise", {"max_steps": 6}),
-    ("stepwise_lora", "stepwise", {"max_steps": 6, "batch_size": 6, "micro_batch_size": 2, **LORA}),
+    ("stepwise_lora", "stepwise", {"max_steps": 6, "batch_size": 6, "micro_batch_size": 2, "head_epochs": 0.2, **LORA}),
     ("verdict", "verdict", {"max_steps": 4}),
     ("outcome", "outcome", {"max_steps": 4}),
     ("bradley_terry_lora", "bradley_terry", {"max_steps": 4, **LORA}),
