@@ -136,6 +136,26 @@ class TestOnACluster:
         assert results(tmp_path) == expected[0]
         assert table(out) == expected[1]
 
+    def test_runs_of_a_study_may_have_collectors_of_their_own(self, tmp_path):
+        pytest.importorskip("ray", reason="needs guerdon[ray]")
+        found = []
+        for name, engine in (("local", {}), ("ray", {"engine": "ray"})):
+            runner = {
+                **STUDY["runner"],
+                "total_steps": 80,
+                "eval_every": 80,
+                "checkpoint_every": 40,
+                "rollout_shards": 2,
+            }
+            compare_ = {**STUDY["compare"], "seeds": [0]}
+            cluster = {"cluster": {**CLUSTER, "collectors": 2, "collector_cpus": 0.5}} if engine else {}
+            write_study(tmp_path / name, runner=runner, compare=compare_, **engine, **cluster)
+            finished(compare(tmp_path / name))
+            found.append({file: b for file, b in results(tmp_path / name).items() if not file.endswith(".yaml")})
+        assert found[0] == found[1]
+        log = (tmp_path / "ray" / "work" / "jobs" / "tiny_world:Dot-v1.A.seed0.log").read_text()
+        assert "Traceback" not in log
+
     def test_a_folder_that_nodes_do_not_share_is_refused(self, tmp_path):
         pytest.importorskip("ray", reason="needs guerdon[ray]")
         from guerdon.engines import ray_jobs

@@ -33,7 +33,7 @@ def toy_server(request, tmp_path_factory):
     """One server with a toy, shared by the tests of a module; the same requests get the same answers from Ray Serve."""
     more = {}
     if request.param == "ray":
-        pytest.importorskip("ray.serve", reason="needs ray[serve]")
+        pytest.importorskip("ray.serve", reason="needs guerdon[ray-serve]")
         more = {"ray": RAY, "seconds": 300}
     running = start_server(tmp_path_factory.mktemp("server"), **more)
     yield running

@@ -74,7 +74,7 @@ def waited_for(true, seconds=240.0):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_replicas_follow_the_requests_and_a_killed_one_loses_none_silently(server, tmp_path):
-    pytest.importorskip("ray.serve", reason="needs ray[serve]")
+    pytest.importorskip("ray.serve", reason="needs guerdon[ray-serve]")
     gate, journal = tmp_path / "gate", tmp_path / "journal"
     running = server(
         models={"toy": {"custom_backend": "toys:make", "options": {"gate": str(gate), "journal": str(journal)}}},

@@ -87,7 +87,9 @@ def _ray_serve() -> Any:
     try:
         from ray import serve
     except ImportError as error:
-        raise MissingDependencyError("guerdon serve --ray needs Ray Serve: pip install 'ray[serve]'") from error
+        raise MissingDependencyError(
+            "guerdon serve --ray needs Ray Serve: pip install 'guerdon[serve,ray-serve]'"
+        ) from error
     return serve
 
 
