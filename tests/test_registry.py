@@ -122,14 +122,15 @@ def test_help_shows_the_names_of_installed_parts_and_which_are_broken(installed)
         return dict(re.findall(r"^  (\w+(?: \w+)?)  +(.*)$", lines, re.M))
 
     everything = shown()
-    assert list(everything) == ["reward model", "world", "policy", "estimator", "verifier", "labeler", "judge"]
+    kinds = ["reward model", "world", "policy", "estimator", "verifier", "labeler", "judge", "packaged model"]
+    assert list(everything) == kinds
     assert everything["reward model"].startswith("resnet, ")
     assert everything["reward model"].endswith(", glow (of far-parts 2.1)")  # `constant` stays the built-in's
     assert everything["world"] == "metaworld, libero, maniskill, gymnasium, pond (of far-parts 2.1)"  # its import fails
     assert everything["judge"] == "anthropic, openai, local, owl (of far-parts 2.1; broken: no module far_parts.judges)"
     assert shown("label")["judge"] == everything["judge"]
     assert list(shown("collect")) == ["world"]
-    assert list(shown("serve")) == ["reward model"]
+    assert list(shown("serve")) == ["reward model", "packaged model"]
     assert shown("doctor") == {}
     assert not [name for name in sys.modules if name.startswith("far_parts")]
 

@@ -34,9 +34,10 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer re-exports 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 _PARTS = {  # kinds of parts that the configuration of a command names; `guerdon --help` shows all
-    "collect": ("world",), "label": ("verifier", "labeler", "judge"), "train": ("policy",), "serve": ("reward model",),
-    "run": ("reward model", "world", "policy", "estimator", "verifier"),
-    "compare": ("reward model", "world", "policy", "estimator", "verifier"),
+    "collect": ("world",), "label": ("verifier", "labeler", "judge"), "train": ("policy", "packaged model"),
+    "serve": ("reward model", "packaged model"),
+    "run": ("reward model", "world", "policy", "estimator", "verifier", "packaged model"),
+    "compare": ("reward model", "world", "policy", "estimator", "verifier", "packaged model"),
 }  # fmt: skip
 
 

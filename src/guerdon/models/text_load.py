@@ -16,6 +16,7 @@ from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.models.adapters import ADAPTERS, adapter_of, load_adapter, recognise
 from guerdon.models.load import load_reward_model
 from guerdon.models.text_model import TextRewardModel, is_own, read_card
+from guerdon.packaged import local_model
 from guerdon.settings.remote import remote_at
 from guerdon.settings.train import TEXT_MODELS
 from guerdon.types import RewardModel
@@ -28,7 +29,7 @@ def load_text_model(path: str, *, adapter: str = "auto", micro_batch_size: int =
 
     Args:
         path: a folder that `guerdon train` wrote (or the one above its `final_checkpoint`), a folder or hub id of
-            a published model, or the address of a reward server (`http://host:port/v1/rewards?model=prm`).
+            a published model, `package:<name>`, or the address of a reward server (`http://host:port/v1/rewards?model=prm`).
         adapter: how a published model is read; `auto`: by its configuration.
         micro_batch_size: solutions per forward pass.
 
@@ -37,6 +38,7 @@ def load_text_model(path: str, *, adapter: str = "auto", micro_batch_size: int =
     """
     if path.startswith(("http://", "https://")):
         return load_reward_model("remote", remote=remote_at(path))
+    path = local_model(path)
     folder = _own_folder(path, adapter)
     if folder is None:
         return load_adapter(_adapter_of(path, adapter), path, micro_batch_size)
@@ -56,6 +58,7 @@ def check_text_model(path: str, *, adapter: str = "auto") -> None:
     if path.startswith(("http://", "https://")):
         remote_at(path)
         return
+    path = local_model(path)
     if _own_folder(path, adapter) is None and (Path(path).is_dir() or adapter != "auto"):
         name = _adapter_of(path, adapter)
         if name not in ADAPTERS:

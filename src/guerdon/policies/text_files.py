@@ -25,6 +25,7 @@ from guerdon.atomic import COMPLETE, sealed_folder, verify_folder
 from guerdon.errors import CheckpointError, boundary
 from guerdon.finite import load_weights, refuse_to_read, refuse_to_write, save_weights
 from guerdon.hub import check_model
+from guerdon.packaged import local_model
 from guerdon.policies.shared_base import SharedBase, import_peft
 from guerdon.policies.text import TextPolicy, add_policy
 from guerdon.policies.tiny_text import build_model, build_tokenizer
@@ -77,13 +78,14 @@ def load_policy(
 
 
 def read_model(path: str) -> tuple[Any, Any]:
-    """A causal language model in float32 and its tokenizer, from a folder or the hub; adapters are merged.
+    """A causal language model in float32 and its tokenizer, from a folder, a package or the hub; adapters are merged.
 
     Raises:
         CheckpointError: it cannot be read, was altered, or lacks weights.
     """
     from transformers import AutoModelForCausalLM
 
+    path = local_model(path)
     folder = Path(path)
     if (folder / COMPLETE).is_file():
         verify_folder(folder)
@@ -99,7 +101,7 @@ def read_pretrained(kind: Any, path: str, what: str, *, dtype: torch.dtype = tor
 
     Args:
         kind: a class with `from_pretrained`.
-        path: folder or hub id.
+        path: folder, `package:<name>` or hub id.
         what: name of the model in errors, such as "the language model".
         dtype: of the weights.
         exact: refuse weights that the class does not have, too; but for a head that some files keep (`lm_head`).
@@ -107,6 +109,7 @@ def read_pretrained(kind: Any, path: str, what: str, *, dtype: torch.dtype = tor
     Raises:
         CheckpointError: it cannot be read, lacks weights, or has weights that are not finite or not of this class.
     """
+    path = local_model(path)
     check_model(CheckpointError, what, path)
     with quietly(), boundary(CheckpointError, f"{what} {path!r} cannot be read"):
         model, report = kind.from_pretrained(path, dtype=dtype, output_loading_info=True)
@@ -152,6 +155,7 @@ def read_tokenizer(path: str) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
+    path = local_model(path)
     declared = get_tokenizer_config(path).get("tokenizer_class")
     literal = declared in ("TokenizersBackend", "PreTrainedTokenizerFast")
     return (PreTrainedTokenizerFast if literal else AutoTokenizer).from_pretrained(path)

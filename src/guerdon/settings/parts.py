@@ -1,5 +1,6 @@
 """The registries of parts: what a configuration may name, guerdon's own and what users bring."""
 
+from guerdon.packaged import PACKAGED_MODELS
 from guerdon.registry import Registry
 from guerdon.settings.algorithm import ESTIMATORS
 from guerdon.settings.data import VERIFIERS
@@ -8,4 +9,13 @@ from guerdon.settings.policy import POLICIES
 from guerdon.settings.reward_models import REWARD_MODELS
 from guerdon.settings.world import WORLDS
 
-REGISTRIES: tuple[Registry, ...] = (REWARD_MODELS, WORLDS, POLICIES, ESTIMATORS, VERIFIERS, LABELERS, JUDGES)
+REGISTRIES: tuple[Registry, ...] = (
+    REWARD_MODELS,
+    WORLDS,
+    POLICIES,
+    ESTIMATORS,
+    VERIFIERS,
+    LABELERS,
+    JUDGES,
+    PACKAGED_MODELS,
+)

@@ -63,7 +63,9 @@ class TextPolicySettings(Settings):
     """A causal language model."""
 
     type: Literal["text"] = Field("text", description="a causal language model")
-    path: str | None = Field(None, description="folder or hub id of a causal language model; an adapter is merged")
+    path: str | None = Field(
+        None, description="folder, hub id or package:<name> of a causal language model; an adapter is merged"
+    )
     tiny: TinyModelSettings | None = Field(None, description="make a small model in code instead of reading one")
     lora: LoraSettings | None = Field(None, description="train adapters on frozen weights; null: train all weights")
     bf16: Bf16 = Field("auto", description="compute in bfloat16; auto: where the hardware has it")

@@ -37,6 +37,7 @@ from guerdon.models.text_inputs import buckets
 from guerdon.models.text_load import FINAL, model_class
 from guerdon.models.text_losses import bce_terms, pair_terms, pairs
 from guerdon.models.text_model import TextModelCard, TextRewardModel
+from guerdon.packaged import local_model
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy
 from guerdon.policies.text_files import load_policy, read_tokenizer
@@ -245,9 +246,10 @@ def _in_4_bits(start: TextPolicySettings, settings: TextTrainSettings) -> TextPo
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16,
     )  # fmt: skip
-    check_model(CheckpointError, "the language model", start.path)
+    path = local_model(start.path)
+    check_model(CheckpointError, "the language model", path)
     with boundary(CheckpointError, f"the language model {start.path!r} cannot be read in 4 bits"):
-        model = AutoModelForCausalLM.from_pretrained(start.path, quantization_config=config, device_map={"": 0})
+        model = AutoModelForCausalLM.from_pretrained(path, quantization_config=config, device_map={"": 0})
     refuse_to_read(model.named_parameters(), f"the language model {start.path!r}")
     base = SharedBase(model, read_tokenizer(start.path), start)
     return add_policy(base, "policy", start.lora, seed=settings.seed)

