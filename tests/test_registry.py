@@ -118,7 +118,7 @@ def test_help_shows_the_names_of_installed_parts_and_which_are_broken(installed)
     def shown(*verb):
         result = CliRunner().invoke(app, [*verb, "--help"])
         assert result.exit_code == 0
-        lines = re.sub(r"\n {5,}", " ", result.output.partition("Parts by name")[2])
+        lines = re.sub(r"\n {5,}", " ", re.sub(r"-\n {5,}", "-", result.output.partition("Parts by name")[2]))
         return dict(re.findall(r"^  (\w+(?: \w+)?)  +(.*)$", lines, re.M))
 
     everything = shown()
