@@ -125,15 +125,12 @@ def _from_gguf(source: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from guerdon.policies.text_files import quietly
-
-    with quietly():
-        read = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
-        config = type(read.config).from_dict(
-            {key: value for key, value in read.config.to_dict().items() if key != "quantization_config"}
-        )
-        model = type(read)(config)  # save_pretrained refuses the one that was read from GGUF
-        model.load_state_dict(read.state_dict())
-        model.generation_config = read.generation_config
-        model.save_pretrained(folder)
-        AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(folder)
+    read = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    config = type(read.config).from_dict(
+        {key: value for key, value in read.config.to_dict().items() if key != "quantization_config"}
+    )
+    model = type(read)(config)  # save_pretrained refuses the one that was read from GGUF
+    model.load_state_dict(read.state_dict())
+    model.generation_config = read.generation_config
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(folder)
