@@ -17,7 +17,7 @@ PARALLEL ?= -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 export MUJOCO_GL ?= egl
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-libero test-libero libero-table env-maniskill test-maniskill demo demo-text demo-prm demo-vla prm-exact prm-continued quickstart doctor test test-slow lint format check bench clean
+.PHONY: help env env-libero test-libero libero-table env-maniskill test-maniskill demo demo-text demo-prm demo-vla prm-exact prm-continued quickstart doctor test test-slow soak lint format check bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -73,6 +73,11 @@ test: env  ## the tests, without the slow ones
 
 test-slow: env  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
+
+soak: env  ## kill nodes and processes of a simulated Ray cluster at random for 20 minutes
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[ray]"
+	rm -rf runs/soak
+	PYTHONPATH=tests $(BIN)/python tests/engines/soak.py runs/soak --minutes 20 --kills 30
 
 # An environment of its own: LIBERO needs hydra's antlr, which math-verify cannot use, and brings a torchvision that does
 # not load next to a CPU build of torch (nothing of LIBERO loads it).

@@ -29,6 +29,7 @@ from guerdon.progress import log_line
 from guerdon.rl.run import run
 
 NAMES = {"ShardWorker": "collector", "ScoringWorker": "reward worker"}
+HERE = Path(__file__).parent
 HANG = 60  # seconds after which an actor that does nothing is replaced
 ROLLOUT = 6 * 10  # steps: six copies of the corridor, ten steps each
 
@@ -76,7 +77,9 @@ class Killer:
         self.missing = 0  # nodes to add again
 
     def run(self, process):
-        """Disturb a run until it was enough, or the run is over."""
+        """Disturb a run, once it has begun, until it was enough, or the run is over."""
+        while process.poll() is None and not self.progress():
+            time.sleep(1)
         start = time.monotonic()
         every = self.minutes * 60 / (self.least * 1.3)
         due = start + every
@@ -170,7 +173,7 @@ def soak(folder, *, minutes, kills, iterations, seed, staleness=0):
         with (folder / "run.log").open("w") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "guerdon", "run", str(folder / "study.yaml")],
-                env=environment(RAY_ADDRESS=cluster.address), stdout=log, stderr=log,
+                env=environment(HERE, HERE.parent, RAY_ADDRESS=cluster.address), stdout=log, stderr=log,
             )  # fmt: skip
             killer.run(process)
             code = process.wait()
