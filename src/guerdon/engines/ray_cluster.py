@@ -212,8 +212,9 @@ class Actors:
         """
         before = sum(actor.running for actor in self._actors)
         self.look_for_ready(0.0)
-        if not any(actor.running for actor in self._actors):
-            self.look_for_ready(self._cluster.start_timeout)
+        until = time.monotonic() + self._cluster.start_timeout
+        while not any(actor.running for actor in self._actors) and time.monotonic() < until:
+            self.look_for_ready(until - time.monotonic())  # what gets a place may be lost at once
         running = [actor for actor in self._actors if actor.running]
         if not running:
             raise ClusterError(
