@@ -100,13 +100,14 @@ def test_packed_actors_share_nodes(tmp_path):
     assert removed["state"] == "REMOVED"
 
 
-def test_after_the_loss_of_the_head_a_run_resumes_on_another_cluster(tmp_path):
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_after_the_loss_of_the_head_a_run_resumes_on_another_cluster(staleness, tmp_path):
     from ray.cluster_utils import Cluster
 
     env = {"task": f"{paced_corridor.__name__}:{paced_corridor.ID}", "kwargs": {"folder": str(tmp_path)}}
-    expected = recorded(run(robots(tmp_path, "local", env=env))[0])
-    placed = on_ray(2, address="auto")
-    given = robots(tmp_path, "ray", env=env, **placed)
+    runner = {"max_staleness": staleness}
+    expected = recorded(run(robots(tmp_path, "local", env=env, runner=runner))[0])
+    given = robots(tmp_path, "ray", env=env, runner=runner, **on_ray(2, address="auto"))
     (tmp_path / "study.yaml").write_text(to_yaml(given))
     atomic.write_text(tmp_path / "pace", "0.3")
     command = [sys.executable, "-m", "guerdon", "run", str(tmp_path / "study.yaml")]
