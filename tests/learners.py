@@ -1,14 +1,19 @@
 """Processes that train together: what torchrun would start, on this machine, without its agent."""
 
+import json
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+from safetensors.torch import load_file
+
 from child import environment
+from guerdon.rl.run import run_folder
 
 TESTS = Path(__file__).parent
-LIMIT = 240  # seconds
+LIMIT = 500  # seconds
 
 
 def start_together(*arguments, count=2, **variables):
@@ -46,3 +51,24 @@ def run_together(*arguments, count=2, **variables):
     found = finished(start_together(*arguments, count=count, **variables))
     assert [status for status, _ in found] == [0] * count, "\n\n".join(output[-3000:] for _, output in found)
     return [output for _, output in found]
+
+
+def numbers(study):
+    """Every number that a run left: its metrics, its episodes, and the weights and optimisers of its checkpoints."""
+    folder, found = run_folder(study), {}
+    for name in ("metrics", "episodes"):
+        for i, line in enumerate((folder / f"{name}.jsonl").read_text().splitlines()):
+            found |= {f"{name} {i} {k}": v for k, v in json.loads(line).items()}
+    for file in folder.rglob("*.safetensors"):
+        found |= {f"{file.relative_to(folder)} {k}": v.numpy() for k, v in load_file(file).items()}
+    return found
+
+
+def assert_alike(one, other, *, within=1e-5):
+    one, other = numbers(one), numbers(other)
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        if isinstance(value, str | bool | None | list):
+            assert value == other[name], name
+        else:
+            np.testing.assert_allclose(value, other[name], atol=within, rtol=within, err_msg=name)

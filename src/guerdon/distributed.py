@@ -16,7 +16,6 @@ are dealt, and gradients are added up. Everywhere else each process is alone, an
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import os
@@ -50,12 +49,13 @@ class _Group:
         rank, size: of this process, of the group.
         parts: objects that every process has built, in the order in which all of them did.
         together: whether all processes now carry out the same code.
+        leads: whether this one works while the others follow.
     """
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.parts: list[object] = []
-        self.together = False
+        self.together = self.leads = False
         self._calls = dist.new_group(backend="gloo", timeout=_WAIT)
         self._lock = threading.RLock()  # one call at a time, whichever thread makes it
 
@@ -76,7 +76,10 @@ class _Group:
 
     def follow(self) -> None:
         """Carry out what the first process calls, until it has ended; with its exit status where that is not 0."""
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nothing to clean up, and a signal must end a waiting process
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(
+                signal.SIGTERM, signal.SIG_DFL
+            )  # nothing to clean up, and a signal must end a waiting process
         while True:
             with _naming_the_lost():
                 message = self._broadcast(None)
@@ -84,12 +87,18 @@ class _Group:
                 if message:
                     sys.exit(message)
                 return
-            with contextlib.suppress(GuerdonError):  # the first process meets the same, and says what follows from it
-                self._carry_out(*message)
+            try:
+                with _naming_the_lost():
+                    self._carry_out(*message)
+            except ClusterError:
+                raise
+            except GuerdonError:
+                continue  # the first process meets the same error, and says what follows from it
 
     def end(self, status: int) -> None:
         """Let the others go."""
-        self._broadcast(status)
+        with _naming_the_lost():
+            self._broadcast(status)
 
     def _broadcast(self, message: Any) -> Any:
         box = [message]
@@ -217,11 +226,12 @@ def led(work: Callable[[], T]) -> T | None:
 
     Where it fails in the first process, the others end with the exit status of the error.
     """
-    if _group is None:
+    if _group is None or _group.leads:
         return work()
     if _group.rank:
         _group.follow()
         return None
+    _group.leads = True
     try:
         with _all_together(_group, False):
             result = work()
@@ -230,6 +240,8 @@ def led(work: Callable[[], T]) -> T | None:
     except GuerdonError as error:
         _group.end(error.exit_code)
         raise
+    finally:
+        _group.leads = False
     _group.end(0)
     return result
 

@@ -12,6 +12,7 @@ from train_together import main
 from learners import run_together
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.timeout(1200)  # without it 300 s, which a busy machine needs for imports alone
 
 SCRIPT = Path(__file__).parent / "train_together.py"
 LORA = {"lora": {"r": 2}}
@@ -64,8 +65,9 @@ def both(tmp_path, trainings):
 
 
 @pytest.mark.slow
-def test_two_processes_train_what_one_trains(tmp_path):
-    both(tmp_path, TRAININGS)
+@pytest.mark.parametrize("kinds", [range(4), range(4, 7), range(7, 9), range(9, 11)], ids=["prm", "orm", "sft", "vlm"])
+def test_two_processes_train_what_one_trains(kinds, tmp_path):
+    both(tmp_path, [TRAININGS[i] for i in kinds])
 
 
 def cut_back(folder, step):

@@ -190,7 +190,8 @@ def _resolved(tree: Tree, change: dict[str, Any], source: str, *, verb: str = "r
     changed = resolve_refs(Tree(merge(tree.data, change), tree.places), Study)
     study = validate(Study, changed, source=source)
     cluster = study.cluster
-    spreads = cluster.label_workers > 1 if verb == "label" else cluster.collectors > 1 or cluster.reward_workers > 0
+    several = cluster.collectors > 1 or cluster.learners > 1 or cluster.reward_workers > 0
+    spreads = cluster.label_workers > 1 if verb == "label" else several
     if study.engine == "local" or spreads:
         return study
     alone = {key: value for key, value in changed.data.items() if key not in ("engine", "cluster")}

@@ -46,6 +46,19 @@ class ClusterSettings(Settings):
     reward_worker_resources: dict[str, float] = Field(
         default_factory=dict, description="custom resources that each reward worker reserves"
     )
+    learners: int = Field(
+        1,
+        ge=1,
+        description="processes that train the policy and PRIME's reward model together (docs/distributed.md); the "
+        "process of the run is the first, the others are actors",
+    )
+    learner_cpus: float = Field(1.0, ge=0, description="CPUs that each further learner reserves")
+    learner_gpus: float = Field(
+        0.0, ge=0, description="GPUs that each further learner reserves: 1 where the process of the run has one, too"
+    )
+    learner_resources: dict[str, float] = Field(
+        default_factory=dict, description="custom resources that each further learner reserves"
+    )
     job_cpus: float = Field(1.0, ge=0, description="CPUs that each job of `guerdon compare` reserves")
     job_gpus: float = Field(0.0, ge=0, description="GPUs that each job of `guerdon compare` reserves")
     label_workers: int = Field(1, ge=1, description="actors that sample for `guerdon label`")
@@ -78,6 +91,8 @@ class ClusterSettings(Settings):
         if not self.reward_workers:
             idle = {"reward_worker_cpus", "reward_worker_gpus", "reward_worker_resources"} & self.model_fields_set
             refuse(idle, "reward_workers 0")
+        if self.learners == 1:
+            refuse({"learner_cpus", "learner_gpus", "learner_resources"} & self.model_fields_set, "learners 1")
         kinds = [("collector", self.collector_cpus, self.collector_gpus, self.collector_resources)]
         if self.reward_workers:
             kinds += [("reward_worker", self.reward_worker_cpus, self.reward_worker_gpus, self.reward_worker_resources)]

@@ -130,7 +130,8 @@ def _write(settings: VLMTrainSettings, backend: TransformersBackend, base: Path,
                 if settings.tiny is not None:
                     shutil.copytree(base, into / BASE)
             else:
-                backend.model.save_pretrained(into / BASE)
+                own = {name: p.detach().cpu() for name, p in backend.model.named_parameters()}
+                backend.model.save_pretrained(into / BASE, state_dict=own if distributed.launched() > 1 else None)
                 backend.inputs.tokenizer.save_pretrained(into / BASE)
                 backend.inputs.image_processor.save_pretrained(into / BASE)
 
