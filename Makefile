@@ -17,7 +17,7 @@ PARALLEL ?= -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 export MUJOCO_GL ?= egl
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-libero test-libero libero-table env-maniskill test-maniskill demo demo-text demo-prm demo-vla prm-exact prm-continued quickstart doctor test test-slow soak lint format check bench clean
+.PHONY: help env env-libero test-libero libero-table env-maniskill test-maniskill demo demo-text demo-prm demo-vla prm-exact prm-continued quickstart doctor test test-slow soak lint format check bench docs docs-images test-wheel clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -140,6 +140,18 @@ check: lint test  ## what a change must pass
 bench: env  ## the speed comparisons in benchmarks/
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[metaworld,video,text,serve,dev,bench]"
 	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+
+docs: env  ## build the documentation site into build/site; any warning is an error
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
+	$(BIN)/python -m sphinx -b html -W --keep-going -q docs build/site
+	@echo "site: build/site/index.html"
+
+docs-images: env  ## the screenshots of the site, from the report of a quickstart (needs chromium)
+	$(BIN)/python docs/make_images.py
+
+test-wheel: env  ## build the wheel, install it elsewhere, run its quickstart
+	$(BIN)/python -m pip install --quiet build
+	GUERDON_DIST=$(CURDIR)/dist $(BIN)/python -m pytest -m slow tests/test_wheel.py
 
 clean:  ## remove caches and builds; runs/ and the environment stay
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -69,7 +69,7 @@ def ppo_clip_terms(
 ) -> tuple[Tensor, Tensor]:
     """Clipped surrogate of each token (1707.06347, eq. 7; asymmetric: 2503.14476, eq. 10), negated.
 
-    With `dual_clip` c > 1, a token of negative advantage loses at most c |A| (Ye et al. 2020, 1912.09729, dual-clip
+    With `dual_clip` c > 1, a token of negative advantage loses at most c abs(A) (Ye et al. 2020, 1912.09729, dual-clip
     PPO): a ratio that exploded no longer dominates the batch.
 
     Returns:
