@@ -87,11 +87,13 @@ def import_maniskill() -> Mapping[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # SAPIEN uses its own Vulkan loader where the system has none
         try:
+            from mani_skill import logger
             from mani_skill.envs import sapien_env
         except ModuleNotFoundError as error:
             raise MissingDependencyError(f"env.type maniskill needs the package {error.name}: {INSTALL}") from error
         with boundary(MissingDependencyError, f"ManiSkill cannot be imported; {INSTALL}"):
             from mani_skill.utils import download_asset, registration
+    logger.setLevel("ERROR")  # some tasks warn of their own scene at every reset
     download_asset.prompt_yes_no = _needs_assets
     sapien_env.gc = _RareCollection()
     return dict(registration.REGISTERED_ENVS)
