@@ -107,7 +107,7 @@ env-maniskill: $(MANISKILL_VENV)/.installed $(MANISKILL_VENV)/.mesa  ## create $
 $(MANISKILL_VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(MANISKILL_VENV)/bin/python || $(PYTHON) -m venv $(MANISKILL_VENV)
 	$(MANISKILL_VENV)/bin/python -m pip install --quiet --upgrade pip
-	$(MANISKILL_VENV)/bin/python -m pip install --quiet -c constraints.txt -e ".[maniskill,video,dev]"
+	$(MANISKILL_VENV)/bin/python -m pip install --quiet -c constraints.txt -e ".[maniskill,text,serve,video,dev]"
 	@touch $@
 
 $(MANISKILL_VENV)/.mesa: $(MANISKILL_VENV)/.installed
