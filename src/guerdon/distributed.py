@@ -177,11 +177,14 @@ def joined() -> Iterator[None]:
     _group = _Group()
     if _group.rank:
         fall_silent()
+    ended = False
     try:
         yield
-        dist.destroy_process_group()
+        ended = True
     finally:
         _group = None
+        if ended or not torch.cuda.is_available():  # NCCL would wait for processes that are gone
+            dist.destroy_process_group()
 
 
 def _use_own_gpu() -> None:
