@@ -136,6 +136,23 @@ class TestOnACluster:
         assert results(tmp_path) == expected[0]
         assert table(out) == expected[1]
 
+    def test_a_study_that_is_told_to_end_ends_its_jobs_and_goes_on(self, tmp_path, expected):
+        write_study(tmp_path, engine="ray", cluster=CLUSTER)
+        process = compare(tmp_path)
+        run = tmp_path / "work" / "runs" / "tiny_world:Dot-v1" / "A" / "seed0"
+        while not (run / "checkpoints").is_dir():
+            assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.02)
+        (job,) = processes("A.seed0.yaml")
+        process.send_signal(signal.SIGTERM)
+        err = process.communicate(timeout=200)[1]
+        assert process.returncode == 130, err
+        assert "Traceback" not in err
+        assert not Path(f"/proc/{job}").exists()
+        assert not (run / "FAILED.json").exists()
+        out, _ = finished(compare(tmp_path))
+        assert (results(tmp_path), table(out)) == expected
+
     def test_runs_of_a_study_may_have_collectors_of_their_own(self, tmp_path):
         pytest.importorskip("ray", reason="needs guerdon[ray]")
         found = []

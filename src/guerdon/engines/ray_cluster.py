@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,10 +51,13 @@ def connected(address: str, *, show_logs: bool = True) -> tuple[Any, bool]:
     if address == "local":
         address = os.environ.get("RAY_ADDRESS", address)  # set in jobs of a cluster
     local = {"include_dashboard": False} if address == "local" else {}
+    interrupt = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, logging_level=logging.WARNING, log_to_driver=show_logs, **local)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ConfigError(f"the Ray cluster of cluster.address {address} cannot be reached: {error}") from error
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, interrupt)  # Ray's own handler aborts the process
     return ray, True
 
 
