@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from guerdon.errors import ClusterError, ConfigError, GuerdonError, MissingDependencyError
+from guerdon.errors import ClusterError, ConfigError, GuerdonError, MissingDependencyError, boundary
 from guerdon.progress import log_line
 from guerdon.settings.cluster import ClusterSettings
 
@@ -52,10 +52,8 @@ def connected(address: str, *, show_logs: bool = True) -> tuple[Any, bool]:
         address = os.environ.get("RAY_ADDRESS", address)  # set in jobs of a cluster
     local = {"include_dashboard": False} if address == "local" else {}
     interrupt = signal.getsignal(signal.SIGTERM)
-    try:
+    with boundary(ConfigError, f"the Ray cluster of cluster.address {address} cannot be reached"):
         ray.init(address=address, logging_level=logging.WARNING, log_to_driver=show_logs, **local)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"the Ray cluster of cluster.address {address} cannot be reached: {error}") from error
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, interrupt)  # Ray's own handler aborts the process
     return ray, True
