@@ -36,6 +36,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 _PARTS = {  # kinds of parts that the configuration of a command names; `guerdon --help` shows all
     "collect": ("world",), "label": ("verifier", "labeler", "judge"), "train": ("policy", "packaged model"),
     "serve": ("reward model", "packaged model"),
+    "search": ("reward model", "verifier"),
     "run": ("reward model", "world", "policy", "estimator", "verifier", "packaged model"),
     "compare": ("reward model", "world", "policy", "estimator", "verifier", "packaged model"),
 }  # fmt: skip
@@ -253,6 +254,20 @@ def evaluate(study: File, overrides: Overrides = None, dry_run: DryRun = False, 
 
 
 @app.command()
+def search(study: File, overrides: Overrides = None, dry_run: DryRun = False) -> None:
+    """Answer questions with solutions that a reward model chooses, by votes, beam search or DVTS where wanted."""
+    config = _load(study, overrides)
+    if config.search is None:
+        raise ConfigError(f"{study} has no search section: it needs at least search.model and search.aggregation")
+    if dry_run:
+        return _dry_run(config, "search")
+    from guerdon.evaluate.search_study import search as work
+
+    done = work(config)
+    _say(f"wrote {done.path}: {done.summary}")
+
+
+@app.command()
 def run(study: File, overrides: Overrides = None, dry_run: DryRun = False, resume: Resume = False) -> None:
     """Train a policy with the rewards of the reward section."""
     config = _load(study, overrides)
@@ -386,7 +401,7 @@ def main() -> None:
             raise
         _fail(f"{error.filename or 'the disk'}: {error.strerror}; check the path, its permissions and the disk", 2)
     if status == 130:
-        again = "--resume (of compare and label: the same command)"
+        again = "--resume (of compare, label and search: the same command)"
         _fail(f"interrupted; files written so far are complete, and {again} continues", 130)
     sys.exit(status if isinstance(status, int) else 0)
 

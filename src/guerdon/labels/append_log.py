@@ -64,7 +64,7 @@ class AppendLog:
         except OSError as error:
             self._file.close()
             raise DataError(
-                f"{path} is in use by another guerdon label; wait for it, or choose another save_dir"
+                f"{path} is in use by another guerdon process; wait for it, or choose another save_dir"
             ) from error
         self.rows = self._read()
 

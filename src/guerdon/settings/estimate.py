@@ -432,6 +432,34 @@ def estimate_label(study: Study) -> dict[str, Any]:
     return {**found, "seconds": seconds, "bytes": bytes_}
 
 
+def estimate_search(study: Study) -> dict[str, Any]:
+    """Questions, solutions, seconds and bytes of `guerdon search`."""
+    settings, data = study.search, study.data
+    if settings is None or data is None:
+        return {}
+    if settings.questions is not None:
+        questions = rows_of((settings.questions,))
+    else:
+        questions = 0 if data.type != "generated" and getattr(data, data.validation_key) else data.val_size
+    if not questions:
+        return {"questions": f"those of {settings.questions or 'data'}, not counted here", "seconds": START}
+    questions = min(questions, settings.limit or questions)
+    solutions = questions * settings.n
+    rounds = 1 if settings.method == "best_of_n" else min(settings.rounds, _steps(data))
+    found: dict[str, Any] = {"questions": questions, "solutions to sample": f"at most {solutions}"}
+    if rounds > 1:
+        found["extensions by a step"] = f"about {solutions * rounds}"
+    size = size_of(study)
+    if size.assumed:
+        found["parameters"] = f"{size.millions:.0f}M, assumed: {size.assumed} is not here yet"
+    seconds = START + solutions * text_seconds(size, data)
+    return {**found, "seconds": seconds, "bytes": questions * (400 + 4 * solution_tokens(data))}
+
+
+def _steps(data: DataSettings) -> int:
+    return data.task.steps if data.type == "generated" else STEPS
+
+
 def _short(tokens: int) -> str:
     return f"{tokens / 1e6:.2f}M" if tokens >= 100_000 else f"{tokens / 1e3:.1f}k"
 
@@ -441,12 +469,15 @@ def estimate(study: Study, command: str, only: Sequence[str] = ()) -> dict[str, 
 
     Args:
         study: its configuration.
-        command: `collect`, `sft`, `label`, `train`, `evaluate` or `run`.
+        command: `collect`, `sft`, `label`, `train`, `evaluate`, `search` or `run`.
         only: models that `train` and `evaluate` are limited to; empty: all.
     """
     if command in ("train", "evaluate"):
         return (estimate_train if command == "train" else estimate_evaluate)(study, only)
-    found = {"collect": estimate_collect, "sft": estimate_sft, "label": estimate_label, "run": estimate_run}
+    found = {
+        "collect": estimate_collect, "sft": estimate_sft, "label": estimate_label, "search": estimate_search,
+        "run": estimate_run,
+    }  # fmt: skip
     return found[command](study)
 
 

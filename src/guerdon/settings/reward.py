@@ -20,14 +20,12 @@ from guerdon.settings.label import Splitter
 from guerdon.settings.prime import PrimeSettings
 from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.reward_models import (
-    OwnModelSettings,
     PrimeModelSettings,
     RefittedModelSettings,
     RemoteModelSettings,
     RewardModelSettings,
     RunModelSettings,
-    SequenceClassifierSettings,
-    TextModelSettings,
+    judges_text,
 )
 
 OnFailure = Literal["drop", "neutral", "raise"]
@@ -138,10 +136,7 @@ class SourceSettings(Settings):
     @property
     def text(self) -> bool:
         """Whether it judges what a language model writes."""
-        model = self.model
-        own = isinstance(model, OwnModelSettings) and model.modality == "text"
-        named = isinstance(model, TextModelSettings | SequenceClassifierSettings | RunModelSettings)
-        return named or own or model.model_type == "remote_text"
+        return isinstance(self.model, RunModelSettings) or judges_text(self.model)
 
     @property
     def dense(self) -> bool:

@@ -281,6 +281,13 @@ class OwnModelSettings(_ModelSettings):
         return self
 
 
+def judges_text(model: _ModelSettings) -> bool:
+    """Whether a model judges texts, without a run that it is made in."""
+    own = isinstance(model, OwnModelSettings) and model.modality == "text"
+    remote = isinstance(model, RemoteModelSettings) and model.model_type == "remote_text"
+    return own or remote or isinstance(model, TextModelSettings | SequenceClassifierSettings)
+
+
 RefittedModelSettings = ResNetModelSettings | ProgressModelSettings
 RunModelSettings = PrimeModelSettings | ExactModelSettings
 """Reward models that are made in a run, from the policy or the task; their values are rewards as they are."""

@@ -30,6 +30,7 @@ from guerdon.settings.policy import (
 )
 from guerdon.settings.reward import LIMITS, RewardModelSection, RewardSettings, SourceSettings
 from guerdon.settings.reward_models import ExactModelSettings, PrimeModelSettings
+from guerdon.settings.search import SearchSettings
 from guerdon.settings.text_policy import GenerationSettings, LocalGenerationSettings, TextPolicySettings
 from guerdon.settings.train import (
     ImageTrainSettings,
@@ -50,6 +51,15 @@ class LoggerSettings(Settings):
     log_path: str = Field("runs/study", description="folder of runs; by default work_dir")
     experiment_name: str = Field("run", description="folder of this run inside it")
     tensorboard: bool = Field(True, description="write TensorBoard logs, too")
+    wandb: bool = Field(False, description="log to Weights & Biases, too; WANDB_MODE=offline sends nothing")
+    trackio: bool = Field(False, description="log to Trackio, too: dashboards on this machine")
+    project_name: str = Field("guerdon", description="wandb, trackio: the project that the run belongs to")
+
+    @model_validator(mode="after")
+    def _project(self) -> LoggerSettings:
+        if not (self.wandb or self.trackio):
+            refuse({"project_name"} & self.model_fields_set, "wandb and trackio off")
+        return self
 
 
 class RunnerSettings(Settings):
@@ -212,6 +222,7 @@ class Study(Settings):
     )
     sft: SFTSettings | None = Field(None, description="supervised start of a language model")
     label: LabelSettings | None = Field(None, description="labels of the steps of a language model's solutions")
+    search: SearchSettings | None = Field(None, description="answers to questions, chosen by a reward model")
     collect: CollectSettings | None = Field(None, description="episodes to collect")
     train: dict[str, TrainSettings] = Field(default_factory=dict, description="reward models to fit, by name")
     bc: BCSettings | None = Field(None, description="behaviour cloning of collected episodes")
@@ -347,7 +358,9 @@ class Study(Settings):
     def _one_side(self) -> Study:
         given, kind, side = self.model_fields_set, f"policy.type {self.policy.type}", "text" if self.text else "control"
         wrong = [] if self.algorithm.type == side else [f"algorithm.type {self.algorithm.type}"]
-        idle = {"env", "collect", "bc"} if self.text else {"data", "generation", "label", "reward_model", "sft"}
+        idle = (
+            {"env", "collect", "bc"} if self.text else {"data", "generation", "label", "reward_model", "sft", "search"}
+        )
         present = {name for name in idle & given if getattr(self, name) != type(self).model_fields[name].default}
         if present and not wrong and "policy" not in given:
             raise ValueError(

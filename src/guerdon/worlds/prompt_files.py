@@ -113,14 +113,18 @@ def _sources(
     return split(settings.train_split), split(settings.val_split) if settings.val_split else None
 
 
-def read_prompts(path: Path | str) -> tuple[Prompt, ...]:
+def read_prompts(path: Path | str, *, answered: bool = True) -> tuple[Prompt, ...]:
     """The prompts of a JSONL, JSON (a list of rows) or Parquet file.
+
+    Args:
+        path: the file.
+        answered: every row must have a true answer; otherwise those without one get an empty `ground_truth`.
 
     Raises:
         DataError: the file is missing or of another kind, or a row cannot be understood.
     """
     path = Path(path)
-    return _prompts(good_rows(path), path.stem, path)
+    return _prompts(good_rows(path), path.stem, path, answered=answered)
 
 
 def read_gsm8k(folder: Path | str, split: str = "train") -> tuple[Prompt, ...]:
@@ -175,14 +179,16 @@ def read_dataset(path: str, split: str, name: str | None = None) -> tuple[Prompt
     return _prompts(rows, path if "/" in path and not folder.exists() else folder.name, f"{path}[{split}]")
 
 
-def _prompts(rows: Iterable[tuple[str, Any]], source: str, read: Path | str, ability: str = "") -> tuple[Prompt, ...]:
-    prompts = with_unique_ids(prompt_from_row(row, where, source, ability) for where, row in rows)
+def _prompts(
+    rows: Iterable[tuple[str, Any]], source: str, read: Path | str, ability: str = "", *, answered: bool = True
+) -> tuple[Prompt, ...]:
+    prompts = with_unique_ids(prompt_from_row(row, where, source, ability, answered=answered) for where, row in rows)
     if not prompts:
         raise DataError(f"{read}: there is no prompt in it; give a file with a row per question")
     return prompts
 
 
-def prompt_from_row(row: Any, where: str, data_source: str, ability: str = "") -> Prompt:
+def prompt_from_row(row: Any, where: str, data_source: str, ability: str = "", *, answered: bool = True) -> Prompt:
     r"""One row as a prompt.
 
     The question is `prompt` (chat messages or a string), `question`, `problem` or `query`. The true answer is
@@ -195,6 +201,7 @@ def prompt_from_row(row: Any, where: str, data_source: str, ability: str = "") -
         where: file and line, for errors.
         data_source: where the row names none.
         ability: where the row names none.
+        answered: refuse a row without a true answer.
 
     Raises:
         DataError: with `where` and what is missing.
@@ -202,7 +209,7 @@ def prompt_from_row(row: Any, where: str, data_source: str, ability: str = "") -
     if not isinstance(row, Mapping):
         raise DataError(f"{where}: a row must be a map of keys, this is {type(row).__name__}")
     messages = _messages(row, where)
-    gold, solution = _gold(row, where)
+    gold, solution = _gold(row, where, answered=answered)
     info = row.get("extra_info") or {}
     if not isinstance(info, Mapping):
         raise DataError(f"{where}: extra_info must be a map of keys, this is {type(info).__name__}")
@@ -235,7 +242,7 @@ def _messages(row: Mapping[str, Any], where: str) -> tuple[Message, ...]:
     return tuple({"role": m["role"], "content": m["content"]} for m in given)
 
 
-def _gold(row: Mapping[str, Any], where: str) -> tuple[str, str | None]:
+def _gold(row: Mapping[str, Any], where: str, *, answered: bool) -> tuple[str, str | None]:
     """True answer and worked solution of a row."""
     solution = next((row[key] for key in _SOLUTIONS if isinstance(row.get(key), str)), None)
     model = row.get("reward_model")
@@ -247,6 +254,8 @@ def _gold(row: Mapping[str, Any], where: str) -> tuple[str, str | None]:
         marked = final_answer(text) if "####" in text or last_boxed(text) else None
         return (text, solution) if marked is None else (marked, solution or text)
     stated = final_answer(solution) if solution else None
+    if stated is None and not answered:
+        return "", solution
     if stated is None:
         wanted = f"reward_model.ground_truth, one of {', '.join(_ANSWERS)}, or a solution that marks its answer"
         raise DataError(f"{where}: no true answer; expected {wanted}; found {', '.join(map(str, row))}")

@@ -1,0 +1,312 @@
+"""`guerdon search`: answers to a file of questions, chosen by a reward model, a JSON line each.
+
+A line has the question, the chosen `response` with its `answer` and `value`, and how the search went. Where nothing
+could be chosen, `response` and `value` are null and `failure` has the reason. `correct` is null where no true answer
+is known. Questions are searched in groups with random numbers of their own: a run that was killed goes on with the
+first group that is not complete, and gives the same bytes.
+
+    done = search(load(Study, "studies/search.yaml"))
+    done.path, done.answered, done.right
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from guerdon.atomic import sha256, write_json
+from guerdon.errors import ConfigError, TooManyFailuresError
+from guerdon.evaluate.best_of_n import NO_ANSWER, Same, answer_classes, same_by
+from guerdon.evaluate.search import Beam, PolicyWriter, SearchPlan, SearchResult, beam_search, dvts
+from guerdon.labels.append_log import AppendLog
+from guerdon.labels.completions import weights_hash
+from guerdon.models.load import load_source_model
+from guerdon.policies.generate import Engine
+from guerdon.policies.generate_vllm import build_engine
+from guerdon.policies.text import TextPolicy
+from guerdon.policies.text_files import load_policy
+from guerdon.progress import ProgressBar
+from guerdon.settings.data import DataSettings
+from guerdon.settings.search import SearchSettings
+from guerdon.settings.study import Study
+from guerdon.types import Failure, RewardModel
+from guerdon.worlds.answers import final_answer
+from guerdon.worlds.prompt_files import load_prompts, read_prompts
+from guerdon.worlds.prompts import Prompt, insert_system_prompt, question_hash, shared_system_prompt
+from guerdon.worlds.reasoning import family_of, is_generated
+from guerdon.worlds.verifier import OwnVerifier, Verifier, VerifierResult, outcome, verifier_from
+
+FIRST_LOOK = 20  # measurements after which failures are counted
+BLANK_LINE = "\n\n"
+
+
+@dataclass(frozen=True)
+class SearchDone:
+    """What a search wrote.
+
+    Attributes:
+        path: answers.jsonl.
+        questions: lines in it.
+        answered: those with a response.
+        failures: reason to how many have none.
+        right: responses with the true answer.
+        known: responses of which it is known whether they are right.
+    """
+
+    path: Path
+    questions: int
+    answered: int
+    failures: dict[str, int]
+    right: int
+    known: int
+
+    @property
+    def summary(self) -> str:
+        """One line for a person."""
+        lost = ", ".join(f"{count} {reason}" for reason, count in self.failures.items())
+        right = f"; {self.right} of {self.known} with a known true answer are right" if self.known else ""
+        return f"{self.answered} of {self.questions} questions answered" + (f" ({lost})" if lost else "") + right
+
+
+def search(study: Study) -> SearchDone:
+    """Answer the questions of a study's `search` section, or go on with it.
+
+    Args:
+        study: with `data`, `search` and a text policy.
+
+    Raises:
+        ConfigError: the study lacks a section, a question has more than one turn, or the folder holds answers of
+            another search.
+        DataError: a question does not fit the model.
+        TooManyFailuresError: more than `max_failure_rate` of the measurements of a group failed; that group is not
+            written.
+    """
+    settings, data = study.search, study.data
+    if settings is None or data is None:
+        raise ConfigError("guerdon search needs a search section, and a data section: lengths, and how answers compare")
+    prompts = questions_of(settings, data)
+    single, system_prompt = shared_system_prompt(prompts)
+    if not single:
+        raise ConfigError("guerdon search takes questions of one user's turn, all with the same system prompt, if any")
+    folder = Path(settings.save_dir)
+    groups = [
+        prompts[k : k + settings.questions_at_a_time] for k in range(0, len(prompts), settings.questions_at_a_time)
+    ]
+    with ExitStack() as stack:
+        torch.set_num_threads(study.runner.threads)
+        log = stack.enter_context(closing(AppendLog(folder / "answers.jsonl")))
+        policy = load_policy(study.text_policy.model_copy(update={"lora": None}), seed=study.runner.seed)
+        check_identity(folder, study, prompts, policy, written=bool(log.rows))
+        known = {row["id"] for row in log.rows}
+        if not all(prompt.id in known for prompt in prompts):
+            searcher = _Searcher(study, settings, data, policy, system_prompt)
+            stack.callback(searcher.verifier.close)
+            progress = stack.enter_context(closing(ProgressBar(len(prompts), what="questions", lines=10)))
+            for number, group in enumerate(groups):
+                missing = [prompt for prompt in group if prompt.id not in known]
+                rows = searcher.rows(group, number) if missing else []
+                for row in rows:
+                    if row["id"] not in known:
+                        log.append(row)
+                        log.rows.append(row)
+                progress.advance(min((number + 1) * settings.questions_at_a_time, len(prompts)), "")
+    done = _done(folder / "answers.jsonl", log.rows)
+    record = json.loads((folder / "search.json").read_text(encoding="utf-8"))
+    write_json(folder / "search.json", {**record, "result": {k: v for k, v in asdict(done).items() if k != "path"}})
+    return done
+
+
+def questions_of(settings: SearchSettings, data: DataSettings) -> tuple[Prompt, ...]:
+    """The questions of a `search` section, with the system prompt of `data`.
+
+    Raises:
+        DataError: the file is missing, or a row cannot be understood.
+    """
+    if settings.questions is None:
+        return load_prompts(data)[1][: settings.limit]
+    prompts = read_prompts(settings.questions, answered=False)[: settings.limit]
+    with_system = [insert_system_prompt(prompt.messages, data.system_prompt) for prompt in prompts]
+    return tuple(
+        Prompt(**{**prompt.__dict__, "messages": messages})
+        for prompt, messages in zip(prompts, with_system, strict=True)
+    )
+
+
+def check_identity(folder: Path, study: Study, prompts: Sequence[Prompt], policy: TextPolicy, *, written: bool) -> None:
+    """Note what a search depends on, or refuse a folder with answers of another one.
+
+    Raises:
+        ConfigError: the folder has answers of other settings, questions or weights.
+    """
+    settings = study.search
+    assert settings is not None
+    kept = Path(settings.model.checkpoint or "")
+    weights = sorted(kept.rglob("*.safetensors")) if settings.model.checkpoint else []
+    identity = {
+        "search": settings.model_dump(mode="json", exclude={"save_dir", "batch_size", "max_failure_rate"}),
+        "data": None if study.data is None else study.data.model_dump(mode="json"),
+        "generation": study.generation.model_dump(mode="json", include={"temperature", "top_p", "top_k"}),
+        "seed": study.runner.seed,
+        "questions": [question_hash(prompt.messages) for prompt in prompts],
+        "policy": weights_hash(policy),
+        "reward model": [sha256(path) for path in weights],
+    }
+    path = folder / "search.json"
+    if path.is_file():
+        before = json.loads(path.read_text(encoding="utf-8"))["identity"]
+        changed = [key for key in identity if before.get(key) != identity[key]]
+        if changed and written:
+            raise ConfigError(
+                f"{folder} holds answers of another search: {', '.join(changed)} differ; choose another "
+                "search.save_dir, or remove the folder"
+            )
+        if not changed:
+            return
+    elif written:
+        raise ConfigError(f"{folder}/answers.jsonl is there without search.json: choose another search.save_dir")
+    write_json(path, {"identity": identity})
+
+
+class _Searcher:
+    """Searches groups of questions.
+
+    Args:
+        study: the configuration.
+        settings: its `search` section.
+        data: its `data` section.
+        policy: writes.
+        system_prompt: of all questions.
+    """
+
+    def __init__(
+        self, study: Study, settings: SearchSettings, data: DataSettings, policy: TextPolicy, system_prompt: str | None
+    ) -> None:
+        self._settings, self._data, self._policy, self._seed = settings, data, policy, study.runner.seed
+        self._system_prompt = system_prompt
+        self._engine: Engine = build_engine(policy, study.generation)
+        self._model: RewardModel = load_source_model(settings.model)
+        self.verifier: Verifier = verifier_from(data)
+        self._same: Same = same_by(self.verifier)
+
+    def rows(self, group: Sequence[Prompt], number: int) -> list[dict[str, Any]]:
+        """The lines of a group of questions.
+
+        Args:
+            group: the questions.
+            number: of the group; its random numbers depend on it.
+
+        Raises:
+            TooManyFailuresError: too many measurements of the group failed.
+        """
+        settings = self._settings
+        separator = settings.separator or (family_of(group[0]).separator if is_generated(group[0]) else BLANK_LINE)
+        whole = settings.method == "best_of_n"
+        plan = SearchPlan(
+            settings.n,
+            settings.aggregation,
+            separator,
+            beam_width=1 if whole else settings.beam_width,
+            rounds=1 if whole else settings.rounds,
+            batch_size=settings.batch_size,
+        )
+        writer = PolicyWriter(
+            self._engine,
+            self._policy.tokenizer,
+            max_new_tokens=self._data.max_response_length,
+            rng=np.random.default_rng([self._seed, number]),
+            step_tokens=settings.step_tokens,
+            system_prompt=self._system_prompt,
+        )
+        questions = [prompt.question for prompt in group]
+        found = (dvts if settings.method == "dvts" else beam_search)(writer, self._model, questions, plan)
+        self._check_failures(found)
+        return [self._row(prompt, result) for prompt, result in zip(group, found, strict=True)]
+
+    def _check_failures(self, found: Sequence[SearchResult]) -> None:
+        written = sum(result.written for result in found)
+        reasons = sum((Counter(result.unmeasured) for result in found), Counter[str]())
+        lost, most = reasons.total(), self._settings.max_failure_rate
+        if written >= FIRST_LOOK and lost > most * written:
+            why = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+            raise TooManyFailuresError(
+                f"{lost} of {written} measurements of {self._model.info.name} failed ({why}), more than "
+                f"search.max_failure_rate {most:g} allows; what was answered before is written. Fix the cause and "
+                "start the same command again: it goes on"
+            )
+
+    def _row(self, prompt: Prompt, result: SearchResult) -> dict[str, Any]:
+        """The line of a question."""
+        complete = list(result.complete)
+        checked = self._checked([beam.text for beam in complete], prompt)
+        chosen: Beam | None
+        chosen, failure, extra = result.best, result.failure, {}
+        if self._settings.choose == "weighted_vote" and failure is None:
+            chosen, failure, extra = weighted_vote(complete, [one.answer for one in checked], self._same)
+        verdict = None if chosen is None else checked[complete.index(chosen)]
+        truth = None if verdict is None or not prompt.ground_truth else outcome(verdict, self._data.unparsable)
+        return {
+            "id": prompt.id,
+            "question": prompt.question,
+            "response": None if chosen is None else chosen.text,
+            "answer": None if verdict is None else verdict.answer,
+            "value": None if chosen is None else chosen.value,
+            "failure": None if failure is None else {"reason": failure.reason, "detail": failure.detail},
+            "correct": None if truth is None or isinstance(truth, Failure) else truth == 1.0,
+            **extra,
+            "complete": len(complete),
+            "written": result.written,
+            "unmeasured": result.unmeasured,
+        }
+
+    def _checked(self, texts: Sequence[str], prompt: Prompt) -> list[VerifierResult]:
+        """The verdict on each text; where no true answer is known, the answer alone."""
+        read = not isinstance(self.verifier, OwnVerifier) and self.verifier.kind_for(prompt) != "code"
+        if prompt.ground_truth or read:
+            return self.verifier.check_batch(texts, [prompt] * len(texts))
+        return [VerifierResult("answer_unparsable", final_answer(text)) for text in texts]
+
+
+def weighted_vote(
+    complete: Sequence[Beam], answers: Sequence[str | None], same: Same
+) -> tuple[Beam | None, Failure | None, dict[str, Any]]:
+    """The best solution of the answer whose solutions have the largest sum of values; the first of equal ones.
+
+    A solution without an answer, or without a value, casts no vote.
+
+    Args:
+        complete: solutions.
+        answers: of each.
+        same: whether two answers are the same.
+
+    Returns:
+        The solution, or why there is none; and `votes` (how many had a say) with `weight` (its answer's share).
+    """
+    voters = [k for k, beam in enumerate(complete) if beam.value is not None]
+    values = np.array([complete[k].value for k in voters], dtype=np.float64)
+    classes = np.array(answer_classes([answers[k] for k in voters], same), dtype=np.int64)
+    says = classes != NO_ANSWER
+    if not says.any():
+        return None, Failure("no_answer", "no measured solution states an answer"), {}
+    if (values[says] < 0).any():
+        return None, Failure("negative_values", "votes need values of at least 0: take choose best"), {}
+    sums = np.bincount(classes[says], weights=values[says])
+    winner = int(sums.argmax())
+    members = [(complete[voters[i]], values[i]) for i in np.flatnonzero(classes == winner)]
+    best = max(members, key=lambda pair: pair[1])[0]
+    share = float(sums[winner] / sums.sum()) if sums.sum() else None
+    return best, None, {"votes": int(says.sum()), "weight": share}
+
+
+def _done(path: Path, rows: Sequence[dict[str, Any]]) -> SearchDone:
+    reasons = Counter(row["failure"]["reason"] for row in rows if row["failure"] is not None)
+    truths = [row["correct"] for row in rows if row["correct"] is not None]
+    answered = sum(row["response"] is not None for row in rows)
+    return SearchDone(path, len(rows), answered, dict(reasons.most_common()), sum(truths), len(truths))

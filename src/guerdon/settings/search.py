@@ -1,0 +1,67 @@
+"""The `search` section: answers to questions, chosen by a reward model among several that the policy writes.
+
+For example:
+
+    SearchSettings(model=TextModelSettings(checkpoint_path="runs/prm"), aggregation="last", method="beam", n=16)
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from guerdon.settings.base import Settings, refuse
+from guerdon.settings.evaluate import Aggregation
+from guerdon.settings.reward_models import RewardModelSettings, judges_text
+
+Method = Literal["best_of_n", "beam", "dvts"]
+
+
+class SearchSettings(Settings):
+    """`search`: answers to a file of questions; `guerdon search`."""
+
+    save_dir: str = Field("runs/search", description="receives answers.jsonl and search.json")
+    questions: str | None = Field(
+        None,
+        description="JSONL, JSON or Parquet file with a row per question, its true answer optional; null: the "
+        "validation questions of data",
+    )
+    limit: int | None = Field(None, ge=1, description="the first so many questions; null: all")
+    model: RewardModelSettings = Field(description="the reward model of text that chooses")
+    aggregation: Aggregation = Field(description="how the values of steps become one value of a solution")
+    method: Method = Field(
+        "best_of_n",
+        description="best_of_n: whole solutions; beam: step beam search; dvts: separate search trees "
+        "(diverse verifier tree search)",
+    )
+    choose: Literal["best", "weighted_vote"] = Field(
+        "best",
+        description="of the complete solutions: the one with the largest value, or the answer whose solutions have the "
+        "largest sum of values",
+    )
+    n: int = Field(16, ge=1, description="solutions, or beams, per question")
+    beam_width: int = Field(4, ge=1, description="beam, dvts: ways in which each survivor, or tree, goes on")
+    rounds: int = Field(40, ge=1, description="beam, dvts: at most so many steps; the last goes on to the end")
+    separator: str | None = Field(
+        None, min_length=1, description="text that ends a step; null: that of the generated task, or a blank line"
+    )
+    step_tokens: int | None = Field(
+        None, ge=1, description="beam, dvts: tokens of a piece at most; null: data.max_response_length"
+    )
+    questions_at_a_time: int = Field(8, ge=1, description="searched together, and written together")
+    batch_size: int = Field(64, ge=1, description="solutions per call of the reward model")
+    max_failure_rate: float = Field(0.5, ge=0, le=1, description="stop when a larger share of measurements fails")
+
+    @model_validator(mode="after")
+    def _fits(self) -> SearchSettings:
+        if not judges_text(self.model):
+            raise ValueError(
+                f"model_type {self.model.model_type} does not judge texts by itself: name text, value, normal, "
+                "remote_text, or a reward model of your own with modality: text"
+            )
+        if self.method == "best_of_n":
+            refuse({"beam_width", "rounds", "step_tokens"} & self.model_fields_set, "method best_of_n")
+        elif self.n % self.beam_width:
+            raise ValueError(f"n {self.n} must be a multiple of beam_width {self.beam_width}")
+        return self
