@@ -17,12 +17,13 @@ from guerdon.types import Failure, RewardInfo, Score
 
 pytest.importorskip("trl", reason="TRL is not installed: pip install guerdon[trl]")
 from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from guerdon.integrations import trl as integration
 
 torch.set_num_threads(1)
 SETTINGS = TinyModelSettings(alphabet="70123 ?\n", hidden_size=16, layers=1, heads=2)
+RLOO = {"adv_estimator": "rloo"}
 ROOT = Path(__file__).parents[2]
 
 
@@ -44,19 +45,23 @@ def right(completions, **_):
     return [None if text.startswith("1") else float("7" in text) for text in completions]
 
 
-def config(folder, **more):
-    return GRPOConfig(
+def config(folder, kind, **more):
+    return kind(
         str(folder), **{"max_steps": 1, "per_device_train_batch_size": 16, "num_generations": 4, "seed": 0,
         "max_completion_length": 6, "logging_steps": 1, "report_to": "none", "use_cpu": True, "save_strategy": "no",
         **more},
     )  # fmt: skip
 
 
-def built(cls, folder, config_keys=(), **more):
+def built(cls, folder, config_keys=(), kind=GRPOConfig, **more):
     tokenizer = build_tokenizer(SETTINGS)
     data = Dataset.from_dict({"prompt": ["?", "1?", "2?", "3?"] * 4})
     model = build_model(SETTINGS, tokenizer, seed=0)
-    return cls(model, args=config(folder, **dict(config_keys)), train_dataset=data, processing_class=tokenizer, **more)
+    model.save_pretrained(folder / "model")  # from where TRL reads the reference
+    model.config._name_or_path = str(folder / "model")
+    return cls(
+        model, args=config(folder, kind, **dict(config_keys)), train_dataset=data, processing_class=tokenizer, **more
+    )
 
 
 def test_a_failure_is_none_for_trl():
@@ -154,6 +159,68 @@ def test_what_trl_has_no_place_for_is_refused(tmp_path):
             built(
                 integration.TokenAdvantageTrainer, tmp_path, reward_funcs=[right], sources=sources, algorithm=algorithm
             )
+
+
+def test_with_outcomes_alone_the_first_update_is_that_of_trls_rloo(tmp_path):
+    weights = {}
+    for cls, more in (
+        (RLOOTrainer, {}),
+        (integration.TokenRLOOTrainer, {"sources": [], "algorithm": RLOO}),
+    ):
+        trainer = built(cls, tmp_path, kind=RLOOConfig, config_keys={"beta": 0.0}, reward_funcs=[right], **more)
+        trainer.train()
+        weights[cls] = {name: value.detach().clone() for name, value in trainer.model.named_parameters()}
+        assert np.isfinite([row["loss"] for row in trainer.state.log_history if "loss" in row]).all()
+    for name, value in weights[RLOOTrainer].items():
+        torch.testing.assert_close(weights[integration.TokenRLOOTrainer][name], value, atol=1e-6, rtol=1e-4)
+
+
+def test_rloo_has_the_penalty_as_a_source_and_a_ratio_per_token(tmp_path):
+    seen = []
+
+    class Recorder(integration.TokenRLOOTrainer):
+        def _more_sources(self, output, rollout):
+            found = super()._more_sources(output, rollout)
+            seen.append((found["kl"], self._log_probs, rollout.mask))
+            return found
+
+        def _compute_loss(self, model, inputs):
+            seen.append(inputs["advantages"])
+            return super()._compute_loss(model, inputs)
+
+    source = step_source("prm", Says(), splitter="newline")
+    trainer = built(
+        Recorder, tmp_path, kind=RLOOConfig, config_keys={"beta": 0.5, "max_steps": 2, "learning_rate": 1e-2},
+        reward_funcs=[right], sources=[source], algorithm=RLOO,
+    )  # fmt: skip
+    trainer.train()
+    rewards, terms = seen[0][0]
+    assert (rewards.values == 0).all()  # policy and reference are the same at first
+    assert terms.weight(0.0) == 0.5
+    (rewards, _), (policy, reference), mask = seen[2]
+    expected = np.where(mask, (reference - policy).numpy()[:, : mask.shape[1]], 0.0)
+    np.testing.assert_allclose(rewards.values, expected, atol=1e-6)
+    assert np.abs(expected).max() > 1e-3
+    assert all(one.shape[1] > 1 for one in seen[1::2])
+    with pytest.raises(ConfigError, match="reward_clip_range"):
+        built(
+            integration.TokenRLOOTrainer, tmp_path, kind=RLOOConfig, config_keys={"reward_clip_range": (0.0, 1.0)},
+            reward_funcs=[right], sources=[source], algorithm=RLOO,
+        )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", ["grpo", "rloo"])
+def test_a_reward_model_trains_as_the_same_function_does(kind, seed):
+    """The numbers in docs/integrations/trl.md."""
+    train = runpy.run_path(str(ROOT / "benchmarks" / "trl_training.py"))["train"]
+    before, after = train(kind, seed)
+    print(f"{kind}, seed {seed}: {before:.2f} -> {after:.2f}")
+    assert before <= 0.3
+    assert after >= 0.6
+    assert train(f"{kind}_native", seed) == (before, after)
+    assert train(f"{kind}_tokens", seed)[1] >= 0.6
 
 
 @pytest.mark.slow

@@ -1,10 +1,11 @@
-"""Guerdon's reward models in TRL: reward functions, and a GRPO trainer with an advantage per token.
+"""Guerdon's reward models in TRL: reward functions, and GRPO and RLOO trainers with an advantage per token.
 
 TRL takes None as "could not be measured": it leaves the response out of the mean of its group and gives it no
 advantage. So failures stay failures, and their share is logged.
 
     trainer = GRPOTrainer(model, reward_funcs=[reward_function(scorer)], ...)
     trainer = TokenAdvantageTrainer(model, reward_funcs=[right], sources=[step_source("prm", prm)], ...)
+    trainer = TokenRLOOTrainer(model, reward_funcs=[right], sources=[step_source("prm", prm)], ...)
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from trl import GRPOTrainer
+from trl import GRPOTrainer, RLOOTrainer
 
-from guerdon.collect.text import Responses
+from guerdon.collect.text import Responses, TextRollout
 from guerdon.errors import ConfigError
 from guerdon.integrations.text import TextScorer, checked_algorithm, or_none, outcome_rewards, rollout_of
 from guerdon.integrations.text import token_advantages as advantages_of
-from guerdon.rl.reward_source import RewardSource, SourceTerms
+from guerdon.rl.learner import KL
+from guerdon.rl.reward_source import RewardSource, SourceTerms, response_rewards
 from guerdon.types import Failure, Rewards
 
 RewardFunction = Callable[..., list[float | None]]
@@ -64,24 +66,8 @@ def async_reward_function(scorer: TextScorer, name: str = "") -> AsyncRewardFunc
     return reward
 
 
-class TokenAdvantageTrainer(GRPOTrainer):  # type: ignore[misc]
-    """TRL's GRPO trainer with guerdon's advantages: one per token, from several sources.
-
-    Every entry of `reward_funcs` is a source that is paid at the last token, with its entry of `reward_weights`;
-    `sources` pay at the tokens where steps end. Each source keeps its baseline, and a failed measurement stays out of
-    it. `adv_estimator: rloo` here is RLOO with dense rewards; TRL's RLOOTrainer has one probability ratio for a whole
-    response, to which advantages of tokens cannot be given. TRL's `scale_rewards` and `multi_objective_aggregation`
-    change only what TRL logs.
-
-    Args:
-        *args: as of `trl.GRPOTrainer`.
-        sources: of rewards at tokens (`step_source`), by distinct names. They do not learn.
-        algorithm: the estimator; see `guerdon.integrations.text.token_advantages`.
-        **kwargs: as of `trl.GRPOTrainer`.
-
-    Raises:
-        ConfigError: more than one process, sources that learn, names that are taken.
-    """
+class _TokenAdvantages:
+    """What both trainers share: sources, and the advantages that replace those of TRL."""
 
     def __init__(
         self,
@@ -95,56 +81,160 @@ class TokenAdvantageTrainer(GRPOTrainer):  # type: ignore[misc]
         self._algorithm = dict(algorithm)
         self._sources = {source.name: source for source in sources}
         self._outcomes: Tensor = torch.zeros(0)
-        names = [*self.reward_func_names, *(source.name for source in sources)]
+        trainer: Any = self
+        names = [*trainer.reward_func_names, *(source.name for source in sources)]
         if len(set(names)) != len(names):
             raise ConfigError(f"reward functions and sources need distinct names, got {', '.join(names)}")
         for source in sources:
             if source.needs_log_probs or type(source).learn is not RewardSource.learn:
                 raise ConfigError(f"the source {source.name!r} learns during a run, which TRL has no place for")
-        if self.accelerator.num_processes > 1:
+        if trainer.accelerator.num_processes > 1:
             raise ConfigError("advantages per token need all responses to a prompt in one process: run one process")
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
-        self._outcomes = super()._calculate_rewards(*args, **kwargs)
+        trainer: Any = super()
+        self._outcomes = trainer._calculate_rewards(*args, **kwargs)
         return self._outcomes
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        trainer: Any = super()
+        output: dict[str, Any] = trainer._generate_and_score_completions(inputs)
         if "tool_mask" in output:
             raise ConfigError("advantages per token are for single responses: remove tools and environments")
         output["advantages"] = self._token_advantages(inputs, output)
         return output
 
+    def _more_sources(self, output: dict[str, Any], rollout: TextRollout) -> dict[str, tuple[Rewards, SourceTerms]]:
+        """Sources that the trainer itself has."""
+        return {}
+
     def _token_advantages(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Tensor:
         """(B, T) advantages of the tokens of a batch."""
-        mode = "train" if self.model.training else "eval"
-        size = self.num_generations if mode == "train" else self.num_generations_eval
+        trainer: Any = self
+        mode = "train" if trainer.model.training else "eval"
+        size = trainer.num_generations if mode == "train" else trainer.num_generations_eval
         rollout = rollout_of(
             [row["prompt"] for row in inputs],
             _rows(output["prompt_ids"], output["prompt_mask"]),
             _rows(output["completion_ids"], output["completion_mask"]),
-            self.processing_class,
+            trainer.processing_class,
             groups_B=np.arange(len(inputs)) // size,
         )
         measured: dict[str, tuple[Rewards, SourceTerms]] = {}
-        weights = self.reward_weights.tolist()
-        for name, weight, values_B in zip(self.reward_func_names, weights, self._outcomes.T.tolist(), strict=True):
+        weights = trainer.reward_weights.tolist()
+        for name, weight, values_B in zip(trainer.reward_func_names, weights, self._outcomes.T.tolist(), strict=True):
             measured[name] = outcome_rewards(values_B, rollout.mask), SourceTerms(name, coefficient=weight)
         for name, source in self._sources.items():
             measured[name] = source.measure(rollout), source.terms
-        progress = self.state.global_step / max(self.state.max_steps, 1)
+        measured |= self._more_sources(output, rollout)
+        progress = trainer.state.global_step / max(trainer.state.max_steps, 1)
         found = advantages_of(rollout, measured, self._algorithm, progress=progress)
         for name, (rewards, _) in measured.items():
-            self._metrics[mode][f"{name}/failed"].append(float(rewards.failed_B.mean()))
+            trainer._metrics[mode][f"{name}/failed"].append(float(rewards.failed_B.mean()))
         for name in self._sources:
-            self._metrics[mode][f"{name}/reward"].append(float(measured[name][0].values.sum(axis=1).mean()))
+            trainer._metrics[mode][f"{name}/reward"].append(float(measured[name][0].values.sum(axis=1).mean()))
         advantages_B_T = np.zeros(output["completion_mask"].shape, dtype=np.float32)
         advantages_B_T[:, : rollout.mask.shape[1]] = found.advantages
         lengths_B = np.maximum(rollout.mask.sum(axis=1), 1)
         for _ in inputs:  # what TRL wrote down for these responses were its own
-            self._logs["advantages"].pop()
-        self._logs["advantages"].extend((advantages_B_T.sum(axis=1) / lengths_B).tolist())
+            trainer._logs["advantages"].pop()
+        trainer._logs["advantages"].extend((advantages_B_T.sum(axis=1) / lengths_B).tolist())
         return torch.from_numpy(advantages_B_T).to(output["completion_ids"].device)
+
+
+class TokenAdvantageTrainer(_TokenAdvantages, GRPOTrainer):  # type: ignore[misc]
+    """TRL's GRPO trainer with guerdon's advantages: one per token, from several sources.
+
+    Every entry of `reward_funcs` is a source that is paid at the last token, with its entry of `reward_weights`;
+    `sources` pay at the tokens where steps end. Each source keeps its baseline, and a failed measurement stays out of
+    it. TRL's `scale_rewards` and `multi_objective_aggregation` change only what TRL logs.
+
+    Args:
+        *args: as of `trl.GRPOTrainer`.
+        sources: of rewards at tokens (`step_source`), by distinct names. They do not learn.
+        algorithm: the estimator; see `guerdon.integrations.text.token_advantages`.
+        **kwargs: as of `trl.GRPOTrainer`.
+
+    Raises:
+        ConfigError: more than one process, sources that learn, names that are taken.
+    """
+
+
+class TokenRLOOTrainer(_TokenAdvantages, RLOOTrainer):  # type: ignore[misc]
+    """TRL's RLOO trainer with guerdon's advantages: one per token, from several sources.
+
+    TRL's own loss has one probability ratio for a whole response, to which advantages of tokens cannot be given. Here
+    every token has its own ratio r_it, clipped as PPO does it, and a response the sum over its tokens:
+
+        loss = -1/B sum_i sum_t min(r_it A_it, clip(r_it, 1 - epsilon, 1 + epsilon_high) A_it)
+
+    Where all tokens of a response have the same advantage and the weights are those that wrote it, its gradient is
+    that of TRL's loss. The penalty `beta` is a source of its own (`kl`), paid at every token with -beta times the log
+    ratio of policy and reference; TRL adds its sum to the outcome. TRL's `normalize_advantages` changes only what TRL
+    logs: set that key of `algorithm`.
+
+    Args:
+        *args: as of `trl.RLOOTrainer`.
+        sources: of rewards at tokens (`step_source`), by distinct names. They do not learn.
+        algorithm: the estimator; see `guerdon.integrations.text.token_advantages`.
+        **kwargs: as of `trl.RLOOTrainer`.
+
+    Raises:
+        ConfigError: more than one process, sources that learn, names that are taken, `reward_clip_range`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._log_probs: list[Tensor] | None = None  # while responses are scored: of the policy, then of the reference
+        super().__init__(*args, **kwargs)
+        if self.reward_clip_range or self.aux_loss_enabled:
+            raise ConfigError("reward_clip_range and the auxiliary loss of routers are not supported here: remove them")
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        if self._log_probs is not None:
+            self._log_probs.append(found[0])
+        return found
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._log_probs = []
+        try:
+            output = super()._generate_and_score_completions(inputs)
+            if "pixel_values" in output:
+                raise ConfigError("advantages per token are for responses to text: remove the images")
+            output["old_per_token_logps"] = self._log_probs[0]
+        finally:
+            self._log_probs = None
+        return output
+
+    def _more_sources(self, output: dict[str, Any], rollout: TextRollout) -> dict[str, tuple[Rewards, SourceTerms]]:
+        if not self.beta:
+            return {}
+        assert self._log_probs is not None
+        policy, reference = self._log_probs
+        ratio_B_T = (policy - reference).float().cpu().numpy()[:, : rollout.mask.shape[1]]
+        rewards = response_rewards(np.where(rollout.mask, -ratio_B_T, 0.0), rollout.mask, {})
+        return {KL: (rewards, SourceTerms(KL, coefficient=self.beta))}
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        mask_B_T, advantages_B_T = inputs["completion_mask"], inputs["advantages"]
+        log_probs_B_T, entropies_B_T, _ = self._get_per_token_logps_and_entropies(
+            model,
+            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+            torch.cat([inputs["prompt_mask"], mask_B_T], dim=1),
+            mask_B_T.size(1),
+            compute_entropy=True,
+        )
+        ratio = torch.exp(log_probs_B_T - inputs["old_per_token_logps"])
+        clipped = ratio.clamp(1 - self.epsilon_low, 1 + self.epsilon_high)
+        loss_B_T = -torch.min(ratio * advantages_B_T, clipped * advantages_B_T)
+        loss: Tensor = (loss_B_T * mask_B_T).sum(dim=1).mean()
+        metrics, tokens = self._metrics["train" if self.model.training else "eval"], mask_B_T.sum().clamp(min=1)
+        low = (ratio < 1 - self.epsilon_low) & (advantages_B_T < 0)
+        high = (ratio > 1 + self.epsilon_high) & (advantages_B_T > 0)
+        for name, values in (("low_mean", low), ("high_mean", high), ("region_mean", low | high)):
+            metrics[f"clip_ratio/{name}"].append(((values * mask_B_T).sum() / tokens).item())
+        metrics["entropy"].append(((entropies_B_T * mask_B_T).sum() / tokens).item())
+        return loss
 
 
 def _rows(ids: Tensor, mask: Tensor) -> list[np.ndarray]:
