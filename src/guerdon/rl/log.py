@@ -1,9 +1,9 @@
-"""What a run writes while it runs: JSON lines, TensorBoard, and lines or a bar for the person watching.
+"""What a run writes while it runs: JSON lines, and the same metrics to TensorBoard and other sinks.
 
 JSON lines are appended and flushed; a resumed run first cuts off whatever lies beyond its checkpoint, so that the
 files read as if it had never stopped. This module does not know what the numbers mean.
 
-    log = RunLog(folder, tensorboard=True)
+    log = RunLog(folder, sinks=open_sinks(study, folder, None))
     log.metrics("train", 2000, {"success": 0.1})
 """
 
@@ -12,11 +12,12 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from guerdon.errors import CheckpointError, naming
+from guerdon.rl.log_sinks import LogSink
 
 FILES = ("metrics.jsonl", "episodes.jsonl", "failures.jsonl", "timings.jsonl")
 
@@ -28,9 +29,8 @@ class RunLog:
         self,
         folder: Path,
         *,
-        tensorboard: bool,
+        sinks: Sequence[LogSink] = (),
         offsets: Mapping[str, int] | None = None,
-        purge_after: int = 0,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._files: dict[str, TextIO] = {}
@@ -41,11 +41,7 @@ class RunLog:
             else:
                 _cut(path, offsets[name])
             self._files[name] = path.open("a", encoding="utf-8")
-        self._writer: Any = None
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(str(folder / "tb"), purge_step=None if offsets is None else purge_after + 1)
+        self._sinks = sinks
 
     def write(self, name: str, row: Mapping[str, Any]) -> None:
         """Append one row to one of the files; a number that is not finite is refused."""
@@ -54,13 +50,12 @@ class RunLog:
             self._files[name].flush()
 
     def metrics(self, kind: str, step: int, row: Mapping[str, Any]) -> None:
-        """One row of metrics, also to TensorBoard as `kind/name`; missing values are null there and absent here."""
+        """One row of metrics, also to the sinks as `kind/name`; missing values are null there and absent here."""
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         self.write("metrics.jsonl", {"kind": kind, "step": step, **clean})
-        if self._writer is not None:
-            for name, value in clean.items():
-                if isinstance(value, (int, float)):
-                    self._writer.add_scalar(f"{kind}/{name}", value, step)
+        shown = {f"{kind}/{name}": value for name, value in clean.items() if isinstance(value, (int, float))}
+        for sink in self._sinks:
+            sink.log(step, shown)
 
     def offsets(self) -> dict[str, int]:
         """Bytes written to each file, for a checkpoint."""
@@ -70,11 +65,11 @@ class RunLog:
         return {name: file.tell() for name, file in self._files.items()}
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files and the sinks."""
         for file in self._files.values():
             file.close()
-        if self._writer is not None:
-            self._writer.close()
+        for sink in self._sinks:
+            sink.close()
 
 
 def true_success(result: Mapping[str, float]) -> str:

@@ -27,6 +27,7 @@ from guerdon.progress import ProgressBar
 from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.failures import EVALUATION, FailureCounter, failure_rows, refuse_failures
 from guerdon.rl.log import RunLog, true_success
+from guerdon.rl.log_sinks import open_sinks
 from guerdon.rl.parts import Parts
 from guerdon.rl.reward_source import GroundTruth
 from guerdon.settings.study import Study
@@ -77,8 +78,8 @@ class Loop:
         self._seconds: dict[str, float] = {}
         self._evaluated: tuple[int, Mapping[str, float]] | None = None
         offsets = None if found is None else self._load(found)
-        tensorboard = study.runner.logger.tensorboard
-        self.log = RunLog(folder, tensorboard=tensorboard, offsets=offsets, purge_after=self.step)
+        sinks = open_sinks(study, folder, None if found is None else self.step)
+        self.log = RunLog(folder, sinks=sinks, offsets=offsets)
         self.progress = ProgressBar(study.runner.total_steps)
         for note in [*([] if found is None else [f"resumed from {found}"]), *parts.notes]:
             self.progress.write_line(note)

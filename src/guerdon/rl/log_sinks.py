@@ -1,0 +1,148 @@
+"""Where the metrics of a run are shown besides its files: TensorBoard, Weights & Biases, Trackio, under the same names.
+
+`metrics.jsonl` of the run directory stays the record; sinks get its numbers as `train/success`, `eval/success` and so
+on, with the same steps. A resumed run continues in the same place: steps that were logged after its checkpoint are
+logged again, TensorBoard replaces them, Weights & Biases keeps the first (the numbers are the same).
+
+    sinks = open_sinks(study, folder, resumed_at=None)
+    sinks[0].log(2000, {"train/success": 0.1})
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from guerdon.atomic import write_text
+from guerdon.errors import ConfigError, MissingDependencyError, boundary
+from guerdon.settings.study import Study
+
+
+class LogSink(Protocol):
+    """Shows the metrics of one run."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show metrics by name, all of the same step; steps do not decrease."""
+        ...
+
+    def close(self) -> None:
+        """Finish; what is under way is written."""
+        ...
+
+
+class TensorBoardSink:
+    """Event files in `tb/` of the run directory."""
+
+    def __init__(self, folder: Path, resumed_at: int | None) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        purge = None if resumed_at is None else resumed_at + 1
+        self._writer: Any = SummaryWriter(str(folder / "tb"), purge_step=purge)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """See `LogSink.log`."""
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """See `LogSink.close`."""
+        self._writer.close()
+
+
+class WandbSink:
+    """A run of Weights & Biases; its files lie in `wandb/` of the run directory, `WANDB_MODE=offline` sends nothing.
+
+    Raises:
+        ConfigError: it cannot start, without an API key for instance.
+    """
+
+    def __init__(self, study: Study, folder: Path, resumed_at: int | None) -> None:
+        import wandb
+
+        with boundary(ConfigError, "runner.logger.wandb: wandb cannot start (WANDB_MODE=offline needs no account)"):
+            self._run: Any = wandb.init(
+                dir=str(folder), id=_run_id(folder / "wandb" / "guerdon_run_id", resumed_at), resume="allow",
+                **_named(study),
+            )  # fmt: skip
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """See `LogSink.log`."""
+        if step >= self._run.step:
+            self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """See `LogSink.close`."""
+        self._run.finish()
+
+
+class TrackioSink:
+    """A run of Trackio, on this machine (`TRACKIO_DIR`; `trackio show` shows it).
+
+    Raises:
+        ConfigError: it cannot start.
+    """
+
+    def __init__(self, study: Study, folder: Path, resumed_at: int | None) -> None:
+        import trackio
+
+        with boundary(ConfigError, "runner.logger.trackio: trackio cannot start"):
+            resume = "never" if resumed_at is None else "allow"
+            self._run: Any = trackio.init(embed=False, resume=resume, **_named(study))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """See `LogSink.log`."""
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """See `LogSink.close`."""
+        self._run.finish()
+
+
+def open_sinks(study: Study, folder: Path, resumed_at: int | None) -> list[LogSink]:
+    """The sinks that `runner.logger` names.
+
+    Args:
+        study: the configuration; sinks keep it with the run.
+        folder: the run directory.
+        resumed_at: step of the checkpoint that the run continues from; None: it begins.
+
+    Raises:
+        MissingDependencyError: a package is not installed.
+        ConfigError: a sink cannot start.
+    """
+    logger, sinks = study.runner.logger, list[LogSink]()
+    for name in ("wandb", "trackio"):
+        if getattr(logger, name) and find_spec(name) is None:
+            raise MissingDependencyError(
+                f"runner.logger.{name} needs the package {name}: pip install 'guerdon[{name}]'"
+            )
+    if logger.tensorboard:
+        sinks.append(TensorBoardSink(folder, resumed_at))
+    if logger.wandb:
+        sinks.append(WandbSink(study, folder, resumed_at))
+    if logger.trackio:
+        sinks.append(TrackioSink(study, folder, resumed_at))
+    return sinks
+
+
+def _named(study: Study) -> dict[str, Any]:
+    """Project, group, name and configuration of a run, as both packages take them."""
+    logger = study.runner.logger
+    return {
+        "project": logger.project_name,
+        "name": logger.experiment_name,
+        "group": study.name,
+        "config": study.model_dump(mode="json"),
+    }
+
+
+def _run_id(path: Path, resumed_at: int | None) -> str:
+    """The name by which Weights & Biases knows the run: a new one, or that of the run that is resumed."""
+    if resumed_at is not None and path.is_file():
+        return path.read_text(encoding="utf-8").strip()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, new := secrets.token_hex(4))
+    return new

@@ -1,0 +1,148 @@
+"""The same metrics under the same names in TensorBoard, Weights & Biases and Trackio, of the real packages, offline."""
+
+import json
+from importlib.util import find_spec
+
+import pytest
+import torch
+from rl_clock import clock_study, start
+from rl_killed import kill_at
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from guerdon.errors import ConfigError, MissingDependencyError
+from guerdon.rl import log_sinks
+from guerdon.settings.study import LoggerSettings
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def offline(tmp_path, monkeypatch):
+    """Nothing is sent, and nothing is written outside the folder."""
+    for name, value in {
+        "WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DISABLE_CODE": "true", "HF_HUB_OFFLINE": "1",
+        "TRACKIO_DIR": str(tmp_path / "trackio"), "WANDB_CACHE_DIR": str(tmp_path / "cache"),
+        "WANDB_CONFIG_DIR": str(tmp_path / "config"), "WANDB_DATA_DIR": str(tmp_path / "data"),
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    return tmp_path
+
+
+def logged(folder):
+    """(step, name) to value, as in the record of the run."""
+    found = {}
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        kind, step = row.pop("kind"), row.pop("step")
+        found |= {(step, f"{kind}/{k}"): v for k, v in row.items() if isinstance(v, int | float)}
+    return found
+
+
+def in_tensorboard(folder):
+    events = EventAccumulator(str(folder / "tb"), size_guidance={"scalars": 0}).Reload()
+    return {(e.step, name): e.value for name in events.Tags()["scalars"] for e in events.Scalars(name)}
+
+
+def records(data):
+    """The records of a LevelDB log: blocks of 32 KiB, in them checksum (4 bytes), length (2), kind (1), bytes."""
+    place, parts = 7, b""  # behind the head of the file
+    while place + 7 <= len(data):
+        left = 32768 - place % 32768
+        if left < 7:
+            place += left
+            continue
+        length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        parts = data[place + 7 : place + 7 + length] if kind in (1, 2) else parts + data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield parts
+
+
+def in_wandb(folder):
+    import wandb
+    from wandb.proto import wandb_internal_pb2
+
+    wandb.teardown()  # ends the process that writes the file
+    found = {}
+    for path in sorted((folder / "wandb").glob("offline-run-*/*.wandb")):
+        for data in records(path.read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            row = {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item}
+            step = record.history.step.num
+            found |= {(step, k): v for k, v in row.items() if not k.startswith("_")}
+    return found
+
+
+def in_trackio(project, name):
+    from trackio.sqlite_storage import SQLiteStorage
+
+    found = {}
+    for row in SQLiteStorage.get_logs(project, name):
+        found |= {(row["step"], k): v for k, v in row.items() if "/" in k}
+    return found
+
+
+def close_to(found, expected):
+    assert found.keys() == expected.keys()
+    assert [found[key] for key in expected] == pytest.approx(list(expected.values()), rel=1e-6, abs=1e-7)
+
+
+def given(folder, name, **logger):
+    study = clock_study(folder, name=name)
+    settings = LoggerSettings(log_path=str(folder), experiment_name=name, **logger)
+    return study.model_copy(update={"runner": study.runner.model_copy(update={"logger": settings})})
+
+
+def test_wandb_has_the_metrics_of_the_record(offline):
+    pytest.importorskip("wandb", reason="wandb is not installed: pip install guerdon[wandb]")
+    study = given(offline, "whole", tensorboard=True, wandb=True, project_name="clocks")
+    start(study).run()
+    record = logged(offline / "whole")
+    assert {name for _, name in record} >= {"train/success", "eval/success"}
+    close_to(in_tensorboard(offline / "whole"), record)
+    close_to(in_wandb(offline / "whole"), record)
+
+
+def test_a_resumed_run_continues_in_the_same_wandb_run(offline):
+    pytest.importorskip("wandb", reason="wandb is not installed: pip install guerdon[wandb]")
+    study = given(offline, "again", tensorboard=False, wandb=True)
+    kill_at(start(study), "_evaluate", 2)
+    before = (offline / "again" / "wandb" / "guerdon_run_id").read_text()
+    start(study, resume=True).run()
+    assert (offline / "again" / "wandb" / "guerdon_run_id").read_text() == before
+    assert {path.name.rpartition("-")[2] for path in (offline / "again" / "wandb").glob("offline-run-*")} == {before}
+    close_to(in_wandb(offline / "again"), logged(offline / "again"))
+
+
+def test_trackio_has_the_metrics_of_the_record(offline):
+    pytest.importorskip("trackio", reason="trackio is not installed: pip install guerdon[trackio]")
+    study = given(offline, "whole", tensorboard=True, trackio=True, project_name="clocks")
+    start(study).run()
+    record = logged(offline / "whole")
+    close_to(in_trackio("clocks", "whole"), record)
+    close_to(in_tensorboard(offline / "whole"), record)
+
+
+def test_a_project_without_a_sink_that_has_projects_is_refused():
+    with pytest.raises(ValueError, match="project_name"):
+        LoggerSettings(project_name="mine")
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_a_missing_package_is_named(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(log_sinks, "find_spec", lambda package: None)
+    with pytest.raises(MissingDependencyError, match=rf"pip install 'guerdon\[{name}\]'"):
+        start(given(tmp_path, "run", **{name: True}))
+
+
+@pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed: pip install guerdon[wandb]")
+def test_a_sink_that_cannot_start_is_one_line(offline, monkeypatch):
+    import wandb
+
+    def fails(**_):
+        raise wandb.errors.UsageError("api_key not configured (no-tty)")
+
+    monkeypatch.setattr(wandb, "init", fails)
+    with pytest.raises(ConfigError, match=r"runner\.logger\.wandb: wandb cannot start .*api_key not configured"):
+        start(given(offline, "run", wandb=True))
