@@ -1,6 +1,10 @@
 """Inside verl 0.9.1: rewards at tokens in `rm_scores`, failures that raise, an estimator under a name."""
 
 import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,15 +13,24 @@ from text_episodes import FAILED, QUESTIONS, RESPONSES, Scripted, expected
 
 from guerdon.errors import ConfigError, RewardFailure
 from guerdon.integrations.text import TextScorer, step_source
+from guerdon.policies.text_files import load_policy
 from guerdon.policies.tiny_text import byte_tokenizer
+from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
 
 core_algos = pytest.importorskip("verl.trainer.ppo.core_algos", reason="verl is not installed: pip install verl")
 pytest.importorskip("verl.experimental.reward_loop", reason="verl's reward loop needs Ray: pip install verl")
 from tensordict import TensorDict  # noqa: E402
 from verl import DataProto  # noqa: E402
 
-from guerdon.integrations.verl import TokenRewardManager, register_estimator, score_function  # noqa: E402
+from guerdon.integrations.verl import (  # noqa: E402
+    TokenRewardManager,
+    prime_source,
+    register_estimator,
+    register_sources,
+    score_function,
+)
 
+ROOT = Path(__file__).parents[2]
 TOKENIZER = byte_tokenizer()
 _, VALUES = expected()
 
@@ -86,3 +99,95 @@ def test_an_estimator_under_a_name():
     torch.testing.assert_close(returns, advantages)
     with pytest.raises(ConfigError, match="needs value heads"):
         register_estimator("x", {"adv_estimator": "gae"})
+
+
+@pytest.fixture
+def estimate():
+    """verl's own function that computes the advantages of a batch; afterwards its estimators are its own again."""
+    trainer = pytest.importorskip("verl.trainer.ppo.ray_trainer", reason="verl's trainer cannot be imported here")
+    own = core_algos.ADV_ESTIMATOR_REGISTRY["gdpo"]
+    yield lambda data: trainer.compute_advantage(data, adv_estimator="gdpo", config={}).batch
+    core_algos.ADV_ESTIMATOR_REGISTRY["gdpo"] = own
+
+
+def scored(rows, outcomes, groups):
+    """A batch as it is after verl has computed its rewards."""
+    data = batch(rows)
+    width = data.batch["prompts"].size(1)
+    mask = data.batch["attention_mask"][:, width:]
+    scores = torch.zeros(mask.shape)
+    scores[range(len(rows)), mask.sum(dim=1) - 1] = torch.tensor(outcomes)
+    data.batch["response_mask"] = mask
+    data.batch["token_level_scores"] = data.batch["token_level_rewards"] = scores
+    data.non_tensor_batch["uid"] = np.array(groups, dtype=object)
+    return data
+
+
+def test_several_sources_keep_their_baselines_and_failures(estimate):
+    failed = next(iter(FAILED))
+    data = scored([0, 1, 2, failed], [1.0, 0.0, 1.0, 0.0], ["a", "a", "b", "b"])
+    source = step_source("prm", Scripted(), reward_mode="terminal", aggregation="min", reward_weight=0.5)
+    function = register_sources(lambda: [source], {"adv_estimator": "rloo"}, TOKENIZER)
+    found = estimate(data)
+    rewards, _ = expected()
+    prm = 0.5 * (rewards[0] - rewards[1])
+    first = [row[0].item() for row in found["advantages"]]
+    assert first == pytest.approx(
+        [1.0 + prm, -1.0 - prm, 1.0, -1.0], abs=1e-5
+    )  # row 3: the outcome alone, so row 2, too
+    assert (found["advantages"][data.batch["response_mask"] == 0] == 0).all()
+    assert found["advantages"].shape == data.batch["responses"].shape
+    assert function.metrics["prm"]["failed"] == 0.25
+
+
+def test_the_penalty_of_verl_is_a_source_of_its_own(estimate):
+    data = scored([0, 1], [1.0, 0.0], ["a", "a"])
+    register_sources(list, {"adv_estimator": "rloo"}, TOKENIZER)
+    plain = estimate(data)["advantages"].clone()
+    assert plain[:, 0].tolist() == pytest.approx([1.0, -1.0])
+    penalty = -0.1 * data.batch["response_mask"].float()
+    penalty[1] *= 2
+    data.batch["token_level_rewards"] = data.batch["token_level_scores"] + penalty
+    lengths = data.batch["response_mask"].sum(dim=1)
+    by_penalty = estimate(data)["advantages"] - plain
+    # a leave-one-out baseline of the mean penalty per token: +0.1 and -0.1 for every token to go
+    assert by_penalty[0, 0].item() == pytest.approx(0.1 * lengths[0].item(), rel=1e-4)
+    assert by_penalty[1, 0].item() == pytest.approx(-0.1 * lengths[1].item(), rel=1e-4)
+
+
+def test_prime_learns_from_verls_batches(estimate):
+    tiny = TinyModelSettings(hidden_size=32, heads=2, layers=1, intermediate=32, tokenizer="bytes", max_positions=256)
+    policy = load_policy(TextPolicySettings(tiny=tiny, bf16=False), seed=0, device="cpu")
+    model = {"prime_granularity": "token", "prime_norm": "none", "prime_model": {"optim": {"lr": 3e-3}}}
+    prime = prime_source("prime", policy, length_limit=80, model=model)
+    function = register_sources(lambda: [prime], {"adv_estimator": "rloo"}, policy.tokenizer, outcome_weight=0.0)
+    data = scored([0, 1, 2, 3], [1.0, 0.0, 1.0, 0.0], ["a", "a", "b", "b"])
+    losses, gaps = [], []
+    for _ in range(12):
+        advantages = estimate(data)["advantages"]
+        losses.append(function.metrics["prime"]["prm_loss"])
+        gaps.append((advantages[[0, 2], 0].mean() - advantages[[1, 3], 0].mean()).item())
+    assert losses[-1] < losses[0] - 0.05
+    assert abs(gaps[0]) < 1e-4  # at first the reward model is its reference
+    assert gaps[-1] > 0.1
+
+
+def test_what_is_no_outcome_is_refused(estimate):
+    register_sources(list, {"adv_estimator": "rloo"}, TOKENIZER)
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        estimate(scored([0, 1], [2.0, 0.0], ["a", "a"]))
+    register_sources(lambda: [step_source("verifier", Scripted())], {"adv_estimator": "rloo"}, TOKENIZER)
+    with pytest.raises(ConfigError, match="distinct names"):
+        estimate(scored([0, 1], [1.0, 0.0], ["a", "a"]))
+    with pytest.raises(ConfigError, match="gdpo"):
+        core_algos.get_adv_estimator_fn("gdpo")(torch.zeros(1, 1), torch.zeros(1, 1), index=np.array(["a"]))
+
+
+def test_the_example_registers_its_sources_where_verl_is_imported():
+    path = ROOT / "examples" / "verl_prime.py"
+    assert len(path.read_text().splitlines()) < 60
+    code = "from verl.trainer.ppo import core_algos; print(core_algos.ADV_ESTIMATOR_REGISTRY['gdpo'].__module__)"
+    env = {**os.environ, "VERL_USE_EXTERNAL_MODULES": "verl_prime"}
+    env["PYTHONPATH"] = os.pathsep.join([str(path.parent), str(ROOT / "src"), env.get("PYTHONPATH", "")])
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.stdout.split()[-1:] == ["guerdon.integrations.verl"], done.stderr

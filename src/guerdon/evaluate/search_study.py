@@ -246,8 +246,7 @@ class _Searcher:
         """The line of a question."""
         complete = list(result.complete)
         checked = self._checked([beam.text for beam in complete], prompt)
-        chosen: Beam | None
-        chosen, failure, extra = result.best, result.failure, {}
+        chosen, failure, extra = result.best, result.failure, dict[str, Any]()
         if self._settings.choose == "weighted_vote" and failure is None:
             chosen, failure, extra = weighted_vote(complete, [one.answer for one in checked], self._same)
         verdict = None if chosen is None else checked[complete.index(chosen)]

@@ -1,32 +1,50 @@
-"""Guerdon's reward models in verl: a score function, a reward manager with rewards at tokens, an advantage estimator.
+"""Guerdon's reward models in verl: a score function, a reward manager with rewards at tokens, advantage estimators.
 
 verl has no place for a missing reward, so a measurement that failed raises `RewardFailure`; `RetriedModel` tries it
-again first.
+again first. `register_sources` computes the advantages itself, where a missing reward stays out of the baselines.
 
     compute_score = score_function(scorer)                          # my_reward.py, for custom_reward_function
     class PrmManager(TokenRewardManager): source = step_source("prm", model)      # for reward.reward_manager
     register_estimator("guerdon_rloo", {"adv_estimator": "rloo"})   # then algorithm.adv_estimator: guerdon_rloo
+    register_sources(lambda: [prime_source("prime", policy, length_limit=1024)], {"adv_estimator": "rloo"}, tokenizer)
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import AutoTokenizer
 from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
-from verl.trainer.ppo.core_algos import register_adv_est
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, register_adv_est
 
-from guerdon.collect.text import Responses
+from guerdon.collect.text import Responses, TextRollout
+from guerdon.config import validate
 from guerdon.errors import ConfigError, RewardFailure
-from guerdon.integrations.text import Text, TextScorer, checked_algorithm, rollout_of
+from guerdon.integrations.text import (
+    Text,
+    TextScorer,
+    checked_algorithm,
+    outcome_rewards,
+    rollout_of,
+    token_advantages,
+)
+from guerdon.policies.text import TextPolicy
 from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, named_estimator
-from guerdon.rl.reward_source import RewardSource
-from guerdon.types import Rewards
+from guerdon.rl.learner import KL
+from guerdon.rl.prime import PrimeReward
+from guerdon.rl.reward_source import RewardSource, SourceTerms, response_rewards
+from guerdon.settings.reward import SourceSettings
+from guerdon.settings.reward_models import PrimeModelSettings
+from guerdon.types import Metrics, Rewards
+
+VERIFIER = "verifier"
 
 
 def score_function(scorer: TextScorer, *, question_key: str = "question") -> Callable[..., float]:
@@ -157,6 +175,136 @@ def register_estimator(name: str, algorithm: Mapping[str, Any], *, gamma: float 
 
     registered: Callable[..., Any] = register_adv_est(name)(compute_advantage)
     return registered
+
+
+def register_sources(
+    sources: Callable[[], Sequence[RewardSource[Responses]]],
+    algorithm: Mapping[str, Any],
+    tokenizer: Any,
+    *,
+    outcome_weight: float = 1.0,
+) -> Callable[..., Any]:
+    """Let guerdon compute verl's advantages from several sources, reward models that learn among them (PRIME).
+
+    verl hands the whole batch to one estimator only, the one called `gdpo`; this takes its place, so set
+    `algorithm.adv_estimator: gdpo`. The rewards that verl computed are the source `verifier` (their sum is the outcome
+    of a response, from 0 to 1), its KL penalty, if any, is the source `kl`, and `sources` measure in the process that
+    computes the advantages. A measurement that failed stays out of the baseline of its source and gets no advantage.
+
+    Args:
+        sources: makes the sources when the first batch comes, since verl imports modules in every process.
+        algorithm: the estimator; see `guerdon.integrations.text.token_advantages`.
+        tokenizer: of the policy, or its folder, which is then read when the first batch comes.
+        outcome_weight: of the advantages of `verifier`.
+
+    Returns:
+        The registered function; its attribute `metrics` holds the numbers of the last batch, by source.
+
+    Raises:
+        ConfigError: a key of `algorithm` that would do nothing, or an estimator that needs a critic.
+    """
+    checked_algorithm(algorithm)
+    made: list[RewardSource[Responses]] = []
+    read: list[Any] = []
+
+    def compute_advantage(
+        token_level_rewards: Tensor,
+        response_mask: Tensor,
+        index: np.ndarray,
+        batch: Any = None,
+        non_tensor_batch: Mapping[str, Any] | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, Tensor]:
+        if batch is None:
+            raise ConfigError("verl gave no batch: set algorithm.adv_estimator: gdpo, the one that it gives the batch")
+        if not read:
+            made.extend(sources())
+            _check_names([source.name for source in made])
+            read.append(AutoTokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, str) else tokenizer)
+        rollout = _rollout(batch, non_tensor_batch or {}, index, read[0])
+        width = rollout.mask.shape[1]
+        penalty = (token_level_rewards - batch["token_level_scores"]).float().cpu().numpy()[:, :width]
+        outcomes = SourceTerms(VERIFIER, coefficient=outcome_weight)
+        measured = {VERIFIER: (outcome_rewards(rollout.outcomes_B.tolist(), rollout.mask), outcomes)}
+        if penalty.any():
+            measured[KL] = response_rewards(np.where(rollout.mask, penalty, 0.0), rollout.mask, {}), SourceTerms(KL)
+        metrics: dict[str, Metrics] = {}
+        for source in made:
+            learned = source.learn(rollout) if source.learn_before else {}
+            found = source.measure(rollout)
+            learned |= {} if source.learn_before else source.learn(rollout)
+            measured[source.name] = found, source.terms
+            metrics[source.name] = {**found.metrics, **learned, "failed": float(found.failed_B.mean())}
+        registered.metrics = metrics  # type: ignore[attr-defined]
+        found_all = token_advantages(rollout, measured, algorithm)
+        return _widened(found_all.advantages, token_level_rewards), _widened(found_all.returns, token_level_rewards)
+
+    registered: Callable[..., Any] = compute_advantage
+    ADV_ESTIMATOR_REGISTRY["gdpo"] = registered
+    return registered
+
+
+def prime_source(name: str, policy: TextPolicy, *, length_limit: int, seed: int = 0, **settings: Any) -> PrimeReward:
+    """PRIME's reward model, which starts from a policy and learns from outcomes while it is used (2502.01456).
+
+    Args:
+        name: in logs.
+        policy: where it starts, at the sampling temperature of the run (`guerdon.policies.text_files.load_policy`).
+        length_limit: tokens that a response may have.
+        seed: of a fresh adapter and of the replay.
+        **settings: keys of a source with `model_type: prime`: `reward_weight`, `gamma`, and under `model` those of
+            PRIME, such as `prime_granularity` and `prime_model`.
+
+    Raises:
+        ConfigError: a key that does not exist, or that would do nothing.
+    """
+    given = {**settings, "model": {"model_type": "prime", **settings.get("model", {})}}
+    section = validate(SourceSettings, given, source=f"the source {name!r}")
+    assert isinstance(section.model, PrimeModelSettings)
+    terms = SourceTerms.of(name, section, gamma=1.0)
+    return PrimeReward(terms, section.model, policy, seed=seed, length_limit=length_limit)
+
+
+def _rollout(batch: Any, non_tensor_batch: Mapping[str, Any], index: np.ndarray, tokenizer: Any) -> TextRollout:
+    """A batch of verl with its outcomes and the log-probabilities of the policy that wrote."""
+    width = batch["prompts"].size(1)
+    valid = batch["attention_mask"].bool()
+    prompts = [row[keep].numpy() for row, keep in zip(batch["prompts"].cpu(), valid[:, :width].cpu(), strict=True)]
+    responses = [row[keep].numpy() for row, keep in zip(batch["responses"].cpu(), valid[:, width:].cpu(), strict=True)]
+    given = non_tensor_batch.get("raw_prompt")
+    asked = [tokenizer.decode(ids) for ids in prompts] if given is None else [_plain(one) for one in given]
+    groups_B = np.unique(np.asarray(index), return_inverse=True)[1]
+    rollout = rollout_of(asked, prompts, responses, tokenizer, groups_B=groups_B)
+    outcomes_B = batch["token_level_scores"].float().sum(dim=1).cpu().numpy()
+    known_B = np.isfinite(outcomes_B)
+    if not ((outcomes_B[known_B] >= 0) & (outcomes_B[known_B] <= 1)).all():
+        raise ConfigError("verl's own rewards are outcomes here: their sum over a response must lie between 0 and 1")
+    last = rollout.terminated
+    log_probs = np.zeros(last.shape, dtype=np.float32)
+    if "old_log_probs" in batch.keys():  # noqa: SIM118  (a TensorDict is no mapping)
+        given_B_T = batch["old_log_probs"].float().cpu().numpy()[:, : last.shape[1]]
+        log_probs = np.where(rollout.mask, given_B_T, np.float32(0.0))
+    paid = np.where(last & known_B[:, None], np.nan_to_num(outcomes_B)[:, None], 0.0).astype(np.float32)
+    return replace(
+        rollout,
+        log_probs=log_probs,
+        rewards=paid,
+        failed=rollout.mask & ~known_B[:, None],
+        success=last & (outcomes_B == 1)[:, None],
+        success_known=last & known_B[:, None],
+    )
+
+
+def _widened(values_B_T: np.ndarray, like: Tensor) -> Tensor:
+    """The values, padded to the width of verl's batch."""
+    wide = torch.zeros_like(like, dtype=torch.float32)
+    wide[:, : values_B_T.shape[1]] = torch.from_numpy(values_B_T)
+    return wide
+
+
+def _check_names(names: Sequence[str]) -> None:
+    if len({*names, VERIFIER, KL}) != len(names) + 2:
+        raise ConfigError(f"sources need distinct names, none of them {VERIFIER} or {KL}; got {', '.join(names)}")
 
 
 def _plain(prompt: Any) -> Text:
