@@ -1,6 +1,7 @@
 """What the documents say is what the code does: keys, command lines, links, study files."""
 
 import argparse
+import ast
 import importlib.util
 import re
 import runpy
@@ -20,7 +21,8 @@ from guerdon.settings.serve import ServeSettings
 from guerdon.settings.study import Study
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+INTEGRATIONS = sorted((ROOT / "docs" / "integrations").glob("*.md"))
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *INTEGRATIONS])
 STUDIES = sorted([*(ROOT / "studies").glob("*.yaml"), *(ROOT / "configs").glob("*.yaml")])
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -59,16 +61,16 @@ def test_links_inside_the_project_resolve(page):
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
-def command_lines(program):
+def command_lines(program, without=()):
     """Command lines in indented blocks and in the heads of studies, without what is explained behind them."""
-    for path in (*PAGES, *STUDIES):
+    for path in (page for page in (*PAGES, *STUDIES) if page not in without):
         start = r"#\s+" if path.suffix == ".yaml" else r" {4}(?:\w+=\S+ )?"
         for line in re.findall(rf"^{start}({program} [a-z].*)$", path.read_text(encoding="utf-8"), re.M):
             yield re.split(r"\s{2,}", line)[0]
 
 
 COMMANDS = sorted(set(command_lines("guerdon")))
-SCRIPTS = sorted(set(command_lines("python")))
+SCRIPTS = sorted(set(command_lines("python", without=INTEGRATIONS)))  # theirs need the packages: tests/integrations
 TARGETS = sorted(set(command_lines("make")))
 READS_STUDY = ("collect", "label", "train", "evaluate", "run", "compare")
 
@@ -167,6 +169,44 @@ def python_blocks():
 
 @pytest.mark.parametrize("text", python_blocks())
 def test_python_examples_import_what_exists(text):
-    imports = "\n".join(line for line in text.splitlines() if line.startswith(("import ", "from ")))
-    compile(text, "example", "exec")
-    exec(imports, {})
+    """Where a package is not installed, the names of guerdon's module that needs it are read from its file."""
+    tree = ast.parse(text)
+    compile(tree, "example", "exec")
+    for node in (node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)):
+        try:
+            exec(compile(ast.Module([node], []), "example", "exec"), {})
+        except ImportError as error:
+            if not is_absent(error):
+                raise
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("guerdon"):
+                assert {one.name for one in node.names} <= names_defined_in(node.module)
+
+
+def is_absent(error):
+    """Whether an import failed since a package that is not guerdon's is not installed, or an older version of it."""
+    missing = str(getattr(error.__cause__, "name", None) or error.name)
+    package = missing.partition(".")[0]
+    return package == "lerobot" or (package != "guerdon" and importlib.util.find_spec(package) is None)
+
+
+def names_defined_in(module):
+    """The names that a module of guerdon defines or imports, without importing it."""
+    path = ROOT / "src" / Path(*module.split(".")).with_suffix(".py")
+    found = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(one.asname or one.name).partition(".")[0] for one in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign):
+            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return found
+
+
+def test_names_of_modules_are_read_from_their_files():
+    assert {"TokenAdvantageTrainer", "TokenRLOOTrainer", "reward_function"} <= names_defined_in(
+        "guerdon.integrations.trl"
+    )
+    assert is_absent(ModuleNotFoundError(name="no_such_package.inner"))
+    assert not is_absent(ModuleNotFoundError(name="guerdon.no_such_module"))
+    assert not is_absent(ModuleNotFoundError(name="yaml.no_such_module"))

@@ -96,7 +96,7 @@ def given(folder, name, **logger):
 
 def test_wandb_has_the_metrics_of_the_record(offline):
     pytest.importorskip("wandb", reason="wandb is not installed: pip install guerdon[wandb]")
-    study = given(offline, "whole", tensorboard=True, wandb=True, project_name="clocks")
+    study = given(offline, "whole", tensorboard=True, wandb=True, project="clocks")
     start(study).run()
     record = logged(offline / "whole")
     assert {name for _, name in record} >= {"train/success", "eval/success"}
@@ -117,7 +117,7 @@ def test_a_resumed_run_continues_in_the_same_wandb_run(offline):
 
 def test_trackio_has_the_metrics_of_the_record(offline):
     pytest.importorskip("trackio", reason="trackio is not installed: pip install guerdon[trackio]")
-    study = given(offline, "whole", tensorboard=True, trackio=True, project_name="clocks")
+    study = given(offline, "whole", tensorboard=True, trackio=True, project="clocks")
     start(study).run()
     record = logged(offline / "whole")
     close_to(in_trackio("clocks", "whole"), record)
@@ -125,8 +125,8 @@ def test_trackio_has_the_metrics_of_the_record(offline):
 
 
 def test_a_project_without_a_sink_that_has_projects_is_refused():
-    with pytest.raises(ValueError, match="project_name"):
-        LoggerSettings(project_name="mine")
+    with pytest.raises(ValueError, match="project"):
+        LoggerSettings(project="mine")
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])

@@ -132,7 +132,7 @@ def _named(study: Study) -> dict[str, Any]:
     """Project, group, name and configuration of a run, as both packages take them."""
     logger = study.runner.logger
     return {
-        "project": logger.project_name,
+        "project": logger.project,
         "name": logger.experiment_name,
         "group": study.name,
         "config": study.model_dump(mode="json"),

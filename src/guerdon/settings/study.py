@@ -53,12 +53,12 @@ class LoggerSettings(Settings):
     tensorboard: bool = Field(True, description="write TensorBoard logs, too")
     wandb: bool = Field(False, description="log to Weights & Biases, too; WANDB_MODE=offline sends nothing")
     trackio: bool = Field(False, description="log to Trackio, too: dashboards on this machine")
-    project_name: str = Field("guerdon", description="wandb, trackio: the project that the run belongs to")
+    project: str = Field("guerdon", description="wandb, trackio: the project that the run belongs to")
 
     @model_validator(mode="after")
     def _project(self) -> LoggerSettings:
         if not (self.wandb or self.trackio):
-            refuse({"project_name"} & self.model_fields_set, "wandb and trackio off")
+            refuse({"project"} & self.model_fields_set, "wandb and trackio off")
         return self
 
 
