@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.rl import log_sinks
-from guerdon.settings.study import LoggerSettings
+from guerdon.settings.logger import LoggerSettings
 
 torch.set_num_threads(1)
 

@@ -20,6 +20,7 @@ from guerdon.settings.cluster import ClusterSettings
 from guerdon.settings.data import DataSettings
 from guerdon.settings.evaluate import EvaluateSettings, EvaluateTextSettings, on_own_family
 from guerdon.settings.label import LabelSettings
+from guerdon.settings.logger import LoggerSettings
 from guerdon.settings.policy import (
     BCSettings,
     CNNPolicySettings,
@@ -43,23 +44,6 @@ from guerdon.settings.train import (
 )
 from guerdon.settings.vla_policy import VLAPolicySettings
 from guerdon.settings.world import MetaWorldSettings, WorldSettings
-
-
-class LoggerSettings(Settings):
-    """`runner.logger`: a run writes to `log_path/experiment_name`."""
-
-    log_path: str = Field("runs/study", description="folder of runs; by default work_dir")
-    experiment_name: str = Field("run", description="folder of this run inside it")
-    tensorboard: bool = Field(True, description="write TensorBoard logs, too")
-    wandb: bool = Field(False, description="log to Weights & Biases, too; WANDB_MODE=offline sends nothing")
-    trackio: bool = Field(False, description="log to Trackio, too: dashboards on this machine")
-    project: str = Field("guerdon", description="wandb, trackio: the project that the run belongs to")
-
-    @model_validator(mode="after")
-    def _project(self) -> LoggerSettings:
-        if not (self.wandb or self.trackio):
-            refuse({"project"} & self.model_fields_set, "wandb and trackio off")
-        return self
 
 
 class RunnerSettings(Settings):

@@ -1,0 +1,29 @@
+"""`runner.logger`: where a run writes, and where its metrics are shown.
+
+For example:
+
+    LoggerSettings(log_path="runs", experiment_name="prime", wandb=True, project="maths")
+"""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from guerdon.settings.base import Settings, refuse
+
+
+class LoggerSettings(Settings):
+    """`runner.logger`: a run writes to `log_path/experiment_name`."""
+
+    log_path: str = Field("runs/study", description="folder of runs; by default work_dir")
+    experiment_name: str = Field("run", description="folder of this run inside it")
+    tensorboard: bool = Field(True, description="write TensorBoard logs, too")
+    wandb: bool = Field(False, description="log to Weights & Biases, too; WANDB_MODE=offline sends nothing")
+    trackio: bool = Field(False, description="log to Trackio, too: dashboards on this machine")
+    project: str = Field("guerdon", description="wandb, trackio: the project that the run belongs to")
+
+    @model_validator(mode="after")
+    def _project(self) -> LoggerSettings:
+        if not (self.wandb or self.trackio):
+            refuse({"project"} & self.model_fields_set, "wandb and trackio off")
+        return self
