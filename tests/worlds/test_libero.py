@@ -22,7 +22,7 @@ from guerdon.policies.libero_expert import LiberoExpert
 from guerdon.settings.policy import MLPPolicySettings
 from guerdon.settings.world import DataCollectionSettings, LiberoSettings
 from guerdon.types import Observes
-from guerdon.worlds import libero_files
+from guerdon.worlds import libero, libero_files
 from guerdon.worlds.build import build_world
 from guerdon.worlds.libero import LiberoEye, LiberoVectorEnv, Settling, axis_angle
 from guerdon.worlds.world import ObservationSpec
@@ -108,6 +108,32 @@ def test_starts_steps_and_pictures_are_liberos_own():
 @pytest.mark.parametrize("protocol", SETTLING)
 def test_starts_steps_and_pictures_of_every_protocol(protocol):
     check_bits(libero_files.libero_task("libero_10", OPEN_DRAWER), protocol, states=3, steps=12)
+
+
+def test_a_grasp_has_robosuites_own_bits_and_lite_physics_nearly_so(monkeypatch):
+    """Derived quantities that are computed once per physics step, against robosuite's three times."""
+    task = libero_files.libero_task("libero_object", "5")
+
+    def play(steps=48, **kwargs):
+        env = LiberoVectorEnv([task], **kwargs)
+        shown, _ = env.reset(seed=[0])
+        expert, data = LiberoExpert(env), env._copies[0].data
+        moments = []
+        for _ in range(steps):
+            shown, *_ = env.step(expert.act(shown, np.random.default_rng(0)))
+            moments.append([data.qpos.copy(), data.qvel.copy(), data.qacc_warmstart.copy()])
+        env.close()
+        return np.array([np.concatenate(moment) for moment in moments])
+
+    once, lite = play(), play(lite_physics=True)
+    for name in ("forward", "step"):
+        monkeypatch.setattr(
+            libero._NothingTwice, name, lambda self, name=name: getattr(super(libero._NothingTwice, self), name)()
+        )
+    assert np.array_equal(once, play())
+    assert not np.array_equal(lite, once)
+    places = slice(0, 7)  # the arm's joints
+    assert np.abs(lite[:, places] - once[:, places]).max() < 1e-3
 
 
 def test_a_start_from_memory_leads_to_the_same_steps(soup):

@@ -308,6 +308,11 @@ class LiberoSettings(EnvSettings):
     fast_rendering: bool = Field(
         True, description="without shadows and multisampling; false: pixel for pixel LIBERO's own pictures"
     )
+    lite_physics: bool = Field(
+        False,
+        description="solve forces once per physics step instead of three times, as robosuite 1.5 does by default: a "
+        "fifth faster; positions differ from LIBERO's own from the seventh digit on at first",
+    )
     frame_size: tuple[int, int] = Field((256, 256), description="height and width of rendered frames")
 
     @property

@@ -181,6 +181,7 @@ def libero(settings: LiberoSettings, copies: int, seed: int) -> EnvParts:
         settling=settling,
         gripper=settings.gripper,
         state=settings.state,
+        lite_physics=settings.lite_physics,
     )
     mirror = settings.image_flip == "height_width"
     eye = LiberoEye(env, settings.cameras, settings.frame_size, fast=settings.fast_rendering, mirror=mirror)

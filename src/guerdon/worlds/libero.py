@@ -70,6 +70,47 @@ def _compiled_model(xml: str) -> Any:
     return mujoco.MjModel.from_xml_string(xml)
 
 
+class _NothingTwice:
+    """Mixed into robosuite's simulation: what only positions and velocities decide is computed once per physics step.
+
+    Between two physics steps robosuite asks twice for all derived quantities, and MuJoCo computes them a third time
+    when it steps. Collisions, the largest part, are the same in all three; forces are not, since each solution begins
+    from the last one. So these are solved three times as before, and every bit is the same.
+
+    Attributes:
+        in_step: robosuite is between physics steps, and nobody else changes the state.
+        placed: positions and velocities are those that the derived quantities are of.
+        lite: forces are solved once per physics step too, as robosuite 1.5 does by default.
+    """
+
+    model: Any
+    data: Any
+    in_step = placed = lite = False
+
+    def forward(self) -> None:
+        import mujoco
+
+        model, data = self.model._model, self.data._data
+        if not self.in_step:
+            super().forward()  # type: ignore[misc]
+        elif self.lite:
+            if not self.placed:
+                mujoco.mj_step1(model, data)
+        else:
+            stage = mujoco.mjtStage.mjSTAGE_VEL if self.placed else mujoco.mjtStage.mjSTAGE_NONE
+            mujoco.mj_forwardSkip(model, data, stage, 0)
+        self.placed = self.in_step
+
+    def step(self, with_udd: bool = True) -> None:
+        import mujoco
+
+        if not self.placed:
+            super().step(with_udd)  # type: ignore[misc]
+            return
+        mujoco.mj_step2(self.model._model, self.data._data)
+        self.placed = False
+
+
 class _SharedScene:
     """Mixed into a LIBERO environment: the scene is compiled once per process and copied."""
 
@@ -83,9 +124,17 @@ class _SharedScene:
 
         compiled = _compiled_model(xml_string or self.model.get_xml())
         self.pristine = model_fields(compiled)
-        self.sim = MjSim(copy.copy(compiled))
+        self.sim = type("_Sim", (_NothingTwice, MjSim), {})(copy.copy(compiled))
         self.sim.forward()
         self.initialize_time(self.control_freq)  # type: ignore[attr-defined]
+
+    def step(self, action: np.ndarray) -> Any:
+        self.sim.in_step, self.sim.placed = True, False
+        return super().step(action)  # type: ignore[misc]
+
+    def _post_action(self, action: np.ndarray) -> Any:
+        self.sim.in_step = self.sim.placed = False
+        return super()._post_action(action)  # type: ignore[misc]
 
 
 class _Copy:
@@ -238,6 +287,7 @@ class LiberoVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         settling: how episodes begin.
         gripper: `signed`: -1 opens, 1 closes, as LIBERO has it. `openvla`: the action is in [0, 1], above one half
             opens, below closes, as OpenVLA's and OpenVLA-OFT's policies give it.
+        lite_physics: forces are solved once per physics step: faster, and not LIBERO's own bits.
         state: what a copy shows. `axis_angle`: position of the hand (3), its rotation as axis times angle (3), the
             fingers (2). `quaternion`: the rotation as x, y, z, w. `full`: `axis_angle`, then all positions and
             velocities of the simulator.
@@ -250,12 +300,15 @@ class LiberoVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         settling: Settling | None = None,
         gripper: Literal["signed", "openvla"] = "signed",
         state: Literal["axis_angle", "quaternion", "full"] = "axis_angle",
+        lite_physics: bool = False,
     ) -> None:
         self.num_envs = len(tasks)
         self.task_texts = tuple(task.language for task in tasks)
         self.gripper, self._state = gripper, state
         self.proprioception = range(9 if state == "quaternion" else 8)  # of an observation
         self._copies = [_Copy(task, settling or Settling()) for task in tasks]
+        for one in self._copies:
+            one.env.sim.lite = lite_physics
         self._memory: dict[tuple[LiberoTask, int], SimulatorState] = {}
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
         size = max(len(self._shown(one, one.env._get_observations(force_update=True))) for one in self._copies)
