@@ -87,7 +87,7 @@ $(LIBERO_VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(LIBERO_VENV)/bin/python || $(PYTHON) -m venv $(LIBERO_VENV)
 	$(LIBERO_VENV)/bin/python -m pip install --quiet --upgrade pip
 	$(LIBERO_VENV)/bin/python -m pip install --quiet -c constraints.txt torch
-	$(LIBERO_VENV)/bin/python -m pip install --quiet -c constraints.txt -e ".[libero,video,dev]"
+	$(LIBERO_VENV)/bin/python -m pip install --quiet -c constraints.txt -e ".[libero,video,serve,dev]" peft
 	$(LIBERO_VENV)/bin/python -c "import torchvision" 2>/dev/null || \
 		$(LIBERO_VENV)/bin/python -m pip uninstall --quiet --yes torchvision
 	@touch $@
