@@ -25,7 +25,6 @@ INTEGRATIONS = sorted((ROOT / "docs" / "integrations").glob("*.md"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 STUDIES = sorted([*(ROOT / "studies").glob("*.yaml"), *(ROOT / "configs").glob("*.yaml")])
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
-<<<<<<< HEAD
 NOT_RUN = re.compile(r"^ *Not run here:.*\n(?: *\S.*\n)*\n+(?: {4,}.*\n)+", re.M)  # reason and block
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
