@@ -137,9 +137,10 @@ format: env  ## mend style and formatting where that is mechanical
 
 check: lint test  ## what a change must pass
 
+BENCHMARKS = $(addprefix benchmarks/,ppo_vs_sb3.py reward_cost.py server.py text_rl.py prm.py verdict_prefixes.py vla.py)
 bench: env  ## the speed comparisons in benchmarks/
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[metaworld,video,text,serve,dev,bench]"
-	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+	@set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python "$$file"; done
 
 docs: env  ## build the documentation site into build/site; any warning is an error
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"

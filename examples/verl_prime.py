@@ -15,6 +15,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from guerdon.errors import ConfigError
 from guerdon.integrations.verl import prime_source, register_sources
 from guerdon.policies.text_files import load_policy
 from guerdon.rl.prime import PrimeReward
@@ -31,6 +32,8 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
 
 def sources() -> Sequence[PrimeReward]:
     """The implicit reward model; its rewards count five times what the outcome counts (PRIME, 2502.01456)."""
+    if not START:
+        raise ConfigError("set PRIME_START to the folder of the start of the policy, in every process of verl")
     policy = load_policy(TextPolicySettings(path=START), seed=0)
     return [prime_source("prime", policy, length_limit=3072, reward_weight=5.0)]
 

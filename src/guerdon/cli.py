@@ -14,8 +14,9 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import wraps
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -187,13 +188,19 @@ def train(
     from guerdon.train.vlm import train_vlm
 
     torch.set_num_threads(config.runner.threads)
-    for name in only or config.train:
-        if name in config.vlm_models:
-            with distributed.joined(), distributed.together():
-                result = train_vlm(config.vlm_models[name], resume=resume)
-        else:
-            result = train_image_model(config.image_models[name], resume=resume)
-        _say(f"wrote {name} to {result.save_dir}: {_numbers(result.metrics)}")
+    names = list(only or config.train)
+    if distributed.launched() > 1:
+        names.sort(key=lambda name: name not in config.vlm_models)  # processes join once
+    for is_vlm, group in groupby(names, key=config.vlm_models.__contains__):
+        with distributed.joined() if is_vlm else nullcontext(), distributed.together():
+            for name in group:
+                result = (
+                    train_vlm(config.vlm_models[name], resume=resume)
+                    if is_vlm
+                    else train_image_model(config.image_models[name], resume=resume)
+                )
+                if distributed.is_first():
+                    _say(f"wrote {name} to {result.save_dir}: {_numbers(result.metrics)}")
 
 
 def _label_overrides(sft_model: str | None, **given: object) -> list[str]:

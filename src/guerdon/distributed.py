@@ -76,10 +76,8 @@ class _Group:
 
     def follow(self) -> None:
         """Carry out what the first process calls, until it has ended; with its exit status where that is not 0."""
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(
-                signal.SIGTERM, signal.SIG_DFL
-            )  # nothing to clean up, and a signal must end a waiting process
+        if threading.current_thread() is threading.main_thread():  # a signal must end a process that waits
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         while True:
             with _naming_the_lost():
                 message = self._broadcast(None)
@@ -92,8 +90,8 @@ class _Group:
                     self._carry_out(*message)
             except ClusterError:
                 raise
-            except GuerdonError:
-                continue  # the first process meets the same error, and says what follows from it
+            except GuerdonError as error:  # the first process mostly meets the same, and says what follows from it
+                print(f"guerdon: process {self.rank}: {error}", file=sys.stderr, flush=True)
 
     def end(self, status: int) -> None:
         """Let the others go."""

@@ -155,6 +155,20 @@ def test_the_penalty_of_verl_is_a_source_of_its_own(estimate):
     assert by_penalty[1, 0].item() == pytest.approx(-0.1 * lengths[1].item(), rel=1e-4)
 
 
+@pytest.mark.parametrize("penalised", [False, True])
+def test_a_missing_outcome_has_no_advantage_and_stops_nothing(estimate, penalised):
+    data = scored([0, 1, 2], [1.0, float("nan"), 0.0], ["a", "a", "a"])
+    register_sources(list, {"adv_estimator": "rloo"}, TOKENIZER)
+    if penalised:
+        penalty = -0.1 * data.batch["response_mask"].float()
+        data.batch["token_level_rewards"] = data.batch["token_level_scores"] + penalty
+    found = estimate(data)["advantages"]
+    assert (found[1] == 0).all()
+    if not penalised:
+        assert found[[0, 2], 0].tolist() == pytest.approx([1.0, -1.0])
+    assert found.isfinite().all()
+
+
 def test_prime_learns_from_verls_batches(estimate):
     tiny = TinyModelSettings(hidden_size=32, heads=2, layers=1, intermediate=32, tokenizer="bytes", max_positions=256)
     policy = load_policy(TextPolicySettings(tiny=tiny, bf16=False), seed=0, device="cpu")

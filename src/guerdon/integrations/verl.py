@@ -42,7 +42,7 @@ from guerdon.rl.prime import PrimeReward
 from guerdon.rl.reward_source import RewardSource, SourceTerms, response_rewards
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import PrimeModelSettings
-from guerdon.types import Metrics, Rewards
+from guerdon.types import Failure, Metrics, Rewards
 
 VERIFIER = "verifier"
 
@@ -225,9 +225,12 @@ def register_sources(
         width = rollout.mask.shape[1]
         penalty = (token_level_rewards - batch["token_level_scores"]).float().cpu().numpy()[:, :width]
         outcomes = SourceTerms(VERIFIER, coefficient=outcome_weight)
-        measured = {VERIFIER: (outcome_rewards(rollout.outcomes_B.tolist(), rollout.mask), outcomes)}
-        if penalty.any():
-            measured[KL] = response_rewards(np.where(rollout.mask, penalty, 0.0), rollout.mask, {}), SourceTerms(KL)
+        values = np.where(rollout.known_B, rollout.outcomes_B, np.nan).tolist()
+        measured = {VERIFIER: (outcome_rewards(values, rollout.mask), outcomes)}
+        missing = {int(row): Failure("no_reward") for row in np.flatnonzero(~np.isfinite(penalty).all(axis=1))}
+        penalty = np.where(rollout.mask & np.isfinite(penalty), penalty, 0.0)
+        if penalty.any():  # what a response without a reward was to pay is not known either
+            measured[KL] = response_rewards(penalty, rollout.mask, missing), SourceTerms(KL)
         metrics: dict[str, Metrics] = {}
         for source in made:
             learned = source.learn(rollout) if source.learn_before else {}

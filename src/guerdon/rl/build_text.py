@@ -52,6 +52,11 @@ def text_parts(study: Study, *, fresh: bool) -> Parts:
     """
     if distributed.launched() > 1 and study.generation.engine == "vllm":
         raise ConfigError("generation.engine: vllm does not work with several learners yet; set it to local")
+    if distributed.launched() > 1 and study.runner.max_staleness and study.engine == "local":
+        raise ConfigError(
+            "runner.max_staleness: a thread of the first process would collect while all learners compute together; "
+            "with several learners set it to 0, or engine: ray"
+        )
     learning = distributed.everywhere(build_learning, study, fresh=fresh)
     policy, prompts, learner = learning.policy, learning.prompts, learning.learner
     models = run_reward_models(study, load_model, study.text_sources)
