@@ -91,7 +91,7 @@ class _Group:
             except ClusterError:
                 raise
             except GuerdonError as error:  # the first process mostly meets the same, and says what follows from it
-                print(f"guerdon: process {self.rank}: {error}", file=sys.stderr, flush=True)
+                sys.stderr.write(f"guerdon: process {self.rank}: {error}\n")
 
     def end(self, status: int) -> None:
         """Let the others go."""

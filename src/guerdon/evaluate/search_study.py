@@ -153,9 +153,9 @@ def check_identity(folder: Path, study: Study, prompts: Sequence[Prompt], policy
     identity = {
         "search": settings.model_dump(mode="json", exclude={"save_dir", "batch_size", "max_failure_rate"}),
         "data": None if study.data is None else study.data.model_dump(mode="json"),
-        "generation": study.generation.model_dump(mode="json", include={"temperature", "top_p", "top_k"}),
+        "generation": study.generation.model_dump(mode="json", include={"engine", "temperature", "top_p", "top_k"}),
         "seed": study.runner.seed,
-        "questions": [question_hash(prompt.messages) for prompt in prompts],
+        "questions": [[prompt.id, question_hash(prompt.messages), prompt.ground_truth] for prompt in prompts],
         "policy": weights_hash(policy),
         "reward model": [sha256(path) for path in weights],
     }
