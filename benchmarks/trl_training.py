@@ -3,8 +3,8 @@
     python benchmarks/trl_training.py                # needs: pip install "guerdon[text,trl]"; four minutes on one core
     python benchmarks/trl_training.py --arms grpo,rloo_tokens --seeds 0
 
-A tiny model shall answer with lines of "7" alone. The reward is the share of such lines; it cannot be measured for
-answers with a "0", which is None for TRL. `success` is the share of 256 sampled answers all of whose lines are "7".
+A tiny model is trained to answer with lines of "7" alone. The reward is the share of such lines; it cannot be measured
+for answers with a "0", which is None for TRL. `success` is the share of 256 sampled answers all of whose lines are "7".
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class _Group:
                     self._carry_out(*message)
             except ClusterError:
                 raise
-            except GuerdonError as error:  # the first process mostly meets the same, and says what follows from it
+            except GuerdonError as error:  # the first process usually fails in the same way and reports it
                 sys.stderr.write(f"guerdon: process {self.rank}: {error}\n")
 
     def end(self, status: int) -> None:
@@ -387,7 +387,7 @@ class Shards:
     def whole(self) -> Iterator[None]:
         """All weights are plain tensors inside the block, which computes nothing with gradients.
 
-        Every process holds all weights meanwhile.
+        Every process holds all weights inside the block.
         """
         if not self._whole:
             with torch.inference_mode(False), torch.no_grad():
@@ -462,7 +462,7 @@ def put(parameter: Tensor, value: Tensor) -> None:
 
 
 def keeps_whole_state(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimiser give and take its state whole, as one process has it, whoever holds which part of it."""
+    """Let an optimiser give and take its state whole, as one process has it, however its parts are distributed."""
     if peers() == 1:
         return
 

@@ -60,7 +60,7 @@ def connected(address: str, *, show_logs: bool = True) -> tuple[Any, bool]:
 
 
 def placement(ray: Any, cluster: ClusterSettings) -> Any:
-    """The placement group of a run, with `strategy: pack`; whoever asks for it first makes it. None: there is none.
+    """The placement group of a run, with `strategy: pack`; the first caller creates it. None: there is none.
 
     Its n-th bundle has room for the n-th collector and the n-th reward worker.
     """

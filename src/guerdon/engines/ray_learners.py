@@ -17,8 +17,8 @@ from contextlib import contextmanager
 import torch
 
 from guerdon import distributed
-from guerdon.engines.ray_cluster import connected, enter_folder
-from guerdon.errors import ConfigError
+from guerdon.engines.ray_cluster import connected, enter_folder, losses, raise_cause
+from guerdon.errors import ClusterError, ConfigError
 from guerdon.settings.study import Study
 
 
@@ -57,6 +57,7 @@ def learners(study: Study) -> Iterator[None]:
     Raises:
         ConfigError: the cluster cannot be reached or has no room, torchrun was used, too, or some learners have a GPU
             and others have none.
+        ClusterError: a learner cannot be started.
         MissingDependencyError: Ray is not installed.
     """
     cluster = study.cluster
@@ -85,6 +86,12 @@ def learners(study: Study) -> Iterator[None]:
                 f"the cluster had no room for {len(missing)} of {len(placed)} learners within "
                 f"{cluster.start_timeout:g} s: lower cluster.learners, learner_cpus or learner_gpus, or add nodes"
             )
+        try:
+            ray.get(placed)
+        except ray.exceptions.RayTaskError as error:
+            raise_cause(error)
+        except losses() as error:
+            raise ClusterError(f"the learners cannot be started on the cluster: {error}") from error
         variables = {
             "MASTER_ADDR": ray.util.get_node_ip_address(),
             "MASTER_PORT": str(_free_port()),
