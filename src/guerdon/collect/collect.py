@@ -56,8 +56,9 @@ class CollectResult:
     tried: int
 
 
-Act = Callable[[np.ndarray, np.random.Generator], np.ndarray]
-"""(B, ...) observations to (B, A) actions; of a policy of chunks, (n, ...) to (n, C, A) where a decision is due."""
+Expert = ScriptedExpert | LiberoExpert | ManiSkillExpert
+Actor = Expert | NoisyActor | RandomActor
+"""`act`: (B, ...) observations to (B, A) actions; of a policy of chunks, (n, ...) to (n, C, A) where one is due."""
 
 
 class _Part(NamedTuple):
@@ -188,7 +189,7 @@ def _collect_part(
 def _play_round(
     world: World,
     recorder: Recorder,
-    actor: Act,
+    actor: Actor,
     chunk: int | None,
     share: ActorShare,
     stop_after_success: int | None,
@@ -206,11 +207,12 @@ def _play_round(
     since = np.full(copies, -1, dtype=np.int64)  # steps since the first success, -1 before it
     stop = -9 if stop_after_success is None else stop_after_success  # -9: never
     playing = np.arange(copies) >= skip
-    queue = None if chunk is None else ActionQueue(world, lambda shown: Action(actor(shown, rng)), chunk)
+    intent = actor if share.recorded_actions == "intended" and isinstance(actor, Expert) else None
+    queue = None if chunk is None else ActionQueue(world, lambda shown: Action(actor.act(shown, rng)), chunk)
 
     def decide(observations: np.ndarray) -> np.ndarray:
         if queue is None:
-            return actor(observations + error if share.calibration_error else observations, rng)
+            return actor.act(observations + error if share.calibration_error else observations, rng)
         queue.resting, queue.once = ~playing | (world.steps_in_episode < first), np.ones_like(playing)
         actions = queue(observations)
         queue.resting = ~playing | (world.steps_in_episode + 1 < first)
@@ -238,7 +240,7 @@ def _play_round(
         transition, rows = step.transition, step.rows - first
         since = np.where(since >= 0, since + 1, np.where(transition.success & (rows > 0), 0, -1))
         cut = since == stop
-        recorder.watch(rows, step.actions, transition, cut)
+        recorder.watch(rows, step.actions if intent is None else intent.intended_B_A, transition, cut)
         playing = playing & ~transition.done & ~transition.failed & ~cut
         if not playing.any():
             break
@@ -267,7 +269,7 @@ def _labeler(world: World, env: WorldSettings, limit: int | None) -> Callable[[i
     return label
 
 
-def _actor_maker(share: ActorShare, world: World, study: Study, policy: RobotPolicy | None) -> Callable[[], Act]:
+def _actor_maker(share: ActorShare, world: World, study: Study, policy: RobotPolicy | None) -> Callable[[], Actor]:
     """Makes a new actor for each round.
 
     Raises:
@@ -278,7 +280,7 @@ def _actor_maker(share: ActorShare, world: World, study: Study, policy: RobotPol
     if policy is not None:
         policy.check_fits(world.observation_shape, space)
         world.show(policy.observation_spec and policy.observation_spec.with_states())
-        return lambda: NoisyActor(policy, share.noise).act
+        return lambda: NoisyActor(policy, share.noise)
     if share.type in ("expert", "noisy"):
         noise = share.noise if share.type == "noisy" else 0.0
         if study.env.tasks_change:
@@ -287,7 +289,7 @@ def _actor_maker(share: ActorShare, world: World, study: Study, policy: RobotPol
                 "env.use_curriculum), and collect each task into a folder of its own"
             )
         if isinstance(world.env, LiberoVectorEnv):
-            return lambda: LiberoExpert(world.env, noise).act
+            return lambda: LiberoExpert(world.env, noise)
         if isinstance(world.env, ManiSkillVectorEnv):
             return _planner(share, ManiSkillExpert(world.env, noise))
         if study.env.type in ("libero", "maniskill"):
@@ -296,13 +298,13 @@ def _actor_maker(share: ActorShare, world: World, study: Study, policy: RobotPol
             raise ConfigError(
                 f"collect.mixture: {study.env.task} has no scripted expert; use type random or checkpoint"
             )
-        return lambda: ScriptedExpert(study.env.task, noise=noise).act
+        return lambda: ScriptedExpert(study.env.task, noise=noise)
     if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
         raise ConfigError(f"collect.mixture: the actions of {study.env.task} have no bounds to draw random ones from")
-    return lambda: RandomActor(space.low, space.high).act
+    return lambda: RandomActor(space.low, space.high)
 
 
-def _planner(share: ActorShare, expert: ManiSkillExpert) -> Callable[[], Act]:
+def _planner(share: ActorShare, expert: ManiSkillExpert) -> Callable[[], Actor]:
     """Makes the motion planner plan anew for each round; it is made once, with a simulator of its own."""
     unused = [key for key in ("random_steps", "calibration_error") if getattr(share, key)]
     if unused:
@@ -311,8 +313,8 @@ def _planner(share: ActorShare, expert: ManiSkillExpert) -> Callable[[], Act]:
             f"{' and '.join(unused)} would not do what is expected; remove them"
         )
 
-    def act() -> Act:
+    def make() -> Actor:
         expert.restart()
-        return expert.act
+        return expert
 
-    return act
+    return make

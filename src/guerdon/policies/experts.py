@@ -24,7 +24,12 @@ class ScriptedExpert:
     Args:
         task: the task's name, with or without `-v3`.
         noise: standard deviation of Gaussian noise added to every action.
+
+    Attributes:
+        intended_B_A: the last actions without the noise.
     """
+
+    intended_B_A: np.ndarray
 
     def __init__(self, task: str, noise: float = 0.0) -> None:
         import_mujoco()
@@ -41,6 +46,7 @@ class ScriptedExpert:
         with warnings.catch_warnings():  # its constants are what they are; the actions are clipped below
             warnings.filterwarnings("ignore", message=r"Constant\(s\) may be too high", category=UserWarning)
             actions = np.stack([self._policy.get_action(o.astype(np.float64)) for o in observations_B])
+        self.intended_B_A = np.asarray(np.clip(actions, -1.0, 1.0), dtype=np.float32)
         if self._noise:
             actions = actions + self._noise * rng.standard_normal(actions.shape)
         return np.asarray(np.clip(actions, -1.0, 1.0), dtype=np.float32)

@@ -29,9 +29,14 @@ class LiberoExpert:
         env: the copies.
         noise: standard deviation of Gaussian noise added to every action but the gripper's.
 
+    Attributes:
+        intended_B_A: the last actions without the noise.
+
     Raises:
         ConfigError: the goal of a task is not one object in or on something.
     """
+
+    intended_B_A: np.ndarray
 
     def __init__(self, env: LiberoVectorEnv, noise: float = 0.0) -> None:
         self._env, self._noise = env, noise
@@ -44,10 +49,11 @@ class LiberoExpert:
     def act(self, observations_B: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """(B, 7) actions; the first three numbers of what the copies show are the positions of their hands."""
         actions = np.stack([plan.act(seen[:3]) for plan, seen in zip(self._plans, observations_B, strict=True)])
-        if self._noise:
-            actions[:, :6] += self._noise * rng.standard_normal((len(actions), 6))
         if self._env.gripper == "openvla":
             actions[:, 6] = (1 - actions[:, 6]) / 2
+        self.intended_B_A = actions.astype(np.float32)
+        if self._noise:
+            actions[:, :6] += self._noise * rng.standard_normal((len(actions), 6))
         return np.asarray(np.clip(actions, -1.0, 1.0), dtype=np.float32)
 
 

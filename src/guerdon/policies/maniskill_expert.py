@@ -36,10 +36,15 @@ class ManiSkillExpert:
         env: the copies.
         noise: standard deviation of Gaussian noise added to every number of an action but the gripper's.
 
+    Attributes:
+        intended_B_A: the last actions without the noise.
+
     Raises:
         ConfigError: ManiSkill has no solution for the task, the robot or the control mode.
         MissingDependencyError: the planner does not work with what is installed.
     """
+
+    intended_B_A: np.ndarray
 
     def __init__(self, env: ManiSkillVectorEnv, noise: float = 0.0) -> None:
         mode, robot = env.simulator(0).control_mode, env.simulator(0).agent.uid
@@ -63,6 +68,7 @@ class ManiSkillExpert:
             plans = [self._plan(int(seed)) for seed in self._env.seeds]
             self._paths = [_Path(self._env.simulator(i), plan, self._mode) for i, plan in enumerate(plans)]
         actions = np.stack([path.act() for path in self._paths])
+        self.intended_B_A = actions.astype(np.float32)
         if self._noise:
             actions[:, :-1] += self._noise * rng.standard_normal(actions[:, :-1].shape)
         return actions.astype(np.float32)

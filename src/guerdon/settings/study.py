@@ -95,6 +95,11 @@ class ActorShare(Settings):
     )
     share: float = Field(1.0, gt=0, description="its part of the episodes")
     noise: float = Field(0.3, ge=0, description="noisy: standard deviation added to the expert's actions")
+    recorded_actions: Literal["executed", "intended"] = Field(
+        "executed",
+        description="noisy: actions written down, with the noise, or as the expert intended them, so that a clone "
+        "learns from states off the expert's path and not from the noise (DART, arXiv 1703.09327)",
+    )
     checkpoint: str | None = Field(None, description="checkpoint: the folder of a policy")
     random_steps: int = Field(0, ge=0, description="up to so many unrecorded random steps before an episode")
 
@@ -112,6 +117,8 @@ class ActorShare(Settings):
         what = f"an actor of type {self.type}"
         if self.type not in ("noisy", "checkpoint"):
             refuse({"noise"} & self.model_fields_set, what)
+        if self.type != "noisy":
+            refuse({"recorded_actions"} & self.model_fields_set, what)
         if self.type not in ("expert", "noisy") and self.calibration_error:
             refuse({"calibration_error"}, what)
         return self
