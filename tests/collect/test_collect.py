@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from child import environment
 from corridor import GOAL, ID
@@ -18,6 +19,7 @@ from guerdon.episodes.index import index_files
 from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.policies.control import build_policy, save_policy
+from guerdon.policies.experts import ScriptedExpert
 from guerdon.settings.policy import CNNPolicySettings, MLPPolicySettings
 from guerdon.settings.study import ActorShare, Study
 from guerdon.worlds.build import build_world
@@ -252,6 +254,31 @@ def test_a_mixture_on_metaworld(tmp_path):
         assert np.abs(episode.actions).max() <= 1
         hand, before = episode.states[0, :3], episode.states[0, 18:21]
         assert np.array_equal(hand, before), "what is recorded is the truth, not what the expert saw"
+
+
+@pytest.mark.parametrize("recorded", ["executed", "intended"])
+def test_noise_moves_the_arm_and_is_written_down_only_if_asked(tmp_path, recorded):
+    def play(folder, actor):
+        study = Study(
+            env={"task": "reach", "num_envs": 2, "max_episode_steps": 9, "frame_size": 16},
+            collect={"save_dir": str(folder), "episodes": 2, "frame_every": 1, "mixture": [actor]},
+        )
+        collect(study)
+        return list(read_episodes(folder))
+
+    noisy = play(tmp_path / "noisy", {"type": "noisy", "noise": 0.3, "recorded_actions": recorded})
+    quiet = play(tmp_path / "quiet", {"type": "expert"})
+    rng = np.random.default_rng(0)
+    for episode, undisturbed in zip(noisy, quiet, strict=True):
+        expert = np.concatenate([ScriptedExpert("reach").act(state[None], rng) for state in episode.states[:-1]])
+        assert np.allclose(episode.actions[1:], expert, atol=1e-5) == (recorded == "intended")
+        assert np.array_equal(episode.states[0], undisturbed.states[0])
+        assert np.abs(episode.states[1:] - undisturbed.states[1:]).max() > 1e-3, "the noise moved the arm"
+
+
+def test_only_a_noisy_expert_has_actions_to_choose_from():
+    with pytest.raises(ValidationError, match="recorded_actions"):
+        ActorShare(type="expert", recorded_actions="intended")
 
 
 def command(folder, *args):
