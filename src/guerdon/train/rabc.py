@@ -45,7 +45,7 @@ from guerdon.settings.policy import BCSettings
 from guerdon.settings.reward_models import RewardModelSettings
 from guerdon.settings.sample_weighting import RABCSettings
 from guerdon.settings.study import Study
-from guerdon.types import Episode, FloatArray, RewardModel, Score
+from guerdon.types import Episode, Failure, FloatArray, RewardInfo, RewardModel, Score
 
 BATCH = 512  # rows that a model of single frames scores in one call
 LEROBOT_FILE = "sarm_progress.parquet"
@@ -272,8 +272,7 @@ def _scored(
         ConfigError: the model judges whole episodes.
     """
     info = model.info
-    single = info.modality == "image" and info.frames_needed == 1
-    if info.granularity == "total" and not single:
+    if not by_row(info):
         raise ConfigError(
             f"the reward model {info.name!r} gives one value per episode, and RA-BC needs one per row: of a "
             "vision-language model set rows: all; or write its progress to a file and name it as progress_path"
@@ -285,21 +284,44 @@ def _scored(
     progress = ProgressBar(number, what="episodes scored", lines=5)
     try:
         for episode in read_episodes(root, camera=camera if pictures else None, with_frames=pictures):
-            scores = _by_row(model, episode) if single else _checked(model, [episode])
-            values[episode.id], why = _values(episode, scores)
-            if any(why):
-                reasons[episode.id] = why
+            values[episode.id], failures = row_values(model, episode)
+            if any(failures):
+                reasons[episode.id] = [None if why is None else why.reason for why in failures]
             progress.advance(len(values), episode.id)
     finally:
         progress.close()
     return values, reasons
 
 
-def _by_row(model: RewardModel, episode: Episode) -> list[Score]:
-    """A score for each row, as an episode of its own, so that a failure is of one frame."""
-    rows = [episode[t : t + 1] for t in range(len(episode))]
-    parts = [rows[start : start + BATCH] for start in range(0, len(rows), BATCH)]
-    return [score for part in parts for score in _checked(model, part)]
+def by_row(info: RewardInfo) -> bool:
+    """Whether a reward model gives a value per row: it looks at single frames, or says so itself."""
+    return info.granularity == "step" or _single(info)
+
+
+def row_values(model: RewardModel, episode: Episode) -> tuple[FloatArray, list[Failure | None]]:
+    """What a model that gives values per row says of an episode.
+
+    A model of single frames scores each row as an episode of its own, so that a failure is of one frame.
+
+    Args:
+        model: for which `by_row` holds.
+        episode: of T rows.
+
+    Returns:
+        (T,) values, NaN where there is none, and T failures.
+
+    Raises:
+        DataError: the model gave another number of scores than it got episodes.
+    """
+    if _single(model.info):
+        rows = [episode[t : t + 1] for t in range(len(episode))]
+        parts = [rows[start : start + BATCH] for start in range(0, len(rows), BATCH)]
+        return _values(episode, [score for part in parts for score in _checked(model, part)])
+    return _values(episode, _checked(model, [episode]))
+
+
+def _single(info: RewardInfo) -> bool:
+    return info.modality == "image" and info.frames_needed == 1
 
 
 def _checked(model: RewardModel, episodes: Sequence[Episode]) -> list[Score]:
@@ -314,17 +336,16 @@ def _checked(model: RewardModel, episodes: Sequence[Episode]) -> list[Score]:
     return scores
 
 
-def _values(episode: Episode, scores: Sequence[Score]) -> tuple[FloatArray, list[str | None]]:
-    """(T,) values of an episode's rows and T reasons, from a score for each row or one for all."""
+def _values(episode: Episode, scores: Sequence[Score]) -> tuple[FloatArray, list[Failure | None]]:
+    """(T,) values of an episode's rows and T failures, from a score for each row or one for all."""
     values = np.full(len(episode), np.nan, dtype=np.float32)
     rows = [[t] for t in range(len(episode))] if len(scores) == len(episode) else [list(range(len(episode)))]
-    reasons: list[str | None] = [None] * len(episode)
+    failures: list[Failure | None] = [None] * len(episode)
     for score, group in zip(scores, rows, strict=True):
         steps = np.array([score.total]) if score.steps is None and score.total is not None else score.steps
         if steps is not None and len(steps) == len(group):
             values[group] = steps
             continue
-        why = "wrong_length" if score.failure is None else score.failure.reason
         for t in group:
-            reasons[t] = why
-    return values, reasons
+            failures[t] = score.failure or Failure("wrong_length", "other values than rows")
+    return values, failures
