@@ -109,7 +109,8 @@ def model_source(name: str, settings: ServedModelSettings) -> ModelSource:
         what = "a model read from its folder" if backend is None else f"backend {backend}"
         raise ConfigError(f"models.{name}: {', '.join(given)} would do nothing with {what}; remove it")
     size = settings.tensor_parallel_size or ENGINES.get(backend or "", {}).get("tensor_parallel_size", 1)
-    if settings.processes is not None and size > 1:
+    copies = settings.processes if isinstance(settings.processes, int) else None
+    if copies is not None and size > 1:
         raise ConfigError(
             f"models.{name}: a copy of a model has one GPU, and tensor_parallel_size is {size}; remove processes, or "
             "set tensor_parallel_size to 1"
@@ -118,11 +119,11 @@ def model_source(name: str, settings: ServedModelSettings) -> ModelSource:
     if backend is not None and backend_name(name) == backend:
         aliases |= {backend, *(alias for alias, known in ALIASES.items() if known == backend)} - {name}
     return ModelSource(
-        load=partial(build_model if settings.processes is None else _replicas, name, settings),
+        load=partial(build_model, name, settings) if copies is None else partial(_replicas, name, settings, copies),
         aliases=tuple(sorted(aliases)),
         update_dir=None if settings.update_dir is None else Path(settings.update_dir),
         keep_updates=settings.keep_updates,
-        lanes=settings.processes or 1,
+        lanes=copies or 1,
     )
 
 
@@ -172,10 +173,9 @@ def build_model(name: str, settings: ServedModelSettings) -> RewardModel:
             return function(settings.model_path, **options)
 
 
-def _replicas(name: str, settings: ServedModelSettings) -> RewardModel:
+def _replicas(name: str, settings: ServedModelSettings, count: int) -> RewardModel:
     from guerdon.serve.replicas import Replicas
 
-    count = settings.processes or 1
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # a list is one number per level of nesting
     threads = max(1, (int(given) if given.isdigit() else 1) // count)
     return Replicas(name, partial(build_model, name, settings), count=count, threads=threads)

@@ -43,7 +43,9 @@ def serve(
     temperature: Annotated[float | None, typer.Option(help="Sampling temperature.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Nucleus sampling.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer, in tokens.")] = None,
-    processes: Annotated[int | None, typer.Option(help="Copies of the model, each in its own process.")] = None,
+    processes: Annotated[
+        str | None, typer.Option(help="Copies of the model, each in its own process; default auto, none: no copies.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads of the model.")] = None,
     update_dir: Annotated[str | None, typer.Option(help="Enable updates of the model; folder of its states.")] = None,
     ray: Annotated[bool, typer.Option("--ray", help="Serve with replicas on a Ray cluster.")] = False,

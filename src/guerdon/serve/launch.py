@@ -18,7 +18,10 @@ from typing import Any
 from guerdon.config import Tree, apply_overrides, merge, read_yaml, resolve_refs, validate
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.serve.backends import PRIMO, QWEN, QWEN_PATH, backend_name, known_backends, model_source, refuse_early
+from guerdon.serve.copies import choose_copies, machine
 from guerdon.settings.serve import ServedModelSettings, ServeSettings
+
+logger = logging.getLogger(__name__)
 
 SOURCES = ("backend", "model_path", "custom_backend")
 
@@ -38,6 +41,8 @@ def serve_settings(file: Path | None, overrides: Sequence[str], flags: Mapping[s
     models = dict(tree.data.get("models") or {})
     single = {key: flags[key] for key in ServedModelSettings.model_fields if flags.get(key) is not None}
     entries = dict(_named(entry) for entry in flags.get("model") or ())
+    if single.get("processes") in ("none", "null"):
+        single["processes"] = None
     models |= entries
     about = next(iter(entries)) if len(entries) == 1 and not single.keys() & set(SOURCES) else None
     known = {} if about is None else entries[about]
@@ -76,9 +81,12 @@ def launch(settings: ServeSettings) -> None:
         if "torch" in sys.modules or "vllm" in sys.modules:
             raise ConfigError("gpu_ids must be set before torch is imported; start the server with `guerdon serve`")
         os.environ["CUDA_VISIBLE_DEVICES"] = settings.gpu_ids.replace(" ", "")
-    if settings.threads is not None or "OMP_NUM_THREADS" not in os.environ:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        os.environ["OMP_NUM_THREADS"] = str(settings.threads or max(1, cores // 2))  # the other half is for requests
+    here = machine()
+    settings, chosen = choose_copies(settings, here)
+    copies = max((model.processes for model in settings.models.values() if isinstance(model.processes, int)), default=0)
+    if settings.threads is not None or here.threads is None:
+        half = max(1, here.cores // 2)  # the other half is for requests
+        os.environ["OMP_NUM_THREADS"] = str(settings.threads or max(copies, half))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts are short: more threads only wait for cores
     sources = {name: model_source(name, model) for name, model in settings.models.items()}
     try:
@@ -88,6 +96,8 @@ def launch(settings: ServeSettings) -> None:
     except ModuleNotFoundError as error:
         raise MissingDependencyError(f"the server needs {error.name}: pip install 'guerdon[serve]'") from error
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    for line in chosen:
+        logger.info(line)
     models = ServedModels(sources, default=settings.default, batch=settings.batch, limits=settings.limits)
     serve(models, build_app(models, settings), settings)
 

@@ -9,7 +9,7 @@ are kept.
 from __future__ import annotations
 
 import ipaddress
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -33,10 +33,12 @@ class ServedModelSettings(Settings):
     temperature: float | None = Field(None, ge=0, description="of what it writes; null: 0, PRIMO-R1 0.1")
     top_p: float | None = Field(None, gt=0, le=1, description="of what it writes; null: 0.001, PRIMO-R1 0.9")
     max_tokens: int | None = Field(None, ge=1, description="longest reply; null: 64, PRIMO-R1 4096 (1024 is too short)")
-    processes: int | None = Field(
-        None, ge=1, description="copies of it, each in a process of its own (and on a GPU of its own, where gpu_ids "
-        "names several); null: it is in the server's process"
-    )  # fmt: skip
+    processes: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
+        "auto",
+        description="copies of it, each in a process of its own (and on a GPU of its own, where gpu_ids "
+        "names several); null: in the server's process; auto: a small model on a CPU with at least four cores has a "
+        "copy for each but one, any other model is in the server's process",
+    )
     options: dict[str, Any] = Field(default_factory=dict, description="further arguments of its loader, by name")
     update_dir: str | None = Field(None, description="state of a model that learns; null: it does not learn")
     keep_updates: int = Field(2, ge=1, description="newest states kept there")
@@ -49,9 +51,9 @@ class ServedModelSettings(Settings):
             raise ValueError("a served model needs backend, model_path or custom_backend")
         if self.update_dir is None:
             refuse({"keep_updates"} & self.model_fields_set, "without update_dir")
-        if self.processes is not None and (self.tensor_parallel_size or 1) > 1:
+        if isinstance(self.processes, int) and (self.tensor_parallel_size or 1) > 1:
             raise ValueError("a model on several GPUs is not there in several copies; remove processes")
-        if self.processes is not None and self.update_dir is not None:
+        if isinstance(self.processes, int) and self.update_dir is not None:
             raise ValueError("a model with an update_dir learns, which copies would not do alike; remove processes")
         return self
 
@@ -178,7 +180,7 @@ class ServeSettings(Settings):
             idle = {"max_header_bytes", "read_timeout_s"} & self.limits.model_fields_set
             refuse(idle, "ray, whose proxy receives requests", "limits")
             for name, model in self.models.items():
-                if model.processes is not None:
+                if isinstance(model.processes, int):
                     raise ValueError(
                         f"models.{name}.processes: the copies of a model are ray.min_replicas to max_replicas"
                     )
