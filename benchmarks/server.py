@@ -439,7 +439,7 @@ def against_vllm(python: str, seconds: float, repetitions: int) -> list[list[str
         ours = {"backend": "text", "model_path": str(folder)}
         with (
             vllm(python, folder) as rival,
-            guerdon({"prm": ours}, batch=NO_CACHE) as own,
+            guerdon({"prm": {**ours, "processes": None}}, batch=NO_CACHE) as own,
             guerdon({"prm": {**ours, "processes": copies}}, batch=NO_CACHE) as several,
         ):
             for _ in range(repetitions):

@@ -21,8 +21,6 @@ from guerdon.serve.backends import PRIMO, QWEN, QWEN_PATH, backend_name, known_b
 from guerdon.serve.copies import choose_copies, machine
 from guerdon.settings.serve import ServedModelSettings, ServeSettings
 
-logger = logging.getLogger(__name__)
-
 SOURCES = ("backend", "model_path", "custom_backend")
 
 
@@ -96,10 +94,8 @@ def launch(settings: ServeSettings) -> None:
     except ModuleNotFoundError as error:
         raise MissingDependencyError(f"the server needs {error.name}: pip install 'guerdon[serve]'") from error
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    for line in chosen:
-        logger.info(line)
     models = ServedModels(sources, default=settings.default, batch=settings.batch, limits=settings.limits)
-    serve(models, build_app(models, settings), settings)
+    serve(models, build_app(models, settings), settings, chosen)
 
 
 def _named(entry: str) -> tuple[str, dict[str, Any]]:

@@ -19,6 +19,7 @@ import json
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from types import FrameType
 
 import uvicorn
@@ -40,9 +41,11 @@ MOST_WAITING = 8  # pipelined requests behind the one that is being answered
 class GracefulServer(uvicorn.Server):
     """uvicorn with a graceful shutdown and models that load while it listens."""
 
-    def __init__(self, config: uvicorn.Config, models: ServedModels, settings: ServeSettings) -> None:
+    def __init__(
+        self, config: uvicorn.Config, models: ServedModels, settings: ServeSettings, notes: Sequence[str]
+    ) -> None:
         super().__init__(config)
-        self.models, self.settings = models, settings
+        self.models, self.settings, self._notes = models, settings, notes
         self.failed: GuerdonError | None = None
         self._loading: asyncio.Task[None] | None = None
         self._ending: float | None = None
@@ -56,6 +59,8 @@ class GracefulServer(uvicorn.Server):
             host, port = listener.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
             say(f"guerdon serves {', '.join(self.models.queues)} at http://{shown}:{port}")
+        for note in self._notes:
+            say(note)
         self._loading = asyncio.create_task(self._load())
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -97,8 +102,14 @@ class GracefulServer(uvicorn.Server):
             say("ready: " + ", ".join(self.models.queues))
 
 
-def serve(models: ServedModels, app: FastAPI, settings: ServeSettings) -> None:
+def serve(models: ServedModels, app: FastAPI, settings: ServeSettings, notes: Sequence[str] = ()) -> None:
     """Serve until a signal comes.
+
+    Args:
+        models: what is served.
+        app: answers requests.
+        settings: of the server.
+        notes: lines for the operator, after the one with the address.
 
     Raises:
         ConfigError: the address cannot be used.
@@ -117,7 +128,7 @@ def serve(models: ServedModels, app: FastAPI, settings: ServeSettings) -> None:
         backlog=1024,
     )
     sys.setswitchinterval(SWITCH_S)
-    server = GracefulServer(config, models, settings)
+    server = GracefulServer(config, models, settings, notes)
     server.run(sockets=[_listen(settings)])
     if server.failed is not None:
         raise server.failed
