@@ -22,6 +22,9 @@ class Scripted:
     def sync(self):
         self.synced += 1
 
+    def rest(self):
+        pass
+
     def generate(self, prompts, n_per_prompt, *, max_new_tokens, rng=None, greedy=False):
         if rng is not None:
             rng.random()

@@ -534,20 +534,20 @@ class Evaluated:
 class Evaluates(Protocol[_Inputs]):
     """What gradient steps need of a policy."""
 
+    def passes(self, inputs: _Inputs, rows: IntArray, micro: int | None) -> Sequence[slice | IntArray]:
+        """Places in `rows` that share a forward pass: at most `micro`, and no more than its device has memory for."""
+        ...
+
     def evaluate(self, inputs: _Inputs, *, entropy: bool = False) -> Evaluated:
         """Log-probabilities, entropy and values of these rows, with gradients unless the caller switched them off."""
         ...
 
 
-class Policy(Protocol[_Collected, Inputs]):
+class Policy(Evaluates[Inputs], Protocol[_Collected, Inputs]):
     """What the learner trains."""
 
     def prepared(self, inputs: _Collected) -> Inputs:
         """What `evaluate` takes, from the inputs of a rollout; computed once for all passes over it."""
-        ...
-
-    def evaluate(self, inputs: Inputs, *, entropy: bool = False) -> Evaluated:
-        """Log-probabilities, entropy and values of these rows, with gradients unless the caller switched them off."""
         ...
 
     def evaluate_all(self, inputs: Inputs, *, micro: int) -> Evaluated:

@@ -284,6 +284,12 @@ class FakeLLM:
     def reset_prefix_cache(self):
         self.calls.append("reset")
 
+    def sleep(self, *, level):
+        self.calls.append(f"sleep {level}")
+
+    def wake_up(self, *, tags):
+        self.calls += [f"wake {tag}" for tag in tags]
+
 
 @pytest.fixture
 def vllm(monkeypatch):
@@ -307,6 +313,24 @@ def test_vllm_speaks_through_the_same_interface(vllm):
     assert not cut.batch.finished_B.any()
     with torch.no_grad():  # greedy: the policy itself is asked
         np.testing.assert_allclose(cut.log_probs_B_T, policy.log_probs(cut.batch, temperature=0.9).numpy())
+
+
+def test_vllm_gives_the_memory_of_a_gpu_back_until_it_gets_new_weights(vllm, monkeypatch):
+    monkeypatch.setattr(VLLMEngine, "_write", lambda self, folder: None)
+    policy = tiny_policy(bf16=True)
+    policy.base.device = torch.device("cuda")  # what the engine looks at; nothing is computed
+    engine = VLLMEngine(policy, VLLMGenerationSettings(), max_length=40)
+    assert engine._llm.options["enable_sleep_mode"]
+    assert engine._llm.options["max_model_len"] == 40
+    engine.rest()
+    engine.rest()
+    engine.sync()
+    asleep, weights, (method, given), cache, reset = engine._llm.calls
+    assert [asleep, weights, method] == ["sleep 2", "wake weights", "reload_weights"]
+    assert [cache, reset] == ["wake kv_cache", "reset"]
+    assert {w.dtype for w in given.values()} == {torch.bfloat16}
+    engine.sync()
+    assert engine._llm.calls[5][0] == "reload_weights"
 
 
 def test_vllm_gets_all_weights_after_an_update(vllm):

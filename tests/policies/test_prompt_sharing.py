@@ -20,6 +20,7 @@ def batch_of(prompt_lengths, answers, seed=0):
     return token_batch(rows, responses, np.ones(len(rows), dtype=bool), pad_id=0)
 
 
+CPU = torch.device("cpu")
 BATCH = batch_of([5, 9, 2], [(0, 4), (0, 7), (1, 1), (2, 5), (0, 2), (1, 6), (2, 3)])
 
 
@@ -75,9 +76,9 @@ def test_any_grouping_gives_the_same(prompts, answers, seed):
 def test_it_is_used_where_it_saves_tokens_and_nothing_forbids_it():
     shared, plain = pair()
     once = batch_of([5, 9], [(0, 4), (1, 7)])
-    assert worth_sharing(BATCH)
-    assert not worth_sharing(once)
-    assert not worth_sharing(batch_of([1], [(0, 30), (0, 30)]))  # one token of sixty-two is not worth it
+    assert worth_sharing(BATCH, CPU)
+    assert not worth_sharing(once, CPU)
+    assert not worth_sharing(batch_of([1], [(0, 30), (0, 30)]), CPU)  # one token of sixty-two is not worth it
     assert not shared.base.shares_prompts(once, 16)
     assert not plain.base.shares_prompts(BATCH, 16)
     shared.base.model.config.sliding_window = 8

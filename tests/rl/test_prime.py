@@ -11,6 +11,7 @@ from text_rl import LETTERS, LORA, SHAPE, advise, as_rollout, letter_study, prim
 from guerdon.collect.text import Responses, take
 from guerdon.errors import ConfigError
 from guerdon.models import text_losses as implicit
+from guerdon.policies.passes import slices
 from guerdon.policies.text import TextPolicy, reference
 from guerdon.policies.text_files import load_policy, save_policy
 from guerdon.policies.tiny_text import build_tokenizer
@@ -42,6 +43,9 @@ class Says:
             row = torch.tensor(self.rows[int(batch.prompts[i][0])])
             table[i, : len(response)] = row[: len(response)]
         return torch.where(torch.from_numpy(batch.mask_B_T), table + self.offset, 0.0)
+
+    def passes(self, batch, rows, micro, *, groups_N=None):
+        return slices(len(rows), micro)
 
     def evaluate_all(self, batch, *, micro, temperature=1.0):
         return Evaluated(self.log_probs(batch).detach())

@@ -84,13 +84,15 @@ def test_the_losses_are_means_over_response_tokens_only(tmp_path):
     policy.tokenizer.save_pretrained(tmp_path / "start")
     expected = mean_loss(tmp_path / "start", [SUMS[i] for i in train])
     gradients = []
-    for micro in (len(train), 4):
-        trainer._micro = micro
+    for micro, tokens_per_pass in ((len(train), None), (4, None), (len(train), 40)):
+        trainer._micro, trainer._most = micro, tokens_per_pass
         policy.base.model.zero_grad()
         assert float(trainer.training_step(trainer.model, rows)) == pytest.approx(expected, rel=1e-5)
         gradients.append([p.grad.clone() for p in policy.parameters()])
-    for whole, cut in zip(*gradients, strict=True):
-        torch.testing.assert_close(whole, cut, atol=1e-6, rtol=1e-4)
+    for whole, *cut in zip(*gradients, strict=True):
+        for gradient in cut:
+            torch.testing.assert_close(whole, gradient, atol=1e-6, rtol=1e-4)
+    assert len(trainer.parts(train.tolist())) > 1
     held_out = mean_loss(tmp_path / "start", [SUMS[i] for i in val])
     assert trainer.evaluate()["eval_loss"] == pytest.approx(held_out, rel=1e-5)
 

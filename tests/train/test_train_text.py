@@ -91,15 +91,17 @@ def test_the_loss_is_the_weighted_mean_however_it_is_cut(tmp_path, kind):
     settings = settings_for(kind, tmp_path, **options)
     expected = expected_loss(trainer, trainer._lessons, settings)
     gradients = []
-    for micro in (64, 4):
-        trainer._micro = micro
+    for micro, tokens in ((64, None), (4, None), (64, 60)):
+        trainer._micro, trainer._tokens = micro, tokens
+        assert tokens is None or len(trainer.parts(rows["rows"].tolist())) > 1
         trainer.model.zero_grad()
         assert float(trainer.training_step(trainer.model, rows)) == pytest.approx(expected, rel=1e-5)
         named = trainer._reward.named_parameters()
         gradients.append({n: p.grad.clone() for n, p in named.items() if p.grad is not None})
-    assert gradients[0].keys() == gradients[1].keys()
-    for name, whole in gradients[0].items():
-        torch.testing.assert_close(whole, gradients[1][name], atol=1e-6, rtol=1e-4)
+    for cut in gradients[1:]:
+        assert gradients[0].keys() == cut.keys()
+        for name, whole in gradients[0].items():
+            torch.testing.assert_close(whole, cut[name], atol=1e-6, rtol=1e-4)
     assert trainer.quality()["loss"] == pytest.approx(expected_loss(trainer, trainer._val, settings), rel=1e-5)
 
 

@@ -403,7 +403,8 @@ class TextCollector:
         self.policy = policy
         self.verifier = verifier_from(data)
         self.prompts = RunPrompts.read(data, policy.tokenizer) if prompts is None else prompts
-        engine = build_engine(policy, generation)
+        longest = data.max_response_length + max(data.max_prompt_length, *self._validation_lengths(generation))
+        engine = build_engine(policy, generation, max_length=longest)
         own_seed = shard_seed(seed, shard)
         self.sampler = Sampler(data, engine, self.verifier, self.prompts.train, policy.tokenizer, seed=own_seed)
 
@@ -425,6 +426,7 @@ class TextCollector:
             _, firsts = np.unique(rollout.groups_B, return_index=True)
             prompts = [rollout.inputs.prompts[i] for i in firsts]
             greedy = self.sampler.answer(prompts, 1, greedy=True, seconds=seconds)
+        self.sampler.engine.rest()
         with timed(seconds, "old log-probs"):
             rollout = self._evaluated(rollout, log_probs=self.recompute or many, values=values)
             if greedy is not None:
@@ -459,6 +461,7 @@ class TextCollector:
         if not prompts:
             return {"episodes": 0.0}
         found = self.sampler.respond(prompts, 1, np.arange(len(prompts)), rng=None)
+        self.sampler.engine.rest()
         known, batch = found.known_B, found.inputs.batch
         result = {
             "length": float(batch.lengths_B.mean()),
@@ -480,6 +483,7 @@ class TextCollector:
             return None
         groups = np.repeat(np.arange(len(shown)), samples)
         found = self.sampler.respond(shown, samples, groups, rng=np.random.default_rng(0))
+        self.sampler.engine.rest()
         return self._evaluated(found, log_probs=self.recompute)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -493,6 +497,12 @@ class TextCollector:
     def close(self) -> None:
         """End the verifier's processes."""
         self.verifier.close()
+
+    def _validation_lengths(self, generation: GenerationSettings) -> list[int]:
+        """Tokens of the prompts to evaluate on, which may be longer than others; counted where vLLM must know."""
+        if generation.engine != "vllm":
+            return [0]
+        return [0, *prompt_lengths(self.policy.tokenizer, [messages_of(p, self.data) for p in self.prompts.validation])]
 
     def _load(self, policy: TextPolicy | Weights) -> None:
         """Let the engine follow the policy, with these weights where some are given."""

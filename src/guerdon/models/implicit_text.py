@@ -191,7 +191,8 @@ class ImplicitModel(TextRewardModel):
         optimizer.zero_grad()
         total = 0.0
         longest = [max((known[i][0] for i in item), key=len) for item in items]
-        for group in buckets(longest, max(1, self.micro_batch_size // len(items[0]))):
+        each, most = len(items[0]), self.policy.base.tokens_per_pass
+        for group in buckets(longest, max(1, self.micro_batch_size // each), tokens=most, each=each):
             columns = list(zip(*(items[g] for g in group), strict=True))  # right and wrong, or all in one
             logits = [self.lesson_logits([known[i][0] for i in column]) for column in columns]
             if len(logits) == 2:

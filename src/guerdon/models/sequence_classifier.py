@@ -15,6 +15,8 @@ import numpy as np
 import torch
 
 from guerdon.errors import CheckpointError, DataError, boundary
+from guerdon.policies.passes import passes, slices, token_limit
+from guerdon.policies.precision import halve_linear, uses_bf16
 from guerdon.policies.text_files import read_pretrained
 from guerdon.policies.tokens import pad_id, pad_right, prompt_ids, response_ids, sequence
 from guerdon.types import Episode, Failure, FloatArray, IntArray, RewardInfo, Score
@@ -56,6 +58,10 @@ class SequenceClassifier:
         self.model.eval().requires_grad_(False)
         if torch.cuda.is_available():
             self.model.to("cuda")
+        device = self.model.device
+        self.bf16 = device.type == "cuda" and uses_bf16("auto", device)  # on a CPU in float32
+        if self.bf16:
+            halve_linear(self.model)
 
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
         """A logit per response, higher is better; the model reads the chat that the policy reads.
@@ -67,8 +73,15 @@ class SequenceClassifier:
         read = [self._read(episode) for episode in episodes]
         sequences = [ids for ids in read if not isinstance(ids, Failure)]
         micro = self.micro_batch_size
-        found = [self._logits(sequences[start : start + micro]) for start in range(0, len(sequences), micro)]
-        logits = iter(np.concatenate(found)) if found else iter(())
+        limit = token_limit(None, self.model.device)
+        logits_N = np.zeros(len(sequences), dtype=np.float32)
+        every = np.arange(len(sequences))
+        parts: Sequence[slice | IntArray] = slices(len(sequences), micro)
+        if limit is not None:
+            parts = passes([len(ids) for ids in sequences], size=micro, tokens=limit)
+        for rows in (every[here] for here in parts):
+            logits_N[rows] = self._logits([sequences[i] for i in rows])
+        logits = iter(logits_N)
         return [self._score(ids if isinstance(ids, Failure) else next(logits)) for ids in read]
 
     def _read(self, episode: Episode) -> IntArray | Failure:
@@ -88,10 +101,12 @@ class SequenceClassifier:
     @torch.inference_mode()
     def _logits(self, sequences: Sequence[IntArray]) -> FloatArray:
         ids_B_L, mask_B_L = pad_right(sequences, int(self.model.config.pad_token_id))
-        logits = self.model(
-            input_ids=torch.from_numpy(ids_B_L).to(self.model.device),
-            attention_mask=torch.from_numpy(mask_B_L.astype(np.int64)).to(self.model.device),
-        ).logits.float()
+        device = self.model.device
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
+            logits = self.model(
+                input_ids=torch.from_numpy(ids_B_L).to(device),
+                attention_mask=torch.from_numpy(mask_B_L.astype(np.int64)).to(device),
+            ).logits.float()
         value = logits[:, 0] if self.labels == 1 else logits[:, 1] - logits[:, 0]
         return np.asarray(value.cpu().numpy())
 

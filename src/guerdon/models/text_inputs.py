@@ -21,6 +21,7 @@ from torch import Tensor
 
 from guerdon.models.explained_score import ExplainedScore
 from guerdon.policies.packing import Layout, lay_out
+from guerdon.policies.passes import passes
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.tokens import TokenBatch, pad_id, piece_ids, prompt_ids, token_batch
 from guerdon.types import BoolArray, Failure, FloatArray, IntArray, Score
@@ -104,14 +105,17 @@ def read_steps(
     return Reading(ids, len(prompt), ends)
 
 
-def buckets(readings: Sequence[Reading], size: int) -> list[IntArray]:
-    """Indices in groups of at most `size`, the like-long together: little padding, the same groups every time."""
-    order = np.argsort([len(r) for r in readings], kind="stable")
-    return [order[start : start + size] for start in range(0, len(order), size)]
+def buckets(readings: Sequence[Reading], size: int, *, tokens: int | None = None, each: int = 1) -> list[IntArray]:
+    """Indices in groups of at most `size`, the like-long together: see `guerdon.policies.passes.passes`."""
+    return passes([len(r) for r in readings], size=size, tokens=tokens, each=each)
 
 
 def judge_readings(
-    readings: Sequence[Reading | Failure], size: int, score: Callable[[Sequence[Reading]], Sequence[Score]]
+    readings: Sequence[Reading | Failure],
+    size: int,
+    score: Callable[[Sequence[Reading]], Sequence[Score]],
+    *,
+    tokens: int | None = None,
 ) -> list[ExplainedScore]:
     """Scores of readings with the number of tokens read, in order; nothing is ever left out.
 
@@ -119,11 +123,12 @@ def judge_readings(
         readings: or why a solution cannot be read.
         size: readings at a time.
         score: scores of a few readings of like length.
+        tokens: most tokens at a time, padding included; None: any number.
     """
     found = {i: ExplainedScore(Score(failure=r)) for i, r in enumerate(readings) if isinstance(r, Failure)}
     whole = {i: r for i, r in enumerate(readings) if not isinstance(r, Failure)}
     rows = list(whole)
-    for group in buckets(list(whole.values()), size):
+    for group in buckets(list(whole.values()), size, tokens=tokens):
         batch = [whole[rows[k]] for k in group]
         for k, reading, one in zip(group, batch, score(batch), strict=True):
             found[rows[k]] = ExplainedScore(one, tokens=len(reading))

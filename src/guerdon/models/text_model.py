@@ -233,7 +233,12 @@ class TextRewardModel:
 
     def judge(self, episodes: Sequence[Episode], options: JudgeOptions) -> list[ExplainedScore]:
         """Scores with the number of tokens read; nothing is ever left out, so `truncated` stays False."""
-        return judge_readings([self.reading_of(e) for e in episodes], self.micro_batch_size, self._scores)
+        return judge_readings(
+            [self.reading_of(e) for e in episodes],
+            self.micro_batch_size,
+            self._scores,
+            tokens=self.policy.base.tokens_per_pass,
+        )
 
     @torch.inference_mode()
     def _scores(self, readings: Sequence[Reading]) -> list[Score]:

@@ -16,6 +16,7 @@ normalisations are multiplied into the weights before the first token.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,7 +72,7 @@ class LlamaDecoder:
     def __init__(self, policy: TextPolicy) -> None:
         model, config = policy.base.model, policy.base.model.config
         self._dtype = torch.bfloat16 if policy.base.bf16 else torch.float32
-        self._device = policy.device
+        self._device, self._tokens_per_pass = policy.device, policy.base.tokens_per_pass
         # Measured with AMX, 8 to 256 rows: torch's fused attention takes 0.3 to 0.5 of the time of two products in
         # bfloat16, and about the same in float32.
         self._fused = self._dtype == torch.bfloat16 and self._device.type == "cpu"
@@ -92,6 +93,10 @@ class LlamaDecoder:
         self._room = self._column = 0
         self._bias: Tensor | None = None
 
+    def weights_cast_once(self) -> AbstractContextManager[None]:
+        """Nothing to do: the weights were copied when this decoder was made."""
+        return nullcontext()
+
     def prefill(self, ids_B_P: Tensor, real_B_P: Tensor, *, room: int) -> Tensor:
         """Read prompts.
 
@@ -111,7 +116,8 @@ class LlamaDecoder:
             self._bias = torch.zeros(real_B_P.shape, device=self._device).masked_fill_(~real_B_P, -torch.inf)
         angles = torch.arange(self._room, device=self._device).float()[:, None] * self._frequencies
         self._turns = torch.polar(torch.full_like(angles, self._amplitude), angles)  # (room, D/2)
-        size = max(1, READ_AT_ONCE // max(length, 1)) if self._device.type == "cpu" else max(rows, 1)
+        at_once = READ_AT_ONCE if self._device.type == "cpu" else self._tokens_per_pass or rows * length
+        size = max(1, at_once // max(length, 1))
         parts = [
             self._read(ids_B_P[start : start + size], real_B_P[start : start + size] if padded else None)
             for start in range(0, max(rows, 1), size)
@@ -218,6 +224,8 @@ class LlamaDecoder:
 class HFDecoder:
     """A batch being written; with the methods of `LlamaDecoder`.
 
+    Weights are cast to bfloat16 in each step, but for those that are trained, inside a block of `weights_cast_once`.
+
     Args:
         policy: whose weights; the adapter is chosen for each step.
     """
@@ -227,11 +235,13 @@ class HFDecoder:
         self._cache: Any = None
         self._real = torch.zeros(0, 0, dtype=torch.bool)
 
+    def weights_cast_once(self) -> AbstractContextManager[Any]:
+        """A block with one bfloat16 copy of the weights that are trained: autocast keeps it until the block ends."""
+        return torch.autocast(self._base.device.type, torch.bfloat16, enabled=self._base.bf16)
+
     def prefill(self, ids_B_P: Tensor, real_B_P: Tensor, *, room: int) -> Tensor:
         """Read prompts padded on the left and return the (B, V) logits of the first token to write."""
-        from transformers import DynamicCache
-
-        self._cache = DynamicCache(config=self._base.model.config)
+        self._cache = _cache(self._base.model.config, ids_B_P.shape[1] + room)
         self._real = real_B_P
         return self._forward(ids_B_P, (real_B_P.long().cumsum(-1) - 1).clamp_min(0))
 
@@ -260,6 +270,40 @@ class HFDecoder:
             )  # fmt: skip
         logits: Tensor = out.logits[:, -1].float()
         return logits
+
+
+def _cache(config: Any, room: int) -> Any:
+    """The cache of transformers for a model, its full attention in memory for `room` tokens that is allocated once."""
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer
+
+    class Roomy(DynamicLayer):
+        """A layer whose `keys` and `values` are the filled part of larger tensors; transformers' own copies them."""
+
+        _whole: tuple[Tensor, Tensor] | None = None
+
+        def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+            if not self.is_initialized:
+                self.lazy_initialization(key_states, value_states)
+            here = self.get_seq_length()
+            end = here + key_states.shape[-2]
+            if self._whole is None:
+                new = [x.new_empty(*x.shape[:2], room, x.shape[3]) for x in (key_states, value_states)]
+                if here:
+                    new[0][:, :, :here], new[1][:, :, :here] = self.keys, self.values
+                self._whole = new[0], new[1]
+            keys, values = self._whole
+            keys[:, :, here:end], values[:, :, here:end] = key_states, value_states
+            self.keys, self.values = keys[:, :, :end], values[:, :, :end]
+            return self.keys, self.values
+
+        def batch_select_indices(self, indices: Tensor) -> None:
+            super().batch_select_indices(indices)
+            self._whole = None
+
+    cache = DynamicCache(config=config)
+    cache.layers = [Roomy() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    return cache
 
 
 def _stacked(parts: list[list[Tensor]]) -> list[Tensor]:

@@ -65,6 +65,10 @@ class Engine(Protocol):
         """Follow the policy's weights; to be called after each update."""
         ...
 
+    def rest(self) -> None:
+        """Give back the memory that is not needed until the next `sync`, which must come before the next `generate`."""
+        ...
+
 
 class LocalEngine:
     """Batched sampling in this process, on the CPU or a GPU.
@@ -84,6 +88,9 @@ class LocalEngine:
 
     def sync(self) -> None:
         """Nothing to do: the weights are read at every call."""
+
+    def rest(self) -> None:
+        """Nothing to do: the cache is gone when `generate` returns."""
 
     def generate(
         self,
@@ -125,20 +132,21 @@ class LocalEngine:
         log_probs_B_T = np.zeros((b, max_new_tokens), dtype=np.float32)
         order = np.argsort([len(kinds[k]) for k in kind_B], kind="stable")  # neighbours of like length: less padding
         decoder = LlamaDecoder(self.policy) if decode.supports(self.policy) else HFDecoder(self.policy)
-        for start in range(0, b, self.settings.batch_size):
-            rows = order[start : start + self.settings.batch_size]
-            present, back = np.unique(kind_B[rows], return_inverse=True)
-            ids, real = pad_left([kinds[k] for k in present], pad_id(self.policy.tokenizer))
-            device = self.policy.device
-            logits = decoder.prefill(
-                torch.from_numpy(ids).to(device), torch.from_numpy(real).to(device), room=max_new_tokens
-            )
-            back_N = torch.from_numpy(back).to(device)
-            decoder.select(back_N)
-            numbers = uniform_B_T[torch.from_numpy(rows).to(device)]
-            tokens, found = self._write(decoder, logits[back_N], numbers, max_new_tokens)
-            tokens_B_T[rows, : tokens.shape[1]] = tokens.cpu().numpy()
-            log_probs_B_T[rows, : found.shape[1]] = found.cpu().numpy()
+        with decoder.weights_cast_once():
+            for start in range(0, b, self.settings.batch_size):
+                rows = order[start : start + self.settings.batch_size]
+                present, back = np.unique(kind_B[rows], return_inverse=True)
+                ids, real = pad_left([kinds[k] for k in present], pad_id(self.policy.tokenizer))
+                device = self.policy.device
+                logits = decoder.prefill(
+                    torch.from_numpy(ids).to(device), torch.from_numpy(real).to(device), room=max_new_tokens
+                )
+                back_N = torch.from_numpy(back).to(device)
+                decoder.select(back_N)
+                numbers = uniform_B_T[torch.from_numpy(rows).to(device)]
+                tokens, found = self._write(decoder, logits[back_N], numbers, max_new_tokens)
+                tokens_B_T[rows, : tokens.shape[1]] = tokens.cpu().numpy()
+                log_probs_B_T[rows, : found.shape[1]] = found.cpu().numpy()
         return _trimmed(prompts, n_per_prompt, tokens_B_T, log_probs_B_T, self._is_stop_V.cpu().numpy(), self._pad)
 
     @property

@@ -29,13 +29,20 @@ from guerdon.settings.text_policy import GenerationSettings, VLLMGenerationSetti
 from guerdon.types import IntArray
 
 
-def build_engine(policy: TextPolicy, settings: GenerationSettings) -> Engine:
+def build_engine(policy: TextPolicy, settings: GenerationSettings, *, max_length: int | None = None) -> Engine:
     """The engine that the settings name.
+
+    Args:
+        policy: the model.
+        settings: the `generation` section.
+        max_length: tokens of the longest prompt and response together; None: the positions of the model.
 
     Raises:
         MissingDependencyError: vLLM is not installed.
     """
-    return LocalEngine(policy, settings) if settings.engine == "local" else VLLMEngine(policy, settings)
+    if settings.engine == "local":
+        return LocalEngine(policy, settings)
+    return VLLMEngine(policy, settings, max_length=max_length)
 
 
 class VLLMEngine:
@@ -44,13 +51,16 @@ class VLLMEngine:
     Args:
         policy: the model.
         settings: temperature, truncation, share of the GPU's memory.
+        max_length: tokens of the longest prompt and response together; None: the positions of the model.
 
     Raises:
         MissingDependencyError: vLLM is not installed.
     """
 
-    def __init__(self, policy: TextPolicy, settings: VLLMGenerationSettings) -> None:
+    def __init__(self, policy: TextPolicy, settings: VLLMGenerationSettings, *, max_length: int | None = None) -> None:
         self.policy, self.settings = policy, settings
+        self._sleeps = policy.device.type == "cuda"  # vLLM has it on GPUs only
+        self._asleep = False
         self._vllm = _import_vllm()
         self._stops = stop_ids(policy.tokenizer, policy.base.model.generation_config).tolist()
         model = policy.base.model
@@ -64,14 +74,27 @@ class VLLMEngine:
                 dtype="bfloat16" if policy.base.bf16 else "float32",
                 gpu_memory_utilization=settings.gpu_memory_utilization,
                 logprobs_mode="processed_logprobs",
+                enable_sleep_mode=self._sleeps,
+                **({} if max_length is None else {"max_model_len": max_length}),
             )
 
     def sync(self) -> None:
         """Load the policy's present weights, adapter included, and forget what was cached under the old ones."""
-        weights = {"weights_iterator": list(self._weights())}
         with boundary(GuerdonError, "vLLM does not take the policy's weights (versions from 0.32 on are known to)"):
-            self._llm.collective_rpc("reload_weights", kwargs=weights)
+            if self._asleep:
+                self._llm.wake_up(tags=["weights"])
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._weights()})
+            if self._asleep:
+                self._llm.wake_up(tags=["kv_cache"])
             self._llm.reset_prefix_cache()
+        self._asleep = False
+
+    def rest(self) -> None:
+        """Give the GPU's memory back until the next `sync`, which brings the weights: sleep level 2 keeps none."""
+        if self._sleeps and not self._asleep:
+            with boundary(GuerdonError, "vLLM does not give its memory back"):
+                self._llm.sleep(level=2)
+            self._asleep = True
 
     def generate(
         self,
@@ -119,9 +142,12 @@ class VLLMEngine:
         return Generation(batch, log_probs)
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self.policy.merged_weights()
+        """One weight after the other in the dtype that vLLM computes in, so that a merged one is there at a time."""
+        dtype = torch.bfloat16 if self.policy.base.bf16 else torch.float32
+        for name, weight in self.policy.merged_weights():
+            yield name, weight.to(dtype)
         if self._tied:
-            yield self._head_name, self.policy.merged(self.policy.base.model.get_output_embeddings())
+            yield self._head_name, self.policy.merged(self.policy.base.model.get_output_embeddings()).to(dtype)
 
     def _write(self, folder: str) -> None:
         """The model as vLLM gets it: with an output matrix of its own, as vLLM reloads a shared one into one place."""

@@ -117,12 +117,16 @@ def register() -> None:
     AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 
 
-def packs(model: Any) -> bool:
+def packs(model: Any, *, bf16: bool = False) -> bool:
     """Whether a network of transformers reads packed sequences as it reads each alone; tried with two short ones.
 
     Its attention must be exchangeable, look back only, and be all that carries something from token to token. Networks
     that do something else around their attention (a mask of their own, arguments that they do not hand on) show it by
     other values, or by raising.
+
+    Args:
+        model: the network.
+        bf16: it computes in bfloat16, whatever dtype its first weight has; the caller switches autocast on.
     """
     kinds = getattr(model.config, "layer_types", None) or ["full_attention"]
     looks_back = [bool(module.is_causal) for module in model.modules() if hasattr(module, "is_causal")]
@@ -134,12 +138,12 @@ def packs(model: Any) -> bool:
         and not any(name.endswith(".sinks") for name, _ in model.named_parameters())
         and bool(looks_back)
         and all(looks_back)
-        and _reads_alike(model)
+        and _reads_alike(model, bf16 or model.dtype != torch.float32)
     )
 
 
 @torch.no_grad()
-def _reads_alike(model: Any) -> bool:
+def _reads_alike(model: Any, half: bool) -> bool:
     """The last hidden states of two sequences, packed and each alone."""
     body, training, before = model.base_model, model.training, model.config._attn_implementation
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
@@ -162,7 +166,7 @@ def _reads_alike(model: Any) -> bool:
     finally:
         model.set_attn_implementation(before)
         model.train(training)
-    allowed = 1e-3 if model.dtype == torch.float32 else 0.1
+    allowed = 0.1 if half else 1e-3
     return bool((packed - alone).abs().max() <= allowed * alone.abs().max())
 
 

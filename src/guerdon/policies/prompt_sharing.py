@@ -25,6 +25,7 @@ from guerdon.types import IntArray
 
 SHARED_ATTENTION = "guerdon_shared_prompts"
 WORTH_IT = 0.9  # share of all tokens that may be left for sharing to be used
+LONGEST_ON_GPU = 512  # tokens of a response (not measured: no GPU was available)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +63,14 @@ def groups_of(batch: TokenBatch) -> tuple[list[int], IntArray]:
     return first, group_B
 
 
-def worth_sharing(batch: TokenBatch) -> bool:
-    """Whether prompts repeat so much that reading each once leaves clearly fewer tokens."""
+def worth_sharing(batch: TokenBatch, device: torch.device) -> bool:
+    """Whether prompts repeat so much that reading each once leaves clearly fewer tokens.
+
+    On a GPU not for long responses: attention with a mask has no flash kernel there, and each layer would keep
+    a bias of response times sequence.
+    """
+    if device.type == "cuda" and int(batch.lengths_B.max(initial=0)) > LONGEST_ON_GPU:
+        return False
     first, _ = groups_of(batch)
     responses = int(batch.lengths_B.sum())
     left = sum(len(batch.prompts[row]) for row in first) + responses
@@ -89,9 +96,6 @@ def lay_out_shared(batch: TokenBatch, *, device: torch.device, eager: bool = Fal
     # What predicts a response's first token is the end of its prompt; the others follow their own predecessor.
     predicts = np.where(inside_R == 0, ends_G[group_B[row_R]] - 1, starts_B[row_R] + inside_R - 1)
     positions = np.concatenate([inside_P, prompt_G[group_B[row_R]] + inside_R])
-    seen = np.zeros((len(batch), 1, longest_r, longest_p + longest_r), dtype=np.bool_)
-    seen[..., :longest_p] = (np.arange(longest_p) < prompt_G[group_B][:, None])[:, None, None]
-    seen[..., longest_p:] = np.tri(longest_r, dtype=np.bool_)
 
     def put(array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
@@ -101,7 +105,7 @@ def lay_out_shared(batch: TokenBatch, *, device: torch.device, eager: bool = Fal
         put(row_R * longest_r + inside_R),
         put(group_B),
         (len(prompts), longest_p, len(batch), longest_r),
-        put(seen),
+        _seen(put(prompt_G[group_B]), longest_p, longest_r),
         eager,
     )
     ids = np.concatenate([*prompts, *responses])
@@ -109,6 +113,14 @@ def lay_out_shared(batch: TokenBatch, *, device: torch.device, eager: bool = Fal
     return Layout(
         put(ids[None]), put(positions[None]), put(predicts), put(targets), sharing, attention=SHARED_ATTENTION
     )
+
+
+def _seen(prompt_B: Tensor, longest_p: int, longest_r: int) -> Tensor:
+    """`Sharing.seen` of responses to prompts of these lengths (B,), made where it is needed."""
+    seen = prompt_B.new_empty(len(prompt_B), 1, longest_r, longest_p + longest_r, dtype=torch.bool)
+    seen[..., :longest_p] = (torch.arange(longest_p, device=prompt_B.device) < prompt_B[:, None])[:, None, None]
+    seen[..., longest_p:] = _lower(longest_r, prompt_B.device)
+    return seen
 
 
 def _counted(lengths: IntArray) -> IntArray:

@@ -10,6 +10,7 @@ executed one after another before the next observation is decided on. See docs/e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from guerdon.errors import CheckpointError, ConfigError
+from guerdon.policies.passes import slices
 from guerdon.types import BoolArray, Evaluated, FloatArray, IntArray
 from guerdon.worlds.world import ObservationSpec
 
@@ -128,6 +130,10 @@ class RobotPolicy(nn.Module):
     def prepared(self, inputs: ControlInputs) -> Any:
         """What `evaluate` takes, computed once for all passes over a rollout."""
         return inputs
+
+    def passes(self, inputs: Any, rows: IntArray, micro: int | None) -> Sequence[slice | IntArray]:
+        """Places in `rows` that share a forward pass: `micro` of them, in order; None: all."""
+        return slices(len(rows), micro)
 
     @torch.no_grad()
     def evaluate_all(self, inputs: Any, *, micro: int) -> Evaluated:

@@ -25,7 +25,8 @@ from guerdon import distributed
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.policies import packing, prompt_sharing
 from guerdon.policies.packing import Layout
-from guerdon.policies.precision import uses_bf16
+from guerdon.policies.passes import token_limit
+from guerdon.policies.precision import halve_linear, product_of_cast, uses_bf16
 from guerdon.policies.tokens import TokenBatch
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
 
@@ -46,7 +47,8 @@ class SharedBase:
 
     Attributes:
         device: where the weights are.
-        bf16: compute in bfloat16; the weights stay float32.
+        bf16: compute in bfloat16; the weights stay float32, but for frozen ones on a GPU (`freeze`).
+        halved: whether linear layers are kept in bfloat16.
         peft: the `PeftModel` around the model once it has an adapter.
         shards: where the weights are spread over several processes (`guerdon.distributed`); None: they are all here.
 
@@ -61,6 +63,7 @@ class SharedBase:
         self.device: torch.device = next(model.parameters()).device
         self.bf16 = uses_bf16(settings.bf16, self.device)
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        self.halved = False
         self._active: str | None = None
         self._layers: list[Any] = []
         if len(tokenizer) > self.vocabulary:
@@ -90,6 +93,11 @@ class SharedBase:
         return nullcontext() if self.shards is None else self.shards.whole()
 
     @property
+    def tokens_per_pass(self) -> int | None:
+        """Most tokens in a forward pass, padding included; None: no limit."""
+        return token_limit(self.settings.max_tokens_per_pass, self.device)
+
+    @property
     def adapters(self) -> tuple[str, ...]:
         """Names of the adapters."""
         return () if self.peft is None else tuple(self.peft.peft_config)
@@ -97,7 +105,14 @@ class SharedBase:
     @cached_property
     def packs(self) -> bool:
         """Whether it can read sequences without padding; tested when first needed."""
-        return packing.packs(self.model)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.halved):
+            return packing.packs(self.model, bf16=self.halved)
+
+    def freeze(self) -> None:
+        """Nobody trains these weights: on a GPU that computes in bfloat16 they are kept in it (`halve_linear`)."""
+        if self.bf16 and self.device.type == "cuda" and self.shards is None:
+            self.model.requires_grad_(False)
+            self.halved = halve_linear(self.model)
 
     def check_packs(self) -> None:
         """Make sure that sequences can be packed.
@@ -118,7 +133,7 @@ class SharedBase:
         window = getattr(self.model.config, "sliding_window", None)
         if not self.settings.share_prompts or (window is not None and window < longest):
             return False
-        return prompt_sharing.worth_sharing(batch) and self.packs
+        return prompt_sharing.worth_sharing(batch, self.device) and self.packs
 
     def add_adapter(self, name: str, settings: LoraSettings, *, seed: int) -> None:
         """Freeze the weights and put a fresh adapter on them; it changes nothing until it is trained.
@@ -131,6 +146,8 @@ class SharedBase:
         if name in self.adapters:
             raise ConfigError(f"there is an adapter {name!r} already")
         devices = [self.device] if self.device.type == "cuda" else []
+        if self.peft is None:
+            self.freeze()
         with fresh_lora(settings, seed=seed, devices=devices, task_type="CAUSAL_LM") as config:
             if self.peft is None:
                 self.peft = lora.get_peft_model(self.model, config, adapter_name=name)
@@ -179,6 +196,14 @@ class SharedBase:
             return hidden_N_H
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             return self.model.get_output_embeddings()(hidden_N_H)  # type: ignore[no-any-return]
+
+    def head_cast_once(self) -> Callable[[Tensor], Tensor]:
+        """`logits` for the pieces of one pass: their matrix is cast to bfloat16 once, not in each of them."""
+        head = self.model.get_output_embeddings() if self.plain_head else None
+        if not self.bf16 or self.shards is not None or type(head) is not nn.Linear or head.bias is not None:
+            return self.logits
+        cast = head.weight.detach().to(torch.bfloat16)
+        return lambda hidden_N_H: product_of_cast(hidden_N_H, head.weight, cast)
 
     def eager_for(self, longest: int) -> bool:
         """Whether attention over so many tokens is computed by plain matrix products."""

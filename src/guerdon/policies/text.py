@@ -10,7 +10,7 @@ reference).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,13 +21,15 @@ from torch.utils.checkpoint import checkpoint
 from guerdon import distributed
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.policies.packing import lay_out
+from guerdon.policies.passes import passes, slices
 from guerdon.policies.prompt_sharing import lay_out_shared
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.tokens import TokenBatch, pad_id
 from guerdon.settings.text_policy import LoraSettings
-from guerdon.types import BoolArray, Evaluated, PolicyInputs
+from guerdon.types import BoolArray, Evaluated, IntArray, PolicyInputs
 
-LOGITS_AT_ONCE = 2**24
+# Logits of a piece. On a GPU: half a GiB in float32, several of them in the backward pass.
+LOGITS_AT_ONCE = {"cuda": 2**27, "cpu": 2**24}
 _VALUE = "value_head."
 
 
@@ -129,11 +131,15 @@ class TextPolicy:
                 inputs, pad_id=pad_id(self.tokenizer), packed=self.remove_padding, device=self.device, eager=eager
             )
 
+        at_once = LOGITS_AT_ONCE.get(self.device.type, 2**24)
+        several = len(layout.targets_M) > at_once // self.base.vocabulary
+
         def compute() -> tuple[Tensor, Tensor, Tensor | None]:
             hidden_M_H = self.base.hidden(layout)[layout.predicts_M]
             log_probs_M, entropy_M = token_log_probs(
-                hidden_M_H, self.base.logits, layout.targets_M, vocabulary=self.base.vocabulary,
-                temperature=self.temperature if temperature is None else temperature, entropy=entropy,
+                hidden_M_H, self.base.head_cast_once() if several else self.base.logits, layout.targets_M,
+                vocabulary=self.base.vocabulary, temperature=self.temperature if temperature is None else temperature,
+                entropy=entropy, logits_at_once=at_once,
             )  # fmt: skip
             return hidden_M_H, log_probs_M, entropy_M
 
@@ -153,6 +159,30 @@ class TextPolicy:
             values_B_T_K = values_M_K.new_zeros(places.shape).masked_scatter(places, values_M_K)
         return Evaluated(log_probs_B_T, spread(entropy_M), values_B_T_K)
 
+    def passes(
+        self, inputs: TokenBatch, rows: IntArray, micro: int | None, *, groups_N: IntArray | None = None
+    ) -> Sequence[slice | IntArray]:
+        """Places in `rows` that share a forward pass: at most `micro`, and of at most `max_tokens_per_pass` tokens.
+
+        Args:
+            inputs: prompts and responses.
+            rows: (N,) of them.
+            micro: most responses in a pass; None: any number.
+            groups_N: responses with one number stay together; None: each on its own.
+        """
+        limit = self.base.tokens_per_pass
+        if limit is None:
+            return slices(len(rows), micro)
+        response_B = inputs.lengths_B
+        lengths_N = np.array([len(inputs.prompts[i]) + int(response_B[i]) for i in rows], dtype=np.int64)
+        if groups_N is None:
+            return passes(lengths_N, size=micro, tokens=limit)
+        members = [np.flatnonzero(groups_N == group) for group in np.unique(groups_N)]
+        each = max((len(own) for own in members), default=1)
+        size = None if micro is None else max(1, micro // each)
+        found = passes([int(lengths_N[own].max()) for own in members], size=size, tokens=limit, each=each)
+        return [np.concatenate([members[k] for k in together]) for together in found]
+
     @distributed.collective
     @torch.no_grad()
     def evaluate_all(self, inputs: TokenBatch, *, micro: int, temperature: float | None = None) -> Evaluated:
@@ -160,9 +190,9 @@ class TextPolicy:
         log_probs, values = torch.zeros(inputs.mask_B_T.shape), None
         if self.value_head is not None:
             values = torch.zeros(*inputs.mask_B_T.shape, self.value_head.out_features)
-        micro = distributed.even(len(inputs), micro)
-        parts = (np.arange(at, min(at + micro, len(inputs))) for at in range(0, len(inputs), micro))
-        for rows, counts in distributed.dealt(parts):
+        every = np.arange(len(inputs))
+        parts = self.passes(inputs, every, distributed.even(len(inputs), micro))
+        for rows, counts in distributed.dealt([every[here] for here in parts]):
             part = inputs.take(rows)
             found, width = self.evaluate(part, temperature=temperature), part.mask_B_T.shape[1]
             if not counts:
@@ -257,6 +287,7 @@ def add_policy(
 
 def reference(base: SharedBase, *, remove_padding: bool | None = None) -> TextPolicy:
     """The weights alone, without any adapter, as a policy that trains nothing."""
+    base.freeze()
     return TextPolicy(base, trainable=False, remove_padding=remove_padding)
 
 
@@ -268,7 +299,7 @@ def token_log_probs(
     vocabulary: int,
     temperature: float = 1.0,
     entropy: bool = False,
-    logits_at_once: int = LOGITS_AT_ONCE,
+    logits_at_once: int = 2**24,
 ) -> tuple[Tensor, Tensor | None]:
     """Log softmax(head(h) / temperature)[target] of each position, holding the logits of one chunk at a time.
 

@@ -12,7 +12,6 @@ before` learns first and scores again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from guerdon.evaluate.classification import auroc, point
 from guerdon.generators import REPLAY, generator
 from guerdon.models import text_losses as implicit
 from guerdon.models.text_model import TextModelCard, write_folder
+from guerdon.policies.passes import slices
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy, reference
 from guerdon.policies.text_files import load_policy
@@ -255,11 +255,12 @@ class PrimeReward(RewardSource[Responses]):
         losses: list[float] = []
         norms: list[float] = []
         skipped = 0
-        for mini in _chunks(np.arange(len(batch.tokens)), self.section.mini_batch_size):
+        every = np.arange(len(batch.tokens))
+        for mini in (every[here] for here in slices(len(every), self.section.mini_batch_size)):
             count = int(batch.known_B[mini].sum())
             self.optimizer.zero_grad()
             total = 0.0
-            for rows, counts in distributed.dealt(_chunks(mini, self.section.micro_batch_size)):
+            for rows, counts in distributed.dealt(self._passes(batch, mini)):
                 with torch.set_grad_enabled(count > 0):
                     q, terms = self._forward(batch, rows)
                 if counts:
@@ -282,6 +283,12 @@ class PrimeReward(RewardSource[Responses]):
             "grad_norm": float(np.mean(norms)) if norms else None,
             "skipped_updates": float(skipped),
         }
+
+    def _passes(self, batch: LabelledBatch, rows: np.ndarray) -> list[np.ndarray]:
+        """Responses that share a forward pass; losses that compare responses to one prompt have them in the same."""
+        groups = None if self.settings.loss_type == "ce" else batch.groups_B[rows].numpy()
+        found = self.phi.passes(batch.tokens, rows, self.section.micro_batch_size, groups_N=groups)
+        return [rows[here] for here in found]
 
     def _forward(self, batch: LabelledBatch, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """(b, t) log-ratios of a few responses and (b,) their losses, 0 where the outcome is unknown."""
@@ -454,11 +461,6 @@ def _at(own: TextPolicySettings, path: str | None, padding: bool) -> TextPolicyS
     """The policy's settings with another origin; None: the model that is made in code."""
     tiny = own.tiny if path is None else None
     return own.model_copy(update={"path": path, "tiny": tiny, "use_remove_padding": padding})
-
-
-def _chunks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    for start in range(0, len(rows), size):
-        yield rows[start : start + size]
 
 
 # Responses of earlier rollouts.

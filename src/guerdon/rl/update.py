@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from guerdon import distributed
+from guerdon.policies.passes import slices
 from guerdon.rl import losses
 from guerdon.rl.optimizers import Optimizer
 from guerdon.settings.algorithm import AlgorithmSettings
@@ -164,9 +165,10 @@ def update_policy(
         micro = settings.micro_batch_size
         if distributed.peers() > 1:
             micro = distributed.even(len(rows), micro)
-        for here, counts_here in distributed.dealt(_chunks(len(rows), micro)):
+        passes = policy.passes(batch.inputs, rows, micro)
+        for here, counts_here in distributed.dealt(passes):
             columns = part | {"weights": weights}
-            if micro is not None:  # else one part holds them all
+            if len(passes) > 1:  # else one part holds them all
                 columns = {name: column[here] for name, column in columns.items()}
             if not counts_here:
                 columns |= {name: torch.zeros_like(columns[name]) for name in _COUNTED if name in columns}
@@ -215,14 +217,8 @@ def _mini_batches(
         order = np.arange(n) if size >= n else rng.permutation(n)
         index = torch.from_numpy(order)
         ordered = {name: torch.split(column.index_select(0, index), size) for name, column in batch.columns().items()}
-        for i, here in enumerate(_chunks(n, size)):
+        for i, here in enumerate(slices(n, size)):
             yield order[here], {name: parts[i] for name, parts in ordered.items()}
-
-
-def _chunks(n: int, size: int | None) -> Iterator[slice]:
-    """Parts of at most `size` rows; None: all."""
-    for start in range(0, n, size or max(n, 1)):
-        yield slice(start, min(start + (size or n), n))
 
 
 def _aggregation(mask: Tensor, settings: AlgorithmSettings, max_length: int | None) -> tuple[Tensor, Tensor | float]:

@@ -18,6 +18,14 @@ from guerdon.settings.base import Bf16, ByName, Settings, refuse
 PRINTABLE = string.ascii_letters + string.digits + string.punctuation + " \n"
 
 
+MAX_TOKENS_PER_PASS: Any = Field(
+    None,
+    ge=1,
+    description="most tokens in a forward (and backward) pass, prompts and padding included; sequences of like length "
+    "share one, a longer one has its own; the loss stays the same. null: 8192 on a GPU, no limit on a CPU",
+)
+
+
 class TinyModelSettings(Settings):
     """A model made in code with random weights, and a tokenizer for it: runs with no download."""
 
@@ -70,6 +78,7 @@ class TextPolicySettings(Settings):
     lora: LoraSettings | None = Field(None, description="train adapters on frozen weights; null: train all weights")
     bf16: Bf16 = Field("auto", description="compute in bfloat16; auto: where the hardware has it")
     gradient_checkpointing: bool = Field(False, description="recompute activations backwards: less memory, more time")
+    max_tokens_per_pass: int | None = MAX_TOKENS_PER_PASS
     use_remove_padding: bool = Field(False, description="forward without padding: all sequences in one row")
     share_prompts: bool = Field(
         True,

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from guerdon.settings.base import Bf16, Schedule, Settings, as_tuple, check_multiple, refuse
-from guerdon.settings.text_policy import LoraSettings, TextPolicySettings, TinyModelSettings
+from guerdon.settings.text_policy import MAX_TOKENS_PER_PASS, LoraSettings, TextPolicySettings, TinyModelSettings
 from guerdon.settings.vlm import MAX_PIXELS, NFRAMES, TinyVLMSettings, VLMSettings
 
 Arch = Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"]
@@ -244,6 +244,7 @@ class _TextTrainSettings(_TextFitSettings):
     )
     bf16: Bf16 = Field("auto", description="compute in bfloat16; auto: where the hardware has it")
     gradient_checkpointing: bool = Field(False, description="recompute activations backwards: less memory, more time")
+    max_tokens_per_pass: int | None = MAX_TOKENS_PER_PASS
     use_remove_padding: bool = Field(False, description="forward without padding: all solutions in one row")
     max_length: int | None = Field(
         None,
@@ -295,6 +296,7 @@ class _TextTrainSettings(_TextFitSettings):
             lora=self.lora,
             bf16=self.bf16,
             gradient_checkpointing=self.gradient_checkpointing,
+            max_tokens_per_pass=self.max_tokens_per_pass,
             use_remove_padding=self.use_remove_padding,
         )
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from guerdon import distributed
 from guerdon.errors import ConfigError, DataError
+from guerdon.policies.passes import passes
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.text_files import load_policy, save_policy
 from guerdon.policies.tokens import pad_id, prompt_ids, response_ids, token_batch
@@ -234,7 +235,15 @@ class ResponseTrainer(BaseTrainer):
         total = settings.max_steps or math.ceil(settings.epochs * math.ceil(len(train) / settings.batch_size))
         network, every = _ResponseLoss(policy, tokens), settings.eval_every
         super().__init__(network, settings, folder, train, val, total=total, every=every, device=policy.device)
-        self._tokens = tokens
+        self._tokens, self._most = tokens, policy.base.tokens_per_pass
+
+    def parts(self, rows: list[int]) -> list[list[int]]:
+        """A batch in forward passes; of like length where the tokens of a pass are limited."""
+        if self._most is None:
+            return super().parts(rows)
+        lengths = [len(self._tokens.prompts[i]) + len(self._tokens.responses[i]) for i in rows]
+        groups = passes(lengths, size=distributed.even(len(rows), self._micro), tokens=self._most)
+        return [[rows[k] for k in group] for group in groups]
 
     def weight(self, rows: list[int]) -> float:
         """Response tokens."""

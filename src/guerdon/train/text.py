@@ -348,6 +348,7 @@ class RewardTrainer(BaseTrainer):
         if not self._items:
             raise DataError(_nothing(train, settings))
         self._reward, self._lessons, self._val = model, train, val
+        self._tokens = model.policy.base.tokens_per_pass
         total, self.head_steps = planned_steps(settings, len(self._items))
         optimizer = _optimizer(model, settings)
         distributed.keeps_whole_state(optimizer)
@@ -368,7 +369,8 @@ class RewardTrainer(BaseTrainer):
     def parts(self, rows: list[int]) -> list[list[int]]:
         """A batch in forward passes of like length."""
         longest = [max((self._lessons.readings[i] for i in self._items[row]), key=len) for row in rows]
-        return [[rows[k] for k in group] for group in buckets(longest, distributed.even(len(rows), self._micro))]
+        size, each = distributed.even(len(rows), self._micro), len(self._items[0])
+        return [[rows[k] for k in group] for group in buckets(longest, size, tokens=self._tokens, each=each)]
 
     def weight(self, rows: list[int]) -> float:
         """Weights of all steps, or the number of solutions or pairs."""
@@ -386,7 +388,7 @@ class RewardTrainer(BaseTrainer):
         """Loss and quality on the held-out questions; None where undefined."""
         val = self._val
         logits: list[Tensor] = [torch.zeros(0)] * len(val)
-        for group, counts in distributed.dealt(buckets(val.readings, self._micro)):
+        for group, counts in distributed.dealt(buckets(val.readings, self._micro, tokens=self._tokens)):
             readings = [val.readings[i] for i in group]
             found = self._reward.lesson_logits(readings).float().cpu()
             for i, part in zip(group, torch.split(found, [len(val.targets[i]) for i in group]), strict=True):

@@ -64,6 +64,7 @@ from guerdon.models.adapters.steps import (
 )
 from guerdon.models.text_inputs import Reading, as_batch, split_steps
 from guerdon.policies.packing import PACKED_ATTENTION, Layout
+from guerdon.policies.passes import token_limit
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.tokens import piece_ids, prompt_ids, response_ids, sequence, token_ends
@@ -213,7 +214,10 @@ def _with_head(
     def read(batch: Sequence[Reading]) -> Sequence[FloatArray]:
         return split_steps(batch, values(*lay(batch)).float().cpu().numpy())
 
-    return StepReader(name, form, read, tokenizer=tokenizer, room=room_of(model), micro_batch_size=micro)
+    return StepReader(
+        name, form, read, tokenizer=tokenizer, room=room_of(model), micro_batch_size=micro,
+        tokens_per_pass=token_limit(None, model.device),
+    )  # fmt: skip
 
 
 def load_math_shepherd(path: str, micro_batch_size: int) -> RewardModel:
@@ -273,7 +277,10 @@ def _with_verdicts(name: str, form: Form, base: SharedBase, right: int, wrong: i
         logits = base.logits(hidden[places])[:, [right, wrong]]
         return split_steps(batch, logits.float().softmax(-1)[:, 0].cpu().numpy())
 
-    return StepReader(name, form, read, tokenizer=base.tokenizer, room=room_of(base.model), micro_batch_size=micro)
+    return StepReader(
+        name, form, read, tokenizer=base.tokenizer, room=room_of(base.model), micro_batch_size=micro,
+        tokens_per_pass=base.tokens_per_pass,
+    )  # fmt: skip
 
 
 def load_implicit(path: str, micro_batch_size: int) -> RewardModel:
@@ -327,4 +334,5 @@ def load_implicit(path: str, micro_batch_size: int) -> RewardModel:
     return StepReader(
         "implicit", form, read,
         tokenizer=tokenizer, room=min(rooms, default=None), micro_batch_size=micro_batch_size,
+        tokens_per_pass=policy.base.tokens_per_pass,
     )  # fmt: skip

@@ -68,18 +68,27 @@ class StepReader:
         tokenizer: of the model.
         room: most tokens that the model takes; None for any number.
         micro_batch_size: solutions per forward pass.
+        tokens_per_pass: most tokens in one, padding included; None: any number.
 
     Raises:
         ConfigError: `micro_batch_size` is below 1.
     """
 
     def __init__(
-        self, name: str, form: Form, read: Values, *, tokenizer: Any, room: int | None, micro_batch_size: int
+        self,
+        name: str,
+        form: Form,
+        read: Values,
+        *,
+        tokenizer: Any,
+        room: int | None,
+        micro_batch_size: int,
+        tokens_per_pass: int | None = None,
     ) -> None:
         if micro_batch_size < 1:
             raise ConfigError(f"micro_batch_size must be at least 1, got {micro_batch_size}")
         self.form, self.tokenizer, self.room = form, tokenizer, room
-        self._name, self._read, self._micro = name, read, micro_batch_size
+        self._name, self._read, self._micro, self._tokens = name, read, micro_batch_size, tokens_per_pass
         added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
         self._control = (*sorted({*added, *tokenizer.all_special_tokens}), MARK)  # become tokens of the model's own
 
@@ -101,7 +110,11 @@ class StepReader:
         if options != JudgeOptions():
             raise ConfigError(f"the reward model {self._name} scores text and has no such options")
         readings = [self._reading_of(episode) for episode in episodes]
-        return judge_readings(readings, self._micro, lambda batch: [Score.from_values(v) for v in self._read(batch)])
+
+        def scores(batch: Sequence[Reading]) -> list[Score]:
+            return [Score.from_values(values) for values in self._read(batch)]
+
+        return judge_readings(readings, self._micro, scores, tokens=self._tokens)
 
     def _reading_of(self, episode: Episode) -> Reading | Failure:
         if episode.texts is None:
