@@ -81,7 +81,7 @@ class SequenceClassifier:
             parts = passes([len(ids) for ids in sequences], size=micro, tokens=limit)
         for rows in (every[here] for here in parts):
             logits_N[rows] = self._logits([sequences[i] for i in rows])
-        logits = iter(logits_N)
+        logits = iter(logits_N.tolist())
         return [self._score(ids if isinstance(ids, Failure) else next(logits)) for ids in read]
 
     def _read(self, episode: Episode) -> IntArray | Failure:

@@ -277,9 +277,11 @@ def _cache(config: Any, room: int) -> Any:
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
 
-    class Roomy(DynamicLayer):
+    class Roomy(DynamicLayer):  # type: ignore[misc]
         """A layer whose `keys` and `values` are the filled part of larger tensors; transformers' own copies them."""
 
+        keys: Tensor
+        values: Tensor
         _whole: tuple[Tensor, Tensor] | None = None
 
         def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
