@@ -1,19 +1,12 @@
 """What the documents say is what the code does: keys, command lines, links, study files."""
 
-import argparse
 import ast
 import importlib.util
 import re
-import runpy
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from typer.main import get_command
-from typer.testing import CliRunner
 
 from guerdon.cli import app
 from guerdon.config import load, read_yaml
@@ -25,7 +18,6 @@ INTEGRATIONS = sorted((ROOT / "docs" / "integrations").glob("*.md"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 STUDIES = sorted([*(ROOT / "studies").glob("*.yaml"), *(ROOT / "configs").glob("*.yaml")])
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
-NOT_RUN = re.compile(r"^ *Not run here:.*\n(?: *\S.*\n)*\n+(?: {4,}.*\n)+", re.M)  # reason and block
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -60,68 +52,6 @@ def test_links_inside_the_project_resolve(page):
     text = BLOCK.sub("", page.read_text(encoding="utf-8"))
     targets = [link.split("#")[0] for link in LINK.findall(text) if not re.match(r"https?:|#", link)]
     assert [target for target in targets if not (page.parent / target).exists()] == []
-
-
-def command_lines(program, without=()):
-    """Command lines in indented blocks and in the heads of studies, without what is explained behind them."""
-    for path in (page for page in (*PAGES, *STUDIES) if page not in without):
-        start = r"#\s+" if path.suffix == ".yaml" else r" {4,}(?:\w+=\S+ )?"
-        text = NOT_RUN.sub("", path.read_text(encoding="utf-8") + "\n")
-        for line in re.findall(rf"^{start}({program} [a-z].*)$", text, re.M):
-            yield re.split(r"\s{2,}", line)[0]
-
-
-COMMANDS = sorted(set(command_lines("guerdon")))
-SCRIPTS = sorted(set(command_lines("python", without=INTEGRATIONS)))  # theirs need the packages: tests/integrations
-TARGETS = sorted(set(command_lines("make")))
-READS_STUDY = ("collect", "label", "train", "evaluate", "run", "compare")
-
-
-@pytest.mark.parametrize("line", COMMANDS)
-def test_printed_commands_work(line, monkeypatch):
-    """Verbs that read a study run with --dry-run; of the others the options and their values are read."""
-    monkeypatch.chdir(ROOT)
-    verb, *words = shlex.split(line)[1:]
-    if verb in READS_STUDY:
-        result = CliRunner().invoke(app, [verb, *words, *([] if "--dry-run" in words else ["--dry-run"])])
-        assert result.exit_code == 0, (result.output, result.exception)
-    else:
-        get_command(app).commands[verb].make_context(verb, words)
-
-
-class Parsed(Exception):
-    """The arguments of a script were read."""
-
-
-@pytest.mark.parametrize("line", SCRIPTS)
-def test_printed_scripts_take_these_options(line, monkeypatch):
-    words = shlex.split(line)[1:]
-    if "argparse" not in (ROOT / words[0]).read_text(encoding="utf-8"):  # runs at once: tests/integrations
-        assert len(words) == 1
-        return
-    parse = argparse.ArgumentParser.parse_args
-
-    def parse_and_stop(parser, *args):
-        parse(parser, *args)
-        raise Parsed
-
-    monkeypatch.chdir(ROOT)
-    monkeypatch.syspath_prepend(str(ROOT / Path(words[0]).parent))
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(Parsed):
-        runpy.run_path(words[0], run_name="__main__")
-
-
-@pytest.mark.parametrize("line", TARGETS)
-def test_printed_make_targets_exist(line):
-    subprocess.run([*shlex.split(line), "--dry-run"], cwd=ROOT, check=True, capture_output=True)
-
-
-def test_there_are_commands_to_check():
-    assert {shlex.split(line)[1] for line in COMMANDS} >= {"compare", "run", "train", "evaluate", "serve", "quickstart"}
-    assert len(SCRIPTS) > 5
-    assert len(TARGETS) > 2
 
 
 def test_the_table_of_verbs_is_complete():
