@@ -144,6 +144,19 @@ def parameters() -> float:
         return size_of_start(TextPolicySettings(path=folder)).millions * 1e6
 
 
+def _libero(column: int) -> tuple[float, float]:
+    """Highest and lowest speed of the tasks of LIBERO's four suites of ten tasks, in the table of docs/libero.md.
+
+    Args:
+        column: of the table, from its end: -2 steps/s, -1 pictures/s.
+    """
+    lines = PAGE.with_name("libero.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines if line.startswith("| libero_")]
+    found = [float(row[column]) for row in rows if row[0] in SUITES]
+    return max(found), min(found)
+
+
+SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
 MEMORY, PEAK = GPUS["H100"]
 INPUTS = {
     "parameters": Input(parameters(), parameters(), "", "published", "shape of Qwen2.5-7B, counted as by --dry-run"),
@@ -162,9 +175,10 @@ INPUTS = {
                   "of a weight that is gathered or sent: bfloat16, or float32 as guerdon's learners hold it"),
     "wire": Input(12.5e9, 3.1e9, "bytes/s", "assumed", "of a node for Ray's object store: 100 or 25 Gbit/s"),
     "cores": Input(192, 96, "", "assumed", "CPU cores of a node with 8 GPUs"),
-    "simulator": Input(95.0, 38.0, "steps/s", "measured",
-                       "LIBERO, a copy on a core of its own, without pictures (docs/libero.md)"),
-    "picture": Input(25.0, 19.0, "pictures/s", "measured", "LIBERO, one camera, drawn on the CPU (docs/libero.md)"),
+    "simulator": Input(*_libero(-2), "steps/s", "measured",
+                       "LIBERO, per core-second, no picture: fastest and slowest of 40 tasks (docs/libero.md)"),
+    "picture": Input(*_libero(-1), "pictures/s", "measured",
+                     "LIBERO, one camera drawn on the CPU, per core-second: as above"),
     "mean": Input(800, 1500, "tokens", "assumed", "mean length of a response"),
     "spread": Input(0.5, 0.7, "", "assumed", "standard deviation of the logarithm of lengths (lognormal)"),
 }  # fmt: skip
@@ -174,6 +188,9 @@ PICTURES, VLM_PICTURES, VLM_TOKENS = 2, 16, 300  # of a decision; those that the
 GPUS_OF_NODE, GRADIENT_STEPS = 8, 4
 VISION = PATCHES * PICTURES + PROMPT + ACTION * CHUNK  # tokens of a decision
 VLM_READS = PATCHES // 4 * VLM_PICTURES + 200  # tokens that it reads per episode: pictures of 64 tokens, and words
+CACHED = 2 * 2 * SHAPE["num_hidden_layers"] * SHAPE["num_key_value_heads"] * 128  # bytes of keys and values of a token
+WRITING = "keys and values"  # of memory: what is there while responses are written, and not in an update
+UPDATING = "activations and logits"  # the other way around
 PARTS = {
     "language": ("write", "score", "update", "weights"),
     "robots": ("simulate", "act", "score", "update", "weights"),
@@ -222,14 +239,13 @@ def language(gpus: int, end: int, *, writers: int | None = None, adapters: bool 
         writers: GPUs that only write.
         adapters: what trains is an adapter of rank 16, so that only it goes to the collectors.
     """
-    size, writers = _get("parameters", end), writers or gpus
+    size, separate, writers = _get("parameters", end), writers is not None, writers or gpus
     lengths = _lengths(end)
     tokens = float(lengths.sum() + PROMPTS * SAMPLES * PROMPT_TOKENS)
-    shape = SHAPE
-    cached = 2 * 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * 128  # bytes of a token
-    at_once = int((0.9 * _get("memory", end) - 2 * size) * 0.8 / (cached * MOST))
+    held = memory(gpus, kind="language", adapters=adapters, writes_only=separate)
+    at_once = responses_at_once(held)
     read = _get("bandwidth", end) * _get("read", end)
-    reads = (2 * size / read, cached * (PROMPT_TOKENS + float(lengths.mean()) / 2) / read)
+    reads = (2 * size / read, CACHED * (PROMPT_TOKENS + float(lengths.mean()) / 2) / read)
     longest = [int(n) for n in sorted(lengths)[writers - 1 :: writers]]  # of the GPU with the longest responses
     sent = _get("sent", end) * (size if not adapters else 40e6)
     return {
@@ -271,22 +287,44 @@ def overlapped(parts: dict[str, float], behind: Sequence[str]) -> float:
     return max(sum(parts[name] for name in behind), sum(s for name, s in parts.items() if name not in behind))
 
 
-def memory(gpus: int, *, kind: str) -> dict[str, float]:
-    """Bytes on each GPU, with everything on all of them."""
-    size = _get("parameters", 0)
+def memory(gpus: int, *, kind: str, adapters: bool = False, writes_only: bool = False) -> dict[str, float]:
+    """Bytes on each GPU, with everything on all of them.
+
+    Keys and values are those of as many responses as a GPU has to write, or as there is room for, each as long as it
+    may become.
+
+    Args:
+        gpus: how many.
+        kind: `language` or `robots`.
+        adapters: what is trained is small, so that a model has no moments and gradients of its size.
+        writes_only: nothing is trained on these GPUs.
+    """
+    size, share = _get("parameters", 0), 4 if adapters else 16  # bytes of a parameter that is trained
     tokens = VISION * 4 if kind == "robots" else MOST
     kept = 2 * tokens * SHAPE["hidden_size"] * SHAPE["num_hidden_layers"]  # inputs of layers; the rest is recomputed
-    logits = 0.0 if kind == "robots" else 4 * tokens * SHAPE["vocab_size"]
-    return {
-        "policy: 16 P / GPUs": 16 * size / gpus,
-        **(
-            {"PRM: 16 P / GPUs": 16 * size / gpus, "reference: 4 P / GPUs": 4 * size / gpus}
-            if kind == "language"
-            else {"VLM, frozen: 2 P": 2 * size}
-        ),
-        "copy that acts: 4 P": 4 * size,
-        "activations and logits": kept + logits,
-    }  # fmt: skip
+    found = {} if writes_only else {f"policy: {share} P / GPUs": share * size / gpus}
+    if kind == "language" and not writes_only:
+        found |= {f"PRM: {share} P / GPUs": share * size / gpus, "reference: 4 P / GPUs": 4 * size / gpus}
+    elif kind == "robots":
+        found |= {"VLM, frozen: 2 P": 2 * size}
+    found["copy that acts: 4 P"] = 4 * size
+    if kind == "language":
+        response = CACHED * (PROMPT_TOKENS + MOST)
+        found[WRITING] = response * min(responses_at_once(found), PROMPTS * SAMPLES / gpus)
+    found[UPDATING] = kept + (0.0 if kind == "robots" else 4 * tokens * SHAPE["vocab_size"])
+    return found
+
+
+def responses_at_once(held: dict[str, float]) -> int:
+    """Responses whose keys and values find room on a GPU beside what else it holds; 0.9 of its memory is used."""
+    room = 0.9 * _get("memory", 0) - sum(size for name, size in held.items() if name not in (WRITING, UPDATING))
+    return max(int(room / (CACHED * (PROMPT_TOKENS + MOST))), 1)
+
+
+def together(parts: dict[str, float]) -> float:
+    """Bytes of a GPU at its fullest: writing and updating take turns."""
+    turns = [parts.get(name, 0.0) for name in (WRITING, UPDATING)]
+    return sum(parts.values()) - min(turns)
 
 
 # Tables.
@@ -348,7 +386,8 @@ def tables(measured: dict[str, Any]) -> str:
             for gpus in (8, 64, 512):
                 ends = [function(gpus, end, adapters=adapters) for end in (0, 1)]
                 behind = ("write",) if kind == "language" else ("simulate", "act")
-                halves = [function(gpus // 2, end, adapters=adapters) for end in (0, 1)]
+                half = {"writers": gpus // 2} if kind == "language" else {}
+                halves = [function(gpus // 2, end, adapters=adapters, **half) for end in (0, 1)]
                 body.append(
                     (
                         f"{gpus}", *(_range([one[name] for one in ends]) for name in PARTS[kind]),
@@ -369,7 +408,7 @@ def tables(measured: dict[str, Any]) -> str:
         body = []
         for gpus in (8, 64, 512):
             parts = memory(gpus, kind=kind)
-            body.append((f"{gpus}", *(_short(parts[n] / 1e9) for n in names), _short(sum(parts.values()) / 1e9), ""))
+            body.append((f"{gpus}", *(_short(parts[n] / 1e9) for n in names), _short(together(parts) / 1e9), ""))
         lines += [f"{kind.capitalize()}:", "", *_table(("GPUs", *names, "together", "measured"), body)]
     lines += ["### Inputs", ""]
     lines += _table(

@@ -63,6 +63,23 @@ def test_more_gpus_take_no_longer_and_the_worst_inputs_no_less():
         assert all(best[name] <= worst[name] for name in best)
 
 
+def test_keys_and_values_take_what_responses_need_or_what_is_left():
+    response = model.CACHED * (model.PROMPT_TOKENS + model.MOST)
+    for gpus in (64, 512):
+        assert model.memory(gpus, kind="language")["keys and values"] == response * 1024 / gpus, "all have room"
+    full = model.memory(8, kind="language")
+    assert full["keys and values"] == 29 * response, "docs/scale.md says so"
+    assert 0.9 * model.MEMORY - response < sum(full.values()) - full["activations and logits"] <= 0.9 * model.MEMORY
+    assert model.together(full) == sum(full.values()) - full["activations and logits"], "the larger of the two"
+    assert model.responses_at_once({"other": model.MEMORY}) == 1
+    assert "keys and values" not in model.memory(8, kind="robots")
+
+
+def test_speeds_of_libero_come_from_its_page():
+    for name in ("simulator", "picture"):
+        assert model.INPUTS[name].low > model.INPUTS[name].high > 0
+
+
 def test_the_page_is_up_to_date_and_its_model_checked():
     page = model.PAGE.read_text()
     found = model.tables(json.loads(model.MEASURED.read_text()))
