@@ -10,6 +10,7 @@ from text_models import INFO
 from typer.testing import CliRunner
 
 from guerdon.cli import app
+from guerdon.errors import TooManyFailuresError
 from guerdon.evaluate import search_study
 from guerdon.evaluate.best_of_n import same_number_or_text
 from guerdon.evaluate.search import Beam, beam_search
@@ -155,6 +156,36 @@ def test_a_model_that_measures_nothing_stops_the_search(study):
         (None, None, "none_measured")
     }
     assert {sum(row["unmeasured"].values()) for row in lines(study)} == {20}
+
+
+def searcher(most):
+    """A searcher of which only the check of failures is used."""
+    found = search_study._Searcher.__new__(search_study._Searcher)
+    found._settings, found._model = type("", (), {"max_failure_rate": most}), Ones()
+    return found
+
+
+def row(written, **lost):
+    return {"written": written, "unmeasured": lost}
+
+
+@pytest.mark.parametrize(
+    ("rows", "most", "at_end", "stops"),
+    [
+        ([row(4, unreadable=2)], 0.1, False, False),  # 2 of 4, as if of 20
+        ([row(4, unreadable=3)], 0.1, False, True),
+        ([row(4, unreadable=2)], 0.1, True, True),
+        ([row(100), row(10, unreadable=10)], 0.1, False, False),  # 10 of 110: of the whole run, not of the group
+        ([row(100), row(10, unreadable=6, other=6)], 0.1, False, True),
+        ([row(4, unreadable=1)], 0.0, False, True),
+        ([row(4, unreadable=4)], 1.0, True, False),
+    ],
+)
+def test_failures_count_over_the_whole_search(rows, most, at_end, stops):
+    if not stops:
+        return searcher(most).refuse_failures(rows, at_end=at_end)
+    with pytest.raises(TooManyFailuresError, match=rf"search.max_failure_rate {most:g} allows"):
+        searcher(most).refuse_failures(rows, at_end=at_end)
 
 
 def test_votes_are_weighted_by_values():

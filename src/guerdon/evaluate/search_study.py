@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,7 +44,7 @@ from guerdon.worlds.prompts import Prompt, insert_system_prompt, question_hash, 
 from guerdon.worlds.reasoning import family_of, is_generated
 from guerdon.worlds.verifier import OwnVerifier, Verifier, VerifierResult, outcome, verifier_from
 
-FIRST_LOOK = 20  # measurements after which failures are counted
+FIRST_LOOK = 20  # measurements; fewer count as so many while a search goes on
 BLANK_LINE = "\n\n"
 
 
@@ -86,8 +86,8 @@ def search(study: Study) -> SearchDone:
         ConfigError: the study lacks a section, a question has more than one turn, or the folder holds answers of
             another search.
         DataError: a question does not fit the model.
-        TooManyFailuresError: more than `max_failure_rate` of the measurements of a group failed; that group is not
-            written.
+        TooManyFailuresError: more than `max_failure_rate` of the measurements so far failed; the group at which it
+            happens is not written.
     """
     settings, data = study.search, study.data
     if settings is None or data is None:
@@ -113,6 +113,9 @@ def search(study: Study) -> SearchDone:
             for number, group in enumerate(groups):
                 missing = [prompt for prompt in group if prompt.id not in known]
                 rows = searcher.rows(group, number) if missing else []
+                again = {row["id"] for row in rows}
+                everything = [*rows, *(row for row in log.rows if row["id"] not in again)]
+                searcher.refuse_failures(everything, at_end=len(everything) == len(prompts))
                 for row in rows:
                     if row["id"] not in known:
                         log.append(row)
@@ -202,9 +205,6 @@ class _Searcher:
         Args:
             group: the questions.
             number: of the group; its random numbers depend on it.
-
-        Raises:
-            TooManyFailuresError: too many measurements of the group failed.
         """
         settings = self._settings
         separator = settings.separator or (family_of(group[0]).separator if is_generated(group[0]) else BLANK_LINE)
@@ -227,17 +227,28 @@ class _Searcher:
         )
         questions = [prompt.question for prompt in group]
         found = (dvts if settings.method == "dvts" else beam_search)(writer, self._model, questions, plan)
-        self._check_failures(found)
         return [self._row(prompt, result) for prompt, result in zip(group, found, strict=True)]
 
-    def _check_failures(self, found: Sequence[SearchResult]) -> None:
-        written = sum(result.written for result in found)
-        reasons = sum((Counter(result.unmeasured) for result in found), Counter[str]())
+    def refuse_failures(self, rows: Sequence[Mapping[str, Any]], *, at_end: bool) -> None:
+        """Stop where too many measurements failed, of all questions so far.
+
+        Before the end, fewer than `FIRST_LOOK` measurements count as that many: a failure among the first few says
+        little. What is written never exceeds the limit, so that a search goes on once the cause is fixed.
+
+        Args:
+            rows: the lines so far, those that are not written yet included.
+            at_end: whether they are all.
+
+        Raises:
+            TooManyFailuresError: more failed than `max_failure_rate` allows.
+        """
+        made = sum(row["written"] for row in rows)
+        reasons = sum((Counter(row["unmeasured"]) for row in rows), Counter[str]())
         lost, most = reasons.total(), self._settings.max_failure_rate
-        if written >= FIRST_LOOK and lost > most * written:
+        if lost > most * (made if at_end else max(made, FIRST_LOOK)):
             why = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
             raise TooManyFailuresError(
-                f"{lost} of {written} measurements of {self._model.info.name} failed ({why}), more than "
+                f"{lost} of {made} measurements of {self._model.info.name} failed ({why}), more than "
                 f"search.max_failure_rate {most:g} allows; what was answered before is written. Fix the cause and "
                 "start the same command again: it goes on"
             )
