@@ -13,12 +13,14 @@ A package registers a model of its own by an entry point; the function that it n
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 
 from guerdon.atomic import COMPLETE, sealed_folder, sha256, write_text
 from guerdon.errors import CheckpointError, MissingDependencyError, boundary
@@ -40,6 +42,7 @@ class PackagedModel:
         convert: writes a folder as transformers does (`save_pretrained`), from the file into an empty folder.
         origin: what the model is, for its card: whose it is, and how it was quantised.
         licence: an SPDX name.
+        config: reads the configuration (of transformers) from the file, without its weights; None: that cannot be done.
     """
 
     source: Path
@@ -47,6 +50,7 @@ class PackagedModel:
     convert: Callable[[Path, Path], None]
     origin: str
     licence: str
+    config: Callable[[Path], dict[str, Any]] | None = None
 
 
 def local_model(path: str) -> str:
@@ -63,8 +67,8 @@ def local_model(path: str) -> str:
 
     name = path.removeprefix(PREFIX)
     found = PACKAGED_MODELS.build(name, {}, PackagedModel)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "guerdon" / "models"
-    folder = cache / f"{name.replace(':', '-')}-{found.version}-{sha256(found.source)[:16]}"
+    folder = _folder_of(name, found)
+    cache = folder.parent
     with boundary(CheckpointError, f"{path}: {cache} cannot be written; set XDG_CACHE_HOME to another folder"):
         cache.mkdir(parents=True, exist_ok=True)
         lock = FileLock(cache / f".{folder.name}.lock")
@@ -78,6 +82,32 @@ def local_model(path: str) -> str:
     finally:
         lock.release()
     return str(folder)
+
+
+def packaged_config(path: str) -> dict[str, Any] | None:
+    """The configuration of `package:<name>`, from its file; nothing is converted or written.
+
+    Returns:
+        The keys of transformers' `config.json`; None where they cannot be had without the conversion.
+
+    Raises:
+        ConfigError: no such packaged model is known.
+        MissingDependencyError: its package is not installed; the message says which extra has it.
+        CheckpointError: the file cannot be read.
+    """
+    name = path.removeprefix(PREFIX)
+    found = PACKAGED_MODELS.build(name, {}, PackagedModel)
+    with boundary(CheckpointError, f"{path}: its configuration cannot be read"):
+        converted = _folder_of(name, found) / "config.json"
+        if converted.is_file():
+            return dict(json.loads(converted.read_text(encoding="utf-8")))
+        return None if found.config is None else found.config(found.source)
+
+
+def _folder_of(name: str, model: PackagedModel) -> Path:
+    """Where a model lies once it is converted."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "guerdon" / "models"
+    return cache / f"{name.replace(':', '-')}-{model.version}-{sha256(model.source)[:16]}"
 
 
 def _card(name: str, model: PackagedModel) -> str:
@@ -101,7 +131,7 @@ def smollm2() -> PackagedModel:
         "SmolLM2-135M-Instruct by HuggingFaceTB. 4-bit quantised origin: the weights are those of the GGUF file "
         "(Q4_1), written as float32; they are not the published bfloat16 weights."
     )
-    return PackagedModel(source, version, _from_gguf, origin, "Apache-2.0")
+    return PackagedModel(source, version, _from_gguf, origin, "Apache-2.0", _gguf_config)
 
 
 def _file_of(package: str, suffix: str, install: str) -> tuple[Path, str]:
@@ -116,12 +146,24 @@ def _file_of(package: str, suffix: str, install: str) -> tuple[Path, str]:
     raise MissingDependencyError(f"{package} {found.version} has no file *{suffix}: {install} --force-reinstall")
 
 
-def _from_gguf(source: Path, folder: Path) -> None:
-    """A language model of a GGUF file as transformers writes one, in float32."""
+def _need_gguf() -> None:
     try:
         import gguf  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError("models in GGUF files need: pip install 'guerdon[smollm]'") from error
+
+
+def _gguf_config(source: Path) -> dict[str, Any]:
+    """The configuration in a GGUF file, as transformers calls its keys."""
+    _need_gguf()
+    from transformers import AutoConfig
+
+    return dict(AutoConfig.from_pretrained(source.parent, gguf_file=source.name).to_dict())
+
+
+def _from_gguf(source: Path, folder: Path) -> None:
+    """A language model of a GGUF file as transformers writes one, in float32."""
+    _need_gguf()
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

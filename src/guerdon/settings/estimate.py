@@ -21,7 +21,7 @@ from typing import Any
 
 from guerdon.durations import duration
 from guerdon.errors import DataError, boundary
-from guerdon.packaged import local_model
+from guerdon.packaged import PREFIX, packaged_config
 from guerdon.settings.data import ChainSettings, DataSettings, FilesDataSettings
 from guerdon.settings.estimate_vla import estimate_vla, vla_bytes
 from guerdon.settings.evaluate import EvaluateTextSettings, GeneratedBenchSettings, judged_names
@@ -281,8 +281,10 @@ def size_of_start(start: TextPolicySettings) -> Size:
 
 
 def _config_of(path: str) -> dict[str, Any] | None:
-    """The configuration of a language model in a folder (of an adapter: of its base) or in the cache of the hub."""
-    folder = Path(local_model(path))
+    """The configuration of a language model in a folder (an adapter's base), a package, or the hub's cache."""
+    if path.startswith(PREFIX):
+        return packaged_config(path)
+    folder = Path(path)
     if (folder / "adapter_config.json").is_file():
         if (folder / "base").is_dir():
             return _config_of(str(folder / "base"))
