@@ -70,7 +70,7 @@ def in_wandb(folder):
             record.ParseFromString(data)
             row = {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item}
             step = record.history.step.num
-            found |= {(step, k): v for k, v in row.items() if not k.startswith("_")}
+            add(found, {(step, k): v for k, v in row.items() if not k.startswith("_")})
     return found
 
 
@@ -79,8 +79,14 @@ def in_trackio(project, name):
 
     found = {}
     for row in SQLiteStorage.get_logs(project, name):
-        found |= {(row["step"], k): v for k, v in row.items() if "/" in k}
+        add(found, {(row["step"], k): v for k, v in row.items() if "/" in k})
     return found
+
+
+def add(found, new):
+    """No step is there twice."""
+    assert not found.keys() & new.keys()
+    found |= new
 
 
 def close_to(found, expected):
@@ -122,6 +128,27 @@ def test_trackio_has_the_metrics_of_the_record(offline):
     record = logged(offline / "whole")
     close_to(in_trackio("clocks", "whole"), record)
     close_to(in_tensorboard(offline / "whole"), record)
+
+
+def test_a_resumed_run_continues_in_the_same_trackio_run(offline):
+    pytest.importorskip("trackio", reason="trackio is not installed: pip install guerdon[trackio]")
+    study = given(offline, "again", tensorboard=False, trackio=True, project="clocks")
+    kill_at(start(study), "_evaluate", 2)
+    start(study, resume=True).run()
+    close_to(in_trackio("clocks", "again"), logged(offline / "again"))
+
+
+def test_steps_that_are_computed_again_are_given_once(tmp_path):
+    path = tmp_path / "given.json"
+    first = log_sinks._Given(path, None)
+    assert first.new(10, {"train/a": 1.0}) == {"train/a": 1.0}
+    assert first.new(20, {"train/a": 2.0}) == {"train/a": 2.0}
+    again = log_sinks._Given(path, 0)  # killed between the two rows of step 20
+    assert again.new(10, {"train/a": 1.0}) == {}
+    assert again.new(20, {"train/a": 2.0}) == {}
+    assert again.new(20, {"eval/b": 3.0}) == {"eval/b": 3.0}
+    assert again.new(30, {"train/a": 4.0}) == {"train/a": 4.0}
+    assert log_sinks._Given(path, None).new(10, {"train/a": 1.0}) == {"train/a": 1.0}  # another run
 
 
 def test_a_project_without_a_sink_that_has_projects_is_refused():

@@ -1,8 +1,9 @@
 """Where the metrics of a run are shown besides its files: TensorBoard, Weights & Biases, Trackio, under the same names.
 
 `metrics.jsonl` of the run directory stays the record; sinks get its numbers as `train/success`, `eval/success` and so
-on, with the same steps. A resumed run continues in the same place: steps that were logged after its checkpoint are
-logged again, TensorBoard replaces them, Weights & Biases keeps the first (the numbers are the same).
+on, with the same steps. A resumed run continues in the same place, and every step is there once: steps that were logged
+after its checkpoint are computed again, with the same numbers; TensorBoard replaces them, the others keep the first.
+A note in the run directory says what they were given.
 
     sinks = open_sinks(study, folder, resumed_at=None)
     sinks[0].log(2000, {"train/success": 0.1})
@@ -10,13 +11,14 @@ logged again, TensorBoard replaces them, Weights & Biases keeps the first (the n
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from guerdon.atomic import write_text
+from guerdon.atomic import write_json, write_text
 from guerdon.errors import ConfigError, MissingDependencyError, boundary
 from guerdon.settings.study import Study
 
@@ -67,11 +69,12 @@ class WandbSink:
                 dir=str(folder), id=_run_id(folder / "wandb" / "guerdon_run_id", resumed_at), resume="allow",
                 **_named(study),
             )  # fmt: skip
+        self._given = _Given(folder / "wandb" / "guerdon_given.json", resumed_at)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """See `LogSink.log`."""
-        if step >= self._run.step:
-            self._run.log(dict(metrics), step=step)
+        if new := self._given.new(step, metrics):
+            self._run.log(new, step=step)
 
     def close(self) -> None:
         """See `LogSink.close`."""
@@ -91,14 +94,41 @@ class TrackioSink:
         with boundary(ConfigError, "runner.logger.trackio: trackio cannot start"):
             resume = "never" if resumed_at is None else "allow"
             self._run: Any = trackio.init(embed=False, resume=resume, **_named(study))
+        self._given = _Given(folder / "trackio_given.json", resumed_at)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """See `LogSink.log`."""
-        self._run.log(dict(metrics), step=step)
+        if new := self._given.new(step, metrics):
+            self._run.log(new, step=step)
 
     def close(self) -> None:
         """See `LogSink.close`."""
         self._run.finish()
+
+
+class _Given:
+    """What a sink was given that cannot replace a step: the last step, and its metrics by name.
+
+    Args:
+        path: of the note.
+        resumed_at: step of the checkpoint that the run continues from; None: it begins.
+    """
+
+    def __init__(self, path: Path, resumed_at: int | None) -> None:
+        self._path, self._step, self._names = path, -1, list[str]()
+        if resumed_at is not None and path.is_file():
+            self._step, self._names = json.loads(path.read_text(encoding="utf-8"))
+
+    def new(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
+        """The metrics that were not given before."""
+        if step < self._step:
+            return {}
+        before = self._names if step == self._step else []
+        found = {name: value for name, value in metrics.items() if name not in before}
+        self._step, self._names = step, [*before, *found]
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self._path, [self._step, self._names])
+        return found
 
 
 def open_sinks(study: Study, folder: Path, resumed_at: int | None) -> list[LogSink]:
