@@ -8,6 +8,7 @@ import torch
 from pydantic import ValidationError
 from text_rl import LETTERS, LORA, SHAPE, advise, as_rollout, letter_study, prime, prime_reward, sum_study
 
+from guerdon import distributed
 from guerdon.collect.text import Responses, take
 from guerdon.errors import ConfigError
 from guerdon.models import text_losses as implicit
@@ -280,6 +281,15 @@ def test_a_warm_up_learns_once_there_are_enough_responses(tmp_path):
     again, _ = built(tmp_path, mini=8, micro=8, prime_model={"warm_up": {"rollouts": 20}})
     again.restore(*model.state())
     assert again.ready
+
+
+@pytest.mark.parametrize(("loss", "sizes"), [("ce", [4, 4]), ("dpo", [8])])
+def test_processes_get_even_shares_of_a_step_but_no_part_of_a_group(loss, sizes, tmp_path, monkeypatch):
+    model, _ = built(tmp_path, mini=8, micro=8, prime_model={"loss_type": loss})
+    lesson = model.labelled(random_answers())
+    assert [len(rows) for rows in model._passes(lesson, np.arange(8))] == [8]
+    monkeypatch.setattr(distributed, "peers", lambda: 2)
+    assert [len(rows) for rows in model._passes(lesson, np.arange(8))] == sizes
 
 
 @pytest.mark.parametrize("loss", ["ce", "dpo", "bon_acc", "bon_rm"])

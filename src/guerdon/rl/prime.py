@@ -286,8 +286,12 @@ class PrimeReward(RewardSource[Responses]):
 
     def _passes(self, batch: LabelledBatch, rows: np.ndarray) -> list[np.ndarray]:
         """Responses that share a forward pass; losses that compare responses to one prompt have them in the same."""
-        groups = None if self.settings.loss_type == "ce" else batch.groups_B[rows].numpy()
-        found = self.phi.passes(batch.tokens, rows, self.section.micro_batch_size, groups_N=groups)
+        groups, micro = None, self.section.micro_batch_size
+        if self.settings.loss_type == "ce":
+            micro = distributed.even(len(rows), micro)
+        else:
+            groups = batch.groups_B[rows].numpy()
+        found = self.phi.passes(batch.tokens, rows, micro, groups_N=groups)
         return [rows[here] for here in found]
 
     def _forward(self, batch: LabelledBatch, rows: np.ndarray) -> tuple[Tensor, Tensor]:
