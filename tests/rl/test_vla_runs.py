@@ -33,10 +33,11 @@ DOT = {
 
 def vla_study(folder, *, name="run", policy=None, algorithm=None, runner=None, **sections):
     tiny = {k: v for k, v in TINY.items() if k != "n_action_bins" or (policy or {}).get("family") != "flow"}
+    critic = {} if "adv_estimator" in (algorithm or {}) else {"value_hidden": [16]}
     return Study.model_validate(
         {
             "env": DOT,
-            "policy": {"type": "vla", "tiny": tiny, "num_action_chunks": 4, "value_hidden": [16], **(policy or {})},
+            "policy": {"type": "vla", "tiny": tiny, "num_action_chunks": 4, **critic, **(policy or {})},
             "algorithm": algorithm or {"rollout_steps": 20, "minibatch_size": 4, "num_epochs": 2},
             "runner": {
                 "total_steps": 80, "eval_every": 80, "eval_episodes": 2, "checkpoint_every": 40, "film_frames": 2,
@@ -67,6 +68,13 @@ RUNS = {
         "algorithm": {**GRPO, "logprob_type": "chunk_level"},
     },
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [{"value_hidden": [16]}, {"detach_critic_input": True}], ids=str)
+def test_keys_of_a_critic_that_is_not_there_are_refused(given, tmp_path):
+    vla_study(tmp_path, policy=given)
+    with pytest.raises(ValueError, match=f"{next(iter(given))} would do nothing with adv_estimator grpo"):
+        vla_study(tmp_path, policy=given, algorithm=GRPO)
 
 
 @pytest.mark.parametrize("given", RUNS.values(), ids=RUNS)

@@ -377,15 +377,17 @@ class Study(Settings):
     @model_validator(mode="after")
     def _decisions_have_parts(self) -> Study:
         policy, algorithm = self.policy, self.algorithm
-        gaussian = isinstance(policy, MLPPolicySettings | CNNPolicySettings) or (
-            isinstance(policy, OwnPolicySettings) and not policy.whole
-        )
+        own = isinstance(policy, OwnPolicySettings) and not policy.whole
+        gaussian = own or isinstance(policy, MLPPolicySettings | CNNPolicySettings)
         if gaussian and isinstance(algorithm, ControlAlgorithmSettings):
             given = {key for key in ("logprob_type", "reward_type") if getattr(algorithm, key) is not None}
             refuse(given, f"policy.type {policy.type}, which decides on one action at a time", "algorithm")
         if isinstance(policy, VLAPolicySettings) and getattr(policy.decoding, "noise_method", "") == "flow_sde":
             given = {"entropy_coef"} if algorithm.entropy_coef else set()
             refuse(given, "policy.noise_method flow_sde, whose noise is not learned", "algorithm")
+        if isinstance(policy, VLAPolicySettings) and not self.control_algorithm.needs.critic:
+            why = f"adv_estimator {self.control_algorithm.adv_estimator}, which has no critic"
+            refuse({"value_hidden", "detach_critic_input"} & policy.model_fields_set, why, "policy")
         return self
 
     @model_validator(mode="after")
