@@ -4,8 +4,9 @@ import pytest
 from guerdon.errors import DataError
 from guerdon.settings.data import AutomatonSettings, ChainSettings, RegisterSettings, SwapSettings
 from guerdon.settings.train import MistakesSettings
+from guerdon.worlds.demonstrations import believed, demonstrate
 from guerdon.worlds.prompts import Prompt
-from guerdon.worlds.reasoning import believed, demonstrate, step_truth, task_family
+from guerdon.worlds.reasoning import step_truth, task_family
 
 FAMILIES = [
     ChainSettings(steps=8),

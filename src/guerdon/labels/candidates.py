@@ -301,7 +301,7 @@ def given_solutions(
         verifier: checks answers where the true one is known.
     """
     most = settings.num_samples if "num_samples" in settings.model_fields_set else None
-    known = {question_hash(prompt.messages): prompt for prompt in prompts}
+    known = {question_hash([{"role": "user", "content": prompt.question}]): prompt for prompt in prompts}
     questions: set[str] = set()
     texts: set[tuple[str, str]] = set()
     left_out: Counter[str] = Counter()

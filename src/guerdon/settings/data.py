@@ -95,8 +95,23 @@ class AutomatonSettings(_FamilySettings):
     symbols: int = Field(3, ge=1, le=26, description="letters it reads, a row of the table each")
 
 
+class StorySettings(_FamilySettings):
+    """Word problems: `Mia buys 3 boxes with 4 pears in each box. Mia gives 5 pears to Tom. How many ...`."""
+
+    family: Literal["story"] = Field("story", description="word problems in sentences, a calculation per line")
+    steps: int = Field(2, ge=1, le=8, description="calculations of a solution")
+    ops: str = Field("+-*", pattern=r"^[-+*/]+$", description="operations drawn from; divisions have no remainder")
+    high: int = Field(20, ge=4, le=1000, description="largest amount that is there at first, comes or goes")
+    factor: int = Field(5, ge=2, le=12, description="largest factor and divisor")
+    number_words: bool = Field(False, description="write numbers up to twelve as words")
+    distractors: int = Field(0, ge=0, le=3, description="sentences with a number that does not matter")
+
+    _ops_differ = field_validator("ops")(_distinct)
+
+
 TaskSettings = Annotated[
-    ChainSettings | RegisterSettings | SwapSettings | AutomatonSettings, Field(discriminator="family")
+    ChainSettings | RegisterSettings | SwapSettings | AutomatonSettings | StorySettings,
+    Field(discriminator="family"),
 ]
 
 _CHECKING = {
@@ -119,6 +134,13 @@ class _DataSettings(Settings):
         "neither val_files nor val_split names any",
     )
     system_prompt: str | None = Field(None, description="before the question; null: that of the data set, if any")
+    shots: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="worked examples before every question, as turns of the chat: the first training prompts with a "
+        "solution, which are not trained on",
+    )
     max_prompt_length: int = Field(1024, ge=1, description="tokens; longer prompts are left out and counted")
     max_response_length: int = Field(3072, ge=1, description="tokens; longer responses are truncated")
     train_batch_size: int = Field(32, ge=1, description="prompts per update")

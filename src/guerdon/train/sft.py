@@ -34,9 +34,9 @@ from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.train import SFTSettings
 from guerdon.train.trainer import BaseTrainer, TrainingFolder
 from guerdon.types import IntArray
+from guerdon.worlds.demonstrations import demonstrate
 from guerdon.worlds.prompt_files import load_prompts
 from guerdon.worlds.prompts import insert_system_prompt
-from guerdon.worlds.reasoning import demonstrate
 
 Pair = tuple[Sequence[Mapping[str, str]], str]
 _FREE = {"save_dir", "resume", "log_every", "tensorboard", "eval_every"}  # what a resumed training may change

@@ -206,7 +206,7 @@ def _read(text: str, question: str) -> _Number | None:
     value, unit = _value(match), _unit(match, question)
     if value is None or unit is None:
         return None
-    if equals and not _is_name(name) and _sum(name) != value:
+    if equals and not _is_name(name) and arithmetic(name) != value:
         return None
     return _Number(value, bool(match["percent"]), unit)
 
@@ -268,8 +268,8 @@ def _singular(word: str) -> str:
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
-def _sum(text: str) -> Fraction | None:
-    """Value of a sum of numbers with + - * / and brackets; None where it is something else."""
+def arithmetic(text: str) -> Fraction | None:
+    """Value of an expression of numbers with + - * / and brackets; None where it is something else."""
     text = re.sub(r"\\times|\\cdot|\u00d7", "*", re.sub(r"\\div|\u00f7", "/", text))
     text = re.sub(r"(?<=[0-9]),(?=[0-9]{3})|[$]", "", text).strip()
     if not re.fullmatch(r"[-+*/(). 0-9]+", text) or "**" in text or "//" in text:

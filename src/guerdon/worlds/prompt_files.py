@@ -30,6 +30,7 @@ from guerdon.worlds.prompts import (
     Prompt,
     check_contamination,
     hold_out,
+    insert_examples,
     insert_system_prompt,
     question_hash,
     with_unique_ids,
@@ -45,10 +46,10 @@ _ROLES = ("system", "user", "assistant")
 def load_prompts(settings: DataSettings) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
     """The prompts that the `data` section describes: to train on and to validate on.
 
-    The system prompt is in place, ids are unique, and no question is in both.
+    The system prompt and the worked examples are in place, ids are unique, and no question is in both.
 
     Raises:
-        DataError: a source is missing or a row cannot be understood.
+        DataError: a source is missing, a row cannot be understood, or too few prompts have a solution to show.
         MissingDependencyError: the `datasets` library is needed and not installed.
     """
     if settings.type == "generated":
@@ -61,9 +62,19 @@ def load_prompts(settings: DataSettings) -> tuple[tuple[Prompt, ...], tuple[Prom
             validation = separate
     check_contamination(train, validation)
     _check_code_rows(settings, (*train, *validation))
+    examples = [prompt for prompt in train if prompt.solution][: settings.shots]
+    if len(examples) < settings.shots or len(train) <= settings.shots:
+        raise DataError(
+            f"data.shots is {settings.shots}, and {len(examples)} of the {len(train)} training prompts can be shown as "
+            "worked examples, of which at least one more must remain to train on; give rows a `solution`"
+        )
+    shown = {example.id for example in examples}
     train, validation = (
-        tuple(replace(p, messages=insert_system_prompt(p.messages, settings.system_prompt)) for p in prompts)
-        for prompts in (train, validation)
+        tuple(
+            replace(p, messages=insert_examples(insert_system_prompt(p.messages, settings.system_prompt), examples))
+            for p in prompts
+        )
+        for prompts in (tuple(prompt for prompt in train if prompt.id not in shown), validation)
     )
     return train, validation
 

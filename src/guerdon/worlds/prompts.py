@@ -59,6 +59,17 @@ def insert_system_prompt(messages: Sequence[Message], text: str | None) -> tuple
     return ({"role": "system", "content": text}, *rest)
 
 
+def insert_examples(messages: Sequence[Message], examples: Sequence[Prompt]) -> tuple[Message, ...]:
+    """The messages with worked examples in front, each a user's turn and the assistant's; a system turn stays first."""
+    turns = [
+        {"role": role, "content": text}
+        for example in examples
+        for role, text in (("user", example.question), ("assistant", (example.solution or "").strip()))
+    ]
+    lead = 1 if messages and messages[0]["role"] == "system" else 0
+    return (*messages[:lead], *turns, *messages[lead:])
+
+
 def shared_system_prompt(prompts: Sequence[Prompt]) -> tuple[bool, str | None]:
     """Whether all prompts are one user's turn after the same system turn (or none), and its text."""
     systems = {p.messages[0]["content"] if p.messages[0]["role"] == "system" else None for p in prompts}

@@ -3,27 +3,23 @@
 The test bed for process rewards: what a reward model can only estimate (which line went wrong first) is computed here
 from the question alone. Any text is a list of right and wrong steps, never an error.
 
-Every family writes its question so that line k of the solution has the place of line k of the question, with the
-question marks filled in: a tiny model has to copy at a constant distance and compute one thing per line.
-
-Demonstrations can be written with false beliefs: a fact is what a line asks one to know (`3*7`), and for a share of
-all facts a demonstration states, at a given rate, a wrong result, always the same one, and continues from it. A
-policy trained on them starts with errors of its own that no better decoding removes.
+Every family but `story` writes its question so that line k of the solution has the place of line k of the question,
+with the question marks filled in: a tiny model has to copy at a constant distance and compute one thing per line.
+Stories are sentences, and the lines of their solutions are judged by what they calculate.
 
     family = task_family(ChainSettings(steps=2))
     prompt = family.sample(np.random.default_rng(0))       # 3+5=?;?*2=?;
     truth = step_truth(prompt, "3+5=9;9*2=8;")             # correct (False, False), follows (False, True)
-    demonstrate(prompt, MistakesSettings(facts=0.2, rate=0.8), np.random.default_rng(0))
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -31,8 +27,15 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from guerdon.errors import DataError
-from guerdon.settings.data import AutomatonSettings, ChainSettings, RegisterSettings, SwapSettings, TaskSettings
-from guerdon.settings.train import MistakesSettings
+from guerdon.settings.data import (
+    AutomatonSettings,
+    ChainSettings,
+    RegisterSettings,
+    StorySettings,
+    SwapSettings,
+    TaskSettings,
+)
+from guerdon.worlds import stories
 from guerdon.worlds.prompts import Prompt, question_hash
 
 SEPARATOR = ";"
@@ -41,7 +44,7 @@ _MAX_DIGITS = 1000  # of a number that is read
 _TASK: TypeAdapter[TaskSettings] = TypeAdapter(TaskSettings)
 _TRIES_PER_PROBLEM = 50
 
-S = TypeVar("S", ChainSettings, RegisterSettings, SwapSettings, AutomatonSettings)
+S = TypeVar("S", ChainSettings, RegisterSettings, SwapSettings, AutomatonSettings, StorySettings)
 
 
 @dataclass(frozen=True)
@@ -52,11 +55,13 @@ class Problem:
         lines: the true lines of its solution, without separators.
         follow: what line k must be, given the lines written before it; None where that is undefined.
         value: what a line states as its result; None for a malformed line.
+        prose: whether lines are sentences, judged by what they calculate; else by their characters.
     """
 
     lines: tuple[str, ...]
     follow: Callable[[int, Sequence[str]], str | None]
     value: Callable[[str], str | None]
+    prose: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,7 @@ class StepTruth:
         answer: what the last step states as its result; None where it is malformed or there is none.
         outcome: whether the answer is the true one, however it was reached.
         expected: steps of the true solution.
+        complete: whether the response is the true solution, from the first line to the last.
     """
 
     correct: tuple[bool, ...]
@@ -84,11 +90,7 @@ class StepTruth:
     answer: str | None
     outcome: bool
     expected: int
-
-    @property
-    def complete(self) -> bool:
-        """Whether the response is the true solution, from the first line to the last."""
-        return len(self.correct) == self.expected and all(self.correct)
+    complete: bool
 
 
 def step_spans(text: str, separator: str = SEPARATOR) -> tuple[tuple[int, int], ...]:
@@ -193,6 +195,8 @@ def task_family(settings: TaskSettings) -> TaskFamily[Any]:
             return _Swap(settings)
         case AutomatonSettings():
             return _Automaton(settings)
+        case StorySettings():
+            return _Story(settings)
 
 
 class _Arithmetic(TaskFamily[S]):
@@ -380,6 +384,43 @@ class _Automaton(TaskFamily[AutomatonSettings]):
         return _other_digit(line, self.settings.states, rng)
 
 
+class _Story(TaskFamily[StorySettings]):
+    """Word problems: every line is one calculation, `Mia has 12 - 5 = 7 pears.`, in any words."""
+
+    separator = "\n"
+
+    def question(self, rng: np.random.Generator) -> str:
+        question = stories.draw_story(self.settings, self._draw_steps(rng), rng)
+        if question is None:
+            raise DataError(f"no word problem fits {self.settings}; raise task.high, or give task.ops more operations")
+        return question
+
+    def solve(self, question: str) -> Problem:
+        story = stories.read_story(question)
+        if story is None:
+            raise self._not_a_question(question)
+
+        def follow(k: int, own: Sequence[str]) -> str | None:
+            amount = stories.line_value(own[k - 1]) if k else Fraction(story.start)
+            return None if amount is None else story.line(amount, k)
+
+        return replace(_problem(len(story.changes), follow, _value_of_sentence), prose=True)
+
+    def fact(self, line: str) -> str:
+        calculation = re.sub(r"^[^0-9]*", "", super().fact(line))
+        return re.sub(r"[0-9]*([0-9])", r"\1", calculation)  # of `Mia has 12 + 35 = 47 pears.`: `2 + 5 `
+
+    def mistaken(self, line: str, rng: np.random.Generator) -> str:
+        left, _, result = line.rpartition("= ")
+        number, _, unit = result.partition(" ")
+        return f"{left}= {_other_digit(number, 10, rng)} {unit}"
+
+
+def _value_of_sentence(line: str) -> str | None:
+    value = stories.line_value(line)
+    return None if value is None else str(value)
+
+
 def _other_digit(line: str, base: int, rng: np.random.Generator) -> str:
     """The line with its last digit changed, to another one below `base`."""
     return line[:-1] + str((int(line[-1]) + int(rng.integers(1, base))) % base)
@@ -403,6 +444,8 @@ def _problem(n: int, follow: Callable[[int, Sequence[str]], str | None], value: 
 def judge(problem: Problem, text: str, separator: str = SEPARATOR) -> StepTruth:
     """Compare a text with the truth about a problem; blanks around a line do not count."""
     spans = step_spans(text, separator)
+    if problem.prose:
+        return _judge_sentences(problem, text, [span for span in spans if text[slice(*span)].strip()])
     lines = [text[start:end].strip().removesuffix(separator).strip() for start, end in spans]
     correct = tuple(k < len(problem.lines) and line == problem.lines[k] for k, line in enumerate(lines))
     follows = tuple(line == problem.follow(k, lines[:k]) for k, line in enumerate(lines[: len(problem.lines)]))
@@ -416,6 +459,50 @@ def judge(problem: Problem, text: str, separator: str = SEPARATOR) -> StepTruth:
         answer=answer,
         outcome=answer is not None and answer == problem.value(problem.lines[-1]),
         expected=len(problem.lines),
+        complete=len(correct) == len(problem.lines) and all(correct),
+    )
+
+
+def _judge_sentences(problem: Problem, text: str, written: Sequence[tuple[int, int]]) -> StepTruth:
+    """The truth of lines in words: each stands for as many true lines as it has calculations, at least one.
+
+    A line without a calculation may state the result of the line before it again.
+
+    Args:
+        problem: whose lines are sentences.
+        text: the response.
+        written: spans of the lines that are not blank.
+    """
+    ends = [start for start, _ in written[1:]] + [len(text)]
+    spans = tuple(zip([0, *ends], ends, strict=False)) if written else ()  # blank lines belong to the line before
+    own: list[str] = []  # the lines so far, one for each true line that they stand for
+    correct: list[bool] = []
+    follows: list[bool] = []
+    for start, end in written:
+        line = text[start:end].strip()
+        calculations = stories.covers(line)
+        if own and not calculations and stories.same_line(line, own[-1]):
+            correct.append(correct[-1])
+            follows.append(True)
+            continue
+        for _ in range(calculations - 1):  # what was calculated on the way is not written
+            own.append(problem.follow(len(own), own) or "")
+        k, place = len(own), len(own) < len(problem.lines)
+        due = problem.follow(k, own)
+        correct.append(place and stories.same_line(line, problem.lines[k]))
+        follows.append(due is not None and stories.same_line(line, due))
+        own.append(line)
+    value = stories.stated_answer(text)
+    answer = None if value is None else str(value)
+    return StepTruth(
+        correct=tuple(correct),
+        follows=tuple(follows),
+        spans=spans,
+        first_error=correct.index(False) if False in correct else -1,
+        answer=answer,
+        outcome=answer is not None and answer == problem.value(problem.lines[-1]),
+        expected=len(problem.lines),
+        complete=all(correct) and len(own) == len(problem.lines),
     )
 
 
@@ -485,33 +572,3 @@ def _draw(family: TaskFamily[Any], size: int, rng: np.random.Generator, taken: S
             "data.train_size or data.val_size, or make the task larger"
         )
     return tuple(family.prompt(question) for question in questions)
-
-
-def demonstrate(prompt: Prompt, mistakes: MistakesSettings, rng: np.random.Generator) -> str:
-    """A solution in which every line follows from the lines before, but for false beliefs.
-
-    Args:
-        prompt: a generated problem.
-        mistakes: which facts are believed wrongly, how often that shows.
-        rng: decides where it shows.
-
-    Raises:
-        DataError: the prompt is not a generated problem.
-    """
-    family = family_of(prompt)
-    problem = family.solve(prompt.question)
-    lines: list[str] = []
-    for k in range(len(problem.lines)):
-        line = problem.follow(k, lines)
-        if line is None:  # no rule of a family leaves a line open after a well-formed one
-            raise AssertionError(f"line {k + 1} of {prompt.question!r} has no successor after {lines}")
-        wrong = rng.random() < mistakes.rate
-        lines.append(believed(family, line, mistakes) if wrong else line)
-    return "".join(line + family.separator for line in lines)
-
-
-def believed(family: TaskFamily[Any], line: str, mistakes: MistakesSettings) -> str:
-    """A true line as the false beliefs change it; most lines stay as they are."""
-    digest = hashlib.sha256(f"{mistakes.seed}|{family.fact(line)}".encode()).digest()
-    belief = np.random.default_rng(int.from_bytes(digest[:8], "big"))
-    return family.mistaken(line, belief) if belief.random() < mistakes.facts else line
