@@ -8,8 +8,8 @@ majority of the four answers, always the system that is best on the training par
 
     python studies/gsm8k_solutions.py data/gsm8k/example_model_solutions.jsonl --estimate
     python studies/gsm8k_solutions.py data/gsm8k/example_model_solutions.jsonl --seeds 0 1 2
-    python studies/gsm8k_solutions.py data/gsm8k/example_model_solutions.jsonl --test 20 --models outcome --seeds 0 \
-        train.outcome.max_steps=5 work_dir=runs/small
+    python studies/gsm8k_solutions.py data/gsm8k/example_model_solutions.jsonl train.outcome.max_steps=5 \
+        work_dir=runs/small --test 20 --models outcome --seeds 0
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--models", nargs="+", choices=["outcome", "implicit", "verdict"],
                         default=["outcome", "implicit", "verdict"])  # fmt: skip
     parser.add_argument("--estimate", action="store_true", help="say what it costs, and end")
-    given = parser.parse_intermixed_args(arguments)
+    given = parser.parse_args(arguments)
     study = load(Study, FILE, given.overrides)
     torch.set_num_threads(study.runner.threads)
     started = time.process_time()

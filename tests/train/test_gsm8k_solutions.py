@@ -86,9 +86,21 @@ def test_the_study_at_a_tiny_size(tmp_path, module):
     tiny = "policy={type: text, tiny: {hidden_size: 16, layers: 1, heads: 2, intermediate: 16}}"
     small = [f"train.{name}.{key}" for name in ("outcome", "implicit", "verdict") for key in
              ("max_steps=2", "batch_size=4", "micro_batch_size=4", "max_length=1000", "lora={r: 2}")]  # fmt: skip
-    arguments = [str(path), "--train", "14", "--test", "8", "--seeds", "0", "1", f"work_dir={tmp_path / 'w'}", tiny]
-    assert module.main([*arguments, *small, "--estimate"]) == {}
-    record = module.main([*arguments, *small])
+    arguments = [
+        str(path),
+        f"work_dir={tmp_path / 'w'}",
+        tiny,
+        *small,
+        "--train",
+        "14",
+        "--test",
+        "8",
+        "--seeds",
+        "0",
+        "1",
+    ]
+    assert module.main([*arguments, "--estimate"]) == {}
+    record = module.main(arguments)
     assert list(record["judges"]) == ["shorter is better", "log-likelihood", "outcome", "implicit", "verdict"]
     for name in ("outcome", "implicit", "verdict"):
         row = record["judges"][name]
@@ -96,5 +108,5 @@ def test_the_study_at_a_tiny_size(tmp_path, module):
         assert 0 <= row["brier"]["estimate"] <= 1
         assert row["within"]["n"] == 32
     assert len(read_solutions(tmp_path / "w/train.jsonl")) == 56
-    again = module.main([*arguments, *small])  # nothing is trained or scored again
+    again = module.main(arguments)  # nothing is trained or scored again
     assert again["judges"] == record["judges"]
