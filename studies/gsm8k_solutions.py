@@ -211,9 +211,7 @@ def baselines(train: Sequence[Solution], test: Sequence[Solution]) -> dict[str, 
 
 def tokens(study: Study, solutions: Sequence[Solution]) -> int:
     """Tokens of questions and solutions as a model reads them."""
-    from guerdon.policies.text_files import read_tokenizer
-
-    tokenizer = read_tokenizer(str(study.text_policy.path))
+    tokenizer = load_policy(study.text_policy, seed=0).tokenizer
     return sum(len(read_steps(tokenizer, s.question, s.steps, closed=True).ids) for s in solutions)
 
 

@@ -151,7 +151,7 @@ def dry_run(page, verb, words):
     """The command with `--dry-run`; a file that the page does not show is replaced by one of the same kind."""
     words = [SHOWN.get((page, verb), word) if word == "study.yaml" else word for word in words]
     done = CliRunner().invoke(app, [verb, *words, *([] if "--dry-run" in words else ["--dry-run"])])
-    missing = re.search(r"the package (\S+) is not installed: pip install", done.output)
+    missing = re.search(r"the package (\S+) is not installed: pip install", f"{done.output} {done.exception}")
     if missing:
         pytest.skip(f"needs the package {missing[1]}")
     assert done.exit_code == 0, (done.output, done.exception)
