@@ -378,48 +378,62 @@ def compared(sides: Sequence[tuple[str, dict[str, Any]]], repetitions: int) -> d
     return found
 
 
-def report(world: str, options: argparse.Namespace) -> None:
-    """The three tables of a world."""
-    common = {"world": world, "copies": options.copies, "steps": options.steps, "together": options.together}
+def steps_table(common: dict[str, Any], options: argparse.Namespace) -> str:
+    """Environment steps, without pictures and with some."""
     rows = []
     for every in (0, options.every):
         sides = [(side, {**common, "side": f"steps_{side}", "every": every}) for side in ("raw", "guerdon")]
         found = compared(sides, options.repetitions)
-        pictures = f"a 128 px picture at every {every}th step" if every else "no pictures"
-        row = [pictures]
+        row = [f"a 128 px picture at every {every}th step" if every else "no pictures"]
         for clock in ("seconds", "core_seconds"):
             raw, own = (rates(found[side], clock) for side in ("raw", "guerdon"))
             row += [spread(raw, 0), spread(own, 0), spread(ratios(own, raw))]
         rows.append(row)
-    print(f"\n### {world}: {options.copies} copies, {options.together} in each of guerdon's processes\n")
     names = ["AsyncVectorEnv", "guerdon", "ratio"]
-    print(table(["environment steps", *(f"{n}{per}" for per in (" /s", " /core-s") for n in names)], rows))
+    return table(["environment steps", *(f"{n}{per}" for per in (" /s", " /core-s") for n in names)], rows)
 
+
+def overlap_table(common: dict[str, Any], options: argparse.Namespace) -> str:
+    """Rollouts with a reward model that is as slow as the simulator."""
     runs = compared([("overlap", {**common, "side": "overlap"})], options.repetitions)["overlap"]
     rows = []
     for name in ("waits", "computes"):
         alone, after, beside = ([run[f"{name}_{key}"] for run in runs] for key in ("alone", "after", "beside"))
         parts = [spread(alone), spread(after), spread(ratios(after, alone)), spread(beside)]
         rows.append([f"that {name}", *parts, spread(ratios(beside, alone))])
-    print()
     names = ["simulation and pictures", "scored after", "ratio", f"in parts of {OVERLAP} steps", "ratio"]
-    print(table(["rollout, s, with a reward model", *names], rows))
+    return table(["rollout, s, with a reward model", *names], rows)
 
+
+def frames_table(common: dict[str, Any], options: argparse.Namespace) -> str:
+    """Pictures per core-second."""
     rows = []
     for size in SIZES:
-        sides = [(side, {**common, "side": f"frames_{side}", "size": size}) for side in ("raw", "guerdon")]
+        common = {**common, "size": size, "frames": options.frames}
+        sides = [(side, {**common, "side": f"frames_{side}"}) for side in ("raw", "guerdon")]
         found = compared(sides, options.repetitions)
         core = {side: rates(runs, "core_seconds") for side, runs in found.items()}
         quotients = ratios(core["guerdon"], core["raw"])
         rows.append([f"{size} px", spread(core["raw"], 0), spread(core["guerdon"], 0), spread(quotients)])
-    print()
-    print(table(["frames per core-second", "the simulator's renderer", "guerdon", "ratio"], rows))
+    return table(["frames per core-second", "the simulator's renderer", "guerdon", "ratio"], rows)
+
+
+TABLES = {"steps": steps_table, "overlap": overlap_table, "frames": frames_table}
+
+
+def report(world: str, options: argparse.Namespace) -> None:
+    """The tables of a world."""
+    common = {"world": world, "copies": options.copies, "steps": options.steps, "together": options.together}
+    print(f"\n### {world}: {options.copies} copies, {options.together} in each of guerdon's processes\n")
+    for name in options.tables:
+        print(TABLES[name](common, options) + "\n")
 
 
 def main() -> None:
     """Print the tables as Markdown, or do one measurement (`--side`)."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--worlds", nargs="+", default=["metaworld"], choices=sorted(TASKS))
+    parser.add_argument("--tables", nargs="+", default=list(TABLES), choices=list(TABLES))
     parser.add_argument("--copies", type=int, default=4)
     parser.add_argument("--together", type=int, default=1, help="copies in each of guerdon's processes")
     parser.add_argument("--steps", type=int, default=1000, help="of every copy in a measurement")
