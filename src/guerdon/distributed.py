@@ -23,7 +23,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -40,6 +40,8 @@ from guerdon.progress import fall_silent
 T = TypeVar("T")
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _WAIT = timedelta(days=30)  # for the next call of the first process, which may collect for hours
+_ALIKE = timedelta(seconds=10)  # within which processes that do the same meet the same error
+_ALONE = "guerdon/failed_alone"  # in the store of the group: the error that one process met alone
 
 
 class _Group:
@@ -57,6 +59,8 @@ class _Group:
         self.parts: list[object] = []
         self.together = self.leads = False
         self._calls = dist.new_group(backend="gloo", timeout=_WAIT)
+        self._store = dist.distributed_c10d._get_default_store()
+        self._done = 0  # calls up to now
         self._lock = threading.RLock()  # one call at a time, whichever thread makes it
 
     @functools.cached_property
@@ -70,33 +74,77 @@ class _Group:
 
     def call(self, what: Callable[..., Any] | tuple[int, str], *args: Any, **options: Any) -> Any:
         """Carry out a function, or a method of a part, in all processes; the first one's result."""
-        with self._lock, _naming_the_lost():
+        with self._lock, self._naming_the_lost():
             self._broadcast((what, args, options))
-            return self._carry_out(what, args, options)
+            try:
+                return self._carry_out(what, args, options)
+            except GuerdonError:
+                self._store.set(f"guerdon/failed/{self._done}", "")
+                raise
 
     def follow(self) -> None:
-        """Carry out what the first process calls, until it has ended; with its exit status where that is not 0."""
+        """Carry out what the first process calls, until it has ended; with its exit status where that is not 0.
+
+        Raises:
+            ClusterError: another process has ended before its time.
+            GuerdonError: an error that this process met alone; the first one is told, and ends, too.
+        """
         if threading.current_thread() is threading.main_thread():  # a signal must end a process that waits
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         while True:
-            with _naming_the_lost():
+            with self._naming_the_lost():
                 message = self._broadcast(None)
             if isinstance(message, int):
                 if message:
                     sys.exit(message)
                 return
             try:
-                with _naming_the_lost():
+                with self._naming_the_lost():
                     self._carry_out(*message)
             except ClusterError:
                 raise
-            except GuerdonError as error:  # the first process usually fails in the same way and reports it
-                sys.stderr.write(f"guerdon: process {self.rank}: {error}\n")
+            except GuerdonError as error:
+                if not self._first_failed():
+                    self._store.set(_ALONE, f"process {self.rank} alone met an error: {error}")
+                    raise
 
     def end(self, status: int) -> None:
         """Let the others go."""
-        with _naming_the_lost():
+        with self._naming_the_lost():
             self._broadcast(status)
+
+    def _first_failed(self) -> bool:
+        """Whether the first process fails in the call of now, too: then it reports the error."""
+        with self._naming_the_lost():
+            try:
+                self._store.wait([f"guerdon/failed/{self._done}"], _ALIKE)
+            except dist.DistStoreError:  # it still computes, or waits for this process
+                return False
+        return True
+
+    @contextmanager
+    def _naming_the_lost(self) -> Iterator[None]:
+        """An error of the connection means that another process has ended."""
+        try:
+            yield
+        except GuerdonError:
+            raise
+        except RuntimeError as error:
+            if not isinstance(error, dist.DistError) and "Connection" not in str(error) and "gloo" not in str(error):
+                raise
+            raise ClusterError(
+                f"a process that trains with this one has ended: {self._said_alone()}. Start all of them again with "
+                f"--resume ({said_by(error)[:100]})"
+            ) from error
+
+    def _said_alone(self) -> str:
+        """The error that ended another process, where that could say it."""
+        try:
+            if self._store.check([_ALONE]):
+                return str(self._store.get(_ALONE).decode())
+        except RuntimeError:  # the store was in the first process
+            pass
+        return "its own output says why"
 
     def _broadcast(self, message: Any) -> Any:
         box = [message]
@@ -104,6 +152,7 @@ class _Group:
         return box[0]
 
     def _carry_out(self, what: Callable[..., Any] | tuple[int, str], args: Any, options: Any) -> Any:
+        self._done += 1
         work = getattr(self.parts[what[0]], what[1]) if isinstance(what, tuple) else what
         for part in self.parts:
             if isinstance(part, Shards):
@@ -122,22 +171,6 @@ def _all_together(group: _Group, now: bool = True) -> Iterator[None]:
         yield
     finally:
         group.together = before
-
-
-@contextmanager
-def _naming_the_lost() -> Iterator[None]:
-    """An error of the connection means that another process has ended."""
-    try:
-        yield
-    except GuerdonError:
-        raise
-    except RuntimeError as error:
-        if not isinstance(error, dist.DistError) and "Connection" not in str(error) and "gloo" not in str(error):
-            raise
-        raise ClusterError(
-            "a process that trains with this one has ended, and its own output says why. Start all of them again with "
-            f"--resume ({said_by(error)[:100]})"
-        ) from error
 
 
 # Joining.
@@ -181,8 +214,9 @@ def joined() -> Iterator[None]:
         ended = True
     finally:
         _group = None
-        if ended or not torch.cuda.is_available():  # NCCL would wait for processes that are gone
-            dist.destroy_process_group()
+        if not ended and torch.cuda.is_available():  # NCCL would wait for processes that are gone
+            dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda")).abort()
+        dist.destroy_process_group()
 
 
 def _use_own_gpu() -> None:
@@ -239,7 +273,8 @@ def led(work: Callable[[], T]) -> T | None:
     except ClusterError:
         raise  # there may be nobody to tell
     except GuerdonError as error:
-        _group.end(error.exit_code)
+        with suppress(ClusterError):  # of one that is gone already, with the same error
+            _group.end(error.exit_code)
         raise
     finally:
         _group.leads = False

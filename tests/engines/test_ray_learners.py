@@ -1,14 +1,15 @@
-"""Learners as actors of a Ray cluster: the numbers of one learner, and no hang when one dies."""
+"""Learners as actors of a Ray cluster: the numbers of one learner, and no hang and no other number when one dies."""
 
 import json
 import os
+import signal
 
 import pytest
 from pydantic import ValidationError
-from ray_studies import on_ray, words
+from ray_studies import on_ray, recorded, words
 
 from guerdon import distributed
-from guerdon.errors import ClusterError, ConfigError
+from guerdon.errors import ClusterError, ConfigError, DataError
 from guerdon.rl.learner import Learner
 from guerdon.rl.run import run, run_folder
 from learners import assert_alike
@@ -28,9 +29,16 @@ def cluster():
 
 
 def end_elsewhere():
-    """In all processes: those that follow are gone."""
+    """In all processes: those that follow are killed."""
     if not distributed.is_first():
-        os._exit(9)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail_elsewhere():
+    """In all processes: those that follow meet an error, while the first one waits for them."""
+    if not distributed.is_first():
+        raise DataError("there is no file /data/prompts")
+    distributed.wait()
 
 
 def both(tmp_path, **more):
@@ -45,30 +53,56 @@ def test_learners_on_a_cluster_learn_what_one_learns(tmp_path):
     assert_alike(alone, placed)
 
 
-def test_a_run_that_lost_a_learner_goes_on(tmp_path, monkeypatch):
-    alone, placed = both(tmp_path, **on_ray(1, **LEARNERS))
-    run(alone)
-    learn, updates = Learner.update, []
+def disturbed(monkeypatch, what, *updates):
+    """Before these updates of a run, counted from 1 over all attempts, do `what` in all learners."""
+    learn, done = Learner.update, []
 
-    def update_without_the_others(self, *args, **options):
-        updates.append(None)
-        if len(updates) == 3:
-            distributed.everywhere(end_elsewhere)
+    def update(self, *args, **options):
+        done.append(None)
+        if len(done) in updates:
+            distributed.everywhere(what)
         return learn(self, *args, **options)
 
+    monkeypatch.setattr(Learner, "update", update)
+
+
+def test_a_run_whose_learners_are_killed_goes_on_by_itself(tmp_path, monkeypatch, capfd):
+    alone, undisturbed = both(tmp_path, **on_ray(1, **LEARNERS))
+    run(undisturbed)
+    killed = undisturbed.model_copy(update={"runner": alone.runner})
+    disturbed(monkeypatch, end_elsewhere, 1, 3)
+    run(killed)
+    assert recorded(run_folder(killed)) == recorded(run_folder(undisturbed))
+    lines = [line for line in capfd.readouterr().err.splitlines() if "a learner was lost" in line]
+    assert [line.rsplit("/")[-1] for line in lines] == [
+        "a learner was lost: all 2 start again from the start of the run", "step_000000000016"
+    ]  # fmt: skip
+    assert not (run_folder(killed) / "FAILED.json").exists()
+
+
+def test_learners_that_are_lost_again_and_again_end_the_run(tmp_path, monkeypatch):
+    alone, placed = both(tmp_path, **on_ray(1, **LEARNERS, max_replacements=1))
+    run(alone)
     with monkeypatch.context() as during:
-        during.setattr(Learner, "update", update_without_the_others)
-        with pytest.raises(ClusterError, match="has ended"):
+        disturbed(during, end_elsewhere, 3, 4)
+        with pytest.raises(ClusterError, match=r"lost 2 times since one checkpoint.*--resume"):
             run(placed)
     assert json.loads((run_folder(placed) / "FAILED.json").read_text())["kind"] == "ClusterError"
     run(placed, resume=True)
     assert_alike(alone, placed)
 
 
+def test_an_error_that_one_learner_meets_alone_ends_the_run_with_its_text(tmp_path, monkeypatch):
+    _, placed = both(tmp_path, **on_ray(1, **LEARNERS))
+    disturbed(monkeypatch, fail_elsewhere, 2)
+    with pytest.raises(ClusterError, match="process 1 alone met an error: there is no file /data/prompts"):
+        run(placed)
+
+
 def test_what_cannot_be_is_refused(tmp_path):
     with pytest.raises(ValidationError, match="learner_cpus"):
         words(tmp_path, "run", engine="ray", cluster={"learner_cpus": 2})
-    with pytest.raises(ConfigError, match="no room for 1 of 1 learners"):
+    with pytest.raises(ConfigError, match="room for 0 of 1 further learners"):
         run(words(tmp_path, "run", **on_ray(1, learners=2, learner_cpus=64, start_timeout=1)))
     with pytest.raises(ConfigError, match="all learners compute on a GPU, or none does"):
         run(words(tmp_path, "run", **on_ray(1, **LEARNERS, learner_gpus=1)))

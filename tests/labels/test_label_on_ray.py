@@ -72,7 +72,7 @@ def test_what_a_killed_worker_sampled_is_sampled_again(policy, tmp_path):
                     alive = [one for one in workers._actors if one.running and one not in killed]
                     if alive and len(killed) < 2 and place + 1 < len(groups):
                         killed.append(alive[0])
-                        os.kill(ray.get(alive[0].handle.pid.remote()), signal.SIGKILL)
+                        os.kill(ray.get(alive[0].ready), signal.SIGKILL)
                     yield place, found
 
             return killing

@@ -104,6 +104,37 @@ def test_the_first_process_ends_all_of_them(tmp_path):
     assert "vllm" not in found[1][1]
 
 
+FAILING = """
+from guerdon import distributed
+from guerdon.errors import DataError
+
+def part():
+    if {who}:
+        raise DataError("there is no file /data/prompts")
+    distributed.wait()
+
+with distributed.joined():
+    distributed.led(lambda: distributed.everywhere(part))
+"""
+
+
+@pytest.mark.slow
+def test_an_error_that_one_process_meets_alone_is_said_by_the_first():
+    (_, said), (_, own) = finished(start_together("-c", FAILING.format(who="not distributed.is_first()")))
+    assert (
+        "ClusterError: a process that trains with this one has ended: process 1 alone met an error:" in said
+    )
+    assert "DataError: there is no file /data/prompts" in own
+
+
+@pytest.mark.slow
+def test_an_error_that_all_processes_meet_is_said_by_the_first():
+    (_, said), (status, own) = finished(start_together("-c", FAILING.format(who="True")))
+    assert "DataError: there is no file /data/prompts" in said
+    assert status == 2
+    assert "DataError" not in own
+
+
 @pytest.mark.slow
 def test_torchrun(tmp_path):
     study = letter_study(tmp_path, **TEXT["lora"], runner={"total_steps": 16})

@@ -1,9 +1,12 @@
 """A connection to a Ray cluster, and actors of one kind on it, which may be lost and are replaced.
 
-ray, owned = connected("auto")
-actors = Actors(ray, Worker, (argument,), ActorSettings("worker", "cluster.workers", 4), cluster)
+class Scorer(ClusterWorker):
+def work(self, item): ...
+
+actors = Actors(Scorer, (), ActorSettings("scorer", "cluster.scorers", 4), cluster, threads=1)
 for place, result in actors.results(items, lambda handle, item: handle.work.remote(item)):
-    ...
+...
+actors.close()
 """
 
 from __future__ import annotations
@@ -59,37 +62,6 @@ def connected(address: str, *, show_logs: bool = True) -> tuple[Any, bool]:
     return ray, True
 
 
-def placement(ray: Any, cluster: ClusterSettings) -> Any:
-    """The placement group of a run, with `strategy: pack`; the first caller creates it. None: there is none.
-
-    Its n-th bundle has room for the n-th collector and the n-th reward worker.
-    """
-    if cluster.strategy != "pack":
-        return None
-    from ray.util import get_placement_group, placement_group
-
-    name = f"guerdon-{ray.get_runtime_context().get_job_id()}-{id(cluster)}"
-    try:
-        return get_placement_group(name)
-    except ValueError:  # there is none of this name
-        pass
-    kinds = (
-        (cluster.collectors, cluster.collector_cpus, cluster.collector_gpus, cluster.collector_resources),
-        (
-            cluster.reward_workers,
-            cluster.reward_worker_cpus,
-            cluster.reward_worker_gpus,
-            cluster.reward_worker_resources,
-        ),
-    )
-    bundles: list[dict[str, float]] = [{} for _ in range(max(cluster.collectors, cluster.reward_workers))]
-    for count, cpus, gpus, resources in kinds:
-        for bundle in bundles[:count]:
-            for key, amount in {"CPU": cpus, "GPU": gpus, **resources}.items():
-                bundle[key] = bundle.get(key, 0.0) + amount
-    return placement_group([{k: v for k, v in one.items() if v} for one in bundles], strategy="PACK", name=name)
-
-
 def losses() -> tuple[type[Exception], ...]:
     """What Ray raises where an actor or a task, its node, or what it returned is lost."""
     from ray import exceptions
@@ -111,18 +83,28 @@ def raise_cause(error: Any) -> NoReturn:
     raise error
 
 
-def enter_folder(folder: str, modules: Sequence[str], threads: int) -> None:
-    """Make the process of an actor like that of the run, where the machine has its folders.
+class ClusterWorker:
+    """What runs in an actor: the base of the kinds of `Actors`."""
 
-    Args:
-        folder: relative paths are resolved from here.
-        modules: folders that modules are imported from.
-        threads: of torch.
-    """
-    if Path(folder).is_dir():
-        os.chdir(folder)
-    sys.path += [path for path in modules if path not in sys.path and Path(path).is_dir()]
-    torch.set_num_threads(threads)
+    def enter(self, folder: str, modules: Sequence[str], threads: int) -> int:
+        """Make the process like that of the run, where the machine has its folders: the first call of an actor.
+
+        Args:
+            folder: relative paths are resolved from here.
+            modules: folders that modules are imported from.
+            threads: of torch.
+
+        Returns:
+            The process of the actor; Ray answers as soon as it has a place.
+        """
+        if Path(folder).is_dir():
+            os.chdir(folder)
+        sys.path += [path for path in modules if path not in sys.path and Path(path).is_dir()]
+        torch.set_num_threads(threads)
+        return os.getpid()
+
+    def close(self) -> None:
+        """Release what it holds."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +116,7 @@ class ActorSettings:
         key: of their number in the configuration.
         count: how many.
         cpus, gpus, resources: that each reserves.
+        packed: whether they have a place in the placement group of `strategy: pack`.
     """
 
     name: str
@@ -142,6 +125,7 @@ class ActorSettings:
     cpus: float = 1.0
     gpus: float = 0.0
     resources: Mapping[str, float] = field(default_factory=dict)
+    packed: bool = False
 
 
 @dataclass(eq=False)
@@ -150,7 +134,7 @@ class PlacedActor:
 
     Attributes:
         handle: of Ray.
-        ready: resolves when the actor has a place.
+        ready: resolves to its process when the actor has a place.
         running: whether it has one.
         holds: parts of the work whose newest state is there.
         heard: when it last returned something, of the calls that it is in now; None: it is in none.
@@ -163,39 +147,59 @@ class PlacedActor:
     heard: float | None = None
 
 
+@dataclass
+class _Group:
+    """The placement group of a run with `strategy: pack`, which its kinds of actors share.
+
+    Its n-th bundle has room for the n-th collector and the n-th reward worker.
+    """
+
+    cluster: ClusterSettings
+    group: Any
+    users: int = 0
+
+
+_groups: list[_Group] = []
+
+
 class Actors:
     """Actors of one kind. A lost one is replaced; until the cluster has room for another one there are fewer.
 
+    They are connected to the cluster, which starts with them where there is none, until `close`.
+
     Args:
-        ray: from `connected`.
-        kind: class of the actors. It has `pid`, which answers as soon as an actor has a place, and `close`.
-        build: arguments of the class.
+        kind: class of the actors.
+        build: its arguments, which are sent to the cluster once.
         wanted: how many, and what each reserves.
-        cluster: strategy, time limits.
-        group: placement group, whose n-th bundle the n-th actor gets; None: the strategy decides.
+        cluster: the `cluster` section.
+        threads: `runner.threads`.
 
     Attributes:
+        ray: the package, connected.
         replaced: actors that were lost and replaced up to now.
 
     Raises:
-        ConfigError: the cluster has no room.
+        ConfigError: the cluster cannot be reached, or has no room.
         ClusterError: they cannot be started.
+        MissingDependencyError: Ray is not installed.
     """
 
     def __init__(
         self,
-        ray: Any,
-        kind: type,
+        kind: type[ClusterWorker],
         build: Sequence[Any],
         wanted: ActorSettings,
         cluster: ClusterSettings,
-        group: Any = None,
+        threads: int,
     ) -> None:
-        self._group = group
-        self._ray, self._kind, self._build, self._wanted, self._cluster = ray, kind, build, wanted, cluster
+        self.ray, self._owned = connected(cluster.address)
+        self._kind, self._wanted, self._cluster = kind, wanted, cluster
+        self._build = [self.ray.put(one) for one in build]
+        self._process = (str(Path.cwd()), list(sys.path), threads)
         self._losses = losses()
         self.replaced = 0
         self._actors: list[PlacedActor] = []
+        self._group = self._join_group() if wanted.packed and cluster.strategy == "pack" else None
         try:
             for place in range(wanted.count):
                 self._actors.append(self._start(place))
@@ -234,10 +238,10 @@ class Actors:
         starting = {actor.ready: actor for actor in self._actors if not actor.running}
         if not starting:
             return
-        for ready in self._ray.wait(list(starting), num_returns=1, timeout=timeout)[0]:
+        for ready in self.ray.wait(list(starting), num_returns=1, timeout=timeout)[0]:
             actor = starting.pop(ready)
             try:
-                self._ray.get(ready)
+                self.ray.get(ready)
                 actor.running = True
             except self._losses as error:
                 self._replace(actor, error)
@@ -251,7 +255,7 @@ class Actors:
         """
         if actor not in self._actors:
             return
-        self._ray.kill(actor.handle)
+        self.ray.kill(actor.handle)
         place = self._actors.index(actor)
         self._actors[place] = self._start(place)
         self.replaced += 1
@@ -287,12 +291,12 @@ class Actors:
             actor.heard = now if actor.heard is None else actor.heard
         until = min(actor.heard + limit for actor in busy.values() if actor.heard is not None)
         found: list[tuple[Any, PlacedActor, Any]] = []
-        for call in self._ray.wait(list(waiting), num_returns=1, timeout=max(0.0, until - now))[0]:
+        for call in self.ray.wait(list(waiting), num_returns=1, timeout=max(0.0, until - now))[0]:
             about, actor = waiting.pop(call)
             actor.heard = None
             try:
-                found.append((about, actor, self._ray.get(call)))
-            except self._ray.exceptions.RayTaskError as error:
+                found.append((about, actor, self.ray.get(call)))
+            except self.ray.exceptions.RayTaskError as error:
                 raise_cause(error)
             except self._losses as error:
                 found.append((about, actor, LOST))
@@ -334,15 +338,37 @@ class Actors:
                     yield place, result
 
     def close(self) -> None:
-        """End the actors."""
+        """End the actors, and the cluster where they started it."""
         try:
             closing = [actor.handle.close.remote() for actor in self._actors if actor.running]
             if closing:
-                self._ray.wait(closing, num_returns=len(closing), timeout=_CLOSING)
+                self.ray.wait(closing, num_returns=len(closing), timeout=_CLOSING)
         finally:
             for actor in self._actors:
-                self._ray.kill(actor.handle)
+                self.ray.kill(actor.handle)
             self._actors = []
+            if self._group is not None:
+                self._leave_group(self._group)
+            if self._owned:
+                self.ray.shutdown()
+
+    def _join_group(self) -> _Group:
+        """The placement group of the run; its first kind of actors creates it."""
+        found = next((one for one in _groups if one.cluster is self._cluster), None)
+        if found is None:
+            from ray.util import placement_group
+
+            found = _Group(self._cluster, placement_group(_bundles(self._cluster), strategy="PACK"))
+            _groups.append(found)
+        found.users += 1
+        return found
+
+    def _leave_group(self, group: _Group) -> None:
+        """Remove the placement group, where this kind of actors is its last."""
+        group.users -= 1
+        if not group.users:
+            _groups.remove(group)
+            self.ray.util.remove_placement_group(group.group)
 
     def _start(self, place: int) -> PlacedActor:
         """Ask the cluster for an actor with this number."""
@@ -351,8 +377,8 @@ class Actors:
         if self._group is not None:
             from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-            strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=place)
-        remote = self._ray.remote(self._kind).options(
+            strategy = PlacementGroupSchedulingStrategy(self._group.group, placement_group_bundle_index=place)
+        remote = self.ray.remote(self._kind).options(
             num_cpus=wanted.cpus,
             num_gpus=wanted.gpus,
             resources=dict(wanted.resources),
@@ -360,14 +386,14 @@ class Actors:
             max_restarts=0,  # a new actor, which may have another place, takes its part
         )
         handle = remote.remote(*self._build)
-        return PlacedActor(handle, handle.pid.remote())
+        return PlacedActor(handle, handle.enter.remote(*self._process))
 
     def _wait_for_all(self) -> None:
         """Refuse to begin with fewer actors than were asked for."""
         wanted, refs = self._wanted, [actor.ready for actor in self._actors]
-        ready = self._ray.wait(refs, num_returns=len(refs), timeout=self._cluster.start_timeout)[0]
+        ready = self.ray.wait(refs, num_returns=len(refs), timeout=self._cluster.start_timeout)[0]
         if len(ready) < len(refs):
-            has = self._ray.cluster_resources()
+            has = self.ray.cluster_resources()
             needs = {"CPU": wanted.cpus, "GPU": wanted.gpus, **wanted.resources}
             raise ConfigError(
                 f"the cluster has room for {len(ready)} of {len(refs)} {wanted.name}s ({wanted.key}), which need "
@@ -375,10 +401,29 @@ class Actors:
                 + ": ask for fewer or smaller ones, or add nodes"
             )
         try:
-            self._ray.get(refs)
-        except self._ray.exceptions.RayTaskError as error:
+            self.ray.get(refs)
+        except self.ray.exceptions.RayTaskError as error:
             raise_cause(error)
         except self._losses as error:
             raise ClusterError(f"the {wanted.name}s cannot be started on the cluster: {error}") from error
         for actor in self._actors:
             actor.running = True
+
+
+def _bundles(cluster: ClusterSettings) -> list[dict[str, float]]:
+    """What the n-th collector and the n-th reward worker reserve together."""
+    kinds = (
+        (cluster.collectors, cluster.collector_cpus, cluster.collector_gpus, cluster.collector_resources),
+        (
+            cluster.reward_workers,
+            cluster.reward_worker_cpus,
+            cluster.reward_worker_gpus,
+            cluster.reward_worker_resources,
+        ),
+    )
+    bundles: list[dict[str, float]] = [{} for _ in range(max(cluster.collectors, cluster.reward_workers))]
+    for count, cpus, gpus, resources in kinds:
+        for bundle in bundles[:count]:
+            for key, amount in {"CPU": cpus, "GPU": gpus, **resources}.items():
+                bundle[key] = bundle.get(key, 0.0) + amount
+    return [{key: amount for key, amount in one.items() if amount} for one in bundles]

@@ -11,20 +11,16 @@ undisturbed one. Where the cluster has no room for a replacement, the others tak
 from __future__ import annotations
 
 import copy
-import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from guerdon.collect.shards import Join, State, packed, unpacked
-from guerdon.engines.ray_cluster import LOST, Actors, ActorSettings, PlacedActor, connected, enter_folder, placement
-from guerdon.errors import GuerdonError
+from guerdon.engines.ray_cluster import LOST, Actors, ActorSettings, ClusterWorker, PlacedActor
 from guerdon.settings.cluster import ClusterSettings
 from guerdon.types import Rollout
 
@@ -32,27 +28,17 @@ Make = Callable[..., Any]
 """From plain arguments to the collector of one shard."""
 
 
-class ShardWorker:
+class ShardWorker(ClusterWorker):
     """What runs in an actor: the collectors of some shards, one after another.
 
     Args:
         make: from the arguments of a shard to its collector.
         shards: the arguments of every shard.
-        folder: relative paths are resolved from here, where the machine has this folder.
-        modules: folders that modules are imported from, as in the process of the learner.
-        threads: of torch, as there.
     """
 
-    def __init__(
-        self, make: Make, shards: Sequence[Mapping[str, Any]], folder: str, modules: Sequence[str], threads: int
-    ) -> None:
-        enter_folder(folder, modules, threads)
+    def __init__(self, make: Make, shards: Sequence[Mapping[str, Any]]) -> None:
         self._make, self._shards = make, shards
         self._collectors: dict[int, Any] = {}
-
-    def pid(self) -> int:
-        """The process of this actor; it answers as soon as the actor has a place."""
-        return os.getpid()
 
     def run(
         self, shard: int, anew: bool, state: State | None, name: str, weights: Any, given: Mapping[str, Any]
@@ -108,19 +94,12 @@ class RayCollector:
         threads: int,
     ) -> None:
         self._join, self._count = join, len(shards)
-        self._ray, self._owned = connected(cluster.address)
-        build = (make, self._ray.put(list(shards)), str(Path.cwd()), list(sys.path), threads)
+        self._states: list[State | None] = [None] * self._count  # after the last rollout; None: it has not begun
         wanted = ActorSettings(
             "collector", "cluster.collectors", cluster.collectors, cluster.collector_cpus, cluster.collector_gpus,
-            cluster.collector_resources,
+            cluster.collector_resources, packed=True,
         )  # fmt: skip
-        self._states: list[State | None] = [None] * self._count  # after the last rollout; None: it has not begun
-        self._group = placement(self._ray, cluster)
-        try:
-            self._actors = Actors(self._ray, ShardWorker, build, wanted, cluster, self._group)
-        except GuerdonError:
-            self._disconnect()
-            raise
+        self._actors = Actors(ShardWorker, (make, list(shards)), wanted, cluster, threads)
 
     @property
     def replaced(self) -> int:
@@ -161,17 +140,8 @@ class RayCollector:
             actor.holds.clear()
 
     def close(self) -> None:
-        """End the actors, and the cluster where this run started it."""
-        try:
-            self._actors.close()
-        finally:
-            self._disconnect()
-
-    def _disconnect(self) -> None:
-        if self._group is not None:
-            self._ray.util.remove_placement_group(self._group)
-        if self._owned:
-            self._ray.shutdown()
+        """End the actors, and the cluster where they started it."""
+        self._actors.close()
 
     # Calls that survive the loss of actors.
 
@@ -183,7 +153,7 @@ class RayCollector:
         Raises:
             ClusterError: no collector is left, or they are lost again and again.
         """
-        weights = None if policy is None else self._ray.put(_weights(policy))
+        weights = None if policy is None else self._actors.ray.put(_weights(policy))
         found: dict[int, Any] = {}
         waiting: dict[Any, tuple[int, PlacedActor]] = {}
         todo, replaced = list(shards), self.replaced

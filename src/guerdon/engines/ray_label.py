@@ -10,12 +10,10 @@ with closing(LabelWorkers(study)) as workers:
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
-from pathlib import Path
 
-from guerdon.engines.ray_cluster import Actors, ActorSettings, connected, enter_folder
+from guerdon.engines.ray_cluster import Actors, ActorSettings, ClusterWorker
 from guerdon.errors import ConfigError
 from guerdon.labels.completions import GroupSampler, Sample, Sampled, SampleGroup, weights_hash
 from guerdon.policies.text_files import load_policy
@@ -23,27 +21,17 @@ from guerdon.settings.study import Study
 from guerdon.settings.text_policy import GenerationSettings, TextPolicySettings
 
 
-class LabelWorker:
+class LabelWorker(ClusterWorker):
     """What runs in an actor: policies, loaded when they are first needed.
 
     Args:
         generation: the `generation` section.
         seed: `runner.seed`.
-        folder: relative paths are resolved from here, where the machine has this folder.
-        modules: folders that modules are imported from.
-        threads: of torch, as in one process.
     """
 
-    def __init__(
-        self, generation: GenerationSettings, seed: int, folder: str, modules: Sequence[str], threads: int
-    ) -> None:
-        enter_folder(folder, modules, threads)
+    def __init__(self, generation: GenerationSettings, seed: int) -> None:
         self._generation, self._seed = generation, seed
         self._samplers: dict[str, GroupSampler] = {}
-
-    def pid(self) -> int:
-        """The process of this actor; it answers as soon as the actor has a place."""
-        return os.getpid()
 
     def sample(self, settings: TextPolicySettings, fingerprint: str, group: SampleGroup) -> Sampled:
         """The completions of a group.
@@ -80,18 +68,17 @@ class LabelWorkers:
     """
 
     def __init__(self, study: Study) -> None:
-        self._study, self._owned = study, False
+        self._study = study
 
     @cached_property
     def _actors(self) -> Actors:
         study, cluster = self._study, self._study.cluster
-        ray, self._owned = connected(cluster.address)
-        build = (study.generation, study.runner.seed, str(Path.cwd()), list(sys.path), study.runner.threads)
+        build = (study.generation, study.runner.seed)
         wanted = ActorSettings(
             "label worker", "cluster.label_workers", cluster.label_workers, cluster.label_worker_cpus,
             cluster.label_worker_gpus,
         )  # fmt: skip
-        return Actors(ray, LabelWorker, build, wanted, cluster)
+        return Actors(LabelWorker, build, wanted, cluster, study.runner.threads)
 
     def sample_with(self, settings: TextPolicySettings, fingerprint: str) -> Sample:
         """What samples with a policy whose weights have this hash."""
@@ -109,7 +96,3 @@ class LabelWorkers:
         """End the actors, and the cluster where this work started it."""
         if "_actors" in vars(self):
             self._actors.close()
-        if self._owned:
-            import ray
-
-            ray.shutdown()

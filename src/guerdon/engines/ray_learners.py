@@ -1,40 +1,34 @@
 """The learners of a run on a Ray cluster: the process of the run is the first of them, the others are actors.
 
-They are the processes of `guerdon.distributed`; Ray finds them places, and ends them with the run.
+They are the processes of `guerdon.distributed`; Ray finds them places, and ends them with the run. When one is lost,
+all of them start again from the last checkpoint.
 
-    with learners(study):
-        distributed.led(lambda: Loop(study, folder).run())
+    found = lead(study, lambda again: Loop(study, folder, resume=again).run(), lambda: latest_checkpoint(folder))
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any, TypeVar
 
 import torch
 
 from guerdon import distributed
-from guerdon.engines.ray_cluster import connected, enter_folder, losses, raise_cause
-from guerdon.errors import ClusterError, ConfigError
+from guerdon.engines.ray_cluster import Actors, ActorSettings, ClusterWorker, losses
+from guerdon.errors import ClusterError, ConfigError, GuerdonError
+from guerdon.progress import log_line
 from guerdon.settings.study import Study
 
+T = TypeVar("T")
+_NOTICE = 60.0  # seconds within which Ray knows which learners have ended
 
-class LearnerActor:
-    """A learner that follows the process of the run.
 
-    Args:
-        folder, modules, threads: see `enter_folder`.
-    """
-
-    def __init__(self, folder: str, modules: Sequence[str], threads: int) -> None:
-        enter_folder(folder, modules, threads)
-
-    def pid(self) -> int:
-        """Of its process; answers as soon as the actor has a place."""
-        return os.getpid()
+class LearnerActor(ClusterWorker):
+    """A learner that follows the process of the run."""
 
     def follow(self, variables: Mapping[str, str]) -> None:
         """Carry out the collective calls of the run until it ends.
@@ -47,17 +41,19 @@ class LearnerActor:
             distributed.led(lambda: None)
 
 
-@contextmanager
-def learners(study: Study) -> Iterator[None]:
-    """Be the first of `cluster.learners` learners for the time of the block.
+def lead(study: Study, work: Callable[[bool], T], checkpoint: Callable[[], Any]) -> T:
+    """Carry out work as the first of `cluster.learners` learners, again from the last checkpoint when one is lost.
 
     Args:
         study: the resolved configuration, of `engine: ray`.
+        work: gets whether it begins again after the loss of a learner.
+        checkpoint: names the last checkpoint.
 
     Raises:
         ConfigError: the cluster cannot be reached or has no room, torchrun was used, too, or some learners have a GPU
             and others have none.
-        ClusterError: a learner cannot be started.
+        ClusterError: learners were lost more often than `cluster.max_replacements` since one checkpoint, there is no
+            room for another one, or one met an error alone.
         MissingDependencyError: Ray is not installed.
     """
     cluster = study.cluster
@@ -68,45 +64,70 @@ def learners(study: Study) -> Iterator[None]:
             f"the process of the run is the first learner, and it has {torch.cuda.device_count()} GPU(s), while "
             f"cluster.learner_gpus is {cluster.learner_gpus:g}: all learners compute on a GPU, or none does"
         )
-    ray, owned = connected(cluster.address)
-    actors = []
+    again, losses_in_a_row, reached = False, 0, checkpoint()
+    while True:
+        with closing(_start(study, again)) as actors:
+            calls, variables = _calls(actors, cluster.learners)
+            try:
+                with _environment(variables), distributed.joined():
+                    return distributed.led(lambda again=again: work(again))  # type: ignore[misc,return-value]
+            except ClusterError as error:
+                if not _lost(actors.ray, calls):
+                    raise
+                losses_in_a_row = losses_in_a_row + 1 if checkpoint() == reached else 1
+                if losses_in_a_row > cluster.max_replacements:
+                    raise ClusterError(
+                        f"learners were lost {losses_in_a_row} times since one checkpoint, more often than "
+                        f"cluster.max_replacements allows. Go on with --resume ({error})"
+                    ) from error
+        gc.collect()  # the models of this attempt, before those of the next one
+        again, reached = True, checkpoint()
+        log_line(f"a learner was lost: all {cluster.learners} start again from {reached or 'the start of the run'}")
+
+
+def _start(study: Study, again: bool) -> Actors:
+    """The learners beside this process."""
+    cluster = study.cluster
+    wanted = ActorSettings(
+        "further learner", "cluster.learners", cluster.learners - 1, cluster.learner_cpus, cluster.learner_gpus,
+        cluster.learner_resources,
+    )  # fmt: skip
     try:
-        kind = ray.remote(LearnerActor).options(
-            num_cpus=cluster.learner_cpus,
-            num_gpus=cluster.learner_gpus,
-            resources=cluster.learner_resources,
-            scheduling_strategy="SPREAD" if cluster.strategy == "spread" else "DEFAULT",
-        )
-        modules = [path for path in sys.path if path]
-        actors = [kind.remote(os.getcwd(), modules, study.runner.threads) for _ in range(cluster.learners - 1)]
-        placed = [actor.pid.remote() for actor in actors]
-        _, missing = ray.wait(placed, num_returns=len(placed), timeout=cluster.start_timeout)
-        if missing:
-            raise ConfigError(
-                f"the cluster had no room for {len(missing)} of {len(placed)} learners within "
-                f"{cluster.start_timeout:g} s: lower cluster.learners, learner_cpus or learner_gpus, or add nodes"
-            )
+        return Actors(LearnerActor, (), wanted, cluster, study.runner.threads)
+    except ConfigError as error:
+        if again:
+            raise ClusterError(f"a learner was lost. {error}, then go on with --resume") from error
+        raise
+
+
+def _calls(actors: Actors, count: int) -> tuple[list[Any], dict[str, str]]:
+    """The calls that let learners follow, and the variables of torchrun for this process."""
+    variables = {
+        "MASTER_ADDR": actors.ray.util.get_node_ip_address(),
+        "MASTER_PORT": str(_free_port()),
+        "WORLD_SIZE": str(count),
+        "LOCAL_RANK": "0",  # Ray shows each learner its own GPU alone
+    }
+    calls = [actor.handle.follow.remote({**variables, "RANK": str(i + 1)}) for i, actor in enumerate(actors)]
+    return calls, {**variables, "RANK": "0"}
+
+
+def _lost(ray: Any, calls: list[Any]) -> bool:
+    """Whether a learner was lost; False where each ended by an error that was expected, or has not ended.
+
+    Raises:
+        RayTaskError: one ended by an error that was not, with its traceback.
+    """
+    lost = False
+    for call in ray.wait(calls, num_returns=len(calls), timeout=_NOTICE)[0]:
         try:
-            ray.get(placed)
+            ray.get(call)
         except ray.exceptions.RayTaskError as error:
-            raise_cause(error)
-        except losses() as error:
-            raise ClusterError(f"the learners cannot be started on the cluster: {error}") from error
-        variables = {
-            "MASTER_ADDR": ray.util.get_node_ip_address(),
-            "MASTER_PORT": str(_free_port()),
-            "WORLD_SIZE": str(cluster.learners),
-            "LOCAL_RANK": "0",  # Ray shows each learner its own GPU alone
-        }
-        calls = [actor.follow.remote({**variables, "RANK": str(i + 1)}) for i, actor in enumerate(actors)]
-        with _environment({**variables, "RANK": "0"}), distributed.joined():
-            yield
-        ray.wait(calls, num_returns=len(calls), timeout=cluster.start_timeout)
-    finally:
-        for actor in actors:
-            ray.kill(actor)
-        if owned:
-            ray.shutdown()
+            if not isinstance(error.cause, GuerdonError):
+                raise
+        except losses():
+            lost = True
+    return lost
 
 
 @contextmanager

@@ -9,38 +9,26 @@ out to the workers; the part of a lost worker is scored again by another one, wi
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from guerdon.engines.ray_cluster import Actors, ActorSettings, connected, enter_folder, placement
+from guerdon.engines.ray_cluster import Actors, ActorSettings, ClusterWorker
 from guerdon.engines.reward_models import Load, RewardModels, ShardedModel
-from guerdon.errors import GuerdonError
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.study import Study
 from guerdon.types import Episode, RewardInfo, RewardModel, Score
 
 
-class ScoringWorker:
+class ScoringWorker(ClusterWorker):
     """What runs in an actor: reward models, each loaded when it is first needed.
 
     Args:
         load: from a source to its model.
         sources: whose models it may be asked for.
-        folder, modules, threads: see `enter_folder`.
     """
 
-    def __init__(
-        self, load: Load, sources: Mapping[str, SourceSettings], folder: str, modules: Sequence[str], threads: int
-    ) -> None:
-        enter_folder(folder, modules, threads)
+    def __init__(self, load: Load, sources: Mapping[str, SourceSettings]) -> None:
         self._load, self._sources = load, sources
         self._models: dict[str, RewardModel] = {}
-
-    def pid(self) -> int:
-        """The process of this actor; it answers as soon as the actor has a place."""
-        return os.getpid()
 
     def info(self, name: str) -> RewardInfo:
         """What the model of a source promises."""
@@ -76,19 +64,12 @@ class RayRewardModels(RewardModels):
     def __init__(self, study: Study, load: Load, sources: Mapping[str, SourceSettings]) -> None:
         super().__init__(load, study.reward.scoring_shards)
         cluster = study.cluster
-        self._ray, self._owned = connected(cluster.address)
         placed = {name: one for name, one in sources.items() if not one.stays_with_learner}
-        build = (load, placed, str(Path.cwd()), list(sys.path), study.runner.threads)
         wanted = ActorSettings(
             "reward worker", "cluster.reward_workers", cluster.reward_workers, cluster.reward_worker_cpus,
-            cluster.reward_worker_gpus, cluster.reward_worker_resources,
+            cluster.reward_worker_gpus, cluster.reward_worker_resources, packed=True,
         )  # fmt: skip
-        self._group = placement(self._ray, cluster)
-        try:
-            self._actors = Actors(self._ray, ScoringWorker, build, wanted, cluster, self._group)
-        except GuerdonError:
-            self._disconnect()
-            raise
+        self._actors = Actors(ScoringWorker, (load, placed), wanted, cluster, study.runner.threads)
 
     @property
     def replaced(self) -> int:
@@ -109,13 +90,4 @@ class RayRewardModels(RewardModels):
 
     def close(self) -> None:
         """End the reward workers, and the cluster where they started it."""
-        try:
-            self._actors.close()
-        finally:
-            self._disconnect()
-
-    def _disconnect(self) -> None:
-        if self._group is not None:
-            self._ray.util.remove_placement_group(self._group)
-        if self._owned:
-            self._ray.shutdown()
+        self._actors.close()

@@ -77,8 +77,12 @@ class Loop:
         self._started = time.perf_counter()
         self._seconds: dict[str, float] = {}
         self._evaluated: tuple[int, Mapping[str, float]] | None = None
-        offsets = None if found is None else self._load(found)
-        sinks = open_sinks(study, folder, None if found is None else self.step)
+        try:
+            offsets = None if found is None else self._load(found)
+            sinks = open_sinks(study, folder, None if found is None else self.step)
+        except GuerdonError:
+            parts.close()
+            raise
         self.log = RunLog(folder, sinks=sinks, offsets=offsets)
         self.progress = ProgressBar(study.runner.total_steps)
         for note in [*([] if found is None else [f"resumed from {found}"]), *parts.notes]:
@@ -136,13 +140,8 @@ class Loop:
     def close(self) -> None:
         """Close files, worlds and bars."""
         self.progress.close()
-        if self.parts.videos is not None:
-            self.parts.videos.close()
         self.log.close()
-        for source in self.sources.values():
-            source.close()
-        self.collector.close()
-        self.parts.reward_models.close()
+        self.parts.close()
 
     # Parts of an iteration.
 

@@ -42,3 +42,12 @@ class Parts(NamedTuple):
     notes: list[str]
     videos: EpisodeVideos | None
     reward_models: RewardModels
+
+    def close(self) -> None:
+        """Close worlds, files, and connections to where the parts work."""
+        if self.videos is not None:
+            self.videos.close()
+        for source in self.sources.values():
+            source.close()
+        self.collector.close()
+        self.reward_models.close()

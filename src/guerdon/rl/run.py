@@ -8,7 +8,6 @@ This module does not know studies of several runs.
 from __future__ import annotations
 
 import json
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from guerdon import atomic, distributed, provenance
 from guerdon.config import holds, to_yaml
 from guerdon.errors import ConfigError, GuerdonError
 from guerdon.folder_lock import held
+from guerdon.rl.checkpoint import latest_checkpoint
 from guerdon.rl.loop import Loop
 from guerdon.settings.study import Study
 
@@ -42,19 +42,18 @@ def run(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any]]:
     if resume and (folder / "COMPLETE").is_file() and (folder / "config.yaml").is_file():
         return _run(study, folder, resume=True)  # there is nothing to write
     busy = f"{folder} is in use by another run; wait for its end, or choose another runner.logger.experiment_name"
-    with held(folder, busy=busy), _learners(study):
+    with held(folder, busy=busy):
+        if study.engine == "ray" and study.cluster.learners > 1:
+            from guerdon.engines.ray_learners import lead
+
+            return lead(
+                study,
+                lambda again: _run(study, folder, resume=resume or again),
+                lambda: latest_checkpoint(folder / "checkpoints"),
+            )
         found = distributed.led(lambda: _run(study, folder, resume=resume))
     assert found is not None, "the first learner leads"
     return found
-
-
-def _learners(study: Study) -> AbstractContextManager[None]:
-    """Further learners on a cluster, for the time of a run."""
-    if study.engine == "local" or study.cluster.learners == 1:
-        return nullcontext()
-    from guerdon.engines.ray_learners import learners
-
-    return learners(study)
 
 
 def _run(study: Study, folder: Path, *, resume: bool) -> tuple[Path, dict[str, Any]]:
