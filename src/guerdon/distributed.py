@@ -34,7 +34,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from guerdon.errors import ClusterError, ConfigError, GuerdonError, boundary, said_by
+from guerdon.errors import ClusterError, ConfigError, FailedAloneError, GuerdonError, boundary, said_by
 from guerdon.progress import fall_silent
 
 T = TypeVar("T")
@@ -132,19 +132,18 @@ class _Group:
         except RuntimeError as error:
             if not isinstance(error, dist.DistError) and "Connection" not in str(error) and "gloo" not in str(error):
                 raise
-            raise ClusterError(
-                f"a process that trains with this one has ended: {self._said_alone()}. Start all of them again with "
-                f"--resume ({said_by(error)[:100]})"
+            said = self._said_alone()
+            raise (FailedAloneError if said else ClusterError)(
+                f"a process that trains with this one has ended: {said or 'its own output says why'}. Start all of "
+                f"them again with --resume ({said_by(error)[:100]})"
             ) from error
 
     def _said_alone(self) -> str:
         """The error that ended another process, where that could say it."""
         try:
-            if self._store.check([_ALONE]):
-                return str(self._store.get(_ALONE).decode())
+            return str(self._store.get(_ALONE).decode()) if self._store.check([_ALONE]) else ""
         except RuntimeError:  # the store was in the first process
-            pass
-        return "its own output says why"
+            return ""
 
     def _broadcast(self, message: Any) -> Any:
         box = [message]
@@ -214,9 +213,8 @@ def joined() -> Iterator[None]:
         ended = True
     finally:
         _group = None
-        if not ended and torch.cuda.is_available():  # NCCL would wait for processes that are gone
-            dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda")).abort()
-        dist.destroy_process_group()
+        if ended or not torch.cuda.is_available():  # NCCL would wait for processes that are gone
+            dist.destroy_process_group()
 
 
 def _use_own_gpu() -> None:

@@ -59,6 +59,10 @@ class ClusterError(GuerdonError, RuntimeError):
     exit_code = 3
 
 
+class FailedAloneError(ClusterError):
+    """One of several processes met an error that the others did not, such as a folder missing on its machine."""
+
+
 class TooManyFailuresError(GuerdonError, RuntimeError):
     """Measurements failed more often than `max_failure_rate` allows. The run left a resumable checkpoint."""
 

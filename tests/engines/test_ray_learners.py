@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -58,9 +59,10 @@ def disturbed(monkeypatch, what, *updates):
     learn, done = Learner.update, []
 
     def update(self, *args, **options):
-        done.append(None)
-        if len(done) in updates:
-            distributed.everywhere(what)
+        if distributed.peers() == 1:  # not the part that all carry out
+            done.append(None)
+            if len(done) in updates:
+                distributed.everywhere(what)
         return learn(self, *args, **options)
 
     monkeypatch.setattr(Learner, "update", update)
@@ -70,13 +72,13 @@ def test_a_run_whose_learners_are_killed_goes_on_by_itself(tmp_path, monkeypatch
     alone, undisturbed = both(tmp_path, **on_ray(1, **LEARNERS))
     run(undisturbed)
     killed = undisturbed.model_copy(update={"runner": alone.runner})
-    disturbed(monkeypatch, end_elsewhere, 1, 3)
+    disturbed(monkeypatch, end_elsewhere, 1, 4)
     run(killed)
     assert recorded(run_folder(killed)) == recorded(run_folder(undisturbed))
     lines = [line for line in capfd.readouterr().err.splitlines() if "a learner was lost" in line]
-    assert [line.rsplit("/")[-1] for line in lines] == [
-        "a learner was lost: all 2 start again from the start of the run", "step_000000000016"
-    ]  # fmt: skip
+    first, second = [line.rsplit("from ")[-1] for line in lines]
+    assert first == "the start of the run"
+    assert Path(second).parent == run_folder(killed) / "checkpoints"
     assert not (run_folder(killed) / "FAILED.json").exists()
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, TypeVar
@@ -18,13 +19,13 @@ from typing import Any, TypeVar
 import torch
 
 from guerdon import distributed
-from guerdon.engines.ray_cluster import Actors, ActorSettings, ClusterWorker, losses
-from guerdon.errors import ClusterError, ConfigError, GuerdonError
+from guerdon.engines.ray_cluster import Actors, ActorSettings, ClusterWorker
+from guerdon.errors import ClusterError, ConfigError, FailedAloneError
 from guerdon.progress import log_line
 from guerdon.settings.study import Study
 
 T = TypeVar("T")
-_NOTICE = 60.0  # seconds within which Ray knows which learners have ended
+_NOTICE = 30.0  # seconds within which Ray knows that a learner has ended
 
 
 class LearnerActor(ClusterWorker):
@@ -37,12 +38,23 @@ class LearnerActor(ClusterWorker):
             variables: those of torchrun, for this process.
         """
         os.environ.update(variables)
-        with distributed.joined():
-            distributed.led(lambda: None)
+        ended = False
+        try:
+            with distributed.joined():
+                distributed.led(lambda: None)
+            ended = True
+        except SystemExit:  # the run has ended by an error
+            ended = True
+        finally:
+            if not ended:  # the other learners wait until the connections of this process close
+                traceback.print_exc()
+                os._exit(1)
 
 
 def lead(study: Study, work: Callable[[bool], T], checkpoint: Callable[[], Any]) -> T:
     """Carry out work as the first of `cluster.learners` learners, again from the last checkpoint when one is lost.
+
+    On GPUs the work ends when one is lost: NCCL waits for the others where Gloo does not.
 
     Args:
         study: the resolved configuration, of `engine: ray`.
@@ -68,18 +80,21 @@ def lead(study: Study, work: Callable[[bool], T], checkpoint: Callable[[], Any])
     while True:
         with closing(_start(study, again)) as actors:
             calls, variables = _calls(actors, cluster.learners)
-            try:
-                with _environment(variables), distributed.joined():
+            with _environment(variables), distributed.joined():
+                try:
                     return distributed.led(lambda again=again: work(again))  # type: ignore[misc,return-value]
-            except ClusterError as error:
-                if not _lost(actors.ray, calls):
+                except FailedAloneError:
                     raise
-                losses_in_a_row = losses_in_a_row + 1 if checkpoint() == reached else 1
-                if losses_in_a_row > cluster.max_replacements:
-                    raise ClusterError(
-                        f"learners were lost {losses_in_a_row} times since one checkpoint, more often than "
-                        f"cluster.max_replacements allows. Go on with --resume ({error})"
-                    ) from error
+                except ClusterError as error:  # it may be of collectors
+                    ended = actors.ray.wait(calls, num_returns=1, timeout=_NOTICE)[0]
+                    if not ended or torch.cuda.is_available():  # a process begins NCCL once
+                        raise
+                    losses_in_a_row = losses_in_a_row + 1 if checkpoint() == reached else 1
+                    if losses_in_a_row > cluster.max_replacements:
+                        raise ClusterError(
+                            f"learners were lost {losses_in_a_row} times since one checkpoint, more often than "
+                            f"cluster.max_replacements allows. Go on with --resume ({error})"
+                        ) from error
         gc.collect()  # the models of this attempt, before those of the next one
         again, reached = True, checkpoint()
         log_line(f"a learner was lost: all {cluster.learners} start again from {reached or 'the start of the run'}")
@@ -110,24 +125,6 @@ def _calls(actors: Actors, count: int) -> tuple[list[Any], dict[str, str]]:
     }
     calls = [actor.handle.follow.remote({**variables, "RANK": str(i + 1)}) for i, actor in enumerate(actors)]
     return calls, {**variables, "RANK": "0"}
-
-
-def _lost(ray: Any, calls: list[Any]) -> bool:
-    """Whether a learner was lost; False where each ended by an error that was expected, or has not ended.
-
-    Raises:
-        RayTaskError: one ended by an error that was not, with its traceback.
-    """
-    lost = False
-    for call in ray.wait(calls, num_returns=len(calls), timeout=_NOTICE)[0]:
-        try:
-            ray.get(call)
-        except ray.exceptions.RayTaskError as error:
-            if not isinstance(error.cause, GuerdonError):
-                raise
-        except losses():
-            lost = True
-    return lost
 
 
 @contextmanager

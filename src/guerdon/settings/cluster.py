@@ -71,7 +71,7 @@ class ClusterSettings(Settings):
         "of them as few nodes as there is room on",
     )
     start_timeout: float = Field(
-        120.0, gt=0, description="seconds to wait for room for a collector, at the start and for a replacement"
+        120.0, gt=0, description="seconds to wait for room for actors, at the start and for a replacement"
     )
     task_timeout: float = Field(
         1800.0,
@@ -83,7 +83,7 @@ class ClusterSettings(Settings):
         5,
         ge=0,
         description="actors of a kind replaced during one rollout, or one scoring, before the run stops with a "
-        "checkpoint to resume; also how often a job of `guerdon compare` starts again",
+        "checkpoint to resume; also how often learners start again from one checkpoint, and a job of `guerdon compare`",
     )
 
     @model_validator(mode="after")
