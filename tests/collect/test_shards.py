@@ -8,10 +8,14 @@ import torch
 
 import chunk_policy
 import corridor
+import ladder
 from guerdon.collect.control import ControlCollector
-from guerdon.collect.shards import ShardedCollector, env_of_shard, join_control, packed, unpacked
+from guerdon.collect.episode_capture import episode_number
+from guerdon.collect.shards import ShardedCollector, join_control, packed, share_results, unpacked
+from guerdon.episodes.read import read_episodes
 from guerdon.errors import CheckpointError
 from guerdon.generators import shard_seed
+from guerdon.rl.learner import Learner
 from guerdon.rl.run import run
 from guerdon.settings.study import Study
 from guerdon.types import Observes, Rollout
@@ -32,12 +36,12 @@ def study(*, shards=2, env=None, algorithm=None, **more):
     )  # fmt: skip
 
 
-def collectors(given, *, group_size=None, heads=("env",)):
+def collectors(given, *, group_size=None, heads=("env",), rollout_steps=12):
     shards = given.runner.rollout_shards
     return [
         ControlCollector(
-            env_of_shard(given.env, k, shards), given.control_policy, seed=given.runner.seed, rollout_steps=12,
-            group_size=group_size, heads=heads, observes=[Observes(every=2)], shard=k,
+            given.env, given.control_policy, seed=given.runner.seed, rollout_steps=rollout_steps, group_size=group_size,
+            heads=heads, observes=[Observes(every=2)], shard=k, shards=shards,
         )
         for k in range(shards)
     ]  # fmt: skip
@@ -125,6 +129,44 @@ def test_a_stored_state_gives_the_same_rollouts():
     assert np.array_equal(found.rewards, expected.rewards)
     with pytest.raises(CheckpointError, match="rollout_shards 3"):
         unpacked(tensors, values, 3)
+
+
+def test_curricula_of_shards_learn_from_each_other_and_resume():
+    env = {
+        "task_ids": list(ladder.IDS), "task": ladder.IDS[0], "max_episode_steps": None, "use_curriculum": True,
+        "curriculum_over": "both", "curriculum_states": 4, "curriculum_ema_alpha": 0.8,
+    }  # fmt: skip
+    given = study(env=env)
+    here, there = (
+        ShardedCollector(collectors(given, rollout_steps=6), join_control, share_results) for _ in range(2)
+    )  # within episodes: they have 4 steps
+    policy = here.collectors[0].build_policy()
+    for _ in range(3):
+        rollout = here.collect(policy)
+    both = [one.world.curriculum for one in here.collectors]
+    assert all(one.results for one in both), "reported in the last rollout, for the next one"
+    assert rollout.metrics[f"curriculum/{ladder.IDS[0]}/sampled"] == sum(int(one.sampled[0]) for one in both)
+    tensors, values = here.state()
+    there.restore(tensors, json.loads(json.dumps(values)))
+    expected, found = here.collect(policy), there.collect(policy)
+    assert np.array_equal(found.inputs.observations, expected.inputs.observations)
+    assert found.metrics == expected.metrics
+    results = share_results(unpacked(*here.state(), 2))["results"]
+    assert [int(one.episodes.sum()) for one in both] == [16 + len(one.results) for one in both]
+    assert results == [one.results for one in both]
+
+
+def test_shards_take_tasks_and_starts_where_the_others_go_on():
+    """Four copies of three tasks, alone and as two shards: the n-th episode of a copy plays the same task."""
+    env = {"task_ids": list(ladder.IDS), "task": ladder.IDS[0], "max_episode_steps": None}
+    (alone,) = collectors(study(shards=1, env=env), rollout_steps=4)
+    parts = collectors(study(env=env), rollout_steps=4)
+    policy = alone.build_policy()
+    for _ in range(3):
+        alone.collect(policy)
+        for part in parts:
+            part.collect(policy)
+        assert alone.world.tasks == tuple(task for part in parts for task in part.world.tasks)
     assert packed([({}, {"a": 1})]) == ({}, {"a": 1}), "a single shard is stored as a run without shards is"
 
 
@@ -148,6 +190,47 @@ def test_a_study_in_shards_runs_and_resumes_in_one_process(tmp_path):
     assert (folder / "metrics.jsonl").read_bytes() == (again / "metrics.jsonl").read_bytes()
 
 
+def test_shards_record_what_their_copies_played(tmp_path, monkeypatch):
+    def given(name, steps):
+        data = {"enabled": True, "mode": "all", "save_dir": str(tmp_path / name / "data"), "sample_rate_fail": 1.0}
+        runner = {
+            "seed": 1, "rollout_shards": 2, "total_steps": steps, "eval_every": 96, "eval_episodes": 2,
+            "checkpoint_every": 48, "film_frames": 2,
+            "logger": {"log_path": str(tmp_path), "experiment_name": name, "tensorboard": False},
+        }  # fmt: skip
+        return study(runner=runner, env={"data_collection": data})
+
+    folder, _ = run(given("one", 192))
+    episodes = list(read_episodes(tmp_path / "one" / "data"))
+    trained = [one for one in episodes if one.meta["mode"] == "train"]
+    assert len(trained) == len((folder / "episodes.jsonl").read_text().splitlines()) > 8
+    assert {one.meta["copy"] for one in trained} == {0, 1, 2, 3}
+    numbers = [episode_number(one.id, "train-s1") for one in trained]
+    assert sorted(numbers) == sorted(set(numbers))
+    assert all(number % 4 == one.meta["copy"] for number, one in zip(numbers, trained, strict=True))
+    assert len(episodes) > len(trained), "evaluations, by the first shard"
+    learn, updates = Learner.update, []
+
+    def die(self, *args, **options):
+        updates.append(None)
+        if len(updates) == 3:
+            raise KeyboardInterrupt
+        return learn(self, *args, **options)
+
+    with monkeypatch.context() as during:
+        during.setattr(Learner, "update", die)
+        with pytest.raises(KeyboardInterrupt):
+            run(given("again", 192))
+    run(given("again", 192), resume=True)
+    assert [one.id for one in read_episodes(tmp_path / "again" / "data")] == [one.id for one in episodes]
+
+
+OVERLAP = {
+    "use_reward_model": True, "combine_mode": "add", "reward_mode": "per_step", "shaping": "raw", "overlap_steps": 4,
+    "model": {"model_type": "constant", "value": 0.5},
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
@@ -156,7 +239,7 @@ def test_a_study_in_shards_runs_and_resumes_in_one_process(tmp_path):
         ({"cluster": {"collectors": 2}}, "cluster would do nothing with engine: local"),
         ({"engine": "ray", "cluster": {"address": "ray://head:10001"}}, "Ray Client"),
         ({"algorithm": {"adv_estimator": "grpo", "group_size": 4}}, "times algorithm.group_size 4"),
-        ({"env": {"data_collection": {"enabled": True, "save_dir": "x"}}}, "data_collection is not supported"),
+        ({"reward": OVERLAP}, "overlap_steps is not supported with runner.rollout_shards: .* runner.max_staleness"),
     ],
 )
 def test_what_does_not_fit_is_refused(given, reason):

@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from ray_studies import on_ray, ordered, recorded, robots, words
 
 import chunk_policy
 import corridor
+import ladder
 import mortal_corridor
+from guerdon.episodes.read import read_episodes
 from guerdon.errors import ClusterError, ConfigError
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run
@@ -28,7 +31,16 @@ KINDS = {
     "grpo": (robots, {"algorithm": {"adv_estimator": "grpo", "group_size": 2}}),
     "chunks": (robots, {"policy": {"type": f"{chunk_policy.__name__}:ChunkPolicy", "params": {"chunk": 3}}}),
     "text": (words, {}),
-}
+    "curriculum": (
+        robots,
+        {
+            "env": {
+                "task": ladder.IDS[0], "task_ids": list(ladder.IDS), "max_episode_steps": None,
+                "use_curriculum": True, "curriculum_over": "both", "curriculum_states": 4,
+            },
+        },
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -40,8 +52,12 @@ def test_any_number_of_collectors_gives_the_metrics_of_one_process(kind, tmp_pat
         assert found == expected
 
 
-def mortal(folder, name, **more):
-    env = {"task": f"{mortal_corridor.__name__}:{mortal_corridor.ID}", "kwargs": {"folder": str(folder / "orders")}}
+def mortal(folder, name, *, data_collection=None, **more):
+    env = {
+        "data_collection": data_collection or {},
+        "task": f"{mortal_corridor.__name__}:{mortal_corridor.ID}",
+        "kwargs": {"folder": str(folder / "orders")},
+    }
     return robots(folder, name, env=env, **more)
 
 
@@ -57,6 +73,24 @@ def test_killed_collectors_change_no_number(collectors, tmp_path):
     assert recorded(tmp_path / "ray") == expected
     assert not list(orders.iterdir()), "every order was carried out"
     assert loop.collector.replaced == 3
+
+
+def test_episodes_of_killed_collectors_are_recorded_once(tmp_path):
+    def given(name, **more):
+        data = {"enabled": True, "mode": "all", "save_dir": str(tmp_path / name / "data"), "sample_rate_fail": 1.0}
+        return mortal(tmp_path, name, data_collection=data, **more)
+
+    ordered(tmp_path, "kill", 0)
+    expected = recorded(run(given("local"))[0])
+    orders = ordered(tmp_path, "kill", 2)
+    assert recorded(run(given("ray", **on_ray(2)))[0]) == expected
+    assert not list(orders.iterdir())
+    local, placed = (list(read_episodes(tmp_path / name / "data")) for name in ("local", "ray"))
+    assert len(local) > 10
+    assert [one.id for one in placed] == [one.id for one in local]
+    for one, other in zip(local, placed, strict=True):
+        assert np.array_equal(one.frames, other.frames)
+        assert np.array_equal(one.actions, other.actions)
 
 
 def test_a_run_that_lost_too_many_collectors_resumes_to_the_same_metrics(tmp_path):

@@ -106,6 +106,36 @@ def test_numbered_starts_of_a_task_follow_each_other():
         assert numbers == list(range(len(numbers)))
 
 
+def test_parts_that_take_all_results_have_learned_what_one_curriculum_has():
+    parts = [curriculum("both", states=3, shard=k, shards=2) for k in range(2)]
+    whole = curriculum("both", states=3)
+    for rollout in range(4):
+        for k, part in enumerate(parts):
+            for turn in range(7 + k):
+                start = part.next(turn)
+                part.report(start, (start.task + turn + rollout) % 2 == 0)
+        results = [json.loads(json.dumps(part.state_dict()))["results"] for part in parts]
+        assert [len(one) for one in results] == [7, 8]
+        for part in parts:
+            part.take(results)
+        for task, number, success in [*results[0], *results[1]]:
+            whole.report(Start(task, number), success)
+        for part in parts:
+            assert np.array_equal(part.success, whole.success)
+            assert np.array_equal(part.successes, whole.successes)
+            assert np.array_equal(part.probabilities, whole.probabilities)
+            assert part.state_dict()["state_probabilities"] == whole.state_dict()["state_probabilities"]
+
+
+def test_numbered_starts_are_shared_out_to_parts():
+    parts = [curriculum(ordered=True, shard=k, shards=2) for k in range(2)]
+    for k, part in enumerate(parts):
+        drawn = [part.next(turn) for turn in range(30)]
+        for task in range(3):
+            numbers = [start.number for start in drawn if start.task == task]
+            assert numbers == list(range(k, 2 * len(numbers), 2))
+
+
 @pytest.mark.parametrize("over", ["tasks", "states", "both"])
 def test_a_restored_curriculum_goes_on_alike(over):
     def play(one, count):

@@ -311,17 +311,18 @@ def test_async_copies_are_the_sync_ones():
 
 
 def test_ordered_resets_count_the_starts_of_each_task():
-    def seeds(tasks, **options):
+    def seeds(tasks, each, first=0, **options):
         env = make_gymnasium_env(ID, len(tasks), max_episode_steps=6)
-        world = World(env, tasks, seed=5, ordered=True, **options)
+        world = World(env, tasks, seed=5, ordered=(first, each), **options)
         found = []
         for episode in range(3):
             world.rewind(episode)
             found.append([world.episode_seed(i) for i in range(len(tasks))])
         return found
 
-    assert seeds(["walk"] * 3) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
-    assert seeds(["walk"] * 4, group_size=2) == [[0, 0, 1, 1], [2, 2, 3, 3], [4, 4, 5, 5]]
-    assert seeds(["walk", "walk", "run", "run"]) == [[0, 1, 0, 1], [2, 3, 2, 3], [4, 5, 4, 5]]
+    assert seeds(["walk"] * 3, 3) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert seeds(["walk"] * 4, 4, group_size=2) == [[0, 0, 1, 1], [2, 2, 3, 3], [4, 4, 5, 5]]
+    assert seeds(["walk", "walk", "run", "run"], 2) == [[0, 1, 0, 1], [2, 3, 2, 3], [4, 5, 4, 5]]
+    assert seeds(["run", "run"], 4, first=6) == [[2, 3], [6, 7], [10, 11]], "the second half of a task in a shard"
     with pytest.raises(ConfigError, match="different tasks"):
-        seeds(["walk", "run", "run", "run"], group_size=2)
+        seeds(["walk", "run", "run", "run"], 4, group_size=2)

@@ -21,19 +21,19 @@ import torch
 from torch import Tensor
 
 from guerdon.collect.continuations import Continuations
-from guerdon.collect.episode_capture import recorder_of_run
+from guerdon.collect.episode_capture import EpisodeBuffer, recorder_of_run, run_writer
 from guerdon.collect.observed_frames import ObservedFrames, SeenRows
 from guerdon.collect.stepping import ActionQueue, evaluate, film, steps
 from guerdon.collect.timing import timed
-from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError
 from guerdon.generators import ACTING, generator, shard_seed
 from guerdon.policies.control import build_policy
 from guerdon.policies.robot import Action, ControlInputs, RobotPolicy
 from guerdon.settings.policy import ControlPolicySettings
 from guerdon.settings.world import WorldSettings
-from guerdon.types import BoolArray, Chunks, Failure, FloatArray, IntArray, Observes, Rollout, Segment
+from guerdon.types import BoolArray, Chunks, Episode, Failure, FloatArray, IntArray, Observes, Rollout, Segment
 from guerdon.worlds.build import build_world
+from guerdon.worlds.starts import Result
 from guerdon.worlds.transition import Transition
 from guerdon.worlds.world import ObservationSpec, World
 
@@ -79,8 +79,9 @@ class ControlCollector:
         observes: what reward models look at. It may be set later, except for continuation labels.
         overlap_steps: steps after which what was observed is drawn and handed to `watchers`; None: after the rollout.
         success_readers: keys of the configuration, besides those of `env`, that need true success.
-        shard: number of the part of the rollout that is collected here (`runner.rollout_shards`); decides starts and
-            actions together with the seed.
+        shard, shards: which part of the copies acts here, of how many (`runner.rollout_shards`); the number decides
+            starts and actions together with the seed.
+        buffer: makes what takes the episodes of `data_collection`, for `recorded`; None: this process writes them.
 
     Attributes:
         watchers: called with the rows that were observed, at every `overlap_steps`-th step and after the last. Rows of
@@ -108,8 +109,12 @@ class ControlCollector:
         film_step: int = 1,
         overlap_steps: int | None = None,
         shard: int = 0,
+        shards: int = 1,
+        buffer: Callable[[], EpisodeBuffer] | None = None,
     ) -> None:
-        self.env, self.settings, self.seed, self.heads = env, settings, seed, tuple(heads)
+        own = env.of_shard(shard, shards)
+        self._eval_env = own if own.task_names == env.task_names else env  # evaluations play all tasks
+        self.env, self.settings, self.seed, self.heads = own, settings, seed, tuple(heads)
         self.auxiliary = tuple(auxiliary)
         self.group_size, self.observes, self._micro = group_size, tuple(observes), micro_batch_size
         self._overlap, self.watchers = overlap_steps, list[Callable[[Sequence[SeenRows]], None]]()
@@ -117,13 +122,19 @@ class ControlCollector:
         self._readers = tuple(success_readers)
         own_seed = shard_seed(seed, shard)
         self.world = build_world(
-            env, seed=own_seed, group_size=group_size or 1, success_readers=self._readers, adaptive=True
-        )
+            env, seed=own_seed, group_size=group_size or 1, success_readers=self._readers, adaptive=True,
+            shard=shard, shards=shards,
+        )  # fmt: skip
         self.rng = generator(own_seed, ACTING)
-        self._writer = self._open_writer() if env.data_collection.enabled else None
-        self._recorder = recorder_of_run(env.data_collection, "train", self.world, self._writer, seed=seed)
+        self._buffer = None if buffer is None else buffer()
+        self._writer = run_writer(env) if env.data_collection.enabled and buffer is None else None
+        first = shard * own.num_envs
+        self._recorder = recorder_of_run(
+            env.data_collection, "train", self.world, self._buffer or self._writer, seed=seed, first=first,
+            among=env.num_envs,
+        )  # fmt: skip
         limit = max((o.label_limit for o in self.observes if o.label_every), default=0)
-        self._continuations = Continuations(env, limit) if limit else None
+        self._continuations = Continuations(self.env, limit) if limit else None
         self._observed = ObservedFrames(self.world, self.observes, self._continuations)
         self._filmed: ObservedFrames | None = None
         if film_share:
@@ -137,7 +148,7 @@ class ControlCollector:
     @cached_property
     def eval_world(self) -> World:
         """The copies in which evaluation episodes and films are played."""
-        return build_world(self.env, seed=EVAL_SEED, success_readers=self._readers, tries=EVAL_TRIES)
+        return build_world(self._eval_env, seed=EVAL_SEED, success_readers=self._readers, tries=EVAL_TRIES)
 
     def build_policy(self) -> RobotPolicy:
         """A policy of these settings that fits the environment, with weights drawn from the seed."""
@@ -151,7 +162,12 @@ class ControlCollector:
         return PolicyShape(world.observation_shape, world.action_space, len(world.proprioception))
 
     def collect(
-        self, policy: RobotPolicy | Weights, *, version: int = 0, warm_up: bool = False
+        self,
+        policy: RobotPolicy | Weights,
+        *,
+        version: int = 0,
+        warm_up: bool = False,
+        results: Sequence[Sequence[Result]] | None = None,
     ) -> Rollout[ControlInputs]:
         """Act for `rollout_steps` steps, or for one episode of every copy of a group.
 
@@ -159,7 +175,10 @@ class ControlCollector:
             policy: what acts; a policy is used as it is, weights (`RobotPolicy.tensors`) are loaded.
             version: of the weights, kept with the rollout.
             warm_up: only reward models learn from it; a rollout like any other.
+            results: what the curricula of all shards have seen since the last rollout; None: there is one shard.
         """
+        if results is not None and self.world.curriculum is not None:
+            self.world.curriculum.take(results)
         policy = self._loaded(policy)
         self.world.show(self._shown(policy))
         seconds: dict[str, float] = {}
@@ -195,6 +214,7 @@ class ControlCollector:
         rewards = _rows(acted.columns["rewards"])
         copies = np.arange(self.world.num_envs, dtype=np.int64)
         fresh, self._fresh = self._fresh, False
+        learned = {} if self.world.curriculum is None else self.world.curriculum.metrics()
         self._rollouts += 1
         return Rollout(
             inputs=inputs,
@@ -212,7 +232,8 @@ class ControlCollector:
             fresh=fresh,
             version=version,
             seconds=seconds,
-            metrics={} if self.world.curriculum is None else self.world.curriculum.metrics(),
+            metrics=learned,
+            averaged_over={name: 1.0 for name in learned if not name.endswith("/sampled")},
             chunks=chunks,
             filmed=filmed,
             actions=actions,
@@ -228,7 +249,7 @@ class ControlCollector:
             step: of the run, kept with recorded episodes.
         """
         recorder = recorder_of_run(
-            self.env.data_collection, "eval", self.eval_world, self._writer, seed=self.seed, step=step
+            self.env.data_collection, "eval", self.eval_world, self._buffer or self._writer, seed=self.seed, step=step
         )
         return evaluate(self.eval_world, self._greedy(policy), episodes=episodes, recorder=recorder)
 
@@ -236,6 +257,10 @@ class ControlCollector:
     def film(self, policy: RobotPolicy | Weights, *, frames: int) -> tuple[Segment, FloatArray]:
         """Moments of one deterministic episode, and the environment's reward at each: see `stepping.film`."""
         return film(self.eval_world, self._greedy(policy), frames=frames)
+
+    def recorded(self) -> list[Episode]:
+        """The episodes that were recorded since the last time, where another process writes them."""
+        return [] if self._buffer is None else self._buffer.take()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and JSON-able values of everything that decides later rollouts; recorded episodes are on the disk.
@@ -310,7 +335,7 @@ class ControlCollector:
     def _shown(self, policy: RobotPolicy) -> ObservationSpec | None:
         """What the world shows: what the policy observes, and the states where episodes are recorded."""
         spec = policy.observation_spec
-        return spec.with_states() if spec is not None and self._writer is not None else spec
+        return spec.with_states() if spec is not None and self.env.data_collection.enabled else spec
 
     def _greedy(self, policy: RobotPolicy | Weights) -> Callable[[np.ndarray], np.ndarray]:
         """The most likely actions of a policy in the world of evaluations."""
@@ -320,15 +345,6 @@ class ControlCollector:
         if policy.in_parts:
             return ActionQueue(self.eval_world, lambda shown: actor.act(shown, rng, greedy=True), policy.chunk)
         return lambda observations: actor.act(observations, rng, greedy=True).values
-
-    def _open_writer(self) -> EpisodeWriter:
-        collection = self.env.data_collection
-        return EpisodeWriter(
-            collection.save_dir or "",
-            camera=self.env.camera_name,
-            robot_type=self.env.type,
-            only_success=collection.only_success,
-        )
 
     def _begin(self) -> None:
         """Start new episodes in every copy; nothing of those under way may reach them."""

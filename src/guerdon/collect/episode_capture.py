@@ -23,7 +23,7 @@ import numpy as np
 
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import DataError
-from guerdon.settings.world import DataCollectionSettings
+from guerdon.settings.world import DataCollectionSettings, WorldSettings
 from guerdon.types import BoolArray, Episode, IntArray
 from guerdon.worlds.transition import Transition
 from guerdon.worlds.world import World
@@ -45,6 +45,32 @@ class _Tape:
     outcome: bool | None = None
 
 
+class EpisodeBuffer:
+    """Episodes of one shard, until the process of the run takes and writes them.
+
+    Args:
+        success_by_row: as of the data set that they go to; None while it has no episode.
+    """
+
+    def __init__(self, success_by_row: bool | None) -> None:
+        self.success_by_row = success_by_row
+        self._episodes: list[Episode] = []
+
+    def __contains__(self, episode_id: str) -> bool:
+        return False
+
+    def add(self, episode: Episode) -> None:
+        """Keep an episode."""
+        self._episodes.append(episode)
+        if self.success_by_row is None:
+            self.success_by_row = episode.success is not None
+
+    def take(self) -> list[Episode]:
+        """The episodes since the last time."""
+        found, self._episodes = self._episodes, []
+        return found
+
+
 @dataclass(eq=False)
 class Recorder:
     """Keeps every `frame_every`-th row of each episode and its last.
@@ -64,11 +90,13 @@ class Recorder:
         limit: keep no more than this many.
         label: steps from success of a copy as it stands (`collect.continuations`); goes to `meta["steps_left"]`.
         hold: keep ended episodes until `release`, which writes them in the order of their copies.
+        first, among: number of the world's first copy in the run, and how many copies the run has; by default the
+            world's.
         kept: episodes recorded so far, those found on the disk included.
     """
 
     world: World
-    writer: EpisodeWriter
+    writer: EpisodeWriter | EpisodeBuffer
     frame_every: int = 1
     keep_success: float = 1.0
     keep_fail: float = 1.0
@@ -80,6 +108,8 @@ class Recorder:
     limit: int | None = None
     label: Callable[[int], int | None] | None = None
     hold: bool = False
+    first: int = 0
+    among: int | None = None
     kept: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -110,7 +140,7 @@ class Recorder:
         self._begun[index] = before + 1
         zero = np.zeros(self.world.action_space.shape or (), dtype=np.float32)
         left: list[int | None] = [] if self.label is None else [self.label(index)]
-        number, task = before * self.world.num_envs + index, self.world.tasks[index]
+        number, task = before * (self.among or self.world.num_envs) + self.first + index, self.world.tasks[index]
         self._tapes[index] = _Tape(number, task, [observation.copy()], [zero], [0.0], [False], [look], left)
 
     def watch(
@@ -206,7 +236,7 @@ class Recorder:
             outcome=tape.outcome,
             meta={
                 **self.meta,
-                "copy": index,
+                "copy": self.first + index,
                 "frame_every": self.frame_every,
                 **({} if self.label is None else {"steps_left": tape.left}),
             },
@@ -227,10 +257,12 @@ def recorder_of_run(
     settings: DataCollectionSettings,
     mode: Literal["train", "eval"],
     world: World,
-    writer: EpisodeWriter | None,
+    writer: EpisodeWriter | EpisodeBuffer | None,
     *,
     seed: int,
     step: int = 0,
+    first: int = 0,
+    among: int | None = None,
 ) -> Recorder | None:
     """What `env.data_collection` records of a run; None where it leaves out episodes of this mode.
 
@@ -241,6 +273,7 @@ def recorder_of_run(
         writer: of the data set; None: nothing is recorded.
         seed: of the run.
         step: of the run.
+        first, among: see `Recorder`.
     """
     if writer is None or settings.mode not in (mode, "all"):
         return None
@@ -255,6 +288,23 @@ def recorder_of_run(
         meta=meta,
         prefix=f"{mode}-s{seed}" + (f"-{step:09d}" if mode == "eval" else ""),
         seed=seed + step,
+        first=first,
+        among=among,
+    )
+
+
+def run_writer(env: WorldSettings) -> EpisodeWriter:
+    """What writes the episodes of `env.data_collection`.
+
+    Raises:
+        DataError: the folder holds something else, or another process writes there.
+    """
+    collection = env.data_collection
+    return EpisodeWriter(
+        collection.save_dir or "",
+        camera=env.camera_name,
+        robot_type=env.type,
+        only_success=collection.only_success,
     )
 
 

@@ -16,13 +16,16 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import CheckpointError
 from guerdon.policies.robot import ControlInputs
-from guerdon.settings.world import WorldSettings
-from guerdon.types import Chunks, Failure, Metrics, Rollout, Segment
+from guerdon.types import Chunks, Episode, Failure, Metrics, Rollout, Segment
 
 State = tuple[dict[str, Tensor], dict[str, Any]]
 """Tensors and JSON-able values of a collector."""
+
+Share = Callable[[Sequence[State]], Mapping[str, Any]]
+"""From the states of all shards, in order, to arguments of `collect`: what each learns from the others."""
 
 Join = Callable[[Sequence[Rollout[Any]]], Rollout[Any]]
 """The rollouts of all shards, in order, as one."""
@@ -36,10 +39,18 @@ class ShardedCollector:
     Args:
         collectors: of the shards, in order.
         join: makes one rollout of theirs.
+        share: what they learn from each other before a rollout; None: nothing.
+        writer: of the episodes that they record; None: they record none.
     """
 
-    def __init__(self, collectors: Sequence[Any], join: Join) -> None:
-        self.collectors, self._join = tuple(collectors), join
+    def __init__(
+        self,
+        collectors: Sequence[Any],
+        join: Join,
+        share: Share | None = None,
+        writer: EpisodeWriter | None = None,
+    ) -> None:
+        self.collectors, self._join, self._share, self._writer = tuple(collectors), join, share, writer
 
     def policy_shape(self) -> Any:
         """What a policy of the environment must fit."""
@@ -48,6 +59,7 @@ class ShardedCollector:
     def evaluate(self, policy: Any, *, episodes: int, step: int = 0) -> dict[str, float]:
         """True success, by the first shard: see `Collector.evaluate`."""
         found: dict[str, float] = self.collectors[0].evaluate(policy, episodes=episodes, step=step)
+        self._write()
         return found
 
     def film(self, policy: Any, **given: Any) -> Any:
@@ -56,10 +68,15 @@ class ShardedCollector:
 
     def collect(self, policy: Any, *, version: int = 0, warm_up: bool = False) -> Rollout[Any]:
         """The next rollout: see `Collector.collect`."""
-        return self._join([one.collect(policy, version=version, warm_up=warm_up) for one in self.collectors])
+        shared = {} if self._share is None else self._share([one.state() for one in self.collectors])
+        parts = [one.collect(policy, version=version, warm_up=warm_up, **shared) for one in self.collectors]
+        self._write()
+        return self._join(parts)
 
     def state(self) -> State:
         """The states of all shards."""
+        if self._writer is not None:
+            self._writer.flush()
         return packed([one.state() for one in self.collectors])
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
@@ -71,6 +88,20 @@ class ShardedCollector:
         """Close all shards."""
         for one in self.collectors:
             one.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _write(self) -> None:
+        if self._writer is not None:
+            write_recorded(self._writer, [one.recorded() for one in self.collectors])
+
+
+def write_recorded(writer: EpisodeWriter, recorded: Iterable[Sequence[Episode]]) -> None:
+    """Write the episodes of all shards, in order, but for those that were written before a kill."""
+    for own in recorded:
+        for episode in own:
+            if episode.id not in writer:
+                writer.add(episode)
 
 
 def packed(states: Sequence[State]) -> State:
@@ -98,13 +129,9 @@ def unpacked(tensors: Mapping[str, Tensor], values: Mapping[str, Any], count: in
     return list(zip(parts, values["shards"], strict=True))
 
 
-def env_of_shard(env: WorldSettings, shard: int, count: int) -> WorldSettings:
-    """The `env` section with the copies of a shard; the number of copies is a multiple of that of shards."""
-    if count == 1:
-        return env
-    size = env.num_envs // count
-    some = env.of_copies(range(shard * size, (shard + 1) * size))
-    return some.model_copy(update={"vectorization": env.vectorization})
+def share_results(states: Sequence[State]) -> dict[str, Any]:
+    """What the curricula of all shards (`env.use_curriculum`) have seen since the last rollout, for `collect`."""
+    return {"results": [values["curriculum"]["results"] for _, values in states]}
 
 
 # Joining.

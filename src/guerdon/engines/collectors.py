@@ -9,13 +9,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from guerdon.collect.ahead import AheadCollector
-from guerdon.collect.shards import Join, ShardedCollector
+from guerdon.collect.shards import Join, ShardedCollector, Share
 from guerdon.engines.reward_models import Load, RewardModels
+from guerdon.episodes.write import EpisodeWriter
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.study import Study
 
 
-def run_collector(study: Study, make: Callable[..., Any], shards: Sequence[Mapping[str, Any]], join: Join) -> Any:
+def run_collector(
+    study: Study,
+    make: Callable[..., Any],
+    shards: Sequence[Mapping[str, Any]],
+    join: Join,
+    share: Share | None = None,
+    writer: EpisodeWriter | None = None,
+) -> Any:
     """What collects the rollouts of a run, ahead of the learner with `runner.max_staleness`.
 
     Args:
@@ -23,6 +31,8 @@ def run_collector(study: Study, make: Callable[..., Any], shards: Sequence[Mappi
         make: from plain arguments to the collector of one shard.
         shards: its arguments, by name, for every shard.
         join: makes one rollout of those of all shards.
+        share: what shards learn from each other before a rollout.
+        writer: of the episodes that shards record for this process.
 
     Raises:
         ConfigError: the cluster cannot be reached or has no room; or what `make` refuses.
@@ -31,9 +41,9 @@ def run_collector(study: Study, make: Callable[..., Any], shards: Sequence[Mappi
     if study.engine == "ray":
         from guerdon.engines.ray_collector import RayCollector
 
-        placed = RayCollector(study.cluster, make, shards, join, threads=study.runner.threads)
+        placed = RayCollector(study.cluster, make, shards, join, share, writer, threads=study.runner.threads)
         return _ahead(study, lambda: placed)
-    return _ahead(study, lambda: _local([make(**one) for one in shards], join))
+    return _ahead(study, lambda: _local([make(**one) for one in shards], join, share, writer))
 
 
 def run_reward_models(study: Study, load: Load, sources: Mapping[str, SourceSettings]) -> RewardModels:
@@ -55,8 +65,8 @@ def run_reward_models(study: Study, load: Load, sources: Mapping[str, SourceSett
     return RewardModels(load, study.reward.scoring_shards)
 
 
-def _local(collectors: list[Any], join: Join) -> Any:
-    return collectors[0] if len(collectors) == 1 else ShardedCollector(collectors, join)
+def _local(collectors: list[Any], join: Join, share: Share | None, writer: EpisodeWriter | None) -> Any:
+    return collectors[0] if len(collectors) == 1 else ShardedCollector(collectors, join, share, writer)
 
 
 def _ahead(study: Study, build: Callable[[], Any]) -> Any:

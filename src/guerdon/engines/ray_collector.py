@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from guerdon.collect.shards import Join, State, packed, unpacked
+from guerdon.collect.shards import Join, Share, State, packed, unpacked, write_recorded
 from guerdon.engines.ray_cluster import LOST, Actors, ActorSettings, ClusterWorker, PlacedActor
+from guerdon.episodes.write import EpisodeWriter
 from guerdon.settings.cluster import ClusterSettings
-from guerdon.types import Rollout
+from guerdon.types import Episode, Rollout
 
 Make = Callable[..., Any]
 """From plain arguments to the collector of one shard."""
@@ -42,8 +43,8 @@ class ShardWorker(ClusterWorker):
 
     def run(
         self, shard: int, anew: bool, state: State | None, name: str, weights: Any, given: Mapping[str, Any]
-    ) -> tuple[Any, State]:
-        """What a method of the collector of a shard returns, and the state of the shard after it.
+    ) -> tuple[Any, State, list[Episode]]:
+        """What a method of the collector of a shard returns, the state of the shard after it, and what it recorded.
 
         Args:
             shard: its number.
@@ -61,7 +62,7 @@ class ShardWorker(ClusterWorker):
                 self._collectors[shard].restore(*state)
         collector = self._collectors[shard]
         found = getattr(collector, name)(*(() if weights is None else (weights,)), **given)
-        return found, collector.state()
+        return found, collector.state(), getattr(collector, "recorded", list)()
 
     def close(self) -> None:
         """Close the collectors."""
@@ -77,6 +78,8 @@ class RayCollector:
         make: from the arguments of a shard to its collector; importable on every node.
         shards: the arguments of every shard, by name.
         join: makes one rollout of those of all shards.
+        share: what shards learn from each other before a rollout; None: nothing.
+        writer: of the episodes that they record; None: they record none.
         threads: `runner.threads`.
 
     Raises:
@@ -90,10 +93,12 @@ class RayCollector:
         make: Make,
         shards: Sequence[Mapping[str, Any]],
         join: Join,
+        share: Share | None = None,
+        writer: EpisodeWriter | None = None,
         *,
         threads: int,
     ) -> None:
-        self._join, self._count = join, len(shards)
+        self._join, self._share, self._writer, self._count = join, share, writer, len(shards)
         self._states: list[State | None] = [None] * self._count  # after the last rollout; None: it has not begun
         wanted = ActorSettings(
             "collector", "cluster.collectors", cluster.collectors, cluster.collector_cpus, cluster.collector_gpus,
@@ -114,6 +119,8 @@ class RayCollector:
         """The next rollout: see `Collector.collect`. Its `seconds` are those that it took as a whole."""
         start = time.perf_counter()
         given = {"version": version, "warm_up": warm_up}
+        if self._share is not None and self._count > 1:
+            given |= self._share(self._known_states())
         found = self._run("collect", range(self._count), policy, given)
         rollout = self._join([found[shard] for shard in range(self._count)])
         return replace(rollout, seconds={"collect": time.perf_counter() - start})
@@ -129,9 +136,9 @@ class RayCollector:
 
     def state(self) -> State:
         """The states of all shards after the last rollout."""
-        if None in self._states:
-            self._run("state", range(self._count))
-        return packed([state for state in self._states if state is not None])
+        if self._writer is not None:
+            self._writer.flush()
+        return packed(self._known_states())
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Return to a stored state."""
@@ -142,6 +149,13 @@ class RayCollector:
     def close(self) -> None:
         """End the actors, and the cluster where they started it."""
         self._actors.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _known_states(self) -> list[State]:
+        if None in self._states:
+            self._run("state", range(self._count))
+        return [state for state in self._states if state is not None]
 
     # Calls that survive the loss of actors.
 
@@ -155,6 +169,7 @@ class RayCollector:
         """
         weights = None if policy is None else self._actors.ray.put(_weights(policy))
         found: dict[int, Any] = {}
+        recorded: dict[int, list[Episode]] = {}
         waiting: dict[Any, tuple[int, PlacedActor]] = {}
         todo, replaced = list(shards), self.replaced
         while todo or waiting:
@@ -169,10 +184,13 @@ class RayCollector:
                 if result is LOST:
                     todo.append(shard)
                     continue
-                found[shard], self._states[shard] = copy.deepcopy(result)  # what Ray gives is read-only
+                found[shard], self._states[shard] = copy.deepcopy(result[:2])  # what Ray gives is read-only
+                recorded[shard] = result[2]
                 for other in self._actors:
                     other.holds.discard(shard)
                 actor.holds.add(shard)
+        if self._writer is not None:
+            write_recorded(self._writer, [recorded[shard] for shard in sorted(recorded)])
         return found
 
     def _assigned(self, shards: Sequence[int], busy: Sequence[PlacedActor]) -> list[tuple[int, PlacedActor]]:

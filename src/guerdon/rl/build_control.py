@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import torch
 
 from guerdon import distributed
 from guerdon.collect.control import ControlCollector, policy_of_shape
-from guerdon.collect.shards import env_of_shard, join_control
+from guerdon.collect.episode_capture import EpisodeBuffer, run_writer
+from guerdon.collect.shards import join_control, share_results
 from guerdon.engines.collectors import run_collector, run_reward_models
 from guerdon.engines.reward_models import RewardModels
 from guerdon.errors import ConfigError
@@ -58,6 +60,8 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     terms = {name: sources[name].terms for name in study.reward.weights()}
     heads, auxiliary = tuple(terms) if algorithm.needs.critic else (), list(algorithm.auxiliary_losses)
     shared: dict[str, Any] = {
+        "env": study.env,
+        "shards": runner.rollout_shards,
         "settings": study.control_policy,
         "seed": runner.seed,
         "rollout_steps": algorithm.rollout_steps,
@@ -71,9 +75,13 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         "film_step": runner.video_every,
         "overlap_steps": study.reward.overlap_steps,
     }
-    count = runner.rollout_shards
-    shards = [{"env": env_of_shard(study.env, k, count), "shard": k, **shared} for k in range(count)]
-    collector = run_collector(study, ControlCollector, shards, join_control)
+    writer = None
+    if study.env.data_collection.enabled and (study.engine == "ray" or runner.rollout_shards > 1):
+        writer = run_writer(study.env)
+        shared["buffer"] = partial(EpisodeBuffer, writer.success_by_row)
+    shards = [{"shard": k, **shared} for k in range(runner.rollout_shards)]
+    share = share_results if study.env.use_curriculum else None
+    collector = run_collector(study, ControlCollector, shards, join_control, share, writer)
     if study.reward.overlap_steps is not None:
         for source in models.values():
             if source.settings.can_overlap:

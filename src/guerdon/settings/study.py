@@ -418,14 +418,17 @@ class Study(Settings):
                 f"env.num_envs {self.env.num_envs} must be a multiple of runner.rollout_shards {shards}"
                 + (f" times algorithm.group_size {unit}" if unit > 1 else "")
             )
-        if self.env.data_collection.enabled:
-            raise ValueError(f"env.data_collection is not supported with {where} yet: one process records")
         if self.reward.overlap_steps is not None:
-            raise ValueError(f"reward.overlap_steps is not supported with {where} yet; remove it")
-        if shards > 1 and self.env.use_curriculum:
-            raise ValueError("env.use_curriculum learns from all copies: runner.rollout_shards must be 1")
-        if shards > 1 and getattr(self.env, "init_states", None) == "ordered":
-            raise ValueError("env.init_states ordered needs runner.rollout_shards 1; set it to drawn")
+            raise ValueError(
+                f"reward.overlap_steps is not supported with {where}: pictures come with whole rollouts, which "
+                "runner.max_staleness overlaps instead; remove it"
+            )
+        size, each = self.env.num_envs // shards, self.env.num_envs // len(self.env.task_ids or (0,))
+        if not self.env.tasks_change and size % each and each % size:
+            raise ValueError(
+                f"each of the env.task_ids has {each} copies, so shards of {size} copies mix them unevenly: change "
+                "runner.rollout_shards or env.num_envs"
+            )
         return self
 
     def _check_scoring(self) -> None:

@@ -160,6 +160,14 @@ class EnvSettings(Settings):
         """The settings of some of the copies, in one process."""
         return self.model_copy(update={"num_envs": len(copies), "vectorization": "sync"})
 
+    def of_shard(self, shard: int, count: int) -> Self:
+        """The settings of one of `count` equal parts of the copies."""
+        if count == 1:
+            return self
+        size = self.num_envs // count
+        some = self.of_copies(range(shard * size, (shard + 1) * size))
+        return some.model_copy(update={"vectorization": self.vectorization})
+
     @model_validator(mode="after")
     def _isolated(self) -> Self:
         if self.vectorization == "sync":

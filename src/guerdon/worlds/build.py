@@ -27,7 +27,7 @@ from guerdon.worlds.libero_files import libero_task
 from guerdon.worlds.maniskill import ManiSkillEye, ManiSkillVectorEnv, task_text
 from guerdon.worlds.metaworld import MetaWorldVectorEnv
 from guerdon.worlds.processes import ProcessVectorEnv
-from guerdon.worlds.starts import Curriculum, Rotation, Starts
+from guerdon.worlds.starts import Curriculum, Playing, Rotation, Starts
 from guerdon.worlds.success import SUCCESS_KEYS, own_readers, unreported
 from guerdon.worlds.task_pool import TaskPool
 from guerdon.worlds.world import World
@@ -60,6 +60,8 @@ def build_world(
     success_readers: Sequence[str] = (),
     tries: int = 0,
     adaptive: bool = False,
+    shard: int = 0,
+    shards: int = 1,
 ) -> World:
     """Make the world that a configuration describes.
 
@@ -71,12 +73,14 @@ def build_world(
         success_readers: keys of the configuration, besides `env`'s own, that need true success.
         tries: how often an episode that a broken simulator cut off is begun again.
         adaptive: the section's curriculum decides tasks and starts; False: tasks come in turn, as in evaluations.
+        shard, shards: make this one of so many equal parts of the copies.
 
     Raises:
         ConfigError: an unknown task, camera or environment id; or something needs true success, and the environment
             is known not to report it.
         MissingDependencyError: the simulator is not installed.
     """
+    whole, settings = settings, settings.of_shard(shard, shards)
     copies = num_envs or settings.num_envs
     if settings.vectorization == "async":
         env = ProcessVectorEnv(settings, copies, seed)
@@ -91,7 +95,9 @@ def build_world(
         raise
     text = settings.task_text or words
     ordered = isinstance(settings, LiberoSettings) and settings.init_states == "ordered"
-    starts = _starts(settings, text, env, seed=seed, ordered=ordered, adaptive=adaptive)
+    starts = _starts(settings, text, env, seed=seed, ordered=ordered, adaptive=adaptive, part=(shard, shards))
+    first, among = shard * copies, shards * copies  # of the copies of the run
+    each = among if whole.task_ids is None else among // len(whole.task_ids)
     if adaptive and settings.use_curriculum:
         success_readers = [*success_readers, "env.use_curriculum"]
     own_limit = (GymnasiumSettings, ManiSkillSettings)  # environments that end episodes at the limit themselves
@@ -107,14 +113,21 @@ def build_world(
         success_readers=success_readers,
         group_size=group_size,
         pixels=settings.observation == "pixels",
-        ordered=ordered,
+        ordered=(first, each) if ordered else None,
         tries=tries,
-        starts=starts,
+        playing=None if starts is None else Playing(starts, copies, group_size, first=first, among=among),
     )
 
 
 def _starts(
-    settings: WorldSettings, text: str | Sequence[str], env: Any, *, seed: int, ordered: bool, adaptive: bool
+    settings: WorldSettings,
+    text: str | Sequence[str],
+    env: Any,
+    *,
+    seed: int,
+    ordered: bool,
+    adaptive: bool,
+    part: tuple[int, int],
 ) -> Starts | None:
     """What decides the tasks and starts of episodes; None: copies keep their tasks, and the seed decides."""
     texts = env.all_texts if settings.tasks_change else [text if isinstance(text, str) else text[0]]
@@ -131,6 +144,8 @@ def _starts(
         temp=settings.curriculum_temp,
         min_prob=settings.curriculum_min_prob,
         ordered=ordered,
+        shard=part[0],
+        shards=part[1],
     )
 
 

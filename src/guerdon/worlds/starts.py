@@ -12,7 +12,7 @@ what succeeds half of the time, from which a policy learns most.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -35,6 +35,10 @@ class Start(NamedTuple):
 
     task: int
     number: int | None
+
+
+Result = tuple[int, int | None, bool]
+"""The task and the start of an episode that is over, and its true success."""
 
 
 class Starts(Protocol):
@@ -102,6 +106,8 @@ class Curriculum:
             that never succeeded.
         min_prob: share of the draws that goes to all starts alike.
         ordered: starts are numbered.
+        shard, shards: which part of the copies of a run it serves (`runner.rollout_shards`). A part draws by what all
+            parts reported before the rollout, and its own in it; of the numbered starts it has every n-th.
     """
 
     def __init__(
@@ -117,8 +123,11 @@ class Curriculum:
         temp: float = 1.0,
         min_prob: float = 0.0,
         ordered: bool = False,
+        shard: int = 0,
+        shards: int = 1,
     ) -> None:
         self.texts, self.names, self._ordered = tuple(texts), tuple(names), ordered
+        self._shard, self._shards = shard, shards
         self._over_tasks, self._over_states = over in ("tasks", "both"), over in ("states", "both")
         self._alpha, self._tau, self._temp, self._min_prob = ema_alpha, tau, temp, min_prob
         self._rng = generator(seed, STARTING)
@@ -128,6 +137,8 @@ class Curriculum:
         self.successes: IntArray = np.zeros_like(self.episodes)
         self._reported = 0
         self._state_probabilities = self._of_states()
+        self.results: list[Result] = []  # of this part, since `take`; of several parts only
+        self._taken = self._learned()  # by the results of all parts
 
     @property
     def probabilities(self) -> FloatArray:
@@ -141,7 +152,7 @@ class Curriculum:
         task = turn % len(self.texts)
         if self._over_tasks:
             task = int(self._rng.choice(len(self.texts), p=self.probabilities))
-        number = int(self.sampled[task]) if self._ordered else None
+        number = self._shard + self._shards * int(self.sampled[task]) if self._ordered else None
         if self._over_states:
             number = int(self._rng.choice(self.episodes.shape[1], p=self._state_probabilities[task]))
         self.sampled[task] += 1
@@ -149,6 +160,23 @@ class Curriculum:
 
     def report(self, start: Start, success: bool) -> None:
         """An episode is over: its true success."""
+        if self._shards > 1:
+            self.results.append((start.task, start.number, bool(success)))
+        self._learn(start, success)
+
+    def take(self, results: Sequence[Sequence[Result]]) -> None:
+        """Learn from the results of all parts since the last time, instead of its own alone.
+
+        Args:
+            results: of each part, in order; the same for all of them.
+        """
+        self._unlearn(self._taken)
+        for part in results:
+            for task, number, success in part:
+                self._learn(Start(task, number), success)
+        self.results, self._taken = [], self._learned()
+
+    def _learn(self, start: Start, success: bool) -> None:
         kept = self._alpha * self.success[start.task]
         self.success[start.task] = kept + (1.0 - self._alpha) * float(success)
         if self._over_states and start.number is not None:
@@ -178,6 +206,22 @@ class Curriculum:
         return {
             "rng": self._rng.bit_generator.state,
             "sampled": self.sampled.tolist(),
+            **self._learned(),
+            **({} if self._shards == 1 else {"results": list(self.results), "taken": self._taken}),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Return to stored values."""
+        self._rng.bit_generator.state = state["rng"]
+        self.sampled = np.array(state["sampled"], dtype=np.int64)
+        self._unlearn(state)
+        if self._shards > 1:
+            self.results = [(task, number, success) for task, number, success in state["results"]]
+            self._taken = state["taken"]
+
+    def _learned(self) -> dict[str, Any]:
+        """Plain values of what reports have changed."""
+        return {
             "success": self.success.tolist(),
             "episodes": self.episodes.tolist(),
             "successes": self.successes.tolist(),
@@ -185,10 +229,8 @@ class Curriculum:
             "state_probabilities": self._state_probabilities.tolist(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Return to stored values."""
-        self._rng.bit_generator.state = state["rng"]
-        self.sampled = np.array(state["sampled"], dtype=np.int64)
+    def _unlearn(self, state: Mapping[str, Any]) -> None:
+        """Return to such values."""
         self.success = np.array(state["success"], dtype=np.float64)
         self.episodes = np.array(state["episodes"], dtype=np.int64)
         self.successes = np.array(state["successes"], dtype=np.int64)
@@ -211,10 +253,14 @@ class Playing:
         starts: decides how episodes begin.
         copies: B.
         group_size: neighbouring copies that begin alike.
+        first, among: number of the first copy in the run, and how many copies the run has; by default these.
     """
 
-    def __init__(self, starts: Starts, copies: int, group_size: int) -> None:
+    def __init__(
+        self, starts: Starts, copies: int, group_size: int, *, first: int = 0, among: int | None = None
+    ) -> None:
         self.starts, self._group_size = starts, group_size
+        self._first, self._among = first // group_size, (copies if among is None else among) // group_size  # groups
         self._now = [Start(0, None)] * copies
         self._once = np.zeros(copies, dtype=np.bool_)  # whether the episode has succeeded
         self._counts = np.ones(copies, dtype=np.bool_)  # whether it is reported
@@ -237,7 +283,7 @@ class Playing:
         """Every copy begins an episode with this number."""
         size = self._group_size
         groups = len(self._now) // size
-        drawn = [self.starts.next(int(episodes_B[g * size]) * groups + g) for g in range(groups)]
+        drawn = [self.starts.next(int(episodes_B[g * size]) * self._among + self._first + g) for g in range(groups)]
         self._now = [drawn[i // size] for i in range(len(self._now))]
         self._once[:], self._counts[:] = False, True
 
@@ -245,7 +291,7 @@ class Playing:
         """Some copies begin their next episodes, with these numbers."""
         if self._group_size == 1:
             for i in np.flatnonzero(copies_B).tolist():
-                self._now[i] = self.starts.next(int(episodes_B[i]) * len(self._now) + i)
+                self._now[i] = self.starts.next(int(episodes_B[i]) * self._among + self._first + i)
 
     def step(self, success_B: BoolArray, known_B: BoolArray, done_B: BoolArray, failed_B: BoolArray) -> None:
         """Take in a step: true success of the episodes that it ended is reported, where it is known."""

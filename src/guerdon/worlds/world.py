@@ -25,7 +25,7 @@ from guerdon.errors import CheckpointError, ConfigError, NonFiniteError
 from guerdon.types import BoolArray, ByteArray, Failure, IntArray
 from guerdon.worlds.action_history import ActionHistory
 from guerdon.worlds.eye import Drawn, Eye, looks_at, pictures_of, resized
-from guerdon.worlds.starts import Curriculum, Playing, Starts
+from guerdon.worlds.starts import Curriculum, Playing
 from guerdon.worlds.success import SUCCESS_KEYS, own_readers, success_from_info, unreported
 from guerdon.worlds.transition import FramesDue, Transition, among
 
@@ -68,7 +68,7 @@ class World:
     """B copies of an environment, stepped together.
 
     Attributes:
-        tasks: the task of each copy, in words; with `starts` that of its current episode.
+        tasks: the task of each copy, in words; with `playing` that of its current episode.
         num_envs: B.
         reports_every_step: False once the environment left success open at a step.
         exact_resume: whether `state_dict` restores the simulators themselves (autoreset disabled); elsewhere the
@@ -90,8 +90,9 @@ class World:
         pixels: observations are pictures.
         tries: how often an episode that a broken simulator cut off is begun again, before the next one is.
         ordered: resets are seeded with 0, 1, 2, ... instead of numbers drawn by `seed`: for environments whose seed is
-            the number of a start. Groups with the same task share the numbers out.
-        starts: decides which task an episode plays, and its start; None: copies keep their tasks.
+            the number of a start. The number of the first copy in the run, and how many copies play each task: their
+            groups share the numbers out. None: drawn.
+        playing: decides which task an episode plays, and its start; None: copies keep their tasks.
 
     Raises:
         ConfigError: these arguments do not fit the environment, or each other.
@@ -111,9 +112,9 @@ class World:
         success_readers: Sequence[str] = (),
         group_size: int = 1,
         pixels: bool = False,
-        ordered: bool = False,
+        ordered: tuple[int, int] | None = None,
         tries: int = 0,
-        starts: Starts | None = None,
+        playing: Playing | None = None,
     ) -> None:
         if len(tasks) != env.num_envs:
             raise ConfigError(f"{len(tasks)} task texts for {env.num_envs} environments")
@@ -153,11 +154,11 @@ class World:
                 f"a group of {group_size} copies would play different tasks: change env.num_envs or task_ids"
             )
         self._ordered = ordered
-        self._playing = None if starts is None else Playing(starts, self.num_envs, group_size)
-        self._several = starts is not None and len(starts.texts) > 1
-        if starts is not None and not self.exact_resume:
+        self._playing = playing
+        self._several = playing is not None and len(playing.starts.texts) > 1
+        if playing is not None and not self.exact_resume:
             raise ConfigError("a curriculum, or a task for every episode, needs env.autoreset_mode: disabled")
-        words = np.array(self.tasks if starts is None else starts.texts)
+        words = np.array(self.tasks if playing is None else playing.starts.texts)
         self._words = words.dtype  # wide enough for every task
         self._pixels = pixels
         self._drawn: dict[int, Drawn] = {}  # copies whose picture is drawn, as they stand
@@ -214,9 +215,9 @@ class World:
         number = None if self._playing is None else self._playing.number(index)
         if number is not None:
             return number
-        if self._ordered and self._playing is None:
-            alike = [task == self.tasks[index] for task in self.tasks[:: self._group_size]]
-            return sum(alike[:group]) + sum(alike) * int(self._episode[index])
+        if self._ordered is not None and self._playing is None:
+            first, each = self._ordered
+            return (first + index) % each // self._group_size + each // self._group_size * int(self._episode[index])
         entropy = np.random.SeedSequence([self._seed, group, int(self._episode[index])])
         return int(entropy.generate_state(1, dtype=np.uint32)[0] >> 1)
 
