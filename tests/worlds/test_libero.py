@@ -291,6 +291,26 @@ def test_episodes_take_initial_states_in_their_order():
         build_world(settings.model_copy(update={"num_envs": 6}), seed=0, group_size=6)
 
 
+@pytest.mark.parametrize("given", [{}, {"use_curriculum": True}], ids=["shares", "turns"])
+@pytest.mark.parametrize("shards", [2, 4])
+def test_shards_take_the_tasks_and_initial_states_of_as_many_copies(shards, given):
+    settings = LiberoSettings(task_suite_name="libero_goal", task_ids=(0, 1), num_envs=4, max_episode_steps=2, **given)
+    worlds = [
+        build_world(settings, seed=3),
+        *(build_world(settings, seed=3, shard=k, shards=shards) for k in range(shards)),
+    ]
+    alone, parts = [], []
+    for world in worlds:
+        found = alone if world is worlds[0] else parts
+        world.reset()
+        found += [(world.tasks[i], world.episode_seed(i)) for i in range(world.num_envs)]
+        for _ in range(2):
+            world.step(np.zeros((world.num_envs, 7)))
+        found += [(world.tasks[i], world.episode_seed(i)) for i in range(world.num_envs)]
+        world.close()
+    assert sorted(parts) == sorted(alone)
+
+
 def test_processes_give_the_same_episodes_and_pictures():
     given = {"task_suite_name": "libero_goal", "task_ids": (0, 1), "num_envs": 2, "max_episode_steps": 3}
     given |= {"frame_size": (32, 32), "state": "full"}  # of two lengths
