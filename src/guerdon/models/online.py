@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from guerdon.episodes.targets import episode_success, frame_targets
 from guerdon.errors import CheckpointError, DataError, boundary
 from guerdon.finite import SkippedSteps
-from guerdon.models.backbone import calibrating, random_shift, to_input, to_pixels
+from guerdon.models.backbone import batch_normalizations, calibrating, random_shift, to_input, to_pixels
 from guerdon.models.checkpoint import adam_tensors, load_adam, load_state, save_state
 from guerdon.models.image import ImageRewardModel, Kind, load_image_model
 from guerdon.models.quality import frame_quality
@@ -79,9 +79,8 @@ class OnlineImageModel:
         self.replay_ratio = replay_ratio
         self.augment = augment
         self.rng = np.random.default_rng(seed)
-        self.optimizer = torch.optim.AdamW(
-            model.scorer.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True
-        )
+        trained = [p for p in model.scorer.parameters() if p.requires_grad]  # of a frozen backbone, the head
+        self.optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=weight_decay, fused=True)
         self.skipped = SkippedSteps("the image reward model", "the learning rate of its refits")
         self.replay = FrameReplay(replay_size, positive_above=0.5 if model.config.type == "resnet" else 0.0)
         self.updates = 0
@@ -238,12 +237,14 @@ class OnlineImageModel:
 
     def _calibrate(self) -> None:
         """Give batch normalisation its statistics on the replay, and let scoring see the new weights."""
+        self.model.refresh()
+        if not batch_normalizations(self.model.scorer):
+            return
         pixels, _ = self.replay.draw(CALIBRATION_FRAMES, self.rng)
         mixed = pixels[self.rng.permutation(CALIBRATION_FRAMES)]
         with calibrating(self.model.scorer):
             for start in range(0, CALIBRATION_FRAMES, 64):
                 self._logits(torch.from_numpy(mixed[start : start + 64]).to(self.model.device))
-        self.model.refresh()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Model, optimiser, replay and random state as tensors and JSON values; later updates do not touch them."""

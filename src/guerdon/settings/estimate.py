@@ -48,7 +48,15 @@ TRAIN_VLM = 60.0  # examples of a tiny vision-language model per second, evaluat
 QUESTION, STEPS, PAIRS = 100, 6, 8192  # tokens, steps and demonstrations, where the data do not say
 JUDGE_READS, PER_STEP_READ, PER_STEP_WRITTEN = 320, 16, 50  # tokens of the request around the text, and of verdicts
 SECONDS_PER_CALL = 6.0
-BACKBONES = {"resnet18": 11.3, "resnet34": 21.4, "resnet50": 24.0, "resnet101": 43.0, "resnet152": 58.7}  # millions
+BACKBONES = {  # millions of weights, head included
+    "resnet18": 11.3, "resnet34": 21.4, "resnet50": 24.0, "resnet101": 43.0, "resnet152": 58.7,
+    "efficientnet_lite0": 3.7,
+}  # fmt: skip
+FROZEN, HEAD = (
+    600.0,
+    20000.0,
+)  # per second: frames of 64 x 64 through a frozen backbone, examples that a head learns from
+HEAD_WEIGHTS = 0.5  # millions
 BYTES_PER_PIXEL = 1.2  # of a PNG of a rendered scene
 STEPS_BETWEEN_EVALUATIONS = 20  # of an image model, at least, where eval_every is null
 EVALUATION = 100_000  # bytes of an evaluation with its pictures
@@ -99,7 +107,8 @@ def estimate_train(study: Study, only: Sequence[str] = ()) -> dict[str, Any]:
             seconds = examples * (model.nframes if model.input == "video" else 1) / TRAIN_VLM
             left, peak = _vlm_bytes(model)
         else:
-            seconds = examples * model.image_size[1] * model.image_size[2] / (64 * 64) / TRAIN
+            size = model.image_size[1] * model.image_size[2] / (64 * 64)
+            seconds = size * rows / FROZEN + examples / HEAD if model.backbone_frozen else size * examples / TRAIN
             left, peak = _image_bytes(model)
         parts.append({"seconds": seconds, "bytes": left, "peak_bytes": peak})
     left, peak = total_bytes(parts, 1)
@@ -112,10 +121,11 @@ def _image_bytes(model: ResNetTrainSettings | ProgressTrainSettings) -> tuple[in
     The best checkpoint and the newest are kept, and a third is written before one of them goes.
     """
     weights = int(4e6 * BACKBONES[model.arch])
+    trained = int(4e6 * HEAD_WEIGHTS) if model.backbone_frozen else weights
     saved = model.max_epochs // (model.eval_every or 1)
     if model.max_steps is not None and model.eval_every is None:
         saved = min(saved, model.max_steps // STEPS_BETWEEN_EVALUATIONS)
-    return weights, weights * (9 if saved >= 3 else 1 + 3 * max(saved, 1))
+    return weights, weights + trained * (8 if saved >= 3 else 3 * max(saved, 1))
 
 
 def _vlm_bytes(model: VLMTrainSettings) -> tuple[int, int]:

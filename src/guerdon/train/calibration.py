@@ -18,10 +18,8 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from torch import nn
 
-from guerdon.models.backbone import ImageScorer, to_input
-from guerdon.types import BoolArray, ByteArray, IntArray
-
-_BATCH = 256
+from guerdon.models.backbone import ImageScorer
+from guerdon.types import BoolArray, IntArray
 
 
 class Scaling(NamedTuple):
@@ -63,14 +61,13 @@ def fold_scaling(scorer: ImageScorer, scaling: Scaling) -> None:
 
 
 def calibrate(
-    scorer: ImageScorer, normalize: Any, pixels_N_H_W_C: ByteArray, labels_N: BoolArray, episode_N: IntArray
+    scorer: ImageScorer, logits_N: NDArray[np.float64], labels_N: BoolArray, episode_N: IntArray
 ) -> dict[str, float | None]:
     """Fit a scaling to held-out frames and fold it into the network.
 
     Args:
         scorer: changed in place.
-        normalize: see `to_input`.
-        pixels_N_H_W_C: held-out frames.
+        logits_N: its logits of held-out frames.
         labels_N: their truth.
         episode_N: which episode each is of.
 
@@ -78,35 +75,22 @@ def calibrate(
         `calibration_slope`, `calibration_offset`; and the cross-entropy of the truth: `nll_uncalibrated`, and `nll` of
         a scaling that was fitted to the other half of the episodes (None with a single episode).
     """
-    logits = _logits(scorer, normalize, pixels_N_H_W_C)
-    scaling = fit_scaling(logits, labels_N)
+    scaling = fit_scaling(logits_N, labels_N)
     fold_scaling(scorer, scaling)
     second = np.searchsorted(np.unique(episode_N), episode_N) % 2 == 1
     crossed = None
     if second.any():
-        scaled = np.empty_like(logits)
+        scaled = np.empty_like(logits_N)
         for half in (second, ~second):
-            other = fit_scaling(logits[~half], labels_N[~half])
-            scaled[half] = other.slope * logits[half] + other.offset
+            other = fit_scaling(logits_N[~half], labels_N[~half])
+            scaled[half] = other.slope * logits_N[half] + other.offset
         crossed = float(_cross_entropy(scaled, labels_N))
     return {
         "calibration_slope": scaling.slope,
         "calibration_offset": scaling.offset,
-        "nll_uncalibrated": float(_cross_entropy(logits, labels_N)),
+        "nll_uncalibrated": float(_cross_entropy(logits_N, labels_N)),
         "nll": crossed,
     }
-
-
-def _logits(scorer: ImageScorer, normalize: Any, pixels_N_H_W_C: ByteArray) -> NDArray[np.float64]:
-    device, training = next(scorer.parameters()).device, scorer.training
-    scorer.eval()
-    parts = []
-    with torch.inference_mode():
-        for start in range(0, len(pixels_N_H_W_C), _BATCH):
-            pixels = torch.from_numpy(pixels_N_H_W_C[start : start + _BATCH]).to(device)
-            parts.append(scorer(to_input(pixels, normalize)).double().cpu().numpy())
-    scorer.train(training)
-    return np.concatenate(parts)
 
 
 def _cross_entropy(logits_N: NDArray[np.float64], targets_N: NDArray[Any]) -> np.float64:

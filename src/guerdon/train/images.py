@@ -1,7 +1,8 @@
 """Fit an image reward model offline: label the frames of episodes, train, write a checkpoint.
 
 The checkpoint holds everything that scoring needs. Frames are resized as they are read, so that large data sets stay
-small in memory; whole episodes are held out. Also runs under `torchrun`, one process per device.
+small in memory; whole episodes are held out. Frames pass once through a backbone that is not trained, and the head
+learns from their features. Also runs under `torchrun`, one process per device.
 
     settings = ResNetTrainSettings(data_path="data/window", save_dir="runs/rm", image_size=64)
     result = train_image_model(settings)
@@ -17,23 +18,26 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from numpy.typing import NDArray
+from torch import Tensor
 from transformers import EarlyStoppingCallback, EvalPrediction, Trainer
 
 from guerdon.episodes.targets import frame_targets, no_labels
 from guerdon.errors import ConfigError, DataError
-from guerdon.models.backbone import ImageScorer, calibrating, random_shift, resolve_device, to_input, to_pixels
+from guerdon.models.backbone import ImageScorer, batch_normalizations, calibrating, resolve_device, to_pixels
 from guerdon.models.image import ImageModelConfig, save_checkpoint
 from guerdon.models.quality import frame_quality
+from guerdon.packaged import local_model
 from guerdon.policies.precision import uses_bf16
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings, VLMTrainSettings
 from guerdon.train.calibration import calibrate
+from guerdon.train.frame_networks import BATCH, FrameNetwork, HeadNetwork, feature_batch, frame_features
 from guerdon.train.trainer import BalancedSampler, BaseTrainer, TrainingFolder, epoch_order
 from guerdon.types import BoolArray, ByteArray, Episode, FloatArray, IntArray
 
@@ -340,7 +344,8 @@ def train_image_model(
     if isinstance(settings, ResNetTrainSettings) and settings.calibrated:
         held, labels = frames.held, frames.targets > 0.5
         trainer.calibrate_batch_norm()
-        fitted = calibrate(scorer, settings.normalize, frames.pixels[held], labels[held], frames.episode[held])
+        logits = trainer.logits(np.flatnonzero(held))
+        fitted = calibrate(scorer, logits, labels[held], frames.episode[held])
     found = trainer.evaluate() if frames.held.any() else {}
     if not found:
         trainer.calibrate_batch_norm()
@@ -371,7 +376,8 @@ def seeded_scorer(settings: Settings) -> ImageScorer:
             settings.arch,
             hidden_dim=settings.hidden_dim,
             dropout=settings.dropout,
-            pretrained_path=settings.pretrained_path,
+            pretrained_path=settings.backbone_path,
+            freeze_backbone=settings.backbone_frozen,
         )
 
 
@@ -397,31 +403,17 @@ def _config(settings: Settings, data_hash: str) -> ImageModelConfig:
         data_hash=data_hash,
         horizon=getattr(settings, "horizon", None),
         within_steps=getattr(settings, "within_steps", None),
+        freeze_backbone=settings.backbone_frozen,
+        pretrained=_named(settings.backbone_path),
     )
 
 
-class FrameNetwork(nn.Module):
-    """Bytes in; binary cross-entropy (with soft targets) and logits out.
-
-    Args:
-        scorer: the network.
-        normalize: see `to_input`.
-        augment: shift training frames randomly.
-    """
-
-    def __init__(self, scorer: ImageScorer, normalize: Any, augment: bool) -> None:
-        super().__init__()
-        self.scorer = scorer
-        self.normalize = normalize
-        self.augment = augment
-        self.tensors, self.load_tensors = self.state_dict, self.load_state_dict
-
-    def forward(self, pixels: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Loss (a scalar) and logits (N,) for pixels (N, H, W, 3) uint8 and labels (N,) in [0, 1]."""
-        if self.training and self.augment:
-            pixels = random_shift(pixels)
-        logits = self.scorer(to_input(pixels, self.normalize))
-        return {"loss": F.binary_cross_entropy_with_logits(logits.float(), labels), "logits": logits}
+def _named(path: str | None) -> str:
+    """A path of weights; of a packaged model also the name of its converted folder, which ends in its hash."""
+    if path is None:
+        return ""
+    folder = local_model(path)
+    return path if folder == path else f"{path} ({Path(folder).name})"
 
 
 class FrameTrainer(BaseTrainer):
@@ -454,8 +446,15 @@ class FrameTrainer(BaseTrainer):
         total = min(steps_per_epoch * settings.max_epochs, settings.max_steps or math.inf)
         epochs_between = settings.eval_every or math.ceil(MIN_STEPS_BETWEEN_EVALUATIONS / steps_per_epoch)
         patience = settings.early_stopping_patience if len(val) else None
+        bf16 = uses_bf16(settings.bf16, device)
+        network: FrameNetwork | HeadNetwork = FrameNetwork(scorer, settings.normalize, settings.augment)
+        self._batch: Callable[[Sequence[int] | IntArray], dict[str, Tensor]] = frames.batch
+        if scorer.frozen:
+            features = frame_features(scorer.to(device), frames.pixels, settings.normalize, bf16=bf16)
+            network, self._batch = HeadNetwork(scorer), partial(feature_batch, features, frames.targets)
+        self._network = network
         super().__init__(
-            FrameNetwork(scorer, settings.normalize, settings.augment),
+            network,
             settings,
             folder,
             train,
@@ -464,9 +463,9 @@ class FrameTrainer(BaseTrainer):
             every=epochs_between * steps_per_epoch,
             device=device,
             sampler=sampler,
-            collate=frames.batch,
+            collate=self._batch,
             callbacks=[] if patience is None else [EarlyStoppingCallback(patience, settings.min_delta)],
-            bf16=uses_bf16(settings.bf16, device),
+            bf16=bf16 and not scorer.frozen,
             label_names=["labels"],
             dataloader_pin_memory=device.type == "cuda",
             fsdp=True if settings.fsdp else None,
@@ -487,14 +486,29 @@ class FrameTrainer(BaseTrainer):
     def calibrate_batch_norm(self) -> None:
         """Compute batch normalisation's statistics on training frames: a function of the weights alone."""
         network = self.accelerator.unwrap_model(self.model)
+        if not batch_normalizations(network):
+            return
         (train, _), size = self._frames.split(), self.args.per_device_train_batch_size
         order = epoch_order(self._frames.positive[train], self._ratio, seed=self.args.seed, epoch=0)
         rows = train[order[:CALIBRATION_FRAMES]]
         augment, network.augment = network.augment, False
         with calibrating(self.model_wrapped), self.compute_loss_context_manager():
             for start in range(0, max(len(rows) - size // 2, 1), size):
-                self.model_wrapped(**self._prepare_inputs(self._frames.batch(rows[start : start + size])))
+                self.model_wrapped(**self._prepare_inputs(self._batch(rows[start : start + size])))
         network.augment = augment
+
+    def logits(self, rows: IntArray) -> NDArray[np.float64]:
+        """(N,) logits of frames, in evaluation mode and in float32."""
+        network: Any = self._network
+        training, parts = network.training, []
+        network.eval()
+        with torch.inference_mode():
+            for start in range(0, len(rows), BATCH):
+                batch = self._prepare_inputs(self._batch(rows[start : start + BATCH]))
+                found = type(network).forward(network, **batch)  # without the bfloat16 that Trainer wraps around it
+                parts.append(found["logits"].double().cpu().numpy())
+        network.train(training)
+        return np.concatenate(parts)
 
     def _metrics(self, prediction: EvalPrediction) -> dict[str, float]:
         logits = np.asarray(prediction.predictions, np.float64).reshape(-1)

