@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from guerdon.episodes.write import EpisodeWriter
-from guerdon.models.backbone import ImageScorer, calibrating, to_input
+from guerdon.models.backbone import ImageScorer, calibrating, to_input, to_pixels
 from guerdon.models.image import ImageModelConfig, save_checkpoint
 from guerdon.types import Episode
 
@@ -39,8 +39,9 @@ def write_image_model(folder, kind="resnet", arch="resnet18"):
         freeze_backbone=frozen,
     )  # fmt: skip
     scorer = ImageScorer(arch, hidden_dim=8, dropout=0.1, freeze_backbone=frozen)
+    pixels = to_pixels(np.concatenate([e.frames for e in episodes()]), config.image_size, channels_last=True)
     with calibrating(scorer):
-        scorer(to_input(torch.from_numpy(np.concatenate([e.frames for e in episodes()])), "none"))
+        scorer(to_input(torch.from_numpy(pixels), "none"))
     save_checkpoint(folder / "model", scorer, config)
     with EpisodeWriter(folder / "replay") as writer:
         for episode in episodes():
