@@ -25,8 +25,8 @@ import numpy as np
 
 from guerdon.settings.estimate import size_of_start
 from guerdon.settings.estimate_vla import ACTION, PATCHES, PROMPT
+from guerdon.settings.gpus import GPUS
 from guerdon.settings.text_policy import TextPolicySettings
-from guerdon.settings.vla_policy import GPUS
 
 TOLERANCE = 0.2
 MEASURED = Path(__file__).with_name("scale_measured.json")
@@ -157,7 +157,7 @@ def _libero(column: int) -> tuple[float, float]:
 
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
-MEMORY, PEAK = GPUS["H100"]
+MEMORY, PEAK, _ = GPUS["H100"]
 INPUTS = {
     "parameters": Input(parameters(), parameters(), "", "published", "shape of Qwen2.5-7B, counted as by --dry-run"),
     "memory": Input(MEMORY, MEMORY, "bytes", "vendor's", "H100 SXM data sheet"),

@@ -157,6 +157,7 @@ class TextRewardModel:
             CheckpointError: something is missing or does not fit.
         """
         model = cls(read_policy(folder, card), card, micro_batch_size=micro_batch_size)
+        model.policy.base.freeze()
         if model.head is not None:
             if not (folder / HEAD).is_file():
                 raise CheckpointError(f"{folder} has no {HEAD}; train it again")

@@ -28,8 +28,8 @@ from guerdon.policies.tokens import TokenBatch, pad_id
 from guerdon.settings.text_policy import LoraSettings
 from guerdon.types import BoolArray, Evaluated, IntArray, PolicyInputs
 
-# Logits of a piece. On a GPU: half a GiB in float32, several of them in the backward pass.
-LOGITS_AT_ONCE = {"cuda": 2**27, "cpu": 2**24}
+# Logits of a piece. On a GPU: a quarter of a GiB in float32, several of them in the backward pass.
+LOGITS_AT_ONCE = {"cuda": 2**26, "cpu": 2**24}
 _VALUE = "value_head."
 
 

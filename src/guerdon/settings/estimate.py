@@ -12,17 +12,14 @@ nothing and is not known here.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from guerdon.durations import duration
-from guerdon.errors import DataError, boundary
-from guerdon.packaged import PREFIX, packaged_config
 from guerdon.settings.data import ChainSettings, DataSettings, FilesDataSettings
+from guerdon.settings.estimate_text import estimate_text_run, estimate_text_train
 from guerdon.settings.estimate_vla import estimate_vla, vla_bytes
 from guerdon.settings.evaluate import EvaluateTextSettings, GeneratedBenchSettings, judged_names
 from guerdon.settings.label import CONTINUED, JUDGED, HttpJudgeSettings, LocalJudgeSettings, OwnJudgeSettings
@@ -30,6 +27,7 @@ from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import ConstantModelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
+from guerdon.settings.text_size import Size, size_of_start
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings, TextTrainSettings, VLMTrainSettings
 from guerdon.settings.vla_policy import VLAPolicySettings
 
@@ -37,10 +35,6 @@ SIMULATE, RENDER, SCORE, TRAIN, UPDATE = 5000.0, 120.0, 600.0, 200.0, 12000.0  #
 SLOW = {"libero": (70.0, 30.0), "maniskill": (500.0, 20.0)}  # worlds with other speeds: steps, pictures of a camera
 START = 5.0  # seconds until the libraries are imported and a model is there
 OVERHEAD = 0.15  # millions of parameters that a tiny model seems to have more, for the calls around it
-ASSUMED = {  # of a model whose configuration is not here: half a billion parameters
-    "hidden_size": 896, "num_hidden_layers": 24, "intermediate_size": 4864, "num_attention_heads": 14,
-    "num_key_value_heads": 2, "vocab_size": 151936,
-}  # fmt: skip
 SOLUTION = 300  # tokens, where the data do not say
 WRITE = 90.0  # responses of about 40 tokens per second and million parameters, learning included
 TINY_VLA = (0.0015, 0.003)  # seconds of a decision of a tiny VLA: to take and to evaluate it, to learn from it once
@@ -142,6 +136,7 @@ def _vlm_bytes(model: VLMTrainSettings) -> tuple[int, int]:
 def _estimate_train_text(study: Study, only: Sequence[str]) -> dict[str, Any]:
     """Models, gradient steps, seconds and bytes; of data that is not labelled yet, the most that there can be."""
     label, steps, seconds, bytes_ = study.label, [], 0.0, 0.0
+    gpu: list[dict[str, str]] = []
     at_most = False
     for model in (m for name, m in study.text_models.items() if not only or name in only):
         paths = model.data_paths or (() if label is None else (str(Path(label.save_dir) / label.dataset),))
@@ -156,11 +151,14 @@ def _estimate_train_text(study: Study, only: Sequence[str]) -> dict[str, Any]:
         size = size_of_start(start if own is None else own.model_copy(update={"lora": start.lora}))
         seconds += START + steps[-1] * model.batch_size * text_seconds(size, study.data)
         bytes_ += text_bytes(size, 1 + model.keep_checkpoints)
+        policy = start if own is None else own.model_copy(update={"lora": start.lora})
+        learnt, written = steps[-1] * model.batch_size, solution_tokens(study.data)
+        gpu.append(estimate_text_train(model, policy, solutions=learnt, written=written))
     found: dict[str, Any] = {"models": len(steps), "gradient steps": sum(steps)}
     if at_most:
         found["gradient steps are at most these"] = "the data is not here yet, and repeated solutions are left out"
     if len(steps) == 1:
-        found["parameters"] = str(size)
+        found |= {"parameters": str(size), **gpu[0]}
     return {**found, "seconds": seconds, "bytes": int(bytes_)}
 
 
@@ -235,25 +233,6 @@ def estimate_sft(study: Study) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class Size:
-    """How large a language model is.
-
-    Attributes:
-        millions: parameters.
-        trained: parameters that are trained, in millions: all of them, or those of an adapter.
-        assumed: the name of a model whose configuration is not here, so that the size is assumed; else empty.
-    """
-
-    millions: float
-    trained: float
-    assumed: str = ""
-
-    def __str__(self) -> str:
-        adapter = "" if self.trained == self.millions else f", {self.trained:.3g}M of them trained"
-        return f"{self.millions:.3g}M{adapter}" + (f", assumed: {self.assumed} is not here yet" if self.assumed else "")
-
-
 def size_of(study: Study) -> Size:
     """The size of the policy that a study trains; that of its `sft` section where it starts with one."""
     policy = study.text_policy
@@ -261,57 +240,6 @@ def size_of(study: Study) -> Size:
     if first is not None:
         policy = first.model_copy(update={"lora": policy.lora})
     return size_of_start(policy)
-
-
-def size_of_start(start: TextPolicySettings) -> Size:
-    """The size of a language model, from its configuration: made in code, in a folder, or in the cache of the hub."""
-    tiny, shape, assumed = start.tiny, None, ""
-    if tiny is not None:
-        shape = {
-            "hidden_size": tiny.hidden_size, "num_hidden_layers": tiny.layers, "intermediate_size": tiny.intermediate,
-            "num_attention_heads": tiny.heads, "num_key_value_heads": tiny.kv_heads or tiny.heads,
-            "vocab_size": 262 if tiny.tokenizer == "bytes" else len(set(tiny.alphabet)) + 8,
-            "tie_word_embeddings": tiny.tie_embeddings,
-        }  # fmt: skip
-    elif start.path is not None:
-        shape = _config_of(start.path)
-    if shape is None or not {"hidden_size", "num_hidden_layers", "intermediate_size"} <= shape.keys():
-        assumed = start.path or ""
-        shape = ASSUMED
-    width, layers, inner = shape["hidden_size"], shape["num_hidden_layers"], shape["intermediate_size"]
-    heads = shape.get("num_attention_heads") or 1
-    head = shape.get("head_dim") or width // heads
-    queries, keys = heads * head, (shape.get("num_key_value_heads") or heads) * head
-    linear = [(width, queries), (width, keys), (width, keys), (queries, width), *[(width, inner)] * 3]
-    embedding = shape.get("vocab_size", 0) * width * (1 if shape.get("tie_word_embeddings", True) else 2)
-    millions = (layers * (sum(a * b for a, b in linear) + 2 * width) + embedding + width) / 1e6
-    lora = start.lora
-    trained = millions if lora is None else layers * sum(lora.r * (a + b) for a, b in linear) / 1e6
-    return Size(millions, trained, assumed)
-
-
-def _config_of(path: str) -> dict[str, Any] | None:
-    """The configuration of a language model in a folder (an adapter's base), a package, or the hub's cache."""
-    if path.startswith(PREFIX):
-        return packaged_config(path)
-    folder = Path(path)
-    if (folder / "adapter_config.json").is_file():
-        if (folder / "base").is_dir():
-            return _config_of(str(folder / "base"))
-        with boundary(DataError, f"{folder / 'adapter_config.json'} cannot be read"):
-            return _config_of(str(json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]))
-    file = folder / "config.json"
-    if not folder.is_dir():
-        from huggingface_hub import try_to_load_from_cache
-
-        with boundary(DataError, f"{path}: neither a folder nor the name of a model on the hub"):
-            cached = try_to_load_from_cache(path, "config.json") if path.count("/") <= 1 else None
-        file = Path(cached) if isinstance(cached, str) else file
-    if not file.is_file():
-        return None
-    with boundary(DataError, f"{file} cannot be read"):
-        found = json.loads(file.read_text(encoding="utf-8"))
-        return dict(found.get("text_config") or found)
 
 
 def estimate_run(study: Study) -> dict[str, Any]:
@@ -328,6 +256,7 @@ def estimate_run(study: Study) -> dict[str, Any]:
             "responses": runner.total_steps,
             "evaluation responses": evaluations,
             "parameters": str(size),
+            **estimate_text_run(study),
             "seconds": START + text_seconds(size, study.data) * responses,
             "bytes": int(text_bytes(size, runner.keep_checkpoints)),
         }
@@ -419,7 +348,7 @@ def estimate_label(study: Study) -> dict[str, Any]:
     seconds = START + (sampled + continued / 2) * text_seconds(size, data)
     if sampled or continued:
         if size.assumed:
-            found["parameters"] = f"{size.millions:.0f}M, assumed: {size.assumed} is not here yet"
+            found["parameters"] = str(size)
         found["texts to sample"] = f"at most {sampled + continued}"
     judge = settings.judge
     if calls and isinstance(judge, LocalJudgeSettings):
@@ -463,7 +392,7 @@ def estimate_search(study: Study) -> dict[str, Any]:
         found["extensions by a step"] = f"about {solutions * rounds}"
     size = size_of(study)
     if size.assumed:
-        found["parameters"] = f"{size.millions:.0f}M, assumed: {size.assumed} is not here yet"
+        found["parameters"] = str(size)
     seconds = START + solutions * text_seconds(size, data)
     return {**found, "seconds": seconds, "bytes": questions * (400 + 4 * solution_tokens(data))}
 

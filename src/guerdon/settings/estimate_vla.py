@@ -15,8 +15,9 @@ from pathlib import Path
 
 from guerdon.durations import duration
 from guerdon.errors import DataError, boundary
+from guerdon.settings.gpus import GPUS, gpus_named
 from guerdon.settings.study import Study
-from guerdon.settings.vla_policy import GPUS, VLAPolicySettings
+from guerdon.settings.vla_policy import VLAPolicySettings
 
 PUBLISHED = {  # shapes of the language part; parameters of the rest
     "token": {"hidden_size": 4096, "layers": 32, "intermediate_size": 11008, "vocab_size": 32064, "rest": 0.80e9},
@@ -42,8 +43,8 @@ def estimate_vla(study: Study) -> dict[str, str]:
     policy, env, algorithm, runner = study.policy, study.env, study.control_algorithm, study.runner
     if not isinstance(policy, VLAPolicySettings) or policy.gpus is None:
         return {}
-    count, name = policy.gpus_named
-    memory, peak = GPUS[name]
+    count, name = gpus_named(policy.gpus)
+    memory, peak, _ = GPUS[name]
     shape = _shape(policy)
     h, layers, parameters, adapters = (
         shape["hidden_size"],

@@ -11,9 +11,10 @@ from __future__ import annotations
 import string
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from guerdon.settings.base import Bf16, ByName, Settings, refuse
+from guerdon.settings.gpus import GPUS_FIELD, known_gpus
 
 PRINTABLE = string.ascii_letters + string.digits + string.punctuation + " \n"
 
@@ -88,6 +89,14 @@ class TextPolicySettings(Settings):
     attention: Literal["auto", "sdpa", "eager"] = Field(
         "auto", description="auto: sdpa; eager for short sequences on the CPU, where it is faster"
     )
+    gpus: str | None = GPUS_FIELD
+    config_file: str | None = Field(
+        None,
+        description="the config.json of a model that is not on this machine, whose shape --dry-run then knows; nothing "
+        "else reads it. null: the shape follows from the size in the model's name, and is said to be assumed",
+    )
+
+    _gpus = field_validator("gpus")(known_gpus)
 
     @model_validator(mode="before")
     @classmethod

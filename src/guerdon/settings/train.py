@@ -331,6 +331,8 @@ class _TextTrainSettings(_TextFitSettings):
             bf16=self.bf16,
             gradient_checkpointing=self.gradient_checkpointing,
             max_tokens_per_pass=self.max_tokens_per_pass,
+            gpus=policy.gpus,
+            config_file=policy.config_file if not named else None,
             use_remove_padding=self.use_remove_padding,
         )
 

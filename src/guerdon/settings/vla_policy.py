@@ -7,17 +7,12 @@ VLAPolicySettings(vla_path="checkpoints/smolvla", family="flow", num_steps=5)
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from guerdon.settings.base import Bf16, ByName, Settings, refuse
-
-GPUS = {  # bytes of memory and peak operations per second in bfloat16 without sparsity, from NVIDIA's data sheets
-    "H200": (141e9, 989e12), "H100": (80e9, 989e12), "A100": (80e9, 312e12), "L40S": (48e9, 362e12),
-    "RTX4090": (24e9, 165e12),
-}  # fmt: skip
+from guerdon.settings.gpus import GPUS_FIELD, known_gpus
 
 
 def _changed(settings: Settings, *names: str) -> set[str]:
@@ -144,11 +139,7 @@ class VLAPolicySettings(Settings):
         False, description="the value head's loss trains the head alone, not the model under it"
     )
     bf16: Bf16 = Field("auto", description="compute in bfloat16; auto: on a GPU that has it")
-    gpus: str | None = Field(
-        None,
-        description=f"what --dry-run estimates memory and time for, such as 8 x H100; nothing else reads it. Known are "
-        f"{', '.join(GPUS)}",
-    )
+    gpus: str | None = GPUS_FIELD
     checkpoint: str | None = Field(None, description="start from this policy (behaviour cloning, an earlier run)")
 
     @model_validator(mode="before")
@@ -177,18 +168,7 @@ class VLAPolicySettings(Settings):
             refuse(_changed(self.tiny, "n_action_bins"), "family flow", "tiny")
         return self
 
-    @field_validator("gpus")
-    @classmethod
-    def _known_gpus(cls, given: str | None) -> str | None:
-        if given is not None and not re.fullmatch(rf"[1-9]\d* x ({'|'.join(GPUS)})", given):
-            raise ValueError(f"{given!r} is no number of known GPUs: write, for example, 8 x H100 ({', '.join(GPUS)})")
-        return given
-
-    @property
-    def gpus_named(self) -> tuple[int, str]:
-        """How many GPUs `gpus` names, and which."""
-        count, _, name = (self.gpus or "1 x H100").partition(" x ")
-        return int(count), name
+    _gpus = field_validator("gpus")(known_gpus)
 
     @property
     def crops(self) -> bool:

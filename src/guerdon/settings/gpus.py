@@ -1,0 +1,54 @@
+"""GPUs that `--dry-run` estimates memory and time for.
+
+gpus_named("8 x H100")        # (8, "H100")
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from pydantic import Field
+
+
+class GPU(NamedTuple):
+    """What a maker's data sheet says of a GPU.
+
+    Attributes:
+        memory: bytes.
+        peak: operations per second in bfloat16, without sparsity.
+        bandwidth: bytes per second from its memory.
+    """
+
+    memory: float
+    peak: float
+    bandwidth: float
+
+
+GPUS = {  # from NVIDIA's data sheets
+    "H200": GPU(141e9, 989e12, 4.8e12), "H100": GPU(80e9, 989e12, 3.35e12), "A100": GPU(80e9, 312e12, 2.04e12),
+    "L40S": GPU(48e9, 362e12, 0.864e12), "RTX4090": GPU(24e9, 165e12, 1.01e12),
+}  # fmt: skip
+
+GPUS_FIELD: Any = Field(
+    None,
+    description=f"what --dry-run estimates memory and time for, such as 8 x H100; nothing else reads it. Known are "
+    f"{', '.join(GPUS)}",
+)
+
+
+def known_gpus(given: str | None) -> str | None:
+    """The same text.
+
+    Raises:
+        ValueError: it is no number of known GPUs.
+    """
+    if given is not None and not re.fullmatch(rf"[1-9]\d* x ({'|'.join(GPUS)})", given):
+        raise ValueError(f"{given!r} is no number of known GPUs: write, for example, 8 x H100 ({', '.join(GPUS)})")
+    return given
+
+
+def gpus_named(given: str | None) -> tuple[int, str]:
+    """How many GPUs a text names, and which; one H100 without a text."""
+    count, _, name = (given or "1 x H100").partition(" x ")
+    return int(count), name
