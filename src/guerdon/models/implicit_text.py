@@ -267,6 +267,8 @@ def origin_of(weights: Iterable[tuple[str, Tensor]], card: TextModelCard) -> str
     for name, tensor in weights:
         flat = tensor.detach().reshape(-1)
         sample = flat[:: max(1, len(flat) // _SAMPLE)][: 2 * _SAMPLE].cpu().contiguous()
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        if tensor.dtype == torch.bfloat16:  # frozen matrices on a GPU, float32 elsewhere
+            sample = sample.float()
+        digest.update(f"{name} {tuple(tensor.shape)} {sample.dtype}".encode())
         digest.update(sample.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
