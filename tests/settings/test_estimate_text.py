@@ -143,8 +143,15 @@ def test_other_models_of_a_run_count():
 
 
 def test_training_a_reward_model_says_its_memory():
-    model = {"type": "stepwise", "save_dir": "s", "lora": {"r": 16}, "max_length": 2048, "micro_batch_size": 2}
-    given = study("x/y-7B", train={"prm": model}, label={"labeler": "exact"} | {"data_paths": "x.jsonl"})
+    model = {
+        "type": "stepwise",
+        "save_dir": "s",
+        "lora": {"r": 16},
+        "max_length": 2048,
+        "micro_batch_size": 2,
+        "data_path": "x.jsonl",
+    }
+    given = study("x/y-7B", train={"prm": model})
     found = estimate_train(given)
     assert found["memory of weights"].startswith("16.5 GB")
     assert "N = 4096" in found["memory of activations"]
