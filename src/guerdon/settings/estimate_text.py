@@ -1,6 +1,6 @@
 """Memory and time of language models on a GPU, by part, with formulas: what `--dry-run` prints.
 
-None of it was measured on a GPU; `benchmarks/memory.py` compares the formulas with the peak of an update on a CPU. P is
+None of it was measured on a GPU; `benchmarks/memory.py` prints the formulas next to the peak of an update on a CPU. P is
 the number of parameters, E those of the embedding, T those that are trained; of a layer, h is the width, q and k the
 widths of queries and keys, I the inner width; L is the number of layers, V the vocabulary, N the tokens of a pass.
 
@@ -34,7 +34,7 @@ PROMPT = 100  # tokens of a prompt for the time; the memory is that of data.max_
 SOURCES = {
     "P": "config.json; of a model that is not here policy.config_file, or the size in its name (assumed)",
     "bytes": "weights, gradients and Adam: float32 (1412.6980), frozen matrices in bfloat16; activations: counted from "
-    "what autograd keeps, compared with a CPU (docs/memory.md)",
+    "what autograd keeps, compared with a count on a CPU (docs/memory.md)",
     "operations": "2 P per token forwards, 4 P backwards, 2 P of those for frozen weights, 2 P more with "
     "gradient_checkpointing (2001.08361 section 2.1); attention is left out",
     "rates": f"NVIDIA's data sheets; {USED:.0%} of the products' and {READ:.0%} of the memory's are assumed, and "
