@@ -1,7 +1,7 @@
 """Memory and time of language models on a GPU, by part, with formulas: what `--dry-run` prints.
 
-None of it was measured on a GPU; `benchmarks/memory.py` prints the formulas next to the peak of an update on a CPU. P is
-the number of parameters, E those of the embedding, T those that are trained; of a layer, h is the width, q and k the
+None of it was measured on a GPU; `benchmarks/memory.py` prints the formulas next to the peak of an update on a CPU. P
+is the number of parameters, E those of the embedding, T those that are trained; of a layer, h is the width, q and k the
 widths of queries and keys, I the inner width; L is the number of layers, V the vocabulary, N the tokens of a pass.
 
     memory = update_memory(shape, rank=None, tokens=8192, answered=8192, checkpointing=True)
