@@ -256,7 +256,7 @@ def estimate_run(study: Study) -> dict[str, Any]:
             "responses": runner.total_steps,
             "evaluation responses": evaluations,
             "parameters": str(size),
-            **estimate_text_run(study),
+            **estimate_text_run(study, written=solution_tokens(study.data)),
             "seconds": START + text_seconds(size, study.data) * responses,
             "bytes": int(text_bytes(size, runner.keep_checkpoints)),
         }

@@ -123,8 +123,13 @@ def state_memory(parts: Mapping[str, float]) -> float:
     return parts["weights"] + parts["Adam"]
 
 
-def estimate_text_run(study: Study) -> dict[str, str]:
-    """Memory and time on a GPU of `guerdon run`, by part; empty for models that are small or of unknown size."""
+def estimate_text_run(study: Study, *, written: int) -> dict[str, str]:
+    """Memory and time on a GPU of `guerdon run`, by part; empty for models that are small or of unknown size.
+
+    Args:
+        study: the configuration.
+        written: tokens of a response, for the time.
+    """
     policy, data = _started(study), study.data
     size = size_of_start(policy)
     if data is None or size.millions < SMALLEST or not size.known:
@@ -154,7 +159,7 @@ def estimate_text_run(study: Study) -> dict[str, str]:
         **{f"memory of {what}": _gb(bytes_) for what, bytes_ in others.items()},
         "memory of the rollout": f"{_gb(sum(rollout.values()))}, its cache {_gb(rollout['cache'])} = {cache}",
         "memory at most": _fits(max(update, acting) + beside + CONTEXT, memory, name, checkpointing),
-        **_time(study, shape, size.rank, count, name),
+        **_time(study, shape, size.rank, count, name, written),
         **{f"source of {what}": source for what, source in SOURCES.items()},
     }
 
@@ -294,15 +299,12 @@ def _fits(whole: float, memory: float, name: str, checkpointing: bool) -> str:
     return f"{_gb(whole)}, {_gb(CONTEXT)} of it CUDA's own (assumed): {fits}"
 
 
-def _time(study: Study, shape: Shape, rank: int | None, count: int, name: str) -> dict[str, str]:
+def _time(study: Study, shape: Shape, rank: int | None, count: int, name: str, written: int) -> dict[str, str]:
     """Seconds on the GPUs that `policy.gpus` names, one H100 without it."""
-    from guerdon.settings.estimate import solution_tokens
-
     data, algorithm, policy = study.data, study.text_algorithm, study.text_policy
     assert data is not None
     gpu, p = GPUS[name], shape.parameters
     responses = study.runner.total_steps
-    written = solution_tokens(data)
     length = PROMPT + written
     learn = (6 if rank is None else 4) + (2 if policy.gradient_checkpointing else 0)
     per_token = learn * algorithm.num_epochs + 2  # and the log-probabilities before the update
