@@ -17,7 +17,7 @@ PARALLEL ?= -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 export MUJOCO_GL ?= egl
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-libero test-libero libero-table env-maniskill test-maniskill demo demo-text demo-prm demo-smollm demo-vla prm-exact prm-continued quickstart doctor test test-slow soak lint format check bench docs docs-images test-wheel clean
+.PHONY: help env env-libero test-libero libero-table env-maniskill test-maniskill demo demo-text demo-prm demo-smollm demo-vla prm-exact prm-continued quickstart doctor test test-slow test-device soak lint format check bench docs docs-images test-wheel clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -79,6 +79,11 @@ test: env  ## the tests, without the slow ones
 
 test-slow: env  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
+
+# Tests that compute by hand on the CPU what a policy computes, or look at devices themselves, say so (`no_gpu`).
+SUITES = policies rl models train labels evaluate serve
+test-device: env  ## the suites that use tensors, as on a GPU that this machine need not have: finds misplaced tensors
+	PYTHONPATH=tests $(BIN)/python -m pytest $(PARALLEL) -p pretend_cuda --pretend-cuda -m "not slow" $(addprefix tests/,$(SUITES))
 
 soak: env  ## kill nodes and processes of a simulated Ray cluster at random for 20 minutes
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[ray]"

@@ -408,6 +408,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())  # modules in the working directory are found, as by `python -m guerdon`
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # numbers of GPUs are those of nvidia-smi
     try:
         _hub_token()
         status = app(standalone_mode=False)

@@ -34,6 +34,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from guerdon.devices import show_only, visible_gpus
 from guerdon.errors import ClusterError, ConfigError, FailedAloneError, GuerdonError, boundary, said_by
 from guerdon.progress import fall_silent
 
@@ -219,11 +220,10 @@ def joined() -> Iterator[None]:
 
 def _use_own_gpu() -> None:
     """Make the GPU of this process the only one that it sees; before CUDA is initialised."""
-    own, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if own >= count:
-        raise ConfigError(f"this machine has {count} GPU(s), and more processes: start one process per GPU")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[own].strip() if visible else str(own)
+    own, gpus = int(os.environ.get("LOCAL_RANK", "0")), visible_gpus()
+    if own >= len(gpus):
+        raise ConfigError(f"this machine has {len(gpus)} GPU(s), and more processes: start one process per GPU")
+    show_only(gpus[own])
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from guerdon.settings.train import (
     StepwiseTrainSettings,
     VerdictTrainSettings,
 )
-from guerdon.train.text import RewardTrainer, items_of, planned_steps, start_model, train_text_model, wait_for_gpu
+from guerdon.train.text import RewardTrainer, items_of, planned_steps, start_model, train_text_model
 from guerdon.train.text_data import make_lessons, split_questions
 from guerdon.types import Episode
 
@@ -316,13 +316,6 @@ def test_4_bits_without_a_gpu_are_refused(tmp_path):
         train_text_model(settings, STUDY, data_of())
     with pytest.raises(ConfigError, match="there is none here"):
         train_text_model(settings_for("stepwise", tmp_path, wait_for_gpu=4.0), STUDY, data_of())
-
-
-def test_it_waits_until_a_gpu_is_free():
-    looks = [[1.0, 2.0], [1.0, 3.9], [1.0, 6.0]]
-    pauses = []
-    assert wait_for_gpu(4.0, free=lambda: looks[len(pauses)], pause=pauses.append) == 1
-    assert len(pauses) == 2
 
 
 def test_pairs_are_of_the_same_question(tmp_path):

@@ -100,6 +100,7 @@ def run_jobs(
     say: Callable[[Outcome, int, int], None],
     work: Callable[[Sequence[str]], None] = run_verb,
     place: JobPlace | None = None,
+    gpus: Sequence[str] = (),
 ) -> list[Outcome]:
     """Run all jobs whose needs can be met.
 
@@ -110,6 +111,8 @@ def run_jobs(
         say: called with each outcome, the number settled and the number in all.
         work: what a job's process calls with the job's arguments; importable by name.
         place: where jobs run, ended with this call; None: in processes of this machine.
+        gpus: names of GPUs; each process of this machine sees one of them, the one that the fewest use. None: what
+            this process sees.
 
     Returns:
         One outcome per job, in order of their end.
@@ -117,7 +120,7 @@ def run_jobs(
     folder.mkdir(parents=True, exist_ok=True)
     waiting = {job.name: job for job in jobs}
     outcomes: dict[str, Outcome] = {}
-    alive = _Alive(place or _Processes(work))
+    alive = _Alive(place or _Processes(work, gpus))
 
     def settle(outcome: Outcome) -> None:
         waiting.pop(outcome.job.name, None)
@@ -185,8 +188,9 @@ class _Alive:
 class _Processes:
     """Jobs in processes of this machine. One that does not end in time is killed."""
 
-    def __init__(self, work: Callable[[Sequence[str]], None]) -> None:
+    def __init__(self, work: Callable[[Sequence[str]], None], gpus: Sequence[str] = ()) -> None:
         self._work = work
+        self._jobs_of_gpu = dict.fromkeys(gpus, 0)
         self._lock = threading.Condition()
         self._processes: dict[str, BaseProcess] = {}
         self._environment = {**dict.fromkeys(_ONE_THREAD, "1"), **os.environ}
@@ -197,14 +201,20 @@ class _Processes:
         with self._lock:
             if self._ended:
                 return -signal.SIGTERM
+            environment, gpu = dict(self._environment), min(self._jobs_of_gpu, key=self._jobs_of_gpu.get, default=None)
+            if gpu is not None:
+                self._jobs_of_gpu[gpu] += 1
+                environment["CUDA_VISIBLE_DEVICES"] = gpu
             process = _warm_context(self._environment).Process(
-                target=_enter, args=(self._work, arguments, str(log.absolute()), self._environment), name=name
+                target=_enter, args=(self._work, arguments, str(log.absolute()), environment), name=name
             )
             process.start()
             self._processes[name] = process
         process.join()
         with self._lock:
             del self._processes[name]
+            if gpu is not None:
+                self._jobs_of_gpu[gpu] -= 1
             self._lock.notify_all()
         return process.exitcode or 0
 

@@ -20,6 +20,7 @@ from guerdon.compare.jobs import Job, JobPlace, Outcome, run_jobs
 from guerdon.compare.report import write_report
 from guerdon.compare.report_tables import markdown_table
 from guerdon.config import Tree, apply_overrides, holds, merge, read_yaml, resolve_refs, to_yaml, validate
+from guerdon.devices import names_gpu, names_one_of_several, visible_gpus
 from guerdon.durations import duration
 from guerdon.errors import ConfigError, JobError
 from guerdon.folder_lock import held
@@ -42,6 +43,7 @@ class StudyPlan:
         estimates: job name to the seconds and bytes that it takes.
         jobs: all of them.
         parallel: processes at a time.
+        gpus: names of GPUs, of which each process sees one; empty: what this process sees.
     """
 
     study: Study
@@ -51,6 +53,7 @@ class StudyPlan:
     estimates: dict[str, dict[str, Any]]
     jobs: tuple[Job, ...]
     parallel: int
+    gpus: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -103,12 +106,27 @@ def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> St
                 arguments = ("run", _job_file(base.work_dir, name), "--resume")
                 job = Job(name, arguments, _needs(task, config, prepared), float(cost["seconds"]), folder=folder)
                 planned.append((job, config, cost))
-    # On a cluster every job that can start is given to Ray, which has them wait for room.
-    most = len(planned) if base.engine == "ray" else len(os.sched_getaffinity(0))
+    most, gpus = _room(base, [config for _, config, _ in planned])
     workers = parallel or base.compare.parallel or most
     configs = {job.name: config for job, config, _ in planned}
     estimates = {job.name: cost for job, _, cost in planned}
-    return StudyPlan(base, path, tuple(overrides), configs, estimates, tuple(job for job, _, _ in planned), workers)
+    return StudyPlan(
+        base, path, tuple(overrides), configs, estimates, tuple(job for job, _, _ in planned), workers, gpus
+    )
+
+
+def _room(study: Study, configs: Sequence[Study]) -> tuple[int, tuple[str, ...]]:
+    """How many jobs run at a time where nothing says so, and the GPUs of which each job sees one.
+
+    Jobs that may use a GPU get one each. Where a part names a GPU by number, a job sees all, and runs alone.
+    """
+    if study.engine == "ray":  # every job that can start is given to Ray, which has them wait for room
+        return len(configs), ()
+    values = [config.model_dump() for config in configs]
+    gpus = tuple(visible_gpus()) if names_gpu(values) else ()
+    if not gpus:
+        return len(os.sched_getaffinity(0)), ()
+    return (1, ()) if names_one_of_several(values) else (len(gpus), gpus)
 
 
 def run_study(plan: StudyPlan) -> tuple[Path, str]:
@@ -135,7 +153,9 @@ def run_study(plan: StudyPlan) -> tuple[Path, str]:
             progress.advance(settled, "jobs")
 
         try:
-            outcomes = run_jobs(plan.jobs, folder / "jobs", parallel=plan.parallel, say=report_end, place=_place(plan))
+            outcomes = run_jobs(
+                plan.jobs, folder / "jobs", parallel=plan.parallel, say=report_end, place=_place(plan), gpus=plan.gpus
+            )
         finally:
             progress.close()
         _write_card(plan, time.perf_counter() - started)

@@ -230,7 +230,7 @@ def evaluate_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple
             folder = Path(study.work_dir) / "models" / study.task_name / name
         else:
             settings = study.vlm_models[name] if name in study.vlm_models else study.image_models[name]
-            model = load_reward_model(settings.type, settings.save_dir)
+            model = load_reward_model(settings.type, settings.save_dir, device=settings.device)
             progress = "progress" in (settings.type, getattr(settings, "question", None))
             episodes, digest = held_out(settings, how.data_path)
             within = getattr(settings, "within_steps", None)

@@ -309,7 +309,7 @@ def evaluate_text_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, 
     b, results = settings.best_of_n, {}
     for one in candidates(study, only=only):
         source = one.source
-        model = load_text_model(source.path, adapter=source.adapter, micro_batch_size=source.micro_batch_size)
+        model = load_text_model(**dict(source))
         samples: list[Solution] = []
         if b is not None and b.samples is None:  # below the evaluation, so that parallel jobs do not share a folder
             samples = sampled_solutions(
@@ -362,7 +362,7 @@ def candidates(study: Study, *, only: Sequence[str] = ()) -> list[Candidate]:
             labels = () if study.label is None else (str(Path(study.label.save_dir) / study.label.dataset),)
             labelled = published_solutions(settings.data_paths or labels, Counter())
             exclude = trained_on | {solution.question for solution in labelled}
-            source, folder = ThirdPartySettings(path=str(checkpoint)), checkpoint.parent
+            source, folder = ThirdPartySettings(path=str(checkpoint), device=settings.device), checkpoint.parent
             found.append(Candidate(name, source, folder, exclude, training_question_hashes(folder)))
     return found
 

@@ -164,13 +164,6 @@ def inference_copy(scorer: ImageScorer, *, bf16: bool) -> ImageScorer:
     return copy.to(memory_format=torch.channels_last)  # type: ignore[no-any-return, call-overload]
 
 
-def resolve_device(device: str | torch.device | None) -> torch.device:
-    """The given device; None: the GPU when there is one, else the CPU."""
-    if device is not None:
-        return torch.device(device)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def _config(arch: str) -> ResNetConfig:
     if arch not in _DEPTHS:
         raise ConfigError(f"unknown arch {arch!r}: choose one of {', '.join([*_DEPTHS, EFFICIENTNET])}")

@@ -28,9 +28,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from guerdon.atomic import sealed_folder, sha256
+from guerdon.devices import resolve_device
 from guerdon.errors import CheckpointError, boundary
 from guerdon.finite import load_weights, save_weights
-from guerdon.models.backbone import ImageScorer, inference_copy, resolve_device, to_input, to_pixels
+from guerdon.models.backbone import ImageScorer, inference_copy, to_input, to_pixels
 from guerdon.models.checkpoint import read_card, write_card
 from guerdon.policies.precision import uses_bf16
 from guerdon.types import ByteArray, Episode, Failure, FloatArray, RewardInfo, Score

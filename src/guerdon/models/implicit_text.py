@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from guerdon.devices import resolve_device, seeded
 from guerdon.errors import CheckpointError, ConfigError, NonFiniteError, boundary
 from guerdon.finite import load_weights
 from guerdon.models.checkpoint import adam_tensors, load_adam, load_state, save_state
@@ -64,11 +65,13 @@ class ImplicitModel(TextRewardModel):
         return cls(policy, card, ref=None if policy.adapter else TextPolicy(fresh().base, trainable=False))
 
     @classmethod
-    def load(cls, folder: Path, card: TextModelCard, micro_batch_size: int) -> ImplicitModel:
+    def load(
+        cls, folder: Path, card: TextModelCard, micro_batch_size: int, device: str | torch.device = "auto"
+    ) -> ImplicitModel:
         """A stored model; an adapter stays one, on the weights that are its reference."""
         if not (folder / ADAPTER).is_file():
-            ref = TextPolicy(read_policy(folder / "reference", card).base, trainable=False)
-            return cls(read_policy(folder, card), card, micro_batch_size=micro_batch_size, ref=ref)
+            ref = TextPolicy(read_policy(folder / "reference", card, device).base, trainable=False)
+            return cls(read_policy(folder, card, device), card, micro_batch_size=micro_batch_size, ref=ref)
         with boundary(CheckpointError, f"the adapter {folder} cannot be read"):
             config = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
             stored = load_weights(folder / ADAPTER_WEIGHTS)
@@ -80,7 +83,7 @@ class ImplicitModel(TextRewardModel):
                 target_modules=config["target_modules"],
             )
         origin = str(folder / origin) if (folder / origin).is_dir() else origin
-        model = read_model(origin)[0].to("cuda" if torch.cuda.is_available() else "cpu")
+        model = read_model(origin)[0].to(resolve_device(device))
         settings = TextPolicySettings(path=origin, lora=lora, bf16=card.bf16)
         base = SharedBase(model, read_tokenizer(str(folder)), settings)
         base.add_adapter(card.kind, lora, seed=0)
@@ -177,9 +180,8 @@ class ImplicitModel(TextRewardModel):
             return counts
         losses: list[float] = []
         device = self.policy.device
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with seeded(int(self.learning["seed"]) * 1_000_003 + self.updates, device):
             order = np.random.default_rng([int(self.learning["seed"]), self.updates]).permutation(len(items))
-            torch.manual_seed(int(self.learning["seed"]) * 1_000_003 + self.updates)
             size = int(self.learning["batch_size"])
             for start in range(0, len(order), size):
                 losses.append(self._gradient_step([items[i] for i in order[start : start + size]], known))

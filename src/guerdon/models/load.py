@@ -8,7 +8,6 @@ Only the module of that model is imported.
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +40,7 @@ def load_reward_model(
     Args:
         model_type: a name, `package.module:factory`, or a name that an installed package registers.
         checkpoint_path: where a learned model lies.
-        device: None for the GPU when there is one.
+        device: where it computes, as a key `device` says; None: on the GPU when there is one.
         **options: further keys of `reward.model` of that type, such as `image_size`, `value`, `remote`, `vlm`; of a
             user's own, `params`.
 
@@ -50,13 +49,14 @@ def load_reward_model(
         CheckpointError: the checkpoint is missing, corrupt, or other than asked for.
     """
     paths = {} if checkpoint_path is None else {"checkpoint_path": checkpoint_path}
+    paths |= {} if device is None else {"device": str(device)}
     given = {key: str(value) if isinstance(value, Path) else value for key, value in {**options, **paths}.items()}
     form = MODEL_FORMS.get(model_type, OwnModelSettings)
     idle = sorted(given.keys() & _OF_RUNS)
     if idle:
         raise ConfigError(f"the reward model {model_type!r}: {', '.join(idle)} would do nothing outside a run")
     settings = validate(form, {"model_type": model_type, **given}, source=f"the reward model {model_type!r}")
-    return _built(settings, device, modality=options.get("modality"))
+    return _built(settings, modality=options.get("modality"))
 
 
 def load_source_model(settings: RewardModelSettings) -> RewardModel:
@@ -74,26 +74,18 @@ def load_source_model(settings: RewardModelSettings) -> RewardModel:
 def options_of(model_type: str) -> list[str]:
     """The options that `load_reward_model` takes for a type, besides `checkpoint_path`."""
     form = MODEL_FORMS.get(model_type, OwnModelSettings)
-    names = [name for name in form.model_fields if name not in _OF_RUNS | {"model_type", "checkpoint_path"}]
-    return [*names, "device"] if form.placed else names
+    return [name for name in form.model_fields if name not in _OF_RUNS | {"model_type", "checkpoint_path"}]
 
 
-def _built(
-    settings: RewardModelSettings, device: str | torch.device | None = None, *, modality: str | None
-) -> RewardModel:
+def _built(settings: RewardModelSettings, *, modality: str | None) -> RewardModel:
     """The model. `modality` is what a configuration says that a user's own looks at; None where it says nothing."""
     name = settings.model_type
     if isinstance(settings, OwnModelSettings):
-        model: RewardModel = REWARD_MODELS.build(name, settings.params, RewardModel, device=device)
+        model: RewardModel = REWARD_MODELS.build(name, settings.params, RewardModel, device=settings.device)
         if modality not in (None, model.info.modality):
             raise ConfigError(
                 f"the reward model {name} judges {model.info.modality}, as its info says: set modality accordingly"
             )
         return model
-    factory, arguments = REWARD_MODELS.factory(name), settings.arguments()
-    if device is not None:
-        if "device" not in inspect.signature(factory).parameters:
-            raise ConfigError(f"the reward model {name!r} has no device: remove it")
-        arguments["device"] = device
-    built: RewardModel = factory(**arguments)
+    built: RewardModel = REWARD_MODELS.factory(name)(**settings.arguments())
     return built

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from guerdon.devices import seeded
 from guerdon.episodes.targets import episode_success, frame_targets
 from guerdon.errors import CheckpointError, DataError, boundary
 from guerdon.finite import SkippedSteps
@@ -208,8 +209,7 @@ class OnlineImageModel:
         replayed = min(round(self.batch_size * self.replay_ratio), self.batch_size - 1) if len(self.replay) else 0
         scorer.train()
         losses = []
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(int(self.rng.integers(2**62)))
+        with seeded(int(self.rng.integers(2**62)), device):
             for _ in range(steps):
                 index = self.rng.integers(len(pixels), size=self.batch_size - replayed)
                 batch, wanted = pixels[index], targets[index]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from guerdon.devices import resolve_device
 from guerdon.errors import CheckpointError, DataError, boundary
 from guerdon.policies.passes import passes, slices, token_limit
 from guerdon.policies.precision import halve_linear, uses_bf16
@@ -28,6 +29,7 @@ class SequenceClassifier:
     Args:
         path: folder or hub id.
         micro_batch_size: responses per forward pass.
+        device: where it computes, as a key `device` says.
 
     Raises:
         CheckpointError: it cannot be read, lacks weights, or has more than two labels.
@@ -42,7 +44,7 @@ class SequenceClassifier:
         frames_needed=0,
     )
 
-    def __init__(self, path: str, *, micro_batch_size: int = 64) -> None:
+    def __init__(self, path: str, *, micro_batch_size: int = 64, device: str | torch.device = "auto") -> None:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
         self.micro_batch_size = micro_batch_size
@@ -56,10 +58,8 @@ class SequenceClassifier:
         if self.model.config.pad_token_id is None:
             self.model.config.pad_token_id = pad_id(self.tokenizer)
         self.model.eval().requires_grad_(False)
-        if torch.cuda.is_available():
-            self.model.to("cuda")
-        device = self.model.device
-        self.bf16 = device.type == "cuda" and uses_bf16("auto", device)  # on a CPU in float32
+        where = self.model.to(resolve_device(device)).device
+        self.bf16 = where.type == "cuda" and uses_bf16("auto", where)  # on a CPU in float32
         if self.bf16:
             halve_linear(self.model)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.models.adapters import ADAPTERS, adapter_of, load_adapter, recognise
@@ -21,10 +22,15 @@ from guerdon.settings.remote import remote_at
 from guerdon.settings.train import TEXT_MODELS
 from guerdon.types import RewardModel
 
+if TYPE_CHECKING:
+    import torch
+
 FINAL = "final_checkpoint"
 
 
-def load_text_model(path: str, *, adapter: str = "auto", micro_batch_size: int = 16) -> RewardModel:
+def load_text_model(
+    path: str, *, adapter: str = "auto", micro_batch_size: int = 16, device: str | torch.device = "auto"
+) -> RewardModel:
     """Read a reward model of text.
 
     Args:
@@ -32,20 +38,24 @@ def load_text_model(path: str, *, adapter: str = "auto", micro_batch_size: int =
             a published model, `package:<name>`, or the address of a reward server (`http://host:port/v1/rewards?model=prm`).
         adapter: how a published model is read; `auto`: by its configuration.
         micro_batch_size: solutions per forward pass.
+        device: where it computes, as a key `device` says.
 
     Raises:
         CheckpointError: there is no such model, it was altered, lacks weights, or no adapter can read it.
+        ConfigError: the device is not there, or is named for a reward server.
     """
     if path.startswith(("http://", "https://")):
+        if str(device) != "auto":
+            raise ConfigError(f"device would do nothing with {path}, a reward server; remove it")
         return load_reward_model("remote", remote=remote_at(path))
     path = local_model(path)
     folder = _own_folder(path, adapter)
     if folder is None:
-        return load_adapter(_adapter_of(path, adapter), path, micro_batch_size)
+        return load_adapter(_adapter_of(path, adapter), path, micro_batch_size, device)
     card = read_card(folder)
     if card.kind not in TEXT_MODELS:
         raise CheckpointError(f"{folder} holds a {card.kind!r}, which this version of guerdon does not know")
-    return model_class(card.kind).load(folder, card, micro_batch_size)
+    return model_class(card.kind).load(folder, card, micro_batch_size, device)
 
 
 def check_text_model(path: str, *, adapter: str = "auto") -> None:

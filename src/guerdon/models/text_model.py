@@ -145,18 +145,21 @@ class TextRewardModel:
         return cls(policy, card)
 
     @classmethod
-    def load(cls, folder: Path, card: TextModelCard, micro_batch_size: int) -> TextRewardModel:
+    def load(
+        cls, folder: Path, card: TextModelCard, micro_batch_size: int, device: str | torch.device = "auto"
+    ) -> TextRewardModel:
         """A stored model, for scoring; an adapter is merged into its weights.
 
         Args:
             folder: that of the card, its hashes checked.
             card: what the model is.
             micro_batch_size: solutions per forward pass.
+            device: where it computes, as a key `device` says.
 
         Raises:
             CheckpointError: something is missing or does not fit.
         """
-        model = cls(read_policy(folder, card), card, micro_batch_size=micro_batch_size)
+        model = cls(read_policy(folder, card, device), card, micro_batch_size=micro_batch_size)
         model.policy.base.freeze()
         if model.head is not None:
             if not (folder / HEAD).is_file():
@@ -296,9 +299,9 @@ class TextRewardModel:
         )
 
 
-def read_policy(folder: Path, card: TextModelCard) -> TextPolicy:
+def read_policy(folder: Path, card: TextModelCard, device: str | torch.device = "auto") -> TextPolicy:
     """The language model of a folder, any adapter merged into it, for scoring."""
-    return TextPolicy(load_base(TextPolicySettings(path=str(folder), bf16=card.bf16), seed=0))
+    return TextPolicy(load_base(TextPolicySettings(path=str(folder), bf16=card.bf16), seed=0, device=device))
 
 
 def write_folder(

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from guerdon.devices import seeded
 from guerdon.policies.tiny_text import byte_pairs
 from guerdon.settings.vlm import TinyVLMSettings
 
@@ -106,8 +107,7 @@ def build_vlm(settings: TinyVLMSettings, tokenizer: Any, *, seed: int) -> Any:
     else:
         vision |= {"embed_dim": wide, "mlp_ratio": max(settings.intermediate // wide, 1)}
         config = Qwen2VLConfig(text_config=text, vision_config=vision, **whole)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
 
 

@@ -27,6 +27,7 @@ from pydantic import ValidationError
 
 from guerdon.atomic import sealed_folder, verify_folder
 from guerdon.config import validate
+from guerdon.devices import resolve_device
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.models.checkpoint import read_card, write_card
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, ParseStatus, Scale, joined_status
@@ -426,7 +427,7 @@ def open_backend(settings: VLMSettings, device: str | torch.device | None = None
         return VLLMBackend(settings.path, settings.adapter, settings.vllm)
     from guerdon.models.vlm_transformers import TransformersBackend, read_vlm
 
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    where = resolve_device(device)
     bf16 = uses_bf16(settings.bf16, where)
     loaded = read_vlm(settings.path, settings.adapter, dtype=torch.bfloat16 if bf16 else torch.float32)
     return TransformersBackend(*loaded, batch_size=settings.batch_size, bf16=bf16, device=where)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from guerdon.atomic import COMPLETE, verify_folder
+from guerdon.devices import resolve_device, seeded
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.models.vlm_prompts import GenerationOptions, Picture, Question, Video, VLMReply, WordLogProbs, matches_word
 from guerdon.policies.precision import uses_bf16
@@ -239,7 +240,7 @@ class TransformersBackend:
         bf16: bool | Literal["auto"] = "auto",
         device: str | torch.device | None = None,
     ) -> None:
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.device = resolve_device(device)
         self.model = model.to(self.device)
         self.inputs = inputs
         self.batch_size = batch_size
@@ -262,9 +263,7 @@ class TransformersBackend:
         out: list[VLMReply | Failure] = []
         for tensors in self._batches(questions):
             start = tensors["input_ids"].shape[1]
-            devices = [self.device] if self.device.type == "cuda" else []
-            with torch.random.fork_rng(devices=devices), torch.inference_mode(), self._precision(), quietly():
-                torch.manual_seed(options.seed)
+            with seeded(options.seed, self.device), torch.inference_mode(), self._precision(), quietly():
                 written = self.model.generate(**tensors, **sampling)
             for row, read in zip(written[:, start:].tolist(), tensors["attention_mask"].sum(1).tolist(), strict=True):
                 stop = next((n for n, i in enumerate(row) if i in self._ends), None)

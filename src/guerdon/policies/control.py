@@ -23,6 +23,7 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from guerdon.atomic import write_bytes, write_json
+from guerdon.devices import resolve_device, seeded
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.finite import load_weights, refuse_to_write
 from guerdon.policies.robot import Action, ControlInputs, RobotPolicy
@@ -141,7 +142,7 @@ class StateInputs:
 
     def take(self, rows: IntArray) -> StateInputs:
         """These steps, in order."""
-        index = torch.from_numpy(rows)
+        index = torch.from_numpy(rows).to(self.actions.device)
         return StateInputs(self.observations.index_select(0, index), self.actions.index_select(0, index))
 
 
@@ -171,8 +172,9 @@ class GaussianPolicy(RobotPolicy):
         pixels = len(observation_shape) == 3
         if not isinstance(settings, CNNPolicySettings) and settings.normalize_observations and not pixels:
             self.normalizer = RunningMeanStd(observation_shape)
-        self._shift = torch.zeros(observation_shape)
-        self._factor = torch.ones(observation_shape)
+        self.device = resolve_device(settings.device)
+        self._shift = torch.zeros(observation_shape, device=self.device)
+        self._factor = torch.ones(observation_shape, device=self.device)
         self.pi = _body(settings, observation_shape, action_size, last_gain=0.01)
         self.vf = _body(settings, observation_shape, len(sources), last_gain=1.0) if sources else None
         self.log_std = nn.Parameter(torch.full((action_size,), settings.log_std_init))
@@ -186,19 +188,22 @@ class GaussianPolicy(RobotPolicy):
                     f"nn.Sequential; policy.type {settings.type} makes another"
                 )
             self.aux = _orthogonal(nn.Linear(last.in_features, len(auxiliary)), 1.0)
+        self.to(self.device)
 
     def prepare(self, observations: np.ndarray) -> Tensor:
         """Observations as the networks take them: normalised states, or (N, C, H, W) in [0, 1]."""
         if self.pixels:
-            return torch.from_numpy(np.ascontiguousarray(observations)).permute(0, 3, 1, 2).float() / 255.0
-        x = torch.from_numpy(np.ascontiguousarray(observations, dtype=np.float32))
+            pixels = torch.from_numpy(np.ascontiguousarray(observations)).to(self.device)
+            return pixels.permute(0, 3, 1, 2).float() / 255.0
+        x = torch.from_numpy(np.ascontiguousarray(observations, dtype=np.float32)).to(self.device)
         return ((x - self._shift) * self._factor).clamp_(-_CLIP, _CLIP)
 
     def refresh_normalizer(self) -> None:
         """Make the running statistics the ones in use. Between calls they stay fixed, for acting and learning alike."""
         if self.normalizer is not None:
-            self._shift = torch.from_numpy(self.normalizer.mean.astype(np.float32))
-            self._factor = torch.from_numpy((1.0 / self.normalizer.std.astype(np.float32)).astype(np.float32))
+            factor = (1.0 / self.normalizer.std.astype(np.float32)).astype(np.float32)
+            self._shift = torch.from_numpy(self.normalizer.mean.astype(np.float32)).to(self.device)
+            self._factor = torch.from_numpy(factor).to(self.device)
 
     def action_mean(self, x: Tensor) -> Tensor:
         """(N, A) means for prepared observations."""
@@ -208,11 +213,11 @@ class GaussianPolicy(RobotPolicy):
     @torch.inference_mode()
     def mean(self, observations: np.ndarray) -> np.ndarray:
         """(B, A) most likely actions."""
-        return np.asarray(self.action_mean(self.prepare(observations)).numpy())
+        return np.asarray(self.action_mean(self.prepare(observations)).cpu().numpy())
 
     def act(self, observations: np.ndarray, rng: np.random.Generator, *, greedy: bool = False) -> Action:
         """Sampled or most likely actions."""
-        return _gaussian(self.mean(observations), self.log_std.detach().exp().numpy(), rng, greedy)
+        return _gaussian(self.mean(observations), self.log_std.detach().exp().cpu().numpy(), rng, greedy)
 
     def log_prob(self, x: Tensor, actions_N_A: Tensor) -> Tensor:
         """(N,) log-density of actions at prepared observations."""
@@ -240,7 +245,7 @@ class GaussianPolicy(RobotPolicy):
 
     def prepared(self, inputs: ControlInputs) -> StateInputs:
         """The steps of a rollout with observations as the networks take them."""
-        return StateInputs(self.prepare(inputs.observations), torch.from_numpy(inputs.actions))
+        return StateInputs(self.prepare(inputs.observations), torch.from_numpy(inputs.actions).to(self.device))
 
     def observe(self, inputs: ControlInputs, mask_B_T: BoolArray) -> None:
         """Update the running statistics of observations and make them the ones in use."""
@@ -267,23 +272,24 @@ class GaussianPolicy(RobotPolicy):
     @torch.no_grad()
     def evaluate_all(self, inputs: StateInputs, *, micro: int) -> Evaluated:
         """`evaluate` without gradients, all steps at once: control policies are small."""
-        return self.evaluate(inputs)
+        found = self.evaluate(inputs)
+        return Evaluated(found.log_probs.cpu(), values=None if found.values is None else found.values.cpu())
 
     def actor(self) -> Actor | GaussianPolicy:
         """A copy in numpy to act with, of the networks on states; pictures and networks of users go through torch."""
         if self.pixels or isinstance(self.settings, OwnPolicySettings):
             return self
         layers = [
-            (m.weight.detach().numpy().copy(), m.bias.detach().numpy().copy())
+            (m.weight.detach().cpu().numpy().copy(), m.bias.detach().cpu().numpy().copy())
             for m in self.pi.modules()
             if isinstance(m, nn.Linear)
         ]
         return Actor(
             layers,
             self.settings.activation,
-            self.log_std.detach().numpy().copy(),
-            self._shift.numpy().copy(),
-            self._factor.numpy().copy(),
+            self.log_std.detach().cpu().numpy().copy(),
+            self._shift.cpu().numpy().copy(),
+            self._factor.cpu().numpy().copy(),
         )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -359,8 +365,7 @@ def build_policy(
             f"{observation_shape}; set env.observation to {'pixels' if wanted == 3 else 'state'}"
         )
     size = int(np.prod(action_space.shape or ()))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         policy: RobotPolicy
         offered = {"action_space": action_space, "heads": tuple(sources), "auxiliary": tuple(auxiliary)}
         offered["proprioception_size"] = proprioception_size
@@ -380,7 +385,7 @@ def build_policy(
         else:
             policy = GaussianPolicy(settings, observation_shape, size, sources, auxiliary)
     policy.card = {
-        "settings": settings.model_dump(mode="json"),
+        "settings": settings.model_dump(mode="json", exclude={"device"}),  # it may be read on another machine
         "observation_shape": list(observation_shape),
         "action_size": size,
         "sources": list(sources),

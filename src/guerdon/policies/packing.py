@@ -161,6 +161,8 @@ def _reads_alike(model: Any, half: bool) -> bool:
             input_ids=torch.cat(ids)[None], position_ids=positions[None], use_cache=False,
             packing=Packing(places, len(lengths), max(lengths), eager=False),
         ).last_hidden_state[0].float()  # fmt: skip
+    except torch.OutOfMemoryError:
+        raise
     except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError):
         return False
     finally:

@@ -22,7 +22,8 @@ import torch
 
 from guerdon import distributed
 from guerdon.atomic import COMPLETE, sealed_folder, verify_folder
-from guerdon.errors import CheckpointError, boundary
+from guerdon.devices import resolve_device
+from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.finite import load_weights, refuse_to_read, refuse_to_write, save_weights
 from guerdon.hub import check_model
 from guerdon.packaged import local_model
@@ -41,13 +42,17 @@ def load_base(settings: TextPolicySettings, *, seed: int, device: torch.device |
     Args:
         settings: where it is, or how it is made.
         seed: of the weights of a model made in code; unused otherwise.
-        device: None for the GPU when there is one.
+        device: instead of the one that the settings name.
 
     Raises:
         CheckpointError: it cannot be read, or weights are missing.
+        ConfigError: the device is not there.
     """
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = resolve_device(settings.device if device is None else device)
+    if distributed.peers() > 1 and device.type == "cpu" and torch.cuda.is_available():
+        raise ConfigError(
+            "policy.device: the processes that torchrun starts use a GPU each; hide them, or set it to auto"
+        )
     if settings.tiny is not None:
         tokenizer = build_tokenizer(settings.tiny)
         model = build_model(settings.tiny, tokenizer, seed=seed)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from guerdon.devices import seeded
 from guerdon.settings.text_policy import TinyModelSettings
 
 PAD, BOS, EOS, UNKNOWN = "<|pad|>", "<|bos|>", "<|eos|>", "<|unknown|>"
@@ -108,8 +109,7 @@ def build_model(settings: TinyModelSettings, tokenizer: Any, *, seed: int) -> An
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 

@@ -176,8 +176,9 @@ class Learner(Generic[Collected, Inputs]):
         if self.store_reference and self.reference is not None:
             tensors |= {f"kl_start.{k}": v for k, v in self.reference.tensors().items()}
         tensors["rng.cpu"] = torch.get_rng_state()  # dropout draws from it
-        if torch.cuda.is_available():
-            tensors["rng.cuda"] = torch.cuda.get_rng_state()
+        device = self.optimizer.device
+        if device.type == "cuda":
+            tensors["rng.cuda"] = torch.cuda.get_rng_state(device)
         values: dict[str, Any] = {
             "sources": list(self.heads),
             "rng": self.rng.bit_generator.state,
@@ -214,13 +215,13 @@ class Learner(Generic[Collected, Inputs]):
             self.scaler.load_state_dict(values["scaler"])
         for name, share in self.shares.items():
             share.load_state_dict(values["shares"][name])
-        kinds: list[tuple[str, Any]] = [("rng.cpu", torch)]
-        if torch.cuda.is_available() and "rng.cuda" in tensors:
-            kinds.append(("rng.cuda", torch.cuda))
-        for name, device in kinds:
-            numbers = device.get_rng_state()
-            distributed.put(numbers, tensors[name])
-            device.set_rng_state(numbers)
+        numbers, device = torch.get_rng_state(), self.optimizer.device
+        distributed.put(numbers, tensors["rng.cpu"])
+        torch.set_rng_state(numbers)
+        if device.type == "cuda" and "rng.cuda" in tensors:
+            numbers = torch.cuda.get_rng_state(device)
+            distributed.put(numbers, tensors["rng.cuda"])
+            torch.cuda.set_rng_state(numbers, device)
 
     def start_from(self, folder: Path) -> str:
         """Second stage: take over the policy and its optimiser from another run's newest checkpoint.

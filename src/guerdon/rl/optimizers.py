@@ -41,6 +41,11 @@ class FlatAdam:
         self.optimizer = torch.optim.Adam([self.flat], lr=learning_rate, eps=eps, fused=True)
         self.skipped = SkippedSteps("the policy", "algorithm.learning_rate")
 
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.flat.device
+
     def zero_grad(self) -> None:
         """Set gradients to zero, in place."""
         assert self.flat.grad is not None
@@ -121,6 +126,12 @@ class AdamW:
         )
         distributed.keeps_whole_state(self.optimizer)
         self.skipped = SkippedSteps(what, key)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        first: Tensor = self.optimizer.param_groups[0]["params"][0]
+        return first.device
 
     def zero_grad(self) -> None:
         """Drop gradients."""

@@ -278,6 +278,7 @@ class PrimeReward(RewardSource[Responses]):
                 continue
             losses.append(total)
             norms.append(norm)
+        self.optimizer.zero_grad()  # the next rollout needs the memory of the gradients
         return distributed.total(q_B_T), {
             "prm_loss": float(np.mean(losses)) if losses else None,
             "grad_norm": float(np.mean(norms)) if norms else None,

@@ -210,9 +210,8 @@ def loader_options(name: str, kind: str | None, settings: ServedModelSettings) -
             raise ConfigError(f"models.{name}: backend {kind} needs model_path (or options.vlm.path)")
     if kind is not None and kinds[0] not in learning:
         path = {} if settings.model_path is None else {"checkpoint_path": settings.model_path}
-        given = {key: value for key, value in options.items() if key != "device"}
         form = MODEL_FORMS.get(kind, OwnModelSettings)
-        checked = validate(form, {"model_type": kind, **path, **given}, source=f"models.{name}.options")
+        checked = validate(form, {"model_type": kind, **path, **options}, source=f"models.{name}.options")
         if isinstance(checked, VLMModelSettings) and checked.vlm is not None and checked.vlm.path is not None:
             refuse_missing(checked.vlm.path)
     return options

@@ -26,6 +26,7 @@ from multiprocessing.util import Finalize
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+from guerdon.devices import visible_gpus
 from guerdon.errors import GuerdonError, boundary
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, judge
 from guerdon.serve.errors import ModelFailed, NotReady
@@ -182,8 +183,8 @@ def _end_all(copies: dict[int, ModelCopy], lock: threading.Lock) -> None:
 
 
 def _gpu_of(number: int) -> str | None:
-    """The GPU of a copy, if the server has several."""
-    visible = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+    """The GPU of a copy, if the server sees several."""
+    visible = visible_gpus()
     return visible[number % len(visible)] if len(visible) > 1 else None
 
 

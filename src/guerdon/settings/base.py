@@ -10,10 +10,19 @@
 
 from __future__ import annotations
 
+import re
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_after_validator_function, tagged_union_schema
 
@@ -66,6 +75,17 @@ class PythonSettings(Settings):
 
 Schedule = Literal["constant", "linear", "cosine"]
 Bf16 = bool | Literal["auto"]
+
+
+def _is_device(given: str) -> str:
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", given) is None:
+        raise ValueError(f"{given!r} is no device: write auto, cpu, cuda or cuda:1")
+    return given
+
+
+Device = Annotated[str, AfterValidator(_is_device)]
+"""Where a part computes; `guerdon.devices.resolve_device` says which device that is here."""
+DEVICE: Any = Field("auto", description="where it computes: auto (a GPU where there is one), cpu, cuda or cuda:1")
 PARAMS: Any = Field(default_factory=dict, description="of a part of your own: arguments of its factory, by name")
 """The key of a section with a user's own part."""
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from guerdon.errors import ConfigError
-from guerdon.settings.base import Settings, refuse
+from guerdon.settings.base import DEVICE, Device, Settings, refuse
 from guerdon.settings.data import TaskSettings
 from guerdon.settings.remote import RemoteSettings
 
@@ -89,6 +89,7 @@ class ThirdPartySettings(Settings):
     path: str = Field(description="folder or hub id; or a reward server, http://host:port/v1/rewards?model=name")
     adapter: str = Field("auto", description="which family's way to mark steps and read scores; auto: as its files say")
     micro_batch_size: int = Field(16, ge=1, description="solutions per forward pass")
+    device: Device = DEVICE
 
 
 class EvaluateTextSettings(Settings):

@@ -8,10 +8,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from guerdon.registry import Registry
-from guerdon.settings.base import PARAMS, ByName, Schedule, Settings, refuse
+from guerdon.settings.base import PARAMS, ByName, Device, Schedule, Settings, refuse
 from guerdon.settings.sample_weighting import RABCSettings
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.vla_policy import VLAPolicySettings
+
+SMALL: Any = Field(
+    "cpu", description="where it computes: auto (a GPU where there is one), cpu, cuda or cuda:1; it acts on the CPU"
+)
 
 
 class MLPPolicySettings(Settings):
@@ -22,6 +26,7 @@ class MLPPolicySettings(Settings):
     activation: Literal["tanh", "relu"] = Field("tanh", description="between layers")
     log_std_init: float = Field(0.0, description="log standard deviation of the actions at the start")
     normalize_observations: bool = Field(True, description="by running mean and standard deviation")
+    device: Device = SMALL
     checkpoint: str | None = Field(None, description="start from this policy (behaviour cloning, an earlier run)")
 
 
@@ -33,6 +38,9 @@ class CNNPolicySettings(Settings):
     hidden: tuple[int, ...] = Field((256,), description="widths of the hidden layers after the convolutions")
     activation: Literal["tanh", "relu"] = Field("relu", description="between layers")
     log_std_init: float = Field(0.0, description="log standard deviation of the actions at the start")
+    device: Device = Field(
+        "cpu", description="where it computes and acts: auto (a GPU where there is one), cpu, cuda or cuda:1"
+    )
     checkpoint: str | None = Field(None, description="start from this policy")
 
 
@@ -44,6 +52,11 @@ class OwnPolicySettings(Settings):
     params: dict[str, Any] = PARAMS
     log_std_init: float = Field(0.0, description="log standard deviation of the actions at the start")
     normalize_observations: bool = Field(True, description="of states: by running mean and standard deviation")
+    device: Device = Field(
+        "cpu",
+        description="where networks compute and act: auto (a GPU where there is one), cpu, cuda or cuda:1; a whole "
+        "policy places itself",
+    )
     checkpoint: str | None = Field(None, description="start from this policy")
 
     _known = field_validator("type")(lambda name: POLICIES.known(name))
@@ -55,6 +68,7 @@ class OwnPolicySettings(Settings):
             gaussian = {
                 "log_std_init": self.log_std_init != 0.0,
                 "normalize_observations": not self.normalize_observations,
+                "device": self.device != "cpu",
             }
             refuse({name for name, changed in gaussian.items() if changed}, "a whole policy of your own")
         return self

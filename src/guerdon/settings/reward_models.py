@@ -8,12 +8,13 @@ A form has the keys that its reward models use, the names that they have, and th
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
 from guerdon.registry import Registry
-from guerdon.settings.base import PARAMS, ByName, Settings, names_in, refuse
+from guerdon.settings.base import DEVICE, PARAMS, ByName, Device, Settings, names_in, refuse
 from guerdon.settings.prime import PrimeSettings
 from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.train import Arch, ImageSize
@@ -38,11 +39,9 @@ class _ModelSettings(Settings):
 
     Attributes:
         factory: `module:function` that loads the model; empty: it is made in a run alone.
-        placed: whether it can be loaded onto a device.
     """
 
     factory: ClassVar[str] = ""
-    placed: ClassVar[bool] = False
 
     @property
     def origin(self) -> str:
@@ -63,13 +62,13 @@ class _ImageModelSettings(_ModelSettings):
     """What reward models of single frames share."""
 
     factory = "guerdon.models.image:load_image_model"
-    placed = True
 
     checkpoint_path: str = Field(description="folder that `guerdon train` wrote, or its model.safetensors")
     arch: Arch | None = Field(None, description="refuse a checkpoint with another architecture")
     hidden_dim: int | None = Field(None, ge=1, description="refuse a checkpoint with another head")
     dropout: float | None = Field(None, ge=0, lt=1, description="refuse a checkpoint with another dropout")
     image_size: ImageSize | None = Field(None, description="refuse a checkpoint with another input size")
+    device: Device = DEVICE
     debug_save_dir: str | None = Field(None, description="write scored frames to resnet_success/ and resnet_fail/")
     update: Literal["none", "before", "after"] = Field(
         "none", description="refit the model during RL, before or after the policy's update"
@@ -79,7 +78,7 @@ class _ImageModelSettings(_ModelSettings):
 
     def arguments(self) -> dict[str, Any]:
         """The checkpoint, and what it must be."""
-        names = ("checkpoint_path", "arch", "hidden_dim", "dropout", "image_size", "debug_save_dir")
+        names = ("checkpoint_path", "arch", "hidden_dim", "dropout", "image_size", "device", "debug_save_dir")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         return {"kind": names_in(type(self), "model_type")[0], **given}
 
@@ -126,6 +125,7 @@ class _ReadModelSettings(_ModelSettings):
 
     checkpoint_path: str = Field(description="folder that `guerdon train` wrote, any other folder, or a hub id")
     micro_batch_size: int = Field(16, ge=1, description="solutions per forward pass")
+    device: Device = DEVICE
 
     def arguments(self) -> dict[str, Any]:
         """The path, and how it is read."""
@@ -221,7 +221,6 @@ class VLMModelSettings(_ModelSettings):
     """A vision-language model as a reward model."""
 
     factory = "guerdon.models.vlm:load_vlm"
-    placed = True
     short_form = (VLMShortForm,)
 
     model_type: VLMName = Field(
@@ -235,6 +234,11 @@ class VLMModelSettings(_ModelSettings):
         description="which one, with which prompt; prm_model_name_or_path and prm_checkpoint_path may stand directly "
         "under model and mean vlm.path and vlm.adapter",
     )
+    device: Device = Field(
+        "auto",
+        description="where transformers computes: auto (a GPU where there is one), cpu, cuda or cuda:1; other backends "
+        "place models themselves",
+    )
 
     @property
     def origin(self) -> str:
@@ -244,7 +248,12 @@ class VLMModelSettings(_ModelSettings):
 
     def arguments(self) -> dict[str, Any]:
         """Its name, the checkpoint and `vlm`."""
-        return {"name": self.model_type, "checkpoint_path": self.checkpoint_path, "vlm": self.vlm}
+        return {
+            "name": self.model_type,
+            "checkpoint_path": self.checkpoint_path,
+            "vlm": self.vlm,
+            "device": self.device,
+        }
 
     @model_validator(mode="before")
     @classmethod
@@ -254,16 +263,22 @@ class VLMModelSettings(_ModelSettings):
     @model_validator(mode="after")
     def _complete(self) -> Self:
         check_vlm(self.model_type, self.vlm, self.checkpoint_path)
+        backend = "transformers" if self.vlm is None else self.vlm.backend
+        if backend != "transformers" and self.device != "auto":
+            refuse({"device"}, f"vlm.backend {backend}")
         return self
 
 
 class OwnModelSettings(_ModelSettings):
     """A reward model that a user brings."""
 
-    placed = True
-
     model_type: str = Field(description="a factory of your own")
     params: dict[str, Any] = PARAMS
+    device: Device | None = Field(
+        None,
+        description="handed to a factory that has a parameter `device`: auto, cpu, cuda or cuda:1; null: the factory "
+        "chooses",
+    )
     modality: Literal["image", "state", "text"] = Field(
         "image", description="what it looks at, as its `info` says; text: for language models"
     )
@@ -278,6 +293,8 @@ class OwnModelSettings(_ModelSettings):
     @model_validator(mode="after")
     def _checked(self) -> Self:
         REWARD_MODELS.check(self.model_type, self.params)
+        if self.device is not None and "device" not in signature(REWARD_MODELS.factory(self.model_type)).parameters:
+            refuse({"device"}, f"{self.model_type}, which has no parameter `device`")
         return self
 
 

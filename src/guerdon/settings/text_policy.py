@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from guerdon.settings.base import Bf16, ByName, Settings, refuse
+from guerdon.settings.base import DEVICE, Bf16, ByName, Device, Settings, refuse
 from guerdon.settings.gpus import GPUS_FIELD, known_gpus
 
 PRINTABLE = string.ascii_letters + string.digits + string.punctuation + " \n"
@@ -77,6 +77,7 @@ class TextPolicySettings(Settings):
     )
     tiny: TinyModelSettings | None = Field(None, description="make a small model in code instead of reading one")
     lora: LoraSettings | None = Field(None, description="train adapters on frozen weights; null: train all weights")
+    device: Device = DEVICE
     bf16: Bf16 = Field("auto", description="compute in bfloat16; auto: where the hardware has it")
     gradient_checkpointing: bool = Field(False, description="recompute activations backwards: less memory, more time")
     max_tokens_per_pass: int | None = MAX_TOKENS_PER_PASS

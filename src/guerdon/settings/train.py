@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from guerdon.settings.base import Bf16, Schedule, Settings, as_tuple, check_multiple, refuse
+from guerdon.settings.base import DEVICE, Bf16, Device, Schedule, Settings, as_tuple, check_multiple, refuse
 from guerdon.settings.text_policy import MAX_TOKENS_PER_PASS, LoraSettings, TextPolicySettings, TinyModelSettings
 from guerdon.settings.vlm import MAX_PIXELS, NFRAMES, TinyVLMSettings, VLMSettings
 
@@ -85,6 +85,7 @@ class _FrameFitSettings(_FitSettings):
 
     data_path: str | tuple[str, ...] = Field(description="one or several LeRobot data sets")
     camera: str | None = Field(None, description="which camera to look through; null: the only one")
+    device: Device = DEVICE
     bf16: Bf16 = Field("auto", description="compute in bfloat16; auto: where the hardware has it")
     learning_rate: float = Field(1e-4, gt=0, description="of AdamW")
     val_split: float = Field(0.2, ge=0, lt=1, description="share of the episodes held out; 0: none")
@@ -276,6 +277,7 @@ class _TextTrainSettings(_TextFitSettings):
     quantize: Literal["nf4"] | None = Field(
         None, description="keep the frozen weights in 4 bits (QLoRA, 2305.14314); needs lora, a GPU and bitsandbytes"
     )
+    device: Device = DEVICE
     bf16: Bf16 = Field("auto", description="compute in bfloat16; auto: where the hardware has it")
     gradient_checkpointing: bool = Field(False, description="recompute activations backwards: less memory, more time")
     max_tokens_per_pass: int | None = MAX_TOKENS_PER_PASS
@@ -305,6 +307,11 @@ class _TextTrainSettings(_TextFitSettings):
             raise ValueError("quantize freezes the weights, so something else must learn: give lora")
         if self.quantize is not None and self.tiny is not None:
             raise ValueError("quantize is for models that are read from path; remove it")
+        if self.device not in ("auto", "cuda"):
+            refuse({"wait_for_gpu"} & {k for k, v in self if v is not None}, f"device {self.device}")
+            refuse(
+                {"quantize"} & ({k for k, v in self if v is not None} if self.device == "cpu" else set()), "device cpu"
+            )
         return self
 
     @property
@@ -328,6 +335,7 @@ class _TextTrainSettings(_TextFitSettings):
             path=self.path if named else policy.path,
             tiny=self.tiny if named else policy.tiny,
             lora=self.lora,
+            device=self.device,
             bf16=self.bf16,
             gradient_checkpointing=self.gradient_checkpointing,
             max_tokens_per_pass=self.max_tokens_per_pass,

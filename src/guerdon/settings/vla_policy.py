@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from guerdon.settings.base import Bf16, ByName, Settings, refuse
+from guerdon.settings.base import DEVICE, Bf16, ByName, Device, Settings, refuse
 from guerdon.settings.gpus import GPUS_FIELD, known_gpus
 
 
@@ -138,6 +138,7 @@ class VLAPolicySettings(Settings):
     detach_critic_input: bool = Field(
         False, description="the value head's loss trains the head alone, not the model under it"
     )
+    device: Device = DEVICE
     bf16: Bf16 = Field("auto", description="compute in bfloat16; auto: on a GPU that has it")
     gpus: str | None = GPUS_FIELD
     checkpoint: str | None = Field(None, description="start from this policy (behaviour cloning, an earlier run)")

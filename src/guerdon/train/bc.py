@@ -39,6 +39,7 @@ from torch import Tensor, nn
 
 from guerdon.atomic import write_json
 from guerdon.collect.control import ControlCollector
+from guerdon.devices import seeded
 from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.errors import ConfigError, DataError, NonFiniteError
 from guerdon.policies.control import GaussianPolicy, build_policy, save_policy
@@ -118,8 +119,7 @@ def train_bc(study: Study) -> tuple[Path, dict[str, Any]]:
                 "episodes, or change bc.val_split"
             )
     std = None
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(study.runner.seed)
+    with seeded(study.runner.seed, next(policy.parameters()).device):
         if isinstance(policy, GaussianPolicy):
             if policy.normalizer is not None:
                 policy.normalizer.update(train.observations)
@@ -440,7 +440,8 @@ def _step(
 ) -> float:
     optimizer.zero_grad(set_to_none=True)
     if isinstance(policy, GaussianPolicy):
-        mean, actions = policy.action_mean(policy.prepare(pairs.observations)), torch.from_numpy(pairs.actions)
+        mean = policy.action_mean(policy.prepare(pairs.observations))
+        actions = torch.from_numpy(pairs.actions).to(mean.device)
         losses = torch.nn.functional.mse_loss(mean, actions, reduction="none")
     else:
         losses = _imitation_losses(policy, pairs)
@@ -468,8 +469,7 @@ def _held_out_loss(policy: RobotPolicy, pairs: Pairs, size: int) -> float:
         errors, counts = _errors(policy, pairs, size)
         return _mean(np.square(errors), counts)
     losses = []
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # what a loss draws is the same after every epoch
+    with seeded(0, next(policy.parameters()).device):  # what a loss draws is the same after every epoch
         for start in range(0, len(pairs.actions), size):
             part = pairs.take(np.arange(start, min(start + size, len(pairs.actions))))
             losses.append(_imitation_losses(policy, part))

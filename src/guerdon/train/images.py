@@ -28,9 +28,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import EarlyStoppingCallback, EvalPrediction, Trainer
 
+from guerdon.devices import resolve_device, seeded
 from guerdon.episodes.targets import frame_targets, no_labels
 from guerdon.errors import ConfigError, DataError
-from guerdon.models.backbone import ImageScorer, batch_normalizations, calibrating, resolve_device, to_pixels
+from guerdon.models.backbone import ImageScorer, batch_normalizations, calibrating, to_pixels
 from guerdon.models.image import ImageModelConfig, save_checkpoint
 from guerdon.models.quality import frame_quality
 from guerdon.packaged import local_model
@@ -49,6 +50,7 @@ CALIBRATION_FRAMES = 512
 _FREE = {
     "save_dir",
     "resume",
+    "device",
     "max_epochs",
     "max_steps",
     "early_stopping_patience",
@@ -370,8 +372,7 @@ def train_image_model(
 
 def seeded_scorer(settings: Settings) -> ImageScorer:
     """The network before its first step; the seed decides its random weights."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
+    with seeded(settings.seed):
         return ImageScorer(
             settings.arch,
             hidden_dim=settings.hidden_dim,
@@ -433,7 +434,7 @@ class FrameTrainer(BaseTrainer):
 
     def __init__(self, scorer: ImageScorer, frames: LabelledFrames, settings: Settings, folder: Path) -> None:
         self._frames, self._ratio = frames, settings.fail_success_ratio
-        device = resolve_device(None)
+        device = resolve_device(settings.device)
         processes = int(os.environ.get("WORLD_SIZE", "1"))
         if settings.fsdp and (device.type != "cuda" or processes < 2):
             raise ConfigError(

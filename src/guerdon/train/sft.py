@@ -102,7 +102,7 @@ def train_sft(
     train, val = split_by_prompt(tokens, settings.val_split, settings.seed)
     record = {
         "settings": settings.model_dump(mode="json", exclude=_FREE),
-        "policy": policy_settings.model_dump(mode="json"),
+        "policy": policy_settings.model_dump(mode="json", exclude={"device"}),
         "data": tokens.digest(),
     }
     run = TrainingFolder(settings.save_dir, record, resume=settings.resume)

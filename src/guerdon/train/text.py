@@ -16,8 +16,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +27,7 @@ from torch import Tensor, nn
 
 from guerdon import distributed
 from guerdon.atomic import write_json
+from guerdon.devices import resolve_device, seeded, show_only, wait_for_gpu
 from guerdon.errors import CheckpointError, ConfigError, DataError, MissingDependencyError, boundary
 from guerdon.finite import refuse_to_read
 from guerdon.hub import check_model
@@ -58,8 +57,15 @@ from guerdon.train.trainer import BaseTrainer, TrainingFolder
 from guerdon.types import BoolArray, FloatArray
 
 PAIRED = ("bradley_terry", "dpo")  # losses over pairs: they order solutions and give no probability
-_FREE = {"save_dir", "resume", "log_every", "tensorboard", "wait_for_gpu", "keep_checkpoints"}  # may change on resume
-_PAUSE = 30.0  # seconds between queries of the GPUs
+_FREE = {
+    "save_dir",
+    "resume",
+    "log_every",
+    "tensorboard",
+    "wait_for_gpu",
+    "keep_checkpoints",
+    "device",
+}  # may change on resume
 Item = tuple[int, ...]  # one lesson, or a right and a wrong one
 
 
@@ -107,17 +113,17 @@ def train_text_model(
         if distributed.peers() > 1 and getattr(settings, key) is not None:
             raise ConfigError(f"{key} works in one process only; leave it out, or start the training without torchrun")
     if settings.wait_for_gpu is not None:
-        use_gpu(wait_for_gpu(settings.wait_for_gpu))
+        show_only(wait_for_gpu(settings.wait_for_gpu))
     rows, held = split_questions(data.solutions, settings.val_split, settings.seed)
     _check_rewards(settings, data)
-    with torch.random.fork_rng(devices=[]):
+    with seeded(None, resolve_device(settings.device)):
         model = start_model(settings, study.text_policy, separator=data.separator)
         train = make_lessons(model, [data.solutions[i] for i in rows], settings)
         val = make_lessons(model, [data.solutions[i] for i in held], settings)
         digests = {"train": train.digest(), "val": val.digest()}
         record = {
             "settings": settings.model_dump(mode="json", exclude=_FREE),
-            "policy": settings.start(study.text_policy).model_dump(mode="json"),
+            "policy": settings.start(study.text_policy).model_dump(mode="json", exclude={"device"}),
             "data": digests,
         }
         folder = Path(settings.save_dir) / (data.folder or "")
@@ -232,7 +238,8 @@ def start_model(settings: TextTrainSettings, policy: TextPolicySettings, *, sepa
 
 def _in_4_bits(start: TextPolicySettings, settings: TextTrainSettings) -> TextPolicy:
     """A frozen model in 4 bits (nf4, double quantisation) with a fresh adapter."""
-    if not torch.cuda.is_available():
+    device = resolve_device(settings.device)
+    if device.type != "cuda":
         raise ConfigError("quantize: nf4 needs a GPU, and there is none here; leave it out")
     try:
         import bitsandbytes  # noqa: F401
@@ -249,59 +256,12 @@ def _in_4_bits(start: TextPolicySettings, settings: TextTrainSettings) -> TextPo
     path = local_model(start.path)
     check_model(CheckpointError, "the language model", path)
     with boundary(CheckpointError, f"the language model {start.path!r} cannot be read in 4 bits"):
-        model = AutoModelForCausalLM.from_pretrained(path, quantization_config=config, device_map={"": 0})
+        model = AutoModelForCausalLM.from_pretrained(
+            path, quantization_config=config, device_map={"": device.index or 0}
+        )
     refuse_to_read(model.named_parameters(), f"the language model {start.path!r}")
     base = SharedBase(model, read_tokenizer(start.path), start)
     return add_policy(base, "policy", start.lora, seed=settings.seed)
-
-
-def free_gpu_memory() -> list[float]:
-    """GiB free on each GPU that this process may use, as `nvidia-smi` reports; does not initialise CUDA."""
-    command = ["nvidia-smi", "--query-gpu=index,memory.free", "--format=csv,noheader,nounits"]
-    try:
-        output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout  # noqa: S603
-    except (OSError, subprocess.SubprocessError):
-        return []
-    free = {
-        index.strip(): float(mib) / 1024 for index, mib in (line.split(",") for line in output.splitlines() if line)
-    }
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return [free[i.strip()] for i in visible.split(",") if i.strip() in free] if visible else list(free.values())
-
-
-def use_gpu(number: int) -> None:
-    """Make one GPU of those it may use visible to this process; call it before CUDA is initialised."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number].strip() if visible else str(number)
-
-
-def wait_for_gpu(
-    gib: float, *, free: Callable[[], Sequence[float]] = free_gpu_memory, pause: Callable[[float], None] = time.sleep
-) -> int:
-    """Wait until a GPU has so much memory free.
-
-    Args:
-        gib: how much.
-        free: GiB free on each GPU.
-        pause: waits so many seconds.
-
-    Returns:
-        The GPU with the most.
-
-    Raises:
-        ConfigError: there is no GPU to wait for.
-    """
-    logged = False
-    while True:
-        found = list(free())
-        if not found:
-            raise ConfigError("wait_for_gpu waits for a GPU, and there is none here; leave it out")
-        if max(found) >= gib:
-            return found.index(max(found))
-        if not logged:
-            log_line(f"waiting for a GPU with {gib:g} GiB free; the most is {max(found):.1f}")
-            logged = True
-        pause(_PAUSE)
 
 
 # training

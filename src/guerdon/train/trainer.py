@@ -1,7 +1,8 @@
 """The base of all offline training with transformers' `Trainer`: its loop, its checkpoints and its output folder.
 
 A trainer works on the indices of examples. A training that was cut off resumes from its newest complete checkpoint
-and ends with the same bytes as one that ran through; checkpoints are safetensors and are read with `weights_only`.
+and ends with the same bytes as one that ran through (on a CPU); checkpoints are safetensors and are read with
+`weights_only`.
 
     run = TrainingFolder("runs/rm", {"settings": {...}, "data_hash": "..."}, resume=True)
     if run.metrics is None:                     # not finished yet
@@ -14,9 +15,10 @@ and ends with the same bytes as one that ran through; checkpoints are safetensor
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,8 @@ from guerdon.settings.train import (
 )
 from guerdon.train.callbacks import COMPLETE, TrainingProgress
 from guerdon.types import BoolArray, IntArray
+
+_ACCELERATE = "ACCELERATE_TORCH_DEVICE"
 
 Settings = ResNetTrainSettings | ProgressTrainSettings | SFTSettings | TextTrainSettings | VLMTrainSettings
 
@@ -166,8 +170,11 @@ class BaseTrainer(Trainer):  # type: ignore[misc]
         every = min(every or max(1, total // 10), total)
         common = _arguments(settings, checkpoints, total, every, validated=len(held) > 0, device=device)
         with distributed.unnoticed() if distributed.peers() > 1 else nullcontext():
-            options = (_Arguments if distributed.peers() > 1 else TrainingArguments)(**(common | arguments))
+            with _accelerate_on(device):
+                options = (_Arguments if distributed.peers() > 1 else TrainingArguments)(**(common | arguments))
             options._n_gpu = 1  # one device per process: several would each take a batch of this size
+            if device.index:  # the property gives the first GPU, whatever accelerate has
+                options.__dict__["_setup_devices"] = device
             super().__init__(
                 model=network,
                 args=options,
@@ -287,6 +294,20 @@ class BaseTrainer(Trainer):  # type: ignore[misc]
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(self.state.best_model_checkpoint)
+
+
+@contextmanager
+def _accelerate_on(device: torch.device) -> Iterator[None]:
+    """Inside the block accelerate, which takes its device with the arguments of a training, takes this one."""
+    if not device.index:
+        yield
+        return
+    before = os.environ.get(_ACCELERATE)
+    os.environ[_ACCELERATE] = str(device)
+    try:
+        yield
+    finally:
+        os.environ.pop(_ACCELERATE) if before is None else os.environ.update({_ACCELERATE: before})
 
 
 def _arguments(

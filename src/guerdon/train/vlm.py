@@ -41,7 +41,13 @@ from guerdon.train.images import LabelledRows, TrainResult, is_classifier, label
 from guerdon.train.trainer import BalancedSampler, BaseTrainer, TrainingFolder
 from guerdon.types import ByteArray, Episode, Failure, IntArray
 
-_FREE = {"save_dir", "resume", "log_every", "tensorboard"}  # what may differ between a training and its continuation
+_FREE = {
+    "save_dir",
+    "resume",
+    "log_every",
+    "tensorboard",
+    "device",
+}  # what may differ between a training and its continuation
 
 
 def train_vlm(
@@ -85,7 +91,7 @@ def train_vlm(
     def write() -> None:
         with nullcontext() if shards is None else shards.whole():
             _write(settings, backend, base, run.save_dir / "model", data_hash)
-        metrics.update(_quality(examples, load_vlm("qwen_vl", run.save_dir)))
+        metrics.update(_quality(examples, load_vlm("qwen_vl", run.save_dir, device=settings.device)))
         metrics["seconds"] = round(time.perf_counter() - start, 3)
         run.finish(metrics)
 
@@ -103,7 +109,7 @@ def _backend(settings: VLMTrainSettings, path: str) -> tuple[TransformersBackend
         with quietly(), fresh_lora(settings.lora, seed=settings.seed) as config:
             model = import_peft().get_peft_model(model, config)
     size = settings.micro_batch_size or settings.batch_size
-    return TransformersBackend(model, inputs, batch_size=size, bf16=settings.bf16), shards
+    return TransformersBackend(model, inputs, batch_size=size, bf16=settings.bf16, device=settings.device), shards
 
 
 def _write(settings: VLMTrainSettings, backend: TransformersBackend, base: Path, target: Path, data_hash: str) -> None:

@@ -25,13 +25,16 @@ import json
 from collections.abc import Collection, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationError
 
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.settings.base import Settings
 from guerdon.types import RewardModel
+
+if TYPE_CHECKING:
+    import torch
 
 NOTES = "adapter.json"
 ADAPTERS = ("qwen_prm", "math_shepherd", "rlhflow", "skywork", "trl", "implicit")
@@ -47,13 +50,14 @@ _NAMES = (  # parts of a name, all of which it has; for models that are plain la
 )
 
 
-def load_adapter(name: str, path: str, micro_batch_size: int) -> RewardModel:
+def load_adapter(name: str, path: str, micro_batch_size: int, device: str | torch.device = "auto") -> RewardModel:
     """A reward model of one of these families; values of steps, one forward pass for all steps of a solution.
 
     Args:
         name: of `ADAPTERS`.
         path: folder or hub id.
         micro_batch_size: solutions per forward pass.
+        device: where it computes, as a key `device` says.
 
     Raises:
         ConfigError: an unknown name.
@@ -62,7 +66,7 @@ def load_adapter(name: str, path: str, micro_batch_size: int) -> RewardModel:
     if name not in ADAPTERS:
         raise ConfigError(f"unknown adapter {name!r}: choose one of {', '.join(ADAPTERS)}")
     families = import_module("guerdon.models.adapters.families")
-    model: RewardModel = getattr(families, f"load_{name}")(path, micro_batch_size)
+    model: RewardModel = getattr(families, f"load_{name}")(path, micro_batch_size, device)
     return model
 
 

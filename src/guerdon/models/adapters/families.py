@@ -98,12 +98,13 @@ class Qwen2ForPrmModel(Qwen2PreTrainedModel):  # type: ignore[misc]
         self.post_init()
 
 
-def load_qwen_prm(path: str, micro_batch_size: int) -> RewardModel:
+def load_qwen_prm(path: str, micro_batch_size: int, device: str | torch.device = "auto") -> RewardModel:
     """Qwen2.5-Math-PRM.
 
     Args:
         path: folder or hub id.
         micro_batch_size: solutions per forward pass.
+        device: where it computes, as a key `device` says.
 
     Raises:
         CheckpointError: it cannot be read, is of another kind, or its tokenizer lacks `<extra_0>`.
@@ -111,7 +112,7 @@ def load_qwen_prm(path: str, micro_batch_size: int) -> RewardModel:
     read_notes(path, "qwen_prm")
     tokenizer = checked_tokenizer(path, chat=True)
     (marker,) = single_token(tokenizer, QWEN_MARKER, path)
-    model = read_strictly(Qwen2ForProcessRewardModel, path)
+    model = read_strictly(Qwen2ForProcessRewardModel, path, device)
 
     def form(question: str, steps: Sequence[str]) -> Reading:
         answer = "".join(step + MARK for step in steps)
@@ -125,12 +126,13 @@ def load_qwen_prm(path: str, micro_batch_size: int) -> RewardModel:
     return _with_head("qwen_prm", form, values, model, tokenizer, micro_batch_size)
 
 
-def load_skywork(path: str, micro_batch_size: int) -> RewardModel:
+def load_skywork(path: str, micro_batch_size: int, device: str | torch.device = "auto") -> RewardModel:
     """Skywork-o1-Open-PRM.
 
     Args:
         path: folder or hub id.
         micro_batch_size: solutions per forward pass.
+        device: where it computes, as a key `device` says.
 
     Raises:
         CheckpointError: it cannot be read, is of another kind, or its tokenizer lacks a beginning of sequences or the
@@ -141,7 +143,7 @@ def load_skywork(path: str, micro_batch_size: int) -> RewardModel:
     (line,) = single_token(tokenizer, LINE, path)
     if tokenizer.bos_token is None:
         raise CheckpointError(f"the tokenizer of {path!r} has no beginning-of-sequence token, which this family needs")
-    model = read_strictly(Qwen2ForPrmModel, path)
+    model = read_strictly(Qwen2ForPrmModel, path, device)
 
     def form(question: str, steps: Sequence[str]) -> Reading:
         lines = [step.split(LINE) for step in steps]
@@ -159,12 +161,13 @@ def load_skywork(path: str, micro_batch_size: int) -> RewardModel:
     return _with_head("skywork", form, values, model, tokenizer, micro_batch_size)
 
 
-def load_trl(path: str, micro_batch_size: int) -> RewardModel:
+def load_trl(path: str, micro_batch_size: int, device: str | torch.device = "auto") -> RewardModel:
     """A token classifier of TRL.
 
     Args:
         path: folder or hub id.
         micro_batch_size: solutions per forward pass.
+        device: where it computes, as a key `device` says.
 
     Raises:
         CheckpointError: it cannot be read, has another number of labels than two, or its tokenizer cannot write the
@@ -178,7 +181,7 @@ def load_trl(path: str, micro_batch_size: int) -> RewardModel:
     closing = np.asarray(tokenizer.encode(separator, add_special_tokens=False), dtype=np.int64)
     if not len(closing) or (tokenizer.unk_token_id is not None and (closing == tokenizer.unk_token_id).any()):
         raise CheckpointError(f"the tokenizer of {path!r} has no token for the separator {separator!r}")
-    model = read_strictly(AutoModelForTokenClassification, path)
+    model = read_strictly(AutoModelForTokenClassification, path, device)
     if model.config.num_labels != 2:
         raise CheckpointError(
             f"the token classifier {path!r} has {model.config.num_labels} labels; wrong and right are 2"
@@ -220,12 +223,13 @@ def _with_head(
     )  # fmt: skip
 
 
-def load_math_shepherd(path: str, micro_batch_size: int) -> RewardModel:
+def load_math_shepherd(path: str, micro_batch_size: int, device: str | torch.device = "auto") -> RewardModel:
     """Math-Shepherd's reward model.
 
     Args:
         path: folder or hub id.
         micro_batch_size: solutions per forward pass.
+        device: where it computes, as a key `device` says.
 
     Raises:
         CheckpointError: it cannot be read, or its tokenizer lacks the marker or the verdicts.
@@ -239,15 +243,16 @@ def load_math_shepherd(path: str, micro_batch_size: int) -> RewardModel:
         written = "\n".join(f"{step} {MARK}" for step in numbered(steps))
         return marked_reading(tokenizer, f"{question} {written}", SHEPHERD_MARKER, marker, special=True)
 
-    return _with_verdicts("math_shepherd", form, read_base(path, tokenizer), right, wrong, micro_batch_size)
+    return _with_verdicts("math_shepherd", form, read_base(path, tokenizer, device), right, wrong, micro_batch_size)
 
 
-def load_rlhflow(path: str, micro_batch_size: int) -> RewardModel:
+def load_rlhflow(path: str, micro_batch_size: int, device: str | torch.device = "auto") -> RewardModel:
     """A reward model of RLHFlow.
 
     Args:
         path: folder or hub id.
         micro_batch_size: solutions per forward pass.
+        device: where it computes, as a key `device` says.
 
     Raises:
         CheckpointError: it cannot be read, or its tokenizer lacks a chat template or the verdicts.
@@ -262,7 +267,7 @@ def load_rlhflow(path: str, micro_batch_size: int) -> RewardModel:
         # the token before an answer predicts it
         return marked_reading(tokenizer, text, "+", right, special=False, shift=-1)
 
-    return _with_verdicts("rlhflow", form, read_base(path, tokenizer), right, wrong, micro_batch_size)
+    return _with_verdicts("rlhflow", form, read_base(path, tokenizer, device), right, wrong, micro_batch_size)
 
 
 def _with_verdicts(name: str, form: Form, base: SharedBase, right: int, wrong: int, micro: int) -> RewardModel:
@@ -283,12 +288,13 @@ def _with_verdicts(name: str, form: Form, base: SharedBase, right: int, wrong: i
     )  # fmt: skip
 
 
-def load_implicit(path: str, micro_batch_size: int) -> RewardModel:
+def load_implicit(path: str, micro_batch_size: int, device: str | torch.device = "auto") -> RewardModel:
     """An implicit reward model and its reference.
 
     Args:
         path: folder or hub id. `ref_path` (and `beta`) in its `adapter.json`; EurusPRM's reference is known.
         micro_batch_size: solutions per forward pass.
+        device: where it computes, as a key `device` says.
 
     Raises:
         CheckpointError: one of the two cannot be read, the reference is unknown, or its tokens are others.
@@ -308,7 +314,7 @@ def load_implicit(path: str, micro_batch_size: int) -> RewardModel:
     ours, theirs = tokenizer.get_vocab(), checked_tokenizer(origin, chat=False).get_vocab()
     if any(ours[token] != theirs[token] for token in ours.keys() & theirs.keys()):
         raise CheckpointError(f"the tokens of {path!r} have other ids than those of its reference {origin!r}")
-    policy, reference = (TextPolicy(read_base(folder, tokenizer), trainable=False) for folder in (path, origin))
+    policy, reference = (TextPolicy(read_base(folder, tokenizer, device), trainable=False) for folder in (path, origin))
     rooms = [room for one in (policy, reference) if (room := room_of(one.base.model)) is not None]
 
     def form(question: str, steps: Sequence[str]) -> Reading:

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from guerdon.devices import resolve_device
 from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.models.text_inputs import Reading, judge_readings
@@ -221,33 +222,35 @@ def checked_tokenizer(path: str, *, chat: bool) -> Any:
     return tokenizer
 
 
-def read_strictly(kind: Any, path: str) -> Any:
+def read_strictly(kind: Any, path: str, device: str | torch.device = "auto") -> Any:
     """A model of this class, every weight from the file and none left over, where it computes.
 
     Args:
         kind: a class with transformers' `from_pretrained`.
         path: folder or hub id.
+        device: as a key `device` says.
 
     Raises:
         CheckpointError: it cannot be read, lacks weights, or has some that the class does not.
     """
-    return placed(read_pretrained(kind, path, "the reward model", exact=True))
+    return placed(read_pretrained(kind, path, "the reward model", exact=True), device)
 
 
-def placed(model: Any) -> Any:
-    """The model where it computes: on the GPU in bfloat16 where there is one, else in float32."""
-    model = model.eval().requires_grad_(False)
-    if torch.cuda.is_available():
-        model = model.to("cuda", torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32)
+def placed(model: Any, device: str | torch.device = "auto") -> Any:
+    """The model where it computes, as a key `device` says: in bfloat16 on a GPU that has it, else in float32."""
+    model, where = model.eval().requires_grad_(False), resolve_device(device)
+    if where.type == "cuda":
+        model = model.to(where, torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32)
     return model
 
 
-def read_base(path: str, tokenizer: Any) -> SharedBase:
+def read_base(path: str, tokenizer: Any, device: str | torch.device = "auto") -> SharedBase:
     """A language model for reading, strictly loaded.
 
     Args:
         path: folder or hub id; an adapter is merged into its model.
         tokenizer: of the family.
+        device: as a key `device` says.
 
     Raises:
         CheckpointError: it cannot be read, lacks weights, or was saved as another kind of model.
@@ -256,7 +259,7 @@ def read_base(path: str, tokenizer: Any) -> SharedBase:
     saved_as = [str(a) for a in model.config.architectures or ()]
     if saved_as and not any(a.endswith(("ForCausalLM", "LMHeadModel")) for a in saved_as):
         raise CheckpointError(f"{path!r} was saved as {saved_as[0]}, which is no language model")
-    return SharedBase(placed(model), tokenizer, TextPolicySettings(path=path, bf16=False))
+    return SharedBase(placed(model, device), tokenizer, TextPolicySettings(path=path, bf16=False))
 
 
 def room_of(model: Any) -> int | None:

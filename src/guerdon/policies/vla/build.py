@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 import torch
 
+from guerdon.devices import resolve_device
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.policies.vla.flow import FlowVLA
 from guerdon.policies.vla.policy import VLAPolicy, bounds_as_statistics, computes_in_bf16, hashed_words, quantize
@@ -56,11 +57,11 @@ def build_vla(
             tiny_token_network(settings.tiny, proprio) if tokens else tiny_flow_network(settings.tiny, actions, proprio)
         )
     family: type[VLAPolicy] = TokenVLA if tokens else FlowVLA
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = resolve_device(settings.device)
     bf16 = computes_in_bf16(settings, device)
     if settings.use_quantization:
         if device.type != "cuda":
-            raise ConfigError("policy.use_quantization needs a GPU, and there is none here; leave it out")
+            raise ConfigError(f"policy.use_quantization needs a GPU, and policy.device is {device} here; leave it out")
         quantize(network, family.heads_left_alone, torch.bfloat16 if bf16 else torch.float32)
     policy = family(settings, network, encode, statistics, heads, auxiliary)
     if settings.vla_path is not None and bf16:
