@@ -124,6 +124,8 @@ class _Calls(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
+        if name == "_parse_to":  # of `Module.to`, which moves its tensors one by one
+            return func(*args, **kwargs)
         if name == "__get__" and args:
             return self._attribute(func, args)
         first = args[0] if args and _tensors(args[0]) and isinstance(args[0], torch.Tensor) else None

@@ -38,6 +38,7 @@ def test_tensors_are_where_they_were_put():
     assert (x.device, x.to("cuda").device, x.cuda().device) == (torch.device("cpu"), GPU, GPU)
     assert torch.ones(2, device="cuda").device == GPU
     assert torch.empty_like(x, device=GPU).is_cuda
+    assert {nn.Linear(1, 1).to(place).weight.device for place in ("cuda", "cuda:0", GPU)} == {GPU}
     y = x.to("cuda")
     assert x.device.type == "cpu", "the one that was copied stays"
     assert {device_of(t) for t in (y + 1, y[1:], y.view(1, 3), y.sum(), y.new_zeros(2), y.new_tensor([1]))} == {GPU}
@@ -129,7 +130,7 @@ def test_gradient_checkpointing_and_autocast():
 
     def part(x):
         with torch.autocast("cuda", torch.bfloat16):
-            return x @ weight.to(x.device) * torch.ones(3, device=x.device)
+            return x @ (weight.to(x.device) * torch.ones(3, device=x.device))
 
     out = torch.utils.checkpoint.checkpoint(part, torch.ones(2, 3, device="cuda"), use_reentrant=False)
     assert (out.dtype, out.device) == (torch.bfloat16, GPU)

@@ -86,7 +86,7 @@ def test_episodes_of_low_frames_are_scored(model, height):
 
 
 def test_folding_keeps_the_values_and_bf16_is_near(scorer):
-    inputs = torch.rand(3, 3, 32, 32)
+    inputs = torch.rand(3, 3, 32, 32, device=next(scorer.parameters()).device)
     with torch.inference_mode():
         plain, folded = scorer(inputs), inference_copy(scorer, bf16=False)(inputs)
         rough = inference_copy(scorer, bf16=True)(inputs)

@@ -201,7 +201,8 @@ class _Processes:
         with self._lock:
             if self._ended:
                 return -signal.SIGTERM
-            environment, gpu = dict(self._environment), min(self._jobs_of_gpu, key=self._jobs_of_gpu.get, default=None)
+            environment, load = dict(self._environment), self._jobs_of_gpu
+            gpu = min(load, key=lambda name: load[name], default=None)
             if gpu is not None:
                 self._jobs_of_gpu[gpu] += 1
                 environment["CUDA_VISIBLE_DEVICES"] = gpu
