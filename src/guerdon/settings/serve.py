@@ -35,9 +35,9 @@ class ServedModelSettings(Settings):
     max_tokens: int | None = Field(None, ge=1, description="longest reply; null: 64, PRIMO-R1 4096 (1024 is too short)")
     processes: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
         "auto",
-        description="copies of it, each in a process of its own (and each on the next GPU, where there "
-        "are several: those of gpu_ids, or all that are visible); null: in the server's process; auto: a small model on a CPU with at least four cores has a "
-        "copy for each but one, any other model is in the server's process",
+        description="copies of it, each in a process of its own (and each on the next GPU, where there are several: "
+        "those of gpu_ids, or all that are visible); null: in the server's process; auto: a small model on a CPU with "
+        "at least four cores has a copy for each but one, any other model is in the server's process",
     )
     options: dict[str, Any] = Field(default_factory=dict, description="further arguments of its loader, by name")
     update_dir: str | None = Field(None, description="state of a model that learns; null: it does not learn")
