@@ -82,7 +82,7 @@ def show_only(gpu: str) -> None:
     Raises:
         ConfigError: it is initialised already.
     """
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise ConfigError("this process uses a GPU already, so it cannot choose another one: start a process for this")
     os.environ[_VISIBLE] = gpu
 

@@ -177,6 +177,23 @@ def test_a_study_from_end_to_end(tmp_path):
     assert "configured differently" in err
 
 
+def test_jobs_that_may_use_a_gpu_get_one_each(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-b,5")
+    cores = len(os.sched_getaffinity(0))
+
+    def planned(policy=None, **changes):
+        arms = {**STUDY["compare"]["arms"], "A": {"label": "native", "config": {"policy": policy or {}}}}
+        plan = plan_study(write_study(tmp_path, arms=arms, **changes), [])
+        return plan.parallel, plan.gpus
+
+    assert planned(parallel=0) == (cores, ()), "no part of the study uses one"
+    assert planned({"device": "auto"}, parallel=0) == (3, ("2", "GPU-b", "5"))
+    assert planned({"device": "cuda"}, parallel=7) == (7, ("2", "GPU-b", "5"))
+    assert planned({"device": "cuda:1"}, parallel=0) == (1, ()), "a job that names the second one sees them all"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert planned({"device": "auto"}, parallel=0) == (cores, ())
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_study_that_is_told_to_end_leaves_no_process_and_goes_on(tmp_path):

@@ -362,6 +362,14 @@ def test_a_verifier_that_always_works_does_not_hide_a_reward_model_that_never_do
     assert (run_folder(study) / "COMPLETE").is_file()
 
 
+def test_gradients_do_not_stay_through_the_next_rollout(tmp_path):
+    loop = start(letter_study(tmp_path, reward_model=prime()))
+    loop.run()
+    learned = [*loop.learner.policy.parameters(), *loop.sources["prime"].phi.parameters()]
+    assert learned
+    assert all(p.grad is None for p in learned)
+
+
 def test_every_part_of_a_batch_can_have_its_own_unit_as_the_ranks_of_the_original_have(tmp_path):
     frozen = {"update": "none", "ref_type": "policy"}
     section = {"prime_granularity": "token", "micro_batch_size": 8, "prime_model": frozen}

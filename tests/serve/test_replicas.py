@@ -18,7 +18,7 @@ from guerdon.models.explained_score import JudgeOptions
 from guerdon.serve.backends import build_model, model_source
 from guerdon.serve.errors import ModelFailed, NotReady
 from guerdon.serve.launch import serve_settings
-from guerdon.serve.replicas import Replicas
+from guerdon.serve.replicas import Replicas, gpu_of
 from guerdon.settings.serve import ServedModelSettings
 from guerdon.types import Episode
 
@@ -213,6 +213,16 @@ def test_a_copy_has_one_gpu():
     with pytest.raises(ConfigError, match=r"models\.judge: a copy .* one GPU, and tensor_parallel_size is 2; remove"):
         model_source("judge", ServedModelSettings(**given))
     assert model_source("judge", ServedModelSettings(**{**given, "tensor_parallel_size": 1})).lanes == 2
+
+
+def test_copies_are_spread_over_the_gpus_that_are_visible(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert [gpu_of(copy) for copy in range(3)] == ["0", "1", "0"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
+    assert [gpu_of(copy) for copy in range(3)] == ["3", "5", "3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert gpu_of(1) is None, "it is the only one anyway"
 
 
 def test_a_single_episode_is_sent_once_more(tmp_path):

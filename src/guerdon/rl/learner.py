@@ -144,6 +144,7 @@ class Learner(Generic[Collected, Inputs]):
             learned = update_policy(
                 self.policy, self.optimizer, batch, settings, self.rng, learning_rate=rate, max_length=self.max_length
             )
+        self.optimizer.zero_grad()  # the next rollout needs the memory of the gradients
         self.policy.observe(rollout.inputs, rollout.mask if rollout.chunks is None else np.ones(len(mask), np.bool_))
         self.version += 1
         facts |= {f"silent_groups/{k}": float(v) for k, v in found.silent_groups.items()}

@@ -189,7 +189,6 @@ def update_policy(
             continue
         taken += 1
         total.add({**facts, "grad_norm": norm})
-    optimizer.zero_grad()  # the next rollout needs the memory of the gradients
     metrics: Metrics = {name: total[name] / taken if taken else None for name in names}
     if batch.behaviour is not None:
         metrics["rollout_gap_max"] = largest_gap

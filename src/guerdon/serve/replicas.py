@@ -138,7 +138,7 @@ class Replicas:
                 raise NotReady(f"the copies of the model {self._name} are being ended")
             pipe, theirs = context.Pipe()
             their_life, life = context.Pipe(duplex=False)
-            arguments = (theirs, their_life, self._build, _gpu_of(number), self._threads)
+            arguments = (theirs, their_life, self._build, gpu_of(number), self._threads)
             process = context.Process(target=_work, args=arguments, name=f"guerdon-{self._name}-{number}")
             process.start()
             theirs.close()
@@ -182,7 +182,7 @@ def _end_all(copies: dict[int, ModelCopy], lock: threading.Lock) -> None:
             _end(copies, number)
 
 
-def _gpu_of(number: int) -> str | None:
+def gpu_of(number: int) -> str | None:
     """The GPU of a copy, if the server sees several."""
     visible = visible_gpus()
     return visible[number % len(visible)] if len(visible) > 1 else None
