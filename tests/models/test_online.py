@@ -21,7 +21,7 @@ def make_trainer(kind="resnet", seed=0, **options):
     config = ImageModelConfig(kind, hidden_dim=8, image_size=(3, 16, 16), threshold=0.5 if kind == "resnet" else None)
     model = ImageRewardModel(ImageScorer("resnet18", hidden_dim=8, dropout=0.1), config, bf16=False)
     with calibrating(model.scorer):
-        model.scorer(to_input(torch.from_numpy(labelled(16, 98)[0]), "none"))
+        model.scorer(to_input(torch.from_numpy(labelled(16, 98)[0]).to(model.device), "none"))
     options = {"batch_size": 8, "replay_size": 20, "learning_rate": 1e-3, **options}
     return OnlineImageModel(model, *labelled(12, seed=99), seed=seed, **options)
 

@@ -224,7 +224,7 @@ def test_the_policy_as_reference_costs_no_pass_and_no_copy(tmp_path):
     old = np.where(given.mask, np.float32(-1.5), np.float32(0.0))
     rewards = model.measure(replace(given, log_probs=old))
     with torch.no_grad():
-        expected = policy.log_probs(given.inputs.batch) - torch.from_numpy(old)
+        expected = policy.log_probs(given.inputs.batch).cpu() - torch.from_numpy(old)
     torch.testing.assert_close(torch.from_numpy(rewards.values), expected)
 
 
