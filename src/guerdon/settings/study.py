@@ -167,9 +167,7 @@ class CompareSettings(Settings):
         description="names that replace env.task, or names with what differs from the rest of the file; empty: the "
         "file's own task alone",
     )
-    parallel: int = Field(
-        0, ge=0, description="jobs at a time; 0: one per GPU where they may use GPUs, else one per core"
-    )
+    parallel: int = Field(0, ge=0, description="jobs at a time; 0: one per GPU where they may use one, else per core")
     correction: Literal["none", "holm"] = Field(
         "none",
         description="of intervals, verdicts and p-values for the number of arms that are compared with the baseline: "
