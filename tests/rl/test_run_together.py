@@ -121,7 +121,7 @@ with distributed.joined():
 @pytest.mark.slow
 def test_an_error_that_one_process_meets_alone_is_said_by_the_first():
     (_, said), (_, own) = finished(start_together("-c", FAILING.format(who="not distributed.is_first()")))
-    assert "ClusterError: a process that trains with this one has ended: process 1 alone met an error:" in said
+    assert "FailedAloneError: a process that trains with this one has ended: process 1 alone met an error:" in said
     assert "DataError: there is no file /data/prompts" in own
 
 
