@@ -215,8 +215,8 @@ def test_a_value_that_is_not_finite_is_a_failure(tmp_path, monkeypatch):
     Qwen(tmp_path)
     read = families.read_strictly
 
-    def spoilt(kind, path):
-        model = read(kind, path)
+    def spoilt(*given):
+        model = read(*given)
         model.score[2].bias[0] = float("nan")
         return model
 
