@@ -236,7 +236,13 @@ def _train_policy(
 
 
 @app.command()
-def evaluate(study: File, overrides: Overrides = None, dry_run: DryRun = False, only: Only = None) -> None:
+def evaluate(
+    study: File,
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    only: Only = None,
+    gate: Annotated[bool, typer.Option("--gate", help="Exit with status 5 if a model likely harms RL.")] = False,
+) -> None:
     """Evaluate trained reward models on held-out episodes; those for text also under attack."""
     config = _load(study, overrides)
     if not config.text:
@@ -246,18 +252,27 @@ def evaluate(study: File, overrides: Overrides = None, dry_run: DryRun = False, 
         _check_only(study, models, only)
     if dry_run:
         return _dry_run(config, "evaluate", only)
+    verdicts: dict[str, Any] = {}
     if config.text:
         from guerdon.evaluate.text_suite import evaluate_text_study, text_of
 
         for name, (record, folder) in evaluate_text_study(config, only=only or ()).items():
             sys.stdout.write(f"{name}\n{text_of(record)}\n")
             _say(f"wrote {folder / 'evaluation.json'} and {len(record['pictures']) + 1} more files in the same folder")
-        return
-    from guerdon.evaluate.image_suite import evaluate_study, evaluation_text
+            verdicts[name] = record["verdict"]
+    else:
+        from guerdon.evaluate.image_suite import evaluate_study, evaluation_text
 
-    for name, (evaluation, paths) in evaluate_study(config, only=only or ()).items():
-        sys.stdout.write(f"{name}\n{evaluation_text(evaluation)}\n")
-        _say(f"wrote {paths['json']} and {len(paths) - 1} more files in the same folder")
+        for name, (evaluation, paths) in evaluate_study(config, only=only or ()).items():
+            sys.stdout.write(f"{name}\n{evaluation_text(evaluation)}\n")
+            _say(f"wrote {paths['json']} and {len(paths) - 1} more files in the same folder")
+            verdicts[name] = evaluation.verdict.to_dict()
+    if gate:
+        from guerdon.evaluate.gate_card import check_gate
+        from guerdon.settings.evaluate import GateSettings
+
+        for line in check_gate(verdicts, GateSettings() if config.evaluate is None else config.evaluate.gate):
+            sys.stderr.write(f"{line}\n")
 
 
 @app.command()

@@ -69,6 +69,12 @@ class TooManyFailuresError(GuerdonError, RuntimeError):
     exit_code = 3
 
 
+class HarmError(GuerdonError, RuntimeError):
+    """`guerdon evaluate --gate` refuses a reward model."""
+
+    exit_code = 5
+
+
 class NonFiniteError(GuerdonError, RuntimeError):
     """Training diverged: updates were skipped because they were not finite, or weights are not finite."""
 

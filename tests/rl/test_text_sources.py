@@ -14,8 +14,8 @@ from guerdon.errors import ConfigError, TooManyFailuresError
 from guerdon.evaluate.scores import aggregate
 from guerdon.labels.step_splitters import split
 from guerdon.rl import build_text
-from guerdon.rl.build_text import attack_warnings
 from guerdon.rl.reward_source import SourceTerms
+from guerdon.rl.reward_warnings import attack_warnings
 from guerdon.rl.run import run, run_folder
 from guerdon.rl.text_sources import TextReward
 from guerdon.rl.text_steps import cut_steps, token_places

@@ -21,12 +21,14 @@ from guerdon.errors import DataError
 from guerdon.evaluate import charts
 from guerdon.evaluate import metrics as measure
 from guerdon.evaluate.classification import ReliabilityBin
+from guerdon.evaluate.gate import GateVerdict
+from guerdon.evaluate.gate_card import card_verdict, robot_features, verdict_lines
 from guerdon.evaluate.intervals import BootstrapOptions, Interval
 from guerdon.evaluate.metrics import Table, aligned, figure_table, number
 from guerdon.evaluate.probe_checks import ProbeResult, run_probes, separating_value
 from guerdon.evaluate.scores import Kind, failure_counts, info_record, score_episodes, write_record
 from guerdon.models.load import load_reward_model
-from guerdon.settings.evaluate import judged_names
+from guerdon.settings.evaluate import GateSettings, judged_names
 from guerdon.settings.study import Study
 from guerdon.settings.train import ImageTrainSettings, VLMTrainSettings
 from guerdon.types import Episode, FloatArray, RewardModel, Score
@@ -47,6 +49,7 @@ class Evaluation:
         failures: failed measurements by reason.
         table: labels and scores behind the pictures, rows where the model scores rows, else episodes.
         curves: values (T,) over a few episodes, and whether each succeeded.
+        verdict: whether it will help RL.
     """
 
     model: Mapping[str, Any]
@@ -57,12 +60,13 @@ class Evaluation:
     failures: Mapping[str, int]
     table: Table
     curves: Sequence[tuple[FloatArray, bool]]
+    verdict: GateVerdict
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values: no NaN, no arrays."""
         record = asdict(self)
-        del record["table"], record["curves"]
-        return record
+        del record["table"], record["curves"], record["verdict"]
+        return {"verdict": self.verdict.to_dict(), **record}
 
 
 def evaluate_model(
@@ -75,6 +79,7 @@ def evaluate_model(
     reps: int = 1000,
     task_conditioned: bool = False,
     data_hash: str | None = None,
+    gate: GateSettings | None = None,
 ) -> Evaluation:
     """Score the episodes and measure the model: every metric with a 95 % interval clustered by episode.
 
@@ -92,9 +97,11 @@ def evaluate_model(
         reps: bootstrap resamples.
         task_conditioned: does the model read the task sentence? Only then is the wrong-task probe run.
         data_hash: of the data set, copied into the result.
+        gate: of the verdict; None: the defaults.
 
     Raises:
-        DataError: there is no episode, or the model returned another number of scores.
+        DataError: there is no episode, the model returned another number of scores, or the gate's table cannot be
+            read.
     """
     if not episodes:
         raise DataError("no episode to evaluate on: collect some, or point `data_path` at a data set")
@@ -118,17 +125,17 @@ def evaluate_model(
     if by_row and kind == "progress":
         metrics |= measure.progress_metrics(episodes, scores, horizon=info.progress_horizon, **bootstrap)
     metrics |= measure.comparison_metrics(episodes, scores, kind, **bootstrap)
+    probes = run_probes(model, episodes, scores, kind=kind, limit=limit, seed=seed, task_conditioned=task_conditioned)
     return Evaluation(
         model={**info_record(info), "kind": kind, "threshold": at},
         data=_data(episodes, data_hash),
         metrics=metrics,
         reliability=table.reliability() if probabilities else [],
-        probes=run_probes(
-            model, episodes, scores, kind=kind, limit=limit, seed=seed, task_conditioned=task_conditioned
-        ),
+        probes=probes,
         failures=failure_counts(scores),
         table=table,
         curves=_curves(episodes, scores),
+        verdict=card_verdict(robot_features(metrics, probes), "robot", gate or GateSettings()),
     )
 
 
@@ -168,6 +175,8 @@ def evaluation_text(evaluation: Evaluation) -> str:
     ordered = any(name.startswith("value_order_") for name in evaluation.metrics)
     failed = ", ".join(f"{reason} x {count}" for reason, count in evaluation.failures.items())
     lines = [
+        *verdict_lines(evaluation.verdict.to_dict()),
+        "",
         f"{model['name']} ({model['kind']}), threshold {number(model['threshold'])}",
         f"{data['episodes']} episodes ({data['positives']} successful), {data['rows']} rows "
         f"({data['rows_positive']} successful)",
@@ -239,7 +248,14 @@ def evaluate_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple
             folder = Path(settings.save_dir)
         kind: Kind = "progress" if progress else "success"
         evaluation = evaluate_model(
-            model, episodes, kind=kind, threshold=None, seed=how.seed, reps=how.reps, data_hash=digest
+            model,
+            episodes,
+            kind=kind,
+            threshold=None,
+            seed=how.seed,
+            reps=how.reps,
+            data_hash=digest,
+            gate=how.gate,
         )
         results[name] = (evaluation, write_evaluation(evaluation, folder))
     return results

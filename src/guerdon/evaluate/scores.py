@@ -29,6 +29,7 @@ from guerdon.settings.evaluate import Aggregation
 from guerdon.types import Episode, Failure, RewardInfo, RewardModel, Score
 
 Kind = Literal["success", "progress"]
+RECORD = "evaluation.json"
 
 
 def score_episodes(model: RewardModel, episodes: Sequence[Episode]) -> list[Score]:
@@ -69,7 +70,7 @@ def write_record(folder: Path, record: dict[str, Any], pictures: Mapping[str, st
         Paths by name: `json`, `text` and those of the pictures.
     """
     paths = {name: folder / f"{name}.svg" for name in pictures}
-    paths |= {"text": folder / "evaluation.txt", "json": folder / "evaluation.json"}
+    paths |= {"text": folder / "evaluation.txt", "json": folder / RECORD}
     record["pictures"] = {name: paths[name].name for name in pictures}
     for name, content in {**pictures, "text": text}.items():
         write_text(paths[name], content)

@@ -25,11 +25,12 @@ from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
 from guerdon.evaluate import charts
 from guerdon.evaluate.attacks import attack_report, failed_attacks, honest_pairs
 from guerdon.evaluate.best_of_n import Same, best_of_n, same_number_or_text
+from guerdon.evaluate.gate_card import card_verdict, text_features, verdict_lines
 from guerdon.evaluate.generated_bench import generated_bench, right_and_wrong
 from guerdon.evaluate.intervals import BootstrapOptions
 from guerdon.evaluate.metrics import Table, aligned, classification_metrics, figure_table, number
 from guerdon.evaluate.reward_bench import choices_from_rows, reward_bench, reward_bench_2
-from guerdon.evaluate.scores import failure_counts, info_record, score_solutions, solution_value, write_record
+from guerdon.evaluate.scores import RECORD, failure_counts, info_record, score_solutions, solution_value, write_record
 from guerdon.evaluate.search import sampled_solutions
 from guerdon.evaluate.step_benchmarks import (
     category_of,
@@ -48,8 +49,6 @@ from guerdon.settings.study import Study
 from guerdon.types import Failure, RewardModel, Score
 from guerdon.worlds.prompt_files import load_prompts
 from guerdon.worlds.prompts import question_hash
-
-RECORD = "evaluation.json"
 
 
 def evaluate_text(
@@ -237,6 +236,8 @@ class _Suite:
             self.record["seen_in_training"] = found
             for line in contamination_warnings(self.record):
                 log_line(f"WARNING: {line}")
+        verdict = card_verdict(text_features(self.record), "text", self.settings.gate)
+        self.record = {"verdict": verdict.to_dict(), **self.record}
         write_record(folder, self.record, self.pictures, text_of(self.record))
         return self.record
 
@@ -427,7 +428,8 @@ _VERDICTS = {None: "not measured", True: "FOOLED", False: "withstood"}
 
 def text_of(record: Mapping[str, Any]) -> str:
     """The whole record, section after section."""
-    lines = [f"{record['model']['name']}, aggregation {record['aggregation']}"]
+    lines = [*verdict_lines(record["verdict"]), ""] if "verdict" in record else []  # none in older ones
+    lines.append(f"{record['model']['name']}, aggregation {record['aggregation']}")
     lines += [f"WARNING: {line}" for line in contamination_warnings(record)]
     for name in ("generated", "process_bench", "samples"):
         if name in record:

@@ -33,6 +33,7 @@ from guerdon.rl.optimizers import AdamW, FlatAdam, Optimizer
 from guerdon.rl.parts import Parts
 from guerdon.rl.reward_refit import RefittedReward, online_model
 from guerdon.rl.reward_source import GroundTruth, RewardSource, SourceTerms
+from guerdon.rl.reward_warnings import reward_warnings
 from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import VLMModelSettings
@@ -94,6 +95,7 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     policy: Any = learner.policy
     if algorithm.filter_rewards:
         check_bounds(algorithm, return_range(study, models))
+    notes += [f"WARNING: {line}" for line in reward_warnings(study)]
     notes += [
         f"[{study.reward.group_name}] {name}: {one.settings.model.model_type} from {one.settings.model.origin}, "
         f"weight {one.settings.reward_weight:g}"

@@ -14,9 +14,7 @@ from guerdon.collect.text import Responses, RunPrompts, TextCollector, join_shar
 from guerdon.engines.collectors import run_collector, run_reward_models
 from guerdon.engines.reward_models import RewardModels
 from guerdon.errors import ConfigError
-from guerdon.evaluate.text_suite import RECORD, attacks_that_fooled, third_party_folder
 from guerdon.models.load import load_source_model
-from guerdon.models.text_load import find_text_model
 from guerdon.policies.text import TextPolicy, add_policy, reference
 from guerdon.policies.text_files import load_policy, save_policy
 from guerdon.rl.episode_stats import EpisodeStats
@@ -26,10 +24,11 @@ from guerdon.rl.optimizers import AdamW
 from guerdon.rl.parts import Parts
 from guerdon.rl.prime import PrimeReward
 from guerdon.rl.reward_source import GroundTruth, RewardSource, SourceTerms
+from guerdon.rl.reward_warnings import reward_warnings
 from guerdon.rl.text_sources import ExactReward, TextReward
 from guerdon.settings.algorithm import TextAlgorithmSettings
 from guerdon.settings.reward import RewardSettings, SourceSettings
-from guerdon.settings.reward_models import ExactModelSettings, PrimeModelSettings, RunModelSettings
+from guerdon.settings.reward_models import ExactModelSettings, PrimeModelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import RewardModel
@@ -263,7 +262,7 @@ def _notes(study: Study, prompts: RunPrompts, sources: dict[str, RewardSource[An
             "WARNING: the prompts differ in their system turns or have several turns; the saved reward model reads "
             "the last question alone, so that it gives other values than in this run (data.system_prompt sets one)"
         )
-    return notes + [f"WARNING: {line}" for line in attack_warnings(study)]
+    return notes + [f"WARNING: {line}" for line in reward_warnings(study)]
 
 
 # The policy that the KL is measured from.
@@ -299,48 +298,3 @@ def _take_start(start: TextPolicy, policy: TextPolicy) -> None:
     """
     mark = f".{policy.adapter}."
     start.load_tensors({k.replace(mark, f".{KL_START}."): v for k, v in policy.tensors().items()}, critic=False)
-
-
-# What a run must say about its reward models.
-
-
-def attack_warnings(study: Study) -> list[str]:
-    """A line for each reward model of a language study that is not known to withstand attacks.
-
-    Raises:
-        DataError: a report card cannot be read.
-    """
-    lines = []
-    for name, source in study.text_sources.items():
-        if isinstance(source.model, RunModelSettings):
-            continue
-        path = source.model.origin
-        folder = card_folder(study, path)
-        fooled = None if folder is None else attacks_that_fooled(folder)
-        if fooled:
-            lines.append(
-                f"reward source {name}: these attacks fooled its model: {', '.join(fooled)} (see "
-                f"{folder}/evaluation.txt). A policy that is rewarded by it may learn them; watch the hacking alarm"
-            )
-        elif fooled is None:
-            lines.append(
-                f"reward source {name}: its model ({path}) was never attacked, so how easily it is fooled is not "
-                "known. Run `guerdon evaluate` on a study that trains it, or that names it in evaluate.models"
-            )
-    return lines
-
-
-def card_folder(study: Study, path: str) -> Path | None:
-    """The folder with the evaluation of the model at this path; None where there is none.
-
-    It is the folder of its checkpoint, its own, or that of `evaluate.models`.
-
-    Raises:
-        CheckpointError: the path means several models.
-    """
-    own = find_text_model(path)
-    places = [Path(path)] if own is None else [own.parent]
-    evaluate = study.text_evaluate
-    if evaluate is not None:
-        places += [third_party_folder(study, name) for name, one in evaluate.models.items() if one.path == path]
-    return next((place for place in places if (place / RECORD).is_file()), None)

@@ -17,6 +17,7 @@ from guerdon.errors import ConfigError, GuerdonError
 from guerdon.folder_lock import held
 from guerdon.rl.checkpoint import latest_checkpoint
 from guerdon.rl.loop import Loop
+from guerdon.rl.reward_warnings import reward_warnings
 from guerdon.settings.study import Study
 
 
@@ -96,12 +97,8 @@ def _card(study: Study) -> dict[str, Any]:
         "versions": provenance.versions(),
         "machine": provenance.machine(),
     }
-    if study.text:
-        from guerdon.rl.build_text import attack_warnings
-
-        warnings = attack_warnings(study)
-        card |= {"warnings": warnings} if warnings else {}
-    return card
+    warnings = reward_warnings(study)
+    return card | ({"warnings": warnings} if warnings else {})
 
 
 def _recorded(folder: Path) -> bool:

@@ -76,6 +76,7 @@ class ModelSource:
         update_dir: where it keeps what it learns; None: it does not learn.
         keep_updates: newest states kept there.
         lanes: batches that it takes at a time, each in a thread of its own; 1 for a model that learns.
+        path: where it is read from, as its settings say; its card may lie there.
     """
 
     load: Callable[[], RewardModel]
@@ -83,6 +84,7 @@ class ModelSource:
     update_dir: Path | None = None
     keep_updates: int = 2
     lanes: int = 1
+    path: str | None = None
 
 
 def backend_name(given: str | None) -> str | None:
@@ -124,6 +126,7 @@ def model_source(name: str, settings: ServedModelSettings) -> ModelSource:
         update_dir=None if settings.update_dir is None else Path(settings.update_dir),
         keep_updates=settings.keep_updates,
         lanes=copies or 1,
+        path=settings.model_path,
     )
 
 

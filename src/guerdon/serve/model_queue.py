@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from guerdon.errors import GuerdonError
+from guerdon.errors import DataError, GuerdonError
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.serve.backends import ModelSource
 from guerdon.serve.batcher import Batcher, Item, ResultCache, Ticket, content_bytes, content_key
@@ -133,6 +133,7 @@ class ModelQueue:
 
     Attributes:
         model: None while it is loaded or unusable.
+        verdict: on its card, whether it will help RL; None where there is none.
         problem: why it is None.
     """
 
@@ -141,6 +142,7 @@ class ModelQueue:
     ) -> None:
         self.name, self.source, self.limits, self._metrics = name, source, limits, metrics
         self.model: RewardModel | None = None
+        self.verdict: dict[str, Any] | None = None
         self.problem = "is being loaded"
         self.store: UpdateStore | None = None
         self.batcher = Batcher(
@@ -307,6 +309,7 @@ class ModelQueue:
         loader = Worker(f"{self.name}-reload")
         try:
             fresh = await loader.run(self.source.load)
+            self.verdict = await loader.run(_verdict, self.source, self.name)
             await self._between_batches(lambda: self._exchange(fresh))
         except ReloadFailed:
             raise
@@ -369,6 +372,7 @@ class ModelQueue:
                 raise BadRequest(f"the model {self.name!r} cannot learn while it is served: remove update_dir")
             self.store = UpdateStore(self.source.update_dir, keep=self.source.keep_updates)
             await self._workers[0].run(self.store.resume, model)
+        self.verdict = await self._workers[0].run(_verdict, self.source, self.name)
         self.model = model
         self._metrics.ready.labels(self.name).set(1)
 
@@ -522,6 +526,17 @@ class ModelQueue:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._break("has stopped: a fault of the server, see its log", error)
+
+
+def _verdict(source: ModelSource, name: str) -> dict[str, Any] | None:
+    """The verdict on the card of a model; one that cannot be read is logged, and the model is served."""
+    from guerdon.evaluate.gate_card import card_folders, read_verdict
+
+    try:
+        return None if source.path is None else read_verdict(*card_folders(source.path))
+    except DataError as error:
+        log.warning("the card of %s has no verdict: %s", name, error)
+        return None
 
 
 def _keys(episodes: Sequence[Episode], options: JudgeOptions) -> list[bytes]:

@@ -82,6 +82,23 @@ class PoolingAnswer(BaseModel, Generic[D]):
     usage: wire.CompletionUsage
 
 
+class Gain(BaseModel):
+    """An expected change with the bounds that 90 % of known reward models kept."""
+
+    estimate: float | None
+    low: float | None
+    high: float | None
+
+
+class Verdict(BaseModel):
+    """What `guerdon evaluate` said of a model: will it help RL?"""
+
+    answer: Literal["harms", "no effect", "helps", "unknown"]
+    probabilities: dict[str, float] | None = Field(description="of harms, no effect, helps; null where unknown")
+    gain: Gain | None = Field(description="expected change of true success; null where unknown")
+    reasons: list[str] = Field(description="the strongest first; where unknown, why")
+
+
 class ModelEntry(BaseModel):
     """A served model."""
 
@@ -89,6 +106,10 @@ class ModelEntry(BaseModel):
     object: Literal["model"] = "model"
     created: int = _STARTED
     owned_by: str = "guerdon"
+    verdict: Verdict | None = Field(
+        None,
+        description="whether it will help RL, from its card; null where it was not evaluated, or its card is older",
+    )
 
 
 class ModelList(BaseModel):
@@ -104,8 +125,9 @@ _STEPS = [{"role": "user", "content": "3+5=?"}, {"role": "assistant", "content":
 
 @routes.get("/v1/models")
 async def list_models(request: Request) -> ModelList:
-    """The models by name."""
-    return ModelList(data=[ModelEntry(id=name) for name in wire.models_of(request).queues])
+    """The models by name, each with the verdict on its card."""
+    queues = wire.models_of(request).queues
+    return ModelList(data=[ModelEntry(id=name, verdict=queue.verdict) for name, queue in queues.items()])
 
 
 @routes.post("/classify", openapi_extra=wire.json_body(PoolRequest, text={"input": _TEXT, "use_activation": False}))

@@ -20,6 +20,22 @@ from guerdon.settings.remote import RemoteSettings
 Aggregation = Literal["min", "prod", "last", "mean", "pure_min"]
 
 
+class GateSettings(Settings):
+    """`evaluate.gate`: the verdict whether a reward model will help RL, and which ones `--gate` refuses."""
+
+    table: str | None = Field(
+        None,
+        description="reward models with known outcomes in RL, a Parquet or JSON-lines file that the predictor is "
+        "fitted to; null: guerdon's own",
+    )
+    max_harm: float = Field(
+        0.5, gt=0, lt=1, description="probability of harm above which --gate exits with status 5, and a run warns"
+    )
+    unknown: Literal["pass", "fail"] = Field(
+        "pass", description="--gate: what a reward model unlike all in the table, or without features, does"
+    )
+
+
 class EvaluateSettings(Settings):
     """`evaluate`: how reward models of robots are judged."""
 
@@ -31,6 +47,7 @@ class EvaluateSettings(Settings):
         default_factory=dict,
         description="models on a reward server, evaluated, too, by name",
     )
+    gate: GateSettings = Field(GateSettings(), description="whether a model will help RL")
 
     @model_validator(mode="after")
     def _has_episodes(self) -> EvaluateSettings:
@@ -116,6 +133,7 @@ class EvaluateTextSettings(Settings):
     best_of_n: BestOfNSettings | None = Field(None, description="curves of best-of-N and votes")
     attacks: AttackSettings | None = Field(AttackSettings(), description="dressed-up wrong solutions; null: none")
     batch_size: int = Field(64, ge=1, description="solutions per call of the model")
+    gate: GateSettings = Field(GateSettings(), description="whether a model will help RL")
     reps: int = Field(1000, ge=100, description="bootstrap resamples")
     seed: int = Field(0, ge=0, description="of the bootstrap and of random subsets")
 

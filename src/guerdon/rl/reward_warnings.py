@@ -1,0 +1,81 @@
+"""What a run must say about its reward models: that they likely harm, or that attacks fooled them.
+
+It reads the cards next to the models; nothing is evaluated again.
+
+    for line in reward_warnings(study):
+        log_line(f"WARNING: {line}")
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from guerdon.evaluate.gate_card import card_folders, harm_warning
+from guerdon.evaluate.scores import RECORD
+from guerdon.settings.evaluate import GateSettings
+from guerdon.settings.reward_models import RunModelSettings
+from guerdon.settings.study import Study
+
+
+def reward_warnings(study: Study) -> list[str]:
+    """A line for each thing that a reader must know of the reward models of a run, from the cards next to them.
+
+    Raises:
+        DataError: a card cannot be read.
+    """
+    gate = GateSettings() if study.evaluate is None else study.evaluate.gate
+    lines = []
+    for name, source in study.reward.sources.items() if study.reward.use_reward_model else ():
+        path = source.model.checkpoint
+        if path is not None:
+            found = card_folder(study, path) if study.text else None
+            warning = harm_warning(card_folders(path) if found is None else [found], gate.max_harm)
+            lines += [] if warning is None else [f"reward source {name}: {warning} ({path})"]
+    return lines + (attack_warnings(study) if study.text else [])
+
+
+def attack_warnings(study: Study) -> list[str]:
+    """A line for each reward model of a language study that is not known to withstand attacks.
+
+    Raises:
+        DataError: a report card cannot be read.
+    """
+    from guerdon.evaluate.text_suite import attacks_that_fooled
+
+    lines = []
+    for name, source in study.text_sources.items():
+        if isinstance(source.model, RunModelSettings):
+            continue
+        path = source.model.origin
+        folder = card_folder(study, path)
+        fooled = None if folder is None else attacks_that_fooled(folder)
+        if fooled:
+            lines.append(
+                f"reward source {name}: these attacks fooled its model: {', '.join(fooled)} (see "
+                f"{folder}/evaluation.txt). A policy that is rewarded by it may learn them; watch the hacking alarm"
+            )
+        elif fooled is None:
+            lines.append(
+                f"reward source {name}: its model ({path}) was never attacked, so how easily it is fooled is not "
+                "known. Run `guerdon evaluate` on a study that trains it, or that names it in evaluate.models"
+            )
+    return lines
+
+
+def card_folder(study: Study, path: str) -> Path | None:
+    """The folder with the evaluation of the model at this path; None where there is none.
+
+    It is the folder of its checkpoint, its own, or that of `evaluate.models`.
+
+    Raises:
+        CheckpointError: the path means several models.
+    """
+    from guerdon.evaluate.text_suite import third_party_folder
+    from guerdon.models.text_load import find_text_model
+
+    own = find_text_model(path)
+    places = [Path(path)] if own is None else [own.parent]
+    evaluate = study.text_evaluate
+    if evaluate is not None:
+        places += [third_party_folder(study, name) for name, one in evaluate.models.items() if one.path == path]
+    return next((place for place in places if (place / RECORD).is_file()), None)

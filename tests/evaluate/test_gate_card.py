@@ -1,0 +1,272 @@
+"""The verdict from the command line to the run: the card, `--gate` with exit status 5, warnings, the server's list."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from gate_tables import made_rows
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "serve"))
+from synthetic import square_episodes
+
+from guerdon import cli
+from guerdon.config import load
+from guerdon.episodes.write import EpisodeWriter
+from guerdon.errors import DataError, HarmError
+from guerdon.evaluate.gate_card import (
+    card_folders,
+    check_gate,
+    harm_warning,
+    read_verdict,
+    text_features,
+    verdict_lines,
+)
+from guerdon.evaluate.image_suite import evaluate_study
+from guerdon.rl.reward_warnings import reward_warnings
+from guerdon.settings.evaluate import GateSettings
+from guerdon.settings.study import Study
+from guerdon.train.images import train_image_model
+
+TEXT = """\
+name: gate
+work_dir: work
+env: {type: gymnasium, task: "tiny_world:Dot-v1", num_envs: 2, max_episode_steps: 10, frame_size: 32}
+policy: {type: mlp, hidden: [8]}
+algorithm: {rollout_steps: 10, minibatch_size: 10, num_epochs: 1}
+runner:
+  {total_steps: 20, eval_every: 20, eval_episodes: 2, checkpoint_every: 20,
+   logger: {log_path: runs, experiment_name: one, tensorboard: false}}
+reward: {use_reward_model: true, model: {model_type: resnet, checkpoint_path: models/done}}
+train:
+  done: {type: resnet, data_path: data, save_dir: models/done, image_size: 32, hidden_dim: 8, max_epochs: 1,
+         max_steps: 4, batch_size: 16, val_split: 0.25, tensorboard: false, augment: false}
+evaluate: {reps: 100}
+"""
+USED = ("auroc", "brier", "ece")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A study with a trained reward model, and two tables: one says that models like it harm, one that they help."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("gate")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        with EpisodeWriter("data", fps=10) as writer:
+            for episode in square_episodes(16):
+                writer.add(episode)
+        Path("study.yaml").write_text(TEXT)
+        study = load(Study, Path("study.yaml"))
+        train_image_model(study.train["done"])
+        measured = evaluate_study(study)["done"][0].verdict.features
+        for name, sign in (("harms", 1), ("helps", -1)):
+            rows = made_rows()
+            for row in rows:
+                quality = sign * row.pop("feature.good") + 0.7  # 0 at the reward model's own values
+                for old in ("feature.voc", "feature.idle", "feature.rare"):
+                    del row[old]
+                row.update({f"feature.{used}": measured[used] + 0.1 * quality for used in USED})
+            Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        Path("small.jsonl").write_text(json.dumps(made_rows(1, 1)[0]) + "\n")
+        yield folder
+
+
+@pytest.fixture
+def call(trained, monkeypatch, capsys):
+    """Run the command line in the folder of the study: status, output and errors."""
+    monkeypatch.chdir(trained)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["guerdon", *arguments])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        said = capsys.readouterr()
+        return left.value.code or 0, said.out, said.err
+
+    return run
+
+
+def test_a_model_that_likely_harms_leaves_with_status_5(call):
+    status, out, err = call("evaluate", "study.yaml", "evaluate.gate.table=harms.jsonl", "--gate")
+    assert status == 5
+    assert "done harms with probability" in err
+    assert "above evaluate.gate.max_harm 0.5" in err
+    assert "verdict: likely HARMS RL" in out
+    record = json.loads(Path("models/done/evaluation.json").read_text())
+    assert next(iter(record)) == "verdict"
+    assert record["verdict"]["answer"] == "harms"
+    assert record["verdict"]["gain"]["high"] < 0
+    assert 1 <= len(record["verdict"]["reasons"]) <= 3
+    assert record["verdict"]["validated"]["tasks"] == 6
+    first = Path("models/done/evaluation.txt").read_text().splitlines()
+    assert first[0].startswith("verdict: likely HARMS RL (probabilities: helps ")
+    assert "lowers the expected gain" in first[2]
+
+
+def test_without_the_option_the_verdict_is_only_said(call):
+    status, out, _ = call("evaluate", "study.yaml", "evaluate.gate.table=harms.jsonl")
+    assert status == 0
+    assert "likely HARMS" in out
+
+
+def test_the_limit_is_a_key(call):
+    verdict = {"table": "harms.jsonl", "max_harm": "0.9999"}
+    status, _, err = call("evaluate", "study.yaml", "--gate", *(f"evaluate.gate.{k}={v}" for k, v in verdict.items()))
+    assert status == 0, err
+
+
+def test_a_model_that_likely_helps_passes(call):
+    status, out, err = call("evaluate", "study.yaml", "evaluate.gate.table=helps.jsonl", "--gate")
+    assert status == 0, err
+    assert "verdict: likely helps RL" in out
+
+
+def test_unknown_passes_with_a_warning_or_fails(call):
+    words = ("evaluate", "study.yaml", "--gate", "evaluate.gate.table=small.jsonl")
+    status, out, err = call(*words)
+    assert status == 0
+    assert "WARNING: done has no verdict: the table has 1 reward models" in err
+    assert "verdict: unknown whether it helps RL" in out
+    status, _, err = call(*words, "evaluate.gate.unknown=fail")
+    assert status == 5
+    assert "done has no verdict" in err
+
+
+def test_a_table_that_is_not_there(call):
+    status, _, err = call("evaluate", "study.yaml", "evaluate.gate.table=none.parquet")
+    assert status == 2
+    assert "none.parquet" in err
+
+
+def test_a_run_warns_of_a_model_that_likely_harms(call):
+    call("evaluate", "study.yaml", "evaluate.gate.table=harms.jsonl")
+    study = load(Study, Path("study.yaml"))
+    (line,) = reward_warnings(study)
+    assert "its card says that it likely harms: probability" in line
+    assert "(models/done)" in line
+    status, _, err = call("run", "study.yaml")
+    assert status == 0
+    assert line in err
+    assert json.loads(Path("runs/one/run.json").read_text())["warnings"] == [line]
+    assert reward_warnings(load(Study, Path("study.yaml"), ["evaluate.gate.max_harm=0.9999"])) == []
+    native = load(Study, Path("study.yaml"), ["reward={}"])
+    assert reward_warnings(native) == []
+
+
+def test_no_warning_of_a_model_that_likely_helps(call):
+    call("evaluate", "study.yaml", "evaluate.gate.table=helps.jsonl")
+    assert reward_warnings(load(Study, Path("study.yaml"))) == []
+
+
+def test_a_server_lists_the_verdict_of_its_models(call):
+    pytest.importorskip("fastapi")
+    from fastapi.testclient import TestClient
+
+    from guerdon.serve.app import build_app
+    from guerdon.serve.backends import model_source
+    from guerdon.serve.model_queue import ServedModels
+    from guerdon.settings.serve import ServedModelSettings, ServeSettings
+
+    call("evaluate", "study.yaml", "evaluate.gate.table=harms.jsonl")
+    settings = {
+        "done": ServedModelSettings(backend="resnet", model_path="models/done", processes=None),
+        "constant": ServedModelSettings(backend="constant"),
+    }
+    models = ServedModels({name: model_source(name, one) for name, one in settings.items()})
+    with TestClient(build_app(models, ServeSettings(models=settings))) as client:
+        client.portal.call(models.loaded)
+        listed = {one["id"]: one["verdict"] for one in client.get("/v1/models").json()["data"]}
+        assert listed["constant"] is None
+        record = json.loads(Path("models/done/evaluation.json").read_text())["verdict"]
+        assert listed["done"]["answer"] == "harms"
+        assert listed["done"]["probabilities"] == record["probabilities"]
+        assert listed["done"]["reasons"] == record["reasons"]
+        assert listed["done"]["gain"]["estimate"] == record["gain"]["estimate"]
+        call("evaluate", "study.yaml", "evaluate.gate.table=helps.jsonl")
+        assert client.post("/v1/reload", json={"model": "done"}).status_code == 200
+        listed = {one["id"]: one["verdict"] for one in client.get("/v1/models").json()["data"]}
+        assert listed["done"]["answer"] == "helps"
+
+
+VERDICT = {
+    "answer": "harms",
+    "probabilities": {"harms": 0.7, "no effect": 0.2, "helps": 0.1},
+    "gain": {"estimate": -0.2, "low": -0.3, "high": 0.01},
+    "reasons": ["it looks at the arm"],
+}
+
+
+def card(folder, verdict):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "evaluation.json").write_text(json.dumps({"verdict": verdict}))
+    return folder
+
+
+def test_a_card_lies_in_the_folder_of_a_model_or_above_its_final_checkpoint(tmp_path):
+    card(tmp_path / "prm", VERDICT)
+    final = tmp_path / "prm" / "final_checkpoint"
+    final.mkdir()
+    (final / "reward_model.json").write_text("{}")
+    assert read_verdict(*card_folders(str(tmp_path / "prm"))) == VERDICT
+    assert read_verdict(*card_folders(str(final))) == VERDICT
+    assert read_verdict(*card_folders(str(tmp_path / "prm" / "samples"))) is None
+    card(tmp_path / "other" / "method1_HE", VERDICT)
+    assert read_verdict(*card_folders(str(tmp_path / "other"))) == VERDICT
+    assert read_verdict(*card_folders("someone/prm")) is None
+
+
+def test_a_card_without_a_verdict_and_one_that_is_none(tmp_path):
+    assert read_verdict(card(tmp_path / "old", None)) is None
+    assert harm_warning([tmp_path / "old"], 0.5) is None
+    for broken in ({"answer": "harms"}, VERDICT | {"answer": "maybe"}, VERDICT | {"probabilities": None}):
+        with pytest.raises(DataError, match="not JSON of an evaluation"):
+            read_verdict(card(tmp_path / "broken", broken))
+
+
+def test_the_warning_needs_harm_above_the_limit(tmp_path):
+    folder = card(tmp_path, VERDICT)
+    assert "probability 0.70, expected change of true success -0.20 [-0.30, +0.01]; it looks at the arm" in (
+        harm_warning([folder], 0.5) or ""
+    )
+    assert harm_warning([folder], 0.7) is None
+
+
+def test_the_gate_names_all_that_it_refuses():
+    gate, fine = GateSettings(), VERDICT | {"probabilities": {"harms": 0.1, "no effect": 0.1, "helps": 0.8}}
+    assert check_gate({"a": fine}, gate) == []
+    with pytest.raises(HarmError, match=r"a harms with probability 0\.70.*c harms") as caught:
+        check_gate({"a": VERDICT, "b": fine, "c": VERDICT}, gate)
+    assert caught.value.exit_code == 5
+
+
+def test_lines_of_a_verdict():
+    validated = {
+        "models": 48, "tasks": 6,
+        "correlation": {"estimate": 0.7, "low": 0.5, "high": 0.8}, "false_passes": {"estimate": 0.1},
+    }  # fmt: skip
+    lines = verdict_lines(VERDICT | {"validated": validated})
+    assert lines[0] == "verdict: likely HARMS RL (probabilities: helps 0.10, no effect 0.20, harms 0.70)"
+    assert lines[1].startswith("expected change of true success: -0.20 [-0.30, +0.01]")
+    assert lines[2] == "  it looks at the arm"
+    assert "48 reward models, 6 tasks" in lines[3]
+    assert "+0.70 [+0.50, +0.80]" in lines[3]
+    assert "10% passed" in lines[3]
+
+
+def test_features_of_a_model_for_text():
+    share = {"estimate": 0.25}
+    record = {
+        "process_bench": {
+            "answers": {"auroc": {"estimate": 0.8}},
+            "steps": {"auroc": {"estimate": 0.7}, "ece": {"estimate": None}},
+            "process_bench": {"average_f1": {"measured": {"estimate": 0.4}}},
+        },
+        "attacks": {"attacks": {"empty": {"at_least_as_high": share}}},
+    }
+    assert text_features(record) == {
+        "auroc": 0.8, "row_auroc": 0.7, "brier": None, "ece": None, "f1": 0.4, "attack_empty": 0.25
+    }  # fmt: skip
+    assert set(text_features({"attacks": None}).values()) == {None}
