@@ -288,6 +288,32 @@ def test_a_card_with_nothing_against_it_has_no_finding(tmp_path):
     assert "episode AUROC 1.000 [0.90, 1.00], n 500" in text(card.split("</summary>")[0])
 
 
+VERDICT = {
+    "answer": "harms",
+    "probabilities": {"harms": 0.7, "no effect": 0.2, "helps": 0.1},
+    "gain": {"estimate": -0.2, "low": -0.3, "high": 0.01},
+    "reasons": ["it looks at the arm <b>"],
+    "validated": None,
+}
+
+
+def test_a_card_begins_with_its_verdict(tmp_path):
+    card = card_of(tmp_path, verdict=VERDICT)
+    headline = text(card.split("</summary>")[0])
+    assert headline.split("resnet · t ")[1].startswith("verdict: likely HARMS RL (probabilities: helps 0.10, ")
+    assert '<small class="no">verdict:' in card
+    assert "<li>  it looks at the arm &lt;b&gt;</li>" in card
+    assert '<small class="yes">' in card_of(tmp_path / "other", verdict=VERDICT | {"answer": "helps"})
+
+
+def test_a_verdict_that_cannot_be_read_is_noted(tmp_path):
+    study = write_study(tmp_path, finals, tasks=("t",), films=False)
+    path = study / "models" / "t" / "resnet" / "evaluation.json"
+    path.write_text(json.dumps(EVALUATION | {"verdict": {"answer": "harms"}}))
+    page = text(write_report(study).read_text())
+    assert "t/resnet: the verdict of its evaluation cannot be read" in page
+
+
 def test_a_card_shows_five_numbers_and_folds_the_rest(tmp_path):
     shown, folded = card_of(tmp_path).split('<details class="more">')[:2]
     names = [re.findall(r'<tr><th scope="row">([^<]*)</th>', part) for part in (shown, folded)]

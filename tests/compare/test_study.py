@@ -111,6 +111,7 @@ def test_preparation_is_per_task_and_comes_first(tmp_path):
     assert set(jobs) == {f"{t}.{n}" for t in "xy" for n in
                          ("collect", "train.rm", "evaluate.rm", "A.seed0", "B.seed0")}  # fmt: skip
     assert jobs["y.train.rm"].needs == ("y.collect",)
+    assert jobs["y.evaluate.rm"].urgent  # a run that begins after it can warn
     assert jobs["y.B.seed0"].needs == ("y.train.rm",)
     assert jobs["y.A.seed0"].needs == ()
     plan = plan_study(path, [])

@@ -156,6 +156,24 @@ def test_a_run_warns_of_a_model_that_likely_harms(call):
     assert reward_warnings(native) == []
 
 
+@pytest.mark.slow
+def test_a_study_warns_once_of_a_model_that_likely_harms(call):
+    rewards = "reward: {use_reward_model: true, model: {model_type: resnet, checkpoint_path: "
+    arms = f"{{native: {{label: native}}, rm: {{label: model, config: {{{rewards}arms/models/tiny/done}}}}}}}}}}"
+    study = "".join(line for line in TEXT.splitlines(keepends=True) if not line.startswith("reward:"))
+    study = study.replace("name: gate", "name: arms").replace("work_dir: work", "work_dir: arms")
+    study = study.replace("evaluate: {reps: 100}", "evaluate: {reps: 100, gate: {table: harms.jsonl}}")
+    study = study.replace("models/done", "arms/models/tiny/done")
+    Path("arms.yaml").write_text(study + f"compare: {{baseline: native, seeds: [0, 1], arms: {arms}}}\n")
+    status, out, err = call("compare", "arms.yaml", "--parallel", "1")
+    assert status == 0, err
+    assert (out + err).count("its card says that it likely harms") == 1
+    for seed in (0, 1):
+        card = json.loads(next(Path("arms/runs").glob(f"*/rm/seed{seed}/run.json")).read_text())
+        assert "likely harms" in card["warnings"][0]
+    assert "verdict: likely HARMS RL" in Path("arms/report.html").read_text()
+
+
 def test_no_warning_of_a_model_that_likely_helps(call):
     call("evaluate", "study.yaml", "evaluate.gate.table=helps.jsonl")
     assert reward_warnings(load(Study, Path("study.yaml"))) == []

@@ -20,7 +20,9 @@ from typing import Any
 from guerdon.compare import report_format as fmt
 from guerdon.compare.read_runs import RewardModelCard, Row, finite, mapping, number
 from guerdon.compare.report_tables import MODEL_METRICS
+from guerdon.errors import DataError, boundary
 from guerdon.evaluate.attacks import CONTROL
+from guerdon.evaluate.gate_card import verdict_lines
 from guerdon.evaluate.intervals import Interval
 
 PICTURE_HINTS = {
@@ -76,6 +78,8 @@ class CardView:
     """A quality card ready for the page.
 
     Attributes:
+        verdict: whether it will help RL, in lines; empty on a card without it.
+        likely: `no` where it likely harms, `yes` where it likely helps, else empty.
         findings: what speaks against the model, in words, the worst first.
         metrics: names in words and intervals of the ones to look at first, at most `SHOWN`.
         more_metrics: all others.
@@ -84,6 +88,8 @@ class CardView:
 
     task: str
     name: str
+    verdict: tuple[str, ...]
+    likely: str
     findings: tuple[str, ...]
     facts: Mapping[str, str]
     metrics: tuple[tuple[str, Interval], ...]
@@ -112,11 +118,26 @@ def card_views(cards: Sequence[RewardModelCard], *, budget: int) -> tuple[list[C
             budget -= len(uri)
             hint = next((hint for word, hint in PICTURE_HINTS.items() if word in title.lower()), "")
             pictures.append((title, uri, hint))
-        views.append(_view(card, tuple(pictures)))
+        try:
+            with boundary(DataError, f"{card.task}/{card.name}: the verdict of its evaluation cannot be read"):
+                verdict, likely = _verdict(card.evaluation.get("verdict"))
+        except DataError as error:
+            notes.append(str(error))
+            verdict, likely = (), ""
+        views.append(_view(card, tuple(pictures), verdict, likely))
     return views, notes
 
 
-def _view(card: RewardModelCard, pictures: tuple[tuple[str, str, str], ...]) -> CardView:
+def _verdict(verdict: Any) -> tuple[tuple[str, ...], str]:
+    """The lines of a verdict, and whether they are good news."""
+    if verdict is None:
+        return (), ""
+    return tuple(verdict_lines(verdict)), {"harms": "no", "helps": "yes"}.get(verdict["answer"], "")
+
+
+def _view(
+    card: RewardModelCard, pictures: tuple[tuple[str, str, str], ...], verdict: tuple[str, ...], likely: str
+) -> CardView:
     content = card.evaluation
     if "aggregation" in content and "metrics" not in content:  # of a reward model for text
         content = flat_text_card(content)
@@ -137,6 +158,8 @@ def _view(card: RewardModelCard, pictures: tuple[tuple[str, str, str], ...]) -> 
     return CardView(
         task=card.task,
         name=card.name,
+        verdict=verdict,
+        likely=likely,
         findings=tuple(_findings(rows, probes, mapping(content.get("data")), mapping(content.get("failures")))),
         facts=facts,
         metrics=tuple(metrics[:SHOWN]),

@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -22,9 +23,10 @@ from guerdon.compare.report_tables import markdown_table
 from guerdon.config import Tree, apply_overrides, holds, merge, read_yaml, resolve_refs, to_yaml, validate
 from guerdon.devices import names_gpu, names_one_of_several, visible_gpus
 from guerdon.durations import duration
-from guerdon.errors import ConfigError, JobError
+from guerdon.errors import ConfigError, DataError, JobError
 from guerdon.folder_lock import held
 from guerdon.progress import ProgressBar
+from guerdon.rl.reward_warnings import harm_warnings
 from guerdon.settings.base import Settings
 from guerdon.settings.estimate import EVALUATION, estimate, total_bytes, total_seconds
 from guerdon.settings.study import Study
@@ -145,13 +147,23 @@ def run_study(plan: StudyPlan) -> tuple[Path, str]:
         _write_configs(plan)
         _write_card(plan, 0.0)
         progress = ProgressBar(len(plan.jobs), what="jobs")
+        warned: set[str] = set()
+
+        def warn() -> None:
+            new = [line for line in _warnings(plan) if line not in warned]
+            warned.update(new)
+            for line in new:
+                progress.write_line(f"WARNING: {line}")
 
         def report_end(outcome: Outcome, settled: int, total: int) -> None:
             line = f"[{settled}/{total}] {outcome.job.name}: {outcome.state}"
             line += f" in {outcome.seconds:.0f} s" if outcome.seconds else ""
             progress.write_line(line + (f" ({outcome.message})" if outcome.message else ""))
             progress.advance(settled, "jobs")
+            if outcome.job.arguments[0] == "evaluate":
+                warn()
 
+        warn()
         try:
             outcomes = run_jobs(
                 plan.jobs, folder / "jobs", parallel=plan.parallel, say=report_end, place=_place(plan), gpus=plan.gpus
@@ -169,6 +181,16 @@ def run_study(plan: StudyPlan) -> tuple[Path, str]:
             f"The report of the others: {report}\n  {lines}"
         )
     return report, table
+
+
+def _warnings(plan: StudyPlan) -> list[str]:
+    """What the cards of the reward models say that the runs use, each once; a run itself refuses one that is broken."""
+    found: dict[str, None] = {}
+    for job in plan.jobs:
+        if job.arguments[0] == "run":
+            with suppress(DataError):
+                found |= dict.fromkeys(harm_warnings(plan.configs[job.name]))
+    return list(found)
 
 
 def _place(plan: StudyPlan) -> JobPlace | None:
@@ -228,11 +250,9 @@ def _preparation(task: str, study: Study, for_label: Study) -> list[_Planned]:
     """
     planned: list[_Planned] = []
 
-    def add(
-        name: str, cost: dict[str, Any], verb: str, *flags: str, needs: tuple[str, ...] = (), urgent: bool = True
-    ) -> None:
+    def add(name: str, cost: dict[str, Any], verb: str, *flags: str, needs: tuple[str, ...] = ()) -> None:
         words = (verb, _job_file(study.work_dir, f"{task}.{name}"), *flags)
-        job = Job(f"{task}.{name}", words, needs, float(cost["seconds"]), urgent=urgent)
+        job = Job(f"{task}.{name}", words, needs, float(cost["seconds"]), urgent=True)
         planned.append((job, for_label if verb == "label" else study, cost))
 
     if study.sft is not None:
@@ -255,9 +275,9 @@ def _preparation(task: str, study: Study, for_label: Study) -> list[_Planned]:
         each = float(estimate(study, "train")["seconds"]) / len(study.train)
         cost = {**estimate(study, "train", [model]), "seconds": each}
         add(f"train.{model}", cost, "train", "--only", model, "--resume", needs=tuple(dict.fromkeys(needs)))
-        # A run of a language model warns of reward models that attacks fooled, so it waits for their evaluation.
+        # A run warns of what the evaluation of its reward models found; that of a language model waits for it.
         trained = (f"{task}.train.{model}",)
-        add(f"evaluate.{model}", evaluations[model], "evaluate", "--only", model, needs=trained, urgent=study.text)
+        add(f"evaluate.{model}", evaluations[model], "evaluate", "--only", model, needs=trained)
     for model in third:
         add(f"evaluate.{model}", evaluations[model], "evaluate", "--only", model)
     return planned

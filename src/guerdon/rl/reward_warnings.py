@@ -18,7 +18,16 @@ from guerdon.settings.study import Study
 
 
 def reward_warnings(study: Study) -> list[str]:
-    """A line for each thing that a reader must know of the reward models of a run, from the cards next to them.
+    """A line for each thing that a reader must know of the reward models of a run.
+
+    Raises:
+        DataError: a card cannot be read.
+    """
+    return harm_warnings(study) + (attack_warnings(study) if study.text else [])
+
+
+def harm_warnings(study: Study) -> list[str]:
+    """A line for each reward model that likely harms, as its card says.
 
     Raises:
         DataError: a card cannot be read.
@@ -31,7 +40,7 @@ def reward_warnings(study: Study) -> list[str]:
             found = card_folder(study, path) if study.text else None
             warning = harm_warning(card_folders(path) if found is None else [found], gate.max_harm)
             lines += [] if warning is None else [f"reward source {name}: {warning} ({path})"]
-    return lines + (attack_warnings(study) if study.text else [])
+    return lines
 
 
 def attack_warnings(study: Study) -> list[str]:
