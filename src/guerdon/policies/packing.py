@@ -207,9 +207,9 @@ def packed_attention(
     n = packing.longest
     window = sliding_window if sliding_window is not None and sliding_window < n else None
     if packing.eager or window is not None:
-        bias = _causal_bias(n, window, q)
+        bias = causal_bias(n, window, q)
         if packing.eager:
-            weights = ((q * scale) @ k.transpose(-1, -2) + bias).softmax(-1, dtype=torch.float32).to(v.dtype)
+            weights = ((q * scale) @ k.transpose(-1, -2) + bias).softmax(-1)  # float32 within, whatever the dtype
             out = F.dropout(weights, dropout) @ v
         else:
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
@@ -240,7 +240,7 @@ def grouped_heads(query: Tensor, key: Tensor) -> Tensor:
     return key.repeat_interleave(groups, dim=1) if groups > 1 else key
 
 
-def _causal_bias(length: int, window: int | None, like: Tensor) -> Tensor:
+def causal_bias(length: int, window: int | None, like: Tensor) -> Tensor:
     """(L, L): 0 where a token may look, minus infinity elsewhere."""
     seen = torch.ones(length, length, dtype=torch.bool, device=like.device).tril()
     if window is not None:

@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from guerdon.policies.packing import Layout, check_prompts, grouped_heads, spread_rows
+from guerdon.policies.packing import Layout, causal_bias, check_prompts, grouped_heads, spread_rows
 from guerdon.policies.tokens import TokenBatch
 from guerdon.types import IntArray
 
 SHARED_ATTENTION = "guerdon_shared_prompts"
 WORTH_IT = 0.9  # share of all tokens that may be left for sharing to be used
+MOST_SLOTS = 2  # rows for each response, where groups differ in size
 LONGEST_ON_GPU = 512  # tokens of a response (not measured: no GPU was available)
 
 
@@ -37,8 +38,10 @@ class Sharing:
         response_places_R: for each response token, its place in flattened (B, Lr) rows.
         group_B: which prompt a response answers.
         sizes: G, Lp, B, Lr.
-        seen: (B, 1, Lr, Lp + Lr) bool, True where a response's token sees a token of its prompt or of itself.
-        eager: attention by two matrix products and a softmax, faster for short sequences on the CPU.
+        seen: (B, 1, Lr, Lp + Lr) bool, True where a response's token sees a token of its prompt or of itself; with
+            `slots`, (G, 1, Lp) bool, True at the tokens of a prompt.
+        slots: rows for the responses to one prompt, B = G * slots, prompt after prompt, for attention by plain matrix
+            products, faster for short sequences on the CPU; 0: torch's fused attention, responses in their own order.
     """
 
     prompt_places_P: Tensor
@@ -46,7 +49,7 @@ class Sharing:
     group_B: Tensor
     sizes: tuple[int, int, int, int]
     seen: Tensor
-    eager: bool
+    slots: int
 
 
 def groups_of(batch: TokenBatch) -> tuple[list[int], IntArray]:
@@ -93,6 +96,13 @@ def lay_out_shared(batch: TokenBatch, *, device: torch.device, eager: bool = Fal
     starts_B = int(prompt_G.sum()) + np.cumsum(response_B) - response_B
     inside_P, inside_R = _counted(prompt_G), _counted(response_B)
     row_R = np.repeat(np.arange(len(batch)), response_B)
+    in_group = np.argsort(group_B, kind="stable")
+    sizes_G = np.bincount(group_B, minlength=len(prompts))
+    slots = int(sizes_G.max(initial=0)) if eager else 0
+    slots = slots if slots * len(prompts) <= MOST_SLOTS * len(batch) else 0
+    place_B = np.arange(len(batch))
+    if slots:
+        place_B[in_group] = group_B[in_group] * slots + _counted(sizes_G)
     # What predicts a response's first token is the end of its prompt; the others follow their own predecessor.
     predicts = np.where(inside_R == 0, ends_G[group_B[row_R]] - 1, starts_B[row_R] + inside_R - 1)
     positions = np.concatenate([inside_P, prompt_G[group_B[row_R]] + inside_R])
@@ -102,11 +112,11 @@ def lay_out_shared(batch: TokenBatch, *, device: torch.device, eager: bool = Fal
 
     sharing = Sharing(
         put(np.repeat(np.arange(len(prompts)) * longest_p, prompt_G) + inside_P),
-        put(row_R * longest_r + inside_R),
+        put(place_B[row_R] * longest_r + inside_R),
         put(group_B),
-        (len(prompts), longest_p, len(batch), longest_r),
-        _seen(put(prompt_G[group_B]), longest_p, longest_r),
-        eager,
+        (len(prompts), longest_p, len(prompts) * slots or len(batch), longest_r),
+        _inside(put(prompt_G), longest_p)[:, None] if slots else _seen(put(prompt_G[group_B]), longest_p, longest_r),
+        slots,
     )
     ids = np.concatenate([*prompts, *responses])
     targets = batch.responses_B_T[batch.mask_B_T]
@@ -118,9 +128,14 @@ def lay_out_shared(batch: TokenBatch, *, device: torch.device, eager: bool = Fal
 def _seen(prompt_B: Tensor, longest_p: int, longest_r: int) -> Tensor:
     """`Sharing.seen` of responses to prompts of these lengths (B,), made where it is needed."""
     seen = prompt_B.new_empty(len(prompt_B), 1, longest_r, longest_p + longest_r, dtype=torch.bool)
-    seen[..., :longest_p] = (torch.arange(longest_p, device=prompt_B.device) < prompt_B[:, None])[:, None, None]
+    seen[..., :longest_p] = _inside(prompt_B, longest_p)[:, None, None]
     seen[..., longest_p:] = _lower(longest_r, prompt_B.device)
     return seen
+
+
+def _inside(lengths_B: Tensor, longest: int) -> Tensor:
+    """(B, L) bool, True before the end of each row."""
+    return torch.arange(longest, device=lengths_B.device) < lengths_B[:, None]
 
 
 def _counted(lengths: IntArray) -> IntArray:
@@ -167,12 +182,18 @@ def shared_attention(
     count = len(packing.prompt_places_P)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     q, k, v = (spread_rows(x[:, :, :count], packing.prompt_places_P, prompts, longest_p) for x in (query, key, value))
-    k, v = grouped_heads(q, k), grouped_heads(q, v)
-    among_prompts = _attend(q, k, v, _lower(longest_p, q.device), scale, dropout, packing.eager)
     own = [spread_rows(x[:, :, count:], packing.response_places_R, rows, longest_r) for x in (query, key, value)]
-    k = torch.cat([k[packing.group_B], grouped_heads(own[0], own[1])], dim=2)
-    v = torch.cat([v[packing.group_B], grouped_heads(own[0], own[2])], dim=2)
-    among_responses = _attend(own[0], k, v, packing.seen, scale, dropout, packing.eager)
+    if packing.slots:
+        among_prompts, among_responses = _by_products(q, k, v, *own, packing, scale, dropout)
+    else:
+        k, v = grouped_heads(q, k), grouped_heads(q, v)
+        lower = _lower(longest_p, q.device)
+        among_prompts = F.scaled_dot_product_attention(q, k, v, attn_mask=lower, dropout_p=dropout, scale=scale)
+        k = torch.cat([k[packing.group_B], grouped_heads(own[0], own[1])], dim=2)
+        v = torch.cat([v[packing.group_B], grouped_heads(own[0], own[2])], dim=2)
+        among_responses = F.scaled_dot_product_attention(
+            own[0], k, v, attn_mask=packing.seen, dropout_p=dropout, scale=scale
+        )
     gathered = [
         x.transpose(1, 2).flatten(0, 1)[places]
         for x, places in ((among_prompts, packing.prompt_places_P), (among_responses, packing.response_places_R))
@@ -180,11 +201,63 @@ def shared_attention(
     return torch.cat(gathered)[None], None
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, dropout: float, eager: bool) -> Tensor:
-    if not eager:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout, scale=scale)
-    scores = ((q @ k.transpose(-1, -2)) * scale).masked_fill(~seen, -torch.inf)
-    return F.dropout(scores.softmax(-1, dtype=torch.float32).to(v.dtype), dropout) @ v
+def _by_products(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    own_q: Tensor,
+    own_k: Tensor,
+    own_v: Tensor,
+    packing: Sharing,
+    scale: float,
+    dropout: float,
+) -> tuple[Tensor, Tensor]:
+    """Attention by matrix products; all responses to a prompt, and the heads that share a key, are rows of one product.
+
+    Args:
+        q: of prompts, (G, H, Lp, D).
+        k: of prompts, (G, K, Lp, D).
+        v: the same.
+        own_q: of responses, (G * S, H, Lr, D).
+        own_k: of responses, (G * S, K, Lr, D).
+        own_v: the same.
+        packing: where the tokens belong.
+        scale: of the scores.
+        dropout: of the attention weights.
+
+    Returns:
+        (G, H, Lp, D) and (G * S, H, Lr, D).
+    """
+    groups, slots, (kv_heads, longest_p, width) = len(k), packing.slots, k.shape[1:]
+    heads, longest_r = q.shape[1] // kv_heads, own_q.shape[2]
+    rows = slots * heads * longest_r
+
+    def by_head(x: Tensor, heads: int) -> Tensor:
+        """(G * S, K * heads, Lr, D) to (G, K, S, heads * Lr, D)."""
+        return x.view(groups, slots, kv_heads, heads, longest_r, width).transpose(1, 2).flatten(3, 4)
+
+    def weights(scores: Tensor) -> Tensor:
+        return F.dropout(scores.softmax(-1), dropout)
+
+    k, v = k.flatten(0, 1), v.flatten(0, 1)  # (G * K, Lp, D)
+    prompt_q = (q * scale).reshape(groups * kv_heads, heads * longest_p, width)
+    scores = (prompt_q @ k.mT).view(-1, heads, longest_p, longest_p) + causal_bias(longest_p, None, q)
+    among_prompts = weights(scores).flatten(1, 2) @ v
+
+    own_q = by_head(own_q * scale, heads)
+    own_k, own_v = by_head(own_k, 1).flatten(0, 2), by_head(own_v, 1).flatten(0, 2)  # (G * K * S, Lr, D)
+    to_own = (own_q.flatten(0, 2) @ own_k.mT).view(-1, heads, longest_r, longest_r) + causal_bias(longest_r, None, q)
+    to_prompt = own_q.reshape(groups * kv_heads, rows, width) @ k.mT
+    if not bool(packing.seen.all()):
+        hidden = (~packing.seen).repeat_interleave(kv_heads, 0)
+        to_prompt = to_prompt.masked_fill(hidden, -torch.inf)
+    both = weights(torch.cat([to_prompt, to_own.view(groups * kv_heads, rows, longest_r)], -1))
+    of_prompt, of_own = both.split([longest_p, longest_r], -1)
+    of_own = of_own.reshape(-1, heads * longest_r, longest_r) @ own_v
+    out = (of_prompt @ v).view(groups, kv_heads, slots, heads, longest_r, width) + of_own.view(
+        groups, kv_heads, slots, heads, longest_r, width
+    )
+    return among_prompts.view(q.shape), out.transpose(1, 2).reshape(groups * slots, -1, longest_r, width)
 
 
 def _lower(length: int, device: torch.device) -> Tensor:

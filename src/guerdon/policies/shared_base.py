@@ -31,9 +31,10 @@ from guerdon.policies.precision import halve_linear, product_of_cast, uses_bf16
 from guerdon.policies.tokens import TokenBatch
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
 
-# Measured on one core of a CPU with AVX-512 bfloat16, forward and backward, 128 wide: eager took 0.5, 0.5, 0.7, 0.8
-# and 1.8 of sdpa's time at 40, 80, 160, 320 and 640 tokens in bfloat16, and 0.9, 0.95, 1.15, 1.05, 2.0 in float32.
-EAGER_UP_TO = {True: 384, False: 96}
+# Measured on one core of a CPU with AVX-512 bfloat16, forward and backward. In bfloat16, 9 heads of 64: eager took 0.6
+# of sdpa's time at 512 tokens and more than it at 900; where prompts are shared, 0.3 of it at 390. In float32,
+# 128 wide: 0.9, 0.95, 1.15, 1.05 and 2.0 at 40, 80, 160, 320 and 640 tokens.
+EAGER_UP_TO = {True: 640, False: 96}
 
 T = TypeVar("T")
 
