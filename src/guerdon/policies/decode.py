@@ -45,7 +45,7 @@ class _Linear:
         self._packed = (
             weight.dtype == torch.bfloat16
             and weight.device.type == "cpu"
-            and torch.backends.mkldnn.is_available()
+            and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
             and torch.ops.mkldnn._is_mkldnn_bf16_supported()
         )
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self._packed else weight

@@ -182,17 +182,19 @@ def shared_attention(
     count = len(packing.prompt_places_P)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     q, k, v = (spread_rows(x[:, :, :count], packing.prompt_places_P, prompts, longest_p) for x in (query, key, value))
-    own = [spread_rows(x[:, :, count:], packing.response_places_R, rows, longest_r) for x in (query, key, value)]
+    own_q, own_k, own_v = (
+        spread_rows(x[:, :, count:], packing.response_places_R, rows, longest_r) for x in (query, key, value)
+    )
     if packing.slots:
-        among_prompts, among_responses = _by_products(q, k, v, *own, packing, scale, dropout)
+        among_prompts, among_responses = _by_products((q, k, v), (own_q, own_k, own_v), packing, scale, dropout)
     else:
         k, v = grouped_heads(q, k), grouped_heads(q, v)
         lower = _lower(longest_p, q.device)
         among_prompts = F.scaled_dot_product_attention(q, k, v, attn_mask=lower, dropout_p=dropout, scale=scale)
-        k = torch.cat([k[packing.group_B], grouped_heads(own[0], own[1])], dim=2)
-        v = torch.cat([v[packing.group_B], grouped_heads(own[0], own[2])], dim=2)
+        k = torch.cat([k[packing.group_B], grouped_heads(own_q, own_k)], dim=2)
+        v = torch.cat([v[packing.group_B], grouped_heads(own_q, own_v)], dim=2)
         among_responses = F.scaled_dot_product_attention(
-            own[0], k, v, attn_mask=packing.seen, dropout_p=dropout, scale=scale
+            own_q, k, v, attn_mask=packing.seen, dropout_p=dropout, scale=scale
         )
     gathered = [
         x.transpose(1, 2).flatten(0, 1)[places]
@@ -202,12 +204,8 @@ def shared_attention(
 
 
 def _by_products(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    own_q: Tensor,
-    own_k: Tensor,
-    own_v: Tensor,
+    of_prompts: tuple[Tensor, Tensor, Tensor],
+    of_responses: tuple[Tensor, Tensor, Tensor],
     packing: Sharing,
     scale: float,
     dropout: float,
@@ -215,12 +213,8 @@ def _by_products(
     """Attention by matrix products; all responses to a prompt, and the heads that share a key, are rows of one product.
 
     Args:
-        q: of prompts, (G, H, Lp, D).
-        k: of prompts, (G, K, Lp, D).
-        v: the same.
-        own_q: of responses, (G * S, H, Lr, D).
-        own_k: of responses, (G * S, K, Lr, D).
-        own_v: the same.
+        of_prompts: queries (G, H, Lp, D), keys and values (G, K, Lp, D).
+        of_responses: queries (G * S, H, Lr, D), keys and values (G * S, K, Lr, D).
         packing: where the tokens belong.
         scale: of the scores.
         dropout: of the attention weights.
@@ -228,6 +222,7 @@ def _by_products(
     Returns:
         (G, H, Lp, D) and (G * S, H, Lr, D).
     """
+    (q, k, v), (own_q, own_k, own_v) = of_prompts, of_responses
     groups, slots, (kv_heads, longest_p, width) = len(k), packing.slots, k.shape[1:]
     heads, longest_r = q.shape[1] // kv_heads, own_q.shape[2]
     rows = slots * heads * longest_r
@@ -248,13 +243,10 @@ def _by_products(
     own_k, own_v = by_head(own_k, 1).flatten(0, 2), by_head(own_v, 1).flatten(0, 2)  # (G * K * S, Lr, D)
     to_own = (own_q.flatten(0, 2) @ own_k.mT).view(-1, heads, longest_r, longest_r) + causal_bias(longest_r, None, q)
     to_prompt = own_q.reshape(groups * kv_heads, rows, width) @ k.mT
-    if not bool(packing.seen.all()):
-        hidden = (~packing.seen).repeat_interleave(kv_heads, 0)
-        to_prompt = to_prompt.masked_fill(hidden, -torch.inf)
+    to_prompt = to_prompt.masked_fill((~packing.seen).repeat_interleave(kv_heads, 0), -torch.inf)
     both = weights(torch.cat([to_prompt, to_own.view(groups * kv_heads, rows, longest_r)], -1))
-    of_prompt, of_own = both.split([longest_p, longest_r], -1)
-    of_own = of_own.reshape(-1, heads * longest_r, longest_r) @ own_v
-    out = (of_prompt @ v).view(groups, kv_heads, slots, heads, longest_r, width) + of_own.view(
+    of_own = both[..., longest_p:].reshape(-1, heads * longest_r, longest_r) @ own_v
+    out = (both[..., :longest_p] @ v + of_own.view(-1, rows, width)).view(
         groups, kv_heads, slots, heads, longest_r, width
     )
     return among_prompts.view(q.shape), out.transpose(1, 2).reshape(groups * slots, -1, longest_r, width)
