@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from gate_tables import made_rows
@@ -24,6 +25,7 @@ from guerdon.evaluate.gate_card import (
     text_features,
     verdict_lines,
 )
+from guerdon.evaluate.gate_table import read_gate_table
 from guerdon.evaluate.image_suite import evaluate_study
 from guerdon.rl.reward_warnings import reward_warnings
 from guerdon.settings.evaluate import GateSettings
@@ -172,6 +174,10 @@ def test_a_study_warns_once_of_a_model_that_likely_harms(call):
         card = json.loads(next(Path("arms/runs").glob(f"*/rm/seed{seed}/run.json")).read_text())
         assert "likely harms" in card["warnings"][0]
     assert "verdict: likely HARMS RL" in Path("arms/report.html").read_text()
+    own = read_gate_table("arms/gate.jsonl")
+    assert own.families_N.tolist() == ["rm"]
+    assert own.gains_N_S.shape == (1, 2)
+    assert np.isfinite(own.columns(["auroc", "ece"])).all()
 
 
 def test_no_warning_of_a_model_that_likely_helps(call):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -168,6 +169,16 @@ def test_a_family_of_its_own_is_unknown_when_withheld(table: GateTable) -> None:
     # a family that is in the fit, on other tasks, is known
     known = out_of_task(moved, NAMES).unknown_N
     assert known[strange].mean() < 0.5
+
+
+def test_a_feature_that_a_single_task_has_breaks_nothing(table: GateTable) -> None:
+    features = table.features_N_F.copy()
+    features[table.tasks_N != "robot_task_2", NAMES.index("voc")] = np.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = out_of_task(replace(table, features_N_F=features), NAMES)
+    assert np.isfinite(found.gains_N).all()
+    assert not found.unknown_N.all()
 
 
 def test_validation_needs_three_tasks() -> None:

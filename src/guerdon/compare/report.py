@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from guerdon.compare import read_runs as read
 from guerdon.compare import report_charts as pictures
 from guerdon.compare import report_format as fmt
 from guerdon.compare.comparison import FAILURE_GAP, ArmRow, arm_styles, comparison_rows, failure_rate
+from guerdon.compare.gate_rows import FILE, gate_rows
 from guerdon.compare.read_runs import TEXT, RunRecord, StudyRecord, number, success_curve, success_unknown
 from guerdon.compare.report_answers import answer_panels
 from guerdon.compare.report_cards import card_views
@@ -43,7 +45,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def write_report(study_dir: Path, *, out: Path | None = None) -> Path:
-    """Write the report of a study.
+    """Write the report of a study, and next to it `gate.jsonl` where its reward models have outcomes.
 
     Args:
         study_dir: what `guerdon compare` wrote, finished or not.
@@ -58,6 +60,8 @@ def write_report(study_dir: Path, *, out: Path | None = None) -> Path:
     study = read.read_study(study_dir)
     context = _study_context(study)
     films = choose_films([run for run in study.runs if run.status != "missing"])
+    if rows := gate_rows(study):
+        atomic.write_text(study_dir / FILE, "".join(json.dumps(row) + "\n" for row in rows))
     return _write("report.html.j2", context, films, out or study_dir / "report.html")
 
 

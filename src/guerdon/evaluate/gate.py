@@ -141,8 +141,9 @@ class FeatureSpace:
     @classmethod
     def of(cls, x_N_F: Float64) -> FeatureSpace:
         """The space of a table's features; a feature without any spread counts in its own unit."""
-        low, centre, high = np.nanquantile(x_N_F, [0.25, 0.5, 0.75], axis=0)
-        spread = np.where(high > low, (high - low) / 1.349, np.nanstd(x_N_F, axis=0))
+        some = np.where(np.isnan(x_N_F).all(axis=0), 0.0, x_N_F)  # a feature that none has separates nothing
+        low, centre, high = np.nanquantile(some, [0.25, 0.5, 0.75], axis=0)
+        spread = np.where(high > low, (high - low) / 1.349, np.nanstd(some, axis=0))
         scale = np.where(spread > 0, spread, 1.0)
         return cls(centre, scale, _standardised(x_N_F, centre, scale))
 
