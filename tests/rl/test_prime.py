@@ -1,5 +1,6 @@
 """The implicit process reward model online: PRIME's numbers, how often it computes, what it shares and remembers."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -141,6 +142,38 @@ def test_the_oracle_of_prime(form, returns, advantages, tmp_path):
     np.testing.assert_allclose(found.returns, returns, atol=1e-4)
     if advantages:
         np.testing.assert_allclose(found.advantages, advantages, atol=1e-4)
+
+
+def test_clipped_rewards_have_a_unit_that_no_other_response_changes(tmp_path):
+    study = letter_study(
+        tmp_path, data={"n_samples": 2}, reward_model=prime(prime_norm="clip", prime_clip=0.25)
+    )  # fmt: skip
+    happened = answers([3, 2], [1, 0], [0, 0])
+    np.testing.assert_allclose(says(Q, study).measure(happened).values, [[0.8, -0.4, 1], [-1, 0.4, 0]], atol=1e-6)
+    extreme = [Q[0], [-40.0, 0.1]]
+    np.testing.assert_allclose(says(extreme, study).measure(happened).values[0], [0.8, -0.4, 1], atol=1e-6)
+    step = letter_study(
+        tmp_path, name="whole", data={"n_samples": 2},
+        reward_model=prime(prime_norm="clip", prime_clip=0.5, prime_granularity="whole"),
+    )  # fmt: skip
+    np.testing.assert_allclose(says(Q, step).measure(happened).values, [[0, 0, 0.8], [0, -0.6, 0]], atol=1e-6)
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_log_ratios_in_float32_of_a_policy_in_bfloat16(lora, tmp_path):
+    exact, _ = built(tmp_path, policy={"bf16": False})
+    model, policy = built(tmp_path, policy={"bf16": True, "lora": lora}, prime_model={"bf16": False})
+    assert policy.base.bf16
+    assert not model.phi.base.bf16
+    assert not model.ref.base.bf16
+    assert model.phi.base is not policy.base
+    assert (model.phi.base is model.ref.base) == (lora is not None)
+    assert not model.starts_at(None)  # the KL's reference is of the policy's precision
+    happened = random_answers()
+    found = model.labelled(happened).ref_B_T
+    torch.testing.assert_close(found, exact.labelled(happened).ref_B_T, rtol=1e-6, atol=1e-6)
+    rounded, _ = built(tmp_path, policy={"bf16": True})
+    assert (rounded.labelled(happened).ref_B_T - found).abs().max() > 1e-4
 
 
 def test_granularities_pay_the_same_total_at_their_own_places(tmp_path):
@@ -542,3 +575,17 @@ def test_a_labelled_batch_holds_what_the_reference_says(tmp_path):
     batch = model.labelled(random_answers())
     assert isinstance(batch, LabelledBatch)
     assert (batch.ref_B_T[torch.from_numpy(batch.tokens.mask_B_T)] < 0).all()
+
+
+def test_a_warm_up_goes_on_from_a_checkpoint(tmp_path):
+    given = {"mini": 8, "micro": 8, "prime_model": {"warm_up": {"rollouts": 20, "policy_learns": True}}}
+    parts = [replace(random_answers(seed=seed), steps=12) for seed in range(2)]
+    whole, cut, again = (built(tmp_path, **json.loads(json.dumps(given)))[0] for _ in range(3))
+    assert not whole.policy_waits
+    for part in parts:
+        whole.learn(part)
+    cut.learn(parts[0])
+    again.restore(*cut.state())
+    again.learn(parts[1])
+    assert again.ready
+    assert all(torch.equal(v, again.phi.tensors()[k]) for k, v in whole.phi.tensors().items())

@@ -108,6 +108,7 @@ PRIMES = {
     "bon_rm": {"prime_model": {"loss_type": "bon_rm"}, "prime_norm": "none"},
     "step": {"prime_granularity": "step", "rm_coef_schedule": "linear_warmup"},
     "packed": {"prime_model": {"use_remove_padding": True}},
+    "clip": {"prime_norm": "clip", "prime_clip": 0.5},
 }
 
 
@@ -166,6 +167,24 @@ def test_every_option_of_the_algorithm_runs(setup, tmp_path):
         assert rows[-1]["kl"] != pytest.approx(0, abs=1e-7)
 
 
+@pytest.mark.parametrize("update", ["after", "before"])
+def test_the_policy_learns_from_warm_up_outcomes_where_it_is_told_to(update, tmp_path):
+    total = {"runner": {"total_steps": 64, "eval_every": 1000, "checkpoint_every": 1000}, "data": {"n_samples": 4}}
+    warm_up = {"rollouts": 32, "policy_learns": True}
+    study = letter_study(tmp_path, reward_model=prime(prime_model={"update": update, "warm_up": warm_up}), **total)
+    start(study).run()
+    rows = [row for row in lines(study) if row["kind"] == "train"]
+    assert [row["step"] for row in rows] == [16, 32, 48, 64]  # every rollout is an update
+    paid = [row["return/prime"] is not None for row in rows]
+    assert paid == ([False, False, True, True] if update == "after" else [False, True, True, True])
+    plain = letter_study(tmp_path, name="plain", algorithm={"adv_params": {"reward_model_gamma": None}}, **total)
+    start(plain).run()
+    same = [row for row in lines(plain) if row["kind"] == "train"]
+    until = paid.index(True)  # until then the policy learns as from outcomes alone
+    assert [row["success"] for row in rows[: until + 1]] == [row["success"] for row in same[: until + 1]]
+    assert [row["tokens_generated"] for row in rows[: until + 1]] == [r["tokens_generated"] for r in same[: until + 1]]
+
+
 def test_coefficients_change_the_advantage(tmp_path):
     found = []
     for coef in (0.5, 5.0):
@@ -195,6 +214,11 @@ SETUPS = {
             ),
         },
     ),
+    "learning_warm_up": (
+        letter_study,
+        {"reward_model": prime(prime_model={"warm_up": {"rollouts": 40, "epochs": 2, "policy_learns": True}})},
+    ),
+    "tabular": (sum_study, {"reward_model": {"rm_type": "tabular"}}),
     "gae": (letter_study, {"algorithm": {"adv_estimator": "gae", "kl_coef": 0.1, "kl_in": "reward"}}),
     "remax": (
         sum_study,

@@ -178,6 +178,14 @@ def batch_norm(
     return normed
 
 
+def clip(scores_B_T: Tensor, mask_B_T: Tensor, *, limit: float) -> Tensor:
+    """`prime_norm: clip`: scores cut to [-limit, limit], divided by the limit; (B, T), 0 where masked.
+
+    The unit is a number of nats that no response of the batch changes, as the largest of them does in `batch_norm`.
+    """
+    return torch.where(mask_B_T.bool(), scores_B_T, 0.0).clamp(-limit, limit) / limit
+
+
 def outcome_logits(q_B_T: Tensor, mask_B_T: Tensor, *, beta: float) -> Tensor:
     """The logit that a response is right, beta sum_t q_it; (B,), with gradient."""
     return beta * torch.where(mask_B_T.bool(), q_B_T, 0.0).sum(-1)

@@ -25,10 +25,11 @@ from guerdon.rl.parts import Parts
 from guerdon.rl.prime import PrimeReward
 from guerdon.rl.reward_source import GroundTruth, RewardSource, SourceTerms
 from guerdon.rl.reward_warnings import reward_warnings
+from guerdon.rl.tabular import TabularReward
 from guerdon.rl.text_sources import ExactReward, TextReward
 from guerdon.settings.algorithm import TextAlgorithmSettings
 from guerdon.settings.reward import RewardSettings, SourceSettings
-from guerdon.settings.reward_models import ExactModelSettings, PrimeModelSettings
+from guerdon.settings.reward_models import ExactModelSettings, PrimeModelSettings, TabularModelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import RewardModel
@@ -191,6 +192,8 @@ def build_text_sources(
             sources[name] = primes[name]
         elif isinstance(model, ExactModelSettings):
             sources[name] = ExactReward(terms[name])
+        elif isinstance(model, TabularModelSettings):
+            sources[name] = TabularReward(terms[name], model)
         else:
             sources[name] = TextReward(terms[name], models.model(name, settings), settings, min_form=_min_form(study))
     return sources

@@ -77,7 +77,8 @@ class EpisodeStats:
             step: of the run, after the rollout.
         """
         if self._streams is None:
-            rows = _whole_rows(rollout, rewards, weights, step)
+            unpaid = {f"return/{name}": None for name in self._sources[:-1] if name not in rewards}  # in its warm-up
+            rows = [row | unpaid for row in _whole_rows(rollout, rewards, weights, step)]
         else:
             if rollout.fresh:
                 self.reset_streams()

@@ -124,11 +124,13 @@ class Loop:
         progress = self.step / self.study.runner.total_steps
         rollout = self._collect()
         metrics = self._learn(rollout, before=True)
+        ready = {name: source for name, source in self.sources.items() if source.ready}
         with timed(self._seconds, "score"):
-            rewards = {name: source.measure(rollout) for name, source in self.sources.items()}
+            rewards = {name: source.measure(rollout) for name, source in ready.items()}
         self._count_failures(rewards, self.step + rollout.steps)
         with timed(self._seconds, "update"):
-            learned = self.learner.update(rollout, rewards, self.parts.terms, progress=progress)
+            terms = {name: terms for name, terms in self.parts.terms.items() if name in ready}
+            learned = self.learner.update(rollout, rewards, terms, progress=progress)
         metrics |= self._learn(rollout, before=False)
         if self.parts.videos is not None:
             with timed(self._seconds, "video"):
@@ -149,7 +151,7 @@ class Loop:
         """The next rollout; before it, those that reward models warm up on, which count as steps, too."""
         policy, version = self.learner.policy, self.learner.version
         warm_up: list[Rollout[Any]] = []
-        while waiting := [source for source in self.sources.values() if not source.ready]:
+        while waiting := [one for one in self.sources.values() if not one.ready and one.policy_waits]:
             warm_up.append(self.collector.collect(policy, version=version, warm_up=True))
             with timed(self._seconds, "warm up"):
                 for source in waiting:

@@ -29,6 +29,7 @@ from guerdon.generators import REPLAY, generator
 from guerdon.models import text_losses as implicit
 from guerdon.models.text_model import TextModelCard, write_folder
 from guerdon.policies.passes import slices
+from guerdon.policies.precision import uses_bf16
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy, reference
 from guerdon.policies.text_files import load_policy
@@ -117,15 +118,16 @@ class PrimeReward(RewardSource[Responses]):
         self.rng = generator(seed, REPLAY)
         self.learn_before, self.needs_log_probs = self.settings.update == "before", self.ref is None
         self.ready = not self.settings.warm_up.rollouts
+        self.policy_waits = not self.settings.warm_up.policy_learns
         self._warm_up_batches: list[LabelledBatch] = []
         self._warm_up_steps = 0
         self._learned: tuple[TextRollout, LabelledBatch] | None = None
         distributed.register(self)
 
     def starts_at(self, path: str | None) -> bool:
-        """Whether the model and its reference start from the policy at this path."""
+        """Whether the model and its reference start from the policy at this path and compute as it does."""
         own = self.settings
-        return own.path in (None, path) and own.ref_path in (None, path)
+        return own.path in (None, path) and own.ref_path in (None, path) and own.bf16 is None
 
     @property
     def skipped_in_a_row(self) -> int:
@@ -196,7 +198,9 @@ class PrimeReward(RewardSource[Responses]):
             shaped = min_form_rewards(scores.numpy(), paid, temperature=self._min_form)
             scores = torch.from_numpy(np.asarray(shaped, dtype=np.float32))
         unit = implicit.largest_return(scores, mask) if unit is None else unit
-        if self.section.prime_norm == "batch_norm":
+        if self.section.prime_norm == "clip":
+            scores = implicit.clip(scores, mask, limit=self.section.prime_clip)
+        elif self.section.prime_norm == "batch_norm":
             shards = self._shards(len(scores))
             scores = implicit.batch_norm(scores, mask, unit=unit if shards is None else None, shards_B=shards)
         more = {"paid": paid if granularity == "whole" else None, "metrics": metrics}
@@ -212,8 +216,7 @@ class PrimeReward(RewardSource[Responses]):
     def learn(self, rollout: TextRollout) -> Metrics:
         """Learn from a rollout of the warm-up, or with `update: before`; `update: after` learns while it measures.
 
-        Rollouts of the warm-up are collected until there are enough, then learned from. No checkpoint is written
-        meanwhile.
+        Rollouts of the warm-up are collected until there are enough, then learned from.
         """
         if not self.ready:
             self._warm_up_batches.append(self.labelled(rollout))
@@ -367,8 +370,12 @@ class PrimeReward(RewardSource[Responses]):
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Weights that are trained, optimizer, replay, random numbers."""
         parts = {**self._learner_state(), "replay": self.replay.state()}
+        parts |= {f"warm_up.{i}": _stored(batch) for i, batch in enumerate(self._warm_up_batches)}
         tensors = {f"{part}.{name}": tensor for part, found in parts.items() for name, tensor in found.items()}
-        return tensors, {"rng": self.rng.bit_generator.state, "ready": self.ready}
+        values: dict[str, Any] = {"rng": self.rng.bit_generator.state, "ready": self.ready}
+        if self._warm_up_batches:
+            values["warm_up"] = {"rollouts": len(self._warm_up_batches), "steps": self._warm_up_steps}
+        return tensors, values
 
     @distributed.collective
     def _learner_state(self) -> dict[str, dict[str, Tensor]]:
@@ -386,6 +393,10 @@ class PrimeReward(RewardSource[Responses]):
         self.replay.restore(under("replay", tensors))
         self.rng.bit_generator.state = values["rng"]
         self.ready = bool(values["ready"])
+        collected = values.get("warm_up", {"rollouts": 0, "steps": 0})
+        self._warm_up_steps = int(collected["steps"])
+        found = (_restored(under(f"warm_up.{i}", tensors)) for i in range(collected["rollouts"]))
+        self._warm_up_batches = [batch for batch in found if batch is not None]
 
 
 def _quality(q_B_T: Tensor, batch: LabelledBatch) -> Metrics:
@@ -432,7 +443,9 @@ def _models(
 
     Weights under adapters are frozen, so that all parts that start from them can use one copy.
     """
-    own, padding = policy.base.settings, prime.use_remove_padding
+    acting, padding = policy.base.settings, prime.use_remove_padding
+    own = acting if prime.bf16 is None else acting.model_copy(update={"bf16": prime.bf16})
+    shares = uses_bf16(own.bf16, policy.device) == policy.base.bf16
     start = own.path if prime.path is None else prime.path
     ref_start = start if prime.ref_path is None else prime.ref_path
     if prime.ref_type == "freeze" and start == ref_start and not prime.learns:
@@ -441,7 +454,7 @@ def _models(
             "so that every process reward would be 0: warm it up (warm_up.rollouts), or give path a model that was "
             "trained"
         )
-    frozen: dict[str | None, SharedBase] = {} if own.lora is None else {own.path: policy.base}
+    frozen: dict[str | None, SharedBase] = {} if own.lora is None or not shares else {own.path: policy.base}
     if own.lora is not None and start in frozen:
         phi = add_policy(frozen[start], _free_name(frozen[start]), own.lora, seed=seed + 1, remove_padding=padding)
     else:
@@ -501,35 +514,40 @@ class TextReplay:
 
     def state(self) -> dict[str, Tensor]:
         """Everything as tensors; none where it is empty."""
-        if self._batch is None:
-            return {}
-        tokens = self._batch.tokens
-        arrays = {
-            "prompts": np.concatenate([np.empty(0, np.int64), *tokens.prompts]),
-            "lengths": np.array([len(prompt) for prompt in tokens.prompts], dtype=np.int64),
-            "responses": tokens.responses_B_T[tokens.mask_B_T],
-            "response_lengths": tokens.lengths_B,
-            "finished": tokens.finished_B,
-        }
-        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        return tensors | {"acc": self._batch.acc_B, "ref": self._batch.ref_B_T[torch.from_numpy(tokens.mask_B_T)]}
+        return _stored(self._batch)
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Return to a stored state."""
-        if not tensors:
-            self._batch = None
-            return
-        found = {name: tensor.numpy().copy() for name, tensor in tensors.items()}
-        prompts = np.split(found["prompts"], np.cumsum(found["lengths"])[:-1])
-        n = len(found["lengths"])
-        responses = np.split(found["responses"], np.cumsum(found["response_lengths"])[:-1])
-        tokens = token_batch(prompts, responses, found["finished"], pad_id=0)
-        ref = torch.zeros(tokens.mask_B_T.shape)
-        ref[torch.from_numpy(tokens.mask_B_T)] = tensors["ref"]
-        self._batch = LabelledBatch(
-            tokens,
-            tensors["acc"].clone(),
-            torch.ones(n, dtype=torch.bool),
-            torch.arange(n),
-            ref,
-        )
+        self._batch = _restored(tensors)
+
+
+def _stored(batch: LabelledBatch | None) -> dict[str, Tensor]:
+    """A batch as tensors; none where there is none."""
+    if batch is None:
+        return {}
+    tokens = batch.tokens
+    arrays = {
+        "prompts": np.concatenate([np.empty(0, np.int64), *tokens.prompts]),
+        "lengths": np.array([len(prompt) for prompt in tokens.prompts], dtype=np.int64),
+        "responses": tokens.responses_B_T[tokens.mask_B_T],
+        "response_lengths": tokens.lengths_B,
+        "finished": tokens.finished_B,
+    }
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    more = {"acc": batch.acc_B, "known": batch.known_B, "groups": batch.groups_B}
+    return tensors | more | {"ref": batch.ref_B_T[torch.from_numpy(tokens.mask_B_T)]}
+
+
+def _restored(tensors: dict[str, Tensor]) -> LabelledBatch | None:
+    """The batch that was stored, None where there was none."""
+    if not tensors:
+        return None
+    found = {name: tensor.numpy().copy() for name, tensor in tensors.items()}
+    prompts = np.split(found["prompts"], np.cumsum(found["lengths"])[:-1])
+    n = len(found["lengths"])
+    responses = np.split(found["responses"], np.cumsum(found["response_lengths"])[:-1])
+    tokens = token_batch(prompts, responses, found["finished"], pad_id=0)
+    ref = torch.zeros(tokens.mask_B_T.shape)
+    ref[torch.from_numpy(tokens.mask_B_T)] = tensors["ref"]
+    known = tensors.get("known", torch.ones(n, dtype=torch.bool)).clone()  # checkpoints of a replay alone have neither
+    return LabelledBatch(tokens, tensors["acc"].clone(), known, tensors.get("groups", torch.arange(n)).clone(), ref)

@@ -69,11 +69,13 @@ class RewardSource(Generic[Inputs]):
 
     Attributes:
         ready: False during its warm-up: the source learns from rollouts, and is not measured.
+        policy_waits: the policy does not learn during the warm-up; False: it learns from the other sources.
         learn_before: `learn` is called before `measure`, not after it.
         needs_log_probs: it compares with the log-probabilities of the policy that acted.
     """
 
     ready = True
+    policy_waits = True
     learn_before = False
     needs_log_probs = False
 

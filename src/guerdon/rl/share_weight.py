@@ -81,6 +81,8 @@ def observe_shares(
         mask_B_T: where there is a decision.
     """
     for name, share in shares.items():
+        if name not in weights:  # it warms up
+            continue
         sizes = {
             other: _size(found.per_source[other], found.known[other])
             if share.settings.of == "advantage"

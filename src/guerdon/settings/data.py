@@ -49,12 +49,24 @@ class ChainSettings(_FamilySettings):
     low: int = Field(0, ge=0, description="smallest operand")
     high: int = Field(9, ge=0, le=10**6, description="largest operand")
 
+    any_order: int = Field(
+        1,
+        ge=1,
+        le=200,
+        description="so many operations in a row may be applied in any order, so that a step has several right "
+        "continuations; above 1 ops may hold + and - only",
+    )
+
     _ops_differ = field_validator("ops")(_distinct)
 
     @model_validator(mode="after")
     def _range_of_operands(self) -> ChainSettings:
         if self.low > self.high:
             raise ValueError(f"low {self.low} is more than high {self.high}")
+        if self.any_order > 1 and "*" in self.ops:
+            raise ValueError(
+                "any_order above 1 needs operations whose order does not change the result: set ops to +- (or + or -)"
+            )
         return self
 
 

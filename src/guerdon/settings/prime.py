@@ -11,7 +11,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from guerdon.settings.base import Settings, refuse
+from guerdon.settings.base import Bf16, Settings, refuse
 
 
 class OptimSettings(Settings):
@@ -34,6 +34,11 @@ class WarmUpSettings(Settings):
         "filters leave out included; they count as steps of the run",
     )
     epochs: int = Field(1, ge=1, description="passes over them")
+    policy_learns: bool = Field(
+        False,
+        description="the policy learns from the outcomes of these rollouts, and of other sources, while the model "
+        "collects them; false: it waits, and none of them trains it",
+    )
 
 
 class ImplicitModelSettings(Settings):
@@ -51,6 +56,12 @@ class ImplicitModelSettings(Settings):
     beta_train: float = Field(0.05, gt=0, description="beta of the training loss")
     loss_type: Literal["ce", "dpo", "bon_acc", "bon_rm"] = Field("ce", description="of the update")
     use_remove_padding: bool = Field(False, description="forward without padding")
+    bf16: Bf16 | None = Field(
+        None,
+        description="compute the model and its reference in bfloat16, auto: where the hardware has it; null: as the "
+        "policy. Log-ratios are small differences of large numbers: with false they are exact to float32, and weights "
+        "that the policy keeps in bfloat16 are not shared",
+    )
     replay_size: int = Field(0, ge=0, description="newest earlier rollouts kept to learn from again; 0: none")
     replay_ratio: float = Field(0.5, gt=0, lt=1, description="share of replayed rollouts in an update")
     optim: OptimSettings = Field(OptimSettings(), description="how it learns")
@@ -60,6 +71,11 @@ class ImplicitModelSettings(Settings):
     def _nothing_idle(self) -> Self:
         if self.ref_type == "policy" and self.ref_path is not None:
             raise ValueError("ref_path would do nothing with ref_type: policy; remove it")
+        if self.ref_type == "policy" and self.bf16 is not None:
+            raise ValueError(
+                "bf16 cannot be set with ref_type: policy, whose log-probabilities are those of the policy that acted; "
+                "set policy.bf16, or ref_type: freeze"
+            )
         if self.update == "none":
             idle = {"replay_size", "replay_ratio"} | (set() if self.learns else {"beta_train", "loss_type", "optim"})
             refuse(idle & self.model_fields_set, "update: none" + ("" if self.learns else " and no warm_up"))
@@ -71,6 +87,8 @@ class ImplicitModelSettings(Settings):
             refuse({"replay_size"} & self.model_fields_set, f"loss_type {self.loss_type}, which needs whole groups")
         if not self.warm_up.rollouts and "epochs" in self.warm_up.model_fields_set:
             raise ValueError("warm_up.epochs would do nothing with warm_up.rollouts 0; remove it")
+        if not self.warm_up.rollouts and "policy_learns" in self.warm_up.model_fields_set:
+            raise ValueError("warm_up.policy_learns would do nothing with warm_up.rollouts 0; remove it")
         return self
 
     @property
@@ -85,8 +103,13 @@ class PrimeSettings(Settings):
     prime_granularity: Literal["token", "step", "whole"] = Field(
         "token", description="a reward per token, per step at its end, or one at the end of the response"
     )
-    prime_norm: Literal["batch_norm", "none"] = Field(
-        "batch_norm", description="divide by the largest absolute return of the batch, or not"
+    prime_norm: Literal["batch_norm", "clip", "none"] = Field(
+        "batch_norm",
+        description="divide by the largest absolute return of the batch; clip: cut every reward to plus or minus "
+        "prime_clip and divide by that, so that one large log-ratio does not shrink all others; or neither",
+    )
+    prime_clip: float = Field(
+        1.0, gt=0, description="clip: largest absolute log-ratio, in nats, that a token, step or response is paid for"
     )
     prime_norm_shards: int = Field(
         1,
@@ -100,8 +123,10 @@ class PrimeSettings(Settings):
 
     @model_validator(mode="after")
     def _divides(self) -> Self:
-        if self.prime_norm == "none":
-            refuse({"prime_norm_shards"} & self.model_fields_set, "prime_norm none")
+        if self.prime_norm != "batch_norm":
+            refuse({"prime_norm_shards"} & self.model_fields_set, f"prime_norm {self.prime_norm}")
+        if self.prime_norm != "clip":
+            refuse({"prime_clip"} & self.model_fields_set, f"prime_norm {self.prime_norm}")
         if self.mini_batch_size % self.micro_batch_size:
             lower = max(k for k in range(1, self.micro_batch_size + 1) if self.mini_batch_size % k == 0)
             raise ValueError(
@@ -111,3 +136,34 @@ class PrimeSettings(Settings):
         if not self.prime_model.learns:
             refuse({"mini_batch_size"} & self.model_fields_set, "prime_model.update: none and no warm_up")
         return self
+
+    def check_study(self, name: str, *, n_samples: int, estimator: str, greedy: bool, critic: bool) -> None:
+        """Refuse what does not go with the rest of a study.
+
+        Args:
+            name: of the source.
+            n_samples: responses to a prompt.
+            estimator: of advantages.
+            greedy: whether it compares with greedy responses.
+            critic: whether it learns values.
+
+        Raises:
+            ValueError: what does not fit, and what to do.
+        """
+        model = self.prime_model
+        if model.loss_type != "ce" and model.learns and self.micro_batch_size % n_samples:
+            raise ValueError(
+                f"prime_model.loss_type {model.loss_type} of the reward source {name} compares the responses to a "
+                f"prompt: its micro_batch_size ({self.micro_batch_size}) must be a multiple of data.n_samples "
+                f"({n_samples}), such as {max(self.micro_batch_size // n_samples, 1) * n_samples}"
+            )
+        if self.prime_norm_shards > 1 and greedy:
+            raise ValueError(
+                f"prime_norm_shards of the reward source {name} gives every part of the batch a unit of its own, "
+                f"and {estimator} compares with greedy responses that are in none; set it to 1"
+            )
+        if model.warm_up.policy_learns and critic:
+            raise ValueError(
+                f"warm_up.policy_learns of the reward source {name} is not supported with {estimator}, whose critic "
+                "learns values of every source from the start; take another algorithm.adv_estimator, or remove it"
+            )

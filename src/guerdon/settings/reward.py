@@ -411,5 +411,22 @@ class ExactSection(_RewardModelSection):
         return {"model": {"model_type": "exact"}}
 
 
-RewardModelSection = Annotated[PrimeSection | ClassifierSection | ExactSection, ByName("rm_type", "prime")]
+class TabularSection(_RewardModelSection):
+    """`reward_model` of the tabular reference."""
+
+    source_name = "tabular"
+
+    rm_type: Literal["tabular"] = Field(
+        "tabular", description="generated tasks: a logistic table of what lines claim, fitted to the run's outcomes"
+    )
+    l2: float = Field(0.05, gt=0, description="tabular: penalty of the logistic regression")
+
+    def source_keys(self) -> dict[str, Any]:
+        """A table that learns in the run."""
+        return {"model": {"model_type": "tabular", "l2": self.l2}}
+
+
+RewardModelSection = Annotated[
+    PrimeSection | ClassifierSection | ExactSection | TabularSection, ByName("rm_type", "prime")
+]
 """PRIME's section: an alias of a source of `reward.sources` and of the weight of the outcome."""

@@ -178,6 +178,23 @@ class ExactModelSettings(_ModelSettings):
         return "the task itself"
 
 
+class TabularModelSettings(_ModelSettings):
+    """A table of weights of what lines claim, fitted to outcomes."""
+
+    model_type: Literal["tabular"] = Field(
+        "tabular",
+        description="generated tasks: a logistic table of what lines claim (`7+5=2`), fitted to the outcomes of the "
+        "run; pays every token of a line the probability that its claim gets. A reference: what a process reward "
+        "learnt from outcomes can bring on a task at best",
+    )
+    l2: float = Field(0.05, gt=0, description="tabular: penalty of the logistic regression")
+
+    @property
+    def origin(self) -> str:
+        """The run."""
+        return "the outcomes of the run"
+
+
 class RemoteModelSettings(_ModelSettings):
     """A reward model on a reward server."""
 
@@ -306,7 +323,7 @@ def judges_text(model: _ModelSettings) -> bool:
 
 
 RefittedModelSettings = ResNetModelSettings | ProgressModelSettings
-RunModelSettings = PrimeModelSettings | ExactModelSettings
+RunModelSettings = PrimeModelSettings | ExactModelSettings | TabularModelSettings
 """Reward models that are made in a run, from the policy or the task; their values are rewards as they are."""
 RewardModelSettings = Annotated[
     ResNetModelSettings
@@ -316,6 +333,7 @@ RewardModelSettings = Annotated[
     | SequenceClassifierSettings
     | PrimeModelSettings
     | ExactModelSettings
+    | TabularModelSettings
     | RemoteModelSettings
     | VLMModelSettings
     | OwnModelSettings,

@@ -17,7 +17,7 @@ from guerdon.settings.algorithm import AlgorithmSettings, ControlAlgorithmSettin
 from guerdon.settings.aliases import guide_names
 from guerdon.settings.base import Settings, refuse
 from guerdon.settings.cluster import ClusterSettings
-from guerdon.settings.data import DataSettings
+from guerdon.settings.data import DataSettings, GeneratedDataSettings
 from guerdon.settings.evaluate import EvaluateSettings, EvaluateTextSettings, on_own_family
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.logger import LoggerSettings
@@ -30,7 +30,7 @@ from guerdon.settings.policy import (
     PolicySettings,
 )
 from guerdon.settings.reward import LIMITS, RewardModelSection, RewardSettings, SourceSettings
-from guerdon.settings.reward_models import ExactModelSettings, PrimeModelSettings
+from guerdon.settings.reward_models import ExactModelSettings, PrimeModelSettings, TabularModelSettings
 from guerdon.settings.search import SearchSettings
 from guerdon.settings.text_policy import GenerationSettings, LocalGenerationSettings, TextPolicySettings
 from guerdon.settings.train import (
@@ -581,20 +581,19 @@ class Study(Settings):
     def _run_models_fit_the_data(self) -> Study:
         n_samples = 1 if self.data is None else self.data.n_samples
         for name, source in self.text_sources.items():
-            if isinstance(source.model, ExactModelSettings) and self.data is not None and self.data.type != "generated":
-                raise ValueError(f"the exact reward source {name} needs steps that can be checked: data.type generated")
-            if not isinstance(source.model, PrimeModelSettings):
-                continue
-            loss, micro = source.model.prime_model.loss_type, source.model.micro_batch_size
-            if loss != "ce" and source.model.prime_model.learns and micro % n_samples:
+            kind = source.model.model_type
+            of_task = isinstance(source.model, ExactModelSettings | TabularModelSettings)
+            if of_task and self.data is not None and self.data.type != "generated":
+                raise ValueError(f"the {kind} reward source {name} needs steps of known form: data.type generated")
+            family = self.data.task.family if of_task and isinstance(self.data, GeneratedDataSettings) else ""
+            if isinstance(source.model, TabularModelSettings) and family == "automaton":
                 raise ValueError(
-                    f"prime_model.loss_type {loss} of the reward source {name} compares the responses to a prompt: its "
-                    f"micro_batch_size ({micro}) must be a multiple of data.n_samples ({n_samples}), such as "
-                    f"{max(micro // n_samples, 1) * n_samples}"
+                    f"the tabular reward source {name} needs facts that hold in every question; those of the family "
+                    f"{family} differ: take another data.task.family"
                 )
-            if source.model.prime_norm_shards > 1 and self.algorithm.needs.greedy:
-                raise ValueError(
-                    f"prime_norm_shards of the reward source {name} gives every part of the batch a unit of its own, "
-                    f"and {self.algorithm.adv_estimator} compares with greedy responses that are in none; set it to 1"
+            if isinstance(source.model, PrimeModelSettings):
+                needs, estimator = self.algorithm.needs, str(self.algorithm.adv_estimator)
+                source.model.check_study(
+                    name, n_samples=n_samples, estimator=estimator, greedy=needs.greedy, critic=needs.critic
                 )
         return self

@@ -22,6 +22,8 @@ from guerdon.worlds.reasoning import TaskFamily, family_of
 def demonstrate(prompt: Prompt, mistakes: MistakesSettings, rng: np.random.Generator) -> str:
     """A solution in which every line follows from the lines before, but for false beliefs.
 
+    Where several lines are right, each of them is as likely.
+
     Args:
         prompt: a generated problem.
         mistakes: which facts are believed wrongly, how often that shows.
@@ -34,9 +36,10 @@ def demonstrate(prompt: Prompt, mistakes: MistakesSettings, rng: np.random.Gener
     problem = family.solve(prompt.question)
     lines: list[str] = []
     for k in range(len(problem.lines)):
-        line = problem.follow(k, lines)
-        if line is None:  # no rule of a family leaves a line open after a well-formed one
+        right = problem.next_lines(k, lines)
+        if not right:  # no rule of a family leaves a line open after a well-formed one
             raise AssertionError(f"line {k + 1} of {prompt.question!r} has no successor after {lines}")
+        line = right[0] if len(right) == 1 else right[int(rng.integers(len(right)))]
         wrong = rng.random() < mistakes.rate
         lines.append(believed(family, line, mistakes) if wrong else line)
     return "".join(line + family.separator for line in lines)

@@ -53,15 +53,25 @@ class Problem:
 
     Attributes:
         lines: the true lines of its solution, without separators.
-        follow: what line k must be, given the lines written before it; None where that is undefined.
+        follow: what line k must be, given the lines written before it; None where that is undefined. Where several
+            lines are right: the one whose operation comes first in the question.
         value: what a line states as its result; None for a malformed line.
         prose: whether lines are sentences, judged by what they calculate; else by their characters.
+        choices: all lines that are right at place k, given the lines before it; None: at most one is (`follow`).
     """
 
     lines: tuple[str, ...]
     follow: Callable[[int, Sequence[str]], str | None]
     value: Callable[[str], str | None]
     prose: bool = False
+    choices: Callable[[int, Sequence[str]], tuple[str, ...]] | None = None
+
+    def next_lines(self, k: int, own: Sequence[str]) -> tuple[str, ...]:
+        """The lines that are right at place k, given the lines written before it; none where that is undefined."""
+        if self.choices is not None:
+            return self.choices(k, own)
+        line = self.follow(k, own)
+        return () if line is None else (line,)
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,7 @@ class StepTruth:
     unless it is blank. Spans follow each other without a gap and cover the whole text.
 
     Attributes:
-        correct: per step, whether it is the true line at its place.
+        correct: per step, whether it is the true line at its place (one of several: after true lines).
         follows: per step, whether it follows from the lines that this response wrote before it: after one error
             the later steps may still be sound. False where those lines cannot be read.
         spans: per step, start and end in characters.
@@ -250,19 +260,30 @@ class _Chain(_Arithmetic[ChainSettings]):
         unknown = rf"\?{{{max(1, self._width)}}}"
         number, op = r"([0-9]{1,7})", r"([-+*])"
         found = self._parse(question, rf"{number}{op}{number}={unknown}", rf"({unknown}){op}{number}={unknown}")
-        start = int(found[0][1])
+        start, block = int(found[0][1]), self.settings.any_order
         moves = [(match[2], int(match[3])) for match in found]
+        spoken = re.compile(rf"-?[0-9]{{1,{_MAX_DIGITS}}}{op}{number}=.*")
 
         def line(left: int, k: int) -> str:
             op, right = moves[k]
             result = _compute(left, op, right, self.settings.modulus)
             return f"{self._show(left)}{op}{self._show(right)}={self._show(result)}"
 
-        def follow(k: int, own: Sequence[str]) -> str | None:
-            left = start if k == 0 else _int_or_none(_number_after_equals(own[k - 1]))
-            return None if left is None else line(left, k)
+        def pending(k: int, own: Sequence[str]) -> list[int]:
+            """Operations of the block of line k that the lines before it have not applied, in order."""
+            first = k - k % block
+            rest = list(range(first, min(first + block, len(moves))))
+            for said in map(spoken.fullmatch, own[first:k]):
+                applied = None if said is None else (said[1], int(said[2]))
+                rest.remove(next((j for j in rest if moves[j] == applied), rest[0]))
+            return rest
 
-        return _problem(len(moves), follow, _number_after_equals)
+        def choices(k: int, own: Sequence[str]) -> tuple[str, ...]:
+            left = start if k == 0 else _int_or_none(_number_after_equals(own[k - 1])) if k < len(moves) else None
+            return () if left is None else tuple(dict.fromkeys(line(left, j) for j in pending(k, own)))
+
+        problem = _problem(len(moves), lambda k, own: next(iter(choices(k, own)), None), _number_after_equals)
+        return problem if block == 1 else replace(problem, choices=choices)
 
 
 class _Register(_Arithmetic[RegisterSettings]):
@@ -447,8 +468,11 @@ def judge(problem: Problem, text: str, separator: str = SEPARATOR) -> StepTruth:
     if problem.prose:
         return _judge_sentences(problem, text, [span for span in spans if text[slice(*span)].strip()])
     lines = [text[start:end].strip().removesuffix(separator).strip() for start, end in spans]
-    correct = tuple(k < len(problem.lines) and line == problem.lines[k] for k, line in enumerate(lines))
-    follows = tuple(line == problem.follow(k, lines[:k]) for k, line in enumerate(lines[: len(problem.lines)]))
+    follows = tuple(line in problem.next_lines(k, lines[:k]) for k, line in enumerate(lines[: len(problem.lines)]))
+    if problem.choices is None:
+        correct = tuple(k < len(problem.lines) and line == problem.lines[k] for k, line in enumerate(lines))
+    else:  # there are several true solutions
+        correct = tuple(k < len(follows) and all(follows[: k + 1]) for k in range(len(lines)))
     written = [line for line in lines if line]
     answer = problem.value(written[-1]) if written else None
     return StepTruth(

@@ -1,0 +1,74 @@
+"""The offline part of the PRIME study runs from a study file, and a run can start from the model it writes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "studies" / "prime_offline.py"
+STUDY = """
+work_dir: {folder}
+data:
+  type: generated
+  task: {{family: chain, steps: 2, ops: "+-"}}
+  train_size: 1024
+  val_size: 32
+  max_response_length: 24
+  train_batch_size: 8
+  n_samples: 4
+  filter_accuracy: false
+  filter_truncated: false
+sft:
+  save_dir: ${{work_dir}}/sft
+  policy:
+    type: text
+    tiny: {{alphabet: "0123456789+-*=?;", hidden_size: 64, intermediate: 128}}
+    bf16: true
+  max_steps: 300
+  learning_rate: 0.003
+  mistakes: {{facts: 0.4}}
+  val_split: 0
+policy: {{type: text, path: "${{sft.save_dir}}/model", bf16: true}}
+runner: {{total_steps: 32, eval_every: 32, eval_episodes: 8}}
+compare:
+  baseline: outcome
+  tasks: {{chain: {{}}}}
+  seeds: [0]
+  arms:
+    outcome: {{label: outcome}}
+    prime:
+      label: prime
+      config:
+        reward_model:
+          rm_type: prime
+          prime_norm: clip
+          mini_batch_size: 16
+          micro_batch_size: 16
+          prime_model:
+            path: ${{sft.save_dir}}/offline/model
+            ref_path: ${{sft.save_dir}}/offline/model/reference
+            bf16: false
+"""
+
+
+@pytest.mark.slow
+def test_students_outcomes_reference_model_and_a_run_from_it(tmp_path):
+    study, folder = tmp_path / "study.yaml", tmp_path / "runs"
+    study.write_text(STUDY.format(folder=folder))
+    sizes = ["--students", "40", "--rollouts", "128", "--hidden", "80", "--reference-steps", "40", "--epochs", "2"]
+    subprocess.run([sys.executable, str(SCRIPT), str(study), "--task", "chain", *sizes], check=True, text=True)
+    cost = json.loads((folder / "sft" / "offline" / "cost.json").read_text())
+    assert cost["responses"] == 128
+    assert len(cost["right"]) == 2  # the start of the runs and another student
+    assert set(cost["seconds"]) == {"students", "responses", "reference", "model"}
+    assert 0 <= cost["step_auroc_table"] <= 1
+    model = folder / "sft" / "offline" / "model"
+    width = json.loads((model / "config.json").read_text())["hidden_size"]
+    assert (width, json.loads((model / "reference" / "config.json").read_text())["hidden_size"]) == (80, 80)
+    subprocess.run([sys.executable, "-m", "guerdon", "compare", str(study), "compare.parallel=1"], check=True)
+    run = folder / "runs" / "chain" / "prime" / "seed0" / "metrics.jsonl"
+    rows = [row for row in map(json.loads, run.read_text().splitlines()) if row["kind"] == "train"]
+    assert all(row["reward_model/prime/prm_loss"] is not None for row in rows)
+    assert any(row["return/prime"] for row in rows)  # it starts as something else than its reference
