@@ -1,9 +1,9 @@
 """Will a reward model help RL, have no effect, or harm it? A verdict from what is measured of it before any RL.
 
-The predictor is fitted to a table of reward models whose outcome in RL is known (`evaluate/gate_table.py`): ridge
-regression of the gain in true success on rank-transformed features, then an ordered logistic model of the outcome.
+The predictor is fitted to a table of reward models whose outcome in RL is known (`evaluate/gate_table.py`): one
+component of partial least squares on rank-transformed features, then an ordered logistic model of the outcome.
 Everything that says how sure it is (probabilities, interval, when to answer "unknown") is set on predictions for
-tasks that were left out of the fit.
+tasks that were left out of the weights.
 
     verdict = gate_verdict({"auroc": 0.93, "voc": 0.7}, "robot", table)
     print(verdict.answer, verdict.probabilities, verdict.gain, verdict.reasons)
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import expit
 
-from guerdon.evaluate.gate_table import OUTCOMES, GateTable, Outcome
+from guerdon.evaluate.gate_table import OUTCOMES, GateTable, Names, Outcome
 from guerdon.evaluate.intervals import Float64, Interval
 
 Answer = Outcome | Literal["unknown"]
@@ -32,7 +32,6 @@ FEWEST_FEATURES = 3
 COVERAGE = 0.9  # of the interval of the gain
 KNOWN = 0.9  # share of the reward models of tasks left out that count as known
 NEIGHBOURS = 3
-PENALTIES = np.geomspace(1.0, 3000.0, 8)
 _MOST_UNUSUAL = 5.0  # standard deviations that count for one feature
 REASONS = 3
 SMALLEST_REASON = 0.005  # change of the expected gain
@@ -65,49 +64,78 @@ class GateVerdict:
 
 
 @dataclass(frozen=True, eq=False)
-class GatePredictor:
-    """A fitted predictor.
+class Weights:
+    """How features become a score.
 
     Attributes:
-        names: of the F features.
         sorted_F: the known values of each feature in the table, in rising order.
         with_gaps_F: features that some reward models of the table lack, which has a column of its own.
         mean_C: of the columns of the design matrix: ranks, then gaps.
-        scale_C: their standard deviations.
-        weights_C: gain per standard deviation of a column.
-        alone_C: covariance of each column with the gain.
-        mean_gain: of the table.
-        ordinal: slope and two cut points of the ordered logistic model.
-        errors: the lower and the upper bound of gain minus prediction.
-        space: where the distance to known reward models is measured.
-        farthest: distance beyond which a reward model is unlike those of the table.
+        scale_C: their standard deviations within a task.
+        weights_C: score per standard deviation of a column; the scores of the table have unit variance within a task.
     """
 
-    names: tuple[str, ...]
     sorted_F: tuple[Float64, ...]
     with_gaps_F: NDArray[np.bool_]
     mean_C: Float64
     scale_C: Float64
     weights_C: Float64
-    alone_C: Float64
-    mean_gain: float
-    ordinal: tuple[float, float, float]
-    errors: tuple[float, float]
-    space: FeatureSpace
-    farthest: float
+
+    @classmethod
+    def fit(cls, x_N_F: Float64, gains_N: Float64, tasks_N: Names) -> Weights:
+        """Weights by the covariance of each column with the gain within a task."""
+        sorted_F = tuple(np.sort(column[np.isfinite(column)]) for column in x_N_F.T)
+        missing = np.isnan(x_N_F)
+        with_gaps = np.asarray(missing.any(axis=0) & ~missing.all(axis=0))
+        raw = np.concatenate([_ranks(x_N_F, sorted_F), missing[:, with_gaps]], axis=1)
+        inside = _within(raw, tasks_N)
+        spread = inside.std(axis=0)
+        scale = np.where(spread > 1e-12, spread, 1.0)
+        weights = (inside / scale).T @ _within(gains_N[:, None], tasks_N)[:, 0]
+        unit = float((inside / scale @ weights).std())
+        return cls(sorted_F, with_gaps, raw.mean(axis=0), scale, weights / unit if unit > 1e-12 else 0 * weights)
 
     def columns(self, x_M_F: Float64) -> Float64:
         """(M, C) standardised columns of the design matrix."""
         raw = np.concatenate([_ranks(x_M_F, self.sorted_F), np.isnan(x_M_F)[:, self.with_gaps_F]], axis=1)
         return np.asarray((raw - self.mean_C) / self.scale_C)
 
+    def scores(self, x_M_F: Float64) -> Float64:
+        """(M,) scores, the higher the better; 0 for the average of the table."""
+        return np.asarray(self.columns(x_M_F) @ self.weights_C)
+
+
+@dataclass(frozen=True, eq=False)
+class GatePredictor:
+    """A fitted predictor.
+
+    Attributes:
+        names: of the F features.
+        weights: how they become a score.
+        slope: gain per unit of score.
+        mean_gain: of the table.
+        ordinal: slope and two cut points of the ordered logistic model of the outcome given the score.
+        errors: the lower and the upper bound of gain minus expected gain.
+        space: where the distance to known reward models is measured.
+        farthest: distance beyond which a reward model is unlike those of the table.
+    """
+
+    names: tuple[str, ...]
+    weights: Weights
+    slope: float
+    mean_gain: float
+    ordinal: tuple[float, float, float]
+    errors: tuple[float, float]
+    space: FeatureSpace
+    farthest: float
+
     def gains(self, x_M_F: Float64) -> Float64:
         """(M,) expected gains."""
-        return np.asarray(self.mean_gain + self.columns(x_M_F) @ self.weights_C)
+        return np.asarray(self.mean_gain + self.slope * self.weights.scores(x_M_F))
 
-    def probabilities(self, gains_M: Float64) -> Float64:
-        """(M, 3) probabilities of `OUTCOMES` from expected gains."""
-        return ordinal_probabilities(gains_M, self.ordinal)
+    def probabilities(self, x_M_F: Float64) -> Float64:
+        """(M, 3) probabilities of `OUTCOMES`."""
+        return ordinal_probabilities(self.weights.scores(x_M_F), self.ordinal)
 
     def unknown(self, x_M_F: Float64) -> NDArray[np.bool_]:
         """(M,) whether a reward model is unlike those of the table."""
@@ -171,8 +199,9 @@ def _standardised(x_M_F: Float64, centre_F: Float64, scale_F: Float64) -> Float6
 def fit_gate(table: GateTable, names: Sequence[str]) -> GatePredictor:
     """Fit the predictor to some features of a table.
 
-    The penalty is the one with the smallest squared error on tasks left out; probabilities, interval and the distance
-    that counts as unknown are set on predictions for tasks left out.
+    A score is the first component of partial least squares (Wold 1975): each feature weighs as much as it varies with
+    the gain within a task. Gain per score, probabilities, errors and the distance that counts as unknown are set on
+    reward models of tasks that were left out of the weights.
 
     Raises:
         ValueError: fewer than two tasks.
@@ -180,59 +209,33 @@ def fit_gate(table: GateTable, names: Sequence[str]) -> GatePredictor:
     x_N_F, gains_N, tasks_N = table.columns(names), table.gains_N, table.tasks_N
     if len(table.tasks) < 2:
         raise ValueError("the predictor is fitted to at least two tasks: one must be left out")
-    left_out_P_N = np.empty((len(PENALTIES), len(table)))
+    left_out_N, level_N = np.empty(len(table)), np.empty(len(table))
     for task in table.tasks:
         inside = tasks_N == task
-        left_out_P_N[:, inside] = _ridge_path(x_N_F[~inside], gains_N[~inside], x_N_F[inside])
-    best = int(np.argmin(((left_out_P_N - gains_N) ** 2).mean(axis=1)))
-    predicted_N = left_out_P_N[best]
-    ranked, sorted_F, with_gaps = _design(x_N_F)
-    mean, scale = _moments(ranked)
-    columns, gains = (ranked - mean) / scale, gains_N - gains_N.mean()
-    weights = _ridge(columns, gains, float(PENALTIES[best]))
+        weights = Weights.fit(x_N_F[~inside], gains_N[~inside], tasks_N[~inside])
+        left_out_N[inside], level_N[inside] = weights.scores(x_N_F[inside]), gains_N[~inside].mean()
+    scores, gains = _within(left_out_N[:, None], tasks_N)[:, 0], _within(gains_N[:, None], tasks_N)[:, 0]
+    slope = max(0.0, float(scores @ gains) / max(float(scores @ scores), 1e-12))
     space = FeatureSpace.of(x_N_F)
     distances = space.distances(x_N_F, tasks_N[:, None] != tasks_N)
     return GatePredictor(
         names=tuple(names),
-        sorted_F=sorted_F,
-        with_gaps_F=with_gaps,
-        mean_C=mean,
-        scale_C=scale,
-        weights_C=weights,
-        alone_C=columns.T @ gains / len(gains),
+        weights=Weights.fit(x_N_F, gains_N, tasks_N),
+        slope=slope,
         mean_gain=float(gains_N.mean()),
-        ordinal=fit_ordinal(predicted_N, table.outcomes_N),
-        errors=error_bounds(gains_N - predicted_N),
+        ordinal=fit_ordinal(left_out_N, table.outcomes_N),
+        errors=error_bounds(gains_N - level_N - slope * left_out_N),
         space=space,
         farthest=float(np.quantile(distances, KNOWN, method="higher")),
     )
 
 
-def _design(x_N_F: Float64) -> tuple[Float64, tuple[Float64, ...], NDArray[np.bool_]]:
-    sorted_F = tuple(np.sort(column[np.isfinite(column)]) for column in x_N_F.T)
-    missing = np.isnan(x_N_F)
-    with_gaps = np.asarray(missing.any(axis=0) & ~missing.all(axis=0))
-    return np.concatenate([_ranks(x_N_F, sorted_F), missing[:, with_gaps]], axis=1), sorted_F, with_gaps
-
-
-def _moments(columns_N_C: Float64) -> tuple[Float64, Float64]:
-    spread = columns_N_C.std(axis=0)
-    return columns_N_C.mean(axis=0), np.where(spread > 1e-12, spread, 1.0)
-
-
-def _ridge(columns_N_C: Float64, gains_N: Float64, penalty: float) -> Float64:
-    """Weights that minimise |y - X w|^2 + penalty |w|^2 (Hoerl & Kennard 1970)."""
-    gram = columns_N_C.T @ columns_N_C
-    return np.asarray(np.linalg.solve(gram + penalty * np.eye(len(gram)), columns_N_C.T @ gains_N))
-
-
-def _ridge_path(x_N_F: Float64, gains_N: Float64, x_M_F: Float64) -> Float64:
-    """(P, M) predictions with each of `PENALTIES`."""
-    ranked, sorted_F, with_gaps = _design(x_N_F)
-    mean, scale = _moments(ranked)
-    new = (np.concatenate([_ranks(x_M_F, sorted_F), np.isnan(x_M_F)[:, with_gaps]], axis=1) - mean) / scale
-    centred, level = gains_N - gains_N.mean(), gains_N.mean()
-    return np.stack([level + new @ _ridge((ranked - mean) / scale, centred, float(p)) for p in PENALTIES])
+def _within(columns_N_C: Float64, tasks_N: Names) -> Float64:
+    """(N, C) each column minus its mean within the task."""
+    centred = columns_N_C.copy()
+    for task in np.unique(tasks_N):
+        centred[tasks_N == task] -= columns_N_C[tasks_N == task].mean(axis=0)
+    return centred
 
 
 def fit_ordinal(scores_N: Float64, outcomes_N: NDArray[np.int64]) -> tuple[float, float, float]:
@@ -242,7 +245,7 @@ def fit_ordinal(scores_N: Float64, outcomes_N: NDArray[np.int64]) -> tuple[float
     prior of width 3 on the slope per standard deviation: no probability becomes 0 because an outcome is rare.
 
     Args:
-        scores_N: expected gains, of reward models that were left out of the fit.
+        scores_N: of reward models that were left out of the weights.
         outcomes_N: indices into `OUTCOMES`.
     """
     centre, spread = float(scores_N.mean()), float(scores_N.std()) or 1.0
@@ -338,7 +341,7 @@ def gate_verdict(
         return unknown(_unlike(predictor, x_1_F[0], words or {}), features)
     gain = float(np.clip(predictor.gains(x_1_F)[0], -1, 1))
     low, high = (float(np.clip(gain + error, -1, 1)) for error in predictor.errors)
-    chances = predictor.probabilities(predictor.gains(x_1_F))[0]
+    chances = predictor.probabilities(x_1_F)[0]
     return GateVerdict(
         answer=OUTCOMES[int(np.argmax(chances))],
         probabilities={name: float(p) for name, p in zip(OUTCOMES, chances, strict=True)},
@@ -358,19 +361,16 @@ def _unlike(predictor: GatePredictor, x_F: Float64, words: Mapping[str, str]) ->
 
 
 def _reasons(predictor: GatePredictor, x_1_F: Float64, words: Mapping[str, str]) -> tuple[str, ...]:
-    """The features that move the expected gain the most, in words.
-
-    Only features whose weight has the sign of their own correlation with the gain count: the weight of one that is
-    correlated with others may have the other sign, and as a reason it would say the opposite of the data.
-    """
-    sensible = predictor.weights_C * predictor.alone_C > 0
-    parts = (predictor.columns(x_1_F)[0] * predictor.weights_C * sensible)[: len(predictor.names)]
+    """The features that move the expected gain the most, in words."""
+    parts = (predictor.slope * predictor.weights.columns(x_1_F)[0] * predictor.weights.weights_C)[
+        : len(predictor.names)
+    ]
     said = []
     for f in np.argsort(-np.abs(parts), kind="stable")[:REASONS]:
         if abs(parts[f]) < SMALLEST_REASON:
             break
-        name, known = predictor.names[f], predictor.sorted_F[f]
-        below = round(100 * (_ranks(x_1_F, predictor.sorted_F)[0, f] + 0.5))
+        name, known = predictor.names[f], predictor.weights.sorted_F[f]
+        below = round(100 * (_ranks(x_1_F, predictor.weights.sorted_F)[0, f] + 0.5))
         said.append(
             f"{words.get(name, name.replace('_', ' '))}: {x_1_F[0, f]:.3g}, above {below} % of the {len(known)} known "
             f"reward models; {'raises' if parts[f] > 0 else 'lowers'} the expected gain by {abs(parts[f]):.3f}"

@@ -135,8 +135,8 @@ def _validated(path: Path, changed: int, kind: str, names: tuple[str, ...]) -> d
     return {
         "models": len(table),
         "tasks": len(table.tasks),
-        "correlation": asdict(correlation(predicted.gains_N, table.gains_N, reps=1000, seed=0)),
-        "false_passes": asdict(false_passes(table.outcomes_N, predicted.gains_N)),
+        "correlation": asdict(correlation(predicted.scores_N, table.gains_N, reps=1000, seed=0)),
+        "false_passes": asdict(false_passes(table.outcomes_N, predicted.scores_N)),
     }
 
 

@@ -1,6 +1,10 @@
 """How well the gate predicts what a reward model does in RL, on tasks and kinds of models left out of its fit.
 
-Every number of `GateValidation` is of predictions that saw nothing of the task they are for.
+Every number of `GateValidation` is of predictions that saw nothing of the task they are for. Intervals resample reward
+models, with the tasks fixed: they are too narrow for "such tasks in general". On 100 simulated tables of 6 tasks x 7
+models x 3 seeds with 12 features, the 95 % interval of the rank correlation held its mean over tables in 0.92 of them,
+and in 0.83 where the tasks had gains of their own (standard deviation 0.08); resampling tasks does no
+better (0.89, 0.84).
 
     validation = validate_gate(read_gate_table("gate.parquet").of("robot"), seed=0)
     print(validation.correlation.estimate, validation.ceiling, validation.false_passes)
@@ -33,6 +37,8 @@ class OutOfTask:
     """Predictions for every reward model of a table, each by a predictor that saw nothing of its task.
 
     Attributes:
+        scores_N: what ranks them. Not the expected gain: its constant, the mean of the other tasks, is the lower, the
+            higher the gains of the task itself.
         gains_N: expected gains.
         probabilities_N_3: of `OUTCOMES`.
         low_N: lower bound of the gain.
@@ -40,6 +46,7 @@ class OutOfTask:
         unknown_N: whether the answer would be "unknown".
     """
 
+    scores_N: Float64
     gains_N: Float64
     probabilities_N_3: Float64
     low_N: Float64
@@ -54,15 +61,17 @@ def out_of_task(table: GateTable, names: Sequence[str]) -> OutOfTask:
         ValueError: fewer than three tasks, so that a fit would have fewer than two.
     """
     n = len(table)
-    found = OutOfTask(np.empty(n), np.empty((n, len(OUTCOMES))), np.empty(n), np.empty(n), np.empty(n, dtype=np.bool_))
+    scores, gains, low, high = np.empty((4, n))
+    found = OutOfTask(scores, gains, np.empty((n, len(OUTCOMES))), low, high, np.empty(n, dtype=np.bool_))
     for task in table.tasks:
         inside = table.tasks_N == task
         predictor = fit_gate(table.take(~inside), names)
         x_M_F = table.take(inside).columns(names)
-        gains = predictor.gains(x_M_F)
-        found.gains_N[inside] = gains
-        found.probabilities_N_3[inside] = predictor.probabilities(gains)
-        found.low_N[inside], found.high_N[inside] = gains + predictor.errors[0], gains + predictor.errors[1]
+        expected = predictor.gains(x_M_F)
+        found.scores_N[inside] = predictor.weights.scores(x_M_F)
+        found.gains_N[inside] = expected
+        found.probabilities_N_3[inside] = predictor.probabilities(x_M_F)
+        found.low_N[inside], found.high_N[inside] = expected + predictor.errors[0], expected + predictor.errors[1]
         found.unknown_N[inside] = predictor.unknown(x_M_F)
     return found
 
@@ -202,12 +211,12 @@ class GateValidation:
     Attributes:
         names: of its features.
         predicted: the predictions behind it.
-        correlation: Spearman correlation of expected and measured gain.
+        correlation: Spearman correlation of score and measured gain.
         singles: the same of each single feature with its sign known (a distance counts negative).
         difference: correlation of the predictor minus that of the best single feature of `PUBLISHED`.
         best_single: its name; None where the table has none of them.
         reliability: of the measured gains over seeds.
-        false_passes: at 80 % recall, by expected gain.
+        false_passes: at 80 % recall, by score.
         brier: of the three probabilities.
         brier_constant: of the frequencies of the table as a constant answer.
         ece: of the three probabilities.
@@ -271,14 +280,14 @@ def validate_gate(
     return GateValidation(
         names=chosen,
         predicted=predicted,
-        correlation=correlation(predicted.gains_N, gains, reps=reps, seed=seed),
+        correlation=correlation(predicted.scores_N, gains, reps=reps, seed=seed),
         singles=singles,
         difference=None
         if best is None
-        else correlation_difference(predicted.gains_N, oriented(table, best), gains, reps=reps, seed=seed),
+        else correlation_difference(predicted.scores_N, oriented(table, best), gains, reps=reps, seed=seed),
         best_single=best,
         reliability=reliability(table.gains_N_S),
-        false_passes=false_passes(outcomes, predicted.gains_N),
+        false_passes=false_passes(outcomes, predicted.scores_N),
         brier=brier_score(outcomes, predicted.probabilities_N_3),
         brier_constant=brier_score(outcomes, np.tile(frequencies, (len(table), 1))),
         ece=classwise_ece(outcomes, predicted.probabilities_N_3),
