@@ -10,6 +10,7 @@ from typing import Any
 
 from guerdon.collect.ahead import AheadCollector
 from guerdon.collect.shards import Join, ShardedCollector, Share
+from guerdon.devices import resolve_device
 from guerdon.engines.reward_models import Load, RewardModels
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.settings.reward import SourceSettings
@@ -41,7 +42,10 @@ def run_collector(
     if study.engine == "ray":
         from guerdon.engines.ray_collector import RayCollector
 
-        placed = RayCollector(study.cluster, make, shards, join, share, writer, threads=study.runner.threads)
+        placed = RayCollector(
+            study.cluster, make, shards, join, share, writer,
+            threads=study.runner.threads, device=resolve_device(study.policy.device),
+        )  # fmt: skip
         return _ahead(study, lambda: placed)
     return _ahead(study, lambda: _local([make(**one) for one in shards], join, share, writer))
 

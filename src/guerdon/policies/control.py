@@ -315,7 +315,7 @@ class GaussianPolicy(RobotPolicy):
         if self.normalizer is not None:
             prefix = "normalizer."
             self.normalizer.load_state_dict(
-                {k.removeprefix(prefix): v.numpy() for k, v in state.items() if k.startswith(prefix)}
+                {k.removeprefix(prefix): v.cpu().numpy() for k, v in state.items() if k.startswith(prefix)}
             )
             self.refresh_normalizer()
 
