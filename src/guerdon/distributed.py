@@ -35,7 +35,15 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from guerdon.devices import show_only, visible_gpus
-from guerdon.errors import ClusterError, ConfigError, FailedAloneError, GuerdonError, boundary, said_by
+from guerdon.errors import (
+    ClusterError,
+    ConfigError,
+    FailedAloneError,
+    GuerdonError,
+    ProcessLostError,
+    boundary,
+    said_by,
+)
 from guerdon.progress import fall_silent
 
 T = TypeVar("T")
@@ -134,7 +142,7 @@ class _Group:
             if not isinstance(error, dist.DistError) and "Connection" not in str(error) and "gloo" not in str(error):
                 raise
             said = self._said_alone()
-            raise (FailedAloneError if said else ClusterError)(
+            raise (FailedAloneError if said else ProcessLostError)(
                 f"a process that trains with this one has ended: {said or 'its own output says why'}. Start all of "
                 f"them again with --resume ({said_by(error)[:100]})"
             ) from error

@@ -59,6 +59,10 @@ class ClusterError(GuerdonError, RuntimeError):
     exit_code = 3
 
 
+class ProcessLostError(ClusterError):
+    """A process that trains together with this one has ended before its time."""
+
+
 class FailedAloneError(ClusterError):
     """One of several processes met an error that the others did not, such as a folder missing on its machine."""
 

@@ -101,6 +101,18 @@ def test_an_error_that_one_learner_meets_alone_ends_the_run_with_its_text(tmp_pa
         run(placed)
 
 
+@pytest.mark.timeout(900)
+def test_an_error_of_collectors_does_not_wait_for_the_loss_of_a_learner(tmp_path, monkeypatch):
+    def collect(*args, **options):
+        raise ClusterError("more than 0 collectors were lost")
+
+    _, placed = both(tmp_path, **on_ray(1, **LEARNERS))
+    monkeypatch.setattr("guerdon.engines.ray_collector.RayCollector.collect", collect)
+    monkeypatch.setattr("guerdon.engines.ray_learners._NOTICE", 3600.0)
+    with pytest.raises(ClusterError, match="more than 0 collectors were lost"):
+        run(placed)
+
+
 def test_what_cannot_be_is_refused(tmp_path):
     with pytest.raises(ValidationError, match="learner_cpus"):
         words(tmp_path, "run", engine="ray", cluster={"learner_cpus": 2})

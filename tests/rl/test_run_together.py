@@ -83,7 +83,7 @@ def test_a_run_goes_on_with_another_number_of_processes(kind, tmp_path):
     assert first == 3
     assert "a process that trains with this one has ended" in said
     assert "--resume" in said
-    assert json.loads((folder / "FAILED.json").read_text())["kind"] == "ClusterError"
+    assert json.loads((folder / "FAILED.json").read_text())["kind"] == "ProcessLostError"
     assert sorted(path.name for path in (folder / "checkpoints").glob("step_*"))[-1].endswith("32")
     kill_at(Loop(changing, folder, resume=True), "update", 2)
     run_together("-m", "guerdon", "run", file, "--resume")

@@ -20,7 +20,7 @@ import torch
 
 from guerdon import distributed
 from guerdon.engines.ray_cluster import Actors, ActorSettings, ClusterWorker
-from guerdon.errors import ClusterError, ConfigError, FailedAloneError
+from guerdon.errors import ClusterError, ConfigError, FailedAloneError, ProcessLostError
 from guerdon.progress import log_line
 from guerdon.settings.study import Study
 
@@ -85,8 +85,9 @@ def lead(study: Study, work: Callable[[bool], T], checkpoint: Callable[[], Any])
                     return distributed.led(lambda again=again: work(again))  # type: ignore[misc,return-value]
                 except FailedAloneError:
                     raise
-                except ClusterError as error:  # it may be of collectors
-                    ended = actors.ray.wait(calls, num_returns=1, timeout=_NOTICE)[0]
+                except ClusterError as error:  # it may be of collectors, and learners lost with them
+                    notice = _NOTICE if isinstance(error, ProcessLostError) else 0.0
+                    ended = actors.ray.wait(calls, num_returns=1, timeout=notice)[0]
                     if not ended or torch.cuda.is_available():  # a process begins NCCL once
                         raise
                     losses_in_a_row = losses_in_a_row + 1 if checkpoint() == reached else 1
