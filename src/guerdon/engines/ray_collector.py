@@ -4,7 +4,8 @@ An actor holds the collectors of some shards. With every rollout it returns the 
 that another actor can go on from there with the same episodes: a run whose collectors are killed has the metrics of an
 undisturbed one. Where the cluster has no room for a replacement, the others take the shards over until there is.
 
-    collector = RayCollector(study.cluster, ControlCollector, [dict(env=..., seed=0), ...], join_control, threads=1, device=device)
+    shards = [dict(env=..., seed=0), ...]
+    collector = RayCollector(study.cluster, ControlCollector, shards, join_control, threads=1, device=device)
     rollout = collector.collect(policy)  # or the policy's tensors
 """
 
