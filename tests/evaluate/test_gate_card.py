@@ -242,6 +242,21 @@ def test_a_card_lies_in_the_folder_of_a_model_or_above_its_final_checkpoint(tmp_
     assert read_verdict(*card_folders("someone/prm")) is None
 
 
+def test_a_model_on_a_server_has_its_card_where_the_study_evaluates_it(tmp_path):
+    address = {"endpoint": "http://127.0.0.1:18080/v1/rewards", "backend": "done"}
+    study = Study.model_validate({
+        "work_dir": str(tmp_path),
+        "env": {"type": "gymnasium", "task": "Dot-v1"},
+        "reward": {"use_reward_model": True, "model": {"model_type": "remote", "remote": address}},
+        "evaluate": {"data_path": "data", "remote": {"far": address, "near": {**address, "backend": "other"}}},
+    })  # fmt: skip
+    card(tmp_path / "models" / study.task_name / "near", VERDICT)
+    assert reward_warnings(study) == []
+    card(tmp_path / "models" / study.task_name / "far", VERDICT)
+    (line,) = reward_warnings(study)
+    assert "(http://127.0.0.1:18080/v1/rewards?model=done)" in line
+
+
 def test_a_card_without_a_verdict_and_one_that_is_none(tmp_path):
     assert read_verdict(card(tmp_path / "old", None)) is None
     assert harm_warning([tmp_path / "old"], 0.5) is None

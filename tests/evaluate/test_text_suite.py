@@ -263,6 +263,11 @@ def test_questions_it_learnt_from_are_not_asked(file):
     asked = {s.question for s in generated_bench([ChainSettings(steps=2)], 12, 0)}
     assert learnt < asked  # the set of the same seed would have held them all
     record, folder = evaluate_text_study(study, only=["prm"])["prm"]
+    assert next(iter(record)) == "verdict"
+    assert (folder / "evaluation.txt").read_text().startswith("verdict: ")
+    features = record["verdict"]["features"]
+    assert features["row_auroc"] == record["generated"]["steps"]["auroc"]["estimate"]
+    assert features["attack_plain_wrong"] is not None
     assert record["generated"]["solutions"] == 12
     assert folder == own.folder
 

@@ -23,7 +23,7 @@ from guerdon.compare.report_tables import markdown_table
 from guerdon.config import Tree, apply_overrides, holds, merge, read_yaml, resolve_refs, to_yaml, validate
 from guerdon.devices import names_gpu, names_one_of_several, visible_gpus
 from guerdon.durations import duration
-from guerdon.errors import ConfigError, DataError, JobError
+from guerdon.errors import ConfigError, GuerdonError, JobError
 from guerdon.folder_lock import held
 from guerdon.progress import ProgressBar
 from guerdon.rl.reward_warnings import harm_warnings
@@ -188,7 +188,7 @@ def _warnings(plan: StudyPlan) -> list[str]:
     found: dict[str, None] = {}
     for job in plan.jobs:
         if job.arguments[0] == "run":
-            with suppress(DataError):
+            with suppress(GuerdonError):  # a training that was cut off, say
                 found |= dict.fromkeys(harm_warnings(plan.configs[job.name]))
     return list(found)
 

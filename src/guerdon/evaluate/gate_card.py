@@ -24,6 +24,7 @@ from guerdon.evaluate.intervals import Interval
 from guerdon.evaluate.probe_checks import ProbeResult
 from guerdon.evaluate.scores import RECORD
 from guerdon.settings.evaluate import GateSettings
+from guerdon.settings.study import Study
 
 _ROBOT_METRICS = {  # feature: metric of the evaluation
     "auroc": "episode_auroc",
@@ -248,6 +249,11 @@ def card_folders(path: str) -> list[Path]:
     given = Path(path)
     below = sorted(given.glob("method*/"))
     return [given, *below] if len(below) == 1 else [given, *([given.parent] if _is_part(given) else [])]
+
+
+def remote_folder(study: Study, name: str) -> Path:
+    """Where the evaluation of one of `evaluate.remote` goes."""
+    return Path(study.work_dir) / "models" / study.task_name / name
 
 
 def _is_part(path: Path) -> bool:

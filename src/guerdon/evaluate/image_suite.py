@@ -22,7 +22,7 @@ from guerdon.evaluate import charts
 from guerdon.evaluate import metrics as measure
 from guerdon.evaluate.classification import ReliabilityBin
 from guerdon.evaluate.gate import GateVerdict
-from guerdon.evaluate.gate_card import card_verdict, robot_features, verdict_lines
+from guerdon.evaluate.gate_card import card_verdict, remote_folder, robot_features, verdict_lines
 from guerdon.evaluate.intervals import BootstrapOptions, Interval
 from guerdon.evaluate.metrics import Table, aligned, figure_table, number
 from guerdon.evaluate.probe_checks import ProbeResult, run_probes, separating_value
@@ -236,7 +236,7 @@ def evaluate_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple
             named = "camera" in study.env.model_fields_set or hasattr(study.env, "cameras")
             camera = study.env.camera_name if named else None
             episodes, digest = list(read_episodes(how.data_path, camera=camera)), dataset_hash(how.data_path)
-            folder = Path(study.work_dir) / "models" / study.task_name / name
+            folder = remote_folder(study, name)
         else:
             settings = study.vlm_models[name] if name in study.vlm_models else study.image_models[name]
             model = load_reward_model(settings.type, settings.save_dir, device=settings.device)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from guerdon.evaluate.gate_card import card_folders, harm_warning
+from guerdon.evaluate.gate_card import card_folders, harm_warning, remote_folder
 from guerdon.evaluate.scores import RECORD
 from guerdon.settings.evaluate import GateSettings
-from guerdon.settings.reward_models import RunModelSettings
+from guerdon.settings.reward_models import RemoteModelSettings, RewardModelSettings, RunModelSettings
 from guerdon.settings.study import Study
 
 
@@ -36,11 +36,24 @@ def harm_warnings(study: Study) -> list[str]:
     lines = []
     for name, source in study.reward.sources.items() if study.reward.use_reward_model else ():
         path = source.model.checkpoint
-        if path is not None:
-            found = card_folder(study, path) if study.text else None
-            warning = harm_warning(card_folders(path) if found is None else [found], gate.max_harm)
-            lines += [] if warning is None else [f"reward source {name}: {warning} ({path})"]
+        found = card_folder(study, path) if study.text and path is not None else None
+        if found is not None:
+            folders = [found]
+        elif path is not None:
+            folders = card_folders(path)
+        else:
+            folders = _remote_folders(study, source.model)
+        warning = harm_warning(folders, gate.max_harm)
+        lines += [] if warning is None else [f"reward source {name}: {warning} ({source.model.origin})"]
     return lines
+
+
+def _remote_folders(study: Study, model: RewardModelSettings) -> list[Path]:
+    """Where the card of a model on a reward server lies that the same study evaluates (`evaluate.remote`)."""
+    if study.text or not isinstance(model, RemoteModelSettings):
+        return []
+    evaluated = study.control_evaluate.remote.items()
+    return [remote_folder(study, name) for name, one in evaluated if one.address == model.remote.address]
 
 
 def attack_warnings(study: Study) -> list[str]:
