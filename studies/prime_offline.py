@@ -45,9 +45,9 @@ def main() -> None:
     ask.add_argument("study", type=Path)
     ask.add_argument("overrides", nargs="*", help="dotted, as of guerdon compare")
     ask.add_argument("--task", required=True, help="one of compare.tasks")
-    ask.add_argument("--students", type=int, nargs="*", default=[400, 500, 600, 700, 800],
+    ask.add_argument("--students", type=int, nargs="*", default=[1200, 2000, 2800],
                      help="gradient steps of each student but the study's own start")  # fmt: skip
-    ask.add_argument("--rollouts", type=int, default=12288, help="responses of all students together")
+    ask.add_argument("--rollouts", type=int, default=8192, help="responses of all students together")
     ask.add_argument(
         "--hidden",
         type=int,

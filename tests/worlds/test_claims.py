@@ -12,7 +12,7 @@ from guerdon.settings.data import (
     SwapSettings,
 )
 from guerdon.settings.train import MistakesSettings
-from guerdon.worlds.claims import claims
+from guerdon.worlds.claims import WRONG_OPERATION, WRONG_START, claims
 from guerdon.worlds.demonstrations import demonstrate
 from guerdon.worlds.reasoning import step_truth, task_family
 
@@ -21,12 +21,17 @@ from guerdon.worlds.reasoning import step_truth, task_family
     ("settings", "question", "text", "expected"),
     [
         (ChainSettings(), "3+5=?;?*2=?;", "3+5=9;9*2=8;", ("3+5=9", "9*2=8")),
-        (ChainSettings(), "3+5=?;?*2=?;", "3+5=9;8*2=6;", ("3+5=9", "8*2=6!")),  # not copied
+        (ChainSettings(), "3+5=?;?*2=?;", "3+5=9;8*2=6;", ("3+5=9", WRONG_START)),
+        (ChainSettings(), "3+5=?;?*2=?;", "4+5=9;9+2=1;", (WRONG_START, WRONG_OPERATION)),
+        (ChainSettings(), "3+5=?;", "3+5=8;8+5=3;", ("3+5=8", WRONG_OPERATION)),
+        (ChainSettings(any_order=2, ops="+-"), "3+5=?;?-2=?;", "3-2=1;1+5=7;", ("3-2=1", "1+5=7")),
+        (ChainSettings(modulus=None), "3-5=?;?*12=?;", "3-5=-2;-2*12=-24;", ("3-5=2", "-2*2=4")),
         (ChainSettings(modulus=100, high=99), "47-75=??;", "47-75=72;", ("7-5=2",)),
-        (ChainSettings(), "3+5=?;", "?;;", ("=", "=!")),
+        (ChainSettings(), "3+5=?;", "?;;", (WRONG_OPERATION, WRONG_OPERATION)),
         (RegisterSettings(), "a=3;b=4;c=a+b=?;", "c=3+4=7;", ("3+4=7",)),
         (SwapSettings(items=3), "CAB;12=???;23=???;", "12=ACB;23=ABC;", ("12=2,1,3", "23=1,3,2")),
         (SwapSettings(items=3), "CAB;12=???;", "12=CAB", ("12=1,2,3",)),
+        (SwapSettings(items=3), "CAB;12=???;", "13=BAC;12=ABC;", (WRONG_OPERATION, WRONG_OPERATION)),
     ],
 )
 def test_claims_by_hand(settings, question, text, expected):

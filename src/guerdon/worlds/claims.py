@@ -1,7 +1,7 @@
 """What the lines of a response claim, in a form that comes back in other questions: the keys of a table of facts.
 
-`37+08=45` claims `7+8=5`, the row `BAC` after `ABC` claims that the first two places changed. Nothing here says
-whether a claim is true.
+`37+08=45` claims `7+8=5`, the row `BAC` after `ABC` claims that the first two places changed. A line that was copied
+wrongly, from the question or from the line before, claims just that. Nothing here says whether a claim is true.
 
     claims(prompt, "3+5=9;9*2=8;")             # ("3+5=9", "9*2=8")
 """
@@ -9,11 +9,16 @@ whether a claim is true.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
 from guerdon.errors import ConfigError
 from guerdon.worlds.prompts import Prompt
-from guerdon.worlds.reasoning import family_of, step_spans
+from guerdon.worlds.reasoning import TaskFamily, family_of, step_spans
 
+WRONG_START, WRONG_OPERATION = "another start", "another operation"
+"""Claims of lines that do not begin with the result before, and that do something else than the question asks."""
+_LINE = re.compile(r"(-?[0-9]+|\?+)([-+*])([0-9]+)=")
 FAMILIES = ("chain", "register", "swap", "story")
 """Those whose facts hold in every question; an automaton's table is another one in each."""
 
@@ -33,32 +38,50 @@ def claims(prompt: Prompt, text: str) -> tuple[str, ...]:
         )
     cut = [text[a:b].strip().removesuffix(family.separator).strip() for a, b in step_spans(text, family.separator)]
     lines = [line for line in cut if line] if family.name == "story" else cut
-    first = prompt.question.partition(family.separator)[0]
+    asked = prompt.question.split(family.separator)
     found = []
     for k, line in enumerate(lines):
-        before = lines[k - 1] if k else first
+        before = lines[k - 1] if k else asked[0]
         if family.name == "swap":
-            found.append(_exchange(line, before))
+            found.append(_exchange(line, before, asked[1:], k))
+        elif family.name == "chain":
+            block = family.settings.any_order
+            first = k - k % block
+            found.append(_calculation(line, before, asked[first : first + block], first=k == 0) or _fact(family, line))
         else:
-            copied = family.name != "chain" or not k or _continues(line, before)
-            found.append(f"{family.fact(line)}={_result(line)}" + ("" if copied else "!"))
+            found.append(_fact(family, line))
     return tuple(found)
 
 
-def _exchange(line: str, before: str) -> str:
+def _fact(family: TaskFamily[Any], line: str) -> str:
+    """What a line asks one to know, and the last digit of what it states."""
+    digits = re.findall(r"[0-9]", line.rpartition("=")[2])
+    return f"{family.fact(line)}={digits[-1] if digits else ''}"
+
+
+def _calculation(line: str, before: str, asked: Sequence[str], *, first: bool) -> str | None:
+    """Of a line of a chain that is not even copied well; None of one whose result decides.
+
+    Args:
+        line: as written.
+        before: the line before it, or the first of the question.
+        asked: lines of the question whose operations may come here.
+        first: whether it is the first line.
+    """
+    found = _LINE.match(line)
+    said = None if found is None else (found[2], int(found[3]))
+    allowed = [(match[2], int(match[3])) for match in map(_LINE.match, asked) if match is not None]
+    if found is None or said not in allowed:
+        return WRONG_OPERATION
+    number = _LINE.match(before) if first else None
+    known = before.rpartition("=")[2] if number is None else number[1]
+    return None if found[1] == known else WRONG_START
+
+
+def _exchange(line: str, before: str, asked: Sequence[str], place: int) -> str:
     """Which places move, and where each letter of the new row was."""
     move, _, row = line.partition("=")
+    if place >= len(asked) or move != asked[place].partition("=")[0]:
+        return WRONG_OPERATION
     old = before.rpartition("=")[2]
     return f"{move}={','.join(str(old.find(letter) + 1) for letter in row)}"
-
-
-def _continues(line: str, before: str) -> bool:
-    """Whether a line of a chain starts with the result of the line before."""
-    left = re.match(r"-?[0-9]+", line)
-    return left is not None and left[0] == before.rpartition("=")[2]
-
-
-def _result(line: str) -> str:
-    """The last digit of what a line states."""
-    digits = re.findall(r"[0-9]", line.rpartition("=")[2])
-    return digits[-1] if digits else ""
