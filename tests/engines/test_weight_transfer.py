@@ -1,13 +1,15 @@
 """A broadcast of weights among threads of this process: the same bytes, and a reason where it fails."""
 
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
 from pydantic import ValidationError
 from torch.distributed import TCPStore
 
-from guerdon.engines.weight_transfer import Broadcast, Received, WeightReceiver, _Member
+from guerdon.engines.ray_cluster import PlacedActor
+from guerdon.engines.weight_transfer import Broadcast, Received, WeightReceiver, WeightSender, _Member
 from guerdon.errors import ClusterError
 from guerdon.settings.cluster import ClusterSettings
 
@@ -84,6 +86,31 @@ def test_a_receiver_says_why_it_received_nothing_and_joins_the_next_group(store)
 
 def test_a_group_that_is_not_formed_in_time_is_given_up(store):
     assert WeightReceiver().receive(broadcast(store, 1, 1, timeout=0.2), 1)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "wanted", "backend", "said"),
+    [
+        (["b", "c"], "auto", "nccl", ""),
+        (["b", "c"], "collective", "nccl", ""),
+        (["b", "b"], "auto", "", "several processes share a GPU"),
+        (["a", "b"], "auto", "", "several processes share a GPU"),  # one with the learner
+        (["b", None], "auto", "", "some collectors have no GPU"),
+        (["b", "b"], "collective", "gloo", ""),
+        ([None, None], "collective", "gloo", ""),
+    ],
+)
+def test_nccl_is_for_processes_with_a_gpu_of_their_own(gpus, wanted, backend, said, monkeypatch, capfd):
+    """The choice alone, with made-up GPUs; that of the learner is `a`."""
+    monkeypatch.setattr("guerdon.engines.weight_transfer.gpu_of", lambda device: "a")
+    ray = SimpleNamespace(get=lambda calls, timeout: calls)
+    settings = ClusterSettings(collectors=2, collector_gpus=0.5, weight_transfer=wanted)
+    sender = WeightSender(ray, settings, torch.device("cuda"))
+    actors = [PlacedActor(SimpleNamespace(gpu=SimpleNamespace(remote=lambda gpu=gpu: gpu)), None) for gpu in gpus]
+    assert [sender._choose_backend(actors) for _ in range(2)] == [backend, backend]
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == bool(said), "said once"
+    assert said in "".join(lines)
 
 
 def test_a_time_limit_without_broadcasts_is_refused():

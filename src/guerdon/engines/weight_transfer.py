@@ -102,8 +102,10 @@ class WeightReceiver:
     def receive(self, broadcast: Broadcast, rank: int) -> str:
         """Take part in a broadcast; why this failed, and nothing where it succeeded."""
         self._tensors = {}  # before there is memory for others
-        member = self._member if self._member is not None and self._member.group == broadcast.group else None
-        self._member = None
+        member, self._member = self._member, None
+        if member is not None and member.group != broadcast.group:
+            member.leave()
+            member = None
 
         def work() -> tuple[_Member, dict[str, Tensor]]:
             own = member or _Member(broadcast, rank, own_device() if broadcast.backend == "nccl" else _CPU)
@@ -311,9 +313,9 @@ class _Member:
                 while flying:
                     self._wait(flying.popleft()[1], broadcast, until)
         except ClusterError:
-            self._store.set(broadcast.failed, "another member failed")
             del backend
             self.leave()
+            self._store.set(broadcast.failed, "another member failed")
             raise
 
     def leave(self) -> None:
