@@ -89,7 +89,7 @@ def test_learners_that_are_lost_again_and_again_end_the_run(tmp_path, monkeypatc
         disturbed(during, end_elsewhere, 3, 4)
         with pytest.raises(ClusterError, match=r"lost 2 times since one checkpoint.*--resume"):
             run(placed)
-    assert json.loads((run_folder(placed) / "FAILED.json").read_text())["kind"] == "ClusterError"
+    assert json.loads((run_folder(placed) / "FAILED.json").read_text())["kind"] == "ProcessLostError"
     run(placed, resume=True)
     assert_alike(alone, placed)
 
