@@ -4,8 +4,9 @@
 of random weights, on the same problems, with the same checker as reward, prompts, samples and lengths. Matched: float32
 and sdpa on both sides. Own defaults: guerdon's `bf16: auto` and `attention: auto`, and TRL's `bf16`. TRL without
 gradient checkpointing, KL, reference, logs and saving; one gradient step per batch on both sides. `--what=generate`:
-256 different prompts at once against transformers `generate()`. `--what=prime`: guerdon with PRIME's reward model
-(`update: after`) against guerdon with outcomes alone.
+many different prompts at once (256; 64 in the shape of SmolLM2) against transformers `generate()`, and against the time
+of the products with weights alone, measured in the same shapes (the floor). `--what=prime`: guerdon with PRIME's reward
+model (`update: after`) against guerdon with outcomes alone.
 
 Nothing ever ends a response early: the models' hidden states have one constant direction, in which the end-of-sequence
 token alone points the other way. Tokens written are counted and shown. Every measurement is a process of its own, and
@@ -24,7 +25,7 @@ from typing import Any
 
 import numpy as np
 from harness import core_share, machine_line, measure, pin, ratios, report_measurement, spread, table
-from text_sides import AT_ONCE, SIZES, make_model, one
+from text_sides import SIZES, make_model, one
 
 STEP = {
     "guerdon_matched": "guerdon, float32, sdpa",
@@ -74,7 +75,8 @@ def step_report(results: dict[str, list[dict[str, Any]]]) -> str:
     rows = []
     for side, runs in results.items():
         ends = "_bf16" if side == "guerdon_defaults" else ""
-        row = [STEP[side], spread(core[side], 1), f"{runs[0]['tokens']:.0f}"]
+        row = [STEP[side], spread(core[side], 1 if core[side][0] > 5 else 2), f"{runs[0]['tokens']:.0f}"]
+        row.append(spread([r["peak"] for r in runs], 0))
         if side.startswith("guerdon"):
             row += [spread(ratios(core[side], core[f"trl_{kind}"])) for kind in ("grpo", "rloo")]
             row += (
@@ -86,8 +88,8 @@ def step_report(results: dict[str, list[dict[str, Any]]]) -> str:
             row += ["", "", "", ""]
         rows.append(row)
     header = [
-        "", "samples per core-second", "tokens written in a step", "to GRPOTrainer", "to RLOOTrainer",
-        "to GRPOTrainer in bf16", "to RLOOTrainer in bf16",
+        "", "samples per core-second", "tokens written in a step", "peak memory, MB", "to GRPOTrainer",
+        "to RLOOTrainer", "to GRPOTrainer in bf16", "to RLOOTrainer in bf16",
     ]  # fmt: skip
     return (
         f"{table(header, rows)}\n\n{core_share(results)} Where the core-seconds went:\n\n{phases_line(results, STEP)}"
@@ -103,14 +105,14 @@ def generate_report(results: dict[str, list[dict[str, Any]]]) -> str:
         if side.startswith("write"):
             dtype = side.partition("_")[2]
             row += [spread(ratios(core[side], core[f"hf_{dtype}"]))]
-            row += [spread([r["core_seconds"] / r["floor"] for r in runs], 1)]
+            row += [spread([r["floor"] / r["core_seconds"] for r in runs])]
             shares = {n: float(np.mean([r["shares"].get(n, 0.0) for r in runs])) for n in runs[0]["shares"]}
             shown = ", ".join(f"{n} {share:.0%}" for n, share in sorted(shares.items(), key=lambda x: -x[1]))
             lines.append(f"- {GENERATE[side]}: {shown}.")
         else:
             row += ["", ""]
         rows.append(row)
-    header = ["", "tokens per core-second", "tokens of a request", "to transformers", "times the arithmetic floor"]
+    header = ["", "tokens per core-second", "tokens of a request", "to transformers", "share of the floor"]
     return f"{table(header, rows)}\n\n{core_share(results)} Where the core-seconds went:\n\n" + "\n".join(lines)
 
 
@@ -128,7 +130,7 @@ def prime_report(results: dict[str, list[dict[str, Any]]]) -> str:
 
 
 REPORTS = {"step": step_report, "generate": generate_report, "prime": prime_report}
-TITLES = {"step": "The whole step", "generate": f"Generation, {AT_ONCE} prompts at once", "prime": "PRIME's step"}
+TITLES = {"step": "The whole step", "generate": "Generation, {at_once} prompts at once", "prime": "PRIME's step"}
 
 
 def main() -> None:
@@ -159,7 +161,7 @@ def main() -> None:
             model = make_model(Path(folder), size)
             shared: dict[str, Any] = {"model": model, "sizes": name, "core": options.core, "quick": options.quick}
             for kind in kinds:
-                if kind == "generate" and size.vocabulary:
+                if kind == "generate" and size.vocabulary and not size.written:
                     continue  # a cache and logits of 256 responses are another question at this size
                 results: dict[str, list[dict[str, Any]]] = {side: [] for side in KINDS[kind]}
                 for repetition in range(options.repetitions):
@@ -169,7 +171,9 @@ def main() -> None:
                         print(
                             f"{name}, repetition {repetition}: {KINDS[kind][side]}, {speed:.2f} samples/s", flush=True
                         )
-                texts.append(f"### {TITLES[kind]}, {name} parameters\n\n{REPORTS[kind](results)}")
+                texts.append(
+                    f"### {TITLES[kind].format(at_once=size.at_once)}, {name} parameters\n\n{REPORTS[kind](results)}"
+                )
     print(f"\n{where}\n\n{options.repetitions} repetitions in alternation; median (lowest to highest).\n")
     print("\n\n".join(texts))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import resource
 import tempfile
 import time
 from collections import defaultdict
@@ -35,15 +36,19 @@ class Size:
     length: int
     warm: int
     steps: int
+    lora: int | None = None  # rank; None: all weights are trained
+    at_once: int = 256  # prompts that are answered at once, where generation alone is measured
+    written: int | None = None  # tokens of each of those answers; None: length
 
 
 SIZES = {
     "0.4M": Size(128, 2, 4, 4, 384, None, 16, 4, 64, 2, 6),
     "3M": Size(256, 4, 8, 8, 768, None, 16, 4, 64, 1, 2),
+    "smollm2": Size(576, 30, 9, 3, 1536, 49_152, 8, 8, 16, 1, 1, lora=16, at_once=64, written=32),  # its shape
     "0.5B": Size(896, 24, 14, 2, 4864, 151_936, 2, 4, 16, 1, 1),  # the shape of Qwen2-0.5B
 }
 TASK = {"family": "chain", "steps": 10}
-PROBLEMS, AT_ONCE, SEED, RATE = 512, 256, 0, 1e-6
+PROBLEMS, SEED, RATE = 512, 0, 1e-6
 ALGORITHM = {  # every key that the name of an estimator would decide, so that a measured table stays what it was
     "adv_estimator": "rloo", "normalize_advantages": True, "loss": "ppo", "loss_agg": "token", "learning_rate": RATE,
 }  # fmt: skip
@@ -87,9 +92,10 @@ def data_section(size: Size) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def policy_section(model: str, *, matched: bool) -> dict[str, Any]:
+def policy_section(model: str, size: Size, *, matched: bool) -> dict[str, Any]:
     """A model as guerdon's configuration has it."""
-    return {"type": "text", "path": model, **({"bf16": False, "attention": "sdpa"} if matched else {})}
+    lora = {"lora": {"r": size.lora, "alpha": 2 * size.lora}} if size.lora else {}
+    return {"type": "text", "path": model, **lora, **({"bf16": False, "attention": "sdpa"} if matched else {})}
 
 
 def between(marks: list[dict[str, float]], warm: int) -> dict[str, float]:
@@ -141,7 +147,7 @@ def run_guerdon(model: str, size: Size, *, matched: bool, prime: bool = False) -
             "total_steps": rows * (size.warm + size.steps), "eval_every": never, "eval_episodes": 1, "seed": SEED,
             "checkpoint_every": never, "logger": {"tensorboard": False},
         },
-        "policy": policy_section(model, matched=matched),
+        "policy": policy_section(model, size, matched=matched),
         "data": data_section(size),
         "algorithm": ALGORITHM,
     }  # fmt: skip
@@ -196,6 +202,11 @@ def run_trl(model: str, size: Size, *, kind: str, bf16: bool) -> dict[str, Any]:
             if len(marks) == size.warm:
                 phases.seconds.clear()
 
+    adapters = None
+    if size.lora:
+        from peft import LoraConfig
+
+        adapters = LoraConfig(r=size.lora, lora_alpha=2 * size.lora, target_modules="all-linear", task_type="CAUSAL_LM")
     config, trainer = (GRPOConfig, GRPOTrainer) if kind == "grpo" else (RLOOConfig, RLOOTrainer)
     with tempfile.TemporaryDirectory() as folder:
         arguments = config(
@@ -215,6 +226,7 @@ def run_trl(model: str, size: Size, *, kind: str, bf16: bool) -> dict[str, Any]:
                 [{"prompt": [dict(m) for m in p.messages], "number": i} for i, p in enumerate(prompts)]
             ),
             callbacks=[Marks()],
+            peft_config=adapters,
         )
         phases.timed(trainer_, "_generate_single_turn", "generate")
         phases.timed(trainer_, "_calculate_rewards", "verify")
@@ -234,7 +246,7 @@ def requests(model: str, size: Size) -> tuple[Any, list[np.ndarray]]:
 
     prompts, _ = load_prompts(GeneratedDataSettings.model_validate(data_section(size)))
     tokenizer = read_tokenizer(model)
-    return tokenizer, [prompt_ids(tokenizer, p.messages) for p in prompts[:AT_ONCE]]
+    return tokenizer, [prompt_ids(tokenizer, p.messages) for p in prompts[: size.at_once]]
 
 
 def run_write(model: str, size: Size, *, dtype: str) -> dict[str, Any]:
@@ -249,12 +261,14 @@ def run_write(model: str, size: Size, *, dtype: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     _, prompts = requests(model, size)
     policy = load_policy(TextPolicySettings(path=model, bf16=dtype == "bfloat16"), seed=SEED)
-    engine, rng = LocalEngine(policy, LocalGenerationSettings(batch_size=AT_ONCE)), np.random.default_rng(SEED)
+    engine, rng = LocalEngine(policy, LocalGenerationSettings(batch_size=size.at_once)), np.random.default_rng(SEED)
 
     def write() -> int:
-        found = engine.generate(prompts, 1, max_new_tokens=size.length, rng=rng)
+        found = engine.generate(prompts, 1, max_new_tokens=size.written or size.length, rng=rng)
         return int(found.batch.mask_B_T.sum())
 
+    length = max(len(p) for p in prompts)
+    before = floor_seconds(size, length, dtype)
     write()
     watch = Stopwatch()
     tokens = sum(write() for _ in range(size.steps))
@@ -264,11 +278,10 @@ def run_write(model: str, size: Size, *, dtype: str) -> dict[str, Any]:
     spent: dict[str, float] = defaultdict(float)
     for event in seen.key_averages():
         spent[_part_of(event.key)] += event.self_cpu_time_total
-    length = max(len(p) for p in prompts)
     return {
         **times, "samples": len(prompts) * size.steps, "tokens": tokens, "runs": size.steps,
         "shares": {name: value / sum(spent.values()) for name, value in spent.items()},
-        "floor": size.steps * floor_seconds(size, length, dtype),
+        "floor": size.steps * (before + floor_seconds(size, length, dtype)) / 2,
     }  # fmt: skip
 
 
@@ -283,24 +296,35 @@ def _part_of(operation: str) -> str:
 
 
 def floor_seconds(size: Size, prompt: int, dtype: str) -> float:
-    """Core-seconds that the multiplications of one request take at the best rate a large product reaches here."""
+    """Core-seconds of one request's products with weights alone, in the same shapes, each layer with its own."""
     import torch
 
-    a = torch.randn(1024, 1024, dtype=getattr(torch, dtype))
-    torch.mm(a, a)
-    best = 0.0
-    for _ in range(5):
-        watch = Stopwatch()
+    from guerdon.policies.decode import READ_AT_ONCE
+
+    head, kind, written = size.hidden // size.heads, getattr(torch, dtype), size.written or size.length
+    shapes = [
+        (size.hidden, (size.heads + 2 * size.kv_heads) * head),
+        (size.heads * head, size.hidden),
+        (size.hidden, 2 * size.intermediate),
+        (size.intermediate, size.hidden),
+    ] * size.layers
+    weights = [torch.randn(outward, inward, dtype=kind) for inward, outward in shapes]
+    last = torch.randn(size.vocabulary or 103, size.hidden, dtype=kind)
+
+    def seconds(rows: int, *of: torch.Tensor) -> float:
+        best = float("inf")
+        given = {w.shape[1]: torch.randn(rows, w.shape[1], dtype=kind) for w in of}
         for _ in range(4):
-            torch.mm(a, a)
-        best = max(best, 4 * 2 * 1024**3 / watch.read()["core_seconds"])
-    head = size.hidden // size.heads
-    per_token = size.hidden * head * (2 * size.heads + 2 * size.kv_heads) + 3 * size.hidden * size.intermediate
-    weights = size.layers * per_token * AT_ONCE * (prompt + size.length)
-    seen = prompt * prompt / 2 + sum(range(prompt, prompt + size.length))
-    attention = size.layers * 2 * size.hidden * AT_ONCE * seen
-    logits = size.hidden * (size.vocabulary or 103) * AT_ONCE * size.length
-    return 2 * (weights + attention + logits) / best
+            watch = Stopwatch()
+            for w in of:
+                torch.nn.functional.linear(given[w.shape[1]], w)
+            best = min(best, watch.read()["core_seconds"])
+        return best
+
+    tokens = size.at_once * prompt
+    rows = min(READ_AT_ONCE, tokens)
+    reading = seconds(rows, *weights) * tokens / rows
+    return reading + (written - 1) * seconds(size.at_once, *weights) + written * seconds(size.at_once, last)
 
 
 def run_hf(model: str, size: Size, *, dtype: str) -> dict[str, Any]:
@@ -321,7 +345,7 @@ def run_hf(model: str, size: Size, *, dtype: str) -> dict[str, Any]:
     def write() -> int:
         found = network.generate(
             input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(real).long(), do_sample=True,
-            temperature=1.0, top_k=0, max_new_tokens=size.length, eos_token_id=tokenizer.eos_token_id,
+            temperature=1.0, top_k=0, max_new_tokens=size.written or size.length, eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
         )  # fmt: skip
         return int((found[:, ids.shape[1] :] != tokenizer.pad_token_id).sum())
@@ -333,7 +357,11 @@ def run_hf(model: str, size: Size, *, dtype: str) -> dict[str, Any]:
 
 
 def one(side: str, model: str, size: Size) -> dict[str, Any]:
-    """One measurement, in this process."""
+    """One measurement, in this process, and its peak memory in MB."""
+    return {**_measured(side, model, size), "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+
+
+def _measured(side: str, model: str, size: Size) -> dict[str, Any]:
     kind, _, how = side.partition("_")
     if kind == "trl":
         return run_trl(model, size, kind=how.split("_")[0], bf16=how.endswith("bf16"))
