@@ -169,7 +169,7 @@ class LlamaDecoder:
             q, k, v = (t.transpose(1, 2) for t in self._project(x, layer, self._turns[:length, None]))
             all_keys.append(k)
             all_values.append(v)
-            if by_products:  # heads that share a key are rows of one product
+            if by_products and bias is not None:  # heads that share a key are rows of one product
                 scores = (q.reshape(len(q) * self._kv_heads, -1, self._head_dim) @ k.flatten(0, 1).mT).view(
                     len(q), self._heads, length, length
                 )
