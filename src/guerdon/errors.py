@@ -32,7 +32,7 @@ class ConfigError(GuerdonError, ValueError):
 class InUseError(ConfigError):
     """Another process works in the folder now."""
 
-    exit_code = 5
+    exit_code = 6
 
 
 class DataError(GuerdonError, ValueError):
