@@ -50,6 +50,11 @@ PRIME = {
 KINDS = {"step": STEP, "generate": GENERATE, "prime": PRIME}
 
 
+def dtype_of(side: str) -> str:
+    """What a side of a step or of generation multiplies in."""
+    return "bfloat16" if side.endswith(("bf16", "bfloat16", "defaults")) else "float32"
+
+
 def rate(runs: list[dict[str, Any]], what: str) -> list[float]:
     """Samples or tokens per core-second of each run."""
     return [run[what] / run["core_seconds"] for run in runs]
@@ -77,15 +82,10 @@ def step_report(results: dict[str, list[dict[str, Any]]]) -> str:
         ends = "_bf16" if side == "guerdon_defaults" else ""
         row = [STEP[side], spread(core[side], 1 if core[side][0] > 5 else 2), f"{runs[0]['tokens']:.0f}"]
         row.append(spread([r["peak"] for r in runs], 0))
-        if side.startswith("guerdon"):
-            row += [spread(ratios(core[side], core[f"trl_{kind}"])) for kind in ("grpo", "rloo")]
-            row += (
-                [spread(ratios(core[side], core[f"trl_{kind}_bf16"])) for kind in ("grpo", "rloo")]
-                if ends
-                else ["", ""]
-            )
-        else:
-            row += ["", "", "", ""]
+        rivals = ["trl_grpo", "trl_rloo", *([f"trl_{kind}_bf16" for kind in ("grpo", "rloo")] if ends else ["", ""])]
+        for rival in rivals:
+            shown = side.startswith("guerdon") and rival in core
+            row.append(spread(ratios(core[side], core[rival])) if shown else "")
         rows.append(row)
     header = [
         "", "samples per core-second", "tokens written in a step", "peak memory, MB", "to GRPOTrainer",
@@ -138,6 +138,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--what", choices=[*KINDS, "all"], default="all")
     parser.add_argument("--sizes", default="0.4M,3M", help=f"of {', '.join(SIZES)}, separated by commas")
+    parser.add_argument(
+        "--dtypes",
+        default="float32,bfloat16",
+        help="of steps and generation; in bfloat16 guerdon runs with its defaults",
+    )
     parser.add_argument("--core", type=int, default=0, help="the core that everything runs on")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument(
@@ -163,7 +168,8 @@ def main() -> None:
             for kind in kinds:
                 if kind == "generate" and size.vocabulary and not size.written:
                     continue  # a cache and logits of 256 responses are another question at this size
-                results: dict[str, list[dict[str, Any]]] = {side: [] for side in KINDS[kind]}
+                sides = [side for side in KINDS[kind] if kind == "prime" or dtype_of(side) in options.dtypes.split(",")]
+                results: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
                 for repetition in range(options.repetitions):
                     for side in results:
                         results[side].append(measure(__file__, {"side": side, **shared}))
