@@ -5,14 +5,19 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from child import environment
 from guerdon.compare.study import plan_study
+from guerdon.engines import ray_jobs
+from guerdon.settings.cluster import ClusterSettings
 
 TESTS = Path(__file__).parents[1]
 STUDY = {
@@ -64,6 +69,56 @@ def table(out):
     lines = [line for line in out.splitlines() if line.startswith(("|", "report:"))]
     assert len(lines) > 2
     return [line.rpartition("|")[0].rpartition("|")[0] or line for line in lines]  # the last cell is the wall time
+
+
+class StuckCluster:
+    """In place of Ray: a job never ends, whatever it is told. Calls are recorded."""
+
+    class exceptions:
+        class TaskCancelledError(Exception):
+            pass
+
+        class RayTaskError(Exception):
+            pass
+
+    def __init__(self):
+        self.calls, self.begun = [], threading.Event()
+
+    def remote(self, function):
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: self.begin(function.__name__)))
+
+    def begin(self, name):
+        if name == "_run_job":
+            self.begun.set()
+        return name
+
+    def wait(self, tasks, timeout):
+        return (tasks, []) if tasks == ["_nothing"] else ([], tasks)
+
+    def cancel(self, task, force=False):
+        self.calls.append(("cancel", task, force))
+
+    def shutdown(self):
+        self.calls.append("shutdown")
+
+    def get_runtime_context(self):
+        return SimpleNamespace(gcs_address="")
+
+
+def test_a_job_that_does_not_end_in_time_is_left_before_ray_is_shut_down(tmp_path, monkeypatch):
+    ray = StuckCluster()
+    monkeypatch.setattr(ray_jobs, "connected", lambda *_, **__: (ray, True))
+    monkeypatch.setattr(ray_jobs, "losses", lambda: ())
+    monkeypatch.setattr(ray_jobs, "_GRACE", -5.0)
+    monkeypatch.setattr(ray_jobs, "_LOOK", 0.1)
+    (tmp_path / "job.yaml").write_text("")
+    jobs = ray_jobs.RayJobs(ClusterSettings())
+    with ThreadPoolExecutor(1) as pool:
+        status = pool.submit(jobs.start, "a", ("run", str(tmp_path / "job.yaml")), tmp_path / "a.log")
+        assert ray.begun.wait(30)
+        jobs.end()
+        assert status.result(30) == -signal.SIGTERM
+    assert ray.calls == [("cancel", "_run_job", False), ("cancel", "_run_job", True), "shutdown"]
 
 
 def test_jobs_that_need_no_actors_of_their_own_are_those_of_one_machine(tmp_path, monkeypatch):
@@ -175,7 +230,6 @@ class TestOnACluster:
 
     def test_a_folder_that_nodes_do_not_share_is_refused(self, tmp_path):
         pytest.importorskip("ray", reason="needs guerdon[ray]")
-        from guerdon.engines import ray_jobs
         from guerdon.errors import ConfigError
 
         (tmp_path / "job.yaml").write_text("other: 1\n")

@@ -24,6 +24,7 @@ from guerdon.settings.cluster import ClusterSettings
 from guerdon.subprocess_worker import start_child
 
 _GRACE = 20.0  # seconds that a job gets to leave a whole checkpoint
+_LOOK = 1.0  # seconds between looks at whether the cluster is left
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS")
 
 
@@ -47,7 +48,7 @@ class RayJobs:
         self._losses = losses()
         self._lock = threading.Condition()
         self._waiting: dict[str, Any] = {}
-        self._ended = False
+        self._ended = self._left = False
         remote = self._ray.remote(_run_job)
         self._task = remote.options(num_cpus=cluster.job_cpus, num_gpus=cluster.job_gpus, max_retries=0)
         try:
@@ -77,6 +78,9 @@ class RayJobs:
                     return -signal.SIGTERM
                 task = self._waiting[name] = self._task.remote(list(arguments), str(log), digest, *self._place)
             try:
+                while not self._ray.wait([task], timeout=_LOOK)[0]:
+                    if self._left:  # a call that waits when Ray is shut down never returns
+                        return -signal.SIGTERM
                 status = int(self._ray.get(task))
                 if status != -signal.SIGKILL:
                     return status
@@ -108,7 +112,11 @@ class RayJobs:
             self._ended = True
             for task in self._waiting.values():
                 self._ray.cancel(task)
-            self._lock.wait_for(lambda: not self._waiting, timeout=_GRACE + 5.0)
+            if not self._lock.wait_for(lambda: not self._waiting, timeout=_GRACE + 5.0):
+                for task in self._waiting.values():
+                    self._ray.cancel(task, force=True)
+                self._left = True
+                self._lock.wait_for(lambda: not self._waiting, timeout=5 * _LOOK)
         if self._owned:
             self._ray.shutdown()
 
