@@ -35,6 +35,8 @@ def _mortal(self, tensors, broadcast):
 
 
 def _carry_out_an_order():
+    if not _folders:
+        return
     import ray
 
     if ray.get_runtime_context().get_actor_id() is None:  # the process of the run sends

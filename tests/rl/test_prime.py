@@ -49,7 +49,7 @@ class Says:
     def passes(self, batch, rows, micro, *, groups_N=None):
         return slices(len(rows), micro)
 
-    def evaluate_all(self, batch, *, micro, temperature=1.0):
+    def evaluate_all(self, batch, *, micro, temperature=1.0, groups_N=None):
         return Evaluated(self.log_probs(batch).detach())
 
 

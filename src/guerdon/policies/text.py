@@ -185,13 +185,16 @@ class TextPolicy:
 
     @distributed.collective
     @torch.no_grad()
-    def evaluate_all(self, inputs: TokenBatch, *, micro: int, temperature: float | None = None) -> Evaluated:
-        """`evaluate` without gradients, `micro` responses at a time; the result is on the CPU."""
+    def evaluate_all(
+        self, inputs: TokenBatch, *, micro: int, temperature: float | None = None, groups_N: IntArray | None = None
+    ) -> Evaluated:
+        """`evaluate` without gradients, `micro` responses at a time, groups kept together; the result is on the CPU."""
         log_probs, values = torch.zeros(inputs.mask_B_T.shape), None
         if self.value_head is not None:
             values = torch.zeros(*inputs.mask_B_T.shape, self.value_head.out_features)
         every = np.arange(len(inputs))
-        parts = self.passes(inputs, every, distributed.even(len(inputs), micro))
+        micro = distributed.even(len(inputs), micro) if groups_N is None else micro
+        parts = self.passes(inputs, every, micro, groups_N=groups_N)
         for rows, counts in distributed.dealt([every[here] for here in parts]):
             part = inputs.take(rows)
             found, width = self.evaluate(part, temperature=temperature), part.mask_B_T.shape[1]

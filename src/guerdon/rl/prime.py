@@ -140,8 +140,11 @@ class PrimeReward(RewardSource[Responses]):
         if self.ref is None:
             ref = torch.from_numpy(rollout.log_probs)
         else:
+            # In the passes of `fit`, so that a model that still equals its reference differs from it by nothing, and
+            # not by rounding, which `batch_norm` would make large.
             micro = self.section.micro_batch_size
-            ref = self.ref.evaluate_all(batch, micro=micro, temperature=self.temperature).log_probs
+            groups = None if self.settings.loss_type == "ce" else rollout.groups_B
+            ref = self.ref.evaluate_all(batch, micro=micro, temperature=self.temperature, groups_N=groups).log_probs
         return LabelledBatch(
             batch,
             torch.from_numpy(rollout.outcomes_B),
