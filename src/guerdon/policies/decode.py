@@ -160,8 +160,8 @@ class LlamaDecoder:
             itself = torch.eye(length, dtype=torch.bool, device=self._device)  # a softmax over nothing is not a number
             seen = (seen & real_B_P[:, None, :] | itself)[:, None]
             bias = torch.zeros(seen.shape, dtype=self._dtype, device=self._device).masked_fill_(~seen, -torch.inf)
-        by_products = self._dtype == torch.bfloat16 and self._eager_for(length)
-        if by_products and bias is None:
+        eager = self._dtype == torch.bfloat16 and self._eager_for(length)
+        if eager and bias is None:
             bias = causal_bias(length, None, torch.empty(0, dtype=self._dtype, device=self._device))
         all_keys, all_values = [], []
         x = F.embedding(ids_B_P, self._embedding)
@@ -169,7 +169,7 @@ class LlamaDecoder:
             q, k, v = (t.transpose(1, 2) for t in self._project(x, layer, self._turns[:length, None]))
             all_keys.append(k)
             all_values.append(v)
-            if by_products and bias is not None:  # heads that share a key are rows of one product
+            if eager and bias is not None:  # heads that share a key are rows of one product
                 scores = (q.reshape(len(q) * self._kv_heads, -1, self._head_dim) @ k.flatten(0, 1).mT).view(
                     len(q), self._heads, length, length
                 )

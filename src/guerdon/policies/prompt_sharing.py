@@ -186,7 +186,7 @@ def shared_attention(
         spread_rows(x[:, :, count:], packing.response_places_R, rows, longest_r) for x in (query, key, value)
     )
     if packing.slots:
-        among_prompts, among_responses = _by_products((q, k, v), (own_q, own_k, own_v), packing, scale, dropout)
+        among_prompts, among_responses = _eager_attention((q, k, v), (own_q, own_k, own_v), packing, scale, dropout)
     else:
         k, v = grouped_heads(q, k), grouped_heads(q, v)
         lower = _lower(longest_p, q.device)
@@ -203,7 +203,7 @@ def shared_attention(
     return torch.cat(gathered)[None], None
 
 
-def _by_products(
+def _eager_attention(
     of_prompts: tuple[Tensor, Tensor, Tensor],
     of_responses: tuple[Tensor, Tensor, Tensor],
     packing: Sharing,
