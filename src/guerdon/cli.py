@@ -242,9 +242,14 @@ def evaluate(
     dry_run: DryRun = False,
     only: Only = None,
     gate: Annotated[bool, typer.Option("--gate", help="Exit with status 5 if a model likely harms RL.")] = False,
+    attack: Annotated[
+        bool, typer.Option("--attack", help="Robots: attack success classifiers and train them on what is found.")
+    ] = False,
 ) -> None:
     """Evaluate trained reward models on held-out episodes; those for text also under attack."""
     config = _load(study, overrides)
+    if attack:
+        return _attack(config, gate=gate, dry_run=dry_run, only=only)
     if not config.text:
         models = [*config.train, *config.control_evaluate.remote]
         if not models:
@@ -273,6 +278,27 @@ def evaluate(
 
         for line in check_gate(verdicts, GateSettings() if config.evaluate is None else config.evaluate.gate):
             sys.stderr.write(f"{line}\n")
+
+
+def _attack(config: Study, *, gate: bool, dry_run: bool, only: list[str] | None) -> None:
+    """`evaluate --attack`."""
+    if config.text:
+        raise ConfigError("--attack is for robots: models for text are always attacked, as evaluate.attacks says")
+    if gate:
+        raise ConfigError("--gate would do nothing with --attack; remove it")
+    plan = config.control_evaluate.repair
+    if dry_run:
+        searches = plan.starts * (plan.rounds + 1 + (plan.rounds > 0))
+        played = searches * plan.population * plan.generations
+        return _dry_run(config, {"searches": searches, "episodes": f"about {played}", "trainings": plan.rounds + 1})
+    import torch
+
+    from guerdon.evaluate.repair import repair_study, repair_text
+
+    torch.set_num_threads(config.runner.threads)
+    for report, paths in repair_study(config, only=only or ()).values():
+        sys.stdout.write(f"{repair_text(report)}\n")
+        _say(f"wrote {paths['json']}, and data sets and models in the same folder")
 
 
 @app.command()

@@ -147,7 +147,7 @@ def _collect_part(
     env = study.env.model_copy(update={"observation": "pixels" if pixels else "state"})
     world = build_world(env, seed=settings.seed * 1000 + part.place, success_readers=settings.success_readers())
     try:
-        make_actor = _actor_maker(share, world, study, policy)
+        make_actor = actor_maker(share, world, study, policy)
         label = _labeler(world, study.env, settings.continuation_limit)
         recorder = Recorder(
             world,
@@ -269,7 +269,7 @@ def _labeler(world: World, env: WorldSettings, limit: int | None) -> Callable[[i
     return label
 
 
-def _actor_maker(share: ActorShare, world: World, study: Study, policy: RobotPolicy | None) -> Callable[[], Actor]:
+def actor_maker(share: ActorShare, world: World, study: Study, policy: RobotPolicy | None) -> Callable[[], Actor]:
     """Makes a new actor for each round.
 
     Raises:

@@ -36,18 +36,54 @@ class GateSettings(Settings):
     )
 
 
+class RepairSettings(Settings):
+    """`evaluate.repair`: attacks on success classifiers by `guerdon evaluate --attack`, and training on them."""
+
+    rounds: int = Field(
+        2,
+        ge=0,
+        le=3,
+        description="at most so often: attack, add what was found as failures, train anew; 0: attack only",
+    )
+    starts: int = Field(16, ge=2, description="starts of a set of attacks; every family attacks from each of them")
+    steps: int = Field(50, ge=1, description="environment steps of an attack")
+    hold: int = Field(10, ge=1, description="steps that an attack keeps an action")
+    score_every: int = Field(5, ge=1, description="steps between two rows that the model judges")
+    lead: Literal["expert", "none"] = Field(
+        "expert", description="acts before the attack begins; none: attacks begin at the reset"
+    )
+    back: int = Field(20, ge=1, description="an attack begins at most so many steps before the expert succeeds")
+    population: int = Field(16, ge=2, description="candidates per generation of the search")
+    generations: int = Field(4, ge=1, description="of the search")
+    elites: int = Field(
+        4, ge=1, description="best candidates of a start: the search continues around them, training gets them"
+    )
+    recall: float = Field(
+        0.9, gt=0, le=1, description="share of the held-out rows of success that every model's threshold accepts"
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> RepairSettings:
+        if self.elites > self.population:
+            raise ValueError("elites are a part of the population: at most population of them")
+        if self.lead == "none":
+            refuse({"back"} & self.model_fields_set, "lead: none")
+        return self
+
+
 class EvaluateSettings(Settings):
     """`evaluate`: how reward models of robots are judged."""
 
     type: Literal["control"] = Field("control", description="robots; follows from policy.type")
     data_path: str | None = Field(None, description="held-out episodes; null: each model's own validation split")
     reps: int = Field(1000, ge=100, description="bootstrap replications")
-    seed: int = Field(0, description="of the bootstrap")
+    seed: int = Field(0, ge=0, description="of the bootstrap and of attacks")
     remote: dict[str, RemoteSettings] = Field(
         default_factory=dict,
         description="models on a reward server, evaluated, too, by name",
     )
     gate: GateSettings = Field(GateSettings(), description="whether a model will help RL")
+    repair: RepairSettings = Field(RepairSettings(), description="--attack: attacks, and training on them")
 
     @model_validator(mode="after")
     def _has_episodes(self) -> EvaluateSettings:

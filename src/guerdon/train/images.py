@@ -16,7 +16,7 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -174,6 +174,7 @@ def label_rows(
     keep: Callable[[Episode, IntArray], None],
     *,
     needs_task: bool = False,
+    held_ids: Collection[str] | None = None,
 ) -> LabelledRows:
     """Draw and label rows of all episodes; what the model sees of them is kept by the caller.
 
@@ -183,6 +184,7 @@ def label_rows(
             depends on the seed and its id only; its last row is always drawn.
         keep: called with each usable episode and its drawn rows.
         needs_task: skip episodes without a task too.
+        held_ids: the episodes to hold out; None: the settings decide.
 
     Raises:
         DataError: no usable episode at all.
@@ -208,8 +210,13 @@ def label_rows(
         )
     owner = np.repeat(np.arange(len(ids)), [len(drawn) for drawn in rows])
     positive_N = np.concatenate(positive)
-    held = held_out(ids, np.array(succeeded, bool), settings.val_split, settings.seed)[owner]
-    return LabelledRows(np.concatenate(targets), positive_N, held, owner, np.concatenate(rows), tuple(ids), skipped)
+    if held_ids is None:
+        held = held_out(ids, np.array(succeeded, bool), settings.val_split, settings.seed)
+    else:
+        held = np.isin(ids, list(held_ids))
+    return LabelledRows(
+        np.concatenate(targets), positive_N, held[owner], owner, np.concatenate(rows), tuple(ids), skipped
+    )
 
 
 def held_out_episodes(episodes: Sequence[Episode], settings: Settings | VLMTrainSettings) -> set[str]:
@@ -285,12 +292,15 @@ class LabelledFrames(LabelledRows):
         return {"pixels": torch.from_numpy(self.pixels[index]), "labels": torch.from_numpy(self.targets[index])}
 
 
-def labelled_frames(episodes: Iterable[Episode], settings: Settings) -> LabelledFrames:
+def labelled_frames(
+    episodes: Iterable[Episode], settings: Settings, *, held_ids: Collection[str] | None = None
+) -> LabelledFrames:
     """Resize and label the frames of all episodes.
 
     Args:
         episodes: see `label_rows`.
         settings: see `label_rows`; `image_size` is that of the frames.
+        held_ids: see `label_rows`.
 
     Raises:
         DataError: no usable episode at all, no frame of success, or (`resnet`) nothing but success.
@@ -301,7 +311,7 @@ def labelled_frames(episodes: Iterable[Episode], settings: Settings) -> Labelled
         assert episode.frames is not None
         pixels.append(to_pixels(episode.frames[rows], settings.image_size, channels_last=True))
 
-    rows = label_rows(episodes, settings, keep)
+    rows = label_rows(episodes, settings, keep, held_ids=held_ids)
     if not rows.positive.any():
         raise DataError(
             f"no success frame in {len(rows.episode_ids)} episodes ({len(rows)} frames): a reward model needs examples "
@@ -313,7 +323,12 @@ def labelled_frames(episodes: Iterable[Episode], settings: Settings) -> Labelled
 
 
 def train_image_model(
-    settings: Settings, episodes: Iterable[Episode] | None = None, *, data_hash: str = "", resume: bool = False
+    settings: Settings,
+    episodes: Iterable[Episode] | None = None,
+    *,
+    data_hash: str = "",
+    resume: bool = False,
+    held_ids: Collection[str] | None = None,
 ) -> TrainResult:
     """Train on the data sets of `settings.data_path`, or on episodes from anywhere.
 
@@ -322,6 +337,7 @@ def train_image_model(
         episodes: consumed one by one; only their resized frames are kept. None: those of `settings.data_path`.
         data_hash: of given episodes, recorded in the checkpoint.
         resume: continue from the newest complete checkpoint in `save_dir`, like `settings.resume`.
+        held_ids: the episodes to hold out; None: the settings decide.
 
     Raises:
         DataError: no usable episodes, or no example of success.
@@ -331,7 +347,7 @@ def train_image_model(
     if episodes is None:
         episodes, data_hash = read_data(settings)
     start = time.perf_counter()
-    frames = labelled_frames(episodes, settings)
+    frames = labelled_frames(episodes, settings, held_ids=held_ids)
     frames.check_split(settings.val_split)
     record = {"settings": settings.model_dump(mode="json", exclude=_FREE), "data_hash": data_hash}
     run = TrainingFolder(settings.save_dir, record, resume=resume or settings.resume)

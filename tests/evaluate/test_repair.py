@@ -1,0 +1,163 @@
+"""Repair of success classifiers: false positives at fixed recall, and `guerdon evaluate --attack` of a tiny world."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+from typer.testing import CliRunner
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import tiny_world  # noqa: F401
+from guerdon.cli import app
+from guerdon.collect.collect import collect
+from guerdon.config import load
+from guerdon.episodes.read import read_episodes
+from guerdon.errors import ConfigError
+from guerdon.evaluate.repair import false_positives, recall_thresholds, repair_study
+from guerdon.settings.study import Study
+from guerdon.train.images import held_out_episodes, train_image_model
+
+STUDY = """
+work_dir: {folder}
+env: {{type: gymnasium, task: "tiny_world:Dot-v1", num_envs: 4, max_episode_steps: 12, frame_size: 32}}
+collect: {{save_dir: "{folder}/data", episodes: 32, frame_every: 1, mixture: [{{type: random}}]}}
+train:
+  success:
+    type: resnet
+    data_path: "{folder}/data"
+    save_dir: "{folder}/model"
+    image_size: 32
+    hidden_dim: 8
+    batch_size: 16
+    learning_rate: 1.0e-3
+    max_steps: 6
+    tensorboard: false
+evaluate:
+  reps: 100
+  repair:
+    {{lead: none, rounds: 1, starts: 4, steps: 8, hold: 1, score_every: 1, population: 8, generations: 2, elites: 2,
+     recall: 1.0}}
+"""
+
+
+def test_the_threshold_accepts_the_wanted_share_and_no_more_than_it_must():
+    values, once = np.array([0.2, 0.9, 0.4, 0.8, 0.6]), np.ones((1, 5))
+    assert recall_thresholds(values, once, 1.0) == [0.2]
+    assert recall_thresholds(values, once, 0.8) == [0.4]
+    assert recall_thresholds(values, once, 0.7) == [0.4]
+    assert recall_thresholds(values, once, 0.2) == [0.9]
+    twice = np.array([[1, 1, 1, 1, 1], [0, 3, 0, 1, 1.0]])
+    assert recall_thresholds(values, twice, 0.8).tolist() == [0.4, 0.8]
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.floats(0.01, 1))
+def test_thresholds_keep_their_recall(values, recall):
+    values = np.array(values)
+    (threshold,) = recall_thresholds(values, np.ones((1, len(values))), recall)
+    assert (values >= threshold).mean() >= recall - 1e-9
+    assert (values > threshold).mean() < recall
+
+
+def test_false_positives_by_hand():
+    successes = {"before": np.array([0.5, 0.7, 0.9, 0.9]), "after": np.array([0.8, 0.8, 0.9, 0.9])}
+    failures = {"before": np.array([0.6, 0.4, 0.95, np.nan]), "after": np.array([0.7, 0.1, 0.85, 0.9])}
+    found = false_positives(successes, np.array([0, 0, 1, 1]), failures, recall=1.0, reps=200, seed=0)
+    assert (found.models["before"].estimate, found.models["before"].n) == (pytest.approx(2 / 3), 3)
+    assert found.models["before"].n_undefined == 1
+    assert found.models["after"].estimate == pytest.approx(1 / 3)
+    assert found.after_minus_before.estimate == pytest.approx(-1 / 3)
+    assert found.after_minus_before.low <= -1 / 3 <= found.after_minus_before.high
+    assert found.after_minus_control is None
+    again = false_positives(successes, np.array([0, 0, 1, 1]), failures, recall=1.0, reps=200, seed=0)
+    assert found == again
+
+
+def test_where_nothing_is_fooled_the_interval_keeps_its_doubt_and_nothing_found_is_no_false_positive():
+    successes = {"before": np.array([0.5, 0.7])}
+    found = false_positives(
+        successes, np.array([0, 1]), {"before": np.array([0.1, -np.inf])}, recall=1.0, reps=100, seed=0
+    )
+    assert found.models["before"].estimate == 0
+    assert found.models["before"].high == pytest.approx(0.658, abs=0.01)  # Wilson, none of two
+    none = false_positives(successes, np.array([0, 1]), {"before": np.array([np.nan])}, recall=1.0, reps=100, seed=0)
+    assert (none.models["before"].estimate, none.models["before"].n_undefined) == (None, 1)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("repair")
+    (folder / "study.yaml").write_text(STUDY.format(folder=folder))
+    study = load(Study, folder / "study.yaml")
+    collect(study)
+    train_image_model(study.image_models["success"])
+    return study
+
+
+def test_two_repairs_in_one_process_give_equal_weights_attacks_and_reports(study):
+    folder = Path(study.image_models["success"].save_dir) / "repair"
+    runs = []
+    for _ in range(2):
+        ((report, paths),) = repair_study(study).values()
+        weights = {path.parts[-3]: load_file(path) for path in sorted(folder.rglob("model.safetensors"))}
+        runs.append((report, paths["json"].read_bytes(), paths["text"].read_bytes(), weights))
+    (report, *written, weights), (again, *rewritten, same) = runs
+    assert report == again
+    assert written == rewritten
+    assert weights.keys() == same.keys() == {"control", "round-1"}
+    for name in weights:
+        assert all(np.array_equal(weights[name][key], same[name][key]) for key in weights[name])
+
+    assert report.rounds[0].exploited > 0
+    itself = report.false_positives["search against itself"].models
+    assert itself["before"].estimate == 1
+    assert itself["after"].estimate < 0.5
+    committed = list(read_episodes(folder / "committed"))
+    added = list(read_episodes(folder / "negatives-1"))
+    assert len(committed) == sum(report.committed.values())
+    assert len(added) == report.rounds[0].added
+    assert not any(e.success.any() for e in (*committed, *added))
+    assert {e.meta["start"] for e in committed} <= set(range(4))
+    assert {e.meta["start"] for e in added} <= set(range(4, 8)), "no start of a committed attack is trained on"
+    assert {"held out", "search against itself", "committed hold"} < report.false_positives.keys()
+    assert report.false_positives["committed search"].models.keys() == {"before", "control", "after"}
+    assert json.loads(written[0])["committed_hash"] == report.committed_hash
+
+
+def test_the_refit_holds_out_the_same_episodes(study):
+    settings = study.image_models["success"]
+    held = held_out_episodes(list(read_episodes(settings.data_path)), settings)
+    metrics = json.loads((Path(settings.save_dir) / "metrics.json").read_text())
+    result = train_image_model(
+        settings.model_copy(update={"save_dir": f"{settings.save_dir}-again", "max_steps": 1}), held_ids=held
+    )
+    assert result.metrics["val_frames"] == metrics["val_frames"]
+    assert result.metrics["val_episodes"] == len(held)
+
+
+def test_what_cannot_be_attacked_is_refused(study):
+    with pytest.raises(ConfigError, match="no success classifier"):
+        repair_study(study, only=["progress"])
+    with pytest.raises(ConfigError, match="no success classifier"):
+        repair_study(study.model_copy(update={"train": {}}))
+
+
+def test_the_command_line(study, monkeypatch):
+    folder = Path(study.work_dir)
+    monkeypatch.chdir(folder)
+
+    def call(*words):
+        return CliRunner().invoke(app, ["evaluate", "study.yaml", "--attack", *words])
+
+    assert isinstance(call("--gate").exception, ConfigError)
+    planned = call("--dry-run")
+    assert planned.exit_code == 0, planned.output
+    assert "searches: 12" in planned.output
+    done = call("evaluate.repair.rounds=0")
+    assert done.exit_code == 0, done.output
+    assert "committed search" in done.output
+    assert not list((folder / "model" / "repair").glob("round-*"))
