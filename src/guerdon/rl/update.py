@@ -20,7 +20,7 @@ from torch import Tensor
 
 from guerdon import distributed
 from guerdon.policies.passes import slices
-from guerdon.rl import losses
+from guerdon.rl import closed_form, losses
 from guerdon.rl.optimizers import Optimizer
 from guerdon.settings.algorithm import AlgorithmSettings
 from guerdon.types import Advantages, BoolArray, Evaluated, Evaluates, FloatArray, Inputs, Metrics
@@ -154,6 +154,7 @@ def update_policy(
     """
     total, largest_gap, taken, skipped = _Sums(), 0.0, 0, 0
     names = _metric_names(batch, settings)
+    closed = closed_form.applies(policy, batch.columns(), settings)
     for rows, part in _mini_batches(batch, settings, rng):
         optimizer.zero_grad()
         weights, divisor = _aggregation(part["mask"], settings, max_length)
@@ -173,6 +174,10 @@ def update_policy(
             if not counts_here:
                 columns |= {name: torch.zeros_like(columns[name]) for name in _COUNTED if name in columns}
             inputs = batch.inputs.take(rows[here])
+            if closed:
+                given = policy, inputs, columns, divisor, count, counts, settings
+                facts.add(closed_form.add_gradients(*given))  # type: ignore[arg-type]
+                continue
             loss, numbers, gap = _loss(policy, inputs, columns, divisor, count, counts, settings)
             loss.backward()  # type: ignore[no-untyped-call]
             facts.add(numbers)

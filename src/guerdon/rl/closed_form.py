@@ -1,0 +1,131 @@
+"""Gradient of the PPO loss of a Gaussian policy of small networks on states, in closed form, without autograd.
+
+With networks this small autograd spends more time on its records than on products. What is computed here is what
+`update` computes with autograd, to rounding; other policies and losses go through autograd.
+
+    if applies(policy, batch, settings):
+        numbers = add_gradients(policy, inputs, columns, divisor, count, head_counts, settings)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from guerdon.policies.control import GaussianPolicy, StateInputs
+from guerdon.settings.algorithm import AlgorithmSettings
+from guerdon.settings.policy import MLPPolicySettings
+
+_COLUMNS = {"mask", "advantages", "old_log_probs", "values", "returns", "value_mask"}
+_ONE = torch.ones(())
+
+
+def applies(policy: Any, columns: Mapping[str, Tensor], settings: AlgorithmSettings) -> bool:
+    """Whether this policy, these columns of a batch and this loss have a gradient in closed form here.
+
+    Its parameters must have gradients to add to, as those of `FlatAdam` do.
+    """
+    if type(policy) is not GaussianPolicy or not isinstance(policy.settings, MLPPolicySettings):
+        return False
+    plain = settings.loss == "ppo" and settings.clip_ratio_c is None and settings.clip_range_value is None
+    known = columns.keys() <= _COLUMNS and ("returns" in columns) == (policy.vf is not None)
+    cpu = policy.device.type == "cpu"
+    return plain and known and cpu and all(p.requires_grad and p.grad is not None for p in policy.parameters())
+
+
+@torch.no_grad()
+def add_gradients(
+    policy: GaussianPolicy,
+    inputs: StateInputs,
+    columns: Mapping[str, Tensor],
+    divisor: Tensor | float,
+    count: Tensor,
+    head_counts: Mapping[str, Tensor],
+    settings: AlgorithmSettings,
+) -> dict[str, float]:
+    """Add the gradient of these rows' part of a gradient step's loss to the parameters' own.
+
+    Args:
+        policy: what is trained.
+        inputs: N rows.
+        columns: of these rows, and the `weights` of their terms of the policy loss, each (N, 1) or (N, 1, H).
+        divisor: of the weighted sum of terms.
+        count: decisions of the gradient step.
+        head_counts: `value_mask`: known targets of each value head in the gradient step.
+        settings: loss and coefficients.
+
+    Returns:
+        The parts of the loss as plain numbers: those of these rows.
+    """
+    given = {name: column.numpy() for name, column in columns.items()}
+    mask, advantages = given["mask"], given["advantages"]
+    weights = given["weights"] / np.float32(divisor)
+    high = settings.clip_range if settings.clip_range_high is None else settings.clip_range_high
+    lowest, highest = np.float32(1.0 - settings.clip_range), np.float32(1.0 + high)
+    into, mean = _forward(policy.pi, inputs.observations)
+    log_std = policy.log_std.numpy()
+    scale = np.exp(-log_std)
+    z = (inputs.actions.numpy() - mean.numpy()) * scale
+    squares = z * z
+    constant = np.float32(0.5 * policy.action_size * math.log(2 * math.pi))
+    new = np.float32(-0.5) * squares.sum(1, keepdims=True) - (log_std.sum() + constant)
+    log_ratio = new - given.get("old_log_probs", new)
+    ratio = np.exp(log_ratio)
+    gain = ratio * advantages  # the surrogate, and its derivative by the log-probability
+    clipped = np.minimum(np.maximum(ratio, lowest), highest)
+    limit = clipped * advantages
+    share = float(mask.sum()) / float(count)
+    numbers = {
+        "policy_loss": -_dot(np.minimum(gain, limit), weights),
+        "clip_fraction": _dot(clipped != ratio, mask) / float(count),
+        "approx_kl": _dot(ratio - np.float32(1.0) - log_ratio, mask) / float(count),
+        "entropy": float(log_std.sum() + constant + np.float32(0.5 * policy.action_size)) * share,
+    }
+    by_log_prob = -(gain * (gain <= limit) * weights)
+    by_log_std = ((squares - np.float32(1.0)) * by_log_prob).sum(0)
+    if settings.entropy_coef:
+        by_log_std -= np.float32(settings.entropy_coef) * weights.sum()
+    cast("Tensor", policy.log_std.grad).add_(torch.from_numpy(by_log_std))
+    _backward(policy.pi, into, torch.from_numpy(z * scale * by_log_prob))
+    if policy.vf is not None:
+        into, values = _forward(policy.vf, inputs.observations)
+        error = values.numpy() - given["returns"][:, 0]
+        each = 1.0 / head_counts["value_mask"].numpy() if settings.loss_agg == "token" else given["weights"]
+        by_value = error * given["value_mask"][:, 0] * each
+        numbers["value_loss"] = 0.5 * _dot(error, by_value)
+        _backward(policy.vf, into, torch.from_numpy(by_value * np.float32(settings.value_coef)))
+    return numbers
+
+
+def _dot(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.vdot(a, b))
+
+
+def _forward(network: nn.Module, x: Tensor) -> tuple[list[Tensor], Tensor]:
+    """What goes into each linear layer, and what comes out of the last."""
+    into: list[Tensor] = []
+    for layer in cast("nn.Sequential", network):
+        if isinstance(layer, nn.Linear):
+            into.append(x)
+            x = torch.addmm(layer.bias, x, layer.weight.t())
+        else:
+            x = x.tanh_() if isinstance(layer, nn.Tanh) else x.relu_()
+    return into, x
+
+
+def _backward(network: nn.Module, into: list[Tensor], by_output: Tensor) -> None:
+    """Add the gradient to that of each weight and bias."""
+    layers = cast("nn.Sequential", network)
+    for k in reversed(range(len(into))):
+        linear, x = cast("nn.Linear", layers[2 * k]), into[k]
+        cast("Tensor", linear.weight.grad).addmm_(by_output.t(), x)
+        cast("Tensor", linear.bias.grad).add_(by_output.sum(0))
+        if k:
+            by_output = by_output @ linear.weight
+            slope = torch.addcmul(_ONE, x, x, value=-1.0) if isinstance(layers[2 * k - 1], nn.Tanh) else x > 0
+            by_output.mul_(slope)
