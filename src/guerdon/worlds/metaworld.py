@@ -3,8 +3,8 @@
 N copies of one of the 50 tasks step together; a reset picks one of the task's goals by seed. Meta-World's own
 reset simulates the arm back to its start (about as long as 40 steps); the state after it depends on the goal
 alone, so it is computed once per goal and restored after that, to the same bits in everything that later steps
-read. Steps are Meta-World's own code, except that observations are put together with fewer detours, to the same
-bits.
+read. Steps are Meta-World's own code, except that actions reach the simulator, and positions are read from it, with
+fewer detours, to the same bits.
 
     env = MetaWorldVectorEnv("window-close", num_envs=8)
     observations, _ = env.reset(seed=list(range(8)))
@@ -90,10 +90,11 @@ TASK_TEXTS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Each task in words, by its name without the version: our own, since Meta-World ships none. No two are equal."""
+_DOWNWARDS = (1.0, 0.0, 1.0, 0.0)  # quaternion of the hand
 _FOREIGN = {
     "model", "data", "mujoco_renderer", "observation_space", "action_space", "_random_reset_space",
     "goal_space", "_np_random", "_np_random_seed", "_ezpickle_args", "_ezpickle_kwargs", "sawyer_observation_space",
-    "spec",
+    "spec", "_placed",
 }  # fmt: skip
 
 
@@ -114,22 +115,26 @@ def _benchmark(name: str, goals_seed: int) -> tuple[type[Any], list[Any]]:
     return benchmark.train_classes[name], benchmark.train_tasks
 
 
-class _FastObservations:
-    """Mixed into a Meta-World environment: the same model and observation at less cost.
+class _FastSteps:
+    """Mixed into a Meta-World environment: the same model, steps and observation at less cost.
 
-    The model is compiled from XML once per process and copied. None of the 50 tasks overrides these methods; they
-    define where their objects are.
+    The model is compiled from XML once per process and copied. Places of named objects are windows into the memory of
+    the simulator, found once. None of the 50 tasks overrides these methods; they define where their objects are.
     """
 
     fullpath: str
     width: int
     height: int
+    action_scale: float
+    mocap_low: np.ndarray
+    mocap_high: np.ndarray
     data: Any
     _prev_obs: np.ndarray
     _partially_observable: bool
     _get_pos_objects: Callable[[], np.ndarray]
     _get_quat_objects: Callable[[], np.ndarray]
     _get_pos_goal: Callable[[], np.ndarray]
+    _step_mujoco_simulation: Callable[[Any, int], None]
 
     def _initialize_simulation(self) -> tuple[Any, Any]:
         """An `MjModel` of its own, and its `MjData`; the rendering buffer as in `MujocoEnv`."""
@@ -138,14 +143,51 @@ class _FastObservations:
         model = copy.copy(_compiled_model(self.fullpath))
         model.vis.global_.offwidth = max(model.vis.global_.offwidth, self.width)
         model.vis.global_.offheight = max(model.vis.global_.offheight, self.height)
+        self._placed: dict[str, np.ndarray] = {}
         return model, mujoco.MjData(model)
+
+    def _body(self, name: str) -> np.ndarray:
+        """(3,) position of a body, which follows the simulator."""
+        if name not in self._placed:
+            self._placed[name] = self.data.body(name).xpos
+        return self._placed[name]
+
+    def _site(self, name: str) -> np.ndarray:
+        """(3,) position of a site, which follows the simulator."""
+        key = f"site {name}"
+        if key not in self._placed:
+            self._placed[key] = self.data.site(name).xpos
+        return self._placed[key]
+
+    @property
+    def tcp_center(self) -> np.ndarray:
+        """(3,) between the fingers."""
+        middle: np.ndarray = (self._site("rightEndEffector") + self._site("leftEndEffector")) / 2.0
+        return middle
+
+    def _get_site_pos(self, site_name: str) -> np.ndarray:
+        return self._site(site_name).copy()
+
+    def _set_pos_site(self, name: str, pos: np.ndarray) -> None:
+        self._site(name)[:] = pos[:3]
+
+    def set_xyz_action(self, action: np.ndarray) -> None:
+        """Move the mocap body, which the hand follows, by (3,) in [-1, 1] along each axis."""
+        positions = self.data.mocap_pos
+        positions += np.minimum(np.maximum(action, -1), 1) * self.action_scale
+        first = positions[0]
+        np.minimum(np.maximum(first, self.mocap_low, out=first), self.mocap_high, out=first)
+        self.data.mocap_quat[:] = _DOWNWARDS
+
+    def do_simulation(self, ctrl: Any, n_frames: int) -> None:
+        """Steps of the simulator with one control of both fingers."""
+        self._step_mujoco_simulation(ctrl, n_frames)
 
     def _get_curr_obs_combined_no_goal(self) -> np.ndarray:
         """(18,) hand, opening of the gripper, position and quaternion of one or two objects, zeros."""
-        body = self.data.body
-        apart = body("rightclaw").xpos - body("leftclaw").xpos
+        apart = self._body("rightclaw") - self._body("leftclaw")
         one = np.zeros(18)
-        one[:3] = body("hand").xpos
+        one[:3] = self._body("hand")
         one[3] = min(max(math.sqrt(apart.dot(apart)) / 0.1, 0.0), 1.0)
         positions, quaternions = self._get_pos_objects(), self._get_quat_objects()
         for k in range(len(positions) // 3):
@@ -188,7 +230,7 @@ class MetaWorldVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
             ) from error
         self.task_text = TASK_TEXTS[name]
         self.num_envs = num_envs
-        fast = type(cls.__name__, (_FastObservations, cls), {})
+        fast = type(cls.__name__, (_FastSteps, cls), {})
         self._envs = [fast() for _ in range(num_envs)]
         for env in self._envs:
             env.set_task(self._goals[0])
