@@ -11,12 +11,19 @@ log-probabilities and values of a whole rollout at once; its parameters are one 
 runs the way its documentation shows: `make_vec_env` (a `DummyVecEnv` of `Monitor`ed environments), Meta-World's own
 reset with a goal drawn from the task's 50, `TimeLimit` of 200 steps.
 
+With `--second-core` guerdon also runs on two cores: simulators in two processes (`env.vectorization: async`), or two
+collectors of a Ray cluster on this machine (`guerdon[ray]`), each synchronous and with rollouts one update old. The
+processes of these sides share both cores; only the wall clock counts for them, against guerdon on one core.
+
     python benchmarks/ppo_vs_sb3.py --core=1 --repetitions=5
+    python benchmarks/ppo_vs_sb3.py --core=1 --second-core=0 --sides guerdon async async_stale ray ray_stale
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from harness import (
@@ -36,6 +43,7 @@ from harness import (
 COPIES, HORIZON, ROLLOUT, HIDDEN = 8, 200, 250, (128, 128)
 PPO = {"learning_rate": 1e-3, "gamma": 0.99, "gae_lambda": 0.95, "clip_range": 0.2, "max_grad_norm": 0.5}
 EPOCHS, MINIBATCH = 10, 250
+NOTHING: Mapping[str, Any] = {}
 
 
 def make_env(task: str, seed: int) -> Any:
@@ -119,22 +127,56 @@ def run_sb3(task: str, steps: int) -> dict[str, Any]:
     return {**start.watch.read(), "steps": model.num_timesteps}
 
 
-def run_guerdon(task: str, steps: int) -> dict[str, Any]:
-    """The loop of guerdon, in all and by phase."""
+def run_guerdon(
+    task: str, steps: int, *, env: Mapping[str, Any] = NOTHING, runner: Mapping[str, Any] = NOTHING, **given: Any
+) -> dict[str, Any]:
+    """The loop of guerdon, in all and by phase; the rest are changes of its configuration."""
+    world = {"task": task, "num_envs": COPIES, "max_episode_steps": HORIZON, "native_reward": "sparse"}
     return time_guerdon(
         {
-            "runner": {"total_steps": steps},
-            "env": {"task": task, "num_envs": COPIES, "max_episode_steps": HORIZON, "native_reward": "sparse"},
+            "runner": {"total_steps": steps, **runner},
+            "env": {**world, **env},
             "policy": {"type": "mlp", "hidden": HIDDEN, "activation": "tanh", "normalize_observations": False},
             "algorithm": {
                 "rollout_steps": ROLLOUT, "num_epochs": EPOCHS, "minibatch_size": MINIBATCH, "value_coef": 1.0, **PPO
             },
+            **given,
         }
     )  # fmt: skip
 
 
-RUNS = {"raw": run_raw, "sb3": run_sb3, "guerdon": run_guerdon}
-NAMES = {"raw": "simulator alone, random actions", "sb3": "Stable-Baselines3 PPO", "guerdon": "guerdon PPO"}
+PROCESSES = {"vectorization": "async", "num_envs_per_process": COPIES // 2}
+RAY = {"engine": "ray", "cluster": {"collectors": 2, "collector_cpus": 0}}
+RUNS = {
+    "raw": run_raw,
+    "sb3": run_sb3,
+    "guerdon": run_guerdon,
+    "async": partial(run_guerdon, env=PROCESSES),
+    "async_stale": partial(run_guerdon, env=PROCESSES, runner={"max_staleness": 1}),
+    "ray": partial(run_guerdon, runner={"rollout_shards": 2}, **RAY),
+    "ray_stale": partial(run_guerdon, runner={"rollout_shards": 2, "max_staleness": 1}, **RAY),
+}
+ONE_CORE = ("raw", "sb3", "guerdon")
+NAMES = {
+    "raw": "simulator alone, random actions",
+    "sb3": "Stable-Baselines3 PPO",
+    "guerdon": "guerdon PPO",
+    "async": "two cores, simulators in two processes",
+    "async_stale": "the same, rollouts one update old",
+    "ray": "two cores, two collectors of Ray",
+    "ray_stale": "the same, rollouts one update old",
+}
+
+
+def report_two(results: Mapping[str, list[dict[str, Any]]]) -> str:
+    """Wall-clock speeds against guerdon on one core, as Markdown."""
+    wall = {side: rates(runs) for side, runs in results.items()}
+    rows = [
+        [NAMES[side], spread(wall[side], 0), spread(ratios(wall[side], wall["guerdon"]))]
+        for side in results
+        if side not in ("raw", "sb3")
+    ]
+    return table(["", "steps/s", "ratio to one core"], rows)
 
 
 def report(results: dict[str, list[dict[str, Any]]]) -> str:
@@ -145,6 +187,7 @@ def report(results: dict[str, list[dict[str, Any]]]) -> str:
         [name, spread(wall[side], 0), spread(ratios(wall[side], wall["raw"])), spread(ratios(wall[side], wall["sb3"])),
          spread(core[side], 0), spread(ratios(core[side], core["raw"])), spread(ratios(core[side], core["sb3"]))]
         for side, name in NAMES.items()
+        if side in results
     ]  # fmt: skip
     header = [
         "", "steps/s", "of the simulator's speed", "ratio to SB3",
@@ -163,24 +206,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--task", default="window-close")
     parser.add_argument("--core", type=int, default=0, help="the core that everything runs on")
+    parser.add_argument("--second-core", type=int, help="and the other one of the sides on two cores")
+    parser.add_argument("--sides", nargs="+", choices=list(RUNS), default=list(ONE_CORE), help="what is compared")
     parser.add_argument("--steps", type=int, default=40_000, help="environment steps of each measurement")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--side", choices=list(RUNS), help="one measurement in this process")
     options = parser.parse_args()
-    pin([options.core])
+    beyond = [side for side in (options.side, *options.sides) if side not in (None, *ONE_CORE)]
+    if beyond and options.second_core is None:
+        parser.error(f"{beyond[0]} runs on two cores: give --second-core")
+    pin([options.core, *([] if options.side in (None, *ONE_CORE) else [options.second_core])])
     if options.side:
         report_measurement(RUNS[options.side](options.task, options.steps))
         return
     where = machine_line(["stable_baselines3"])
-    results: dict[str, list[dict[str, Any]]] = {side: [] for side in RUNS}
+    results: dict[str, list[dict[str, Any]]] = {side: [] for side in options.sides}
     arguments = {"task": options.task, "core": options.core, "steps": options.steps}
+    two = {} if options.second_core is None else {"second-core": options.second_core}
     for repetition in range(options.repetitions):
-        for side in RUNS:
-            results[side].append(measure(__file__, {"side": side, **arguments}))
+        for side in options.sides:
+            results[side].append(measure(__file__, {"side": side, **arguments, **two}))
             print(f"repetition {repetition}: {NAMES[side]}, {rates(results[side])[-1]:.0f} steps/s", flush=True)
+    tables = [report({side: results[side] for side in ONE_CORE})] if set(ONE_CORE) <= results.keys() else []
+    tables += [report_two(results)] if two and "guerdon" in results else []
     print(
         f"\n{where}\n\nTask {options.task}, {options.steps} steps, {options.repetitions} repetitions in alternation; "
-        f"median (lowest to highest).\n\n{report(results)}"
+        "median (lowest to highest).\n\n" + "\n\n".join(tables)
     )
 
 
