@@ -407,13 +407,18 @@ def report(
 
 @app.command()
 def quickstart(
-    folder: Annotated[Path, typer.Option("--folder", help="Output folder.")] = Path("runs/quickstart"),
+    folder: Annotated[
+        Path | None, typer.Option("--folder", help="Output folder; runs/quickstart, or runs/quickstart_text.")
+    ] = None,
+    text: Annotated[
+        bool, typer.Option("--text", help="A language model on word problems, instead of a robot arm.")
+    ] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """A small example of every stage: collect, train, evaluate, RL with two rewards, report."""
+    """A small example of every stage: data, training, evaluation, RL with two rewards, report."""
     from guerdon.compare.study import plan_study, quickstart_file, run_study
 
-    plan = plan_study(quickstart_file(), [f"work_dir={folder}"], parallel=0)
+    plan = plan_study(quickstart_file(text), [] if folder is None else [f"work_dir={folder}"], parallel=0)
     if dry_run:
         return _dry_run(plan.study, plan.estimate())
     page, table = run_study(plan)

@@ -216,9 +216,9 @@ def _write_configs(plan: StudyPlan) -> None:
     atomic.write_text(plan.folder / "study.yaml", to_yaml(plan.study))
 
 
-def quickstart_file() -> Path:
-    """The study that `guerdon quickstart` runs; it ships inside the package."""
-    return Path(str(files("guerdon.compare") / "quickstart.yaml"))
+def quickstart_file(text: bool = False) -> Path:
+    """The study that `guerdon quickstart` runs (with `--text`); it ships inside the package."""
+    return Path(str(files("guerdon.compare") / ("quickstart_text.yaml" if text else "quickstart.yaml")))
 
 
 def _moved(tree: Tree, inside: str) -> Tree:
