@@ -169,7 +169,7 @@ def update_policy(
         passes = policy.passes(batch.inputs, rows, micro)
         for here, counts_here in distributed.dealt(passes):
             columns = part | {"weights": weights}
-            if len(passes) > 1:  # else one part holds them all
+            if len(passes) > 1 or not isinstance(here, slice):  # else one part holds them all, in their order
                 columns = {name: column[here] for name, column in columns.items()}
             if not counts_here:
                 columns |= {name: torch.zeros_like(columns[name]) for name in _COUNTED if name in columns}
