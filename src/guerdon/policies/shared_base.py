@@ -114,7 +114,7 @@ class SharedBase:
         """Nobody trains these weights: on a GPU that computes in bfloat16 they are kept in it (`halve_linear`)."""
         if self.bf16 and self.device.type == "cuda" and self.shards is None:
             self.model.requires_grad_(False)
-            self.halved = halve_linear(self.model)
+            self.halved = halve_linear(self.model) or self.halved  # it may be frozen already
 
     def check_packs(self) -> None:
         """Make sure that sequences can be packed.
