@@ -69,6 +69,19 @@ def test_prompts_read_in_parts_are_read_the_same(monkeypatch):
     same(whole, write(policy))
 
 
+def test_other_networks_read_prompts_within_the_tokens_of_a_pass(monkeypatch):
+    monkeypatch.setattr(decode, "supports", lambda policy: False)
+    read, forward = [], decode.HFDecoder._forward
+    monkeypatch.setattr(
+        decode.HFDecoder, "_forward", lambda self, ids, at: read.append(ids.shape) or forward(self, ids, at)
+    )
+    whole = write(keen(tiny_policy("qwen2")))
+    assert max(rows * length for rows, length in read) > 24
+    read.clear()
+    same(whole, write(keen(tiny_policy("qwen2", max_tokens_per_pass=24))))
+    assert max(rows * length for rows, length in read) == 24
+
+
 @pytest.mark.parametrize("bf16", [True, False])
 def test_fused_attention_and_two_products_agree(bf16):
     policy = tiny_policy("qwen2", bf16=bf16)
@@ -79,10 +92,11 @@ def test_fused_attention_and_two_products_agree(bf16):
         decoder = decode.LlamaDecoder(policy)
         decoder._fused = fused
         with torch.inference_mode():
-            decoder.prefill(ids, real, room=3)
-            decoder.select(torch.arange(3))
-            decoder.step(torch.tensor([11, 12, 13]))
-            logits.append(decoder.step(torch.tensor([50, 51, 52])))
+            decoder.prefill(ids.to(policy.device), real.to(policy.device), room=3)
+            decoder.select(torch.arange(3, device=policy.device))
+            for tokens in ([11, 12, 13], [50, 51, 52]):
+                found = decoder.step(torch.tensor(tokens, device=policy.device))
+            logits.append(found)
     torch.testing.assert_close(*logits, rtol=0, atol=0.3 if bf16 else 1e-4)
 
 

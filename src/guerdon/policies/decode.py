@@ -277,10 +277,24 @@ class HFDecoder:
         return torch.autocast(self._base.device.type, torch.bfloat16, enabled=self._base.bf16)
 
     def prefill(self, ids_B_P: Tensor, real_B_P: Tensor, *, room: int) -> Tensor:
-        """Read prompts padded on the left and return the (B, V) logits of the first token to write."""
-        self._cache = _cache(self._base.model.config, ids_B_P.shape[1] + room)
-        self._real = real_B_P
-        return self._forward(ids_B_P, (real_B_P.long().cumsum(-1) - 1).clamp_min(0))
+        """Read prompts padded on the left and return the (B, V) logits of the first token to write.
+
+        They are read in parts of `max_tokens_per_pass`, but for networks that keep more than keys and values.
+        """
+        rows, length = ids_B_P.shape
+        model, limit = self._base.model, self._base.tokens_per_pass
+        if limit is None or getattr(model, "_is_stateful", False):
+            limit = rows * length
+        size = max(1, limit // max(length, 1))
+        positions_B_P = (real_B_P.long().cumsum(-1) - 1).clamp_min(0)
+        caches, logits = [], []
+        for start in range(0, max(rows, 1), size):
+            here = slice(start, start + size)
+            self._cache, self._real = _cache(model.config, length + room), real_B_P[here]
+            logits.append(self._forward(ids_B_P[here], positions_B_P[here]))
+            caches.append(self._cache)
+        self._cache, self._real = _joined(caches), real_B_P
+        return torch.cat(logits)
 
     def select(self, rows: Tensor) -> None:
         """Go on with these rows, in this order; a row may come several times, or no more."""
@@ -343,6 +357,19 @@ def _cache(config: Any, room: int) -> Any:
     cache = DynamicCache(config=config)
     cache.layers = [Roomy() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
+
+
+def _joined(caches: list[Any]) -> Any:
+    """One cache with the rows of all, layer by layer; the parts are let go of as soon as they are copied."""
+    first, *others = caches
+    for i, layer in enumerate(first.layers):
+        parts = [layer, *(cache.layers[i] for cache in others)]
+        if others and layer.is_initialized:
+            layer.keys, layer.values = torch.cat([p.keys for p in parts]), torch.cat([p.values for p in parts])
+            layer._whole = None
+        for cache in others:
+            cache.layers[i] = None
+    return first
 
 
 def _stacked(parts: list[list[Tensor]]) -> list[Tensor]:
