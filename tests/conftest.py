@@ -9,27 +9,30 @@ import sys
 import hypothesis
 import pytest
 
-FUZZ_SCALE = int(os.environ.get("GUERDON_FUZZ_SCALE", "1"))
-"""GUERDON_FUZZ_SCALE=10 makes every property and fuzz test ten times as long as it usually is."""
+FUZZ_SCALE = float(os.environ.get("GUERDON_FUZZ_SCALE", "1"))
+"""GUERDON_FUZZ_SCALE=10 makes every property and fuzz test ten times as long as it usually is; 0.1 a tenth."""
 
 
-def lengthen(settings: type[hypothesis.settings]) -> None:
+def scale(settings: type[hypothesis.settings]) -> None:
     """Multiply the number of examples that our tests ask for, or take by default."""
     plain = settings.__init__
     usual = settings().max_examples
 
+    def times(count):
+        return max(1, int(FUZZ_SCALE * count))
+
     def scaled(self, parent=None, **given):
         if not sys._getframe(1).f_globals["__name__"].startswith(("hypothesis", "schemathesis")):
-            given["max_examples"] = FUZZ_SCALE * given.get("max_examples", usual)
+            given["max_examples"] = times(given.get("max_examples", usual))
         plain(self, parent, **given)
 
     settings.__init__ = scaled
-    settings.register_profile("long", max_examples=FUZZ_SCALE * usual)
-    settings.load_profile("long")
+    settings.register_profile("scaled", max_examples=times(usual), deadline=None)
+    settings.load_profile("scaled")
 
 
-if FUZZ_SCALE > 1:
-    lengthen(hypothesis.settings)
+if FUZZ_SCALE != 1:
+    scale(hypothesis.settings)
 
 os.environ.setdefault("MUJOCO_GL", "egl")
 os.environ.setdefault("PYOPENGL_PLATFORM", os.environ["MUJOCO_GL"])

@@ -60,15 +60,15 @@ def test_gradients_are_those_of_whole_sequences(checkpointing):
 def test_any_grouping_gives_the_same(prompts, answers, seed):
     answers = [(k % len(prompts), n) for k, n in answers]
     batch = batch_of(prompts, answers, seed)
-    layout = lay_out_shared(batch, device=torch.device("cpu"))
+    shared, plain = pair()
+    layout = lay_out_shared(batch, device=shared.device)
     first, group_B = groups_of(batch)
     assert layout.ids.numel() == sum(len(batch.prompts[r]) for r in first) + int(batch.lengths_B.sum())
     assert all((batch.prompts[first[g]] == p).all() for g, p in zip(group_B, batch.prompts, strict=True))
-    shared, plain = pair()
     with torch.no_grad():
         hidden = shared.base.hidden(layout)[layout.predicts_M]
         logits = shared.base.logits(hidden).log_softmax(-1).gather(-1, layout.targets_M[:, None]).squeeze(-1)
-        expected = plain.log_probs(batch)[torch.from_numpy(batch.mask_B_T)]
+        expected = plain.log_probs(batch)[torch.from_numpy(batch.mask_B_T).to(plain.device)]
     torch.testing.assert_close(logits, expected, atol=2e-5, rtol=0)
     assert layout.attention == SHARED_ATTENTION
 
