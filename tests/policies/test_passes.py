@@ -13,8 +13,9 @@ from guerdon.policies import decode
 from guerdon.policies.generate import LocalEngine
 from guerdon.policies.passes import TOKENS_ON_GPU, passes, slices, token_limit
 from guerdon.policies.precision import halve_linear, product_of_cast
-from guerdon.policies.text import add_policy, token_log_probs
+from guerdon.policies.text import add_policy, reference, token_log_probs
 from guerdon.settings.text_policy import LocalGenerationSettings, LoraSettings
+from pretend_cuda import pretended
 
 LENGTHS = st.lists(st.integers(1, 50), max_size=30)
 
@@ -92,6 +93,18 @@ def test_an_adapter_on_halved_weights_learns_the_same():
         assert base.packs
         assert policy.merged(base.model.get_submodule("model.layers.0.mlp.up_proj")).dtype == torch.float32
     assert all(torch.equal(found[0][name], gradient) for name, gradient in found[1].items())
+
+
+def test_an_adapter_stays_float32_when_its_base_becomes_a_reference(request):
+    if request.config.getoption("--pretend-cuda", False):
+        pytest.skip("this test pretends by itself")
+    with pretended():
+        policy = add_policy(tiny_policy(bf16=True).base, "policy", LoraSettings(r=2), seed=0)
+        reference(policy.base)
+        assert policy.base.halved
+        assert {p.dtype for p in policy.parameters()} == {torch.float32}
+        layer = policy.base.model.get_submodule("model.layers.0.mlp.up_proj")
+        assert layer.base_layer.weight.dtype == torch.bfloat16
 
 
 def test_what_is_trained_stays_float32():

@@ -112,7 +112,8 @@ class SharedBase:
 
     def freeze(self) -> None:
         """Nobody trains these weights: on a GPU that computes in bfloat16 they are kept in it (`halve_linear`)."""
-        if self.bf16 and self.device.type == "cuda" and self.shards is None:
+        under_adapters = self.peft is not None  # frozen when the first was added, and adapters go on being trained
+        if self.bf16 and self.device.type == "cuda" and self.shards is None and not under_adapters:
             self.model.requires_grad_(False)
             self.halved = halve_linear(self.model) or self.halved  # it may be frozen already
 
