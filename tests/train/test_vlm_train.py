@@ -1,6 +1,7 @@
 """Fine-tuning a vision-language reward: what it learns, writes, resumes and refuses."""
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -10,13 +11,15 @@ from safetensors.torch import load_file
 from guerdon.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from guerdon.finite import first_non_finite
 from guerdon.models.load import load_reward_model
+from guerdon.models.tiny_vlm import write_tiny_vlm
 from guerdon.models.vlm import find_card, load_vlm
 from guerdon.models.vlm_transformers import read_vlm
 from guerdon.settings.text_policy import LoraSettings
 from guerdon.settings.train import VLMTrainSettings
 from guerdon.settings.vlm import TinyVLMSettings, VLMSettings
-from guerdon.train.vlm import train_vlm, vlm_examples
+from guerdon.train.vlm import _AnswerLoss, _backend, train_vlm, vlm_examples
 from guerdon.types import Episode
+from pretend_cuda import pretended
 
 TINY = TinyVLMSettings(hidden_size=32, intermediate=64, layers=1, vision_layers=1)
 
@@ -233,3 +236,21 @@ def test_a_training_that_diverges_writes_no_weights(lora, steps, tmp_path):
     stored = [load_file(file) for file in tmp_path.rglob("*.safetensors")]
     assert first_non_finite(pair for tensors in stored for pair in tensors.items()) is None
     assert not (tmp_path / "model").exists()
+
+
+def test_on_a_gpu_frozen_matrices_are_kept_in_bfloat16_and_the_adapter_learns_the_same(tmp_path, request):
+    if request.config.getoption("--pretend-cuda", False):
+        pytest.skip("this test pretends by itself")
+    found = []
+    for device in ("cpu", "cuda"):
+        chosen = settings(tmp_path / device, bf16=True, device=device, max_steps=2)
+        with pretended() if device == "cuda" else nullcontext():
+            backend, _ = _backend(chosen, str(write_tiny_vlm(TINY, tmp_path / f"base_{device}", seed=0)))
+            examples = vlm_examples(lamps(4), chosen)
+            _AnswerLoss(backend, examples, None)([0, 1, 2]).backward()
+            weights = dict(backend.model.named_parameters())
+            kinds = {p.dtype for n, p in weights.items() if n.endswith("mlp.up_proj.base_layer.weight")}
+            assert kinds == {torch.bfloat16 if device == "cuda" else torch.float32}
+            found.append({n: p.grad.cpu() for n, p in weights.items() if p.requires_grad})
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(gradient, found[1][name]) for name, gradient in found[0].items())

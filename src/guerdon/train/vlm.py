@@ -34,6 +34,7 @@ from guerdon.models.vlm import ADAPTER, BASE, VLMCard, VLMRewardModel, load_vlm,
 from guerdon.models.vlm_frames import limit_pixels
 from guerdon.models.vlm_prompts import PROMPTS, FilledPrompt, Question, make_question
 from guerdon.models.vlm_transformers import TransformersBackend, read_vlm
+from guerdon.policies.precision import halve_linear
 from guerdon.policies.shared_base import fresh_lora, import_peft
 from guerdon.policies.text_files import quietly
 from guerdon.settings.train import VLMTrainSettings
@@ -109,7 +110,10 @@ def _backend(settings: VLMTrainSettings, path: str) -> tuple[TransformersBackend
         with quietly(), fresh_lora(settings.lora, seed=settings.seed) as config:
             model = import_peft().get_peft_model(model, config)
     size = settings.micro_batch_size or settings.batch_size
-    return TransformersBackend(model, inputs, batch_size=size, bf16=settings.bf16, device=settings.device), shards
+    backend = TransformersBackend(model, inputs, batch_size=size, bf16=settings.bf16, device=settings.device)
+    if settings.lora is not None and shards is None and backend.bf16 and backend.device.type == "cuda":
+        halve_linear(backend.model)
+    return backend, shards
 
 
 def _write(settings: VLMTrainSettings, backend: TransformersBackend, base: Path, target: Path, data_hash: str) -> None:
