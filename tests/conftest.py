@@ -27,10 +27,13 @@ def scale(settings: type[hypothesis.settings]) -> None:
         plain(self, parent, **given)
 
     settings.__init__ = scaled
-    settings.register_profile("scaled", max_examples=times(usual), deadline=None)
+    settings.register_profile("scaled", max_examples=times(usual))
     settings.load_profile("scaled")
 
 
+# No test may depend on how busy the machine is.
+hypothesis.settings.register_profile("ours", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("ours")
 if FUZZ_SCALE != 1:
     scale(hypothesis.settings)
 
