@@ -83,7 +83,7 @@ test-slow: env  ## the tests that take minutes
 # Tests that compute by hand on the CPU what a policy computes, or look at devices themselves, say so (`no_gpu`).
 SUITES = policies rl models train labels evaluate serve
 test-device: env  ## the suites that use tensors, as on a GPU that this machine need not have: finds misplaced tensors
-	PYTHONPATH=tests $(BIN)/python -m pytest $(PARALLEL) -p pretend_cuda --pretend-cuda -m "not slow" $(addprefix tests/,$(SUITES))
+	GUERDON_FUZZ_SCALE=0.1 PYTHONPATH=tests $(BIN)/python -m pytest $(PARALLEL) -p pretend_cuda --pretend-cuda -m "not slow" $(addprefix tests/,$(SUITES))
 
 soak: env  ## kill nodes and processes of a simulated Ray cluster at random for 20 minutes
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[ray]"

@@ -37,8 +37,8 @@ _NEW = ("tensor", "as_tensor", "new_tensor", "asarray")  # which fill tensors un
 _STRICT = ("_fused_", "aten::mm", "aten::addmm", "aten::bmm", "aten::gather", "aten::cat")  # numbers on the CPU, too
 
 
-class Misplaced(RuntimeError):
-    """CUDA would have refused this."""
+class Misplaced(AssertionError):
+    """CUDA would have refused this, with a RuntimeError; no `except RuntimeError` may hide it here."""
 
 
 def device_of(tensor: torch.Tensor) -> torch.device:

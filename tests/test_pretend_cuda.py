@@ -1,6 +1,11 @@
 """The pretended GPU of `pretend_cuda`: what CUDA refuses is refused, and what it allows is computed as on the CPU."""
 
+import os
+import re
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +16,8 @@ import pretend_cuda
 from pretend_cuda import Misplaced, device_of, pretended
 
 GPU = torch.device("cuda", 0)
+ROOT = Path(__file__).parent.parent
+SUITES = re.findall(r"^SUITES = (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)[0].split()
 
 
 @pytest.fixture(autouse=True)
@@ -183,3 +190,20 @@ def test_seeding_reaches_the_generator_of_the_gpu():
         torch.manual_seed(5)
         assert not torch.equal(torch.cuda.get_rng_state(), before)
     assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("suite", SUITES)
+def test_no_tensor_of_a_suite_is_misplaced(suite):
+    """As `make test-device`, one suite after the other."""
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "pretend_cuda", "--pretend-cuda",
+            "-m", "not slow", "--tb", "short", f"tests/{suite}",
+        ],
+        cwd=ROOT, env={"GUERDON_FUZZ_SCALE": "0.1", **os.environ, "PYTHONPATH": paths}, text=True, capture_output=True,
+    )  # fmt: skip
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    assert done.returncode == 0, "\n".join([*failed, done.stdout[-5000:], done.stderr[-1000:]])
