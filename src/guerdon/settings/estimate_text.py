@@ -188,7 +188,8 @@ def estimate_text_train(
         shape, rank=size.rank, tokens=tokens, answered=tokens, checkpointing=model.gradient_checkpointing, head=head,
         quantized=model.quantize is not None,
     )  # fmt: skip
-    second = 0.0 if model.type != "implicit" or size.rank is not None else _frozen(shape)
+    # written with the model, so it stays in float32
+    second = 0.0 if model.type != "implicit" or size.rank is not None else 4.0 * shape.parameters
     count, name = gpus_named(start.gpus)
     gpu, read = GPUS[name], PROMPT + written
     learn = (6 if size.rank is None else 4) + (2 if model.gradient_checkpointing else 0)
