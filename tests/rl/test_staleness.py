@@ -14,7 +14,7 @@ from text_rl import start as start_text
 
 from guerdon.collect.ahead import AheadCollector
 from guerdon.errors import CheckpointError, DataError
-from guerdon.rl import losses
+from guerdon.rl import closed_form
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run_folder
 
@@ -148,7 +148,7 @@ def test_a_language_model_acts_beside_the_one_that_learns(tmp_path):
     assert rows[0]["approx_kl"] < 1e-10 < 1e-6 < rows[-1]["approx_kl"]
 
 
-def test_the_ratio_is_measured_from_the_weights_that_acted(tmp_path):
+def test_the_ratio_is_measured_from_the_weights_that_acted(tmp_path, monkeypatch):
     """One gradient step on the whole rollout: its loss is -mean(clipped ratio x advantage) by hand."""
     algorithm = {"rollout_steps": 12, "minibatch_size": 24, "num_epochs": 1, "clip_range": 0.2}
     loop = Loop(clock(tmp_path, "ratio", 1, algorithm=algorithm), run_folder(clock(tmp_path, "ratio", 1)))
@@ -161,17 +161,14 @@ def test_the_ratio_is_measured_from_the_weights_that_acted(tmp_path):
     old = torch.from_numpy(rollout.log_probs.reshape(-1))
     assert not torch.allclose(new, old), "the policy has moved since"
     measured = {name: source.measure(rollout) for name, source in loop.sources.items()}
-    original = losses.ppo_clip_terms
+    original = closed_form.add_gradients
 
-    def spied(log_probs, old_log_probs, advantages, **more):
-        seen.append((old_log_probs.reshape(-1), advantages.reshape(-1)))
-        return original(log_probs, old_log_probs, advantages, **more)
+    def spied(policy, inputs, columns, *more):
+        seen.append((columns["old_log_probs"].reshape(-1), columns["advantages"].reshape(-1)))
+        return original(policy, inputs, columns, *more)
 
-    losses.ppo_clip_terms = spied
-    try:
-        metrics = learner.update(rollout, measured, loop.parts.terms, progress=0.0)
-    finally:
-        losses.ppo_clip_terms = original
+    monkeypatch.setattr(closed_form, "add_gradients", spied)
+    metrics = learner.update(rollout, measured, loop.parts.terms, progress=0.0)
     loop.close()
     ((denominator, advantages),) = seen
     assert np.array_equal(np.sort(denominator.numpy()), np.sort(old.numpy()))
