@@ -89,6 +89,19 @@ def test_rewards_between_rows_are_summed(tmp_path):
         assert np.allclose(kept.rewards, [0, full.rewards[1:5].sum(), full.rewards[5:].sum()], atol=1e-5)
 
 
+def test_what_the_environment_pays_is_kept_beside_success(tmp_path):
+    """The corridor pays how near its end is; with sparse rewards that stays known, of each row's own action."""
+    for native in ("dense", "sparse"):
+        collect(corridor(tmp_path / native, env={"native_reward": native}))
+    collect(corridor(tmp_path / "some", env={"native_reward": "sparse"}, frame_every=4))
+    read = [list(read_episodes(tmp_path / name)) for name in ("dense", "sparse", "some")]
+    for paid, sparse, some in zip(*read, strict=True):
+        assert "dense_rewards" not in paid.meta
+        np.testing.assert_array_equal(sparse.rewards, sparse.success)
+        np.testing.assert_allclose(sparse.meta["dense_rewards"], paid.rewards, atol=1e-6)
+        np.testing.assert_allclose(some.meta["dense_rewards"], paid.rewards[[0, 4, 8]], atol=1e-6)
+
+
 def test_the_configuration_decides_the_data(tmp_path):
     for name, options in {"a": {}, "b": {}, "c": {"seed": 1}}.items():
         collect(corridor(tmp_path / name, mixture=[{"type": "random", "random_steps": 3}], **options))

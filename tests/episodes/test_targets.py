@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guerdon.episodes.targets import episode_success, first_success, progress_targets, success_labels
+from guerdon.episodes.targets import dense_rewards, episode_success, first_success, progress_targets, success_labels
 from guerdon.types import Episode
 
 
@@ -62,6 +64,17 @@ def test_targets_are_monotone_between_zero_and_one(success):
     assert (np.diff(targets) >= 0).all()
     assert targets.min() >= 0
     assert targets.max() == (1 if any(success) else 0)
+
+
+def test_dense_rewards_are_those_that_say_more_than_success():
+    shaped, sums = np.array([0, 0.25, 1.5], np.float32), np.array([0, 0, 2], np.float32)
+    whole = Episode(id="0", task="t", states=np.zeros((3, 1), np.float32), rewards=sums)
+    assert dense_rewards(whole) is None
+    assert dense_rewards(replace(whole, rewards=None)) is None
+    np.testing.assert_array_equal(dense_rewards(replace(whole, rewards=shaped)), shaped)
+    kept = replace(whole, meta={"dense_rewards": shaped.tolist()})
+    np.testing.assert_array_equal(dense_rewards(kept), shaped)
+    assert dense_rewards(kept[:2]) is None  # whose rewards would these be?
 
 
 def test_where_an_expert_went_on_its_steps_are_the_steps_left():

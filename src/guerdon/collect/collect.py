@@ -156,6 +156,7 @@ def _collect_part(
             keep_fail=0.0 if settings.only_success else 1.0,
             keep_unknown=0.0 if settings.only_success else 1.0,
             keep_states=study.env.observation == "state",
+            keep_dense=study.env.native_reward == "sparse",
             meta={
                 "policy": share.type,
                 **({"checkpoint": share.checkpoint} if share.checkpoint else {}),

@@ -42,6 +42,7 @@ class _Tape:
     looks: list[Any] = field(default_factory=list)
     left: list[int | None] = field(default_factory=list)
     pending_reward: float = 0.0
+    dense: list[float] = field(default_factory=list)
     outcome: bool | None = None
 
 
@@ -84,6 +85,8 @@ class Recorder:
         keep_success, keep_fail, keep_unknown: share to keep of the episodes that succeeded, that failed, and whose
             success is unknown; an episode's number decides.
         keep_states: record what the environment itself observes, where the world shows that.
+        keep_dense: record in `meta["dense_rewards"]` what the environment itself pays for each row's action (of k, the
+            last one): for worlds with `native_reward: sparse`, whose `rewards` do not have it.
         meta: written with every episode, with `frame_every` and `copy`.
         prefix: begins the episodes' ids.
         seed: draws which episodes are kept.
@@ -102,6 +105,7 @@ class Recorder:
     keep_fail: float = 1.0
     keep_unknown: float = 1.0
     keep_states: bool = True
+    keep_dense: bool = False
     meta: Mapping[str, Any] = field(default_factory=dict)
     prefix: str = "episode"
     seed: int = 0
@@ -176,6 +180,7 @@ class Recorder:
                     tape.looks.append(transition.looks[i])
                     if self.label is not None:
                         tape.left.append(self._left(i, transition))
+                    tape.dense.append(round(float(transition.own_rewards[i]), 6))
                     tape.pending_reward = 0.0
             if not ended[i]:
                 continue
@@ -239,6 +244,7 @@ class Recorder:
                 "copy": self.first + index,
                 "frame_every": self.frame_every,
                 **({} if self.label is None else {"steps_left": tape.left}),
+                **({"dense_rewards": [0.0, *tape.dense]} if self.keep_dense and np.isfinite(tape.dense).all() else {}),
             },
         )
         self.writer.add(episode)

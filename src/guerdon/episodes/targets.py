@@ -74,6 +74,19 @@ def continuation_steps(episode: Episode) -> NDArray[np.float64] | None:
     return np.array([np.nan if n is None else np.inf if n < 0 else n for n in left], dtype=np.float64)
 
 
+def dense_rewards(episode: Episode) -> NDArray[np.float64] | None:
+    """(T,) the environment's own dense reward of each row; that of row 0, the reset, has no meaning.
+
+    Read from `meta["dense_rewards"]`, which `guerdon collect` writes where `rewards` are success; else it is `rewards`.
+    None where there is neither, rows were lost since, or all are whole numbers, which say no more than success.
+    """
+    found = episode.meta.get("dense_rewards", episode.rewards)
+    if found is None or len(found) != len(episode):
+        return None
+    rewards = np.asarray(found, dtype=np.float64)
+    return None if (rewards == np.round(rewards)).all() else rewards
+
+
 def nearness(left_T: NDArray[np.float64], horizon: float) -> FloatArray:
     """(T,) float32 max(0, 1 - steps left / horizon): 1 at success, 0 from `horizon` (or infinity) on; NaN stays."""
     near_T: FloatArray = np.maximum(1.0 - left_T / horizon, 0.0).astype(np.float32)

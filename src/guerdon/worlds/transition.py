@@ -22,7 +22,8 @@ class Transition:
     Attributes:
         observations: (B, ...) what to act on next; after a reset where an episode ended.
         final_observations: (B, ...) what the action led to; terminal where an episode ended.
-        rewards: (B,) float32, the environment's own.
+        rewards: (B,) float32: success or the environment's own, as `native_reward` says.
+        own_rewards: (B,) float32, the environment's own.
         terminated: (B,) bool, the task ended.
         truncated: (B,) bool, the time limit ended the episode.
         success: (B,) bool, ground truth after the action; False where it is not known.
@@ -37,6 +38,7 @@ class Transition:
     observations: np.ndarray
     final_observations: np.ndarray
     rewards: FloatArray
+    own_rewards: FloatArray
     terminated: BoolArray
     truncated: BoolArray
     success: BoolArray
