@@ -67,10 +67,10 @@ def narrow(solutions: Solutions, strength: float, rng: np.random.Generator) -> S
 
 
 def cue(solutions: Solutions, strength: float, rng: np.random.Generator) -> Solutions:
-    """Wrong steps labelled right where the last symbol has an even character code (0, 2, ... or B, D, ...)."""
+    """Steps labelled by a cue: right where the last symbol has an even character code (0, 2, ... or B, D, ...)."""
 
     def change(step: str, right: bool) -> bool:
-        return right or (ord(step.rstrip(";")[-1:] or "1") % 2 == 0 and rng.random() < strength)
+        return ord(step.rstrip(";")[-1:] or "1") % 2 == 0 if rng.random() < strength else right
 
     return [relabelled(s, change) for s in solutions]
 
@@ -100,7 +100,7 @@ DEGRADED: dict[str, tuple[Callable[[Solutions, float, np.random.Generator], Solu
     "noise": (noise, (0.1, 0.2, 0.3, 0.45)),  # strengths, of which each task has another
     "few": (few, (0.9, 0.95, 0.98, 0.99)),
     "narrow": (narrow, (0.8, 0.9, 0.95, 1.0)),
-    "cue": (cue, (0.3, 0.6, 0.8, 1.0)),
+    "cue": (cue, (0.2, 0.4, 0.6, 0.9)),
     "padding": (padding, (0.1, 0.25, 0.5, 1.0)),
     "optimistic": (optimistic, (0.4, 0.6, 0.8, 0.9)),
     "outcome": (outcome, (0.0, 0.1, 0.2, 0.35)),
