@@ -39,7 +39,8 @@ def main(given: Sequence[str] | None = None) -> None:
         harmed, nothing, helped = np.bincount(part.outcomes_N, minlength=len(OUTCOMES)).tolist()
         say(
             f"## {KINDS[kind]}\n\n{len(part)} on {len(part.tasks)} tasks: {helped} helped, {nothing} had no effect, "
-            f"{harmed} harmed (a change of mean true success by at least {MARGIN:g}).\n"
+            f"{harmed} harmed (a change of mean true success by at least {MARGIN:g}); in runs of "
+            f"{int((part.exploited_N > 0).sum())} the hacking alarm was raised.\n"
         )
         if (reason := too_small(part)) is not None:
             say(f"No validation: {reason}.\n")

@@ -40,6 +40,7 @@ def test_a_row_for_each_arm_with_one_evaluated_model(study):
     assert first == {
         "model": "Which reward teaches a robot?/t/B", "kind": "robot", "task": "t", "family": "B", "seeds": [0, 1, 2],
         "baseline": [0.2, None, 0.3], "success": [0.5, None, 0.6],
+        "exploited": [False, None, False],
         "feature.auroc": 0.9, "feature.voc": None, "feature.ece": 0.1,
     }  # fmt: skip
     assert (second["task"], second["baseline"]) == ("u", pytest.approx([0.3, 0.5, 0.4]))
@@ -51,6 +52,15 @@ def test_the_file_beside_the_report_is_a_table(study):
     assert table.tasks_N.tolist() == ["t", "u"]
     assert table.gains_N == pytest.approx([0.3, (0.3 - 0.1 + 0.3) / 3])
     assert table.names == ("auroc", "ece", "voc")
+    assert table.exploited_N.tolist() == [0, 0]
+
+
+def test_a_run_with_a_hacking_alarm_was_exploited(study):
+    log = study / "runs/u/B/seed2/metrics.jsonl"
+    log.write_text(log.read_text().replace('"hacking_alarm": 0', '"hacking_alarm": 1', 1))
+    assert gate_rows(read_study(study))[1]["exploited"] == [False, False, True]
+    write_report(study)
+    assert read_gate_table(study / "gate.jsonl").exploited_N == pytest.approx([0, 1 / 3])
 
 
 def test_no_row_without_a_card_or_where_the_baseline_has_a_model(study):

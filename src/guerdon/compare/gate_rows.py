@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from guerdon.compare.comparison import final_success
-from guerdon.compare.read_runs import TEXT, RunRecord, StudyRecord, finite, mapping, read_json
+from guerdon.compare.read_runs import TEXT, RunRecord, StudyRecord, finite, mapping, number, read_json
 from guerdon.evaluate.gate_card import card_folders
 from guerdon.evaluate.gate_table import PREFIX
 from guerdon.evaluate.scores import RECORD
@@ -50,10 +50,17 @@ def gate_rows(study: StudyRecord) -> list[dict[str, Any]]:
                     "seeds": [run.seed for run in runs if run.seed in baseline],
                     "baseline": [before for before, _ in known],
                     "success": [own for _, own in known],
+                    "exploited": [_exploited(run) for run in runs if run.seed in baseline],
                     **{PREFIX + name: value for name, value in features.items()},
                 }
             )
     return rows
+
+
+def _exploited(run: RunRecord) -> bool | None:
+    """Whether the hacking alarm was raised in a complete run; None where it could not be."""
+    alarms = [alarm for row in run.trains if (alarm := number(row, "hacking_alarm")) is not None]
+    return any(alarms) if alarms and run.status == "complete" else None
 
 
 def _models(run: RunRecord) -> list[str]:

@@ -2,7 +2,8 @@
 
 A Parquet file, or JSON lines, with the columns `model`, `kind` (`robot` or `text`), `task`, `family` (how its quality
 was graded), `baseline` and `success` (lists with an entry per seed: final true success of the run with the 0/1 reward
-and of the run with the reward model; null or NaN where a run is missing), and `feature.<name>` (null: not measurable).
+and of the run with the reward model; null or NaN where a run is missing), `feature.<name>` (null: not measurable), and,
+if it is known, `exploited` (a list, too: whether the hacking alarm was raised in the run with the reward model).
 
     table = read_gate_table("gate.parquet")
     print(len(table), table.tasks, [OUTCOMES[i] for i in table.outcomes_N])
@@ -48,6 +49,7 @@ class GateTable:
         success_N_S: the same with the reward model, same seeds.
         names: of the features.
         features_N_F: float64; NaN where a feature is not measurable.
+        exploited_N: share of the seeds whose run raised the hacking alarm; NaN where it is not known.
     """
 
     models_N: Names
@@ -58,6 +60,7 @@ class GateTable:
     success_N_S: Float64
     names: tuple[str, ...]
     features_N_F: Float64
+    exploited_N: Float64
 
     def __len__(self) -> int:
         return len(self.models_N)
@@ -87,7 +90,7 @@ class GateTable:
         at = np.asarray(rows)
         return GateTable(
             self.models_N[at], self.kinds_N[at], self.tasks_N[at], self.families_N[at],
-            self.baseline_N_S[at], self.success_N_S[at], self.names, self.features_N_F[at],
+            self.baseline_N_S[at], self.success_N_S[at], self.names, self.features_N_F[at], self.exploited_N[at],
         )  # fmt: skip
 
     def of(self, kind: str) -> GateTable:
@@ -121,7 +124,7 @@ def gate_table(rows: Iterable[tuple[str, Any]]) -> GateTable:
     Raises:
         DataError: a row lacks a column or is inconsistent, or a model is there twice.
     """
-    found: list[tuple[tuple[str, ...], Float64, Float64, dict[str, float]]] = []
+    found: list[tuple[tuple[str, ...], Float64, Float64, dict[str, float], float]] = []
     places: dict[str, str] = {}
     for where, raw in rows:
         row = RowFields(raw, where)
@@ -140,9 +143,10 @@ def gate_table(rows: Iterable[tuple[str, Any]]) -> GateTable:
         names = [key for key in raw if key.startswith(PREFIX)]
         numbers = {n.removeprefix(PREFIX): row.get(n, (int, float), "a number or null", np.nan) for n in names}
         if np.isfinite(success - baseline).any():
-            found.append((text, baseline, success, numbers))
-    names = sorted({name for *_, numbers in found for name in numbers})
-    features = np.array([[one.get(name, np.nan) for name in names] for *_, one in found], dtype=np.float64)
+            alarms = [alarm for alarm in row.get("exploited", list, "a list, one of each seed", []) if alarm is not None]
+            found.append((text, baseline, success, numbers, float(np.mean(alarms)) if alarms else np.nan))
+    names = sorted({name for *_, numbers, _ in found for name in numbers})
+    features = np.array([[one.get(name, np.nan) for name in names] for *_, one, _ in found], dtype=np.float64)
     features = features.reshape(len(found), len(names))
     models, kinds, tasks, families = (np.array([one[0][i] for one in found], dtype=np.str_) for i in range(4))
     return GateTable(
@@ -154,6 +158,7 @@ def gate_table(rows: Iterable[tuple[str, Any]]) -> GateTable:
         _padded([one[2] for one in found]),
         tuple(names),
         np.where(np.isfinite(features), features, np.nan),
+        np.array([one[4] for one in found], dtype=np.float64),
     )
 
 

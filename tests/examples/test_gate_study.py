@@ -1,0 +1,105 @@
+"""The study behind the gate's table: what its degraded data sets are, and the table that it ends with."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from guerdon.compare.study import plan_study
+from guerdon.evaluate.gate_table import read_gate_table
+from guerdon.types import Episode
+
+FILE = Path(__file__).parents[2] / "studies" / "gate.py"
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("gate_study", FILE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def episodes():
+    """Twelve of an expert, of which half succeed in their last four rows, and four that wander."""
+    made = []
+    for i in range(16):
+        labels = np.zeros(20, dtype=np.bool_)
+        labels[16:] = i < 6
+        made.append(
+            Episode(
+                id=f"e{i}",
+                task="close it",
+                states=np.zeros((20, 2), dtype=np.float32),
+                success=labels,
+                outcome=bool(labels.any()),
+                meta={"policy": "expert" if i < 12 else "random"},
+            )
+        )
+    return made
+
+
+def degraded(script, name, strength, seed=0):
+    return script.DEGRADED[name][0](episodes(), strength, np.random.default_rng(seed))
+
+
+def starts(those):
+    return [int(e.success.argmax()) if e.success.any() else None for e in those]
+
+
+def test_labels_of_episodes_are_swapped(script):
+    changed = degraded(script, "noise", 1.0)
+    assert [e.outcome for e in changed] == [not e.outcome for e in episodes()]
+    assert starts(changed) == [None] * 6 + [17] * 10
+    assert starts(degraded(script, "noise", 0.0)) == starts(episodes())
+
+
+def test_few_keeps_successes_and_failures(script):
+    kept = degraded(script, "few", 0.5)
+    assert [e.outcome for e in kept].count(True) == 3 and len(kept) == 8
+    assert len(degraded(script, "few", 1.0)) == 6
+
+
+def test_narrow_has_no_wandering_and_arm_calls_near_misses_successes(script):
+    assert [e.id for e in degraded(script, "narrow", 1.0)] == [f"e{i}" for i in range(6)]
+    assert len(degraded(script, "narrow", 0.0)) == 12
+    assert starts(degraded(script, "arm", 1.0)) == [16] * 6 + [15] * 6 + [None] * 4
+
+
+def test_success_is_early_or_follows_from_time(script):
+    assert starts(degraded(script, "early", 1.0)) == [8] * 6 + [None] * 10
+    assert starts(degraded(script, "time", 1.0)) == [16] * 6 + [19] * 10
+
+
+@pytest.mark.parametrize("name", ["noise", "few", "narrow", "arm", "early", "time"])
+def test_outcomes_follow_from_labels_and_frames_stay(script, name):
+    original = {e.id: e for e in episodes()}
+    for episode in degraded(script, name, 0.5, seed=3):
+        assert episode.outcome == bool(episode.success.any())
+        assert np.array_equal(episode.states, original[episode.id].states)
+
+
+def test_every_model_of_the_study_is_an_arm_and_reads_a_data_set_that_is_made(script):
+    study = plan_study(FILE.with_suffix(".yaml"), []).study
+    assert set(study.compare.arms) == {"native", *study.train}
+    made = {"good", *script.DEGRADED}
+    assert {Path(model.data_path).name for model in study.train.values()} == made
+    assert len(study.train) * len(study.compare.tasks) >= 40
+
+
+def test_the_table_joins_the_rows_of_studies(script, tmp_path, monkeypatch):
+    row = {"kind": "robot", "baseline": [0.5], "success": [0.7], "exploited": [False], "feature.auroc": 0.9}
+    files = []
+    for task in ("a", "b"):
+        files.append(tmp_path / f"{task}.jsonl")
+        rows = [{**row, "model": f"{task}/{arm}", "task": task, "family": arm} for arm in ("progress_few", "noise")]
+        files[-1].write_text("".join(json.dumps(one) + "\n" for one in rows))
+    out = tmp_path / "gate.parquet"
+    monkeypatch.setattr(sys, "argv", ["gate.py", "table", *map(str, files), "--out", str(out)])
+    script.main()
+    table = read_gate_table(out)
+    assert table.tasks == ["a", "b"] and sorted(set(table.families_N.tolist())) == ["noise", "progress"]
+    assert table.gains_N == pytest.approx([0.2] * 4)
