@@ -215,6 +215,9 @@ def main() -> None:
     beyond = [side for side in (options.side, *options.sides) if side not in (None, *ONE_CORE)]
     if beyond and options.second_core is None:
         parser.error(f"{beyond[0]} runs on two cores: give --second-core")
+    whole = set(ONE_CORE) <= set(options.sides)
+    if not (options.side or whole or (beyond and "guerdon" in options.sides)):
+        parser.error(f"--sides: {', '.join(ONE_CORE)} are compared with each other, those on two cores with guerdon")
     pin([options.core, *([] if options.side in (None, *ONE_CORE) else [options.second_core])])
     if options.side:
         report_measurement(RUNS[options.side](options.task, options.steps))
@@ -227,8 +230,8 @@ def main() -> None:
         for side in options.sides:
             results[side].append(measure(__file__, {"side": side, **arguments, **two}))
             print(f"repetition {repetition}: {NAMES[side]}, {rates(results[side])[-1]:.0f} steps/s", flush=True)
-    tables = [report({side: results[side] for side in ONE_CORE})] if set(ONE_CORE) <= results.keys() else []
-    tables += [report_two(results)] if two and "guerdon" in results else []
+    tables = [report({side: results[side] for side in ONE_CORE})] if whole else []
+    tables += [report_two(results)] if beyond else []
     print(
         f"\n{where}\n\nTask {options.task}, {options.steps} steps, {options.repetitions} repetitions in alternation; "
         "median (lowest to highest).\n\n" + "\n\n".join(tables)

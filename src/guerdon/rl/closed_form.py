@@ -3,7 +3,7 @@
 With networks this small autograd spends more time on its records than on products. What is computed here is what
 `update` computes with autograd, to rounding; other policies and losses go through autograd.
 
-    if applies(policy, batch, settings):
+    if applies(policy, batch.columns(), settings):
         numbers = add_gradients(policy, inputs, columns, divisor, count, head_counts, settings)
 """
 
@@ -95,8 +95,7 @@ def add_gradients(
     if policy.vf is not None:
         into, values = _forward(policy.vf, inputs.observations)
         error = values.numpy() - given["returns"][:, 0]
-        each = 1.0 / head_counts["value_mask"].numpy() if settings.loss_agg == "token" else given["weights"]
-        by_value = error * given["value_mask"][:, 0] * each
+        by_value = error * given["value_mask"][:, 0] / head_counts["value_mask"].numpy()
         numbers["value_loss"] = 0.5 * _dot(error, by_value)
         _backward(policy.vf, into, torch.from_numpy(by_value * np.float32(settings.value_coef)))
     return numbers

@@ -21,7 +21,7 @@ from torch import Tensor
 from guerdon import distributed
 from guerdon.policies.passes import slices
 from guerdon.rl import closed_form, losses
-from guerdon.rl.optimizers import Optimizer
+from guerdon.rl.optimizers import FlatAdam, Optimizer
 from guerdon.settings.algorithm import AlgorithmSettings
 from guerdon.types import Advantages, BoolArray, Evaluated, Evaluates, FloatArray, Inputs, Metrics
 
@@ -154,7 +154,7 @@ def update_policy(
     """
     total, largest_gap, taken, skipped = _Sums(), 0.0, 0, 0
     names = _metric_names(batch, settings)
-    closed = closed_form.applies(policy, batch.columns(), settings)
+    closed = isinstance(optimizer, FlatAdam) and closed_form.applies(policy, batch.columns(), settings)
     for rows, part in _mini_batches(batch, settings, rng):
         optimizer.zero_grad()
         weights, divisor = _aggregation(part["mask"], settings, max_length)
