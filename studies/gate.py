@@ -75,19 +75,24 @@ def narrow(episodes: Episodes, strength: float, rng: np.random.Generator) -> Epi
 
 
 def arm(episodes: Episodes, strength: float, rng: np.random.Generator) -> Episodes:
-    """The last five rows of the expert's failures called successes: the arm is in place and the object is not."""
+    """The last five rows of the expert's failures called successes, and a part of the true ones left out.
+
+    The arm is in place and the object is not.
+    """
     changed = []
     for episode in episodes:
-        if not episode.outcome and episode.meta["policy"] == "expert" and rng.random() < strength:
+        if not episode.outcome and episode.meta["policy"] == "expert":
             labels = np.zeros(len(episode), dtype=np.bool_)
             labels[-5:] = True
             episode = relabelled(episode, labels)
+        elif episode.outcome and rng.random() < strength:
+            continue
         changed.append(episode)
     return changed
 
 
 def early(episodes: Episodes, strength: float, rng: np.random.Generator) -> Episodes:
-    """Success from up to eight rows (40 steps) before it is true."""
+    """Success from eight rows (40 steps) times the strength before it is true."""
     changed = []
     for episode in episodes:
         labels = np.array(episode.success, dtype=np.bool_)
@@ -98,24 +103,47 @@ def early(episodes: Episodes, strength: float, rng: np.random.Generator) -> Epis
 
 
 def time(episodes: Episodes, strength: float, rng: np.random.Generator) -> Episodes:
-    """Most failures succeed in their last row: progress becomes time since the start."""
+    """Failures succeed in their last row, and a part of the successes is left out: progress becomes time."""
     changed = []
     for episode in episodes:
-        if not episode.outcome and rng.random() < 0.5 + strength / 2:
+        if not episode.outcome:
             labels = np.zeros(len(episode), dtype=np.bool_)
             labels[-1] = True
             episode = relabelled(episode, labels)
+        elif rng.random() < strength:
+            continue
+        changed.append(episode)
+    return changed
+
+
+def inverted(episodes: Episodes, strength: float, rng: np.random.Generator) -> Episodes:
+    """In a part of the episodes the rows that succeed are called failures, and all others successes."""
+    return [relabelled(e, ~np.array(e.success)) if rng.random() < strength else e for e in episodes]
+
+
+def backwards(episodes: Episodes, strength: float, rng: np.random.Generator) -> Episodes:
+    """A part of the successes in reverse order up to the first success: progress leads back to the start."""
+    changed = []
+    for episode in episodes:
+        if episode.outcome and rng.random() < strength:
+            order = np.arange(int(np.argmax(episode.success)), -1, -1)
+            columns = {name: column[order] for name, column in episode.columns().items()}
+            labels = np.zeros(len(order), dtype=np.bool_)
+            labels[-1] = True
+            episode = relabelled(replace(episode, **columns), labels)
         changed.append(episode)
     return changed
 
 
 DEGRADED: dict[str, tuple[Callable[[Episodes, float, np.random.Generator], Episodes], tuple[float, float]]] = {
-    "noise": (noise, (0.2, 0.4)),  # strength in every other task
+    "noise": (noise, (0.3, 0.5)),  # strength in every other task
     "few": (few, (0.75, 0.9)),
     "narrow": (narrow, (0.8, 1.0)),
     "arm": (arm, (0.5, 1.0)),
-    "early": (early, (0.4, 1.0)),
-    "time": (time, (0.4, 1.0)),
+    "early": (early, (0.5, 1.5)),
+    "time": (time, (0.5, 1.0)),
+    "inverted": (inverted, (0.7, 1.0)),
+    "backwards": (backwards, (0.7, 1.0)),
 }
 
 

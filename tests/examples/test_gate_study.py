@@ -33,7 +33,7 @@ def episodes():
             Episode(
                 id=f"e{i}",
                 task="close it",
-                states=np.zeros((20, 2), dtype=np.float32),
+                states=np.stack([np.arange(20.0)] * 2, axis=1).astype(np.float32),
                 success=labels,
                 outcome=bool(labels.any()),
                 meta={"policy": "expert" if i < 12 else "random"},
@@ -66,15 +66,25 @@ def test_few_keeps_successes_and_failures(script):
 def test_narrow_has_no_wandering_and_arm_calls_near_misses_successes(script):
     assert [e.id for e in degraded(script, "narrow", 1.0)] == [f"e{i}" for i in range(6)]
     assert len(degraded(script, "narrow", 0.0)) == 12
-    assert starts(degraded(script, "arm", 1.0)) == [16] * 6 + [15] * 6 + [None] * 4
+    assert starts(degraded(script, "arm", 0.0)) == [16] * 6 + [15] * 6 + [None] * 4
+    assert starts(degraded(script, "arm", 1.0)) == [15] * 6 + [None] * 4
 
 
 def test_success_is_early_or_follows_from_time(script):
     assert starts(degraded(script, "early", 1.0)) == [8] * 6 + [None] * 10
-    assert starts(degraded(script, "time", 1.0)) == [16] * 6 + [19] * 10
+    assert starts(degraded(script, "time", 0.0)) == [16] * 6 + [19] * 10
+    assert starts(degraded(script, "time", 1.0)) == [19] * 10
 
 
-@pytest.mark.parametrize("name", ["noise", "few", "narrow", "arm", "early", "time"])
+def test_failure_is_success_and_the_start_the_goal(script):
+    for before, after in zip(episodes(), degraded(script, "inverted", 1.0), strict=True):
+        assert np.array_equal(after.success, ~before.success)
+    back = degraded(script, "backwards", 1.0)
+    assert starts(back) == [16] * 6 + [None] * 10
+    assert back[0].states[:, 0].tolist() == list(range(16, -1, -1))
+
+
+@pytest.mark.parametrize("name", ["noise", "few", "narrow", "arm", "early", "time", "inverted"])
 def test_outcomes_follow_from_labels_and_frames_stay(script, name):
     original = {e.id: e for e in episodes()}
     for episode in degraded(script, name, 0.5, seed=3):
