@@ -4,10 +4,10 @@
     guerdon compare studies/gate.yaml
     python studies/gate.py table runs/gate/gate.jsonl ... --out gate.parquet
 
-A policy starts from a clone of scripted demonstrations that succeeds in 30 to 60 % of 96 episodes; how many demonstrations
-and epochs that takes differs between tasks, and is found by bisection. The data set `good` is degraded as `DEGRADED` says; how
-strongly differs between tasks too, so that there are more than a few degrees of quality. `held_out`, on which all models
-of a task are evaluated, keeps its true labels.
+A policy starts from a clone of scripted demonstrations that succeeds in 30 to 60 % of 96 episodes; how many of them and
+how many epochs that takes differs between tasks, and is found by bisection. The data set `good` is degraded as
+`DEGRADED` says; how strongly differs between tasks too, so that there are more than a few degrees of quality. `held_out`, on which
+all models of a task are evaluated, keeps its true labels.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def prepare(overrides: Sequence[str]) -> None:
             return load(Study, FILE, [*overrides, f"env.task={task}", *more])
 
         base = study()
-        assert base.collect is not None and base.bc is not None
+        assert base.collect is not None
         good, work = Path(base.collect.save_dir), Path(base.work_dir)
         collect(base)
         held_out = good.parent / "held_out"

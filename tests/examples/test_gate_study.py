@@ -59,7 +59,8 @@ def test_labels_of_episodes_are_swapped(script):
 
 def test_few_keeps_successes_and_failures(script):
     kept = degraded(script, "few", 0.5)
-    assert [e.outcome for e in kept].count(True) == 3 and len(kept) == 8
+    assert [e.outcome for e in kept].count(True) == 3
+    assert len(kept) == 8
     assert len(degraded(script, "few", 1.0)) == 6
 
 
@@ -111,5 +112,6 @@ def test_the_table_joins_the_rows_of_studies(script, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["gate.py", "table", *map(str, files), "--out", str(out)])
     script.main()
     table = read_gate_table(out)
-    assert table.tasks == ["a", "b"] and sorted(set(table.families_N.tolist())) == ["noise", "progress"]
+    assert table.tasks == ["a", "b"]
+    assert sorted(set(table.families_N.tolist())) == ["noise", "progress"]
     assert table.gains_N == pytest.approx([0.2] * 4)

@@ -26,9 +26,15 @@ B, T, S = 3, 5, 4
 
 
 def policy_and_batch(
-    seed: int, *, activation: Any = "tanh", heads: int = 1, hidden: Any = (6, 5), masked: bool = False, ahead: bool = False
+    seed: int,
+    *,
+    activation: Any = "tanh",
+    heads: int = 1,
+    hidden: Any = (6, 5),
+    masked: bool = False,
+    known_old: bool = True,
 ) -> tuple[Any, Any]:
-    """A policy that has moved since it acted, and what it learns from; `ahead`: without what it acted with."""
+    """A policy that has moved since it acted, and what it learns from; `known_old`: also what it acted with."""
     rng = np.random.default_rng(seed)
     form = MLPPolicySettings(type="mlp", hidden=hidden, activation=activation, device="cpu")
     names = [f"source {k}" for k in range(heads)]
@@ -50,7 +56,9 @@ def policy_and_batch(
     known = {name: rng.random((B, T)) < 0.8 for name in names} if masked else dict.fromkeys(names, mask)
     advantages = np.where(mask, numbers(), np.float32(0))
     found = Advantages(advantages, advantages, targets, known, targets)
-    batch = make_batch(prepared, mask, found, old=None if ahead else old, values={name: numbers() for name in names} or None)
+    batch = make_batch(
+        prepared, mask, found, old=old if known_old else None, values={name: numbers() for name in names} or None
+    )
     return policy, batch
 
 
@@ -69,7 +77,7 @@ def updated(policy: Any, batch: Any, keys: dict[str, Any]) -> tuple[dict[str, An
     heads=st.integers(0, 2),
     hidden=st.sampled_from([(), (5,), (6, 5), (4, 4, 4)]),
     masked=st.booleans(),
-    ahead=st.booleans(),
+    known_old=st.booleans(),
     keys=st.fixed_dictionaries(
         {"max_grad_norm": st.sampled_from([0.1, 100.0]), "clip_range": st.sampled_from([0.05, 0.2])},
         optional={
@@ -80,8 +88,10 @@ def updated(policy: Any, batch: Any, keys: dict[str, Any]) -> tuple[dict[str, An
         },
     ),
 )
-def test_closed_form_is_autograd(seed, activation, heads, hidden, masked, ahead, keys):
-    policy, batch = policy_and_batch(seed, activation=activation, heads=heads, hidden=hidden, masked=masked, ahead=ahead)
+def test_closed_form_is_autograd(seed, activation, heads, hidden, masked, known_old, keys):
+    policy, batch = policy_and_batch(
+        seed, activation=activation, heads=heads, hidden=hidden, masked=masked, known_old=known_old
+    )
     if not heads:
         keys = {"adv_estimator": "reinforce_pp", **keys}
         keys.pop("normalize_advantages", None)  # a critic's

@@ -143,7 +143,8 @@ def gate_table(rows: Iterable[tuple[str, Any]]) -> GateTable:
         names = [key for key in raw if key.startswith(PREFIX)]
         numbers = {n.removeprefix(PREFIX): row.get(n, (int, float), "a number or null", np.nan) for n in names}
         if np.isfinite(success - baseline).any():
-            alarms = [alarm for alarm in row.get("exploited", list, "a list, one of each seed", []) if alarm is not None]
+            given = row.get("exploited", list, "a list, one of each seed", [])
+            alarms = [alarm for alarm in given if alarm is not None]
             found.append((text, baseline, success, numbers, float(np.mean(alarms)) if alarms else np.nan))
     names = sorted({name for *_, numbers, _ in found for name in numbers})
     features = np.array([[one.get(name, np.nan) for name in names] for *_, one, _ in found], dtype=np.float64)
