@@ -6,8 +6,8 @@
 
 A policy starts from a clone of scripted demonstrations that succeeds in 30 to 60 % of 96 episodes; how many of them and
 how many epochs that takes differs between tasks, and is found by bisection. The data set `good` is degraded as
-`DEGRADED` says; how strongly differs between tasks too, so that there are more than a few degrees of quality. `held_out`, on which
-all models of a task are evaluated, keeps its true labels.
+`DEGRADED` says; how strongly differs between tasks too, so that there are more than a few degrees of quality.
+`held_out`, on which all models of a task are evaluated, keeps its true labels.
 """
 
 from __future__ import annotations
