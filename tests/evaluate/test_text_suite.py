@@ -119,6 +119,8 @@ def test_best_of_n_from_a_file(tmp_path):
     assert found["n"] == [1, 2]
     assert found["failures_wrong"]["bon_min"]["accuracy"][-1]["estimate"] == 1.0
     assert found["failures_wrong"]["majority"]["accuracy"][-1]["estimate"] == 0.5
+    chosen = {name: record["verdict"]["features"][name] for name in ("reward_variance", "bon4", "bon16")}
+    assert chosen == {"reward_variance": pytest.approx(0.25), "bon4": None, "bon16": None}  # two samples each
     # the samples say where their first errors are, so the model is asked about those too
     seen = {"samples_first_error", "samples_steps", "samples_reliability"}
     assert set(record["pictures"]) == {"n_bon", "n_weighted"} | seen

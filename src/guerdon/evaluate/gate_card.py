@@ -61,6 +61,17 @@ WORDS = {
     "dard": "DARD distance to the true reward",
     "starc": "STARC distance to the true reward",
     "reward_variance": "variance of the reward under the policy",
+    "return_rank": "order of episodes by what they are paid, against the true order (Kendall)",
+    "wandering": "random failures paid more than successes",
+    "near_miss": "failures of an expert valued above the median success",
+    "far_false_positives": "rows long before success judged successful",
+    "near_false_positives": "rows shortly before success judged successful",
+    "far_error": "error of values long before success",
+    "near_error": "error of values shortly before success",
+    "pixel_change": "change of values by irrelevant pixels, against the distance of success and failure",
+    "agreement": "values of rows that keep their order when pictures change a little",
+    "bon4": "success gained by choosing the best paid of 4 (share of what an oracle gains)",
+    "bon16": "success gained by choosing the best paid of 16 (share of what an oracle gains)",
 }
 """Features in plain words; `probe_` and `attack_` with the name of a probe or an attack are made from it."""
 

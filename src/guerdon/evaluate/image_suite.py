@@ -23,6 +23,7 @@ from guerdon.evaluate import metrics as measure
 from guerdon.evaluate.classification import ReliabilityBin
 from guerdon.evaluate.gate import GateVerdict
 from guerdon.evaluate.gate_card import card_verdict, remote_folder, robot_features, verdict_lines
+from guerdon.evaluate.gate_features import gate_features
 from guerdon.evaluate.intervals import BootstrapOptions, Interval
 from guerdon.evaluate.metrics import Table, aligned, figure_table, number
 from guerdon.evaluate.probe_checks import ProbeResult, run_probes, separating_value
@@ -126,6 +127,9 @@ def evaluate_model(
         metrics |= measure.progress_metrics(episodes, scores, horizon=info.progress_horizon, **bootstrap)
     metrics |= measure.comparison_metrics(episodes, scores, kind, **bootstrap)
     probes = run_probes(model, episodes, scores, kind=kind, limit=limit, seed=seed, task_conditioned=task_conditioned)
+    features = robot_features(metrics, probes) | gate_features(
+        model, episodes, scores, kind=kind, limit=limit, seed=seed
+    )
     return Evaluation(
         model={**info_record(info), "kind": kind, "threshold": at},
         data=_data(episodes, data_hash),
@@ -135,7 +139,7 @@ def evaluate_model(
         failures=failure_counts(scores),
         table=table,
         curves=_curves(episodes, scores),
-        verdict=card_verdict(robot_features(metrics, probes), "robot", gate or GateSettings()),
+        verdict=card_verdict(features, "robot", gate or GateSettings()),
     )
 
 
