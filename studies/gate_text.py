@@ -14,12 +14,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from guerdon.collect.text import TextCollector
 from guerdon.compare.study import plan_study
 from guerdon.episodes.solution_files import read_solutions, write_solutions
 from guerdon.episodes.solutions import Solution
@@ -29,6 +31,7 @@ from guerdon.settings.study import Study
 from guerdon.train.sft import train_sft_study
 
 FILE = Path(__file__).with_suffix(".yaml")
+WANTED = (0.3, 0.6)  # true success of a start
 HELD_OUT = 128 / 1128  # share of the questions
 PADDING = 2  # steps
 
@@ -128,10 +131,15 @@ def copies(solutions: Sequence[Solution], place: int) -> dict[str, Solutions]:
 def prepare(task: str, place: int, study: Study) -> None:
     """The start and the data sets of one task."""
     assert study.label is not None
+    assert study.data is not None
     train_sft_study(study, resume=True)
+    with closing(TextCollector(study.data, study.generation, study.text_policy, seed=0)) as collector:
+        right = collector.evaluate(collector.policy, episodes=study.runner.eval_episodes)["success"]
+    outside = (
+        "" if WANTED[0] <= right <= WANTED[1] else f", outside {WANTED[0]} to {WANTED[1]}: change its sft"
+    )
+    print(f"{task}: the start answers {right:.2f} rightly{outside}", flush=True)
     solutions = read_solutions(label(study).folder)
-    right = np.mean([bool(s.is_correct) for s in solutions])
-    print(f"{task}: {len(solutions)} solutions that differ, {right:.2f} of them right", flush=True)
     for name, found in copies(solutions, place).items():
         write_solutions(Path(study.label.save_dir) / f"{name}.jsonl", found)
 
