@@ -135,9 +135,7 @@ def prepare(task: str, place: int, study: Study) -> None:
     train_sft_study(study, resume=True)
     with closing(TextCollector(study.data, study.generation, study.text_policy, seed=0)) as collector:
         right = collector.evaluate(collector.policy, episodes=study.runner.eval_episodes)["success"]
-    outside = (
-        "" if WANTED[0] <= right <= WANTED[1] else f", outside {WANTED[0]} to {WANTED[1]}: change its sft"
-    )
+    outside = "" if WANTED[0] <= right <= WANTED[1] else f", outside {WANTED[0]} to {WANTED[1]}: change its sft"
     print(f"{task}: the start answers {right:.2f} rightly{outside}", flush=True)
     solutions = read_solutions(label(study).folder)
     for name, found in copies(solutions, place).items():
