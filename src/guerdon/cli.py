@@ -286,14 +286,11 @@ def _attack(config: Study, *, gate: bool, dry_run: bool, only: list[str] | None)
         raise ConfigError("--attack is for robots: models for text are always attacked, as evaluate.attacks says")
     if gate:
         raise ConfigError("--gate would do nothing with --attack; remove it")
-    plan = config.control_evaluate.repair
-    if dry_run:
-        searches = plan.starts * (plan.rounds + 1 + (plan.rounds > 0))
-        played = searches * plan.population * plan.generations
-        return _dry_run(config, {"searches": searches, "episodes": f"about {played}", "trainings": plan.rounds + 1})
-    import torch
+    from guerdon.evaluate.repair import repair_cost, repair_study, repair_text
 
-    from guerdon.evaluate.repair import repair_study, repair_text
+    if dry_run:
+        return _dry_run(config, repair_cost(config, only or ()))
+    import torch
 
     torch.set_num_threads(config.runner.threads)
     for report, paths in repair_study(config, only=only or ()).values():

@@ -18,7 +18,7 @@ from guerdon.collect.collect import collect
 from guerdon.config import load
 from guerdon.episodes.read import read_episodes
 from guerdon.errors import ConfigError
-from guerdon.evaluate.repair import false_positives, recall_thresholds, repair_study
+from guerdon.evaluate.repair import attackable, false_positives, recall_thresholds, repair_cost, repair_study
 from guerdon.settings.study import Study
 from guerdon.train.images import held_out_episodes, train_image_model
 
@@ -121,8 +121,8 @@ def test_two_repairs_in_one_process_give_equal_weights_attacks_and_reports(study
     assert len(committed) == sum(report.committed.values())
     assert len(added) == report.rounds[0].added
     assert not any(e.success.any() for e in (*committed, *added))
-    assert {e.meta["start"] for e in committed} <= set(range(4))
-    assert {e.meta["start"] for e in added} <= set(range(4, 8)), "no start of a committed attack is trained on"
+    starts = [{e.meta["start"] for e in episodes} for episodes in (committed, added)]
+    assert max(starts[0]) < min(starts[1]), "no start of a committed attack is trained on"
     assert {"held out", "search against itself", "committed hold"} < report.false_positives.keys()
     assert report.false_positives["committed search"].models.keys() == {"before", "control", "after"}
     assert json.loads(written[0])["committed_hash"] == report.committed_hash
@@ -146,6 +146,29 @@ def test_what_cannot_be_attacked_is_refused(study):
         repair_study(study.model_copy(update={"train": {}}))
 
 
+def test_a_model_of_another_camera_or_of_what_would_be_removed_is_refused(study):
+    model = study.image_models["success"]
+
+    def attacked(**changes):
+        return attackable(study.model_copy(update={"train": {"success": model.model_copy(update=changes)}}))
+
+    with pytest.raises(ConfigError, match="first camera"):
+        attacked(camera="wrist")
+    with pytest.raises(ConfigError, match=r"copy .*negatives-1 to another place"):
+        attacked(data_path=(*model.data_paths, f"{model.save_dir}/repair/negatives-1"))
+    assert list(attackable(study)) == ["success"]
+
+
+def test_the_cost_is_what_is_played(study):
+    plan = study.control_evaluate.repair
+    without = plan.model_copy(update={"rounds": 0, "lead": "none"})
+    none = study.model_copy(update={"evaluate": study.control_evaluate.model_copy(update={"repair": without})})
+    assert repair_cost(none) == {
+        "models": 1, "episodes": plan.starts * (plan.population * (plan.generations + 1) + 1), "trainings": 0,
+    }  # fmt: skip
+    assert repair_cost(study)["trainings"] == plan.rounds + 1
+
+
 def test_the_command_line(study, monkeypatch):
     folder = Path(study.work_dir)
     monkeypatch.chdir(folder)
@@ -156,7 +179,8 @@ def test_the_command_line(study, monkeypatch):
     assert isinstance(call("--gate").exception, ConfigError)
     planned = call("--dry-run")
     assert planned.exit_code == 0, planned.output
-    assert "searches: 12" in planned.output
+    assert "trainings: 2" in planned.output
+    assert isinstance(call("--dry-run", "--only", "nonsense").exception, ConfigError)
     done = call("evaluate.repair.rounds=0")
     assert done.exit_code == 0, done.output
     assert "committed search" in done.output

@@ -127,12 +127,14 @@ class Round:
 
     Attributes:
         attacked: starts.
+        alike: those that begin as an earlier start does, of a committed attack perhaps, since the world has no others.
         exploited: those with an attack that reached the threshold of the model as it was before the round.
         added: failed episodes that training got.
         save_dir: the model that was trained; None where nothing was exploited, which ends the repair.
     """
 
     attacked: int
+    alike: int
     exploited: int
     added: int
     save_dir: str | None
@@ -167,6 +169,48 @@ class RepairReport:
     false_positives: Mapping[str, FalsePositives]
 
 
+def attackable(study: Study, only: Sequence[str] = ()) -> dict[str, ResNetTrainSettings]:
+    """The success classifiers of a study that are attacked, by name; see `repair_study`.
+
+    Raises:
+        ConfigError: there is no such model, it sees through another camera than the world's first, or it is trained on
+            what the command would remove.
+    """
+    fit = {k: m for k, m in study.image_models.items() if isinstance(m, ResNetTrainSettings) and m.within_steps is None}
+    wrong = [name for name in only if name not in fit]
+    if wrong or not fit:
+        raise ConfigError(
+            f"guerdon evaluate --attack: {wrong[0] if wrong else 'this study'} has no success classifier to attack: "
+            "a model of the train section with type resnet and without within_steps"
+        )
+    models = {name: fit[name] for name in only or fit}
+    for name, settings in models.items():
+        if settings.camera not in (None, study.env.camera_name):
+            raise ConfigError(
+                f"train.{name}.camera: attacks are seen through the first camera, {study.env.camera_name}; put "
+                f"{settings.camera} first"
+            )
+        inside = [
+            path for path in settings.data_paths if Path(path).resolve().is_relative_to(_folder(settings).resolve())
+        ]
+        if inside:
+            raise ConfigError(
+                f"train.{name}.data_path: guerdon evaluate --attack removes {_folder(settings)} before it begins; copy "
+                f"{inside[0]} to another place"
+            )
+    return models
+
+
+def repair_cost(study: Study, only: Sequence[str] = ()) -> dict[str, int]:
+    """Models, episodes (without those that only say how a start looks) and trainings of `repair_study`, at most."""
+    plan, models = study.control_evaluate.repair, len(attackable(study, only))
+    one = plan.population * plan.generations  # candidates of a search from one start
+    searched = one * (1 + plan.rounds + (plan.rounds > 0))
+    others = plan.population * (1 + plan.rounds) + 1 + (1 + plan.rounds) * (plan.lead == "expert")
+    episodes, trainings = plan.starts * (searched + others), plan.rounds + (plan.rounds > 0)
+    return {"models": models, "episodes": models * episodes, "trainings": models * trainings}
+
+
 def repair_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple[RepairReport, dict[str, Path]]]:
     """Attack and repair success classifiers of the `train` section (`type: resnet` without `within_steps`).
 
@@ -183,23 +227,20 @@ def repair_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple[R
         CheckpointError: a model is not trained yet.
         DataError: nothing was held out, or no success in it.
     """
-    fit = {k: m for k, m in study.image_models.items() if isinstance(m, ResNetTrainSettings) and m.within_steps is None}
-    wrong = [name for name in only if name not in fit]
-    if wrong or not fit:
-        raise ConfigError(
-            f"guerdon evaluate --attack: {wrong[0] if wrong else 'this study'} has no success classifier to attack: "
-            "a model of the train section with type resnet and without within_steps"
-        )
-    results = {}
+    models, results = attackable(study, only), {}
     with closing(Attacker(study)) as attacker:
-        for name in only or fit:
-            report = _Repair(name, fit[name], study, attacker).run()
-            folder = Path(fit[name].save_dir) / "repair"
+        for name, settings in models.items():
+            report = _Repair(name, settings, study, attacker).run()
+            folder = _folder(settings)
             paths = {"json": folder / "repair.json", "text": folder / "repair.txt"}
             write_text(paths["text"], repair_text(report))
             write_json(paths["json"], asdict(report))
             results[name] = (report, paths)
     return results
+
+
+def _folder(settings: ResNetTrainSettings) -> Path:
+    return Path(settings.save_dir) / "repair"
 
 
 class _Repair:
@@ -209,7 +250,7 @@ class _Repair:
         self._name, self._settings, self._study, self._attacker = name, settings, study, attacker
         self._how = study.control_evaluate
         self._plan = self._how.repair
-        self._folder = Path(settings.save_dir) / "repair"
+        self._folder = _folder(settings)
         self._before = load_reward_model(settings.type, settings.save_dir, device=settings.device)
         episodes, _ = held_out(settings, self._how.data_path)
         self._wins = [e for e in episodes if e.success is not None and e.success.any()]
@@ -225,15 +266,16 @@ class _Repair:
     def run(self) -> RepairReport:
         plan, find = self._plan, self._attacker.find
         shutil.rmtree(self._folder, ignore_errors=True)
-        committed = {family: find(family, self._before, range(plan.starts)) for family in FAMILIES}
+        starts, _ = self._attacker.starts(plan.starts)
+        committed = {family: find(family, self._before, starts) for family in FAMILIES}
         best = {family: [one[0] for one in found if one] for family, found in committed.items()}
         committed_hash = self._write("committed", [one.item for found in best.values() for one in found])
         models: dict[str, RewardModel] = {"before": self._before}
-        rounds = self._rounds(models)
+        rounds = self._rounds(models, starts)
         itself = {"before": [one[0].value if one else -np.inf for one in committed["search"]]}
         if "after" in models:
             models["control"] = self._refit("control", (), self._settings.seed + 1)
-            again = find("search", models["after"], range(plan.starts))
+            again = find("search", models["after"], starts)
             itself["after"] = [one[0].value if one else -np.inf for one in again]
         wins = {name: _success_values(models[name], self._wins, self._masks) for name in MODELS if name in models}
         owner = np.repeat(np.arange(len(self._masks)), [mask.sum() for mask in self._masks])
@@ -259,24 +301,25 @@ class _Repair:
             false_positives=measured,
         )
 
-    def _rounds(self, models: dict[str, RewardModel]) -> list[Round]:
-        """Attack and train anew; the last model becomes `after`."""
+    def _rounds(self, models: dict[str, RewardModel], used: Sequence[int]) -> list[Round]:
+        """Attack from starts that were not used and train anew; the last model becomes `after`."""
         plan, model, rounds, extra = self._plan, self._before, list[Round](), list[str]()
         for turn in range(1, plan.rounds + 1):
-            starts = range(turn * plan.starts, (turn + 1) * plan.starts)
+            starts, alike = self._attacker.starts(plan.starts, used)
+            used = [*used, *starts]
             threshold = _threshold(_success_values(model, self._wins, self._masks), plan.recall)
             searched, drawn = (self._attacker.find(family, model, starts) for family in TRAINED_ON)
             found = [[*one, *other] for one, other in zip(searched, drawn, strict=True)]
             exploited = sum(any(one.value >= threshold for one in attacks) for attacks in found)
             if not exploited:
-                rounds.append(Round(len(starts), 0, 0, None))
+                rounds.append(Round(len(starts), alike, 0, 0, None))
                 break
             added = [one.item for attacks in found for one in attacks]
             self._write(f"negatives-{turn}", added)
             extra.append(str(self._folder / f"negatives-{turn}"))
             model = self._refit(f"round-{turn}", extra, self._settings.seed)
             models["after"] = model
-            rounds.append(Round(len(starts), exploited, len(added), str(self._folder / f"round-{turn}")))
+            rounds.append(Round(len(starts), alike, exploited, len(added), str(self._folder / f"round-{turn}")))
         return rounds
 
     def _refit(self, name: str, extra: Sequence[str], seed: int) -> RewardModel:
@@ -326,6 +369,7 @@ def repair_text(report: RepairReport) -> str:
         f"success in {report.success_episodes} episodes ({thresholds})",
         *(
             f"round {k}: {one.exploited} of {one.attacked} starts exploited, "
+            + (f"{one.alike} of them begin as earlier ones do, " if one.alike else "")
             + (f"{one.added} failed episodes added: {one.save_dir}" if one.save_dir else "nothing to repair")
             for k, one in enumerate(report.rounds, 1)
         ),
