@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
+from guerdon.evaluate.gate_card import WORDS
 from guerdon.evaluate.gate_table import GateTable
 from guerdon.evaluate.gate_validation import (
+    LOWER_IS_BETTER,
     brier_score,
     classwise_ece,
     correlation,
@@ -184,3 +186,7 @@ def test_a_feature_that_a_single_task_has_breaks_nothing(table: GateTable) -> No
 def test_validation_needs_three_tasks() -> None:
     with pytest.raises(ValueError, match="needs three"):
         validate_gate(made_table(2, 12))
+
+
+def test_every_feature_of_which_less_is_better_has_words() -> None:
+    assert set(WORDS) >= LOWER_IS_BETTER

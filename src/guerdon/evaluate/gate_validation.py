@@ -24,7 +24,11 @@ from guerdon.evaluate.intervals import Float64, Interval, percentile_interval, r
 
 RECALL = 0.8
 HARMS, HELPS = OUTCOMES.index("harms"), OUTCOMES.index("helps")
-LOWER_IS_BETTER = frozenset({"epic", "dard", "starc"})  # distances of rewards
+LOWER_IS_BETTER = {
+    "epic", "dard", "starc", "brier", "ece", "progress_mae", "false_positive_rate", "row_false_positive_rate",
+    "far_false_positives", "near_false_positives", "far_error", "near_error", "near_miss", "wandering", "pixel_change",
+}  # fmt: skip
+"""Features that are distances, errors or failures; so are those named `attack_...`."""
 PUBLISHED = ("auroc", "voc", "epic", "dard", "starc", "reward_variance", "accuracy")
 """Single metrics that the predictor is compared with, where a table has them."""
 
@@ -246,7 +250,7 @@ class GateValidation:
 def oriented(table: GateTable, name: str) -> Float64:
     """(N,) a feature with higher values meant to be better."""
     values = table.columns([name])[:, 0]
-    return -values if name in LOWER_IS_BETTER else values
+    return -values if name in LOWER_IS_BETTER or name.startswith("attack_") else values
 
 
 def validate_gate(
