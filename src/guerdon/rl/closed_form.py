@@ -95,7 +95,7 @@ def add_gradients(
     if policy.vf is not None:
         into, values = _forward(policy.vf, inputs.observations)
         error = values.numpy() - given["returns"][:, 0]
-        by_value = error * given["value_mask"][:, 0] / head_counts["value_mask"].numpy()
+        by_value = error * given["value_mask"][:, 0] * (1.0 / head_counts["value_mask"].numpy())
         numbers["value_loss"] = 0.5 * _dot(error, by_value)
         _backward(policy.vf, into, torch.from_numpy(by_value * np.float32(settings.value_coef)))
     return numbers
