@@ -128,6 +128,8 @@ def backwards(episodes: Episodes, strength: float, rng: np.random.Generator) -> 
         if episode.outcome and rng.random() < strength:
             order = np.arange(int(np.argmax(episode.success)), -1, -1)
             columns = {name: column[order] for name, column in episode.columns().items()}
+            for name in {"actions", "rewards"} & columns.keys():
+                columns[name][0] = 0  # of a reset, as in every episode
             labels = np.zeros(len(order), dtype=np.bool_)
             labels[-1] = True
             episode = relabelled(replace(episode, **columns), labels)

@@ -49,6 +49,8 @@ RUN_BY = {  # what tests run as it is
     "python examples/nemo_gym_server.py": "tests/integrations/test_text_examples.py",
     "python studies/gate_report.py mine.parquet --picture gate.svg": "tests/evaluate/test_gate_report.py",
     "python studies/gate_text.py": "tests/examples/test_gate_text.py",
+    "python studies/gate.py prepare": "tests/examples/test_gate_study.py",
+    "python studies/gate.py table runs/gate/gate.jsonl ... --out gate.parquet": "tests/examples/test_gate_study.py",
     "python examples/trl_grpo.py": "tests/integrations/test_trl.py",
     "python examples/verifiers_rewards.py": "tests/integrations/test_text_examples.py",
 }

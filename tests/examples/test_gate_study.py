@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from guerdon.compare.study import plan_study
+from guerdon.episodes.read import summarize
 from guerdon.evaluate.gate_table import read_gate_table
 from guerdon.types import Episode
 
@@ -99,6 +100,46 @@ def test_every_model_of_the_study_is_an_arm_and_reads_a_data_set_that_is_made(sc
     made = {"good", *script.DEGRADED}
     assert {Path(model.data_path).name for model in study.train.values()} == made
     assert len(study.train) * len(study.compare.tasks) >= 40
+
+
+@pytest.mark.parametrize(("least", "wanted"), [(5, (4, 5)), (60, (4, 64)), (100, (8, 50))])
+def test_the_clone_is_found_by_bisection(script, monkeypatch, least, wanted):
+    """Made-up clones of which one epoch decides; those of 4 demonstrations need twice the epochs at last."""
+    tried = []
+
+    def trained(case):
+        demonstrations, epochs = case
+        tried.append(case)
+        away = epochs * demonstrations / 4 - least
+        return Path(), {"success": 0.45 if abs(away) < 2 else float(away > 0)}
+
+    monkeypatch.setattr(script, "collect", lambda case: None)
+    monkeypatch.setattr(script, "train_bc", trained)
+    given = dict[str, int]()
+
+    def study(*overrides):
+        given.update((name, int(value)) for name, _, value in (o.partition("=") for o in overrides) if value.isdigit())
+        return given["collect.episodes"], given["bc.epochs"]
+
+    found = script.clone(study)
+    assert found["success"] == 0.45
+    assert (found["demonstrations"], found["epochs"]) == tried[-1]
+    assert abs(found["epochs"] * found["demonstrations"] / 4 - least) < 2
+    assert found["demonstrations"] == wanted[0]
+
+
+def test_prepare_makes_every_data_set(script, tmp_path, monkeypatch):
+    pytest.importorskip("metaworld")
+    monkeypatch.setattr(script, "HELD_OUT", 2)
+    monkeypatch.setattr(script, "clone", lambda study: {"success": 0.5})
+    small = ["compare.tasks=[drawer-close]", "collect.episodes=6", "env.num_envs=2", "env.frame_size=[16, 16]"]
+    script.prepare([f"work_dir={tmp_path}", "env.max_episode_steps=80", *small])
+    script.prepare([f"work_dir={tmp_path}", "env.max_episode_steps=80", *small])
+    data = tmp_path / "data" / "drawer-close"
+    assert {path.name for path in data.iterdir()} == {"good", "held_out", *script.DEGRADED}
+    assert summarize(data / "held_out").episodes == 2
+    assert summarize(data / "good").episodes == summarize(data / "noise").episodes == 6
+    assert (tmp_path / "starts" / "drawer-close.json").is_file()
 
 
 def test_the_table_joins_the_rows_of_studies(script, tmp_path, monkeypatch):
