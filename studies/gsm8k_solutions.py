@@ -48,7 +48,7 @@ from guerdon.worlds.prompts import question_hash
 FILE = Path(__file__).with_suffix(".yaml")
 SYSTEMS = ("6b_finetuning", "6b_verification", "175b_finetuning", "175b_verification")
 GFLOP_PER_TOKEN = 0.27  # of a forward pass of SmolLM2-135M: two per parameter
-GFLOP_PER_S = 200  # of one core with AMX in bfloat16, as measured here; less elsewhere
+GFLOP_PER_S = 200  # assumed of one core with AMX in bfloat16; less elsewhere
 REPS = 2000
 
 

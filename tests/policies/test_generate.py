@@ -4,6 +4,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -360,3 +361,16 @@ def test_vllm_gets_all_weights_after_an_update(vllm):
     layer = policy.base.model.get_submodule("model.layers.0.mlp.up_proj")
     torch.testing.assert_close(weights["model.layers.0.mlp.up_proj.weight"], policy.merged(layer))
     assert not torch.equal(weights["model.layers.0.mlp.up_proj.weight"], layer.base_layer.weight)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"]),
+        transformers.FalconH1Config(),
+    ],
+    ids=["a layer without keys", "a state beside them"],
+)
+def test_networks_that_keep_more_than_keys_and_values_are_refused(config):
+    with pytest.raises(ConfigError, match="layers of linear attention or convolutions"):
+        decode._cache(config, 8)

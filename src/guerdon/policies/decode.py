@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from guerdon.errors import ConfigError
 from guerdon.policies.packing import causal_bias
 from guerdon.policies.text import TextPolicy
 
@@ -279,13 +280,14 @@ class HFDecoder:
     def prefill(self, ids_B_P: Tensor, real_B_P: Tensor, *, room: int) -> Tensor:
         """Read prompts padded on the left and return the (B, V) logits of the first token to write.
 
-        They are read in parts of `max_tokens_per_pass`, but for networks that keep more than keys and values.
+        They are read in parts of `max_tokens_per_pass`.
+
+        Raises:
+            ConfigError: the network keeps more than keys and values (linear attention, convolutions).
         """
         rows, length = ids_B_P.shape
-        model, limit = self._base.model, self._base.tokens_per_pass
-        if limit is None or getattr(model, "_is_stateful", False):
-            limit = rows * length
-        size = max(1, limit // max(length, 1))
+        model = self._base.model
+        size = max(1, (self._base.tokens_per_pass or rows * length) // max(length, 1))
         positions_B_P = (real_B_P.long().cumsum(-1) - 1).clamp_min(0)
         caches, logits = [], []
         for start in range(0, max(rows, 1), size):
@@ -355,6 +357,11 @@ def _cache(config: Any, room: int) -> Any:
             self._whole = None
 
     cache = DynamicCache(config=config)
+    if any(not isinstance(layer, DynamicLayer) or hasattr(layer, "conv_states") for layer in cache.layers):
+        raise ConfigError(
+            f"{type(config).__name__}: guerdon cannot generate with layers of linear attention or convolutions, which "
+            "keep a state beside keys and values; choose a model that has attention alone"
+        )
     cache.layers = [Roomy() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
 
