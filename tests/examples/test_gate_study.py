@@ -4,6 +4,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -102,30 +103,31 @@ def test_every_model_of_the_study_is_an_arm_and_reads_a_data_set_that_is_made(sc
     assert len(study.train) * len(study.compare.tasks) >= 40
 
 
-@pytest.mark.parametrize(("least", "wanted"), [(5, (4, 5)), (60, (4, 64)), (100, (8, 50))])
-def test_the_clone_is_found_by_bisection(script, monkeypatch, least, wanted):
-    """Made-up clones of which one epoch decides; those of 4 demonstrations need twice the epochs at last."""
+@pytest.mark.parametrize("place", [0, 3, None], ids=["the first", "the fourth", "none: the nearest"])
+def test_a_clone_is_the_first_that_succeeds_often_enough(script, tmp_path, monkeypatch, place):
+    """Made-up clones of which one, or none, succeeds in 30 to 60 % of episodes; data of the one before are removed."""
+    chances = [0.0, 0.94] * (len(script.DEMONSTRATIONS) // 2)
+    chances[5] = 0.7
+    if place is not None:
+        chances[place] = 0.5
     tried = []
 
-    def trained(case):
-        demonstrations, epochs = case
-        tried.append(case)
-        away = epochs * demonstrations / 4 - least
-        return Path(), {"success": 0.45 if abs(away) < 2 else float(away > 0)}
-
-    monkeypatch.setattr(script, "collect", lambda case: None)
-    monkeypatch.setattr(script, "train_bc", trained)
-    given = dict[str, int]()
-
     def study(*overrides):
-        given.update((name, int(value)) for name, _, value in (o.partition("=") for o in overrides) if value.isdigit())
-        return given["collect.episodes"], given["bc.epochs"]
+        given = dict(one.partition("=")[::2] for one in overrides)
+        tried.append((int(given["collect.episodes"]), int(given["collect.seed"])))
+        return SimpleNamespace(collect=SimpleNamespace(save_dir=tmp_path / "demonstrations"))
 
+    def collected(case):
+        case.collect.save_dir.mkdir()  # fails where the last one's are still there
+
+    monkeypatch.setattr(script, "collect", collected)
+    monkeypatch.setattr(
+        script, "train_bc", lambda _: (tmp_path, {"success": chances[script.DEMONSTRATIONS.index(tried[-1])]})
+    )
     found = script.clone(study)
-    assert found["success"] == 0.45
-    assert (found["demonstrations"], found["epochs"]) == tried[-1]
-    assert abs(found["epochs"] * found["demonstrations"] / 4 - least) < 2
-    assert found["demonstrations"] == wanted[0]
+    assert (found["demonstrations"], found["seed"]) == tried[-1]
+    assert found["success"] == (0.7 if place is None else 0.5)
+    assert tried[-1] == script.DEMONSTRATIONS[5 if place is None else place]
 
 
 def test_prepare_makes_every_data_set(script, tmp_path, monkeypatch):
