@@ -5,8 +5,8 @@
     python studies/gate.py table runs/gate/gate.jsonl ... --out gate.parquet
 
 A policy starts from a clone of so few scripted demonstrations that it succeeds for some goals only, in 30 to 60 % of 96
-episodes; which demonstrations make such a clone is found by trying (`DEMONSTRATIONS`). The data set `good` is degraded as
-`DEGRADED` says; how strongly differs between tasks too, so that there are more than a few degrees of quality.
+episodes; which demonstrations make such a clone is found by trying (`DEMONSTRATIONS`). The data set `good` is degraded
+as `DEGRADED` says; how strongly differs between tasks too, so that there are more than a few degrees of quality.
 `held_out`, on which all models of a task are evaluated, keeps its true labels.
 """
 
