@@ -4,9 +4,10 @@
     guerdon compare studies/gate_text.yaml
 
 For each task it trains the start, lets it write solutions, labels their steps by the truth, and writes beside them
-`good.jsonl`, a file for each entry of `DEGRADED`, and `held_out.jsonl`: solutions to other questions, with true labels,
-on which all models of the task are evaluated. How strongly a set is degraded differs between tasks, so that there are
-more than a few degrees of quality. Starts and solutions that are there are not made again.
+`good.jsonl`, a file for each entry of `DEGRADED`, and two on which all models of the task are evaluated:
+`held_out.jsonl`, different solutions to other questions with true labels, and `samples.jsonl`, 16 answers to each of
+128 validation questions. How strongly a set is degraded differs between tasks, so that there are more than a few
+degrees of quality. Starts and solutions that are there are not made again.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from guerdon.compare.study import plan_study
 from guerdon.episodes.solution_files import read_solutions, write_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import GuerdonError
+from guerdon.evaluate.search import sampled_solutions
 from guerdon.labels.label import label
 from guerdon.settings.study import Study
 from guerdon.train.sft import train_sft_study
@@ -34,6 +36,7 @@ FILE = Path(__file__).with_suffix(".yaml")
 WANTED = (0.3, 0.6)  # true success of a start
 HELD_OUT = 128 / 1128  # share of the questions
 PADDING = 2  # steps
+QUESTIONS, SAMPLES = 128, 16  # to choose among
 
 Solutions = list[Solution]
 
@@ -137,9 +140,11 @@ def prepare(task: str, place: int, study: Study) -> None:
         right = collector.evaluate(collector.policy, episodes=study.runner.eval_episodes)["success"]
     outside = "" if WANTED[0] <= right <= WANTED[1] else f", outside {WANTED[0]} to {WANTED[1]}: change its sft"
     print(f"{task}: the start answers {right:.2f} rightly{outside}", flush=True)
-    solutions = read_solutions(label(study).folder)
-    for name, found in copies(solutions, place).items():
-        write_solutions(Path(study.label.save_dir) / f"{name}.jsonl", found)
+    folder = Path(study.label.save_dir)
+    for name, found in copies(read_solutions(label(study).folder), place).items():
+        write_solutions(folder / f"{name}.jsonl", found)
+    samples = sampled_solutions(study, questions=QUESTIONS, n=SAMPLES, folder=folder / "samples")
+    write_solutions(folder / "samples.jsonl", samples)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

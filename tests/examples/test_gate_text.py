@@ -92,7 +92,7 @@ def test_no_copy_holds_a_question_that_models_are_evaluated_on(labels, place):
     assert gate_text["copies"]([solution(i, one) for i, one in enumerate(labels)], place)["noise"] == made["noise"]
 
 
-def test_every_model_of_the_study_is_the_only_reward_of_an_arm():
+def test_every_model_of_the_study_is_a_reward_beside_the_verifier_in_an_arm():
     plan = plan_study(STUDY, [])
     tasks, arms = plan.study.compare.tasks, plan.study.compare.arms
     assert len(tasks) == 4
@@ -100,7 +100,8 @@ def test_every_model_of_the_study_is_the_only_reward_of_an_arm():
     for task in tasks:
         for arm in set(arms) - {"verifier"}:
             run = plan.configs[f"{task}.{arm}.seed0"]
-            assert run.reward.combine_mode == "replace"
+            assert run.reward.combine_mode == "add"
+            assert [s.reward_weight for s in run.reward.sources.values()] == [0.25]
             assert [s.model.checkpoint for s in run.reward.sources.values()] == [f"runs/gate_text/models/{task}/{arm}"]
         assert not plan.configs[f"{task}.verifier.seed0"].reward.use_reward_model
     sets = {Path(one.data_path).stem for one in plan.study.train.values()}
@@ -133,8 +134,10 @@ def test_a_cell_from_the_start_to_a_row_of_features_and_outcomes(cell, tmp_path,
     gate_text["main"](["--study", str(cell)])
     assert re.search(r"^swap: the start answers [01]\.\d\d rightly", capsys.readouterr().out, re.M)
     folder = tmp_path / "work" / "models" / "swap"
-    assert {path.stem for path in (folder / "labels").glob("*.jsonl")} >= DATA_SETS
+    assert {path.stem for path in (folder / "labels").glob("*.jsonl")} >= {*DATA_SETS, "samples"}
     assert any(s.is_correct for s in read_solutions(folder / "labels" / "held_out.jsonl"))
+    samples = Counter(s.question for s in read_solutions(folder / "labels" / "samples.jsonl"))
+    assert list(samples.values()) == [16] * 4
     before = (folder / "model" / "model.safetensors").read_bytes()
     run_study(plan_study(cell, [], parallel=1))
     assert (folder / "model" / "model.safetensors").read_bytes() == before  # the start is not made again
