@@ -92,16 +92,15 @@ def test_no_copy_holds_a_question_that_models_are_evaluated_on(labels, place):
     assert gate_text["copies"]([solution(i, one) for i, one in enumerate(labels)], place)["noise"] == made["noise"]
 
 
-def test_every_model_of_the_study_is_a_reward_beside_the_verifier_in_an_arm():
+def test_every_model_of_the_study_is_the_only_reward_of_an_arm():
     plan = plan_study(STUDY, [])
     tasks, arms = plan.study.compare.tasks, plan.study.compare.arms
-    assert len(tasks) == 4
+    assert len(tasks) == 6
     assert set(plan.study.train) == set(arms) - {"verifier"}
     for task in tasks:
         for arm in set(arms) - {"verifier"}:
             run = plan.configs[f"{task}.{arm}.seed0"]
-            assert run.reward.combine_mode == "add"
-            assert [s.reward_weight for s in run.reward.sources.values()] == [0.25]
+            assert run.reward.combine_mode == "replace"
             assert [s.model.checkpoint for s in run.reward.sources.values()] == [f"runs/gate_text/models/{task}/{arm}"]
         assert not plan.configs[f"{task}.verifier.seed0"].reward.use_reward_model
     sets = {Path(one.data_path).stem for one in plan.study.train.values()}
