@@ -150,11 +150,11 @@ DEGRADED: dict[str, tuple[Callable[[Episodes, float, np.random.Generator], Episo
 
 
 def write(path: Path, episodes: Iterable[Episode], study: Study) -> None:
-    """A data set of these episodes, in place of one that was not finished."""
+    """A data set of these episodes, in place of what was there."""
+    shutil.rmtree(path, ignore_errors=True)
     with EpisodeWriter(path, camera=study.env.camera_name, robot_type=study.env.type) as writer:
         for episode in episodes:
-            if episode.id not in writer:
-                writer.add(episode)
+            writer.add(episode)
 
 
 def clone(study: Callable[..., Study]) -> dict[str, float]:

@@ -37,10 +37,11 @@ def main(given: Sequence[str] | None = None) -> None:
     for kind in kinds:
         part = table.of(kind)
         harmed, nothing, helped = np.bincount(part.outcomes_N, minlength=len(OUTCOMES)).tolist()
+        watched = np.isfinite(part.exploited_N)
         say(
             f"## {KINDS[kind]}\n\n{len(part)} on {len(part.tasks)} tasks: {helped} helped, {nothing} had no effect, "
             f"{harmed} harmed (a change of mean true success by at least {MARGIN:g}); in runs of "
-            f"{int((part.exploited_N > 0).sum())} the hacking alarm was raised.\n"
+            f"{int((part.exploited_N[watched] > 0).sum())} of {int(watched.sum())} the hacking alarm was raised.\n"
         )
         if (reason := too_small(part)) is not None:
             say(f"No validation: {reason}.\n")
@@ -54,7 +55,8 @@ def main(given: Sequence[str] | None = None) -> None:
 
 def tables(table: GateTable, found: GateValidation) -> list[str]:
     """The tables of one kind of reward models."""
-    singles = sorted(found.singles, key=lambda name: -(found.singles[name].estimate or -1.0))
+    measured = [name for name, one in found.singles.items() if one.n]
+    singles = sorted(measured, key=lambda name: -(found.singles[name].estimate or -1.0))
     rows = [("**predictor**", found.correlation)]
     rows += [(f"`{name}`" + (" (published)" if name in PUBLISHED else ""), found.singles[name]) for name in singles]
     lines = ["| rank correlation with the gain | estimate | 95 % interval | models |", "|---|---|---|---|"]

@@ -47,6 +47,7 @@ RUN_BY = {  # what tests run as it is
     "guerdon doctor": "tests/test_doctor.py",
     "python examples/openenv_rubric.py": "tests/integrations/test_text_examples.py",
     "python examples/nemo_gym_server.py": "tests/integrations/test_text_examples.py",
+    "python studies/gate_report.py": "tests/evaluate/test_gate_report.py",
     "python studies/gate_report.py mine.parquet --picture gate.svg": "tests/evaluate/test_gate_report.py",
     "python studies/gate_text.py": "tests/examples/test_gate_text.py",
     "python studies/gate.py prepare": "tests/examples/test_gate_study.py",

@@ -143,7 +143,17 @@ def place(episode):
 def found(model, kind="progress", limit=0.97, episodes=EPISODES):
     scores = model.score(episodes)
     model.rows = 0
-    return features.gate_features(model, episodes, scores, kind=kind, limit=limit, seed=0)
+    return features.gate_features(model, episodes, scores, kind=kind, threshold=limit, limit=limit, seed=0)
+
+
+def test_a_success_model_without_a_threshold_pays_its_values():
+    model = Model(place)
+    got = [
+        features.gate_features(model, EPISODES, model.score(EPISODES), kind="success", threshold=at, limit=0.97, seed=0)
+        for at in (None, 0.97)
+    ]
+    assert got[0]["epic"] < 0.05 < got[1]["epic"]
+    assert got[0]["far_false_positives"] == got[1]["far_false_positives"] == 0
 
 
 def test_a_perfect_progress_model():
@@ -199,7 +209,9 @@ def test_what_the_episodes_lack_is_undefined():
     got = found(rising, episodes=bare)
     missing = {"epic", "dard", "starc", "near_miss", "wandering", "pixel_change", "agreement"}
     assert {name for name, value in got.items() if value is None} == missing
-    assert set(features.gate_features(Model(place), [], [], kind="success", limit=None, seed=0).values()) == {None}
+    assert set(
+        features.gate_features(Model(place), [], [], kind="success", threshold=None, limit=None, seed=0).values()
+    ) == {None}
     actions = [np.zeros((len(e), 1), np.float32) for e in bare]
     unknown = [
         replace(e, success=None, outcome=None, rewards=None, actions=a) for e, a in zip(bare, actions, strict=True)
@@ -283,7 +295,7 @@ def test_changed_pixels_are_pure_and_small():
 
 @pytest.mark.parametrize(("sign", "gain"), [(1, 1.0), (0, 0.0)])
 def test_responses_of_a_language_model(sign, gain):
-    right = [[1, 0, 0, 0], [0, 1, 1, 0]]
+    right = [[1, 0, 0, 0], [0, 1, 1, 0], [1]]  # the last one has too few to choose among
     solutions = [
         Solution(id=f"{q}-{i}", question=str(q), steps=("a",), answer=str(ok), is_correct=bool(ok))
         for q, part in enumerate(right)
@@ -291,7 +303,7 @@ def test_responses_of_a_language_model(sign, gain):
     ]
     values = [0.5 + sign * (ok - 0.5) for part in right for ok in part]
     scores = [Score.from_values([value]) for value in values]
-    curves = best_of_n(solutions, scores, same_number_or_text, aggregations=("min",), reps=10, seed=0)
+    curves = best_of_n(solutions, scores, same_number_or_text, aggregations=("min",), ns=(1, 4), reps=10, seed=0)
     info = RewardInfo(name="m", range=(0.0, 1.0))
     got = features.response_features(curves, "min", solutions, values, info)
     assert got["bon4"] == pytest.approx(gain)

@@ -7,8 +7,12 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from gate_tables import made_rows
+
+from guerdon.evaluate.gate import FEWEST_OF_EACH, common_features
+from guerdon.evaluate.gate_table import PACKAGED, read_gate_table
 
 SCRIPT = Path(__file__).parents[2] / "studies" / "gate_report.py"
 
@@ -38,3 +42,20 @@ def test_a_table_that_is_not_there(tmp_path, monkeypatch, name):
     monkeypatch.setattr(sys, "argv", ["gate_report.py", str(tmp_path / name)])
     with pytest.raises(DataError, match="no such file"):
         runpy.run_path(str(SCRIPT), run_name="__main__")
+
+
+def test_the_table_that_guerdon_is_delivered_with(capsys):
+    """python studies/gate_report.py"""
+    runpy.run_path(str(SCRIPT))["main"](["--reps", "50"])
+    said = capsys.readouterr().out
+    assert re.search(r"^66 on 6 tasks: \d+ helped, \d+ had no effect, \d+ harmed", said, re.M)
+    assert said.count("## Reward models for") == said.count("| **predictor** |") == 2
+    table = read_gate_table(PACKAGED)
+    assert PACKAGED.stat().st_size < 5e6
+    for kind, fewest in (("robot", 40), ("text", 20)):
+        part = table.of(kind)
+        assert len(part) >= fewest
+        assert np.isfinite(part.gains_N_S).all()
+        assert part.gains_N_S.shape[1] == 3
+        assert min(np.bincount(part.outcomes_N)[[0, 2]]) >= FEWEST_OF_EACH
+        assert {"auroc", "bon4", "reward_variance"} <= set(common_features(part))

@@ -189,4 +189,4 @@ def test_validation_needs_three_tasks() -> None:
 
 
 def test_every_feature_of_which_less_is_better_has_words() -> None:
-    assert set(WORDS) >= LOWER_IS_BETTER
+    assert set(WORDS) >= {name for name in LOWER_IS_BETTER if not name.startswith("probe_")}  # these are made

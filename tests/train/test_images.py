@@ -44,6 +44,17 @@ def test_a_progress_model_orders_frames(tmp_path):
     assert np.corrcoef(score.steps, np.arange(12))[0, 1] > 0.8
 
 
+def test_a_last_batch_of_one_frame_is_left_out(tmp_path):
+    """Batch normalisation of 32 x 32 frames ends at 1 x 1: it has no variance of one frame."""
+    chosen = settings(tmp_path, ProgressTrainSettings, max_epochs=1, val_split=0.0, augment=False)
+    episodes = square_episodes(4)
+    frames = sum(len(e) for e in episodes)
+    result = train_image_model(chosen.model_copy(update={"batch_size": frames - 1}), episodes)
+    assert result.metrics["steps"] == 1
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        seeded_scorer(chosen).train()(torch.zeros(1, 3, 32, 32))
+
+
 def test_same_seed_same_weights_and_early_stopping(tmp_path):
     weights = []
     for name in ("a", "b"):

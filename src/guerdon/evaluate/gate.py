@@ -35,6 +35,7 @@ NEIGHBOURS = 3
 _MOST_UNUSUAL = 5.0  # standard deviations that count for one feature
 REASONS = 3
 SMALLEST_REASON = 0.005  # change of the expected gain
+STRONGEST = 5  # columns of the design matrix that have a weight
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Weights:
 
     @classmethod
     def fit(cls, x_N_F: Float64, gains_N: Float64, tasks_N: Names) -> Weights:
-        """Weights by the covariance of each column with the gain within a task."""
+        """Weights by the covariance of each column with the gain within a task, for the strongest columns."""
         sorted_F = tuple(np.sort(column[np.isfinite(column)]) for column in x_N_F.T)
         missing = np.isnan(x_N_F)
         with_gaps = np.asarray(missing.any(axis=0) & ~missing.all(axis=0))
@@ -92,6 +93,7 @@ class Weights:
         spread = inside.std(axis=0)
         scale = np.where(spread > 1e-12, spread, 1.0)
         weights = (inside / scale).T @ _within(gains_N[:, None], tasks_N)[:, 0]
+        weights[np.argsort(-np.abs(weights), kind="stable")[STRONGEST:]] = 0.0
         unit = float((inside / scale @ weights).std())
         return cls(sorted_F, with_gaps, raw.mean(axis=0), scale, weights / unit if unit > 1e-12 else 0 * weights)
 
@@ -199,9 +201,9 @@ def _standardised(x_M_F: Float64, centre_F: Float64, scale_F: Float64) -> Float6
 def fit_gate(table: GateTable, names: Sequence[str]) -> GatePredictor:
     """Fit the predictor to some features of a table.
 
-    A score is the first component of partial least squares (Wold 1975): each feature weighs as much as it varies with
-    the gain within a task. Gain per score, probabilities, errors and the distance that counts as unknown are set on
-    reward models of tasks that were left out of the weights.
+    A score is the first component of partial least squares (Wold 1975), cut to its `STRONGEST` weights: each feature
+    weighs as much as it varies with the gain within a task. Gain per score, probabilities, errors and the distance that
+    counts as unknown are set on reward models of tasks that were left out of the weights.
 
     Raises:
         ValueError: fewer than two tasks.

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.errors import DataError, HarmError, boundary
-from guerdon.evaluate.gate import GateVerdict, gate_verdict, unknown
+from guerdon.evaluate.gate import GateVerdict, gate_verdict
 from guerdon.evaluate.gate_table import OUTCOMES, PACKAGED, GateTable, read_gate_table
 from guerdon.evaluate.gate_validation import correlation, false_passes, out_of_task
 from guerdon.evaluate.intervals import Interval
@@ -125,8 +125,6 @@ def card_verdict(features: Mapping[str, float | None], kind: str, gate: GateSett
         DataError: the table cannot be read.
     """
     path = PACKAGED if gate.table is None else Path(gate.table)
-    if gate.table is None and not path.is_file():
-        return unknown("guerdon has no table of reward models yet; name your own as evaluate.gate.table", features)
     changed = path.stat().st_mtime_ns if path.is_file() else 0
     table = _table(path, changed)
     return gate_verdict(

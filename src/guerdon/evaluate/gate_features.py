@@ -4,7 +4,7 @@ Distances to the true reward, what episodes would be paid in RL and which one is
 success, near misses and wandering, irrelevant pixels.
 Values are of held-out episodes that were scored once; only `pixel_features` scores again. What is undefined is None.
 
-    features = gate_features(model, episodes, scores, kind="success", limit=0.5, seed=0)
+    features = gate_features(model, episodes, scores, kind="success", threshold=0.5, limit=0.5, seed=0)
     print(features["epic"], features["return_rank"], features["bon4"])
 """
 
@@ -49,6 +49,7 @@ def gate_features(
     scores: Sequence[Score],
     *,
     kind: Kind,
+    threshold: float | None,
     limit: float | None,
     seed: int,
 ) -> Features:
@@ -59,11 +60,12 @@ def gate_features(
         episodes: held-out ones.
         scores: of these.
         kind: how values of rows become rewards, see `paid`.
+        threshold: a success model pays 1 above it in RL; None: it pays its values.
         limit: a value above it is judged successful; None: nothing is judged.
         seed: of the noise.
     """
-    rewards = [paid(score, kind, limit) for score in scores]
-    decides = kind == "success" and limit is not None and model.info.granularity == "step"
+    rewards = [paid(score, kind, threshold) for score in scores]
+    decides = kind == "success" and threshold is not None and model.info.granularity == "step"
     longest = max((float(row_steps(e)[-1]) for e in episodes), default=0.0)
     returns = [
         _return(episode, score, reward, kind, longest)
@@ -81,17 +83,17 @@ def gate_features(
     }  # fmt: skip
 
 
-def paid(score: Score, kind: Kind, limit: float | None) -> Float64 | None:
+def paid(score: Score, kind: Kind, threshold: float | None) -> Float64 | None:
     """(T,) the reward of arriving at each row, up to potential shaping; None without a value per row.
 
-    Success models pay 1 above the limit and 0 else (their values, without a limit). Progress models pay the change of
+    Success models pay 1 above the threshold and 0 else (their values, without one). Progress models pay the change of
     their value, V(s') - V(s) = (1 - g) V(s') + (g V(s') - V(s)) with the discount g: up to scale and potential shaping
     V(s').
     """
     if score.steps is None:
         return None
     values = score.steps.astype(np.float64)
-    return values if kind == "progress" or limit is None else (values > limit).astype(np.float64)
+    return values if kind == "progress" or threshold is None else (values > threshold).astype(np.float64)
 
 
 def _return(episode: Episode, score: Score, reward: Float64 | None, kind: Kind, longest: float) -> float | None:
@@ -285,7 +287,8 @@ def reward_variance(groups: Sequence[Sequence[float]], width: float | None) -> f
         width: of the range of the reward; None: that of these rewards.
 
     Returns:
-        Between 0 and 1/4 for rewards within the range; None without a group of two, or a width.
+        Between 0 and 1/4 for rewards within the range, 1 for changes of a value within it; None without a group of
+        two, or a width.
     """
     several = [np.asarray(group, dtype=np.float64) for group in groups if len(group) > 1]
     if not several:
@@ -340,13 +343,18 @@ def response_features(
         if not isinstance(value, Failure):
             groups.setdefault(solution.question, []).append(value)
     found = no_response_features() | {"reward_variance": reward_variance(list(groups.values()), _width(info))}
+    right: dict[str, list[bool]] = {}
+    for solution in solutions:
+        if solution.is_correct is not None:
+            right.setdefault(solution.question, []).append(solution.is_correct)
     own, every = curves.failures_wrong.get(f"bon_{aggregation}"), curves.failures_wrong["pass"]
     for n in CHOICES:
-        if own is not None and n in curves.n and 1 in curves.n:
-            at, one = curves.n.index(n), curves.n.index(1)
-            chosen, mean, most = own.accuracy[at].estimate, every.accuracy[one].estimate, every.accuracy[at].estimate
-            if chosen is not None and mean is not None and most is not None:
-                found[f"bon{n}"] = selection_gain(chosen, mean, most)
+        means = [float(np.mean(answers)) for answers in right.values() if len(answers) >= n]  # questions of the curves
+        if own is not None and n in curves.n and means:
+            at = curves.n.index(n)
+            chosen, most = own.accuracy[at].estimate, every.accuracy[at].estimate
+            if chosen is not None and most is not None:
+                found[f"bon{n}"] = selection_gain(chosen, float(np.mean(means)), most)
     return found
 
 

@@ -27,6 +27,7 @@ HARMS, HELPS = OUTCOMES.index("harms"), OUTCOMES.index("helps")
 LOWER_IS_BETTER = {
     "epic", "dard", "starc", "brier", "ece", "progress_mae", "false_positive_rate", "row_false_positive_rate",
     "far_false_positives", "near_false_positives", "far_error", "near_error", "near_miss", "wandering", "pixel_change",
+    "probe_black_frame", "probe_frozen_first_frame", "probe_reversed_video", "probe_goal_pasted_first",
 }  # fmt: skip
 """Features that are distances, errors or failures; so are those named `attack_...`."""
 PUBLISHED = ("auroc", "voc", "epic", "dard", "starc", "reward_variance", "accuracy")

@@ -128,7 +128,7 @@ def evaluate_model(
     metrics |= measure.comparison_metrics(episodes, scores, kind, **bootstrap)
     probes = run_probes(model, episodes, scores, kind=kind, limit=limit, seed=seed, task_conditioned=task_conditioned)
     features = robot_features(metrics, probes) | gate_features(
-        model, episodes, scores, kind=kind, limit=limit, seed=seed
+        model, episodes, scores, kind=kind, threshold=at, limit=limit, seed=seed
     )
     return Evaluation(
         model={**info_record(info), "kind": kind, "threshold": at},

@@ -459,7 +459,9 @@ class FrameTrainer(BaseTrainer):
             )
         train, val = frames.split()
         sampler = BalancedSampler(frames.positive[train], settings.fail_success_ratio, settings.seed)
-        steps_per_epoch = math.ceil(math.ceil(len(sampler) / settings.batch_size) / processes)
+        # Batch normalisation has no variance of a last batch that is one frame.
+        lone = not scorer.frozen and len(sampler) % (settings.batch_size * processes) == 1 < len(sampler)
+        steps_per_epoch = math.ceil(math.ceil(len(sampler) / settings.batch_size) / processes) - lone
         total = min(steps_per_epoch * settings.max_epochs, settings.max_steps or math.inf)
         epochs_between = settings.eval_every or math.ceil(MIN_STEPS_BETWEEN_EVALUATIONS / steps_per_epoch)
         patience = settings.early_stopping_patience if len(val) else None
@@ -485,6 +487,7 @@ class FrameTrainer(BaseTrainer):
             bf16=bf16 and not scorer.frozen,
             label_names=["labels"],
             dataloader_pin_memory=device.type == "cuda",
+            dataloader_drop_last=lone,
             fsdp=True if settings.fsdp else None,
         )
         self.compute_metrics = self._metrics
