@@ -303,7 +303,10 @@ def test_a_card_begins_with_its_verdict(tmp_path):
     assert headline.split("resnet · t ")[1].startswith("verdict: likely HARMS RL (probabilities: helps 0.10, ")
     assert '<small class="no">verdict:' in card
     assert "<li>  it looks at the arm &lt;b&gt;</li>" in card
-    assert '<small class="yes">' in card_of(tmp_path / "other", verdict=VERDICT | {"answer": "helps"})
+    good = VERDICT | {"answer": "helps", "probabilities": {"harms": 0.1, "no effect": 0.2, "helps": 0.7}}
+    assert '<small class="yes">' in card_of(tmp_path / "other", verdict=good)
+    open_ = VERDICT | {"probabilities": {"harms": 0.45, "no effect": 0.4, "helps": 0.15}}
+    assert "<small>verdict: open, " in card_of(tmp_path / "open", verdict=open_)
 
 
 def test_a_verdict_that_cannot_be_read_is_noted(tmp_path):

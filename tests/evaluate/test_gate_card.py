@@ -293,6 +293,10 @@ def test_lines_of_a_verdict():
     assert "48 reward models, 6 tasks" in lines[3]
     assert "+0.70 [+0.50, +0.80]" in lines[3]
     assert "10% passed" in lines[3]
+    assert lines[4].startswith("a forecast for tasks and policies like those of the table")
+    chances = {"harms": 0.44, "no effect": 0.42, "helps": 0.14}
+    said = verdict_lines(VERDICT | {"probabilities": chances})[0]
+    assert said.startswith("verdict: open, no outcome is likelier than the other two (probabilities: helps 0.14")
 
 
 def test_features_of_a_model_for_text():

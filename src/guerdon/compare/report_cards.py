@@ -22,7 +22,7 @@ from guerdon.compare.read_runs import RewardModelCard, Row, finite, mapping, num
 from guerdon.compare.report_tables import MODEL_METRICS
 from guerdon.errors import DataError, boundary
 from guerdon.evaluate.attacks import CONTROL
-from guerdon.evaluate.gate_card import verdict_lines
+from guerdon.evaluate.gate_card import likely_outcome, verdict_lines
 from guerdon.evaluate.intervals import Interval
 
 PICTURE_HINTS = {
@@ -132,7 +132,7 @@ def _verdict(verdict: Any) -> tuple[tuple[str, ...], str]:
     """The lines of a verdict, and whether they are good news."""
     if verdict is None:
         return (), ""
-    return tuple(verdict_lines(verdict)), {"harms": "no", "helps": "yes"}.get(verdict["answer"], "")
+    return tuple(verdict_lines(verdict)), {"harms": "no", "helps": "yes"}.get(likely_outcome(verdict) or "", "")
 
 
 def _view(

@@ -153,6 +153,12 @@ def _validated(path: Path, changed: int, kind: str, names: tuple[str, ...]) -> d
 _SAID = {"harms": "likely HARMS RL", "no effect": "likely has no effect in RL", "helps": "likely helps RL"}
 
 
+def likely_outcome(verdict: Mapping[str, Any]) -> str | None:
+    """The outcome that is likelier than the other two together; None where there is none."""
+    chances = verdict["probabilities"] or {}
+    return next((name for name, chance in chances.items() if chance > 0.5), None)
+
+
 def verdict_lines(verdict: Mapping[str, Any]) -> list[str]:
     """The verdict of a card in lines of text.
 
@@ -163,8 +169,10 @@ def verdict_lines(verdict: Mapping[str, Any]) -> list[str]:
     if verdict["answer"] == "unknown":
         return ["verdict: unknown whether it helps RL", *reasons]
     chances = ", ".join(f"{name} {verdict['probabilities'][name]:.2f}" for name in reversed(OUTCOMES))
+    likely = likely_outcome(verdict)
+    said = "open, no outcome is likelier than the other two" if likely is None else _SAID[likely]
     lines = [
-        f"verdict: {_SAID[verdict['answer']]} (probabilities: {chances})",
+        f"verdict: {said} (probabilities: {chances})",
         f"expected change of true success: {signed(verdict['gain'])}, 90 % of tasks left out lay in these bounds",
         *reasons,
     ]
@@ -175,6 +183,7 @@ def verdict_lines(verdict: Mapping[str, Any]) -> list[str]:
             f"correlation with the change {signed(rank)}; of those that harm, {passes['estimate']:.0%} passed where "
             "80% of those that help did"
         )
+        lines.append("a forecast for tasks and policies like those of the table, with this model as the only reward")
     return lines
 
 
