@@ -186,6 +186,7 @@ def clone(study: Callable[..., Study]) -> dict[str, float]:
     else:
         success, demonstrations, seed = min(found, key=lambda one: abs(one[0] - sum(WANTED) / 2))
         tried(demonstrations, seed)
+        print(f"  none is within {WANTED[0]} to {WANTED[1]}; the nearest is taken: {success:.2f}", flush=True)
     return {"demonstrations": demonstrations, "seed": seed, "success": success}
 
 

@@ -139,7 +139,7 @@ def prepare(task: str, place: int, study: Study) -> None:
     with closing(TextCollector(study.data, study.generation, study.text_policy, seed=0)) as collector:
         right = collector.evaluate(collector.policy, episodes=study.runner.eval_episodes)["success"]
     outside = "" if WANTED[0] <= right <= WANTED[1] else f", outside {WANTED[0]} to {WANTED[1]}: change its sft"
-    print(f"{task}: the start answers {right:.2f} rightly{outside}", flush=True)
+    print(f"{task}: the accuracy of the start is {right:.2f}{outside}", flush=True)
     folder = Path(study.label.save_dir)
     for name, found in copies(read_solutions(label(study).folder), place).items():
         write_solutions(folder / f"{name}.jsonl", found)

@@ -131,7 +131,7 @@ def cell(tmp_path):
 
 def test_a_cell_from_the_start_to_a_row_of_features_and_outcomes(cell, tmp_path, capsys):
     gate_text["main"](["--study", str(cell)])
-    assert re.search(r"^swap: the start answers [01]\.\d\d rightly", capsys.readouterr().out, re.M)
+    assert re.search(r"^swap: the accuracy of the start is [01]\.\d\d", capsys.readouterr().out, re.M)
     folder = tmp_path / "work" / "models" / "swap"
     assert {path.stem for path in (folder / "labels").glob("*.jsonl")} >= {*DATA_SETS, "samples"}
     assert any(s.is_correct for s in read_solutions(folder / "labels" / "held_out.jsonl"))
