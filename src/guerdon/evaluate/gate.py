@@ -35,6 +35,7 @@ NEIGHBOURS = 3
 _MOST_UNUSUAL = 5.0  # standard deviations that count for one feature
 REASONS = 3
 SMALLEST_REASON = 0.005  # change of the expected gain
+ROUNDING = 1e-6  # values of a feature that differ less are alike
 STRONGEST = 5  # columns of the design matrix that have a weight
 
 
@@ -170,11 +171,11 @@ class FeatureSpace:
 
     @classmethod
     def of(cls, x_N_F: Float64) -> FeatureSpace:
-        """The space of a table's features; a feature without any spread counts in its own unit."""
+        """The space of a table's features; a feature without spread counts in its own unit."""
         some = np.where(np.isnan(x_N_F).all(axis=0), 0.0, x_N_F)  # a feature that none has separates nothing
         low, centre, high = np.nanquantile(some, [0.25, 0.5, 0.75], axis=0)
         spread = np.where(high > low, (high - low) / 1.349, np.nanstd(some, axis=0))
-        scale = np.where(spread > 0, spread, 1.0)
+        scale = np.where(spread > ROUNDING, spread, 1.0)
         return cls(centre, scale, _standardised(x_N_F, centre, scale))
 
     def distances(self, x_M_F: Float64, allowed_M_N: NDArray[np.bool_] | None = None) -> Float64:
@@ -289,7 +290,7 @@ def common_features(table: GateTable) -> list[str]:
     return [
         name
         for name, column in zip(table.names, table.features_N_F.T, strict=True)
-        if 2 * np.isfinite(column).sum() >= len(column) and len(np.unique(column[np.isfinite(column)])) > 1
+        if 2 * np.isfinite(column).sum() >= len(column) and np.ptp(column[np.isfinite(column)]) > ROUNDING
     ]
 
 
