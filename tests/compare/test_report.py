@@ -305,8 +305,8 @@ def test_a_card_begins_with_its_verdict(tmp_path):
     assert "<li>  it looks at the arm &lt;b&gt;</li>" in card
     good = VERDICT | {"answer": "helps", "probabilities": {"harms": 0.1, "no effect": 0.2, "helps": 0.7}}
     assert '<small class="yes">' in card_of(tmp_path / "other", verdict=good)
-    open_ = VERDICT | {"probabilities": {"harms": 0.45, "no effect": 0.4, "helps": 0.15}}
-    assert "<small>verdict: open, " in card_of(tmp_path / "open", verdict=open_)
+    undecided = VERDICT | {"probabilities": {"harms": 0.45, "no effect": 0.4, "helps": 0.15}}
+    assert "<small>verdict: undecided, " in card_of(tmp_path / "undecided", verdict=undecided)
 
 
 def test_a_verdict_that_cannot_be_read_is_noted(tmp_path):

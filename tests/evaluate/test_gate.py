@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from guerdon.errors import DataError
 from guerdon.evaluate.gate import (
+    STRONGEST,
     FeatureSpace,
     Weights,
+    common_features,
     error_bounds,
     fit_gate,
     fit_ordinal,
@@ -220,3 +222,22 @@ def test_ranks_make_the_predictor_blind_to_the_scale_of_a_feature(table: GateTab
     bent = replace(table, features_N_F=curved(table.features_N_F))
     new = table.columns(NAMES)[:5]
     assert fit_gate(bent, NAMES).gains(curved(new)) == pytest.approx(fit_gate(table, NAMES).gains(new))
+
+
+def test_a_feature_that_differs_by_rounding_is_not_used_and_separates_nothing() -> None:
+    rows = [row | {"feature.same": 1e-9 * i} for i, row in enumerate(made_rows())]
+    assert "same" not in common_features(gate_table((str(i), row) for i, row in enumerate(rows)))
+    space = FeatureSpace.of(np.array([[1e-9 * i, float(i)] for i in range(8)]))
+    distances = space.distances(np.array([[0.0, 4.0], [5e-7, 4.0]]))
+    assert distances[0] == pytest.approx(distances[1], abs=1e-6)
+
+
+def test_only_the_strongest_features_have_a_weight() -> None:
+    rng = np.random.default_rng(0)
+    rows = [row | {f"feature.noise{k}": float(rng.standard_normal()) for k in range(9)} for row in made_rows()]
+    table = gate_table((str(i), row) for i, row in enumerate(rows))
+    names = common_features(table)
+    weights = fit_gate(table, names).weights.weights_C
+    assert len(names) > STRONGEST
+    assert np.count_nonzero(weights) == STRONGEST
+    assert abs(weights[names.index("good")]) == np.abs(weights).max()

@@ -296,7 +296,7 @@ def test_lines_of_a_verdict():
     assert lines[4].startswith("a forecast for tasks and policies like those of the table")
     chances = {"harms": 0.44, "no effect": 0.42, "helps": 0.14}
     said = verdict_lines(VERDICT | {"probabilities": chances})[0]
-    assert said.startswith("verdict: open, no outcome is likelier than the other two (probabilities: helps 0.14")
+    assert said.startswith("verdict: undecided, no outcome has a probability above 0.5 (probabilities: helps 0.14")
 
 
 def test_features_of_a_model_for_text():

@@ -146,7 +146,7 @@ def found(model, kind="progress", limit=0.97, episodes=EPISODES):
     return features.gate_features(model, episodes, scores, kind=kind, threshold=limit, limit=limit, seed=0)
 
 
-def test_a_success_model_without_a_threshold_pays_its_values():
+def test_the_rewards_of_a_success_model_without_a_threshold_are_its_values():
     model = Model(place)
     got = [
         features.gate_features(model, EPISODES, model.score(EPISODES), kind="success", threshold=at, limit=0.97, seed=0)
@@ -160,7 +160,7 @@ def test_a_perfect_progress_model():
     got = found(Model(place))
     assert got["epic"] < 0.05
     assert got["dard"] < 0.6
-    assert got["return_rank"] > 0.8  # quick successes are paid like slow ones
+    assert got["return_rank"] > 0.8  # quick successes have the return of slow ones
     assert got["bon4"] == got["bon16"] == pytest.approx(1)
     assert got["wandering"] == got["near_miss"] == 0
     assert got["far_false_positives"] == got["near_false_positives"] == 0
@@ -180,7 +180,7 @@ def test_a_model_upside_down_is_worse_than_chance():
 
 
 def test_a_success_model_that_near_misses_fool():
-    """Above its limit from 0.75 on: what it pays is 0 or 1."""
+    """Above its limit from 0.75 on: its rewards are 0 or 1."""
     got = found(Model(place), "success", 0.75)
     assert got["near_miss"] == 0  # its values are right, its limit is not
     far, near = (np.concatenate([place(e)[rows] for e in EPISODES[:6]]) for rows in (slice(-6), slice(-6, -1)))

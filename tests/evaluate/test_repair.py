@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,15 @@ from guerdon.collect.collect import collect
 from guerdon.config import load
 from guerdon.episodes.read import read_episodes
 from guerdon.errors import ConfigError
-from guerdon.evaluate.repair import attackable, false_positives, recall_thresholds, repair_cost, repair_study
+from guerdon.evaluate import exploits
+from guerdon.evaluate.repair import (
+    attackable,
+    false_positives,
+    recall_thresholds,
+    repair_cost,
+    repair_study,
+    repair_text,
+)
 from guerdon.settings.study import Study
 from guerdon.train.images import held_out_episodes, train_image_model
 
@@ -159,14 +168,27 @@ def test_a_model_of_another_camera_or_of_what_would_be_removed_is_refused(study)
     assert list(attackable(study)) == ["success"]
 
 
-def test_the_cost_is_what_is_played(study):
-    plan = study.control_evaluate.repair
-    without = plan.model_copy(update={"rounds": 0, "lead": "none"})
-    none = study.model_copy(update={"evaluate": study.control_evaluate.model_copy(update={"repair": without})})
-    assert repair_cost(none) == {
-        "models": 1, "episodes": plan.starts * (plan.population * (plan.generations + 1) + 1), "trainings": 0,
-    }  # fmt: skip
-    assert repair_cost(study)["trainings"] == plan.rounds + 1
+def with_rounds(study, rounds):
+    plan = study.control_evaluate.repair.model_copy(update={"rounds": rounds})
+    return study.model_copy(update={"evaluate": study.control_evaluate.model_copy(update={"repair": plan})})
+
+
+def test_the_cost_is_what_is_played(study, monkeypatch):
+    played, play = [], exploits.play
+    monkeypatch.setattr(exploits, "play", lambda *a, **k: played.append(len(a[3])) or play(*a, **k))
+    ((report, _),) = repair_study(study).values()
+    assert report.rounds[0].exploited > 0  # so the round was played to its end
+    assert repair_cost(study) == {"models": 1, "episodes": sum(played), "trainings": 2}
+    lead = study.control_evaluate.repair.model_copy(update={"lead": "expert"})
+    longer = study.model_copy(update={"evaluate": study.control_evaluate.model_copy(update={"repair": lead})})
+    assert repair_cost(longer)["episodes"] == sum(played) + lead.starts * (1 + lead.rounds)  # one lead from each start
+
+
+def test_committed_starts_that_are_alike_are_said(study, monkeypatch):
+    ((report, _),) = repair_study(with_rounds(study, 0)).values()
+    assert report.alike == 0
+    assert "begin as another one does" not in repair_text(report)
+    assert "3 of the committed starts begin as another one does" in repair_text(replace(report, alike=3))
 
 
 def test_the_command_line(study, monkeypatch):

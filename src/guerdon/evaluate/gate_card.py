@@ -61,8 +61,8 @@ WORDS = {
     "dard": "DARD distance to the true reward",
     "starc": "STARC distance to the true reward",
     "reward_variance": "variance of the reward under the policy",
-    "return_rank": "order of episodes by what they are paid, against the true order (Kendall)",
-    "wandering": "random failures paid more than successes",
+    "return_rank": "order of episodes by return, against the true order (Kendall)",
+    "wandering": "failures of random actions with a higher return than a success",
     "near_miss": "failures of an expert valued above the median success",
     "far_false_positives": "rows long before success judged successful",
     "near_false_positives": "rows shortly before success judged successful",
@@ -70,8 +70,8 @@ WORDS = {
     "near_error": "error of values shortly before success",
     "pixel_change": "change of values by irrelevant pixels, against the distance of success and failure",
     "agreement": "values of rows that keep their order when pictures change a little",
-    "bon4": "success gained by choosing the best paid of 4 (share of what an oracle gains)",
-    "bon16": "success gained by choosing the best paid of 16 (share of what an oracle gains)",
+    "bon4": "success gained by choosing the highest return of 4 (share of what an oracle gains)",
+    "bon16": "success gained by choosing the highest return of 16 (share of what an oracle gains)",
 }
 """Features in plain words; `probe_` and `attack_` with the name of a probe or an attack are made from it."""
 
@@ -154,7 +154,7 @@ _SAID = {"harms": "likely HARMS RL", "no effect": "likely has no effect in RL", 
 
 
 def likely_outcome(verdict: Mapping[str, Any]) -> str | None:
-    """The outcome that is likelier than the other two together; None where there is none."""
+    """The outcome with a probability above 0.5; None where there is none."""
     chances = verdict["probabilities"] or {}
     return next((name for name, chance in chances.items() if chance > 0.5), None)
 
@@ -170,7 +170,7 @@ def verdict_lines(verdict: Mapping[str, Any]) -> list[str]:
         return ["verdict: unknown whether it helps RL", *reasons]
     chances = ", ".join(f"{name} {verdict['probabilities'][name]:.2f}" for name in reversed(OUTCOMES))
     likely = likely_outcome(verdict)
-    said = "open, no outcome is likelier than the other two" if likely is None else _SAID[likely]
+    said = "undecided, no outcome has a probability above 0.5" if likely is None else _SAID[likely]
     lines = [
         f"verdict: {said} (probabilities: {chances})",
         f"expected change of true success: {signed(verdict['gain'])}, 90 % of tasks left out lay in these bounds",

@@ -1,7 +1,7 @@
 """Features of a reward model for the gate, beyond the metrics of its evaluation.
 
-Distances to the true reward, what episodes would be paid in RL and which one is chosen by it, precision far from
-success, near misses and wandering, irrelevant pixels.
+Distances to the true reward, returns of episodes in RL and what choosing by them gains, precision far from success,
+near misses and wandering, irrelevant pixels.
 Values are of held-out episodes that were scored once; only `pixel_features` scores again. What is undefined is None.
 
     features = gate_features(model, episodes, scores, kind="success", threshold=0.5, limit=0.5, seed=0)
@@ -15,7 +15,6 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import kendalltau
 
 from guerdon.episodes.solutions import Solution
 from guerdon.episodes.targets import (
@@ -29,7 +28,7 @@ from guerdon.episodes.targets import (
 from guerdon.evaluate.best_of_n import BestOfN, best_of, pass_at
 from guerdon.evaluate.classification import auroc, point
 from guerdon.evaluate.intervals import Float64
-from guerdon.evaluate.metrics import pearson, spearman
+from guerdon.evaluate.metrics import kendall_tau, pearson, spearman
 from guerdon.evaluate.probe_checks import without_truth
 from guerdon.evaluate.scores import Kind, episode_value, score_episodes
 from guerdon.types import ByteArray, Episode, Failure, RewardInfo, RewardModel, Score
@@ -59,12 +58,12 @@ def gate_features(
         model: scores again, at most twice as many rows as the episodes have.
         episodes: held-out ones.
         scores: of these.
-        kind: how values of rows become rewards, see `paid`.
-        threshold: a success model pays 1 above it in RL; None: it pays its values.
+        kind: how values of rows become rewards, see `model_rewards`.
+        threshold: the reward of a success model in RL is 1 above it, else 0; None: its values are the rewards.
         limit: a value above it is judged successful; None: nothing is judged.
         seed: of the noise.
     """
-    rewards = [paid(score, kind, threshold) for score in scores]
+    rewards = [model_rewards(score, kind, threshold) for score in scores]
     decides = kind == "success" and threshold is not None and model.info.granularity == "step"
     longest = max((float(row_steps(e)[-1]) for e in episodes), default=0.0)
     returns = [
@@ -83,12 +82,12 @@ def gate_features(
     }  # fmt: skip
 
 
-def paid(score: Score, kind: Kind, threshold: float | None) -> Float64 | None:
+def model_rewards(score: Score, kind: Kind, threshold: float | None) -> Float64 | None:
     """(T,) the reward of arriving at each row, up to potential shaping; None without a value per row.
 
-    Success models pay 1 above the threshold and 0 else (their values, without one). Progress models pay the change of
-    their value, V(s') - V(s) = (1 - g) V(s') + (g V(s') - V(s)) with the discount g: up to scale and potential shaping
-    V(s').
+    That of a success model is 1 above the threshold and 0 else (its value, without one). That of a progress model is
+    the change of its value, V(s') - V(s) = (1 - g) V(s') + (g V(s') - V(s)) with the discount g: up to scale and
+    potential shaping V(s').
     """
     if score.steps is None:
         return None
@@ -97,14 +96,14 @@ def paid(score: Score, kind: Kind, threshold: float | None) -> Float64 | None:
 
 
 def _return(episode: Episode, score: Score, reward: Float64 | None, kind: Kind, longest: float) -> float | None:
-    """What the episode would be paid in RL: the whole change of a progress model, else the mean reward."""
+    """The return of the episode in RL: the whole change of a progress model's value, else the mean reward."""
     if reward is None:
         return None if score.total is None else float(score.total)
     return float(reward[-1] - reward[0]) if kind == "progress" else held_mean(reward, row_steps(episode), longest)
 
 
 def held_mean(values_T: Float64, steps_T: Float64, length: float) -> float:
-    """Mean over `length` environment steps of a reward that each row pays for the steps that led to it.
+    """Mean over `length` environment steps, where the reward of a row is that of each step that led to it.
 
     An episode that was cut short goes on with its last value: recordings often end soon after success.
 
@@ -230,19 +229,19 @@ def _pearson_distance(a_N: Float64, b_N: Float64) -> float | None:
     return None if rho is None else float(np.sqrt((1 - rho) / 2))
 
 
-# What episodes would be paid.
+# Returns.
 
 
 def return_features(
     episodes: Sequence[Episode], returns: Sequence[float | None], *, longest: float, width: float | None
 ) -> Features:
-    """`reward_variance`, `return_rank`, `wandering`, `bon4` and `bon16` from what each episode would be paid.
+    """`reward_variance`, `return_rank`, `wandering`, `bon4` and `bon16` from the return of each episode.
 
     - `reward_variance`: see `reward_variance`; the groups are the agents (`meta["checkpoint"]`, else `meta["policy"]`).
     - `return_rank`: Kendall's tau-b with the true return (mean dense reward; without one, share of steps in success),
       mean over agents by their episodes.
-    - `wandering`: share of pairs in which failed random actions are paid more than a success, ties half.
-    - `bon`n: `selection_gain` of choosing the episode that is paid most among n.
+    - `wandering`: share of pairs in which a failure of random actions has a higher return than a success, ties half.
+    - `bon`n: `selection_gain` of choosing the episode with the highest return among n.
 
     Args:
         episodes: held-out ones.
@@ -261,9 +260,9 @@ def return_features(
     ranks = []
     for group in groups.values():
         pairs = [(value, true) for value, true in group if true is not None]
-        if len(pairs) > 2 and np.ptp(pairs, axis=0).all():
-            own, true = zip(*pairs, strict=True)
-            ranks.append((float(kendalltau(own, true).statistic), len(pairs)))
+        own, true = zip(*pairs, strict=True) if pairs else ((), ())
+        if len(pairs) > 2 and (tau := kendall_tau(own, true, "b")) is not None:
+            ranks.append((tau, len(pairs)))
     judged = [(value, won) for episode, value in known if (won := episode_success(episode)) is not None]
     values, outcomes = [value for value, _ in judged], [won for _, won in judged]
     wandering = [(v, won) for (e, v) in known if (won := episode_success(e)) or _failed_by(e, ("random",))]

@@ -151,6 +151,7 @@ class RepairReport:
         success_rows, success_episodes: held-out ones, which the thresholds come from.
         thresholds: of each model.
         committed: name of each family to how many starts it found an attack from.
+        alike: of the committed starts, those that begin as another one does, since the world has no others.
         committed_hash: of their data set.
         rounds: in order.
         false_positives: by what the failures are. `held out`: failed episodes of the data. `search against itself`:
@@ -164,6 +165,7 @@ class RepairReport:
     success_episodes: int
     thresholds: Mapping[str, float]
     committed: Mapping[str, int]
+    alike: int
     committed_hash: str
     rounds: Sequence[Round]
     false_positives: Mapping[str, FalsePositives]
@@ -266,7 +268,7 @@ class _Repair:
     def run(self) -> RepairReport:
         plan, find = self._plan, self._attacker.find
         shutil.rmtree(self._folder, ignore_errors=True)
-        starts, _ = self._attacker.starts(plan.starts)
+        starts, alike = self._attacker.starts(plan.starts)
         committed = {family: find(family, self._before, starts) for family in FAMILIES}
         best = {family: [one[0] for one in found if one] for family, found in committed.items()}
         committed_hash = self._write("committed", [one.item for found in best.values() for one in found])
@@ -296,6 +298,7 @@ class _Repair:
             success_episodes=len(self._wins),
             thresholds={name: _threshold(values, plan.recall) for name, values in wins.items()},
             committed={family: len(found) for family, found in best.items()},
+            alike=alike,
             committed_hash=committed_hash,
             rounds=rounds,
             false_positives=measured,
@@ -367,6 +370,7 @@ def repair_text(report: RepairReport) -> str:
     lines = [
         f"{report.model}, {report.task}: thresholds accept {report.recall:g} of {report.success_rows} held-out rows of "
         f"success in {report.success_episodes} episodes ({thresholds})",
+        *([f"{report.alike} of the committed starts begin as another one does"] if report.alike else []),
         *(
             f"round {k}: {one.exploited} of {one.attacked} starts exploited, "
             + (f"{one.alike} of them begin as earlier ones do, " if one.alike else "")

@@ -459,8 +459,8 @@ class FrameTrainer(BaseTrainer):
             )
         train, val = frames.split()
         sampler = BalancedSampler(frames.positive[train], settings.fail_success_ratio, settings.seed)
-        # Batch normalisation has no variance of a last batch that is one frame.
-        lone = not scorer.frozen and len(sampler) % (settings.batch_size * processes) == 1 < len(sampler)
+        # Batch normalisation has no variance of a last batch that is one frame; several processes fill it up.
+        lone = processes == 1 and not scorer.frozen and len(sampler) % settings.batch_size == 1 < len(sampler)
         steps_per_epoch = math.ceil(math.ceil(len(sampler) / settings.batch_size) / processes) - lone
         total = min(steps_per_epoch * settings.max_epochs, settings.max_steps or math.inf)
         epochs_between = settings.eval_every or math.ceil(MIN_STEPS_BETWEEN_EVALUATIONS / steps_per_epoch)
