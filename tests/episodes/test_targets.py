@@ -69,12 +69,16 @@ def test_targets_are_monotone_between_zero_and_one(success):
 def test_dense_rewards_are_those_that_say_more_than_success():
     shaped, sums = np.array([0, 0.25, 1.5], np.float32), np.array([0, 0, 2], np.float32)
     whole = Episode(id="0", task="t", states=np.zeros((3, 1), np.float32), rewards=sums)
-    assert dense_rewards(whole) is None
-    assert dense_rewards(replace(whole, rewards=None)) is None
-    np.testing.assert_array_equal(dense_rewards(replace(whole, rewards=shaped)), shaped)
+    assert dense_rewards([whole, replace(whole, rewards=None)]) == [None, None]
+    np.testing.assert_array_equal(dense_rewards([replace(whole, rewards=shaped)]), [shaped])
     kept = replace(whole, meta={"dense_rewards": shaped.tolist()})
-    np.testing.assert_array_equal(dense_rewards(kept), shaped)
-    assert dense_rewards(kept[:2]) is None  # whose rewards would these be?
+    also = replace(whole, meta={"dense_rewards": sums.tolist()})  # whole numbers by chance
+    np.testing.assert_array_equal(dense_rewards([kept, also]), [shaped, sums])
+    assert dense_rewards([kept[:2]]) == [None]  # whose rewards would these be?
+    sparser = replace(whole, rewards=shaped, meta={"frame_every": 5})
+    np.testing.assert_allclose(dense_rewards([sparser]), [shaped / 5])
+    uneven = replace(whole, rewards=shaped, meta={"steps": [0, 5, 7]})
+    np.testing.assert_allclose(dense_rewards([uneven]), [[0, 0.05, 0.75]])
 
 
 def test_where_an_expert_went_on_its_steps_are_the_steps_left():

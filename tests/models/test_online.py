@@ -42,6 +42,7 @@ def test_updates_fit_and_report_quality_before_fitting():
     assert second["loss"] < first["loss"]
     assert second["seconds"] > 0
     assert trainer.updates == 2
+    assert all(p.grad is None for p in trainer.model.scorer.parameters())  # a rollout needs their memory
 
 
 def test_low_frames_are_learnt_from():
@@ -178,7 +179,7 @@ def test_a_skipped_step_changes_no_weight():
     trainer = make_trainer()
     before = {name: p.clone() for name, p in trainer.model.scorer.named_parameters()}
     frames, targets = labelled(8, 1)
-    trainer._logits = lambda pixels: torch.full((len(pixels),), float("nan"), requires_grad=True)
+    trainer._logits = lambda pixels: torch.full((len(pixels),), float("nan"), device=pixels.device, requires_grad=True)
     metrics = trainer.update(frames, targets, steps=3)
     assert metrics["loss"] is None
     assert metrics["skipped_updates"] == 3

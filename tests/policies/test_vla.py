@@ -383,7 +383,7 @@ def test_efficientnet_of_imagenet():
     policy, seen = policy_of(tiny={"vision": "efficientnet_lite0", "image_size": 64}), observations(2, size=64)
     tower = policy.model.vision_backbone
     with torch.no_grad():
-        features = tower(policy.pixels(policy.inputs(seen)))
+        features = tower(policy.pixels(policy.inputs(seen)).to(policy.device))
     assert features.shape == (2, 4, 1280), "a patch is 32 pixels wide"
     before = {name: value.clone() for name, value in tower.named_buffers()}
     record = policy.act(seen, np.random.default_rng(0)).record

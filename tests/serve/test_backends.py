@@ -112,8 +112,8 @@ def test_the_implicit_model_served_and_taught_says_what_the_local_one_says(serve
     from guerdon.models.text_load import load_text_model
 
     folder = implicit_folder(tmp_path / "prm")
-    local = load_text_model(str(folder))
-    settings = {"model_path": str(folder), "update_dir": str(tmp_path / "states")}
+    local = load_text_model(str(folder), device="cpu")
+    settings = {"model_path": str(folder), "update_dir": str(tmp_path / "states"), "options": {"device": "cpu"}}
     env = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
 
     def ask(running, route, **more):

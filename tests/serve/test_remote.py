@@ -34,6 +34,7 @@ from guerdon.types import Episode, RewardModel  # noqa: E402
 
 torch.set_num_threads(1)
 TOLERANCE = 1e-6
+CPU = {"device": "cpu"}  # there and here
 TOKEN = "a token of these tests"
 
 
@@ -54,8 +55,8 @@ def served(home):
     running = start_server(
         home,
         models={
-            "resnet": {"backend": "resnet", "model_path": str(home / "model")},
-            "prm": {"backend": "text", "model_path": str(home / "prm")},
+            "resnet": {"backend": "resnet", "model_path": str(home / "model"), "options": CPU},
+            "prm": {"backend": "text", "model_path": str(home / "prm"), "options": CPU},
             "fixed": {"backend": "constant", "options": {"value": 0.25}},
             "eye": {**toy, "options": {**toy["options"], "journal": str(home / "calls.jsonl")}},
             "learner": {"custom_backend": "toys:make_learner", "update_dir": str(home / "learnt")},
@@ -105,7 +106,7 @@ def random_episodes(count, length, size=24):
 
 
 def test_an_image_model_is_the_same_there_and_here(served, home):
-    here, there = load_reward_model("resnet", home / "model"), remote(served, "resnet")
+    here, there = load_reward_model("resnet", home / "model", **CPU), remote(served, "resnet")
     assert isinstance(there, RewardModel)
     assert isinstance(there, Judge)
     assert there.info == here.info
@@ -118,7 +119,7 @@ def test_an_image_model_is_the_same_there_and_here(served, home):
 
 
 def test_long_episodes_travel_in_pieces_and_come_back_whole(served, home):
-    here, there = load_reward_model("resnet", home / "model"), remote(served, "resnet")
+    here, there = load_reward_model("resnet", home / "model", **CPU), remote(served, "resnet")
     long = random_episodes(1, 2 * ROWS + 7)
     assert same(here.score(long), there.score(long))
     assert there.client.counts["requests"] == 2  # the description, and one request for all pieces
@@ -126,7 +127,7 @@ def test_long_episodes_travel_in_pieces_and_come_back_whole(served, home):
 
 
 def test_a_text_model_is_the_same_there_and_here(served, home):
-    here, there = load_text_model(str(home / "prm")), remote(served, "prm")
+    here, there = load_text_model(str(home / "prm"), **CPU), remote(served, "prm")
     assert there.info == here.info
     rng = np.random.default_rng(0)
     batch = [
@@ -219,7 +220,7 @@ def test_evaluation_takes_a_remote_model(served, home):
         )  # fmt: skip
 
     there = remote(served, "resnet")
-    here = judged(load_reward_model("resnet", home / "model")).to_dict()
+    here = judged(load_reward_model("resnet", home / "model", **CPU)).to_dict()
     assert agree(judged(there).to_dict(), here)
     there.close()
 
@@ -232,7 +233,7 @@ def test_guerdon_evaluate_judges_models_on_a_server(served, home, tmp_path, caps
     }  # fmt: skip
     (tmp_path / "study.yaml").write_text(json.dumps(study))
     found = evaluate_study(load(Study, tmp_path / "study.yaml"))["far"][0].to_dict()
-    here = load_reward_model("resnet", home / "model")
+    here = load_reward_model("resnet", home / "model", **CPU)
     wanted = evaluate_model(
         here, list(read_episodes(home / "replay")), kind="success", threshold=None, seed=0, reps=100,
         data_hash=dataset_hash(home / "replay"),
@@ -247,7 +248,7 @@ def test_guerdon_evaluate_judges_models_on_a_server(served, home, tmp_path, caps
 
 
 def test_text_models_are_found_by_address(served, home):
-    there, here = load_text_model(f"{served.url}/v1/rewards?model=prm"), load_text_model(str(home / "prm"))
+    there, here = load_text_model(f"{served.url}/v1/rewards?model=prm"), load_text_model(str(home / "prm"), **CPU)
     episode = Episode(id="0", task="q", texts=("3+5=8\n", "so 8\n"))
     assert same(here.score([episode]), there.score([episode]))
     for address, words in (("http://", "no address"), (served.url + "/elsewhere", "not a route that is known")):

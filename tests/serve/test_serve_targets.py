@@ -148,8 +148,9 @@ def fuzz(target, examples):
 
 def test_fuzzed_bodies(target):
     sent = fuzz(target, 300)
-    assert len(sent) >= 300
-    assert sent.count(200) >= 20
+    wanted = settings(max_examples=300).max_examples  # GUERDON_FUZZ_SCALE changes it
+    assert len(sent) >= wanted
+    assert sent.count(200) >= wanted // 15
     assert target.get("/ready").status_code == 200
 
 

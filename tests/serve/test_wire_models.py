@@ -35,17 +35,18 @@ def here(tmp_path_factory):
     OutcomeModel(tiny_policy(), TextModelCard("outcome", "chat", "bradley_terry")).write(folder / "orm")
     image, _ = write_image_model(folder)
     vlm = {"question": "completed", "answer": "soft", "bf16": False}
+    cpu = {"device": "cpu"}  # there and here
     served = {
-        "prm": {"model_path": str(folder / "prm"), "backend": "text"},
-        "orm": {"model_path": str(folder / "orm"), "backend": "text"},
-        "resnet": {"model_path": str(image), "backend": "resnet"},
-        "qwen": {"model_path": str(tiny_folder()), "backend": "qwen_vl", "options": {"vlm": vlm}},
+        "prm": {"model_path": str(folder / "prm"), "backend": "text", "options": cpu},
+        "orm": {"model_path": str(folder / "orm"), "backend": "text", "options": cpu},
+        "resnet": {"model_path": str(image), "backend": "resnet", "options": cpu},
+        "qwen": {"model_path": str(tiny_folder()), "backend": "qwen_vl", "options": {"vlm": vlm, **cpu}},
     }
     local = {
-        "prm": load_text_model(str(folder / "prm")),
-        "orm": load_text_model(str(folder / "orm")),
-        "resnet": load_reward_model("resnet", image),
-        "qwen": load_reward_model("qwen_vl", str(tiny_folder()), vlm=vlm),
+        "prm": load_text_model(str(folder / "prm"), **cpu),
+        "orm": load_text_model(str(folder / "orm"), **cpu),
+        "resnet": load_reward_model("resnet", image, **cpu),
+        "qwen": load_reward_model("qwen_vl", str(tiny_folder()), vlm=vlm, **cpu),
     }
     running = start_server(folder, models=served, media={"root": str(folder / "videos")})
     running.videos = folder / "videos"

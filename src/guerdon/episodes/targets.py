@@ -74,17 +74,25 @@ def continuation_steps(episode: Episode) -> NDArray[np.float64] | None:
     return np.array([np.nan if n is None else np.inf if n < 0 else n for n in left], dtype=np.float64)
 
 
-def dense_rewards(episode: Episode) -> NDArray[np.float64] | None:
-    """(T,) the environment's own dense reward of each row; that of row 0, the reset, has no meaning.
+def dense_rewards(episodes: Sequence[Episode]) -> list[NDArray[np.float64] | None]:
+    """(T,) of each episode: the environment's own dense reward per step; that of row 0, the reset, has no meaning.
 
-    Read from `meta["dense_rewards"]`, which `guerdon collect` writes where `rewards` are success; else it is `rewards`.
-    None where there is neither, rows were lost since, or all are whole numbers, which say no more than success.
+    Read from `meta["dense_rewards"]`, which `guerdon collect` writes where `rewards` are success; else it is `rewards`,
+    summed over the steps of a row, divided by their number. None where there is neither, or rows were lost since; None
+    for all episodes where all of them are whole numbers, which say no more than success.
     """
-    found = episode.meta.get("dense_rewards", episode.rewards)
-    if found is None or len(found) != len(episode):
-        return None
-    rewards = np.asarray(found, dtype=np.float64)
-    return None if (rewards == np.round(rewards)).all() else rewards
+    found = list[NDArray[np.float64] | None]()
+    whole = True
+    for episode in episodes:
+        kept = episode.meta.get("dense_rewards")
+        given = episode.rewards if kept is None else kept
+        if given is None or len(given) != len(episode):
+            found.append(None)
+            continue
+        rewards_T = np.asarray(given, dtype=np.float64)
+        whole = whole and bool((rewards_T == np.round(rewards_T)).all())
+        found.append(rewards_T if kept else rewards_T / np.maximum(np.diff(row_steps(episode), prepend=0.0), 1.0))
+    return [None] * len(found) if whole else found
 
 
 def nearness(left_T: NDArray[np.float64], horizon: float) -> FloatArray:

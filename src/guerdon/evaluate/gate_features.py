@@ -133,8 +133,7 @@ def reward_distances(episodes: Sequence[Episode], rewards: Sequence[Float64 | No
     arrived at, f(s'): exact for models of single frames, an approximation for a true reward that looks at the action.
     """
     own, true, before, after, gammas = [], [], [], [], []
-    for episode, reward in zip(episodes, rewards, strict=True):
-        dense = dense_rewards(episode)
+    for episode, reward, dense in zip(episodes, rewards, dense_rewards(episodes), strict=True):
         if reward is not None and dense is not None:
             own.append(reward[1:])
             true.append(dense[1:])
@@ -250,10 +249,11 @@ def return_features(
         width: of the range of a return; None: that of these.
     """
     known = [(episode, value) for episode, value in zip(episodes, returns, strict=True) if value is not None]
-    use_dense = all(dense_rewards(episode) is not None for episode, _ in known)
+    dense = dense_rewards([episode for episode, _ in known])
+    use_dense = all(one is not None for one in dense)
     groups: dict[str, list[tuple[float, float | None]]] = {}
-    for episode, value in known:
-        rewards = dense_rewards(episode) if use_dense else success_labels(episode)
+    for (episode, value), dense_T in zip(known, dense, strict=True):
+        rewards = dense_T if use_dense else success_labels(episode)
         truth = None if rewards is None else held_mean(rewards.astype(np.float64), row_steps(episode), longest)
         agent = str(episode.meta.get("checkpoint", episode.meta.get("policy")))
         groups.setdefault(agent, []).append((value, truth))

@@ -217,6 +217,7 @@ class OnlineImageModel:
                     old, old_targets = self.replay.draw(replayed, self.rng)
                     batch, wanted = np.concatenate([batch, old]), np.concatenate([wanted, old_targets])
                 losses.append(self._step(torch.from_numpy(batch).to(device), torch.from_numpy(wanted).to(device)))
+        self.optimizer.zero_grad()  # the next rollout needs the memory of the gradients
         scorer.eval()
         return losses
 
