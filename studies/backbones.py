@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("--arms", default=",".join(ARMS), help=f"of {', '.join(ARMS)}")
     parser.add_argument("--shares", default=",".join(f"{s:g}" for s in SHARES), help="of the episodes")
     parser.add_argument("overrides", nargs="*", help="of the study file")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     torch.set_num_threads(1)
     start = time.process_time()
     tasks = given.tasks.split(",") if given.tasks else load(Study, FILE, given.overrides).compare.tasks

@@ -152,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("overrides", nargs="*", help="dotted, as of guerdon compare")
     ask.add_argument("--study", type=Path, default=FILE)
-    asked = ask.parse_args(arguments)
+    asked = ask.parse_intermixed_args(arguments)
     torch.set_num_threads(1)
     try:
         plan = plan_study(asked.study, asked.overrides)

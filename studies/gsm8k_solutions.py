@@ -281,7 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--models", nargs="+", choices=["outcome", "implicit", "verdict"],
                         default=["outcome", "implicit", "verdict"])  # fmt: skip
     parser.add_argument("--estimate", action="store_true", help="say what it costs, and end")
-    given = parser.parse_args(arguments)
+    given = parser.parse_intermixed_args(arguments)
     study = load(Study, FILE, given.overrides)
     torch.set_num_threads(study.runner.threads)
     started = time.process_time()

@@ -60,7 +60,7 @@ def main() -> None:
     ask.add_argument("--beta", type=float, default=0.5)
     ask.add_argument("--lr", type=float, default=5e-4)
     ask.add_argument("--seed", type=int, default=1000, help="of the first student")
-    given = ask.parse_args()
+    given = ask.parse_intermixed_args()
     torch.set_num_threads(1)
     seconds: dict[str, float] = {}
     plan = plan_study(given.study, given.overrides)

@@ -97,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="10,11,12,13,14", help="separated by commas")
     parser.add_argument("overrides", nargs="*", help="of the study file, such as env.task=drawer-close")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     torch.set_num_threads(1)
     started = time.process_time()
     found = clones([int(seed) for seed in given.seeds.split(",")], given.overrides)

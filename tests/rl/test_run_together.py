@@ -57,7 +57,8 @@ def both(study, tmp_path, **given):
 
 
 def test_the_first_update_of_two_learners_is_that_of_one(tmp_path):
-    both(letter_study, tmp_path, **TEXT["prime"], runner={"total_steps": 16, "checkpoint_every": 16})
+    few = {"total_steps": 16, "checkpoint_every": 16}
+    both(letter_study, tmp_path, policy={"device": "cpu"}, **TEXT["prime"], runner=few)
 
 
 @pytest.mark.slow

@@ -157,6 +157,7 @@ MEASURED = [  # seconds of CPU, docs/benchmarks.md
     (lambda study: estimate_evaluate(study, ["weak"]), "prm_rewards", 9),
     (estimate_run, "prm_rewards", 17),
     (estimate_sft, "prime_math", 82),
+    (estimate_run, "smollm_stories", 480),  # a run of the arm `outcome`: 7 to 9 minutes
 ]
 
 

@@ -37,6 +37,7 @@ START = 5.0  # seconds until the libraries are imported and a model is there
 OVERHEAD = 0.15  # millions of parameters that a tiny model seems to have more, for the calls around it
 SOLUTION = 300  # tokens, where the data do not say
 WRITE = 90.0  # responses of about 40 tokens per second and million parameters, learning included
+LARGE = 6.0  # times as many in models of over ten million parameters, in bfloat16: their products keep a core busy
 TINY_VLA = (0.0015, 0.003)  # seconds of a decision of a tiny VLA: to take and to evaluate it, to learn from it once
 TRAIN_VLM = 60.0  # examples of a tiny vision-language model per second, evaluations included
 QUESTION, STEPS, PAIRS = 100, 6, 8192  # tokens, steps and demonstrations, where the data do not say
@@ -181,14 +182,18 @@ def text_bytes(size: Size, checkpoints: int) -> float:
 
 def text_seconds(size: Size, data: DataSettings | None) -> float:
     """Seconds of one response, written or learnt from; tiny models take the time of the calls around them."""
-    return (size.millions + OVERHEAD) * solution_tokens(data) / 40 / WRITE
+    rate = WRITE * (LARGE if size.millions > 10 else 1.0)
+    return (size.millions + OVERHEAD) * solution_tokens(data) / 40 / rate
 
 
 def solution_tokens(data: DataSettings | None) -> int:
-    """Tokens of a solution: of generated tasks, one for each character."""
+    """Tokens of a solution: of generated tasks one for each character, of those in sentences about 20 for each line."""
     if data is None or data.type != "generated":
         return SOLUTION if data is None else min(SOLUTION, data.max_response_length)
-    line = data.task.items + 4 if data.task.family == "swap" else 6
+    if data.task.family == "swap":
+        line = data.task.items + 4
+    else:
+        line = 20 if data.task.family == "story" else 6
     return min(line * data.task.steps, data.max_response_length)
 
 
