@@ -190,10 +190,7 @@ def solution_tokens(data: DataSettings | None) -> int:
     """Tokens of a solution: of generated tasks one for each character, of those in sentences about 20 for each line."""
     if data is None or data.type != "generated":
         return SOLUTION if data is None else min(SOLUTION, data.max_response_length)
-    if data.task.family == "swap":
-        line = data.task.items + 4
-    else:
-        line = 20 if data.task.family == "story" else 6
+    line = data.task.items + 4 if data.task.family == "swap" else 20 if data.task.family == "story" else 6
     return min(line * data.task.steps, data.max_response_length)
 
 
