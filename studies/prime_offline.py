@@ -2,10 +2,10 @@
 
 Students are the start of the study's runs, and supervised policies of the same task with false beliefs, seeds and
 lengths of training of their own. Each answers training prompts, the verifier says right or wrong, and nothing else is
-known of a response. A language model as wide as `--hidden` is first trained to write what students write (the
-reference; with `--hidden 0` it is the start of the runs). Then it is trained as an implicit reward model (2412.01981):
-beta x the sum of its log-ratios to the reference is the logit of a right answer. The result is what
-`reward_model.prime_model.path` and `ref_path` name; every run of the task uses it, whatever its seed.
+known of a response. An implicit reward model (2412.01981) starts from the start of the runs, which is also its
+reference, and learns from these outcomes: beta x the sum of its log-ratios to the reference is the logit of a right
+answer. With `--hidden` the reference is a language model of that width, first trained to write what students write.
+The result is what `reward_model.prime_model.path` and `ref_path` name, for all seeds of the task.
 
     python studies/prime_offline.py studies/prime.yaml --task chain
 
@@ -51,14 +51,14 @@ def main() -> None:
     ask.add_argument(
         "--hidden",
         type=int,
-        default=192,
-        help="width of the reward model (the policy: 128); 0: it is the study's start",
+        default=0,
+        help="width of a reference of its own (the policy: 128); 0: the study's start",
     )
     ask.add_argument("--reference-steps", type=int, default=800, help="gradient steps of the reference")
-    ask.add_argument("--epochs", type=int, default=3)
+    ask.add_argument("--epochs", type=int, default=1)
     ask.add_argument("--batch", type=int, default=32, help="responses per gradient step")
     ask.add_argument("--beta", type=float, default=0.5)
-    ask.add_argument("--lr", type=float, default=5e-4)
+    ask.add_argument("--lr", type=float, default=1e-3)
     ask.add_argument("--seed", type=int, default=1000, help="of the first student")
     given = ask.parse_intermixed_args()
     torch.set_num_threads(1)

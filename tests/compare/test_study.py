@@ -95,6 +95,20 @@ def test_a_plan_has_every_run_and_writes_nothing(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["study.yaml"]
 
 
+def test_overrides_choose_arms_and_tasks_of_the_file_by_name(tmp_path):
+    tasks = {"near": {"runner": {"total_steps": 60}}, "far": {"runner": {"total_steps": 80}}}
+    path = write_study(tmp_path, tasks=tasks)
+    found = plan_study(path, ["compare.tasks=[far]"]).configs
+    assert sorted(found) == ["far.A.seed0", "far.A.seed1", "far.K.seed0", "far.K.seed1"]
+    assert found["far.K.seed1"].runner.total_steps == 80
+    found = plan_study(path, ["compare.arms=[A]", "compare.tasks=[near]", "compare.seeds=[3]"]).configs
+    assert list(found) == ["near.A.seed3"]
+    with pytest.raises(ConfigError, match=r"override compare.tasks: 'nera' is not in the file; it has near, far"):
+        plan_study(path, ["compare.tasks=[nera]"])
+    with pytest.raises(ConfigError, match=r"compare.baseline 'A' is not an arm; arms are K"):
+        plan_study(path, ["compare.arms=[K]"])
+
+
 def test_preparation_is_per_task_and_comes_first(tmp_path):
     study = {
         **STUDY,

@@ -79,10 +79,17 @@ class StudyPlan:
 def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> StudyPlan:
     """Read a study file and lay out its jobs; nothing is started or written.
 
+    Args:
+        path: of the study file.
+        overrides: `section.key=value`; a list of names in place of `compare.arms` or `compare.tasks` chooses among
+            those of the file.
+        parallel: processes at a time; 0: as `compare.parallel` says.
+
     Raises:
         ConfigError: anything wrong in the file, in any arm and any task.
     """
-    tree = apply_overrides(read_yaml(path), overrides)
+    file = read_yaml(path)
+    tree = _chosen(file, apply_overrides(file, overrides))
     base = validate(Study, resolve_refs(tree, Study), source=str(path))
     if base.compare is None:
         raise ConfigError(f"{path} has no compare section: it names the arms, seeds and tasks of a study")
@@ -238,6 +245,22 @@ def _resolved(tree: Tree, change: dict[str, Any], source: str, *, verb: str = "r
         return study
     alone = {key: value for key, value in changed.data.items() if key not in ("engine", "cluster")}
     return validate(Study, Tree(alone, changed.places), source=source)
+
+
+def _chosen(file: Tree, tree: Tree) -> Tree:
+    """The tree, with the arms and tasks of the file that overrides name (`compare.arms=[outcome,prime]`)."""
+    written, given = (held.data.get("compare") for held in (file, tree))
+    if not isinstance(written, dict) or not isinstance(given, dict):
+        return tree
+    chosen = {}
+    for key in ("arms", "tasks"):
+        every, names = written.get(key), given.get(key)
+        if isinstance(every, dict) and isinstance(names, list):
+            for name in names:
+                if name not in every:
+                    raise ConfigError(f"override compare.{key}: {name!r} is not in the file; it has {', '.join(every)}")
+            chosen[key] = {name: every[name] for name in names}
+    return Tree(tree.data | {"compare": given | chosen}, tree.places) if chosen else tree
 
 
 def _preparation(task: str, study: Study, for_label: Study) -> list[_Planned]:
