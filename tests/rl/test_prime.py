@@ -150,6 +150,11 @@ def test_clipped_rewards_have_a_unit_that_no_other_response_changes(tmp_path):
     )  # fmt: skip
     happened = answers([3, 2], [1, 0], [0, 0])
     np.testing.assert_allclose(says(Q, study).measure(happened).values, [[0.8, -0.4, 1], [-1, 0.4, 0]], atol=1e-6)
+    lose = letter_study(
+        tmp_path, name="lose", data={"n_samples": 2},
+        reward_model=prime(prime_norm="clip", prime_clip=0.25, prime_clip_above=0.05),
+    )  # fmt: skip
+    np.testing.assert_allclose(says(Q, lose).measure(happened).values, [[0.2, -0.4, 0.2], [-1, 0.2, 0]], atol=1e-6)
     extreme = [Q[0], [-40.0, 0.1]]
     np.testing.assert_allclose(says(extreme, study).measure(happened).values[0], [0.8, -0.4, 1], atol=1e-6)
     step = letter_study(

@@ -162,6 +162,7 @@ def test_what_has_an_effect_is_accepted(given):
         ({"prime_model": {"ref_type": "policy", "bf16": False}}, "bf16 cannot be set with ref_type: policy"),
         ({"prime_clip": 2.0}, "prime_clip would do nothing with prime_norm batch_norm"),
         ({"prime_norm": "clip", "prime_norm_shards": 2}, "prime_norm_shards would do nothing with prime_norm clip"),
+        ({"prime_clip_above": 0.0}, "prime_clip_above would do nothing with prime_norm batch_norm"),
         ({"prime_norm": "clip", "prime_clip": 0}, "prime_clip"),
         ({"rm_type": "tabular", "prime_clip": 1}, "prime_clip .* it belongs to rm_type: prime"),
         ({"rm_type": "tabular", "l2": 0}, "l2"),

@@ -178,12 +178,19 @@ def batch_norm(
     return normed
 
 
-def clip(scores_B_T: Tensor, mask_B_T: Tensor, *, limit: float) -> Tensor:
-    """`prime_norm: clip`: scores cut to [-limit, limit], divided by the limit; (B, T), 0 where masked.
+def clip(scores_B_T: Tensor, mask_B_T: Tensor, *, limit: float, above: float | None = None) -> Tensor:
+    """`prime_norm: clip`: scores cut to [-limit, above], divided by the limit; (B, T), 0 where masked.
 
     The unit is a number of nats that no response of the batch changes, as the largest of them does in `batch_norm`.
+
+    Args:
+        scores_B_T: in nats.
+        mask_B_T: True where a token counts.
+        limit: nats, above 0.
+        above: nats, at least 0; None: `limit`.
     """
-    return torch.where(mask_B_T.bool(), scores_B_T, 0.0).clamp(-limit, limit) / limit
+    high = limit if above is None else above
+    return torch.where(mask_B_T.bool(), scores_B_T, 0.0).clamp(-limit, high) / limit
 
 
 def outcome_logits(q_B_T: Tensor, mask_B_T: Tensor, *, beta: float) -> Tensor:

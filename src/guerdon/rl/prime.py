@@ -202,7 +202,8 @@ class PrimeReward(RewardSource[Responses]):
             scores = torch.from_numpy(np.asarray(shaped, dtype=np.float32))
         unit = implicit.largest_return(scores, mask) if unit is None else unit
         if self.section.prime_norm == "clip":
-            scores = implicit.clip(scores, mask, limit=self.section.prime_clip)
+            low, high = self.section.prime_clip, self.section.prime_clip_above
+            scores = implicit.clip(scores, mask, limit=low, above=high)
         elif self.section.prime_norm == "batch_norm":
             shards = self._shards(len(scores))
             scores = implicit.batch_norm(scores, mask, unit=unit if shards is None else None, shards_B=shards)

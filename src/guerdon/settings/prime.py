@@ -111,6 +111,13 @@ class PrimeSettings(Settings):
     prime_clip: float = Field(
         1.0, gt=0, description="clip: largest absolute log-ratio, in nats, that a token, step or response is paid for"
     )
+    prime_clip_above: float | None = Field(
+        None,
+        ge=0,
+        description="clip: largest positive log-ratio, in nats, that is paid for; null: prime_clip. 0: a token can only "
+        "lose. Where the reference has almost no probability, a small one of the model is a large log-ratio, so that a "
+        "policy can earn from tokens that no outcome has spoken of",
+    )
     prime_norm_shards: int = Field(
         1,
         ge=1,
@@ -126,7 +133,7 @@ class PrimeSettings(Settings):
         if self.prime_norm != "batch_norm":
             refuse({"prime_norm_shards"} & self.model_fields_set, f"prime_norm {self.prime_norm}")
         if self.prime_norm != "clip":
-            refuse({"prime_clip"} & self.model_fields_set, f"prime_norm {self.prime_norm}")
+            refuse({"prime_clip", "prime_clip_above"} & self.model_fields_set, f"prime_norm {self.prime_norm}")
         if self.mini_batch_size % self.micro_batch_size:
             lower = max(k for k in range(1, self.micro_batch_size + 1) if self.mini_batch_size % k == 0)
             raise ValueError(
