@@ -114,9 +114,9 @@ class PrimeSettings(Settings):
     prime_clip_above: float | None = Field(
         None,
         ge=0,
-        description="clip: largest positive log-ratio, in nats, that is paid for; null: prime_clip. 0: a token can only "
-        "lose. Where the reference has almost no probability, a small one of the model is a large log-ratio, so that a "
-        "policy can earn from tokens that no outcome has spoken of",
+        description="clip: largest positive log-ratio, in nats, that is paid for; null: prime_clip. 0: a token can "
+        "only lose. Where the reference has almost no probability, a small one of the model is a large log-ratio: "
+        "a policy can earn from tokens that no outcome has spoken of",
     )
     prime_norm_shards: int = Field(
         1,
