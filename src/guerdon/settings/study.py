@@ -159,15 +159,13 @@ class ArmSettings(Settings):
 class CompareSettings(Settings):
     """`compare`: arms x seeds x tasks."""
 
-    arms: dict[str, ArmSettings] = Field(
-        description="by name; on the command line compare.arms=[a, b] chooses among those of the file"
-    )
+    arms: dict[str, ArmSettings] = Field(description="by name; the override compare.arms=[a, b] chooses some of them")
     baseline: str = Field(description="the arm that others are compared with")
     seeds: tuple[int, ...] = Field((0, 1, 2), description="one run per arm, task and seed")
     tasks: tuple[str, ...] | dict[str, dict[str, Any]] = Field(
         (),
         description="names that replace env.task, or names with what differs from the rest of the file; empty: the "
-        "file's own task alone. On the command line compare.tasks=[a] chooses among names that differ",
+        "file's own task alone. The override compare.tasks=[a] chooses some of the names with what differs",
     )
     parallel: int = Field(0, ge=0, description="jobs at a time; 0: one per GPU where they may use one, else per core")
     correction: Literal["none", "holm"] = Field(
