@@ -130,6 +130,8 @@ def test_preparation_is_per_task_and_comes_first(tmp_path):
     assert jobs["y.A.seed0"].needs == ()
     plan = plan_study(path, [])
     assert plan.configs["y.B.seed0"].reward.sources["resnet"].model.checkpoint_path == "work/models/y/rm"
+    more = plan_study(path, ["compare.seeds=[0,1]", "compare.tasks=[x,y,z]"]).configs
+    assert {name: more[name] for name in plan.configs} == plan.configs  # so that a finished study can be extended
 
 
 def test_a_finished_job_keeps_its_configuration(tmp_path, monkeypatch):

@@ -276,7 +276,8 @@ def _preparation(task: str, study: Study, for_label: Study) -> list[_Planned]:
     def add(name: str, cost: dict[str, Any], verb: str, *flags: str, needs: tuple[str, ...] = ()) -> None:
         words = (verb, _job_file(study.work_dir, f"{task}.{name}"), *flags)
         job = Job(f"{task}.{name}", words, needs, float(cost["seconds"]), urgent=True)
-        planned.append((job, for_label if verb == "label" else study, cost))
+        own = for_label if verb == "label" else study
+        planned.append((job, own.model_copy(update={"compare": None}), cost))  # more seeds do not make it another job
 
     if study.sft is not None:
         add("sft", estimate(study, "sft"), "train", "policy=sft", "--resume")
