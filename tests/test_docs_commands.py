@@ -188,15 +188,18 @@ def options_are_read(words):
     if "argparse" not in (ROOT / words[0]).read_text(encoding="utf-8"):
         assert len(words) == 1
         return
-    parse = argparse.ArgumentParser.parse_args
 
-    def parse_and_stop(parser, *args):
-        parse(parser, *args)
-        raise Parsed
+    def and_stop(parse):
+        def parse_and_stop(parser, *args):
+            parse(parser, *args)
+            raise Parsed
+
+        return parse_and_stop
 
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / Path(words[0]).parent))
-        patch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
+        for name in ("parse_args", "parse_intermixed_args"):
+            patch.setattr(argparse.ArgumentParser, name, and_stop(getattr(argparse.ArgumentParser, name)))
         patch.setattr(sys, "argv", words)
         try:
             with pytest.raises(Parsed):
