@@ -105,6 +105,8 @@ def test_overrides_choose_arms_and_tasks_of_the_file_by_name(tmp_path):
     assert list(found) == ["near.A.seed3"]
     with pytest.raises(ConfigError, match=r"override compare.tasks: 'nera' is not in the file; it has near, far"):
         plan_study(path, ["compare.tasks=[nera]"])
+    with pytest.raises(ConfigError, match=r"override compare.arms: \['A'\] is not in the file; it has A, K"):
+        plan_study(path, ["compare.arms=[[A]]"])
     with pytest.raises(ConfigError, match=r"compare.baseline 'A' is not an arm; arms are K"):
         plan_study(path, ["compare.arms=[K]"])
 

@@ -257,7 +257,7 @@ def _chosen(file: Tree, tree: Tree) -> Tree:
         every, names = written.get(key), given.get(key)
         if isinstance(every, dict) and isinstance(names, list):
             for name in names:
-                if name not in every:
+                if name not in list(every):  # also what cannot be a key
                     raise ConfigError(f"override compare.{key}: {name!r} is not in the file; it has {', '.join(every)}")
             chosen[key] = {name: every[name] for name in names}
     return Tree(tree.data | {"compare": given | chosen}, tree.places) if chosen else tree
