@@ -257,7 +257,7 @@ def _chosen(file: Tree, tree: Tree) -> Tree:
         every, names = written.get(key), given.get(key)
         if isinstance(every, dict) and isinstance(names, list):
             for name in names:
-                if name not in list(every):  # also what cannot be a key
+                if name not in list(every):  # a list, for a name may be unhashable
                     raise ConfigError(f"override compare.{key}: {name!r} is not in the file; it has {', '.join(every)}")
             chosen[key] = {name: every[name] for name in names}
     return Tree(tree.data | {"compare": given | chosen}, tree.places) if chosen else tree
@@ -277,7 +277,7 @@ def _preparation(task: str, study: Study, for_label: Study) -> list[_Planned]:
         words = (verb, _job_file(study.work_dir, f"{task}.{name}"), *flags)
         job = Job(f"{task}.{name}", words, needs, float(cost["seconds"]), urgent=True)
         own = for_label if verb == "label" else study
-        planned.append((job, own.model_copy(update={"compare": None}), cost))  # more seeds do not make it another job
+        planned.append((job, own.model_copy(update={"compare": None}), cost))  # its hash must not change with more seeds
 
     if study.sft is not None:
         add("sft", estimate(study, "sft"), "train", "policy=sft", "--resume")

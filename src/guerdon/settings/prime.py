@@ -109,14 +109,17 @@ class PrimeSettings(Settings):
         "prime_clip and divide by that, so that one large log-ratio does not shrink all others; or neither",
     )
     prime_clip: float = Field(
-        1.0, gt=0, description="clip: largest absolute log-ratio, in nats, that a token, step or response is paid for"
+        1.0,
+        gt=0,
+        description="clip: a log-ratio of a token, step or response counts as at least minus this, in nats, and at most "
+        "this where prime_clip_above is null",
     )
     prime_clip_above: float | None = Field(
         None,
         ge=0,
-        description="clip: largest positive log-ratio, in nats, that is paid for; null: prime_clip. 0: a token can "
-        "only lose. Where the reference has almost no probability, a small one of the model is a large log-ratio: "
-        "a policy can earn from tokens that no outcome has spoken of",
+        description="clip: a log-ratio counts as at most this, in nats; null: prime_clip. 0: rewards are never "
+        "positive. Where the reference has almost no probability, a small probability of the model is a large "
+        "log-ratio, so that a policy can increase its reward with tokens for which no outcome was observed",
     )
     prime_norm_shards: int = Field(
         1,
