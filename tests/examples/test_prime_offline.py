@@ -57,10 +57,11 @@ compare:
 
 
 @pytest.mark.slow
-def test_students_outcomes_reference_model_and_a_run_from_it(tmp_path):
+@pytest.mark.parametrize("hidden, width", [(0, 64), (80, 80)], ids=["from-the-start-of-the-runs", "from-a-wider-one"])
+def test_students_outcomes_reference_model_and_a_run_from_it(tmp_path, hidden, width):
     study, folder = tmp_path / "study.yaml", tmp_path / "runs"
     study.write_text(STUDY.format(folder=folder))
-    sizes = ["--students", "30", "--rollouts", "128", "--hidden", "80", "--reference-steps", "30", "--epochs", "2"]
+    sizes = ["--students", "30", "--rollouts", "128", "--hidden", str(hidden), "--reference-steps", "30", "--epochs", "2"]
     subprocess.run([sys.executable, str(SCRIPT), str(study), "--task", "chain", *sizes], check=True, text=True)
     cost = json.loads((folder / "sft" / "offline" / "cost.json").read_text())
     assert cost["responses"] == 128
@@ -68,8 +69,8 @@ def test_students_outcomes_reference_model_and_a_run_from_it(tmp_path):
     assert set(cost["seconds"]) == {"students", "responses", "reference", "model"}
     assert 0 <= cost["step_auroc_table"] <= 1
     model = folder / "sft" / "offline" / "model"
-    width = json.loads((model / "config.json").read_text())["hidden_size"]
-    assert (width, json.loads((model / "reference" / "config.json").read_text())["hidden_size"]) == (80, 80)
+    for folder in (model, model / "reference"):
+        assert json.loads((folder / "config.json").read_text())["hidden_size"] == width
     config = plan_study(study, []).configs["chain.prime.seed0"]
     Loop(config, tmp_path / "run").run()
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
