@@ -88,7 +88,7 @@ def one_seed(given: argparse.Namespace, seed: int) -> dict[str, list[float | Non
     parts = text_parts(study, fresh=True)
     collector = parts.collector
     learned_from = collector.sampler.draw()
-    judged_on = collector.sampler.answer(collector.validation[: given.questions], given.samples)
+    judged_on = collector.sampler.answer(collector.prompts.validation[: given.questions], given.samples)
     reward = parts.sources["prime"]
     assert isinstance(reward, PrimeReward)
     batch = reward.labelled(learned_from)
