@@ -57,11 +57,24 @@ compare:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hidden, width", [(0, 64), (80, 80)], ids=["from-the-start-of-the-runs", "from-a-wider-one"])
+@pytest.mark.parametrize(
+    ("hidden", "width"), [(0, 64), (80, 80)], ids=["from-the-start-of-the-runs", "from-a-wider-one"]
+)
 def test_students_outcomes_reference_model_and_a_run_from_it(tmp_path, hidden, width):
     study, folder = tmp_path / "study.yaml", tmp_path / "runs"
     study.write_text(STUDY.format(folder=folder))
-    sizes = ["--students", "30", "--rollouts", "128", "--hidden", str(hidden), "--reference-steps", "30", "--epochs", "2"]
+    sizes = [
+        "--students",
+        "30",
+        "--rollouts",
+        "128",
+        "--hidden",
+        str(hidden),
+        "--reference-steps",
+        "30",
+        "--epochs",
+        "2",
+    ]
     subprocess.run([sys.executable, str(SCRIPT), str(study), "--task", "chain", *sizes], check=True, text=True)
     cost = json.loads((folder / "sft" / "offline" / "cost.json").read_text())
     assert cost["responses"] == 128

@@ -277,7 +277,7 @@ def _preparation(task: str, study: Study, for_label: Study) -> list[_Planned]:
         words = (verb, _job_file(study.work_dir, f"{task}.{name}"), *flags)
         job = Job(f"{task}.{name}", words, needs, float(cost["seconds"]), urgent=True)
         own = for_label if verb == "label" else study
-        planned.append((job, own.model_copy(update={"compare": None}), cost))  # its hash must not change with more seeds
+        planned.append((job, own.model_copy(update={"compare": None}), cost))  # more seeds must not change its hash
 
     if study.sft is not None:
         add("sft", estimate(study, "sft"), "train", "policy=sft", "--resume")

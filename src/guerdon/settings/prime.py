@@ -111,8 +111,8 @@ class PrimeSettings(Settings):
     prime_clip: float = Field(
         1.0,
         gt=0,
-        description="clip: a log-ratio of a token, step or response counts as at least minus this, in nats, and at most "
-        "this where prime_clip_above is null",
+        description="clip: a log-ratio of a token, step or response counts as at least minus this, in nats, and "
+        "at most this where prime_clip_above is null",
     )
     prime_clip_above: float | None = Field(
         None,
